@@ -1,0 +1,206 @@
+"""The nouns of Remuda: what its parts hand to one another, and what each promises. No behaviour lives here.
+
+Reads in one go: an `Envs` steps environments, a `Sampler` lets an `Agent` act in them and returns a Rollout, an
+`Algorithm` turns batches into losses, a `Replay` says which batches are due, a `Learner` (learning/learner.py)
+turns losses into updates, `Weights` carry them back to the sampler, and a `Scheme` decides which process does what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remuda.data.arrays import ArrayTuple
+from remuda.data.rollout import Batch, Rollout
+
+if TYPE_CHECKING:  # env workers import this module, and never torch
+    from torch import Tensor, nn
+
+    from remuda.learning.learner import Learner
+
+
+# --- environments ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """What an observation or action looks like: all that agents need to know of a Gymnasium space."""
+
+    kind: Literal["box", "discrete"]
+    shape: tuple[int, ...]
+    dtype: str  # as stored in rollouts: float64 boxes become float32, discrete ones int64
+    low: NDArray[Any] | None = None  # box only
+    high: NDArray[Any] | None = None
+    n: int = 0  # discrete only: how many values
+    start: int = 0  # discrete only: the smallest value; rollouts and agents count from 0
+
+
+class Step(ArrayTuple):
+    """What one slot of envs answered, every field [B of the slot]; numpy, valid until the next send to that slot."""
+
+    obs: Any  # what the agent sees next: on an end the true final observation
+    reward: Any
+    terminated: Any
+    truncated: Any
+    mask: Any  # False where the action was not taken: the env was reset instead, or lost and rebuilt
+
+
+@dataclass(frozen=True)
+class Episode:
+    """Statistics of one finished episode."""
+
+    env: int
+    values: Mapping[str, float]  # ep_rew, ep_len, ep_discounted_rew, ep_nonzero_rew, info/..., and the user's own
+
+
+class Envs(Protocol):
+    """B environments in equal slots.
+
+    envs.reset(seed=1)                      # every slot will answer with first observations, mask False
+    while training:
+        slot, step = envs.recv()            # the next slot, in the order of sending
+        envs.send(slot, act(step.obs))      # never blocks
+    envs.close()
+    """
+
+    observation: Space
+    action: Space
+    num_envs: int
+    num_slots: int
+
+    def reset(self, seed: int, warm_up: int = 0) -> int: ...
+    def send(self, slot: int, action: NDArray[Any]) -> None: ...
+    def recv(self) -> tuple[int, Step]: ...
+    def episodes(self) -> list[Episode]: ...  # finished since the last call, in order of env index
+    def restarts(self) -> int: ...  # envs rebuilt so far, because they raised or their worker was lost
+    def close(self) -> None: ...
+
+
+# --- learning -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Where a run stands; schedules are functions of it."""
+
+    version: int = 0  # updates applied
+    progress: float = 0.0  # share of the run's steps that are done, 0 to 1
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What an algorithm says of a batch."""
+
+    groups: dict[str, Tensor]  # {group of parameters: scalar due now}
+    metrics: dict[str, Tensor | float]
+    priority: Tensor | None = None  # of each drawn row, for a prioritised replay
+    stop: bool = False  # leave the rest of this round, without applying this batch
+
+
+class Agent(Protocol):
+    """The networks and how they act; an nn.Module."""
+
+    noise: tuple[Literal["uniform", "normal"], int]  # kind and width of the noise that `act` wants for each env
+
+    def initial_state(self, batch: int) -> Any: ...
+    def act(
+        self, obs: Tensor, state: Any, explore: Tensor | None, noise: Tensor
+    ) -> tuple[Tensor, ArrayTuple, Any]: ...  # explore [B], 0 is greedy; None: all explore
+    def value(self, obs: Tensor, state: Any) -> Tensor: ...
+
+
+class Algorithm(Protocol):
+    """The losses of a batch, and nothing else; an nn.Module that holds agent, targets and normalisers."""
+
+    agent: Any
+
+    def groups(self) -> dict[str, list[nn.Parameter]]: ...
+    def prepare(self, rollout: Rollout) -> Batch: ...  # one pass over fresh data, before its first gradient
+    def losses(self, batch: Batch, clock: Clock) -> Losses: ...
+    def after_update(self, clock: Clock) -> None: ...  # target networks
+    def after_rollout(self, rollout: Rollout) -> None: ...  # normalisers, once per rollout, after its gradients
+    def state_dict(self) -> dict[str, Tensor]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> Any: ...
+
+
+class Replay(Protocol):
+    """Batches in, the batches that are due out."""
+
+    def add(self, batch: Batch) -> None: ...
+    def batches(self) -> Iterator[Batch]: ...  # ONE FINITE ROUND of what is due now, maybe empty
+    def feedback(self, key: Any, priority: Tensor | None) -> None: ...
+
+
+class Sampler(Protocol):
+    """Envs x Agent -> Rollouts."""
+
+    def collect(self) -> Rollout: ...  # T steps of every slot with one version: strictly on-policy
+
+
+class Weights(Protocol):
+    """A versioned cell that holds the newest parameters."""
+
+    def publish(self, version: int) -> None: ...
+    def pull(self, have: int) -> int: ...  # copies only if newer; returns the version now held
+
+
+# --- running --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Progress:
+    """Counters of a run; saved with every checkpoint."""
+
+    steps: int = 0  # real env steps, warm-up included
+    rounds: int = 0  # rollouts that were learned from
+    episodes: int = 0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to learn: factories that a scheme calls in the process where the thing is needed."""
+
+    seed: int
+    steps: int  # real env steps after which the run is done
+    make_envs: Callable[[int], Envs]  # workers (0: in this process) -> Envs
+    make_learner: Callable[[Envs], Learner]
+    make_replay: Callable[[], Replay]
+    make_sampler: Callable[..., Any]  # (envs, agent, weights) -> Sampler
+    num_threads: int = 1  # of torch, in the process that learns
+    warm_up: int = 0  # random steps per env before the first rollout, at most
+
+
+@dataclass
+class Round:
+    """What a scheme tells the log after each rollout that was learned from."""
+
+    progress: Progress
+    learner: Learner
+    episodes: list[Episode]
+    metrics: dict[str, float]  # train/*, lag/*
+    seconds: dict[str, float]  # where the time went: env, inference, update, wait
+    restarts: int = 0
+
+
+class Log(Protocol):
+    """The run directory's side of a scheme: told of every round, and may stop the run."""
+
+    def resume(self, learner: Learner) -> Progress: ...  # counters and weights to start from
+    def round(self, round: Round) -> bool: ...  # True: stop now
+    def should_stop(self) -> bool: ...  # a signal arrived
+
+
+class Scheme(Protocol):
+    """How to run a recipe: which process does what, and which edges wait."""
+
+    def run(self, recipe: Recipe, log: Log) -> Learner: ...
+
+
+def env_seed(seed: int, *keys: int) -> int:
+    """A seed of 31 bits for one env (index, restart), unrelated to the seeds of its neighbours."""
+    return int(np.random.SeedSequence((seed, *keys)).generate_state(1)[0] >> 1)
+

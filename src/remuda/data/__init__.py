@@ -1,0 +1,21 @@
+"""Arrays, trees, rollouts and shared memory; numpy only, so that env workers stay light."""
+
+from remuda.data.arrays import ArrayTuple, FieldError, namedarraytuple
+from remuda.data.rollout import Batch, Rollout, Steps
+from remuda.data.shared import SharedArrays
+from remuda.data.trees import buffer_like, leading_shape, leaves, map_tree, stack
+
+__all__ = [
+    "ArrayTuple",
+    "Batch",
+    "FieldError",
+    "Rollout",
+    "SharedArrays",
+    "Steps",
+    "buffer_like",
+    "leading_shape",
+    "leaves",
+    "map_tree",
+    "namedarraytuple",
+    "stack",
+]

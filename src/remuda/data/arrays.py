@@ -1,0 +1,154 @@
+"""`namedarraytuple`: a tuple of arrays that is indexed, sliced and assigned as if it were one array.
+
+    >>> import numpy as np
+    >>> Point = namedarraytuple("Point", "x y")
+    >>> points = Point(x=np.zeros((4, 2)), y=np.arange(8).reshape(4, 2))
+    >>> points[1]
+    Point(x=array([0., 0.]), y=array([2, 3]))
+    >>> points[1:3] = 7
+    >>> points[2].y
+    array([7, 7])
+
+Fields hold arrays (numpy or torch), other named array tuples, or None as a placeholder that every operation
+passes over. Fixed types are written as classes, so that fields have a docstring and a type checker sees them:
+
+    class Steps(ArrayTuple):
+        obs: Any
+        reward: Any
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any, ClassVar, Self
+
+RESERVED = ("get", "items")
+
+
+class ArrayTuple(tuple[Any, ...]):
+    """Base of every named array tuple; the annotations of a subclass are its fields, in order."""
+
+    _fields: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        fields = tuple(
+            name for name in cls.__dict__.get("__annotations__", {}) if name != "_fields"
+        )
+        for name in fields:
+            if not name.isidentifier() or name.startswith("_") or name in RESERVED:
+                raise ValueError(
+                    f"field {name!r} of {cls.__name__}: names are identifiers without a leading "
+                    f"underscore and not {' or '.join(RESERVED)}, which are methods"
+                )
+        if fields:
+            cls._fields = fields
+            for index, name in enumerate(fields):
+                setattr(cls, name, property(_getter(index)))
+
+    def __new__(cls, *values: Any, **named: Any) -> Self:
+        if named:
+            try:
+                values += tuple(named.pop(name) for name in cls._fields[len(values) :])
+            except KeyError as error:
+                raise TypeError(f"{cls.__name__} needs a value for field {error}") from None
+        if len(values) != len(cls._fields) or named:
+            raise TypeError(
+                f"{cls.__name__} takes {', '.join(cls._fields)}; "
+                f"got {len(values)} of {len(cls._fields)} values"
+                + (f" and unknown {', '.join(named)}" if named else "")
+            )
+        return tuple.__new__(cls, values)
+
+    def __getitem__(self, where: Any) -> Self:
+        """The same tuple with every field indexed; a string is not an index, use the attribute."""
+        out = []
+        for name, value in zip(self._fields, self, strict=True):
+            try:
+                out.append(None if value is None else value[where])
+            except Exception as error:
+                raise _at(name, error) from error
+        return tuple.__new__(type(self), out)
+
+    def __setitem__(self, where: Any, value: Any) -> None:
+        """Assign to every field at once, from a tuple of the same shape or from one scalar for all.
+
+        A None on either side leaves that field as it is.
+        """
+        if isinstance(value, ArrayTuple) and value._fields != self._fields:
+            raise ValueError(
+                f"cannot assign {type(value).__name__}({', '.join(value._fields)}) to "
+                f"{type(self).__name__}({', '.join(self._fields)}): the fields differ"
+            )
+        if isinstance(value, (tuple, list)) and len(value) != len(self):
+            raise ValueError(f"{type(self).__name__} has {len(self)} fields, got {len(value)} values")
+        values: Sequence[Any] = value if isinstance(value, (tuple, list)) else (value,) * len(self)
+        for name, mine, theirs in zip(self._fields, self, values, strict=True):
+            if mine is None or theirs is None:
+                continue
+            try:
+                mine[where] = theirs
+            except Exception as error:
+                raise _at(name, error) from error
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._fields
+
+    def get(self, index: int) -> Any:
+        """The field at this position (ordinary tuple indexing)."""
+        return tuple.__getitem__(self, index)
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        return zip(self._fields, self, strict=True)
+
+    def replace(self, **named: Any) -> Self:
+        unknown = named.keys() - set(self._fields)
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
+        return tuple.__new__(type(self), (named.get(name, value) for name, value in self.items()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.items())})"
+
+    def __reduce__(self) -> Any:
+        # A type made by namedarraytuple() is rebuilt from its name and fields: it needs no module global.
+        if type(self).__dict__.get("_is_made"):
+            return _rebuild, (type(self).__name__, self._fields, tuple(self))
+        return type(self), tuple(self)
+
+
+def _getter(index: int) -> Any:
+    # tuple.__getitem__ directly: ArrayTuple.__getitem__ means "index every field".
+    get = tuple.__getitem__
+    return lambda self: get(self, index)
+
+
+@cache
+def _make(typename: str, fields: tuple[str, ...]) -> type[ArrayTuple]:
+    if not fields or len(set(fields)) != len(fields):
+        raise ValueError(f"{typename} needs at least one field and no name twice, got {fields}")
+    body = {"__annotations__": dict.fromkeys(fields, Any), "_is_made": True}
+    return type(typename, (ArrayTuple,), body)
+
+
+def namedarraytuple(typename: str, fields: str | Sequence[str]) -> type[ArrayTuple]:
+    """A type by name and fields; the same name and fields give the same type, in any process."""
+    return _make(typename, tuple(fields.split() if isinstance(fields, str) else fields))
+
+
+def _rebuild(typename: str, fields: tuple[str, ...], values: tuple[Any, ...]) -> ArrayTuple:
+    return _make(typename, fields)(*values)
+
+
+class FieldError(IndexError, ValueError, TypeError):
+    """An operation failed in one field; the message starts with its dotted path."""
+
+    def __init__(self, path: str, cause: str) -> None:
+        super().__init__(f"field {path}: {cause}")
+        self.path, self.cause = path, cause
+
+
+def _at(name: str, error: Exception) -> FieldError:
+    if isinstance(error, FieldError):
+        return FieldError(f"{name}.{error.path}", error.cause)
+    return FieldError(name, str(error))

@@ -1,0 +1,95 @@
+"""Shared memory without a name: it lives as long as some process maps it, so nothing can leak.
+
+    with SharedArrays({"reward": ((8,), "float32")}) as ours:
+        theirs = SharedArrays.attach(ours.fd, ours.layout)     # in another process, given the descriptor
+        theirs["reward"][3] = 1.0                              # the same bytes
+
+The creator owns the memory and closes it; whoever attaches closes its own view. numpy arrays and torch tensors
+made from them (`torch.from_numpy`) are views of the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import tempfile
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+ALIGNMENT = 64  # one cache line, so that two writers never share one
+
+Layout = dict[str, tuple[tuple[int, ...], str]]
+
+
+def _offsets(layout: Mapping[str, tuple[tuple[int, ...], str]]) -> tuple[dict[str, int], int]:
+    offsets, end = {}, 0
+    for name, (shape, dtype) in layout.items():
+        offsets[name] = end
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        end += -(-size // ALIGNMENT) * ALIGNMENT
+    return offsets, max(end, ALIGNMENT)
+
+
+def _nameless_file(size: int) -> int:
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("remuda", os.MFD_CLOEXEC)
+    else:  # macOS and other systems: a file that is unlinked while open has no name either
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    try:
+        os.ftruncate(fd, size)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+class SharedArrays:
+    """Named arrays in one block of nameless shared memory."""
+
+    def __init__(self, layout: Mapping[str, tuple[tuple[int, ...], str]], fd: int | None = None) -> None:
+        self.layout: Layout = {name: (tuple(shape), str(dtype)) for name, (shape, dtype) in layout.items()}
+        offsets, size = _offsets(self.layout)
+        self.fd = _nameless_file(size) if fd is None else os.dup(fd)
+        if os.fstat(self.fd).st_size < size:
+            os.close(self.fd)
+            raise ValueError(f"shared memory is smaller than the {size} bytes of its layout")
+        self._map: mmap.mmap | None = mmap.mmap(self.fd, size)
+        self._arrays: dict[str, NDArray[Any]] = {}
+        for name, (shape, dtype) in self.layout.items():
+            count = math.prod(shape)
+            flat = np.frombuffer(self._map, dtype=dtype, count=count, offset=offsets[name])
+            self._arrays[name] = flat.reshape(shape)
+
+    @classmethod
+    def attach(cls, fd: int, layout: Mapping[str, tuple[tuple[int, ...], str]]) -> Self:
+        """A second view of memory that another SharedArrays created; the descriptor is duplicated."""
+        return cls(layout, fd)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._arrays[name]
+
+    def close(self) -> None:
+        """Let go of this view. Arrays handed out stay readable: the pages go when the last of them does."""
+        if self._map is None:
+            return
+        self._arrays.clear()
+        try:
+            self._map.close()
+        except BufferError:
+            pass  # somebody still holds an array; the mapping is released with it
+        self._map = None
+        os.close(self.fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,102 @@
+"""Trees: dicts, tuples, lists and named array tuples whose leaves are arrays (or anything else).
+
+    >>> import numpy as np
+    >>> tree = {"image": np.zeros((2, 2)), "pair": (np.ones(3), None)}
+    >>> map_tree(lambda leaf: leaf.shape, tree)
+    {'image': (2, 2), 'pair': ((3,), None)}
+    >>> [path for path, leaf in leaves(tree)]
+    ['image', 'pair.0']
+
+None is a placeholder everywhere: it is kept and never handed to a function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from remuda.data.arrays import ArrayTuple
+
+
+def is_branch(node: Any) -> bool:
+    return isinstance(node, (dict, tuple, list))
+
+
+def _entries(node: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(node, dict):
+        return ((str(key), value) for key, value in node.items())
+    if isinstance(node, ArrayTuple):
+        return node.items()
+    return ((str(index), value) for index, value in enumerate(node))
+
+
+def _like(node: Any, values: list[Any]) -> Any:
+    if isinstance(node, dict):
+        return dict(zip(node, values, strict=True))
+    if isinstance(node, ArrayTuple) or hasattr(node, "_fields"):
+        return type(node)(*values)
+    return type(node)(values)
+
+
+def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Apply `function` leaf by leaf; the other trees have the same structure as the first."""
+    if tree is None:
+        return None
+    if not is_branch(tree):
+        return function(tree, *others)
+    names = [name for name, _ in _entries(tree)]
+    columns = []
+    for other in others:
+        if not is_branch(other) or [name for name, _ in _entries(other)] != names:
+            raise ValueError(f"trees differ: {names} against {_names(other)}")
+        columns.append([value for _, value in _entries(other)])
+    values = []
+    for index, (_, value) in enumerate(_entries(tree)):
+        values.append(map_tree(function, value, *(column[index] for column in columns)))
+    return _like(tree, values)
+
+
+def _names(node: Any) -> Any:
+    return [name for name, _ in _entries(node)] if is_branch(node) else type(node).__name__
+
+
+def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf with its dotted path, in a fixed order."""
+    if tree is None:
+        return
+    if not is_branch(tree):
+        yield prefix, tree
+        return
+    for name, value in _entries(tree):
+        yield from leaves(value, f"{prefix}.{name}" if prefix else name)
+
+
+def stack(trees: Sequence[Any]) -> Any:
+    """Stack trees of numpy arrays along a new first axis."""
+    return map_tree(lambda *values: np.stack(values), trees[0], *trees[1:])
+
+
+def buffer_like(example: Any, leading: tuple[int, ...], allocate: Callable[..., Any] = np.zeros) -> Any:
+    """Arrays of shape leading + example.shape and the example's dtype, for every leaf."""
+
+    def make(leaf: Any) -> Any:
+        array = np.asarray(leaf)
+        return allocate(leading + array.shape, array.dtype)
+
+    return map_tree(make, example)
+
+
+def leading_shape(tree: Any, count: int) -> tuple[int, ...]:
+    """The first `count` axes that every leaf shares; an error names the leaf that differs."""
+    shape: tuple[int, ...] | None = None
+    for path, leaf in leaves(tree):
+        mine = tuple(leaf.shape[:count])
+        if shape is None:
+            shape = mine
+        elif mine != shape:
+            raise ValueError(f"leaf {path} starts with axes {mine}, the leaves before it with {shape}")
+    if shape is None:
+        raise ValueError("a tree without leaves has no axes")
+    return shape

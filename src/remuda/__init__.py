@@ -5,4 +5,68 @@
     run = remuda.train("ppo", env="CartPole-v1", steps=200_000, scheme="parallel")
     print(run.evaluate(episodes=20))
     policy = remuda.load(run.path)
+
+Names are loaded when they are first used: `import remuda` alone imports no torch.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from remuda.core import Episode, Round, Space, Step
+    from remuda.data import Batch, Rollout, Steps, namedarraytuple
+    from remuda.envs import EpisodeStats
+    from remuda.errors import RemudaError, UsageError
+    from remuda.recipes.api import Policy, Run, load, resume, train
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Batch": "remuda.data",
+    "Episode": "remuda.core",
+    "EpisodeStats": "remuda.envs",
+    "Policy": "remuda.recipes.api",
+    "RemudaError": "remuda.errors",
+    "Rollout": "remuda.data",
+    "Round": "remuda.core",
+    "Run": "remuda.recipes.api",
+    "Space": "remuda.core",
+    "Step": "remuda.core",
+    "Steps": "remuda.data",
+    "UsageError": "remuda.errors",
+    "load": "remuda.recipes.api",
+    "namedarraytuple": "remuda.data",
+    "resume": "remuda.recipes.api",
+    "train": "remuda.recipes.api",
+}
+
+__all__ = [
+    "Batch",
+    "Episode",
+    "EpisodeStats",
+    "Policy",
+    "RemudaError",
+    "Rollout",
+    "Round",
+    "Run",
+    "Space",
+    "Step",
+    "Steps",
+    "UsageError",
+    "load",
+    "namedarraytuple",
+    "resume",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'remuda' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -128,7 +128,7 @@ class Algorithm(Protocol):
 
 
 class Replay(Protocol):
-    """Batches in, the batches that are due out."""
+    """Batches in, the batches that are due out. What is kept longer than a round is copied: samplers reuse arrays."""
 
     def add(self, batch: Batch) -> None: ...
     def batches(self) -> Iterator[Batch]: ...  # ONE FINITE ROUND of what is due now, maybe empty
@@ -168,8 +168,8 @@ class Recipe:
     steps: int  # real env steps after which the run is done
     make_envs: Callable[[int], Envs]  # workers (0: in this process) -> Envs
     make_learner: Callable[[Envs], Learner]
-    make_replay: Callable[[], Replay]
-    make_sampler: Callable[..., Any]  # (envs, agent, weights) -> Sampler
+    make_replay: Callable[[int], Replay]  # rounds done so far -> Replay
+    make_sampler: Callable[..., Any]  # (envs, agent, weights, rounds done, should_stop) -> Sampler
     num_threads: int = 1  # of torch, in the process that learns
     warm_up: int = 0  # random steps per env before the first rollout, at most
 
@@ -203,4 +203,3 @@ class Scheme(Protocol):
 def env_seed(seed: int, *keys: int) -> int:
     """A seed of 31 bits for one env (index, restart), unrelated to the seeds of its neighbours."""
     return int(np.random.SeedSequence((seed, *keys)).generate_state(1)[0] >> 1)
-

@@ -1,14 +1,14 @@
 """What can go wrong, as a tree.
 
-    RemudaError
-    ├── UsageError           the user's mistake: one sentence with value, rule and remedy; exit code 2
-    │   ├── ConfigError      an option's value, or two options that do not fit together
-    │   ├── EnvSpecError     an env that cannot be found, built, or whose spaces are not supported
-    │   └── CheckpointError  a run or checkpoint that is missing, damaged, or of another env
-    ├── EnvError             an env broke its contract while stepping: named with env, index, seed and step
-    ├── WorkerError          a worker process died, hung or failed more often than its budget allows
-    ├── TrainingError        losses or gradients were not finite for too many updates in a row
-    └── Interrupted          a signal asked the run to stop
+RemudaError
+├── UsageError           the user's mistake: one sentence with value, rule and remedy; exit code 2
+│   ├── ConfigError      an option's value, or two options that do not fit together
+│   ├── EnvSpecError     an env that cannot be found, built, or whose spaces are not supported
+│   └── CheckpointError  a run or checkpoint that is missing, damaged, or of another env
+├── EnvError             an env broke its contract while stepping: named with env, index, seed and step
+├── WorkerError          a worker process died, hung or failed more often than its budget allows
+├── TrainingError        losses or gradients were not finite for too many updates in a row
+└── Interrupted          a signal asked the run to stop
 """
 
 from __future__ import annotations

@@ -1,0 +1,64 @@
+"""The `remuda` command: finds the subcommand's module and turns errors into one sentence and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from remuda.errors import EnvError, RemudaError, UsageError, nearest
+
+COMMANDS = {  # name: (module, what it does)
+    "train": ("train", "train an agent, or go on with a run"),
+    "eval": ("evaluate", "play greedy episodes with a run's newest weights"),
+    "record": ("record", "make a video of a run's agent"),
+    "plot": ("plot", "draw learning curves of one or many runs"),
+    "doctor": ("doctor", "say what this machine or an env offers, and what is wrong"),
+    "algos": ("tables", "list the algorithms"),
+    "schemes": ("tables", "list the ways to run them"),
+    "envs": ("tables", "list the environments that are installed"),
+}
+
+USAGE = """\
+usage: remuda COMMAND [ARGUMENTS]     remuda COMMAND --help tells more
+
+{commands}
+
+first steps:
+  remuda train ppo --env CartPole-v1                      learns, and leaves runs/ppo-CartPole-v1-...
+  remuda train ppo --env CartPole-v1 --scheme parallel    the same on every core
+  remuda train --resume runs/latest                       goes on where a run was stopped
+  remuda eval runs/latest --episodes 100
+  remuda plot runs/latest --out curve.png"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        lines = "\n".join(f"  {name:<9} {what}" for name, (_, what) in COMMANDS.items())
+        print(USAGE.format(commands=lines))
+        return 0
+    if arguments[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"remuda {version('remuda')}")
+        return 0
+    try:
+        if arguments[0] not in COMMANDS:
+            raise UsageError(f"{arguments[0]!r} is not a command: {nearest(arguments[0], COMMANDS)}")
+        # Imported only now: `remuda --help` must not wait for torch.
+        module = importlib.import_module(f"remuda.cli.{COMMANDS[arguments[0]][0]}")
+        return int(module.run(arguments[0], arguments[1:]))
+    except RemudaError as error:
+        print(f"remuda: {error}", file=sys.stderr)
+        return 2 if isinstance(error, (UsageError, EnvError)) else 1
+    except KeyboardInterrupt:
+        print("remuda: stopped at once, without a last checkpoint", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output went away: | head
+        sys.stderr.close()
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -23,28 +23,29 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, ClassVar, Self
 
-RESERVED = ("get", "items")
+RESERVED = ("get", "items", "replace")
+PLAIN = frozenset((tuple, list, dict))
+# Python would answer steps[0] with the first entry of such a field: the wrong axis, without a word.
+PLAIN_RULE = "a plain tuple, list or dict has no axes; make it a named array tuple, or use map_tree"
 
 
 class ArrayTuple(tuple[Any, ...]):
-    """Base of every named array tuple; the annotations of a subclass are its fields, in order."""
+    """Base of every named array tuple; a subclass's annotations are its fields, after those it inherits."""
 
     _fields: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
-        fields = tuple(
-            name for name in cls.__dict__.get("__annotations__", {}) if name != "_fields"
-        )
+        # The attribute, not the entry of __dict__: Python 3.14 fills that one only when asked.
+        fields = tuple(name for name in cls.__annotations__ if name not in cls._fields)
         for name in fields:
             if not name.isidentifier() or name.startswith("_") or name in RESERVED:
                 raise ValueError(
                     f"field {name!r} of {cls.__name__}: names are identifiers without a leading "
-                    f"underscore and not {' or '.join(RESERVED)}, which are methods"
+                    f"underscore and not {', '.join(RESERVED)}, which are methods"
                 )
-        if fields:
-            cls._fields = fields
-            for index, name in enumerate(fields):
-                setattr(cls, name, property(_getter(index)))
+        cls._fields += fields
+        for index, name in enumerate(cls._fields):
+            setattr(cls, name, property(_getter(index)))
 
     def __new__(cls, *values: Any, **named: Any) -> Self:
         if named:
@@ -65,6 +66,8 @@ class ArrayTuple(tuple[Any, ...]):
         out = []
         for name, value in zip(self._fields, self, strict=True):
             try:
+                if type(value) in PLAIN:
+                    raise TypeError(PLAIN_RULE)
                 out.append(None if value is None else value[where])
             except Exception as error:
                 raise _at(name, error) from error
@@ -87,6 +90,8 @@ class ArrayTuple(tuple[Any, ...]):
             if mine is None or theirs is None:
                 continue
             try:
+                if type(mine) in PLAIN:
+                    raise TypeError(PLAIN_RULE)
                 mine[where] = theirs
             except Exception as error:
                 raise _at(name, error) from error
@@ -144,8 +149,11 @@ class FieldError(IndexError, ValueError, TypeError):
     """An operation failed in one field; the message starts with its dotted path."""
 
     def __init__(self, path: str, cause: str) -> None:
-        super().__init__(f"field {path}: {cause}")
+        super().__init__(path, cause)
         self.path, self.cause = path, cause
+
+    def __str__(self) -> str:
+        return f"field {self.path}: {self.cause}"
 
 
 def _at(name: str, error: Exception) -> FieldError:

@@ -9,12 +9,14 @@ One row is one call of `act` and what the env answered to it:
 
 Envs reset on the *next* step, so the row after an end holds the true final observation, and its value estimate
 is the bootstrap of a truncated episode. No action is taken there: `mask` is False, and "mask[t-1] is False" is
-the reset flag of recurrent state. Termination is discount 0; truncation keeps 1.
+the reset flag of recurrent state (take it before cutting a burn-in off, or the reset at the cut is lost).
+Termination is discount 0; truncation keeps 1.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from remuda.data.arrays import ArrayTuple
@@ -33,13 +35,13 @@ class Steps(ArrayTuple):
     version: Any  # of the weights that acted
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rollout:
     """T steps of B environments. Its arrays may be reused by the sampler's next `collect`."""
 
     steps: Steps  # [T, B]
     last_obs: Any  # [B]: what row T would see
-    last_value: Any  # [B]: its value, computed without advancing any state
+    last_value: Any = None  # [B]: its value, computed without advancing any state; None for agents without one
     state: Any = None  # [B]: recurrent state that goes into row 0, after any reset
 
     def window(self, t0: int, t1: int, b: Any = slice(None)) -> Rollout:
@@ -51,35 +53,43 @@ class Rollout:
         if not 0 <= t0 < t1 <= T:
             raise ValueError(f"window {t0}:{t1} is not inside the rollout's {T} rows")
         if t1 == T:
-            last_obs, last_value = (map_tree(lambda x: x[b], end) for end in (self.last_obs, self.last_value))
+            last_obs, last_value = map_tree(lambda x: x[b], (self.last_obs, self.last_value))
         else:
-            following = self.steps[t1, b]
-            last_obs, last_value = following.obs, following.policy.value
+            said = self.steps.policy
+            last_obs = map_tree(lambda x: x[t1, b], self.steps.obs)
+            last_value = said.value[t1, b] if said is not None and "value" in said else None
         state = map_tree(lambda x: x[b], self.state) if t0 == 0 else None
         return Rollout(self.steps[t0:t1, b], last_obs, last_value, state)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Batch:
     """What losses are computed from: whole sequences [T, B], or shuffled rows [N]."""
 
     steps: Steps
     targets: Any = None  # what the algorithm's `prepare` added, with the same leading axes
     state: Any = None  # [B]: recurrent state before the first row; sequences only
-    weight: Any = None  # importance weight of a prioritised draw
-    key: Any = None  # (index, generation) of a prioritised draw, for feedback of priorities
+    last_obs: Any = None  # what comes after the last row, to bootstrap from: [B] of sequences, [N] of rows
+    weight: Any = None  # importance weight of a prioritised draw: [N] for rows, [B] for sequences
+    key: Any = None  # (index, generation) of a prioritised draw, for feedback of priorities; axes as weight
+    metrics: Mapping[str, Any] = field(default_factory=dict)  # what `prepare` has to say of the rollout
 
     def flatten(self) -> Self:
-        """[T, B] to rows [T * B]; recurrent state has no place among rows."""
+        """[T, B] to rows [T * B]; recurrent state and last_obs have no place among rows."""
+        if self.weight is not None or self.key is not None:
+            raise ValueError("a prioritised draw of sequences has one weight for each: use columns, not flatten")
         steps, targets = map_tree(lambda x: x.reshape(-1, *x.shape[2:]), (self.steps, self.targets))
-        return replace(self, steps=steps, targets=targets, state=None)
+        return replace(self, steps=steps, targets=targets, state=None, last_obs=None)
 
     def rows(self, index: Any) -> Self:
         """These rows of a flat batch, in this order."""
-        steps, targets = map_tree(lambda x: x[index], (self.steps, self.targets))
-        return replace(self, steps=steps, targets=targets)
+        parts = (self.steps, self.targets, self.last_obs, self.weight, self.key)
+        steps, targets, last_obs, weight, key = map_tree(lambda x: x[index], parts)
+        return replace(self, steps=steps, targets=targets, last_obs=last_obs, weight=weight, key=key)
 
     def columns(self, b: Any) -> Self:
         """Whole sequences of these envs: minibatches of recurrent agents."""
         steps, targets = map_tree(lambda x: x[:, b], (self.steps, self.targets))
-        return replace(self, steps=steps, targets=targets, state=map_tree(lambda x: x[b], self.state))
+        parts = (self.state, self.last_obs, self.weight, self.key)
+        state, last_obs, weight, key = map_tree(lambda x: x[b], parts)
+        return replace(self, steps=steps, targets=targets, state=state, last_obs=last_obs, weight=weight, key=key)

@@ -10,6 +10,7 @@ made from them (`torch.from_numpy`) are views of the same bytes.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
@@ -53,13 +54,18 @@ class SharedArrays:
     """Named arrays in one block of nameless shared memory."""
 
     def __init__(self, layout: Mapping[str, tuple[tuple[int, ...], str]], fd: int | None = None) -> None:
+        if any(np.dtype(dtype).hasobject for _, dtype in layout.values()):
+            raise ValueError(f"layout {dict(layout)}: objects cannot be shared; use dtypes of plain numbers")
         self.layout: Layout = {name: (tuple(shape), str(dtype)) for name, (shape, dtype) in layout.items()}
         offsets, size = _offsets(self.layout)
         self.fd = _nameless_file(size) if fd is None else os.dup(fd)
-        if os.fstat(self.fd).st_size < size:
+        try:
+            if os.fstat(self.fd).st_size < size:
+                raise ValueError(f"shared memory is smaller than the {size} bytes of its layout")
+            self._map: mmap.mmap | None = mmap.mmap(self.fd, size)
+        except (OSError, ValueError):
             os.close(self.fd)
-            raise ValueError(f"shared memory is smaller than the {size} bytes of its layout")
-        self._map: mmap.mmap | None = mmap.mmap(self.fd, size)
+            raise
         self._arrays: dict[str, NDArray[Any]] = {}
         for name, (shape, dtype) in self.layout.items():
             count = math.prod(shape)
@@ -79,10 +85,8 @@ class SharedArrays:
         if self._map is None:
             return
         self._arrays.clear()
-        try:
+        with contextlib.suppress(BufferError):  # somebody still holds an array; the mapping goes with it
             self._map.close()
-        except BufferError:
-            pass  # somebody still holds an array; the mapping is released with it
         self._map = None
         os.close(self.fd)
 

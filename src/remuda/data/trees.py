@@ -41,10 +41,13 @@ def _like(node: Any, values: list[Any]) -> Any:
 
 
 def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Apply `function` leaf by leaf; the other trees have the same structure as the first."""
-    if tree is None:
+    """Apply `function` leaf by leaf; the other trees have the same structure as the first, or None."""
+    if tree is None or any(other is None for other in others):
         return None
     if not is_branch(tree):
+        for other in others:
+            if is_branch(other):
+                raise ValueError(f"trees differ: {_names(tree)} against {_names(other)}")
         return function(tree, *others)
     names = [name for name, _ in _entries(tree)]
     columns = []
@@ -93,6 +96,8 @@ def leading_shape(tree: Any, count: int) -> tuple[int, ...]:
     shape: tuple[int, ...] | None = None
     for path, leaf in leaves(tree):
         mine = tuple(leaf.shape[:count])
+        if len(mine) < count:
+            raise ValueError(f"leaf {path} has shape {mine}, and needs {count} leading axes")
         if shape is None:
             shape = mine
         elif mine != shape:

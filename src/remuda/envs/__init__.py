@@ -1,0 +1,101 @@
+"""Environments: found by name, stepped in this process or in workers, and never with torch.
+
+spec = resolve("CartPole-v1")                        # an id, "package.module:factory" or a callable
+with make_envs(spec, num_envs=8, num_workers=2) as envs:
+    envs.reset(seed=1)
+    while training:
+        slot, step = envs.recv()
+        envs.send(slot, act(step.obs))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from remuda.core import Space
+from remuda.envs.check import examine
+from remuda.envs.episodes import EpisodeStats
+from remuda.envs.local import LocalEnvs
+from remuda.envs.paths import sentence
+from remuda.envs.pool import PooledEnvs
+from remuda.envs.single import FAILURES
+from remuda.envs.spaces import action_space, observation_space
+from remuda.envs.spec import EnvSpec, list_envs, resolve
+from remuda.envs.worker import refuse_in_worker
+from remuda.errors import ConfigError, EnvSpecError
+
+__all__ = [
+    "EnvInfo",
+    "EnvSpec",
+    "EpisodeStats",
+    "LocalEnvs",
+    "PooledEnvs",
+    "examine",
+    "list_envs",
+    "make_envs",
+    "probe",
+    "refuse_in_worker",
+    "resolve",
+]
+
+
+@dataclass(frozen=True)
+class EnvInfo:
+    """What one env says of itself."""
+
+    label: str
+    observation: Space
+    action: Space
+    max_episode_steps: int | None  # None: no limit that Gymnasium knows of
+    render_modes: tuple[str, ...]
+    fps: float  # at which it wants to be shown; 0: it does not say
+
+
+def make_envs(
+    spec: EnvSpec,
+    num_envs: int,
+    num_workers: int = 0,
+    slots: int = 1,
+    gamma: float = 0.99,
+    stats: str | type[EpisodeStats] | None = None,
+    seeds: Sequence[Sequence[int]] | None = None,
+    **limits: Any,
+) -> LocalEnvs | PooledEnvs:
+    """In this process for 0 workers; `limits` are max_restarts and, with workers, those of PooledEnvs."""
+    if num_workers < 0:
+        raise ConfigError(
+            f"workers={num_workers}: use 0 for envs in this process, or the number of worker processes."
+        )
+    if num_workers == 0:
+        local = {name: limit for name, limit in limits.items() if name == "max_restarts"}
+        return LocalEnvs(spec, num_envs, slots, gamma, stats, seeds, **local)
+    if seeds is not None:
+        raise ConfigError(f"lists of seeds with workers={num_workers}: evaluate in this process, with workers=0.")
+    return PooledEnvs(spec, num_envs, num_workers, slots, gamma, stats, **limits)
+
+
+def probe(spec: EnvSpec) -> EnvInfo:
+    """Build one env, look at it, reset it once and close it."""
+    env = spec.build()
+    try:
+        observation = observation_space(env.observation_space, spec.label)
+        action = action_space(env.action_space, spec.label)
+        try:
+            env.reset(seed=0)
+        except FAILURES as error:
+            raise EnvSpecError(
+                f"{spec.label} raised {sentence(error)} in its first reset(seed=0): repair it, or see remuda doctor."
+            ) from error
+        known, metadata = env.spec, env.metadata
+        return EnvInfo(
+            spec.label,
+            observation,
+            action,
+            None if known is None else known.max_episode_steps,
+            tuple(metadata.get("render_modes", ())),
+            float(metadata.get("render_fps") or 0.0),
+        )
+    finally:
+        env.close()

@@ -1,0 +1,72 @@
+"""One Stable-Baselines3 run with given settings, in its own virtual environment (`make peers`).
+
+    .venv-sb3/bin/python bench/sb3_run.py --env CartPole-v1 --seed 1 --steps 100000 --settings '{...}' --out FILE.json
+
+Writes {"steps": [...], "returns": [...], "eval": [...], "seconds": ..., "steps_per_second": ...}: the running mean
+over the last 100 episodes after each rollout, as Remuda's rollout/ep_rew_mean, and 100 greedy episodes at the end.
+"""
+
+import argparse
+import json
+import time
+
+import numpy as np
+import torch
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+
+
+class Curve(BaseCallback):
+    """The mean return of the last 100 episodes, after each rollout."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps, self.returns = [], []
+
+    def _on_step(self):
+        return True
+
+    def _on_rollout_end(self):
+        if self.model.ep_info_buffer:
+            self.steps.append(self.num_timesteps)
+            self.returns.append(float(np.mean([episode["r"] for episode in self.model.ep_info_buffer])))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--envs", type=int, default=8)
+    parser.add_argument("--settings", type=json.loads, default={}, help="PPO's arguments; [a, b] is a linear schedule")
+    parser.add_argument("--out", required=True)
+    given = parser.parse_args()
+
+    torch.set_num_threads(1)
+    settings = {
+        name: (lambda left, ab=value: ab[1] + (ab[0] - ab[1]) * left) if isinstance(value, list) else value
+        for name, value in given.settings.items()
+    }
+    envs = make_vec_env(given.env, n_envs=given.envs, seed=given.seed)
+    model = PPO("MlpPolicy", envs, seed=given.seed, device="cpu", **settings)
+    curve = Curve()
+    start = time.perf_counter()
+    model.learn(given.steps, callback=curve)
+    seconds = time.perf_counter() - start
+    test_envs = make_vec_env(given.env, n_envs=8, seed=1_000_000)
+    returns, _ = evaluate_policy(model, test_envs, n_eval_episodes=100, return_episode_rewards=True)
+    result = {
+        "steps": curve.steps,
+        "returns": curve.returns,
+        "eval": [float(value) for value in returns],
+        "seconds": seconds,
+        "steps_per_second": curve.steps[-1] / seconds,
+    }
+    with open(given.out, "w") as file:
+        json.dump(result, file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Advantage actor-critic: one gradient of each rollout, the synchronous form of 1602.01783."""
+
+from __future__ import annotations
+
+from remuda.agents import PolicyAgent
+from remuda.algorithms.actor_critic import ActorCritic
+from remuda.core import Clock, Losses
+from remuda.data import Batch
+from remuda.maths import standardised, value_loss
+
+
+class A2C(ActorCritic):
+    """The policy gradient with a learned baseline, strictly on-policy."""
+
+    def __init__(
+        self,
+        agent: PolicyAgent,
+        num_envs: int,
+        *,
+        gamma: float,
+        gae_lambda: float,
+        ent_coef: float = 0.0,
+        vf_coef: float = 0.5,
+        normalize_advantage: bool = False,
+        normalize_reward: bool = False,
+    ) -> None:
+        super().__init__(agent, num_envs, gamma, gae_lambda, normalize_reward)
+        self.ent_coef, self.vf_coef, self.normalize_advantage = ent_coef, vf_coef, normalize_advantage
+
+    def losses(self, batch: Batch, clock: Clock) -> Losses:
+        steps, targets = batch.steps, batch.targets
+        (policy, value), _ = self.agent.unroll(steps.obs, batch.state, None)
+        advantage = standardised(targets.advantage) if self.normalize_advantage else targets.advantage
+
+        policy_loss = -(advantage * policy.log_prob(steps.action)).mean()
+        critic_loss = value_loss(value, targets.value)
+        entropy = policy.entropy().mean()
+        loss = policy_loss + self.vf_coef * critic_loss - self.ent_coef * entropy
+        return Losses(
+            groups={"policy": loss},
+            metrics={
+                "loss": loss.detach(),
+                "policy_loss": policy_loss.detach(),
+                "value_loss": critic_loss.detach(),
+                "entropy_loss": -entropy.detach(),
+            },
+        )

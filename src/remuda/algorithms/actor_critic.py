@@ -1,0 +1,81 @@
+"""What A2C and PPO share: an actor-critic agent, advantages of a fresh rollout, and the running normalisers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from remuda.agents import PolicyAgent
+from remuda.core import Clock
+from remuda.data import ArrayTuple, Batch, Rollout
+from remuda.maths import explained_variance, gae
+from remuda.nets import RunningMoments
+
+
+class Targets(ArrayTuple):
+    """What `prepare` adds to every row."""
+
+    advantage: Any
+    value: Any  # what the value net should have said: advantage + its old estimate
+
+
+class RewardScale(nn.Module):
+    """Divides rewards by the deviation of the discounted return, so that value targets are about 1 in size.
+
+    The running return of each env is carried from rollout to rollout; rewards are not shifted, which would
+    change what is optimal where episodes can end.
+    """
+
+    carry: Tensor
+
+    def __init__(self, num_envs: int, gamma: float, clip: float = 10.0) -> None:
+        super().__init__()
+        self.moments, self.gamma, self.clip = RunningMoments(), gamma, clip
+        self.register_buffer("carry", torch.zeros(num_envs, dtype=torch.float64))
+
+    def forward(self, r_t: Tensor, mask_t: Tensor) -> Tensor:
+        """Scaled rewards [T, B]; called once per rollout, because it counts what it sees."""
+        returns = torch.empty(r_t.shape, dtype=torch.float64)
+        carry = self.carry
+        for t in range(len(r_t)):
+            carry = mask_t[t] * (self.gamma * carry + r_t[t])  # a reset row starts from nothing
+            returns[t] = carry
+        self.carry.copy_(carry)
+        self.moments.update(returns[mask_t])
+        return (r_t / (self.moments.var + 1e-8).sqrt().float()).clamp(-self.clip, self.clip)
+
+
+class ActorCritic(nn.Module):
+    """Base of the on-policy algorithms; each adds `losses`."""
+
+    def __init__(
+        self, agent: PolicyAgent, num_envs: int, gamma: float, gae_lambda: float, normalize_reward: bool = False
+    ) -> None:
+        super().__init__()
+        self.agent, self.gamma, self.gae_lambda = agent, gamma, gae_lambda
+        self.reward_scale = RewardScale(num_envs, gamma) if normalize_reward else None
+
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"policy": list(self.agent.parameters())}
+
+    def prepare(self, rollout: Rollout) -> Batch:
+        """Advantages and value targets from the values that were said while acting."""
+        steps = rollout.steps
+        reward = steps.reward if self.reward_scale is None else self.reward_scale(steps.reward, steps.mask)
+        v = torch.cat([steps.policy.value, rollout.last_value.unsqueeze(0)])
+        advantage = gae(reward, steps.discount, steps.mask, v, self.gamma, self.gae_lambda)
+        targets = Targets(advantage, advantage + v[:-1])
+        explained = explained_variance(steps.policy.value[steps.mask], targets.value[steps.mask])
+        metrics = {"explained_variance": explained}
+        return Batch(steps, targets, rollout.state, rollout.last_obs, metrics=metrics)
+
+    def after_update(self, clock: Clock) -> None:
+        """No target networks here."""
+
+    def after_rollout(self, rollout: Rollout) -> None:
+        """Observation statistics move only now: all gradients of a rollout see those that acted."""
+        if self.agent.standardise is not None:
+            obs = rollout.steps.obs
+            self.agent.standardise.update(obs.flatten(0, 1).float())

@@ -1,0 +1,68 @@
+"""Proximal policy optimisation, 1707.06347. Every detail is listed with its test in docs/algorithms/ppo.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from remuda.agents import PolicyAgent
+from remuda.algorithms.actor_critic import ActorCritic
+from remuda.core import Clock, Losses
+from remuda.data import Batch
+from remuda.maths import approximate_kl, clipped_surrogate, standardised, value_loss
+
+
+class PPO(ActorCritic):
+    """Several epochs over each rollout, held near the policy that sampled it by a clipped ratio."""
+
+    def __init__(
+        self,
+        agent: PolicyAgent,
+        num_envs: int,
+        *,
+        gamma: float,
+        gae_lambda: float,
+        clip_range: Callable[[float], float],
+        clip_range_vf: Callable[[float], float] | None = None,
+        ent_coef: float = 0.0,
+        vf_coef: float = 0.5,
+        normalize_advantage: bool = True,
+        normalize_reward: bool = False,
+        target_kl: float | None = None,
+    ) -> None:
+        super().__init__(agent, num_envs, gamma, gae_lambda, normalize_reward)
+        self.clip_range, self.clip_range_vf = clip_range, clip_range_vf
+        self.ent_coef, self.vf_coef = ent_coef, vf_coef
+        self.normalize_advantage, self.target_kl = normalize_advantage, target_kl
+
+    def losses(self, batch: Batch, clock: Clock) -> Losses:
+        steps, targets = batch.steps, batch.targets
+        (policy, value), _ = self.agent.unroll(steps.obs, batch.state, None)
+        log_ratio = policy.log_prob(steps.action) - steps.policy.log_prob
+        advantage = standardised(targets.advantage) if self.normalize_advantage else targets.advantage
+        clip = self.clip_range(clock.progress)
+        value_clip = self.clip_range_vf(clock.progress) if self.clip_range_vf else None
+
+        policy_loss = clipped_surrogate(log_ratio, advantage, clip)
+        critic_loss = value_loss(value, targets.value, steps.policy.value, value_clip)
+        entropy = policy.entropy().mean()
+        loss = policy_loss + self.vf_coef * critic_loss - self.ent_coef * entropy
+
+        with torch.no_grad():
+            kl = approximate_kl(log_ratio)
+            clipped = ((log_ratio.exp() - 1).abs() > clip).float().mean()
+        return Losses(
+            groups={"policy": loss},
+            metrics={
+                "loss": loss.detach(),
+                "policy_gradient_loss": policy_loss.detach(),
+                "value_loss": critic_loss.detach(),
+                "entropy_loss": -entropy.detach(),
+                "approx_kl": kl,
+                "clip_fraction": clipped,
+                "clip_range": clip,
+            },
+            # As in Stable-Baselines3: half as much again as the target ends the round, before this batch is applied.
+            stop=self.target_kl is not None and float(kl) > 1.5 * self.target_kl,
+        )

@@ -1,0 +1,102 @@
+"""`remuda doctor`: what this machine and an env offer, and what is wrong."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remuda.cli.options import Parser
+from remuda.recipes.values import coerce
+
+if TYPE_CHECKING:
+    from remuda.envs import EnvReport
+
+EXTRAS = {  # extra: (package it brings, what for)
+    "atari": ("ale_py", "Atari games"),
+    "mujoco": ("mujoco", "MuJoCo physics"),
+    "minatar": ("minatar", "MinAtar games"),
+    "video": ("av", "remuda record"),
+    "wandb": ("wandb", "--log.wandb"),
+    "ray": ("ray", "the cluster scheme"),
+}
+
+
+def run(command: str, argv: Sequence[str]) -> int:
+    parser = Parser(prog="remuda doctor", description="Examine this machine, or an env with --env.")
+    parser.add_argument("--env", help="examine this env: contract, spaces, speed")
+    parser.add_argument("--envs.kwargs", dest="kwargs", default="{}", help="its keyword arguments, as JSON")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    found = parser.parse(argv)
+    if found.env is None:
+        report, problems = examine_machine()
+    else:
+        from remuda.envs import examine, resolve
+
+        spec = resolve(found.env, coerce(found.kwargs, "dict[str, Any]", "envs.kwargs"))
+        report, problems = describe_env(examine(spec))
+    if found.json:
+        print(json.dumps({**report, "problems": problems}))
+    else:
+        width = max(map(len, report))
+        for name, value in report.items():
+            print(f"{name:<{width}}  {value}")
+        for problem in problems:
+            print(f"problem: {problem}")
+        print("no problems found" if not problems else f"{len(problems)} problem(s)")
+    return 1 if problems else 0
+
+
+def describe_env(found: EnvReport) -> tuple[dict[str, str], list[str]]:
+    """The report on an env, in words."""
+    length = found.mean_episode_length
+    ends = [
+        name for name, seen in (("termination", found.saw_termination), ("truncation", found.saw_truncation)) if seen
+    ]
+    repeats = {
+        True: "same seed, same observations",
+        False: "no: the same seed gave other observations",
+        None: "could not be told",
+    }
+    report = {
+        "env": found.label,
+        "observations": found.observation,
+        "actions": found.action,
+        "speed": f"{found.steps_per_second:,.0f} steps/s in one process, {1000 * found.reset_seconds:.2f} ms a reset",
+        "episodes": f"{length:,.0f} random steps on average" if length else "none ended while it was measured",
+        "ends by": " and ".join(ends) or "nothing that was seen",
+        "repeatable": repeats[found.is_repeatable],
+    }
+    return report, found.problems
+
+
+def examine_machine() -> tuple[dict[str, str], list[str]]:
+    """Facts and problems of this machine."""
+    problems = []
+    report = {"python": platform.python_version(), "system": platform.platform()}
+    for package in ("remuda", "torch", "gymnasium", "numpy"):
+        report[package] = importlib.metadata.version(package)
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    report["cores"] = f"{usable} usable of {os.cpu_count()}"
+    memory = Path("/proc/meminfo")
+    if memory.exists():
+        lines = dict(line.split(":", 1) for line in memory.read_text().splitlines())
+        report["memory"] = f"{int(lines['MemAvailable'].split()[0]) / 2**20:.1f} GiB available"
+    import torch
+
+    report["cuda"] = f"{torch.cuda.device_count()} devices" if torch.cuda.is_available() else "none"
+    report["shared memory"] = "memfd" if hasattr(os, "memfd_create") else "unlinked temporary file"
+    for extra, (package, purpose) in EXTRAS.items():
+        there = importlib.util.find_spec(package) is not None
+        report[f"[{extra}]"] = f"{purpose}: " + ("installed" if there else f"pip install 'remuda[{extra}]'")
+    if not os.access(os.getcwd(), os.W_OK):
+        problems.append(f"{os.getcwd()} is not writable, and runs go to ./runs: choose another with --out.")
+    if shutil.disk_usage(os.getcwd()).free < 2**30:
+        problems.append("less than 1 GiB of disk is free here: checkpoints may fail; make room.")
+    return report, problems

@@ -1,0 +1,66 @@
+"""Command-line options out of config dataclasses: every field becomes `--group.field`, with its sentence as help."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, fields
+from typing import Any, NoReturn
+
+from remuda.errors import ConfigError, nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """Argparse whose complaints are one sentence; why not tyro: its import alone takes longer than our whole --help,
+    and its errors are boxes of several lines."""
+
+    def __init__(self, **settings: Any) -> None:
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(allow_abbrev=False, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}: see {self.prog} --help.")
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        found, unknown = self.parse_known_args(argv)
+        if unknown:
+            known = [text for action in self._actions for text in action.option_strings]
+            first = unknown[0].partition("=")[0]
+            if first.startswith("-"):
+                raise ConfigError(f"{first} is not an option of {self.prog}: {nearest(first, known)}")
+            raise ConfigError(f"{first!r} is one argument too many for {self.prog}: see {self.prog} --help.")
+        return found
+
+
+def add_group(parser: Parser, group: str, options: type[Any]) -> None:
+    """One option per field of the dataclass."""
+    section = parser.add_argument_group(f"{group}: {(options.__doc__ or '').strip().splitlines()[0]}")
+    for item in fields(options):
+        default = item.default if item.default is not MISSING else {}
+        text = item.metadata["help"].replace("%", "%%")
+        if "choices" in item.metadata:
+            text += f"; one of {', '.join(item.metadata['choices'])}"
+        is_bool = item.type == "bool"
+        section.add_argument(
+            f"--{group}.{item.name}",
+            metavar=item.name.upper(),
+            nargs="?" if is_bool else None,
+            const="true" if is_bool else None,
+            help=f"{text} ({_shown(default)})",
+        )
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, tuple):
+        return ",".join(map(str, default))
+    return str(default).lower() if default is None or isinstance(default, bool) else str(default)
+
+
+def given(found: argparse.Namespace, groups: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """What the user set, by group."""
+    out: dict[str, dict[str, Any]] = {group: {} for group in groups}
+    for name, value in vars(found).items():
+        group, dot, option = name.partition(".")
+        if dot and value is not None:
+            out[group][option] = value
+    return out

@@ -1,0 +1,26 @@
+"""`remuda plot`: learning curves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from remuda.cli.options import Parser
+
+
+def run(command: str, argv: Sequence[str]) -> int:
+    parser = Parser(
+        prog="remuda plot",
+        description="Draw learning curves. Runs that differ only in their seed become one curve with a band.",
+    )
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories")
+    parser.add_argument("--metric", default="rollout/ep_rew_mean", help="which metric (rollout/ep_rew_mean)")
+    parser.add_argument("--out", type=Path, metavar="FILE.png", help="(curve.png in the first run's directory)")
+    found = parser.parse(argv)
+
+    from remuda.logs.plots import plot_runs
+
+    out = found.out or found.runs[0] / "curve.png"
+    plot_runs(found.runs, out, metric=found.metric)
+    print(f"{len(found.runs)} runs -> {out}")
+    return 0

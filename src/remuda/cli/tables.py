@@ -1,0 +1,41 @@
+"""`remuda algos`, `schemes` and `envs`: what there is, in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from remuda.cli.options import Parser
+
+ALGOS = [
+    ("a2c", "advantage actor-critic: one gradient of each rollout", "Discrete, Box", "serial, parallel"),
+    ("ppo", "proximal policy optimisation: several epochs, clipped ratio", "Discrete, Box", "serial, parallel"),
+]
+SCHEMES = [
+    ("serial", "envs, policy and learner in one process"),
+    ("parallel", "envs in worker processes, policy and learner in this one; same parameters as serial"),
+]
+
+
+def run(command: str, argv: Sequence[str]) -> int:
+    parser = Parser(prog=f"remuda {command}", description=f"List the {command}.")
+    if command == "envs":
+        parser.add_argument("filter", nargs="?", default="", help="only ids that contain this")
+    found = parser.parse(argv)
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    if command == "algos":
+        headers, rows = ("name", "what it does", "actions", "schemes"), ALGOS
+    elif command == "schemes":
+        headers, rows = ("name", "what it does"), SCHEMES  # type: ignore[assignment]
+    else:
+        from remuda.envs.catalogue import list_envs
+
+        headers, rows = ("id", "max steps", "made by"), list_envs(found.filter)  # type: ignore[assignment]
+    for header in headers:
+        table.add_column(header, overflow="fold")
+    for row in rows:
+        table.add_row(*map(str, row))
+    Console().print(table)
+    return 0

@@ -1,0 +1,75 @@
+"""`remuda train`: options to a configuration, the run, its last words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from remuda.cli.options import Parser, add_group, given
+from remuda.errors import ConfigError, nearest
+from remuda.recipes.config import ALGORITHMS, KINDS, AlgoOptions
+
+DESCRIPTION = """\
+Train an agent. Values that you do not set come from a preset for the algorithm and the env.
+
+  remuda train ppo --env CartPole-v1 --steps 200_000 --seed 1
+  remuda train ppo --env Pendulum-v1 --scheme parallel --algo.learning_rate 'linear(1e-3, 0)'
+  remuda train ppo --env mypackage.envs:make --envs.kwargs '{"size": 8}' --agent.net mypackage.nets:Net
+  remuda train --config runs/latest/config.yaml --seed 2      the same run with another seed
+  remuda train --resume runs/latest                           go on where a run was stopped
+"""
+
+
+def make_parser(algo: str | None) -> Parser:
+    options = ALGORITHMS[algo] if algo in ALGORITHMS else AlgoOptions
+    parser = Parser(prog="remuda train", description=DESCRIPTION)
+    parser.add_argument("algo", nargs="?", help=f"algorithm: {', '.join(ALGORITHMS)}")
+    parser.add_argument("--env", help="Gymnasium id, package:Id, or package.module:factory")
+    parser.add_argument("--steps", help="real environment steps of the whole run (set by the preset)")
+    parser.add_argument("--seed", help="seed of everything random (0)")
+    parser.add_argument("--scheme", help="how to run: serial or parallel (serial)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="run directory (runs/ALGO-ENV-SEED-TIME)")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML settings, such as a run's config.yaml")
+    parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with this run")
+    parser.add_argument("--profile", action="store_true", help="trace a few rounds into RUN/profile")
+    parser.add_argument("--quiet", action="store_true", help="print only the result")
+    add_group(parser, "algo", options)
+    for group, kind in KINDS.items():
+        add_group(parser, group, kind)
+    return parser
+
+
+def run(command: str, argv: Sequence[str]) -> int:
+    words = [word for word in argv if not word.startswith("-")]
+    algo = argv[0] if argv and argv[0] in words else None
+    if algo is not None and algo not in ALGORITHMS:
+        raise ConfigError(f"{algo!r} is not an algorithm: {nearest(algo, ALGORITHMS)}")
+    found = make_parser(algo).parse(argv)
+
+    # Only now, so that --help and mistyped options answer at once.
+    from remuda.recipes.api import resume_config, settle_config
+    from remuda.recipes.train import train
+
+    settings = {name: getattr(found, name) for name in ("algo", "env", "steps", "seed", "scheme")}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    groups = {name: values for name, values in given(found, ("algo", *KINDS)).items() if values}
+    if found.resume is not None:
+        if found.config is not None or found.out is not None:
+            raise ConfigError("--resume goes on in the run's own directory: leave out --config and --out.")
+        setup = resume_config(found.resume, settings, groups)
+    else:
+        setup = settle_config(settings, groups, found.config)
+    result = train(
+        *setup,
+        out=found.resume or found.out,
+        resume=found.resume is not None,
+        quiet=found.quiet,
+        profile=found.profile,
+    )
+    evaluation, signal = result["eval"], result["signal"]
+    if evaluation is not None:
+        mean, std, count = evaluation["mean_reward"], evaluation["std_reward"], evaluation["episodes"]
+        print(f"evaluation: mean return {mean:.2f} ± {std:.2f} over {count} greedy episodes")
+    print(f"{result['status']}: {result['steps']:,} steps, {result['updates']:,} updates, "
+          f"{result['steps_per_second']:,.0f} steps/s -> {result['path']}")  # fmt: skip
+    return 128 + signal if signal is not None else 0

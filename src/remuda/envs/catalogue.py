@@ -1,0 +1,40 @@
+"""Which environments are there, for `remuda envs`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+
+import gymnasium
+
+PLUGINS = ("ale_py", "minatar", "minigrid")  # packages that register their ids when imported
+
+
+def list_envs(filter: str = "") -> list[tuple[str, str, str]]:
+    """Id, step limit and entry point of every registered env whose id contains `filter`, newest versions only."""
+    for plugin in PLUGINS:
+        with contextlib.suppress(ImportError):
+            module = importlib.import_module(plugin)
+            if hasattr(module, "register_envs"):
+                module.register_envs()
+    newest: dict[str, gymnasium.envs.registration.EnvSpec] = {}
+    for spec in gymnasium.registry.values():
+        key = f"{spec.namespace}/{spec.name}"
+        if key not in newest or (spec.version or 0) > (newest[key].version or 0):
+            newest[key] = spec
+    found = [spec for spec in newest.values() if filter.lower() in spec.id.lower()]
+    return [
+        (spec.id, str(spec.max_episode_steps or "-"), _maker(spec.entry_point)) for spec in sorted(found, key=_order)
+    ]
+
+
+def _maker(entry_point: object) -> str:
+    return (
+        entry_point.partition(":")[0]
+        if isinstance(entry_point, str)
+        else str(getattr(entry_point, "__module__", "-"))
+    )
+
+
+def _order(spec: gymnasium.envs.registration.EnvSpec) -> str:
+    return spec.id.lower()

@@ -1,0 +1,132 @@
+"""What is wrong with an env, and how fast it is: the part of `remuda doctor` that looks at one env.
+
+    facts, problems = examine(resolve("CartPole-v1"))
+    print(facts["steps_per_second"], *problems, sep="\\n")
+
+Never raises for what the env does: whatever goes wrong becomes a sentence of the report.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import warnings
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from gymnasium.utils.env_checker import check_env
+
+from remuda.envs.paths import sentence
+from remuda.envs.single import FAILURES
+from remuda.envs.spaces import action_space, observation_space
+from remuda.envs.spec import EnvSpec
+from remuda.errors import EnvSpecError
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass
+class _Report:
+    """What was found; all but the problems are the facts."""
+
+    label: str
+    observation: str = ""
+    action: str = ""
+    steps_per_second: float = 0.0  # of one env with random actions, resets left out
+    reset_seconds: float = 0.0  # mean
+    mean_episode_length: float | None = None  # None: no episode ended in the time given
+    saw_termination: bool = False
+    saw_truncation: bool = False
+    is_repeatable: bool | None = None  # the same seed gave the same first observations; None: could not tell
+    problems: list[str] = field(default_factory=list)
+
+
+def examine(spec: EnvSpec, seconds: float = 1.0) -> tuple[dict[str, Any], list[str]]:
+    """Check one env with Gymnasium's checker, then step it at random for so long; returns facts and problems."""
+    report = _Report(spec.label)
+    for part in (_look, _check, _repeat, partial(_measure, seconds=seconds)):
+        if not _guarded(report, spec, part):
+            break
+    facts = asdict(report)
+    return facts, facts.pop("problems")
+
+
+def _guarded(report: _Report, spec: EnvSpec, part: Any) -> bool:
+    """Run a part on an env of its own; False if not even that could be built."""
+    try:
+        env = spec.build()
+    except EnvSpecError as error:
+        report.problems.append(str(error))
+        return False
+    try:
+        part(spec, env, report)
+    except FAILURES as error:
+        report.problems.append(str(error) if isinstance(error, EnvSpecError) else f"{spec.label}: {sentence(error)}.")
+    finally:
+        try:
+            env.close()
+        except FAILURES as error:
+            report.problems.append(f"{spec.label}: close() raised {sentence(error)}.")
+    return True
+
+
+def _look(spec: EnvSpec, env: Any, report: _Report) -> None:
+    report.observation, report.action = str(env.observation_space), str(env.action_space)
+    observation_space(env.observation_space, spec.label)
+    action_space(env.action_space, spec.label)
+
+
+def _check(spec: EnvSpec, env: Any, report: _Report) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            check_env(env.unwrapped, skip_render_check=True)
+        finally:
+            for warning in caught:
+                text = COLOUR.sub("", str(warning.message)).removeprefix("WARN: ").strip()
+                if text and text not in report.problems:
+                    report.problems.append(text)
+
+
+def _repeat(spec: EnvSpec, env: Any, report: _Report) -> None:
+    env.action_space.seed(0)
+    actions = [env.action_space.sample() for _ in range(5)]
+    first, second = _observations(env, actions), _observations(env, actions)
+    report.is_repeatable = len(first) == len(second) and all(map(np.array_equal, first, second))
+    if not report.is_repeatable:
+        report.problems.append(f"{spec.label}: two resets with the same seed led to different observations.")
+
+
+def _observations(env: Any, actions: list[Any]) -> list[Any]:
+    seen = [np.array(env.reset(seed=7)[0])]
+    for action in actions:
+        obs, _, terminated, truncated, _ = env.step(action)
+        seen.append(np.array(obs))
+        if terminated or truncated:
+            break
+    return seen
+
+
+def _measure(spec: EnvSpec, env: Any, report: _Report, seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    lengths, resetting, stepping, steps, resets = [], 0.0, 0.0, 0, 0
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        env.reset(seed=None if resets else 0)
+        begun = time.perf_counter()
+        resetting, resets, length = resetting + begun - start, resets + 1, 0
+        is_over = False
+        while not is_over and time.perf_counter() < end:
+            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            length += 1
+            is_over = bool(terminated or truncated)
+            report.saw_termination |= bool(terminated)
+            report.saw_truncation |= bool(truncated)
+        steps, stepping = steps + length, stepping + time.perf_counter() - begun
+        if is_over:
+            lengths.append(length)
+    report.steps_per_second = steps / stepping if stepping else 0.0
+    report.reset_seconds = resetting / resets if resets else 0.0
+    report.mean_episode_length = float(np.mean(lengths)) if lengths else None

@@ -1,0 +1,286 @@
+"""The worker processes of a pool: started, listened to, buried and replaced, within a budget.
+
+    crew = Crew(orders, build_timeout=120.0, max_restarts=10)
+    spaces = crew.start()                         # every worker has built its envs
+    crew.listen(0.2)                              # reads links into inboxes, notices who is lost
+    for member in crew.lost():
+        crew.revive(member)                       # a new process that has built its envs; WorkerError past the budget
+    crew.close()                                  # nothing is left in the process table
+
+Knows processes and messages, nothing of steps or memory: that is pool.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from remuda.envs.forkserver import ForkServer
+from remuda.envs.wire import Bell, Link
+from remuda.errors import EnvError, EnvSpecError, Interrupted, RemudaError, WorkerError
+
+logger = logging.getLogger("remuda.envs")
+
+WINDOW_SECONDS = 60.0  # in which a budget of restarts counts
+LOOK_SECONDS = 0.2  # longest sleep before `should_stop` is asked again
+DEATH_SECONDS = 5.0  # from SIGKILL to the end of a process
+LEAVE_SECONDS = 1.0  # for workers to close their envs when the pool closes
+
+
+class Member:
+    """One worker as its parent sees it; the process behind it may change."""
+
+    def __init__(self, index: int, order: Mapping[str, Any]) -> None:
+        self.index, self.order = index, order
+        self.bell = Bell()
+        self.link: Link | None = None
+        self.pid = 0
+        self.pidfd: int | None = None
+        self.inbox: list[dict[str, Any]] = []
+        self.heard = 0.0  # when it last said something, or was started
+        self.lost: str | None = None  # how, once it is
+        self.failure = ""  # the last traceback it sent
+        self.deaths: deque[float] = deque()
+
+    def tell(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+        if self.link is not None:
+            with contextlib.suppress(OSError):  # it died: listening will tell
+                self.link.send(message, fds)
+
+    def take(self, key: str) -> dict[str, Any] | None:
+        """The oldest message that has this key, taken from the inbox."""
+        for place, message in enumerate(self.inbox):
+            if key in message:
+                return self.inbox.pop(place)
+        return None
+
+
+class Crew:
+    """Owns the fork server and every worker."""
+
+    def __init__(self, orders: Sequence[Mapping[str, Any]], build_timeout: float, max_restarts: int) -> None:
+        self.bell = Bell()  # every worker rings it
+        self.members = [Member(index, order) for index, order in enumerate(orders)]
+        self.should_stop: Callable[[], bool] | None = None
+        self._build_timeout, self._max_restarts = build_timeout, max_restarts
+        self._poll = select.poll()
+        self._poll.register(self.bell, select.POLLIN)
+        self._by_fd: dict[int, Member] = {}
+        self._server: ForkServer | None = None
+        self._server_deaths: deque[float] = deque()
+        self._has_started = False
+        self._is_open = True
+
+    # --- starting and replacing ---------------------------------------------------------------------------------
+
+    def start(self) -> Any:
+        """All workers build at the same time; returns the spaces that the first one found."""
+        for member in self.members:
+            self._launch(member)
+        built: dict[int, Any] = {}
+        while len(built) < len(self.members):
+            for member in self.members:
+                if member.lost is not None:
+                    self._spend(member)
+                    self._launch(member)
+                elif message := member.take("built"):
+                    built[member.index] = message["built"]
+                elif member.index not in built:
+                    self.expect(member, self._build_timeout, "while building its envs")
+            if len(built) < len(self.members):
+                self.listen(LOOK_SECONDS)
+        self._has_started = True
+        return built[0]
+
+    def revive(self, member: Member) -> None:
+        """A new process for a lost member, ready for its next order."""
+        while True:
+            self._spend(member)
+            self._launch(member)
+            while member.lost is None:
+                if member.take("built"):
+                    return
+                self.listen(LOOK_SECONDS)
+                self.expect(member, self._build_timeout, "while building its envs")
+
+    def _spend(self, member: Member) -> None:
+        assert member.lost is not None
+        sentence = f"worker {member.index} (pid {member.pid}) {member.lost}"
+        if self._is_over_budget(member.deaths):
+            error = WorkerError(
+                f"{sentence}, more than {self._max_restarts} times within {WINDOW_SECONDS:g} s: "
+                "run the env with scheme=serial to see what it does, or raise max_worker_restarts."
+            )
+            if member.failure:
+                error.add_note(member.failure)
+            raise error
+        logger.warning("%s; it is replaced.", sentence)
+
+    def _is_over_budget(self, deaths: deque[float]) -> bool:
+        now = time.monotonic()
+        deaths.append(now)
+        while deaths[0] < now - WINDOW_SECONDS:
+            deaths.popleft()
+        return len(deaths) > self._max_restarts
+
+    def _launch(self, member: Member) -> None:
+        while True:
+            link, theirs = Link.pair()
+            try:
+                if self._server is None:
+                    self._server = ForkServer()
+                pid = self._server.fork([theirs.fileno(), *member.bell.fds, *self.bell.fds])
+                break
+            except (EOFError, OSError) as error:
+                link.close()
+                if self._server is not None:
+                    self._server.close()
+                self._server = None
+                if self._is_over_budget(self._server_deaths):
+                    raise WorkerError(
+                        f"the fork server of the env workers was lost more than {self._max_restarts} times within "
+                        f"{WINDOW_SECONDS:g} s ({type(error).__name__}: {error}): see its output above."
+                    ) from error
+                logger.warning("the fork server of the env workers was lost; it is replaced.")
+            except BaseException:
+                link.close()
+                raise
+            finally:
+                theirs.close()
+        member.link, member.pid, member.lost, member.heard = link, pid, None, time.monotonic()
+        if hasattr(os, "pidfd_open"):
+            # a pid may be used again once its process is reaped; this is never anybody else's
+            with contextlib.suppress(ProcessLookupError):
+                member.pidfd = os.pidfd_open(pid)
+        for fd in self._fds(member):
+            self._poll.register(fd, select.POLLIN)
+            self._by_fd[fd] = member
+        member.tell({"do": "build", **member.order})
+
+    @staticmethod
+    def _fds(member: Member) -> list[int]:
+        fds = [] if member.link is None else [member.link.fileno()]
+        return fds if member.pidfd is None else [*fds, member.pidfd]
+
+    # --- listening ----------------------------------------------------------------------------------------------
+
+    def listen(self, seconds: float) -> None:
+        """Sleep until somebody rings, writes or dies, at most so long; raises what a worker could not handle."""
+        if self.should_stop is not None and self.should_stop():
+            raise Interrupted("asked to stop while waiting for env workers")
+        for fd, _ in self._poll.poll(max(0.0, min(seconds, LOOK_SECONDS)) * 1000):
+            if fd == self.bell.fileno():
+                self.bell.clear()
+            elif fd in self._by_fd:  # else its member was buried by an earlier event of this round
+                member = self._by_fd[fd]
+                self._read(member)
+                if fd == member.pidfd or (member.link is not None and member.link.has_ended):
+                    self.bury(member)
+
+    def _read(self, member: Member) -> None:
+        assert member.link is not None
+        messages, _ = member.link.receive()
+        if messages:
+            member.heard = time.monotonic()
+        for message in messages:
+            if "error" in message:
+                self._raise_or_note(member, message)
+            elif "alive" not in message:
+                member.inbox.append(message)
+
+    def _raise_or_note(self, member: Member, message: Mapping[str, Any]) -> None:
+        member.failure = message["traceback"]
+        kind, text = message["error"], message["text"]
+        if kind == EnvSpecError.__name__ and self._has_started:
+            return  # it could be built before: the process is about to end, and that spends from its budget
+        error: RemudaError
+        if kind == EnvError.__name__:
+            error = EnvError(text)
+        elif kind == EnvSpecError.__name__:
+            error = EnvSpecError(text)
+        else:
+            first = text.splitlines()[0] if text else ""
+            error = WorkerError(f"worker {member.index} (pid {member.pid}) failed with {kind}: {first}")
+        error.add_note(member.failure)
+        raise error
+
+    def expect(self, member: Member, seconds: float, doing: str) -> None:
+        """Kill a member that has said nothing for so long."""
+        if member.lost is None and time.monotonic() - member.heard > seconds:
+            self.bury(member, f"was silent for {seconds:g} s {doing}")
+
+    def lost(self) -> list[Member]:
+        return [member for member in self.members if member.lost is not None]
+
+    # --- ending -------------------------------------------------------------------------------------------------
+
+    def bury(self, member: Member, how: str | None = None) -> None:
+        """Make sure that the process is dead, keep what it said, let go of its descriptors."""
+        assert member.link is not None
+        self._kill(member)
+        deadline = time.monotonic() + DEATH_SECONDS
+        while not self._is_dead(member, 0.05):
+            if time.monotonic() > deadline:
+                raise WorkerError(
+                    f"worker {member.index} (pid {member.pid}) did not end within {DEATH_SECONDS:g} s of SIGKILL: "
+                    "look for a device or file system that hangs."
+                )
+        self._read(member)
+        self._forget(member)
+        fate = self._server.fate(member.pid) if how is None and self._server is not None else "was lost"
+        member.lost = how or fate
+
+    def _kill(self, member: Member) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if member.pidfd is not None:
+                signal.pidfd_send_signal(member.pidfd, signal.SIGKILL)
+            elif not hasattr(os, "pidfd_open"):
+                os.kill(member.pid, signal.SIGKILL)
+
+    @staticmethod
+    def _is_dead(member: Member, seconds: float) -> bool:
+        """By its pidfd, and where there is none by the end of its link."""
+        poll = select.poll()
+        if member.pidfd is not None:
+            poll.register(member.pidfd, select.POLLIN)
+            return bool(poll.poll(seconds * 1000))
+        assert member.link is not None
+        poll.register(member.link, 0)  # POLLHUP is always told: the other end is closed
+        return bool(poll.poll(seconds * 1000))
+
+    def _forget(self, member: Member) -> None:
+        for fd in self._fds(member):
+            self._poll.unregister(fd)
+            del self._by_fd[fd]
+        if member.link is not None:
+            member.link.close()
+        if member.pidfd is not None:
+            os.close(member.pidfd)
+        member.link = member.pidfd = None
+
+    def close(self) -> None:
+        """Ask all to leave, kill who stays, reap everything; calling it again does nothing."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        present = [member for member in self.members if member.link is not None]
+        for member in present:
+            member.tell({"do": "leave"})
+        deadline = time.monotonic() + LEAVE_SECONDS
+        for member in present:
+            if not self._is_dead(member, max(0.0, deadline - time.monotonic())):
+                self._kill(member)
+        for member in present:
+            self._is_dead(member, DEATH_SECONDS)
+            self._forget(member)
+        if self._server is not None:
+            self._server.close()
+        for bell in (self.bell, *(member.bell for member in self.members)):
+            bell.close()

@@ -1,0 +1,83 @@
+"""Statistics of one episode: four that every run has, the numbers of `info`, and whatever a user adds.
+
+    class Falls(EpisodeStats):              # given as stats=Falls, or as "package.module:Falls"
+        def __init__(self) -> None:
+            self.falls = 0                  # public attributes that are numbers are logged under their name
+
+        def step(self, obs, action, reward, info) -> None:
+            self.falls += info["fell"]
+
+One object lives for one episode. Rewards are only collected while it runs and counted in blocks: appending to a
+list costs 30 ns per step, four running sums would cost ten times that.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from remuda.envs.paths import find
+from remuda.errors import ConfigError
+
+
+class EpisodeStats:
+    """Made anew for every episode, without arguments; subclasses need not call this class's methods."""
+
+    ep_rew: float = 0.0
+    ep_len: int = 0
+    ep_discounted_rew: float = 0.0
+    ep_nonzero_rew: int = 0
+
+    def step(self, obs: Any, action: Any, reward: float, info: Mapping[str, Any]) -> None:
+        """For subclasses: called after every step, the last one included."""
+
+    def count(self, rewards: list[float], gamma: float) -> None:
+        """Take these further rewards into account."""
+        block = np.asarray(rewards, np.float64).reshape(-1)
+        discounts = gamma ** np.arange(self.ep_len, self.ep_len + block.size, dtype=np.float64)
+        self.ep_rew += float(block.sum())
+        self.ep_discounted_rew += float((discounts * block).sum())
+        self.ep_nonzero_rew += int(np.count_nonzero(block))
+        self.ep_len += block.size
+
+    def values(self, info: Mapping[str, Any]) -> dict[str, float]:
+        """What is reported of the episode, given the info of its last step.
+
+        Numbers of `info` that are not finite are left out: one of them would spoil every mean they enter.
+        """
+        values = {
+            "ep_rew": self.ep_rew,
+            "ep_len": float(self.ep_len),
+            "ep_discounted_rew": self.ep_discounted_rew,
+            "ep_nonzero_rew": float(self.ep_nonzero_rew),
+        }
+        for key, value in info.items():
+            if _is_number(value) and math.isfinite(value):
+                values[f"info/{key}"] = float(value)
+        for key, value in vars(self).items():
+            if not key.startswith("_") and key not in values and _is_number(value):
+                values[key] = float(value)
+        return values
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real | np.bool_)
+
+
+def resolve_stats(stats: str | type[EpisodeStats] | None) -> type[EpisodeStats]:
+    """The class that was meant: None is EpisodeStats itself, a string is an import path."""
+    if stats is None:
+        return EpisodeStats
+    found: Any = stats
+    if isinstance(stats, str):
+        module_name, colon, name = stats.partition(":")
+        if not colon:
+            raise ConfigError(f"stats={stats!r} is not an import path: write package.module:Class.")
+        found = find({"module": module_name, "name": name})
+    if not (isinstance(found, type) and issubclass(found, EpisodeStats)):
+        raise ConfigError(f"stats={stats!r} is not a class of episode statistics: derive it from EpisodeStats.")
+    return found

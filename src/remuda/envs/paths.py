@@ -1,0 +1,128 @@
+"""How a function or class reaches another process: as the path under which it is found again, never pickled.
+
+    reference = describe(make_env)          # {"module": "my_envs", "name": "make_env"}
+    ...                                     # any wire that carries JSON
+    make_env = find(reference)              # in the worker
+
+A function of the script that runs as `__main__` travels as the path of that script's file; the worker loads the
+file under another module name, so that what stands below `if __name__ == "__main__":` does not run again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from remuda.errors import EnvSpecError
+
+SCRIPT = "__remuda_main__"  # the name under which a worker loads the user's script
+GUARD = "if __name__ == '__main__':"
+
+
+def sentence(error: BaseException, limit: int = 300) -> str:
+    """The type and first line of an exception's text, without a full stop."""
+    lines = str(error).strip().splitlines()
+    text = lines[0].strip().rstrip(".") if lines else ""
+    if len(text) > limit:
+        text = text[: limit - 3] + "..."
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def describe(thing: Any) -> dict[str, str]:
+    """Where a function or class can be found again; refuses what has no such place."""
+    module_name, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    remedy = "use a top-level function or class of an importable module, or scheme=serial."
+    if not isinstance(module_name, str) or not isinstance(name, str):
+        raise EnvSpecError(f"{thing!r} has no import path by which worker processes could find it: {remedy}")
+    if "<" in name:  # <lambda>, <locals>
+        raise EnvSpecError(f"{module_name}.{name} cannot be found by worker processes: {remedy}")
+    reference = {"module": module_name, "name": name}
+    if module_name == "__main__":
+        reference = _describe_main(name, remedy)
+    if _walk(sys.modules.get(module_name), name) != thing:
+        raise EnvSpecError(f"{module_name}.{name} is another object than the one given: {remedy}")
+    return reference
+
+
+def _describe_main(name: str, remedy: str) -> dict[str, str]:
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:  # python -m package.module
+        return {"module": spec.name, "name": name}
+    path = getattr(main, "__file__", None)
+    if path is None or not os.path.exists(path):
+        raise EnvSpecError(f"{name} was defined interactively, where worker processes cannot find it: {remedy}")
+    return {"script": os.path.abspath(path), "name": name}
+
+
+def find(reference: Mapping[str, str]) -> Any:
+    """The function or class that `describe` described, in this process."""
+    name = reference["name"]
+    if "script" in reference:
+        module, where = _load_script(reference["script"]), reference["script"]
+    else:
+        module, where = load_module(reference["module"]), reference["module"]
+    thing = _walk(module, name)
+    if thing is None:
+        raise EnvSpecError(f"{where} has no {name} when a worker loads it: define it above {GUARD}")
+    return thing
+
+
+def load_module(name: str) -> ModuleType:
+    """Import a module by name, or say in one sentence why not."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise EnvSpecError(f"module {name} was not found: install it, or add its folder to PYTHONPATH.") from None
+        raise EnvSpecError(f"module {name} needs {error.name}, which is not installed: pip install it.") from error
+    except (Exception, SystemExit) as error:
+        raise EnvSpecError(f"module {name} failed while it was imported ({sentence(error)}): repair it.") from error
+
+
+def _load_script(path: str) -> ModuleType:
+    if SCRIPT in sys.modules:
+        return sys.modules[SCRIPT]
+    loader = importlib.machinery.SourceFileLoader(SCRIPT, path)
+    spec = importlib.util.spec_from_loader(SCRIPT, loader)
+    if spec is None:
+        raise EnvSpecError(f"{path} is not a Python file that a worker can load: import the env from a module.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[SCRIPT] = module
+    try:
+        loader.exec_module(module)
+    except EnvSpecError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise EnvSpecError(
+            f"{path} failed while a worker loaded it ({sentence(error)}): put what it runs under {GUARD}"
+        ) from error
+    return module
+
+
+def _walk(root: Any, name: str) -> Any:
+    for part in name.split("."):
+        root = getattr(root, part, None)
+    return root
+
+
+def as_json(values: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    """These keyword arguments, if JSON carries them unchanged."""
+    for key, value in values.items():
+        try:
+            same = json.loads(json.dumps(value)) == value
+        except (TypeError, ValueError):
+            same = False
+        if not same:
+            raise EnvSpecError(
+                f"{key}={value!r} of {owner} is not JSON, so it cannot reach worker processes: "
+                "use numbers, strings, lists and dicts, or scheme=serial."
+            )
+    return dict(values)

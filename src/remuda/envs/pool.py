@@ -1,0 +1,268 @@
+"""Envs in worker processes: `core.Envs` over shared memory.
+
+    with PooledEnvs(resolve("CartPole-v1"), num_envs=32, num_workers=2, slots=2) as envs:
+        envs.reset(seed=1)
+        while training:
+            slot, step = envs.recv()             # in the order of sending; views of shared memory
+            envs.send(slot, act(step.obs))       # copies the actions, rings the workers
+
+Every worker serves its share of every slot. A worker that dies, or owes an answer for longer than `step_timeout`,
+is replaced; the envs it had answer their pending or next request with a reset row. Answers do not depend on timing:
+the same seed and actions give what LocalEnvs gives, bit by bit, as long as no worker is lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import pairwise
+from types import TracebackType
+from typing import Any, Self
+
+from numpy.typing import NDArray
+
+from remuda.core import Episode, Step
+from remuda.data.shared import SharedArrays
+from remuda.envs import worker
+from remuda.envs.crew import LOOK_SECONDS, Crew, Member
+from remuda.envs.episodes import EpisodeStats, resolve_stats
+from remuda.envs.lane import rows_layout
+from remuda.envs.local import check_action, envs_per_slot, report
+from remuda.envs.paths import describe
+from remuda.envs.spaces import space_from_wire
+from remuda.envs.spec import EnvSpec
+from remuda.errors import ConfigError
+
+
+class PooledEnvs:
+    """`core.Envs` with `num_workers` processes."""
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        num_envs: int,
+        num_workers: int,
+        slots: int = 1,
+        gamma: float = 0.99,
+        stats: str | type[EpisodeStats] | None = None,
+        step_timeout: float = 60.0,
+        build_timeout: float = 120.0,
+        max_restarts: int = 1000,
+        max_worker_restarts: int = 10,
+    ) -> None:
+        worker.refuse_in_worker()
+        per_slot = envs_per_slot(num_envs, slots)
+        if not 1 <= num_workers <= per_slot:
+            raise ConfigError(
+                f"workers={num_workers} for {per_slot} envs per slot: every worker serves every slot, "
+                f"so use 1 to {per_slot} workers."
+            )
+        stats_class = resolve_stats(stats)
+        order = {
+            "spec": spec.to_json(),
+            "stats": None if stats_class is EpisodeStats else describe(stats_class),
+            "gamma": gamma,
+            "max_restarts": max_restarts,
+        }
+        self._blocks = [
+            [(slot * per_slot + first, slot * per_slot + last) for slot in range(slots)]
+            for first, last in _split(per_slot, num_workers)
+        ]
+        orders = [{**order, "worker": index, "blocks": blocks} for index, blocks in enumerate(self._blocks)]
+        self.num_envs, self.num_slots = num_envs, slots
+        self._step_timeout, self._build_timeout = step_timeout, build_timeout
+        self._number = 0  # of the last request
+        self._sent: deque[tuple[int, int]] = deque()
+        self._seed: int | None = None
+        self._episodes: list[Episode] = []
+        self._restarts_before = 0
+        self._notices = 0
+        self._memory: SharedArrays | None = None
+        self._crew = Crew(orders, build_timeout, max_worker_restarts)
+        try:
+            observation, action = self._crew.start()
+            self.observation, self.action = space_from_wire(observation), space_from_wire(action)
+            self._action_shape = (per_slot, *self.action.shape)
+            self._allocate(num_workers, per_slot)
+            for member in self._crew.members:
+                self._introduce(member)
+        except BaseException:
+            self.close()
+            raise
+
+    def _allocate(self, num_workers: int, per_slot: int) -> None:
+        talk = ((num_workers, self.num_slots), "int64")
+        layout = rows_layout(self.observation, self.action, self.num_envs)
+        memory = SharedArrays({**layout, "todo": talk, "done": talk, "said": talk})
+        self._memory = memory
+        self._todo, self._done, self._said = memory["todo"], memory["done"], memory["said"]
+        self._restarts = memory["restarts"]
+        slices = [slice(slot * per_slot, (slot + 1) * per_slot) for slot in range(self.num_slots)]
+        self._steps = [Step(*(memory[name][own] for name in Step._fields)) for own in slices]
+        self._actions = [memory["action"][own] for own in slices]
+
+    @property
+    def should_stop(self) -> Callable[[], bool] | None:
+        """Asked at least every 0.2 s while waiting; True raises Interrupted."""
+        return self._crew.should_stop
+
+    @should_stop.setter
+    def should_stop(self, ask: Callable[[], bool] | None) -> None:
+        self._crew.should_stop = ask
+
+    # --- the loop -----------------------------------------------------------------------------------------------
+
+    def reset(self, seed: int, warm_up: int = 0) -> int:
+        """Begin anew; every slot will answer with first observations. Returns the random steps taken."""
+        while self._sent:
+            self._wait(*self._sent[0])
+            self._sent.popleft()
+        self._restarts_before += int(self._restarts.sum())
+        self._restarts.fill(0)
+        self._said.fill(0)
+        self._seed = seed
+        self._episodes.clear()
+        order = {"do": "reset", "seed": seed, "warm_up": warm_up}
+        taken: dict[int, int] = {}
+        for member in self._crew.members:
+            member.inbox.clear()
+            member.heard = time.monotonic()
+            member.tell(order)
+        while len(taken) < len(self._crew.members):
+            for member in self._crew.members:
+                if member.lost is not None and member.index not in taken:
+                    self._replace(member)
+                    member.tell(order)
+                elif message := member.take("ready"):
+                    taken[member.index] = message["ready"]
+                    self._take_notices(message)
+                elif member.index not in taken:
+                    self._crew.expect(member, self._build_timeout, "while resetting an env")
+            if len(taken) < len(self._crew.members):
+                self._crew.listen(LOOK_SECONDS)
+        for member in self._crew.members:
+            member.inbox.clear()  # news of requests that were given up above
+        # a slot that waits for no worker answers with what its rows hold
+        self._sent.extend((slot, int(self._done[0, slot])) for slot in range(self.num_slots))
+        return sum(taken.values())
+
+    def send(self, slot: int, action: NDArray[Any]) -> None:
+        if any(slot == waiting for waiting, _ in self._sent):
+            raise RuntimeError(f"slot {slot} has not been received since its last send.")
+        check_action(action, self._action_shape)
+        self._actions[slot][...] = action
+        self._number += 1
+        self._todo[:, slot] = self._number
+        self._sent.append((slot, self._number))
+        for member in self._crew.members:
+            member.bell.ring()
+
+    def recv(self) -> tuple[int, Step]:
+        if not self._sent:
+            raise RuntimeError("recv() without a send() or reset() before it.")
+        slot, number = self._sent[0]
+        self._wait(slot, number)
+        self._sent.popleft()
+        if number and (self._said[:, slot] == number).any():
+            self._take_news(slot, number)
+        return slot, self._steps[slot]
+
+    def _wait(self, slot: int, number: int) -> None:
+        since: float | None = None
+        while (pending := self._done[:, slot] != number).any():
+            now = time.monotonic()
+            since = now if since is None else since
+            if lost := self._crew.lost():
+                self._replace(lost[0])
+                continue
+            for index in pending.nonzero()[0].tolist():
+                member = self._crew.members[index]
+                if member.lost is None and now - max(since, member.heard) > self._step_timeout:
+                    how = f"was silent for {self._step_timeout:g} s while it owed an answer"
+                    self._crew.bury(member, how)
+            self._crew.listen(LOOK_SECONDS)
+
+    # --- news and losses ----------------------------------------------------------------------------------------
+
+    def _take_news(self, slot: int, number: int) -> None:
+        """Said before it was done, so it is in the inbox or on its way."""
+        for index in (self._said[:, slot] == number).nonzero()[0].tolist():
+            member = self._crew.members[index]
+            while (message := self._find_news(member, slot, number)) is None:
+                self._crew.listen(LOOK_SECONDS)
+                self._crew.expect(member, self._step_timeout, "while it owed statistics")
+                if member.lost is not None:
+                    break
+            else:
+                self._episodes.extend(Episode(env, values) for env, values in message["episodes"])
+                self._take_notices(message)
+
+    @staticmethod
+    def _find_news(member: Member, slot: int, number: int) -> dict[str, Any] | None:
+        for place, message in enumerate(member.inbox):
+            if message.get("slot") == slot and message["number"] == number:
+                return member.inbox.pop(place)
+        return None
+
+    def _take_notices(self, message: dict[str, Any]) -> None:
+        for notice in message["notices"]:
+            self._notices += 1
+            report(notice, self._notices)
+
+    def _replace(self, member: Member) -> None:
+        """A new process; what the old one left half done is asked again, what it had done stays."""
+        index = member.index
+        owed = [slot for slot in range(self.num_slots) if self._done[index, slot] != self._todo[index, slot]]
+        self._said[index, owed] = 0
+        member.inbox = [message for message in member.inbox if "slot" in message and message["slot"] not in owed]
+        for first, last in self._blocks[index]:
+            self._restarts[first:last] += 1
+        self._crew.revive(member)
+        self._introduce(member)
+
+    def _introduce(self, member: Member) -> None:
+        assert self._memory is not None
+        # one message: with the seed in a second one, a pending request could be answered in between
+        member.tell({"do": "attach", "layout": self._memory.layout, "seed": self._seed}, [self._memory.fd])
+        member.heard = time.monotonic()
+
+    def episodes(self) -> list[Episode]:
+        finished, self._episodes = self._episodes, []
+        return finished
+
+    def restarts(self) -> int:
+        return self._restarts_before + int(self._restarts.sum())
+
+    def inspect_workers(self) -> list[dict[str, Any]]:
+        """pid, whether torch is loaded, and the peak of resident memory in bytes, of every worker."""
+        for member in self._crew.members:
+            member.heard = time.monotonic()
+            member.tell({"do": "inspect"})
+        found = []
+        for member in self._crew.members:
+            while (message := member.take("inspected")) is None and member.lost is None:
+                self._crew.listen(LOOK_SECONDS)
+                self._crew.expect(member, self._step_timeout, "while it was inspected")
+            found.append({} if message is None else message["inspected"])
+        return found
+
+    def close(self) -> None:
+        """End every process and give back the memory; calling it again does nothing."""
+        self._crew.close()
+        if self._memory is not None:
+            self._memory.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _split(count: int, parts: int) -> list[tuple[int, int]]:
+    """Contiguous shares that differ by one at the most."""
+    bounds = [part * count // parts for part in range(parts + 1)]
+    return list(pairwise(bounds))

@@ -1,0 +1,289 @@
+"""One env of many: stepped into a row of arrays, reset on the step after its end, rebuilt when it raises.
+
+    env = SingleEnv(spec, index=3, gamma=0.99)
+    env.attach(rows, row=0)                      # where its answers go
+    env.reset(seed=1)                            # writes the first observation, mask False
+    reward = env.step(action)                    # writes obs always, the other fields only when they are not plain
+    env.close()
+
+Row by row: on an end `obs` is the true final observation; the call after it ignores the action, resets, and writes
+the new episode's first observation with reward 0 and mask False. Observations are copied, as envs may reuse theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remuda.core import Episode, Step, env_seed
+from remuda.envs.episodes import EpisodeStats
+from remuda.envs.paths import sentence
+from remuda.envs.spaces import action_space, observation_space
+from remuda.envs.spec import EnvSpec
+from remuda.errors import EnvError
+
+FAILURES = (Exception, SystemExit)  # an env that calls sys.exit() has failed too
+RESTARTS_IN_A_ROW = 20  # without one completed step: the env is broken for good
+WARM_UP_KEY = 1 << 20  # apart from every restart count, so that drawing actions and resetting never share a seed
+
+
+@dataclass
+class Rows:
+    """Where envs that are stepped together write, and what else they have to say."""
+
+    step: Step
+    restarts: NDArray[Any]  # int64, of each env, since the last reset
+    is_plain: bool = False  # every row is an ordinary step: mask True, no end
+    episodes: list[Episode] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+
+class SingleEnv:
+    """Owns one gymnasium env."""
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        index: int,
+        gamma: float = 0.99,
+        stats: type[EpisodeStats] = EpisodeStats,
+        seeds: Sequence[int] | None = None,
+        max_restarts: int = 1000,
+    ) -> None:
+        self.spec, self.index, self.gamma, self.max_restarts = spec, index, gamma, max_restarts
+        self._stats_class, self._seeds = stats, seeds
+        self._has_hook = stats.step is not EpisodeStats.step
+        self._current_seed = 0
+        self.prepare(seed=0)
+        self._open()
+        try:
+            self.observation = observation_space(self._env.observation_space, spec.label)
+            self.action = action_space(self._env.action_space, spec.label)
+            raw = self._env.observation_space
+            # None matches no array: discrete observations always take the slower, converting path
+            self._dtype = None if self.observation.kind == "discrete" else np.dtype(raw.dtype)
+            self._shape = self.observation.shape
+            self.action_dtype = np.dtype(self._env.action_space.dtype)
+        except BaseException:
+            self.close()
+            raise
+
+    def attach(self, rows: Rows, row: int) -> None:
+        self._rows, self._row, self._obs = rows, row, rows.step.obs
+
+    # --- stepping: the hot path, about 0.5 microseconds beside the env's own step -----------------------------
+
+    def step(self, action: Any) -> float:
+        """Take this action, or reset if the last one ended the episode; returns the reward."""
+        if self._is_waiting:
+            return self._begin()
+        try:
+            answer = self._step(action)
+        except FAILURES as error:
+            return self._rebuild(error)
+        try:
+            obs, reward, terminated, truncated, info = answer
+        except (TypeError, ValueError):
+            self.complain("step() did not return (obs, reward, terminated, truncated, info): adapt it to Gymnasium.")
+        self._rewards.append(reward)
+        if type(obs) is not np.ndarray or obs.dtype is not self._dtype or obs.shape != self._shape:
+            obs = self._checked(obs)
+        self._obs[self._row] = obs
+        if self._has_hook:
+            self._stats.step(obs, action, reward, info)
+        if terminated is not False or truncated is not False:
+            self._end(terminated, truncated, info)
+        return reward  # type: ignore[no-any-return]
+
+    def _end(self, terminated: Any, truncated: Any, info: Any) -> None:
+        is_terminated, is_truncated = self._flag("terminated", terminated), self._flag("truncated", truncated)
+        if not (is_terminated or is_truncated):
+            return
+        rows, row = self._rows, self._row
+        rows.is_plain = False
+        rows.step.terminated[row], rows.step.truncated[row] = is_terminated, is_truncated
+        self.count()
+        rows.episodes.append(Episode(self.index, self._stats.values(info)))
+        self._is_waiting = True
+
+    def count(self) -> None:
+        """Fold the rewards collected so far into the statistics, so that endless episodes need no endless list."""
+        self._stats.count(self._rewards, self.gamma)
+        self._rewards.clear()
+
+    # --- resetting ----------------------------------------------------------------------------------------------
+
+    def prepare(self, seed: int) -> None:
+        """From now on belong to this seed: the next step resets, and nothing is written before."""
+        self._seed, self._seeds_used, self._episode = seed, 0, 0
+        self._failures = 0  # in a row, without a completed step
+        self._is_waiting, self._is_idle, self._is_fresh = True, False, True
+        self._stats: EpisodeStats = self._stats_class()
+        self._rewards: list[float] = []
+
+    def reset(self, seed: int, warm_up: int = 0) -> int:
+        """Write the first observation, after up to `warm_up` random steps; returns how many were taken.
+
+        How many is drawn for each env: envs that start together would end their episodes together.
+        """
+        self.prepare(seed)
+        self._begin()
+        if not warm_up or self._is_idle:
+            return 0
+        draw = env_seed(seed, self.index, WARM_UP_KEY)
+        self._env.action_space.seed(draw)
+        return self.warm_up(draw % (warm_up + 1))
+
+    def warm_up(self, steps: int) -> int:
+        """Take random steps; episodes that end among them are not reported, the running one counts them."""
+        rows, row = self._rows, self._row
+        taken = 0
+        for _ in range(steps):
+            rows.step.mask[row] = True
+            reward = self.step(self._env.action_space.sample())
+            taken += int(rows.step.mask[row])
+            if not math.isfinite(reward) or not np.isfinite(self._obs[row]).all():
+                self.complain_of_values(reward)
+            if self._is_waiting:
+                rows.episodes.clear()
+                self._begin()
+        self._write_reset()
+        return taken
+
+    def _begin(self) -> float:
+        seed = self._next_seed()
+        if self._is_idle and not self._is_fresh:
+            self._write_reset()  # and keep the last observation
+            return 0.0
+        try:
+            answer = self._env.reset() if seed is None else self._env.reset(seed=seed)
+        except FAILURES as error:
+            return self._rebuild(error)
+        self._first(answer)
+        return 0.0
+
+    def _next_seed(self) -> int | None:
+        """Of the coming reset; turns idle when a list of seeds is used up."""
+        if self._seeds is not None and self._seeds_used < len(self._seeds):
+            self._current_seed = self._seeds[self._seeds_used]
+            self._seeds_used += 1
+            return self._current_seed
+        if self._seeds is not None:
+            self._is_idle = True
+        if not self._is_fresh:
+            return None
+        self._current_seed = env_seed(self._seed, self.index, int(self._rows.restarts[self._row]))
+        return self._current_seed
+
+    def _first(self, answer: Any) -> None:
+        self._stats, self._rewards = self._stats_class(), []
+        self._episode += 1
+        try:
+            obs, _ = answer
+        except (TypeError, ValueError):
+            self.complain("reset() did not return (obs, info): adapt it to Gymnasium.")
+        self._obs[self._row] = self._checked(obs)
+        self._is_waiting, self._is_fresh = self._is_idle, False
+        self._write_reset()
+
+    def _write_reset(self) -> None:
+        step, row = self._rows.step, self._row
+        step.reward[row] = 0.0
+        step.terminated[row] = step.truncated[row] = step.mask[row] = False
+        self._rows.is_plain = False
+
+    # --- failing ------------------------------------------------------------------------------------------------
+
+    def _rebuild(self, error: BaseException) -> float:
+        """Answer with a new env's first observation instead, as often as the budget allows."""
+        rows, row = self._rows, self._row
+        if self._steps() > 0 or self._episode > 1:
+            self._failures = 0
+        while True:
+            self._failures += 1
+            rows.restarts[row] += 1
+            restarts = int(rows.restarts[row])
+            where = f"{self._where()} raised {sentence(error)}"
+            if self._failures > RESTARTS_IN_A_ROW or restarts > self.max_restarts:
+                how_often = (
+                    f"{self._failures} times in a row without completing a step"
+                    if self._failures > RESTARTS_IN_A_ROW
+                    else f"more than max_restarts={self.max_restarts} times"
+                )
+                raise EnvError(f"{where}, {how_often}: repair the env.") from error
+            rows.notices.append(f"{where}; it was rebuilt (restart {restarts}).")
+            self.close()
+            if self._seeds is None:
+                self._current_seed = env_seed(self._seed, self.index, restarts)
+            self._episode, self._is_fresh = 0, True
+            try:
+                self._open()
+                answer = self._env.reset(seed=self._current_seed)
+            except FAILURES as again:
+                error = again
+                continue
+            self._first(answer)
+            return 0.0
+
+    def _open(self) -> None:
+        self._env = self.spec.build()
+        self._step = self._env.step  # one attribute look-up less per step
+
+    def close(self) -> None:
+        with contextlib.suppress(*FAILURES):  # a broken close() must not hide what led to it
+            self._env.close()
+
+    def _checked(self, obs: Any) -> Any:
+        """The observation as it is stored; what its space forbids is named and refused."""
+        space = self.observation
+        if space.kind == "discrete":
+            array = np.asarray(obs)
+            if array.shape != () or not np.issubdtype(array.dtype, np.integer):
+                self.complain(
+                    f"observation is {obs!r}, its space says an integer: return an int, or change the space."
+                )
+            value = int(array) - space.start
+            if not 0 <= value < space.n:
+                last = space.start + space.n - 1
+                self.complain(f"observation is {obs!r}, its space says {space.start} to {last}: widen the space.")
+            return value
+        remedy = "return what observation_space promises, or change observation_space."
+        if not isinstance(obs, np.ndarray | np.generic):
+            self.complain(f"observation is a {type(obs).__name__}, its space says a numpy array: {remedy}")
+        if obs.shape != space.shape:
+            self.complain(f"observation has shape {obs.shape}, its space says {space.shape}: {remedy}")
+        if obs.dtype != self._dtype:
+            self.complain(f"observation has dtype {obs.dtype}, its space says {self._dtype}: {remedy}")
+        return obs
+
+    def _flag(self, name: str, value: Any) -> bool:
+        if not isinstance(value, bool | np.bool_) and not (np.shape(value) == () and value in (0, 1)):
+            self.complain(f"{name} is {value!r}, not a bool: return True or False.")
+        return bool(value)
+
+    def complain_of_values(self, reward: Any) -> None:
+        """Refuse this env's row if its reward or observation is not finite; called when some row of many is."""
+        stored = np.asarray(reward, np.float64) if isinstance(reward, int | float | np.number | np.ndarray) else None
+        with np.errstate(over="ignore"):
+            if stored is None or stored.shape not in ((), (1,)) or not np.isfinite(stored.astype(np.float32)).all():
+                self.complain(f"reward is {reward!r}, rewards are finite float32 numbers: repair its step().")
+        obs = self._obs[self._row]
+        if not np.isfinite(obs).all():
+            first = np.argwhere(~np.isfinite(np.atleast_1d(obs)))[0].tolist()
+            self.complain(f"observation is {np.atleast_1d(obs)[tuple(first)]} at {first}: repair what computes it.")
+
+    def _steps(self) -> int:
+        return self._stats.ep_len + len(self._rewards)
+
+    def _where(self) -> str:
+        place = f"seed {self._current_seed}, step {self._steps()} of its episode {self._episode}"
+        return f"env {self.index} of {self.spec.label} ({place})"
+
+    def complain(self, what: str) -> NoReturn:
+        raise EnvError(f"{self._where()}: {what}")

@@ -1,0 +1,205 @@
+"""Which env to run: a Gymnasium id, an import path, or a callable, told apart once and built anywhere.
+
+    spec = resolve("CartPole-v1")                                  # or "package:Id-v0", "package.module:factory",
+    spec = resolve(functools.partial(make_env, size=8))            # a function, a class, a partial
+    env = spec.build()                                             # a gymnasium.Env
+    same = EnvSpec.from_json(spec.to_json())                       # in a worker process
+
+Whatever goes wrong is an EnvSpecError of one sentence: what was given, which rule it breaks, what to do.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+
+from remuda.envs.paths import as_json, describe, find, load_module, sentence
+from remuda.errors import EnvSpecError, nearest
+
+EXTRAS = {"ALE": ("ale_py", "atari"), "MinAtar": ("minatar", "minatar")}  # namespace: its package, our extra
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """One env, by name and keyword arguments; `make` is None where Gymnasium's registry makes it."""
+
+    name: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    make: Callable[..., Any] | None = None
+
+    @property
+    def label(self) -> str:
+        return self.name
+
+    def build(self, **extra: Any) -> gymnasium.Env[Any, Any]:
+        """A new env; `extra` are more keyword arguments, such as render_mode."""
+        kwargs = {**self.kwargs, **extra}
+        env = self._call(kwargs) if self.make is not None else self._make(kwargs)
+        if not isinstance(env, gymnasium.Env):
+            kind = f"{type(env).__module__}.{type(env).__qualname__}"
+            raise EnvSpecError(f"{self.label} made a {kind}, not a gymnasium.Env: return one, or wrap it in one.")
+        return env
+
+    def _call(self, kwargs: dict[str, Any]) -> Any:
+        assert self.make is not None
+        try:
+            inspect.signature(self.make).bind(**kwargs)
+        except TypeError as error:
+            raise EnvSpecError(
+                f"{self.label} cannot be called with ({_listed(kwargs)}), {error}: change envs.kwargs or the factory."
+            ) from None
+        except ValueError:
+            pass  # built-in callables have no signature to look at; calling will tell
+        try:
+            return self.make(**kwargs)
+        except EnvSpecError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise EnvSpecError(
+                f"{self.label} raised {sentence(error)} when called with ({_listed(kwargs)}): repair it."
+            ) from error
+
+    def _make(self, kwargs: dict[str, Any]) -> Any:
+        try:
+            return gymnasium.make(self.name, disable_env_checker=True, **kwargs)
+        except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
+            if ".mujoco" in str(gymnasium.spec(self.name).entry_point):
+                remedy = "pip install 'remuda[mujoco]' and use the newest version of the id."
+            else:
+                remedy = "install what it names."
+            raise EnvSpecError(f"{self.label} needs a package ({sentence(error)}): {remedy}") from error
+        except (Exception, SystemExit) as error:
+            raise EnvSpecError(
+                f"{self.label} could not be made with kwargs ({_listed(kwargs)}), {sentence(error)}: "
+                "change envs.kwargs or repair the env."
+            ) from error
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` needs to find the same env in another process."""
+        if self.make is None:
+            return {
+                "name": self.name,
+                "kwargs": as_json(self.kwargs, self.label),
+                "registered": _registration(self.name),
+            }
+        make: Any = self.make
+        kwargs = dict(self.kwargs)
+        if isinstance(make, functools.partial):
+            if make.args:
+                raise EnvSpecError(
+                    f"{self.label} is a partial with positional arguments, which worker processes cannot be sent: "
+                    "give them by keyword."
+                )
+            make, kwargs = make.func, {**make.keywords, **kwargs}
+        return {"name": self.name, "kwargs": as_json(kwargs, self.label), "factory": describe(make)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> EnvSpec:
+        name, kwargs = values["name"], values["kwargs"]
+        if "factory" in values:
+            return cls(name, kwargs, find(values["factory"]))
+        registered = values["registered"]
+        if registered is not None and registered["id"] not in gymnasium.registry:
+            registered = dict(registered)
+            if isinstance(registered["entry_point"], dict):
+                registered["entry_point"] = find(registered["entry_point"])
+            gymnasium.register(**registered)
+        return resolve(name, kwargs)
+
+
+def resolve(env: str | Callable[..., Any] | EnvSpec, kwargs: Mapping[str, Any] | None = None) -> EnvSpec:
+    """Find out what `env` is; ids must be registered and import paths must exist, nothing is built yet."""
+    kwargs = dict(kwargs or {})
+    if isinstance(env, EnvSpec):
+        return EnvSpec(env.name, {**env.kwargs, **kwargs}, env.make)
+    if callable(env):
+        return EnvSpec(_callable_name(env), kwargs, env)
+    if not isinstance(env, str) or not env.strip():
+        raise EnvSpecError(f"env={env!r} is not an env: give a Gymnasium id, package.module:factory or a callable.")
+    module_name, colon, attribute = env.partition(":")
+    if colon:
+        module = load_module(module_name)
+        factory = getattr(module, attribute, None)
+        if callable(factory):
+            return EnvSpec(env, kwargs, factory)
+    _require_registered(env, attribute if colon else env)
+    return EnvSpec(env, kwargs)
+
+
+def list_envs(containing: str = "") -> list[tuple[str, str, str]]:
+    """Id, step limit and entry point of every registered env whose id contains this; Atari and MinAtar if installed."""
+    for package, _ in EXTRAS.values():
+        if importlib.util.find_spec(package) is not None:
+            _register(package)
+    return [
+        (name, str(known.max_episode_steps or "none"), str(known.entry_point))
+        for name, known in sorted(gymnasium.registry.items())
+        if containing.lower() in name.lower()
+    ]
+
+
+def _register(package: str) -> None:
+    importlib.import_module(package)  # ale_py registers its envs when it is imported
+    if package == "minatar" and not any(known.startswith("MinAtar/") for known in gymnasium.registry):
+        importlib.import_module("minatar.gym").register_envs()
+
+
+def _callable_name(env: Callable[..., Any]) -> str:
+    if isinstance(env, functools.partial):
+        return _callable_name(env.func)
+    return str(getattr(env, "__qualname__", type(env).__qualname__))
+
+
+def _listed(kwargs: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in kwargs.items())
+
+
+def _require_registered(given: str, name: str) -> None:
+    namespace = name.partition("/")[0] if "/" in name else None
+    if namespace in EXTRAS and name not in gymnasium.registry:
+        package, extra = EXTRAS[namespace]
+        try:
+            _register(package)
+        except ModuleNotFoundError:
+            raise EnvSpecError(f"{given} needs the package {package}: pip install 'remuda[{extra}]'.") from None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an outdated version is warned of when it is made, once is enough
+            gymnasium.spec(name)
+    except gymnasium.error.DeprecatedEnv as error:
+        raise EnvSpecError(f"{given} is a retired version ({sentence(error)}): use the newest one.") from None
+    except gymnasium.error.Error:
+        similar = nearest(name, gymnasium.registry)
+        raise EnvSpecError(
+            f"{given} is not a registered Gymnasium id nor package.module:factory: {similar}"
+        ) from None
+
+
+def _registration(name: str) -> dict[str, Any] | None:
+    """What `gymnasium.register` was told, for ids that the user's program registered and a worker does not know."""
+    known = gymnasium.registry.get(name.partition(":")[2] or name)
+    if known is None or str(known.entry_point).startswith("gymnasium."):
+        return None
+    if known.additional_wrappers:
+        raise EnvSpecError(
+            f"{name} was registered with additional_wrappers, which worker processes cannot be sent: "
+            "apply them in a factory function and use that as env."
+        )
+    entry = known.entry_point
+    return {
+        "id": known.id,
+        "entry_point": entry if isinstance(entry, str) else describe(entry),
+        "reward_threshold": known.reward_threshold,
+        "nondeterministic": known.nondeterministic,
+        "max_episode_steps": known.max_episode_steps,
+        "order_enforce": known.order_enforce,
+        "kwargs": as_json(known.kwargs, name),
+    }

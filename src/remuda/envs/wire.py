@@ -1,0 +1,157 @@
+"""How the pool and its processes talk: `Link` carries messages and descriptors, `Bell` wakes a sleeper.
+
+    ours, theirs = Link.pair()
+    ours.send({"reset": 1}, fds=[memory.fd])          # msgpack, length first
+    messages, fds = theirs.receive()                  # whatever is there now; theirs.has_ended after the last
+    bell = Bell()
+    bell.ring()                                       # never blocks; bell.fileno() polls as readable
+    bell.clear()
+
+Steps themselves never travel here: they lie in shared memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Self
+
+import msgspec
+
+HEADER = struct.Struct("<I")
+CHUNK = 1 << 16
+MOST_FDS = 8  # that one message carries
+SEND_SECONDS = 10.0
+ONE = (1).to_bytes(8, sys.byteorder)  # what an eventfd adds; a pipe takes any bytes
+
+
+class Link:
+    """One end of a socket pair. Message by message; the end of the stream means that the other process is gone."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.has_ended = False
+        self._buffer = bytearray()
+
+    @classmethod
+    def pair(cls) -> tuple[Self, Self]:
+        ours, theirs = socket.socketpair()
+        return cls(ours), cls(theirs)
+
+    @classmethod
+    def from_fd(cls, fd: int) -> Self:
+        return cls(socket.socket(fileno=fd))
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def send(self, message: Any, fds: Sequence[int] = (), seconds: float | None = SEND_SECONDS) -> None:
+        """Raises OSError (TimeoutError, BrokenPipeError) when the other side does not take it."""
+        payload = msgspec.msgpack.encode(message)
+        data = HEADER.pack(len(payload)) + payload
+        self.sock.settimeout(seconds)
+        sent = socket.send_fds(self.sock, [data], list(fds)) if fds else 0
+        self.sock.sendall(memoryview(data)[sent:])
+
+    def receive(self) -> tuple[list[Any], list[int]]:
+        """Every whole message that has arrived, without waiting, and the descriptors that came along."""
+        fds: list[int] = []
+        self.sock.setblocking(False)
+        while not self.has_ended:
+            try:
+                data, more, _, _ = socket.recv_fds(self.sock, CHUNK, MOST_FDS)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                data, more = b"", []
+            for fd in more:
+                os.set_inheritable(fd, False)  # not for programs that an env may start
+            fds += more
+            self._buffer += data
+            self.has_ended = not data
+        return self._whole_messages(), fds
+
+    def wait(self, seconds: float) -> bool:
+        """Whether something can be received within so many seconds."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        return bool(poll.poll(max(0.0, seconds) * 1000))
+
+    def expect(self, seconds: float) -> tuple[Any, list[int]]:
+        """The next message, for talks of question and answer; EOFError or TimeoutError if there is none."""
+        deadline = time.monotonic() + seconds
+        while True:
+            messages, fds = self.receive()
+            if messages:
+                assert len(messages) == 1, "more answers than questions"
+                return messages[0], fds
+            if self.has_ended:
+                raise EOFError("the other process is gone")
+            if not self.wait(deadline - time.monotonic()):
+                raise TimeoutError(f"no answer within {seconds:g} s")
+
+    def _whole_messages(self) -> list[Any]:
+        messages, start = [], 0
+        while len(self._buffer) - start >= HEADER.size:
+            (length,) = HEADER.unpack_from(self._buffer, start)
+            end = start + HEADER.size + length
+            if len(self._buffer) < end:
+                break
+            messages.append(msgspec.msgpack.decode(self._buffer[start + HEADER.size : end]))
+            start = end
+        del self._buffer[:start]
+        return messages
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+class Bell:
+    """Wakes whoever polls it. An eventfd on Linux, a pipe elsewhere; both ends stay open in every process."""
+
+    def __init__(self, fds: Sequence[int] | None = None) -> None:
+        if fds is not None:
+            self.fds = tuple(fds)
+        elif hasattr(os, "eventfd"):
+            self.fds = (os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK),)
+        else:
+            self.fds = os.pipe()
+            for fd in self.fds:
+                os.set_blocking(fd, False)
+
+    def fileno(self) -> int:
+        return self.fds[0]
+
+    def ring(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # a full pipe has rung already
+            os.write(self.fds[-1], ONE)
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while len(self.fds) == 2 and len(os.read(self.fds[0], CHUNK)) == CHUNK:
+                pass
+            if len(self.fds) == 1:
+                os.read(self.fds[0], 8)
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when the thread that made this process ends; leave at once if that has happened already.
+
+    Linux only (PR_SET_PDEATHSIG); elsewhere the end of a link does it, as soon as the process looks.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)

@@ -1,0 +1,201 @@
+"""Checkpoints: `step-<N>/` with tensors.safetensors, state.json and a manifest of sha256 sums.
+
+    save(directory, step, learner.state_dict(), {"rounds": 12}, keep="last")
+    found = load_newest(directory)           # the newest that is whole; damaged ones are named and passed over
+
+A checkpoint is written aside, flushed to disk and renamed, so it exists whole or not at all. Nothing in it is
+code: tensors and JSON only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load as tensors_from_bytes
+from safetensors.torch import save as tensors_to_bytes
+from torch import Tensor
+
+from remuda.errors import CheckpointError
+
+FORMAT = 1
+FILES = ("state.json", "tensors.safetensors")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint read back from disk."""
+
+    path: Path
+    step: int
+    learner: dict[str, Any]
+    progress: dict[str, Any]
+    skipped: list[str]  # sentences about damaged checkpoints that are newer than this one
+
+
+def save(
+    directory: Path, step: int, learner: dict[str, Any], progress: dict[str, Any], keep: str = "last", number: int = 0
+) -> Path:
+    """Write checkpoint `step`, point `latest` at it, and delete the old ones that `keep` does not want.
+
+    `number` counts the checkpoints of a run: with keep="10" every tenth stays.
+    """
+    tensors: dict[str, Tensor] = {}
+    state = {"learner": _pack(learner, "", tensors), "progress": progress}
+    contents = {"state.json": json.dumps(state).encode(), "tensors.safetensors": tensors_to_bytes(tensors)}
+    manifest = {
+        "format": FORMAT,
+        "step": step,
+        "number": number,
+        "files": {
+            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in contents.items()
+        },
+    }
+    manifest["sha256"] = _manifest_sum(manifest)
+    final, aside = directory / f"step-{step}", directory / f".writing-{os.getpid()}"
+    shutil.rmtree(aside, ignore_errors=True)  # of a process with this id that was killed while it wrote
+    try:
+        aside.mkdir(parents=True)
+        for name, data in {**contents, "manifest.json": json.dumps(manifest, indent=1).encode()}.items():
+            _write_through(aside / name, data)
+        _flush_directory(aside)
+        if final.exists():  # written before and resumed from: the same step again
+            shutil.rmtree(final)
+        aside.rename(final)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    _point_latest(directory, final.name)
+    _flush_directory(directory)
+    _prune(directory, keep)
+    return final
+
+
+def load(path: Path) -> Checkpoint:
+    """One checkpoint, verified against its manifest."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_bytes())
+        if manifest["format"] != FORMAT:
+            raise CheckpointError(f"checkpoint {path} has format {manifest['format']}: this version reads {FORMAT}.")
+        if manifest.pop("sha256") != _manifest_sum(manifest):
+            raise ValueError("manifest.json does not match its sha256 sum")
+        contents = {}
+        for name in FILES:
+            expected, data = manifest["files"][name], (path / name).read_bytes()
+            if len(data) != expected["bytes"] or hashlib.sha256(data).hexdigest() != expected["sha256"]:
+                raise ValueError(f"{name} does not match its sha256 sum")
+            contents[name] = data
+        state = json.loads(contents["state.json"])
+        learner = _unpack(state["learner"], tensors_from_bytes(contents["tensors.safetensors"]))
+        return Checkpoint(path, int(manifest["step"]), learner, state["progress"], [])
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"checkpoint {path} is damaged ({error}): delete it, or resume from an earlier one."
+        ) from None
+
+
+def load_newest(directory: Path) -> Checkpoint:
+    """The newest whole checkpoint; what was damaged on the way there is told in its `skipped`."""
+    skipped: list[str] = []
+    for path in reversed(list_checkpoints(directory)):
+        try:
+            found = load(path)
+            return Checkpoint(found.path, found.step, found.learner, found.progress, skipped)
+        except CheckpointError as error:
+            skipped.append(str(error))
+    if skipped:
+        raise CheckpointError(f"no checkpoint of {directory.parent} can be used; the newest: {skipped[0]}")
+    raise CheckpointError(f"{directory.parent} holds no checkpoint yet: train it first, or start a new run.")
+
+
+def list_checkpoints(directory: Path) -> list[Path]:
+    """All checkpoints, oldest first."""
+    found = [path for path in directory.glob("step-*") if path.name[5:].isdigit() and path.is_dir()]
+    return sorted(found, key=lambda path: int(path.name[5:]))
+
+
+def _pack(node: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """JSON with a reference wherever a tensor stood; dicts become pairs, because JSON has no integer keys."""
+    if isinstance(node, Tensor):
+        # A clone, because shared nets share memory; contiguous, because channels_last is not saved.
+        tensors[path] = node.detach().cpu().clone(memory_format=torch.contiguous_format)
+        return {"tensor": path}
+    if isinstance(node, dict):
+        return {"pairs": [[key, _pack(value, f"{path}/{key}", tensors)] for key, value in node.items()]}
+    if isinstance(node, (list, tuple)):
+        return {"list": [_pack(value, f"{path}/{index}", tensors) for index, value in enumerate(node)]}
+    if node is None or isinstance(node, (bool, int, float, str)):
+        return node
+    raise TypeError(f"{path} of a checkpoint is a {type(node).__name__}: only tensors and plain values are saved")
+
+
+def _unpack(node: Any, tensors: dict[str, Tensor]) -> Any:
+    if not isinstance(node, dict):
+        return node
+    ((kind, content),) = node.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "pairs":
+        return {key: _unpack(value, tensors) for key, value in content}
+    return [_unpack(value, tensors) for value in content]
+
+
+def _manifest_sum(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _write_through(path: Path, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _flush_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _point_latest(directory: Path, name: str) -> None:
+    link = directory / f".latest-{os.getpid()}"
+    link.unlink(missing_ok=True)
+    link.symlink_to(name)
+    link.replace(directory / "latest")
+
+
+def _prune(directory: Path, keep: str) -> None:
+    """keep: "all", "last" (the newest two, so that one may be damaged), or N: these and every Nth."""
+    if keep == "all":
+        return
+    for path in list_checkpoints(directory)[:-2]:
+        if keep == "last" or _number(path) % int(keep):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _number(path: Path) -> int:
+    """Which checkpoint of the run this is; 0, which is always kept, where the manifest cannot be read."""
+    try:
+        return int(json.loads((path / "manifest.json").read_bytes())["number"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def parameters_hash(state: dict[str, Any]) -> str:
+    """sha256 over every tensor of a (nested) state, for comparing runs bit by bit."""
+    tensors: dict[str, Tensor] = {}
+    _pack(state, "", tensors)
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

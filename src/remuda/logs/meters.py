@@ -1,0 +1,47 @@
+"""What the last finished episodes were like.
+
+>>> window = Window(size=2)
+>>> for ep_rew in (1.0, 2.0, 4.0):                       # a scheme hands over each finished episode's values
+...     window.add({"ep_rew": ep_rew})
+>>> window.summary()["rollout/ep_rew_mean"]
+3.0
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+import numpy as np
+
+STATISTICS = ("mean", "std", "median", "min", "max")
+
+
+class Window:
+    """The values of the last `size` episodes, whichever fields each of them had."""
+
+    def __init__(self, size: int = 100) -> None:
+        self._episodes: deque[dict[str, float]] = deque(maxlen=size)
+
+    def __len__(self) -> int:
+        return len(self._episodes)
+
+    def add(self, values: Mapping[str, float]) -> None:
+        """One finished episode. Everything that costs time is left to `summary`."""
+        self._episodes.append(dict(values))
+
+    def summary(self) -> dict[str, float]:
+        """Statistics of each field over the episodes in which it was a number; fields without any are left out."""
+        fields: dict[str, list[float]] = {}
+        for episode in self._episodes:
+            for name, value in episode.items():
+                if value == value:  # NaN alone differs from itself: the env had nothing to say
+                    fields.setdefault(name, []).append(value)
+        metrics: dict[str, float] = {}
+        for name, values in fields.items():
+            array = np.asarray(values, np.float64)
+            with np.errstate(invalid="ignore"):  # an infinite return has an infinite mean and no deviation
+                numbers = (array.mean(), array.std(), np.median(array), array.min(), array.max())
+            for statistic, number in zip(STATISTICS, numbers, strict=True):
+                metrics[f"rollout/{name}_{statistic}"] = float(number)
+        return metrics

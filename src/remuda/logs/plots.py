@@ -1,0 +1,193 @@
+"""Curves of runs, with a band where several seeds ran the same thing.
+
+    plot_runs(["runs/ppo-1", "runs/ppo-2", "runs/ppo-3", "runs/a2c-1"], Path("compare.png"))
+
+Runs of one algorithm, env and label are seeds of one group. Their curves are interpolated on the steps that all of
+them cover. The band is the 95 % t interval of the mean, wide for few seeds because few seeds say little; of two
+seeds it is what lies between them. The legend says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remuda.errors import UsageError, nearest
+from remuda.logs.rundir import RunDirectory
+from remuda.logs.writers import STEP, read_metrics
+
+RETURN = "rollout/ep_rew_mean"
+EVALUATION = "eval/mean_reward"
+NAMES = {RETURN: "episode return", "rollout/ep_len_mean": "episode length", "time/fps": "steps per second"}
+COLOURS = ("#1f5fa8", "#d1603d", "#2e8b57", "#8a56a8", "#b8860b", "#c2458f", "#4aa3b5", "#5f6b76")
+GRID_POINTS = 200
+SEEDS_FOR_INTERVAL = 3  # the interval of two is nine deviations to either side, and hides everything else
+# Two-sided 95 % quantiles of Student's t for 1 to 10 degrees of freedom.
+T_95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
+
+Array = NDArray[np.float64]
+Curve = tuple[Array, Array]  # steps and values
+
+
+def t_quantile(degrees: int) -> float:
+    """The two-sided 95 % quantile of Student's t."""
+    if degrees <= len(T_95):
+        return T_95[degrees - 1]
+    z = 1.959964  # beyond the table, Fisher's expansion is right to three decimals (Abramowitz & Stegun 26.7.5)
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / degrees + second / degrees**2 + third / degrees**3
+
+
+def mean_and_band(curves: Sequence[Curve]) -> tuple[Array, Array, Array, Array]:
+    """Steps that every curve covers; there the mean, and the lower and upper edge of the band."""
+    first = max(steps[0] for steps, _ in curves)
+    last = min(steps[-1] for steps, _ in curves)
+    if first > last:
+        raise ValueError("no step is covered by every curve")
+    grid = np.linspace(first, last, GRID_POINTS)
+    values = np.stack([np.interp(grid, steps, values) for steps, values in curves])
+    mean, count = values.mean(axis=0), len(curves)
+    if count < SEEDS_FOR_INTERVAL:
+        return grid, mean, values.min(axis=0), values.max(axis=0)
+    half_width = t_quantile(count - 1) * values.std(axis=0, ddof=1) / np.sqrt(count)
+    return grid, mean, mean - half_width, mean + half_width
+
+
+def plot_runs(
+    paths: Sequence[Path | str],
+    out: Path,
+    metric: str = RETURN,
+    labels: Sequence[str] | None = None,
+    title: str | None = None,
+) -> Path:
+    """Draw `metric` of the runs at `paths` into `out`; `labels`, one per path, tell apart what configs do not."""
+    if not paths:
+        raise UsageError("there is nothing to plot: name one or more run directories.")
+    if labels is not None and len(labels) != len(paths):
+        raise UsageError(f"{len(labels)} labels do not fit {len(paths)} runs: give one for each run.")
+    runs = [RunDirectory.open(path) for path in paths]
+    rows = [read_metrics(run.path) for run in runs]
+    curves = [_curve(run.path, table, metric) for run, table in zip(runs, rows, strict=True)]
+    groups, shared_env = _group(runs, labels)
+
+    from matplotlib.figure import Figure  # 0.8 s to import, so only here; without pyplot there is no global state
+
+    figure = Figure(figsize=(8.0, 4.8), dpi=110, layout="constrained")
+    axes = figure.add_subplot()
+    for index, (name, members) in enumerate(groups.items()):
+        colour = COLOURS[index % len(COLOURS)]
+        _draw_group(axes, name, [curves[member] for member in members], colour)
+        if metric == RETURN:
+            _draw_evaluations(axes, name, [rows[member] for member in members], colour)
+    _decorate(axes, metric, title if title is not None else shared_env)
+    try:
+        figure.savefig(out)
+    except ValueError as error:
+        raise UsageError(f"out={out} cannot be drawn ({error}): use a name that ends in .png.") from None
+    except OSError as error:
+        raise UsageError(f"out={out} cannot be written ({error.strerror}): choose another place.") from None
+    return out
+
+
+def _curve(path: Path, rows: Sequence[Mapping[str, float | None]], metric: str) -> Curve:
+    points = {row[STEP]: row[metric] for row in rows if row.get(metric) is not None}  # the last of equal steps
+    if not points:
+        known = sorted({key for row in rows for key, value in row.items() if value is not None} - {STEP})
+        if not known:
+            raise UsageError(f"{path} holds no metrics yet: wait for the run's first log line.")
+        remedy = "wait for the first finished episode." if metric == RETURN else nearest(metric, known)
+        raise UsageError(f"{path} holds no {metric}: {remedy}")
+    steps = np.array(sorted(step for step in points if step is not None), np.float64)
+    return steps, np.array([points[step] for step in steps], np.float64)
+
+
+def _group(runs: Sequence[RunDirectory], labels: Sequence[str] | None) -> tuple[dict[str, list[int]], str]:
+    """Which runs belong together by what name, and the env if it is the same for all."""
+    described = []
+    for index, run in enumerate(runs):
+        config = run.read_config()
+        algorithm = _name(config, "algorithm", "algo") or run.path.resolve().name
+        label = labels[index] if labels is not None else _name(config, "label")
+        described.append((algorithm, _name(config, "env"), label))
+    envs = {env for _, env, _ in described}
+    groups: dict[str, list[int]] = {}
+    for index, (algorithm, env, label) in enumerate(described):
+        parts = (algorithm, env if len(envs) > 1 else "", label)
+        groups.setdefault(" ".join(part for part in parts if part), []).append(index)
+    return groups, envs.pop() if len(envs) == 1 else ""
+
+
+def _name(config: Mapping[str, Any], *keys: str) -> str:
+    """The text at the first of `keys` that is there, be it `algo: ppo` or `algo: {name: ppo, ...}`."""
+    for key in keys:
+        value = config.get(key)
+        if isinstance(value, Mapping):
+            value = value.get("name")
+        if value is not None:
+            return str(value)
+    return ""
+
+
+def _draw_group(axes: Any, name: str, curves: Sequence[Curve], colour: str) -> None:
+    if len(curves) == 1:
+        steps, values = curves[0]
+        axes.plot(steps, values, color=colour, linewidth=1.8, label=name, marker="o" if len(steps) == 1 else None)
+        return
+    try:
+        grid, mean, low, high = mean_and_band(curves)
+    except ValueError:
+        raise UsageError(
+            f"the {len(curves)} runs of {name} share no steps: wait until they overlap, or plot them one by one."
+        ) from None
+    for steps, values in curves:
+        axes.plot(steps, values, color=colour, linewidth=0.7, alpha=0.35)
+    band = "95 % t interval" if len(curves) >= SEEDS_FOR_INTERVAL else "lowest to highest"
+    label = f"{name}: mean of {len(curves)} seeds, {band}"
+    axes.plot(grid, mean, color=colour, linewidth=2.0, label=label)
+    axes.fill_between(grid, low, high, color=colour, alpha=0.18, linewidth=0)
+
+
+def _draw_evaluations(
+    axes: Any, name: str, tables: Sequence[Sequence[Mapping[str, float | None]]], colour: str
+) -> None:
+    points = [(row[STEP], row[EVALUATION]) for rows in tables for row in rows if row.get(EVALUATION) is not None]
+    if points:
+        steps, values = zip(*points, strict=True)
+        axes.plot(
+            steps, values, "o", markersize=5, markerfacecolor="white", markeredgecolor=colour, label=f"{name}: eval"
+        )
+
+
+def _limit(axes: Any) -> None:
+    """Show every curve whole, and of bands what lies near: that of three seeds may be far higher than they are."""
+    values = np.concatenate([np.asarray(line.get_ydata(), np.float64) for line in axes.get_lines()])
+    low, high = values.min(), values.max()
+    span = (high - low) or abs(high) or 1.0
+    bottom = max(axes.dataLim.ymin, low - 0.3 * span)
+    top = min(axes.dataLim.ymax, high + 0.3 * span)
+    axes.set_ylim(bottom - 0.05 * span, top + 0.05 * span)
+
+
+def _decorate(axes: Any, metric: str, title: str) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    axes.set_xlabel("environment steps")
+    axes.set_ylabel(NAMES.get(metric, metric))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if title:
+        axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
+    axes.grid(True, color="#d8dde2", linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color("#8a939c")
+    axes.tick_params(colors="#4a525a")
+    axes.margins(x=0.01)
+    _limit(axes)
+    axes.legend(frameon=False, fontsize=9)

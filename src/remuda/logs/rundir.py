@@ -1,0 +1,303 @@
+"""The directory of a run: what it was, what it did, what came out.
+
+    with RunDirectory.create(None, "ppo-CartPole-v1-1", config) as run:      # runs/ppo-CartPole-v1-1-20260131-120000
+        run.log("training starts")
+        ...                                                                  # run.checkpoints, run.videos, run.tb
+        run.write_result({"status": "done", "steps": 200_000})
+    RunDirectory.open("runs/latest").read_config()
+
+One process at a time may write to a run: it holds a lock on log.txt, which the system drops when it dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import yaml
+
+from remuda.errors import CheckpointError, ConfigError
+from remuda.logs.files import plain, to_json, write_whole
+
+if sys.platform != "win32":
+    import fcntl
+
+RUNS = "runs"
+OURS = ("config.yaml", "meta.json", "metrics.jsonl", "result.json", "checkpoints")  # what marks a directory as a run
+PACKAGES = ("remuda", "torch", "numpy", "gymnasium")
+
+
+class RunDirectory:
+    """A run on disk; `create` and `resume` own it until `close`, `open` only reads."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._log: IO[str] | None = None
+
+    @classmethod
+    def create(
+        cls, path: Path | str | None, name: str, config: Mapping[str, Any], resume: bool = False
+    ) -> RunDirectory:
+        """A new run at `path`, by default runs/<name>-<time>; with `resume`, the run that is there goes on."""
+        settings = _config_text(config)
+        if resume:
+            if path is None:
+                raise ConfigError("resume needs the directory of a run: give it with --resume RUN.")
+            return cls._resume(Path(path), settings)
+        made: list[Path] = []
+        if path is None:
+            directory = _default_path(name, made)
+        else:
+            directory = Path(path)
+            _check_free(directory)
+        run = cls(directory)
+        try:
+            _make_directories(directory, made)
+            with (directory / "config.yaml").open("x", encoding="utf-8") as file:  # "x": of two, one wins
+                made.append(directory / "config.yaml")
+                file.write(settings)
+            for child in (run.checkpoints, run.videos, run.tb):
+                _make_directories(child, made)
+            made += [file for file in (directory / "meta.json", directory / "log.txt") if not file.exists()]
+            write_whole(directory / "meta.json", to_json({"name": name, **_meta(config)}, indent=2) + "\n")
+            run._lock()
+        except FileExistsError:
+            _remove(made)
+            raise ConfigError(_taken(directory)) from None
+        except OSError as error:
+            run.close()
+            _remove(made)
+            raise ConfigError(_unwritable(directory, error)) from None
+        except BaseException:
+            run.close()
+            _remove(made)
+            raise
+        run._point_latest()
+        return run
+
+    @classmethod
+    def _resume(cls, path: Path, settings: str) -> RunDirectory:
+        run = cls.open(path)
+        try:
+            run._lock()
+            write_whole(path / "config.yaml", settings)  # more steps, for example
+            meta = run.read_meta()
+            meta.setdefault("resumed", []).append(_start())
+            write_whole(path / "meta.json", to_json(meta, indent=2) + "\n")
+            for child in (run.checkpoints, run.videos, run.tb):
+                child.mkdir(exist_ok=True)
+        except OSError as error:
+            run.close()
+            raise CheckpointError(_unwritable(path, error)) from None
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    @classmethod
+    def open(cls, path: Path | str) -> RunDirectory:
+        """A run that exists, to read from."""
+        path = Path(path)
+        if not (path / "config.yaml").is_file():
+            there = "holds no config.yaml" if path.is_dir() else "is no directory"
+            raise CheckpointError(f"{path} is not a run: it {there}; name a directory that `remuda train` made.")
+        return cls(path)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def videos(self) -> Path:
+        return self.path / "videos"
+
+    @property
+    def tb(self) -> Path:
+        return self.path / "tb"
+
+    def log(self, line: str) -> None:
+        """Append one line with the time to log.txt."""
+        if self._log is None:
+            self._log = (self.path / "log.txt").open("a", encoding="utf-8", buffering=1)
+        self._log.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}\n")
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """result.json, whole or not at all."""
+        write_whole(self.path / "result.json", to_json(result, indent=2) + "\n")
+
+    def read_config(self) -> dict[str, Any]:
+        """The resolved configuration."""
+        path = self.path / "config.yaml"
+        try:
+            config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            reason = str(error).partition("\n")[0]
+            raise CheckpointError(f"{path} cannot be read ({reason}): restore it or start a new run.") from None
+        if not isinstance(config, dict):
+            raise CheckpointError(f"{path} is damaged: it holds no mapping; restore it or start a new run.")
+        return config
+
+    def read_meta(self) -> dict[str, Any]:
+        """Versions, machine and starts; empty where meta.json was deleted."""
+        path = self.path / "meta.json"
+        try:
+            meta = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise CheckpointError(f"{path} is damaged ({error}): delete it to go on without it.") from None
+        return dict(meta)
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()  # the lock goes with it
+            self._log = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _lock(self) -> None:
+        self._log = (self.path / "log.txt").open("a", encoding="utf-8", buffering=1)
+        if sys.platform == "win32":
+            return  # Windows has no flock; two processes in one run stay the user's care there
+        try:
+            fcntl.flock(self._log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CheckpointError(
+                f"{self.path} is in use: another process trains there; wait for its end, or stop it."
+            ) from None
+
+    def _point_latest(self) -> None:
+        """runs/latest; only there, because beside an --out of the user's own choice it would be litter."""
+        latest = self.path.parent / "latest"
+        if self.path.parent.name != RUNS or (latest.exists() and not latest.is_symlink()):
+            return
+        partial = self.path.parent / f".latest-{os.getpid()}"
+        try:
+            partial.symlink_to(self.path.name, target_is_directory=True)
+            os.replace(partial, latest)
+        except OSError as error:  # a file system without links: the run itself is fine
+            self.log(f"{latest} could not be made: {error}")
+
+
+def _default_path(name: str, made: list[Path]) -> Path:
+    """runs/<name>-<time>, created here, because only a directory that exists is unique."""
+    safe = "".join(letter if letter.isalnum() or letter in "-_.+" else "-" for letter in name)
+    stem = Path(RUNS) / f"{safe}-{datetime.now():%Y%m%d-%H%M%S}"
+    try:
+        _make_directories(stem.parent, made)
+        for count in range(1, 1000):
+            directory = stem if count == 1 else stem.with_name(f"{stem.name}-{count}")
+            try:
+                directory.mkdir()
+            except FileExistsError:
+                continue
+            made.append(directory)
+            return directory
+    except OSError as error:
+        _remove(made)
+        raise ConfigError(_unwritable(stem, error)) from None
+    raise ConfigError(f"{stem} and 998 more names are taken: choose a directory with --out.")
+
+
+def _check_free(directory: Path) -> None:
+    if directory.exists() and not directory.is_dir():
+        raise ConfigError(f"out={directory} is a file: a run needs a directory; choose another --out.")
+    if any((directory / name).exists() for name in OURS):
+        raise ConfigError(_taken(directory))
+
+
+def _taken(directory: Path) -> str:
+    return f"out={directory} already holds a run: continue it with --resume {directory}, or choose another --out."
+
+
+def _unwritable(directory: Path, error: OSError) -> str:
+    return f"{directory} cannot be written ({error.strerror}): choose a directory of your own with --out."
+
+
+def _make_directories(directory: Path, made: list[Path]) -> None:
+    """As `mkdir -p`, noting what was made."""
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    for path in reversed(missing):
+        try:
+            path.mkdir()
+        except FileExistsError:
+            if not path.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
+        else:
+            made.append(path)
+
+
+def _remove(made: list[Path]) -> None:
+    for path in reversed(made):
+        if path.is_dir():
+            with contextlib.suppress(OSError):  # another run moved in meanwhile
+                path.rmdir()
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _config_text(config: Mapping[str, Any]) -> str:
+    try:
+        settings = plain(config)
+    except TypeError as error:
+        raise ConfigError(f"the configuration cannot be saved: {error}; name it by an import path.") from None
+    return str(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+
+
+def _meta(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_start(), "seed": config.get("seed")}
+
+
+def _start() -> dict[str, Any]:
+    """Who, where and with what; never the environment variables, which hold keys and passwords."""
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    return {
+        "time": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": list(sys.argv),
+        "versions": versions,
+        "git": _git(),
+        "machine": {
+            "host": platform.node(),
+            "platform": platform.platform(),
+            "cpus": os.cpu_count(),
+            "cpus_allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        },
+    }
+
+
+def _git() -> dict[str, Any] | None:
+    """Commit of the working directory, and whether its files differ from it; None outside a repository."""
+    if shutil.which("git") is None:
+        return None
+    command = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):  # a huge repository on a slow disk
+        return None
+    if answer.returncode != 0:
+        return None
+    commit, _, dirty = answer.stdout.strip().partition("-")
+    return {"commit": commit, "dirty": dirty == "dirty"}

@@ -1,0 +1,299 @@
+"""What a run shows while it runs: a live view on a terminal, a line now and then in a file or pipe.
+
+    with Terminal(total_steps=200_000, title="ppo CartPole-v1") as terminal:
+        while training:
+            terminal.update({"rollout/ep_rew_mean": 21.5, "time/fps": 9000.0}, steps)
+        terminal.note(where_time_went({"env": 4.1, "inference": 2.2, "update": 3.3, "wait": 0.4}))
+
+A terminal that goes away (a closed window, `| head`) ends the view and nothing else. There is no thread: `update`
+draws, at most four times a second.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TextIO, cast
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.live import Live
+
+REFRESH_SECONDS = 0.25
+LINE_SECONDS = 5.0
+LINES_PER_RUN = 10  # a run that is over within seconds still shows this many
+
+TIMES = {"env": "env", "inference": "inference", "update": "update", "wait": "waiting", "evaluation": "evaluation"}
+
+
+def where_time_went(seconds: Mapping[str, float]) -> str:
+    """Shares of the whole, in percent that add up to 100.
+
+    >>> where_time_went({"wait": 0.4, "env": 4.1, "inference": 2.2, "update": 3.3})
+    'time: env 41 %, inference 22 %, update 33 %, waiting 4 %'
+    """
+    order = [*TIMES, *(name for name in seconds if name not in TIMES and name != "other"), "other"]
+    spent = {name: seconds[name] for name in order if seconds.get(name, 0.0) > 0.0}
+    total = sum(spent.values())
+    if total <= 0.0:
+        return "time: nothing measured"
+    exact = {name: 100.0 * value / total for name, value in spent.items()}
+    percent = {name: math.floor(share) for name, share in exact.items()}
+    # The largest remainders are rounded up, so that the line adds up.
+    for name in sorted(exact, key=lambda name: percent[name] - exact[name])[: 100 - sum(percent.values())]:
+        percent[name] += 1
+    return "time: " + ", ".join(f"{TIMES.get(name, name)} {share} %" for name, share in percent.items())
+
+
+class Terminal:
+    """The view of one run, from `total_steps` and the metrics of its log."""
+
+    def __init__(
+        self,
+        total_steps: int,
+        title: str,
+        plain: bool | None = None,
+        start_steps: int = 0,
+        file: TextIO | None = None,
+    ) -> None:
+        self.total_steps = max(1, total_steps)
+        self.title = title
+        self._start_steps = start_steps  # of a resumed run: the time left is judged by what this process did
+        self._started = time.monotonic()
+        self._steps = start_steps
+        self._metrics: dict[str, float] = {}
+        self._evaluated_at = 0
+        self._drawn_at = -math.inf
+        self._drawn_steps: int | None = None
+        self._output = _Output(sys.stdout if file is None else file)
+        if plain is None:
+            plain = not self._output.isatty() or os.environ.get("TERM", "dumb") == "dumb"
+        self._live = None if plain else self._start_live()
+
+    def update(self, metrics: Mapping[str, float], steps: int) -> None:
+        """Metrics of the log, any of them; those not named keep their last value."""
+        self._metrics.update(metrics)
+        self._steps = steps
+        if "eval/mean_reward" in metrics:
+            self._evaluated_at = steps
+        now = time.monotonic()
+        if self._live is not None:
+            if now - self._drawn_at >= REFRESH_SECONDS:
+                self._drawn_at = now
+                self._live.refresh()
+        elif now - self._drawn_at >= LINE_SECONDS or self._part(steps) > self._part(self._drawn_steps or 0):
+            self._print_line(now)
+
+    def note(self, line: str) -> None:
+        """A line that stays, above the bar."""
+        if self._live is not None:
+            self._live.console.print(line, markup=False, highlight=False)
+        else:
+            self._output.write(line + "\n")
+            self._output.flush()
+
+    def close(self) -> None:
+        """Draw the last state and give the terminal back."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        elif self._metrics and self._drawn_steps != self._steps:
+            self._print_line(time.monotonic())
+        self._metrics = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def parts(self) -> list[str]:
+        """What there is to say, most important first."""
+        parts = []
+        if self._has("rollout/ep_rew_mean"):
+            parts.append("return " + self._spread("rollout/ep_rew_mean", "rollout/ep_rew_std"))
+        if self._has("rollout/ep_len_mean"):
+            parts.append(f"length {self._metrics['rollout/ep_len_mean']:,.0f}")
+        if self._has("time/fps"):
+            parts.append(f"{self._metrics['time/fps']:,.0f} steps/s")
+        if (left := self._seconds_left()) is not None:
+            parts.append("left " + clock(left))
+        if self._has("eval/mean_reward"):
+            spread = self._spread("eval/mean_reward", "eval/std_reward")
+            parts.append(f"eval {spread} at {self._evaluated_at:,}")
+        if self._metrics.get("rollout/restarts", 0.0) > 0.0:
+            parts.append(f"restarts {self._metrics['rollout/restarts']:,.0f}")
+        return parts
+
+    @property
+    def percent(self) -> int:
+        return min(100, 100 * self._steps // self.total_steps)
+
+    @property
+    def steps(self) -> int:
+        return self._steps
+
+    def _has(self, name: str) -> bool:
+        return math.isfinite(self._metrics.get(name, math.nan))
+
+    def _spread(self, mean: str, deviation: str) -> str:
+        text = number(self._metrics[mean])
+        return f"{text} ± {number(self._metrics[deviation])}" if self._has(deviation) else text
+
+    def _seconds_left(self) -> float | None:
+        done = self._steps - self._start_steps
+        if done <= 0:
+            return None
+        return max(0, self.total_steps - self._steps) * (time.monotonic() - self._started) / done
+
+    def _part(self, steps: int) -> int:
+        return LINES_PER_RUN * steps // self.total_steps
+
+    def _print_line(self, now: float) -> None:
+        self._drawn_at, self._drawn_steps = now, self._steps
+        start = f"{self._steps:,} of {self.total_steps:,} steps ({self.percent} %)"
+        self._output.write("  ".join([start, *self.parts()]) + "\n")
+        self._output.flush()
+
+    def _start_live(self) -> Live:
+        from rich.console import Console
+        from rich.live import Live
+
+        # Not rich's own thread: it would draw while envs and torch want the core, and outlive a crash.
+        console = Console(file=cast("TextIO", self._output), force_terminal=True)
+        live = Live(
+            _View(self),
+            console=console,
+            auto_refresh=False,
+            redirect_stdout=self._output.is_of(sys.stdout),  # so that a `print` of the user's comes above the bar
+            redirect_stderr=sys.stderr is not None and sys.stderr.isatty(),  # but 2> FILE stays where it was sent
+        )
+        live.start(refresh=True)
+        return live
+
+
+class _View:
+    """Two or more lines: the bar, then as many parts on each line as fit."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        terminal, width = self._terminal, options.max_width
+        title = Text(terminal.title, style="bold", no_wrap=True, overflow="ellipsis")
+        count = Text(f"{terminal.percent:3d} %  {terminal.steps:,} / {terminal.total_steps:,}", no_wrap=True)
+        bar = ProgressBar(total=terminal.total_steps, completed=min(terminal.steps, terminal.total_steps))
+        row = Table.grid(padding=(0, 2), expand=True)
+        if len(title) + len(count) + 14 <= width:
+            row.add_column()
+            row.add_column(ratio=1)
+            row.add_column()
+            row.add_row(title, bar, count)
+            yield row
+        else:
+            yield title
+            row.add_column(ratio=1)
+            row.add_column()
+            row.add_row(bar, count if len(count) + 10 <= width else Text(f"{terminal.percent} %", no_wrap=True))
+            yield row
+        line = ""
+        for part in terminal.parts():
+            if line and len(line) + 3 + len(part) > width:
+                yield Text(line, no_wrap=True, overflow="ellipsis")
+                line = part
+            else:
+                line = f"{line}   {part}" if line else part
+        yield Text(line, no_wrap=True, overflow="ellipsis")
+
+
+class _Output(io.TextIOBase):
+    """The terminal's file, which may vanish: from then on everything written is dropped."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._gone = False
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # rich asks, to decide whether it may draw lines
+        return getattr(self._file, "encoding", None) or "utf-8"
+
+    def is_of(self, file: TextIO | None) -> bool:
+        return self._file is file
+
+    def isatty(self) -> bool:
+        try:
+            return self._file.isatty()
+        except ValueError:  # closed
+            return False
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def write(self, text: str) -> int:
+        if not self._gone:
+            try:
+                self._file.write(self._encodable(text))
+            except (OSError, ValueError):
+                self._vanish()
+        return len(text)
+
+    def flush(self) -> None:
+        if not self._gone:
+            try:
+                self._file.flush()
+            except (OSError, ValueError):
+                self._vanish()
+
+    def _encodable(self, text: str) -> str:
+        try:
+            text.encode(self.encoding)
+        except UnicodeEncodeError:
+            return text.replace("±", "+-").encode(self.encoding, "replace").decode(self.encoding)
+        return text
+
+    def _vanish(self) -> None:
+        """What is still in the file's buffer, and every later `print` of the run, must find somewhere to go."""
+        self._gone = True
+        try:
+            descriptor = self._file.fileno()
+        except (OSError, ValueError):  # no real file, or closed
+            return
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nowhere, descriptor)
+        finally:
+            os.close(nowhere)
+
+
+def number(value: float) -> str:
+    """Four significant digits, without an exponent where people would not write one.
+
+    >>> [number(value) for value in (0.01234, -21.5, 312.42, 1234567.8, 3e9)]
+    ['0.01234', '-21.5', '312.4', '1,234,568', '3e+09']
+    """
+    if 1000.0 <= abs(value) < 1e9:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def clock(seconds: float) -> str:
+    """
+    >>> clock(5), clock(3725), clock(200_000)
+    ('0:05', '1:02:05', '2 d 7:33:20')
+    """
+    days, rest = divmod(round(seconds), 86_400)
+    hours, rest = divmod(rest, 3600)
+    minutes, rest = divmod(rest, 60)
+    text = f"{hours}:{minutes:02d}:{rest:02d}" if days or hours else f"{minutes}:{rest:02d}"
+    return f"{days} d {text}" if days else text

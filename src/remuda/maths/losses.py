@@ -1,0 +1,37 @@
+"""Pieces of policy-gradient losses; rows in, scalars or rows out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
+    """PPO's pessimistic surrogate as a loss, Eq. 7 of 1707.06347: the mean over rows, negated."""
+    ratio = log_ratio.exp()
+    return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).mean()
+
+
+def value_loss(value: Tensor, target: Tensor, old_value: Tensor | None = None, clip: float | None = None) -> Tensor:
+    """Mean squared error; with `clip` a value may move from its old estimate by no more than that.
+
+    The clipped form takes the larger of both errors, so that clipping never makes a loss look smaller.
+    """
+    error = (value - target).square()
+    if clip is None or old_value is None:
+        return error.mean()
+    clipped = old_value + (value - old_value).clamp(-clip, clip)
+    return torch.maximum(error, (clipped - target).square()).mean()
+
+
+def approximate_kl(log_ratio: Tensor) -> Tensor:
+    """KL(old || new) from actions of the old policy: the k3 estimator, never negative and of low variance.
+
+    http://joschu.net/blog/kl-approx.html
+    """
+    return (log_ratio.exp() - 1 - log_ratio).mean()
+
+
+def standardised(x: Tensor, epsilon: float = 1e-8) -> Tensor:
+    """Mean 0, standard deviation 1; a single row is left as it is, having no deviation."""
+    return x if x.numel() < 2 else (x - x.mean()) / (x.std() + epsilon)

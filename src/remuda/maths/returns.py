@@ -1,0 +1,68 @@
+"""Returns and advantages over [T, B] rows whose reset rows are masked (see remuda.data.rollout).
+
+Inputs: r_t, discount_t, mask_t are [T, B]; v is [T + 1, B], the value of every row's observation and of the one
+after the last row. A truncated episode bootstraps from the reset row that follows it, whose observation is the
+episode's true final one; a terminated episode has discount 0; the end of the rollout bootstraps from v[T].
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def _check(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor) -> None:
+    if r_t.dim() != 2:
+        raise ValueError(f"rewards have shape {tuple(r_t.shape)}: they must be [T, B]")
+    T, B = r_t.shape
+    if discount_t.shape != (T, B) or mask_t.shape != (T, B) or v.shape != (T + 1, B):
+        raise ValueError(
+            f"rewards are {tuple(r_t.shape)}, so discounts {tuple(discount_t.shape)} and masks "
+            f"{tuple(mask_t.shape)} must be the same and values {tuple(v.shape)} one row longer"
+        )
+
+
+def gae(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, gamma: float, lambda_: float) -> Tensor:
+    """Generalised advantage estimates (1506.02438), [T, B]; 0 on reset rows."""
+    _check(r_t, discount_t, mask_t, v)
+    mask = mask_t.to(v.dtype)
+    continues = gamma * mask * discount_t
+    delta_t = mask * (r_t - v[:-1]) + continues * v[1:]
+    decay_t = lambda_ * continues
+    advantage_t = torch.empty_like(delta_t)
+    acc = torch.zeros_like(v[0])
+    for t in reversed(range(len(r_t))):  # one torch call per row
+        acc = torch.addcmul(delta_t[t], decay_t[t], acc, out=advantage_t[t])
+    return advantage_t
+
+
+def discounted_returns(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, gamma: float) -> Tensor:
+    """Monte-Carlo returns, bootstrapped only where an episode is cut; the value itself on reset rows."""
+    _check(r_t, discount_t, mask_t, v)
+    returns = torch.empty_like(v[:-1])
+    g_tp1 = v[-1]
+    for t in reversed(range(len(r_t))):
+        g_tp1 = torch.where(mask_t[t].bool(), r_t[t] + gamma * discount_t[t] * g_tp1, v[t])
+        returns[t] = g_tp1
+    return returns
+
+
+def n_step_returns(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, gamma: float, n: int) -> Tensor:
+    """Returns over at most n rewards, then the value: shorter where an episode or the rollout ends first."""
+    _check(r_t, discount_t, mask_t, v)
+    if n < 1:
+        raise ValueError(f"n={n}: an n-step return takes at least one reward")
+    returns = v
+    for _ in range(n):
+        one_more = torch.where(mask_t.bool(), r_t + gamma * discount_t * returns[1:], v[:-1])
+        returns = torch.cat([one_more, v[-1:]])
+    return returns[:-1]
+
+
+def explained_variance(prediction: Tensor, target: Tensor) -> Tensor:
+    """1 - Var[target - prediction] / Var[target]; 1 is perfect, 0 is as good as a constant, NaN without variance."""
+    if target.numel() == 0:  # a rollout of reset rows alone; torch would warn
+        return target.new_full((), torch.nan)
+    variance = target.var(unbiased=False)
+    nan = torch.full_like(variance, torch.nan)
+    return torch.where(variance > 0, 1 - (target - prediction).var(unbiased=False) / variance, nan)

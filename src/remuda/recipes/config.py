@@ -1,0 +1,210 @@
+"""Everything that can be set, in frozen dataclasses: a sentence per field, checks where values meet.
+
+The command line (`--algo.learning_rate 3e-4`), `config.yaml` and `remuda.train(algo={"learning_rate": 3e-4})` are
+three ways to fill in the same fields. Presets (recipes/presets.py) change defaults, never what the user set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from remuda.errors import ConfigError
+from remuda.recipes.values import Checked, option
+
+
+@dataclass(frozen=True)
+class AlgoOptions(Checked):
+    """What A2C and PPO have in common; names are those of Stable-Baselines3."""
+
+    _group = "algo."
+    learning_rate: str = option("3e-4", "step size: a number or a schedule such as linear(3e-4, 0)", schedule=True)
+    n_steps: int = option(128, "rows of each env in one rollout", low=1)
+    gamma: float = option(0.99, "discount per step", low=0.0, high=1.0)
+    gae_lambda: float = option(0.95, "lambda of generalised advantage estimation", low=0.0, high=1.0)
+    ent_coef: float = option(0.0, "weight of the entropy bonus", low=0.0)
+    vf_coef: float = option(0.5, "weight of the value loss", low=0.0)
+    max_grad_norm: float = option(0.5, "largest norm of a gradient; 0 never clips", low=0.0)
+    normalize_advantage: bool = option(True, "bring advantages of each minibatch to mean 0, deviation 1")
+    normalize_reward: bool = option(False, "divide rewards by the running deviation of the discounted return")
+    optimizer: str = option("adam", "optimizer", choices=("adam", "adamw", "rmsprop"))
+    optimizer_eps: float = option(1e-5, "the optimizer's epsilon", above=0.0)
+    weight_decay: float = option(0.0, "weight decay of the optimizer", low=0.0)
+    rms_alpha: float = option(0.99, "smoothing constant of RMSprop", low=0.0, high=1.0)
+    momentum: float = option(0.0, "momentum of RMSprop", low=0.0, high=1.0)
+
+
+@dataclass(frozen=True)
+class PPOOptions(AlgoOptions):
+    """Proximal policy optimisation."""
+
+    batch_size: int = option(256, "rows of a minibatch; must divide n_steps x envs", low=1)
+    n_epochs: int = option(4, "passes over each rollout", low=1)
+    clip_range: str = option("0.2", "clip range of the probability ratio: a number or a schedule", schedule=True)
+    clip_range_vf: str | None = option(
+        None, "clip range of the value's change, a number or a schedule; none does not clip", schedule=True
+    )
+    target_kl: float | None = option(
+        None, "end a rollout's updates when the KL passes 1.5 x this; none never", above=0.0
+    )
+
+
+@dataclass(frozen=True)
+class A2COptions(AlgoOptions):
+    """Advantage actor-critic."""
+
+    learning_rate: str = option("7e-4", "step size: a number or a schedule such as linear(7e-4, 0)", schedule=True)
+    n_steps: int = option(8, "rows of each env in one rollout", low=1)
+    gae_lambda: float = option(1.0, "lambda of generalised advantage estimation", low=0.0, high=1.0)
+    normalize_advantage: bool = option(False, "bring advantages of each rollout to mean 0, deviation 1")
+    optimizer: str = option("rmsprop", "optimizer", choices=("adam", "adamw", "rmsprop"))
+
+
+@dataclass(frozen=True)
+class SamplerOptions(Checked):
+    """How experience is sampled."""
+
+    _group = "sampler."
+    envs: int = option(8, "environments, over all workers", low=1)
+    workers: int = option(0, "env worker processes of the parallel scheme; 0 takes one per core", low=0)
+    slots: int = option(1, "groups of envs that take turns; 2 acts for one while the other steps", low=1, high=8)
+    act: str = option("central", "where the policy runs", choices=("central",))
+    decorrelate: int = option(0, "random steps per env before the first rollout, at most", low=0)
+
+
+@dataclass(frozen=True)
+class EnvsOptions(Checked):
+    """How environments are made and watched."""
+
+    _group = "envs."
+    backend: str = option("auto", "what steps the envs", choices=("auto", "python"))
+    kwargs: dict[str, Any] = option({}, "keyword arguments of the env, as JSON")
+    stats: str | None = option(None, "your own episode statistics, as package.module:Class")
+    step_timeout: float = option(60.0, "seconds after which a silent env worker is replaced", above=0.0)
+    build_timeout: float = option(120.0, "seconds that building a worker's envs may take", above=0.0)
+
+
+@dataclass(frozen=True)
+class AgentOptions(Checked):
+    """The network."""
+
+    _group = "agent."
+    net: str = option("mlp", "mlp, or your own module as package.module:Net")
+    hidden: tuple[int, ...] = option((64, 64), "widths of the hidden layers, as 64,64", low=1)
+    activation: str = option("tanh", "activation of the mlp", choices=("tanh", "relu", "elu", "silu"))
+    shared: bool = option(False, "one net for policy and value instead of two")
+    orthogonal_init: bool = option(True, "orthogonal initial weights of mlp and heads")
+    log_std_init: float = option(0.0, "initial logarithm of the deviation of Box actions")
+    normalize_obs: bool = option(False, "bring observations to mean 0, deviation 1 by running statistics")
+
+
+@dataclass(frozen=True)
+class SchemeOptions(Checked):
+    """How the run uses this machine."""
+
+    _group = "scheme."
+    threads: int = option(1, "threads of torch in the process that learns", low=1)
+
+
+@dataclass(frozen=True)
+class EvalOptions(Checked):
+    """Evaluation during and after training: greedy episodes in envs of their own."""
+
+    _group = "eval."
+    every: int = option(0, "steps between evaluations; 0 evaluates only at the end", low=0)
+    episodes: int = option(20, "episodes of each evaluation; 0 never evaluates", low=0)
+    seed: int = option(1_000_000, "seed of the evaluation episodes, the same in every evaluation", low=0)
+
+
+@dataclass(frozen=True)
+class CheckpointOptions(Checked):
+    """Checkpoints."""
+
+    _group = "checkpoint."
+    every: int = option(50_000, "steps between checkpoints; 0 writes only the last", low=0)
+    keep: str = option("last", "last (the newest two), all, or a number N: every Nth as well")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.keep not in ("last", "all") and not (self.keep.isdigit() and int(self.keep) > 0):
+            raise ConfigError(
+                f"checkpoint.keep={self.keep!r} is not known: use last, all or a number N for every Nth."
+            )
+
+
+@dataclass(frozen=True)
+class LogOptions(Checked):
+    """Metrics."""
+
+    _group = "log."
+    every: int = option(0, "steps between two metrics lines; 0 writes about 200 lines in a run", low=0)
+    window: int = option(100, "episodes over which rollout statistics are taken", low=1)
+    tensorboard: bool = option(True, "also write TensorBoard event files")
+    wandb: str | None = option(None, "also log to this Weights & Biases project")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A whole run: what to learn and how to run it."""
+
+    algo: str
+    env: str
+    steps: int
+    seed: int
+    scheme: str
+    algo_options: AlgoOptions
+    sampler: SamplerOptions = field(default_factory=SamplerOptions)
+    envs: EnvsOptions = field(default_factory=EnvsOptions)
+    agent: AgentOptions = field(default_factory=AgentOptions)
+    scheme_options: SchemeOptions = field(default_factory=SchemeOptions)
+    eval: EvalOptions = field(default_factory=EvalOptions)
+    checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
+    log: LogOptions = field(default_factory=LogOptions)
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ConfigError(f"steps={self.steps} is too small: a run takes at least 1 step.")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed={self.seed} is out of range: use 0 to 2^63 - 1.")
+        envs, slots, options = self.sampler.envs, self.sampler.slots, self.algo_options
+        if envs % slots:
+            raise ConfigError(f"sampler.slots={slots} does not divide sampler.envs={envs}: slots are of equal size.")
+        if isinstance(options, PPOOptions):
+            rows = options.n_steps * envs
+            if rows % options.batch_size:
+                near = [size for size in range(1, rows + 1) if rows % size == 0]
+                near.sort(key=lambda size: abs(size - options.batch_size))
+                raise ConfigError(
+                    f"algo.batch_size={options.batch_size} does not divide the {rows} rows of a rollout "
+                    f"(n_steps={options.n_steps} x envs={envs}): use for example {' or '.join(map(str, near[:2]))}."
+                )
+            if options.normalize_advantage and options.batch_size < 2:
+                raise ConfigError("algo.batch_size=1 leaves nothing to normalise advantages over: use 2 or more.")
+
+
+ALGORITHMS: dict[str, type[AlgoOptions]] = {"a2c": A2COptions, "ppo": PPOOptions}
+
+# Group of options: its dataclass. The options of `algo` depend on the algorithm.
+KINDS: dict[str, type[Checked]] = {
+    "sampler": SamplerOptions,
+    "envs": EnvsOptions,
+    "agent": AgentOptions,
+    "scheme": SchemeOptions,
+    "eval": EvalOptions,
+    "checkpoint": CheckpointOptions,
+    "log": LogOptions,
+}
+# Group of options: its field of RunConfig, where `algo` and `scheme` are names already.
+GROUPS = {group: f"{group}_options" if group in ("algo", "scheme") else group for group in ("algo", *KINDS)}
+
+
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    """As config.yaml holds it: short settings, then one mapping per group."""
+    out: dict[str, Any] = {name: getattr(config, name) for name in ("algo", "env", "steps", "seed", "scheme")}
+    out["options"] = {group: _plain(getattr(config, attribute)) for group, attribute in GROUPS.items()}
+    return out
+
+
+def _plain(options: Any) -> dict[str, Any]:
+    values = {item.name: getattr(options, item.name) for item in fields(options)}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}

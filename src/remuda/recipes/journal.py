@@ -1,0 +1,230 @@
+"""The journal of a run: told of every round, it keeps metrics, evaluates, writes checkpoints and says when to stop.
+
+with Journal(...) as journal:
+    learner = scheme.run(recipe, journal)
+    result = journal.finish(learner)
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any, Self
+
+from remuda.core import Progress, Round
+from remuda.errors import Interrupted
+from remuda.learning import checkpoint
+from remuda.learning.learner import Learner
+from remuda.logs.meters import Window
+from remuda.logs.rundir import RunDirectory
+from remuda.logs.terminal import Terminal, where_time_went
+from remuda.logs.writers import MetricsFile, TensorBoard, WandB, Writer
+from remuda.recipes.config import RunConfig, to_dict
+from remuda.recipes.signals import StopSignals
+from remuda.sampling.evaluation import Evaluation
+
+Callback = Callable[[Round], Any]  # sees every round; returning True stops the run
+LINES_PER_RUN = 200
+
+
+class Journal:
+    """Implements core.Log on a run directory."""
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        config: RunConfig,
+        evaluate: Callable[[Any, Callable[[], bool]], Evaluation],
+        terminal: Terminal,
+        signals: StopSignals,
+        callbacks: Sequence[Callback] = (),
+        resume_from: checkpoint.Checkpoint | None = None,
+    ) -> None:
+        self.directory, self.config, self.terminal, self.signals = directory, config, terminal, signals
+        self.callbacks, self.resume_from = callbacks, resume_from
+        self.progress = Progress()
+        self.evaluation: dict[str, Any] | None = None
+        self.stopped_by: str | None = None
+        self._evaluate = evaluate
+        self._window = Window(config.log.window)
+        self._writers: list[Writer] = []
+        self._sums: dict[str, list[float]] = defaultdict(list)
+        self._interval: dict[str, float] = defaultdict(float)  # seconds since the last line, by activity
+        self._total: dict[str, float] = defaultdict(float)
+        self._log_every = config.log.every or max(1, config.steps // LINES_PER_RUN)
+        self._checkpoints = 0
+        self._latest: dict[str, float] = {}
+        self._begin(self.progress)
+
+    def __enter__(self) -> Self:
+        path, options = self.directory.path, self.config.log
+        files = MetricsFile(path)
+        self._writers = [files]
+        resumed = self.resume_from
+        if resumed is not None:
+            files.resume(resumed.step)
+        if options.tensorboard:
+            board = TensorBoard(self.directory.tb)
+            self._writers.append(board)
+            if resumed is not None:
+                board.resume(resumed.step)
+        if options.wandb:
+            self._writers.append(WandB(options.wandb, path, to_dict(self.config)))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for writer in self._writers:
+            writer.close()
+        self.terminal.close()
+
+    # --- what the scheme calls ---
+
+    def resume(self, learner: Learner) -> Progress:
+        """Counters, and into the learner the weights, that the run starts from."""
+        found = self.resume_from
+        if found is not None:
+            learner.load_state_dict(found.learner)
+            self._checkpoints = found.progress.pop("checkpoints", 0)
+            self.progress = Progress(**found.progress)
+            for sentence in found.skipped:
+                self.say(f"warning: {sentence}")
+            self.say(f"resumed from {found.path.name}: {self.progress.steps:,} of {self.config.steps:,} steps done")
+        self._begin(self.progress)
+        return self.progress
+
+    def round(self, round: Round) -> bool:
+        for episode in round.episodes:
+            self._window.add(episode.values)
+        for name, value in round.metrics.items():
+            self._sums[name].append(value)
+        self._count(round.seconds)
+        steps, last = round.progress.steps, round.progress.steps >= self.config.steps
+        evaluated = self._evaluate_if_due(round, last)
+        if evaluated or last or steps >= self._next_line:
+            self._write_line(round)
+        self.terminal.update(self._latest, steps)
+        # The last round's checkpoint is written by `finish`.
+        if self.config.checkpoint.every and steps >= self._next_checkpoint and not last:
+            self._next_checkpoint = steps + self.config.checkpoint.every
+            self.save(round.learner)
+        if True in [bool(callback(round)) for callback in self.callbacks]:  # all of them see it
+            self.stopped_by = "callback"
+        return self.stopped_by is not None or self.should_stop()
+
+    def should_stop(self) -> bool:
+        return self.signals.received is not None
+
+    # --- the end ---
+
+    def finish(self, learner: Learner) -> dict[str, Any]:
+        """Last checkpoint and evaluation; what result.json says."""
+        signal = self.signals.received
+        complete = self.progress.steps >= self.config.steps
+        status = "complete" if complete else f"stopped by {signal.name if signal else self.stopped_by}"
+        if self.progress.rounds or self.resume_from is not None:
+            path = self.save(learner)
+            if not complete:
+                self.say(f"{status} after {self.progress.steps:,} steps; continue with: "
+                         f"remuda train --resume {self.directory.path}")  # fmt: skip
+            self.directory.log(f"wrote {path.name}")
+        if self.evaluation is None and signal is None and self.config.eval.episodes:
+            self._run_evaluation(learner)
+        trained = sum(seconds for name, seconds in self._total.items() if name not in ("evaluation", "checkpoint"))
+        steps = self.progress.steps - self._first_steps
+        return {
+            "status": status,
+            "steps": self.progress.steps,
+            "updates": learner.version,
+            "episodes": self.progress.episodes,
+            "seconds": round(time.perf_counter() - self._started, 3),
+            "steps_per_second": round(steps / trained, 1) if trained else 0.0,
+            "time": {name: round(seconds, 3) for name, seconds in self._total.items()},
+            "eval": self.evaluation,
+        }
+
+    def time_line(self) -> str:
+        return where_time_went(self._total)
+
+    def save(self, learner: Learner) -> Any:
+        """A checkpoint of where the last whole round left the run."""
+        with self._timed("checkpoint"):
+            self._checkpoints += 1
+            progress = {**asdict(self.progress), "checkpoints": self._checkpoints}
+            keep, number = self.config.checkpoint.keep, self._checkpoints
+            state = learner.state_dict()
+            return checkpoint.save(self.directory.checkpoints, self.progress.steps, state, progress, keep, number)
+
+    def say(self, line: str) -> None:
+        self.terminal.note(line)
+        self.directory.log(line)
+
+    # --- details ---
+
+    def _begin(self, progress: Progress) -> None:
+        self._started = self._mark = time.perf_counter()
+        self._first_steps = self._line_steps = progress.steps
+        self._next_line = progress.steps + self._log_every
+        self._next_checkpoint: int = progress.steps + self.config.checkpoint.every
+        self._next_evaluation = progress.steps + self.config.eval.every
+
+    def _count(self, seconds: Mapping[str, float]) -> None:
+        """Seconds of one round by activity; what nobody claimed is `other`."""
+        now = time.perf_counter()
+        claimed = {**seconds, "other": max(0.0, now - self._mark - sum(seconds.values()))}
+        self._mark = now
+        for name, value in claimed.items():
+            self._interval[name] += value
+            self._total[name] += value
+
+    def _write_line(self, round: Round) -> None:
+        steps, seconds = round.progress.steps, sum(self._interval.values())
+        line = self._window.summary()
+        line |= {name: sum(values) / len(values) for name, values in self._sums.items()}
+        line |= {f"limits/{name}": self._interval[name] / seconds for name in ("env", "inference", "update", "wait")}
+        line |= {
+            "rollout/episodes": float(round.progress.episodes),
+            "rollout/restarts": float(round.restarts),
+            "time/total_timesteps": float(steps),
+            "time/iterations": float(round.progress.rounds),
+            "time/fps": (steps - self._line_steps) / seconds,
+            "time/time_elapsed": time.perf_counter() - self._started,
+        }
+        if self.evaluation is not None:
+            line |= {f"eval/{name}": self.evaluation[name] for name in ("mean_reward", "std_reward", "mean_length")}
+            self.evaluation = None if steps < self.config.steps else self.evaluation
+        for writer in self._writers:
+            writer.write(steps, line)
+        self._latest, self._line_steps, self._next_line = {**self._latest, **line}, steps, steps + self._log_every
+        self._sums.clear()
+        self._interval.clear()
+
+    def _evaluate_if_due(self, round: Round, last: bool) -> bool:
+        options = self.config.eval
+        due = options.every and round.progress.steps >= self._next_evaluation
+        if not options.episodes or not (due or last):
+            return False
+        self._next_evaluation = round.progress.steps + options.every
+        return self._run_evaluation(round.learner)
+
+    def _run_evaluation(self, learner: Learner) -> bool:
+        with self._timed("evaluation"):
+            try:
+                found = self._evaluate(learner.algorithm.agent, self.should_stop)
+            except Interrupted:
+                return False
+        self.evaluation = found.summary()
+        self.directory.log(f"evaluation: {self.evaluation['mean_reward']:.2f} over {len(found.returns)} episodes")
+        return True
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._total[name] += time.perf_counter() - start
+        self._mark = time.perf_counter()

@@ -1,0 +1,99 @@
+"""Defaults per algorithm and family of environments, so that `remuda train ALGO --env ID` learns untouched.
+
+A preset names the values that differ from the options' own defaults. The first pattern that matches an env's id
+counts; envs that no pattern knows get the preset of their kind of actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from remuda.core import Space
+
+Preset = Mapping[str, Mapping[str, Any]]
+
+PPO: dict[str, Preset] = {
+    "CartPole-*": {
+        "run": {"steps": 200_000},
+        "sampler": {"envs": 8},
+        "algo": {
+            "n_steps": 32,
+            "batch_size": 256,
+            "n_epochs": 20,
+            "gamma": 0.98,
+            "gae_lambda": 0.8,
+            "learning_rate": "linear(1e-3, 0)",
+            "clip_range": "linear(0.2, 0)",
+        },
+    },
+    "Acrobot-*": {
+        "run": {"steps": 500_000},
+        "sampler": {"envs": 16, "decorrelate": 100},
+        "agent": {"normalize_obs": True},
+        "algo": {"n_steps": 128, "batch_size": 256, "n_epochs": 4, "gae_lambda": 0.94, "normalize_reward": True},
+    },
+    "MountainCar-*": {
+        "run": {"steps": 1_000_000},
+        "sampler": {"envs": 16},
+        "agent": {"normalize_obs": True},
+        "algo": {"n_steps": 16, "batch_size": 256, "gae_lambda": 0.98, "normalize_reward": True},
+    },
+    "Pendulum-*": {
+        "run": {"steps": 500_000},
+        "sampler": {"envs": 8, "decorrelate": 200},
+        "algo": {
+            "n_steps": 256,
+            "batch_size": 256,
+            "n_epochs": 10,
+            "gamma": 0.9,
+            "learning_rate": "linear(1e-3, 0)",
+            "normalize_reward": True,
+        },
+    },
+    "discrete": {
+        "run": {"steps": 1_000_000},
+        "algo": {"ent_coef": 0.01, "learning_rate": "linear(5e-4, 0)"},
+    },
+    "box": {
+        "run": {"steps": 1_000_000},
+        "sampler": {"decorrelate": 200},
+        "agent": {"normalize_obs": True},
+        "algo": {"n_steps": 256, "batch_size": 256, "n_epochs": 10, "normalize_reward": True},
+    },
+}
+
+A2C: dict[str, Preset] = {
+    "CartPole-*": {
+        "run": {"steps": 500_000},
+        "sampler": {"envs": 16},
+        "algo": {
+            "n_steps": 16,
+            "gamma": 0.98,
+            "gae_lambda": 0.9,
+            "learning_rate": "linear(2e-3, 0)",
+            "optimizer": "adam",
+            "normalize_advantage": True,
+        },
+    },
+    "discrete": {"run": {"steps": 1_000_000}, "sampler": {"envs": 16}, "algo": {"ent_coef": 0.01}},
+    "box": {
+        "run": {"steps": 1_000_000},
+        "sampler": {"envs": 16, "decorrelate": 200},
+        "agent": {"normalize_obs": True},
+        "algo": {"n_steps": 16, "gae_lambda": 0.9, "normalize_reward": True},
+    },
+}
+
+PRESETS = {"ppo": PPO, "a2c": A2C}
+
+
+def find_preset(algo: str, env: str, action: Space) -> Preset:
+    """The preset of this env: by the pattern of its id (without any module prefix), else by its actions."""
+    table = PRESETS[algo]
+    name = env.rpartition(":")[2]
+    for pattern, preset in table.items():
+        if fnmatchcase(name, pattern):
+            return preset
+    return table[action.kind]

@@ -1,0 +1,78 @@
+"""Videos of an agent at play."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from remuda.core import env_seed
+from remuda.errors import ConfigError, EnvSpecError
+from remuda.learning.checkpoint import load_newest
+from remuda.recipes.api import Policy, Run
+
+DEFAULT_FPS = 30
+MAX_FRAMES = 20_000  # an episode that never ends must not fill the disk
+
+
+def record(
+    path: Path, episodes: int = 1, seed: int | None = None, out: Path | None = None
+) -> tuple[Path, list[float]]:
+    """Film episodes of a run into an mp4; returns the file and the episodes' returns."""
+    if episodes < 1:
+        raise ConfigError(f"episodes={episodes} is too small: film at least 1.")
+    run = Run(path)
+    config, spec, info = run.setup()
+    if "rgb_array" not in info.render_modes:
+        raise EnvSpecError(
+            f"{spec.label} cannot be filmed: its render modes are {', '.join(info.render_modes) or 'none'}, "
+            "and a video needs rgb_array."
+        )
+    policy = Policy(run.agent())
+    step = load_newest(path / "checkpoints").step
+    target = out or path / "videos" / f"step-{step}.mp4"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    env = spec.build(render_mode="rgb_array")
+    try:
+        with Film(target, info.fps) as film:
+            first = config.eval.seed if seed is None else seed
+            returns = [_play(env, policy, env_seed(first, k), film) for k in range(episodes)]
+    finally:
+        env.close()
+    return target, returns
+
+
+class Film:
+    """Even-sized H.264 frames that every player shows."""
+
+    def __init__(self, target: Path, fps: float | None) -> None:
+        try:
+            import av  # noqa: F401  (what imageio's pyav plugin needs)
+            import imageio.v3
+        except ImportError:
+            raise ConfigError("videos need imageio and PyAV: pip install 'remuda[video]'.") from None
+        self._file = imageio.v3.imopen(target, "w", plugin="pyav")
+        self._file.init_video_stream("libx264", fps=round(fps or DEFAULT_FPS), pixel_format="yuv420p")
+
+    def add(self, frame: Any) -> None:
+        height, width = frame.shape[:2]
+        self._file.write_frame(np.ascontiguousarray(frame[: height // 2 * 2, : width // 2 * 2]))
+
+    def __enter__(self) -> Film:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+
+def _play(env: Any, policy: Policy, seed: int, film: Film) -> float:
+    obs, _ = env.reset(seed=seed)
+    film.add(env.render())
+    total, frames, over, state = 0.0, 0, False, None
+    while not over and frames < MAX_FRAMES:
+        action, state = policy.act(obs, state)
+        obs, reward, terminated, truncated, _ = env.step(action)
+        film.add(env.render())
+        total, frames, over = total + float(reward), frames + 1, terminated or truncated
+    return total

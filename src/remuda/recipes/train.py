@@ -1,0 +1,206 @@
+"""Training from a configuration: build what it names, run it under its scheme, leave a run directory.
+
+`remuda train` and `remuda.train` both end here. From here to the loss: `scheme.run` (schemes/synchronous.py) calls
+`learner.step` (learning/learner.py), which calls `algorithm.losses` (algorithms/ppo.py).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from remuda.agents import NetFactory, PolicyAgent
+from remuda.algorithms import A2C, PPO
+from remuda.core import Algorithm, Envs, Recipe, Scheme, env_seed
+from remuda.envs import EnvInfo, EnvSpec, make_envs, worker
+from remuda.errors import ConfigError, EnvError, TrainingError, WorkerError, nearest
+from remuda.learning.checkpoint import Checkpoint, load_newest
+from remuda.learning.learner import Learner, OptimizerOptions
+from remuda.learning.schedules import parse_schedule
+from remuda.logs.rundir import RunDirectory
+from remuda.logs.terminal import Terminal
+from remuda.nets import MLP
+from remuda.recipes.config import AgentOptions, PPOOptions, RunConfig, to_dict
+from remuda.recipes.importing import import_object
+from remuda.recipes.journal import Callback, Journal
+from remuda.recipes.profile import profiled
+from remuda.recipes.signals import StopSignals
+from remuda.replay import Fresh
+from remuda.sampling.evaluation import Evaluation, evaluate
+from remuda.sampling.sampler import EnvSampler
+from remuda.schemes.synchronous import Synchronous
+
+SCHEMES: dict[str, Callable[[RunConfig], Scheme]] = {
+    "serial": lambda config: Synchronous(workers=0),
+    "parallel": lambda config: Synchronous(workers=num_workers(config)),
+}
+MAX_EVAL_ENVS = 8
+
+
+def train(
+    config: RunConfig,
+    spec: EnvSpec,
+    info: EnvInfo,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    net: NetFactory | None = None,
+    callbacks: Sequence[Callback] = (),
+    quiet: bool = False,
+    profile: bool = False,
+) -> dict[str, Any]:
+    """Run a configuration to its end (or until a signal); returns what result.json holds, with the run's path."""
+    if worker.IN_WORKER:
+        raise ConfigError(
+            "training was started by a script that env workers load: guard it by `if __name__ == '__main__':`."
+        )
+    if config.scheme not in SCHEMES:
+        raise ConfigError(f"scheme={config.scheme!r} is not known: {nearest(config.scheme, SCHEMES)}")
+    recipe = make_recipe(config, spec, info, net)
+    scheme = SCHEMES[config.scheme](config)
+    # Everything that the user may have got wrong is known by now: only then does a directory appear.
+    name = f"{config.algo}-{config.env}-{config.seed}"
+    with RunDirectory.create(out, name, to_dict(config), resume=resume) as directory, StopSignals() as signals:
+        found: Checkpoint | None = load_newest(directory.checkpoints) if resume else None
+        terminal = Terminal(
+            config.steps, f"{config.algo} {config.env} {config.scheme}", file=io.StringIO() if quiet else None
+        )
+        play = lambda agent, stop: play_episodes(config, spec, info, agent, config.eval.episodes, stop)  # noqa: E731
+        journal = Journal(directory, config, play, terminal, signals, callbacks, found)
+        with journal:
+            try:
+                with profiled(directory.path / "profile" if profile else None) as step_profiler:
+                    journal.callbacks = [*callbacks, step_profiler]
+                    learner = scheme.run(recipe, journal)
+            except (EnvError, WorkerError, TrainingError) as error:
+                directory.write_result({"status": "failed", "error": str(error), "steps": journal.progress.steps})
+                directory.log(f"failed: {error}")
+                raise
+            result = journal.finish(learner)
+            directory.write_result(result)
+            journal.say(journal.time_line())
+    return {**result, "path": str(directory.path), "signal": signals.received}
+
+
+def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory | None = None) -> Recipe:
+    """What to learn, as factories."""
+    options, seed = config.algo_options, config.seed
+    if isinstance(options, PPOOptions):
+        epochs, batch_size = options.n_epochs, options.batch_size
+    else:
+        epochs, batch_size = 1, None  # A2C: one gradient of each rollout
+    make_net = net or find_net(config.agent)
+    make_algorithm(config, info, make_net)  # a net that does not fit shows itself before anything is started
+
+    def make_learner(envs: Envs) -> Learner:
+        optimizer = OptimizerOptions(
+            options.optimizer, options.optimizer_eps, options.weight_decay, options.rms_alpha, options.momentum
+        )
+        rate = parse_schedule(options.learning_rate, "algo.learning_rate")
+        return Learner(make_algorithm(config, info, make_net), optimizer, rate, options.max_grad_norm or None)
+
+    def make_sampler(envs: Envs, agent: Any, weights: Any, first_round: int, should_stop: Any) -> EnvSampler:
+        return EnvSampler(envs, agent, weights, options.n_steps, seed, first_round * options.n_steps, should_stop)
+
+    return Recipe(
+        seed=seed,
+        steps=config.steps,
+        make_envs=lambda workers: make_envs(
+            spec,
+            config.sampler.envs,
+            num_workers=workers,
+            slots=config.sampler.slots,
+            gamma=options.gamma,
+            stats=config.envs.stats,
+            step_timeout=config.envs.step_timeout,
+            build_timeout=config.envs.build_timeout,
+        ),
+        make_learner=make_learner,
+        make_replay=lambda first_round: Fresh(epochs, batch_size, seed, first_round),
+        make_sampler=make_sampler,
+        num_threads=config.scheme_options.threads,
+        warm_up=config.sampler.decorrelate,
+    )
+
+
+def make_algorithm(config: RunConfig, info: EnvInfo, make_net: NetFactory) -> Algorithm:
+    """Networks are drawn from the run's seed, without touching the caller's generator."""
+    options, envs = config.algo_options, config.sampler.envs
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        agent = make_agent(config.agent, info, make_net)
+    common: dict[str, Any] = {
+        name: getattr(options, name)
+        for name in ("gamma", "gae_lambda", "ent_coef", "vf_coef", "normalize_advantage", "normalize_reward")
+    }
+    if not isinstance(options, PPOOptions):
+        return A2C(agent, envs, **common)
+    value_clip = options.clip_range_vf
+    return PPO(
+        agent,
+        envs,
+        clip_range=parse_schedule(options.clip_range, "algo.clip_range"),
+        clip_range_vf=None if value_clip is None else parse_schedule(value_clip, "algo.clip_range_vf"),
+        target_kl=options.target_kl,
+        **common,
+    )
+
+
+def make_agent(options: AgentOptions, info: EnvInfo, make_net: NetFactory) -> PolicyAgent:
+    try:
+        return PolicyAgent(
+            info.observation,
+            info.action,
+            make_net,
+            shared=options.shared,
+            orthogonal_init=options.orthogonal_init,
+            log_std_init=options.log_std_init,
+            normalize_obs=options.normalize_obs,
+        )
+    except Exception as error:
+        raise ConfigError(
+            f"agent.net={options.net} does not fit observations of shape {info.observation.shape} "
+            f"({type(error).__name__}: {error}): Net(shape) must map [N, *shape] to features [N, F]."
+        ) from error
+
+
+def find_net(options: AgentOptions) -> NetFactory:
+    if options.net == "mlp":
+        return lambda shape: MLP(shape, options.hidden, options.activation, options.orthogonal_init)
+    made: NetFactory = import_object(options.net, "agent.net")
+    return made
+
+
+def num_workers(config: RunConfig) -> int:
+    """As asked, or one per core that this process may use, but none without an env in every slot."""
+    asked, per_slot = config.sampler.workers, config.sampler.envs // config.sampler.slots
+    if asked > per_slot:
+        raise ConfigError(
+            f"sampler.workers={asked} is more than the {per_slot} envs of a slot: "
+            f"use at most {per_slot} workers or more envs."
+        )
+    return asked or min(len(os.sched_getaffinity(0)), per_slot)
+
+
+def play_episodes(
+    config: RunConfig,
+    spec: EnvSpec,
+    info: EnvInfo,
+    agent: Any,
+    episodes: int,
+    should_stop: Callable[[], bool] = lambda: False,
+    explore: bool = False,
+) -> Evaluation:
+    """Episodes with the seeds of the evaluation, in envs of their own: training is not disturbed."""
+    count = min(episodes, MAX_EVAL_ENVS)
+    seeds = [[env_seed(config.eval.seed, k) for k in range(i, episodes, count)] for i in range(count)]
+    envs = make_envs(spec, count, num_workers=0, gamma=config.algo_options.gamma, seeds=seeds)
+    try:
+        return evaluate(envs, agent, episodes, explore=explore, seed=config.eval.seed, should_stop=should_stop)
+    finally:
+        envs.close()

@@ -1,0 +1,123 @@
+"""Values of options: how they are declared, read from text, and checked."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import field, fields
+from typing import Any
+
+from remuda.errors import ConfigError, nearest
+from remuda.learning.schedules import parse_schedule
+
+
+def option(default: Any, help: str, **checks: Any) -> Any:
+    """A field with its sentence and its checks: low, high (inclusive), above (exclusive), choices."""
+    metadata = {"help": help, **checks}
+    if isinstance(default, (dict, list)):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+class Checked:
+    """Checks each field's range when the dataclass is made."""
+
+    def __post_init__(self) -> None:
+        for item in fields(self):  # type: ignore[arg-type]
+            check_value(f"{getattr(self, '_group', '')}{item.name}", getattr(self, item.name), item.metadata)
+
+
+def check_value(name: str, value: Any, rules: Mapping[str, Any]) -> None:
+    if "choices" in rules and value not in rules["choices"]:
+        choices = ", ".join(map(str, rules["choices"]))
+        raise ConfigError(f"{name}={value!r} is not one of {choices}: choose one of these.")
+    if rules.get("schedule") and value is not None:
+        parse_schedule(value, name)
+    numbers = value if isinstance(value, tuple) else (value,)
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            continue
+        if isinstance(number, float) and not math.isfinite(number):
+            raise ConfigError(f"{name}={number} is not finite: give an ordinary number.")
+        if "low" in rules and number < rules["low"]:
+            raise ConfigError(f"{name}={number} is too small: it must be at least {rules['low']}.")
+        if "above" in rules and number <= rules["above"]:
+            raise ConfigError(f"{name}={number} is too small: it must be above {rules['above']}.")
+        if "high" in rules and number > rules["high"]:
+            raise ConfigError(f"{name}={number} is too large: it must be at most {rules['high']}.")
+
+
+def fill(options: Any, values: Mapping[str, Any], group: str) -> Any:
+    """A copy of an options dataclass with these values, checked for unknown names and wrong types."""
+    known = {item.name: item for item in fields(options)}
+    changed: dict[str, Any] = {name: getattr(options, name) for name in known}
+    for name, value in values.items():
+        if name not in known:
+            raise ConfigError(f"{group}.{name} is not an option: {nearest(name, known)}")
+        changed[name] = coerce(value, str(known[name].type), f"{group}.{name}")
+    return type(options)(**changed)
+
+
+WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+def coerce(value: Any, annotation: str, name: str) -> Any:
+    """A value from text, YAML or Python as the type that its field declares."""
+    optional = annotation.endswith("| None")
+    kind = annotation.removesuffix("| None").strip()
+    if optional and (value is None or str(value).lower() in ("none", "null")):
+        return None
+    try:
+        return _as(kind, value)
+    except (ValueError, TypeError, KeyError):
+        expected = KINDS.get(kind, kind) + (" or none" if optional else "")
+        raise ConfigError(f"{name}={value!r} is not {expected}: give {EXAMPLES.get(kind, 'one')}.") from None
+
+
+KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "tuple[int, ...]": "a list of whole numbers",
+    "dict[str, Any]": "a JSON object",
+}
+EXAMPLES = {
+    "int": "for example 8",
+    "float": "for example 0.5",
+    "bool": "true or false",
+    "tuple[int, ...]": "for example 64,64",
+    "dict[str, Any]": """for example '{"gravity": 9.8}'""",
+}
+
+
+def _as(kind: str, value: Any) -> Any:
+    if kind == "bool":
+        return value if isinstance(value, bool) else WORDS[str(value).lower()]
+    if isinstance(value, bool):
+        raise TypeError(value)
+    if kind == "int":
+        text = str(value).replace("_", "")
+        if text.lstrip("+-").isdigit():
+            return int(text)
+        if not float(text).is_integer():  # 1e6 is a whole number too
+            raise ValueError(value)
+        return int(float(text))
+    if kind == "float":
+        return float(value)
+    if kind == "tuple[int, ...]":
+        parts = value.replace(" ", "").strip("[]()").split(",") if isinstance(value, str) else value
+        return tuple(_as("int", part) for part in parts if part != "")
+    if kind == "dict[str, Any]":
+        return _json_object(value)
+    if value is None:
+        raise TypeError(value)
+    return str(value)
+
+
+def _json_object(value: Any) -> dict[str, Any]:
+    found = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(found, Mapping):
+        raise TypeError(value)
+    return dict(found)

@@ -1,0 +1,57 @@
+"""The replay of on-policy algorithms: each rollout is used for a few epochs, then forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from remuda.data import Batch
+
+
+class Fresh:
+    """`num_epochs` passes over the newest rollout, each in the same number of shuffled minibatches.
+
+    Reset rows are left out. The real rows are then split as evenly as they go into T * B / batch_size parts, so
+    that the number of updates per rollout does not depend on where episodes happened to end.
+
+    The order is drawn from (seed, round, epoch): nothing random has to be saved to resume.
+    """
+
+    def __init__(self, num_epochs: int, batch_size: int | None, seed: int, first_round: int = 0) -> None:
+        self.num_epochs, self.batch_size, self.seed = num_epochs, batch_size, seed
+        self.round = first_round
+        self._batch: Batch | None = None
+
+    def add(self, batch: Batch) -> None:
+        self._batch = batch
+        self.round += 1
+
+    def batches(self) -> Iterator[Batch]:
+        if self._batch is None:
+            return
+        flat, self._batch = self._batch.flatten(), None
+        mask = flat.steps.mask
+        num_minibatches = max(1, len(mask) // (self.batch_size or len(mask)))
+        real = mask.nonzero().squeeze(-1)
+        if len(real) == 0:
+            return
+        num_minibatches = min(num_minibatches, len(real))
+        if num_minibatches == 1:  # nothing to shuffle
+            whole = flat if len(real) == len(mask) else flat.rows(real)
+            for _ in range(self.num_epochs):
+                yield whole
+            return
+        bounds = np.linspace(0, len(real), num_minibatches + 1).astype(int).tolist()
+        for epoch in range(self.num_epochs):
+            # The key holds the seed and the place in the run; one gather per epoch, minibatches are slices of it.
+            draw = np.random.Generator(np.random.Philox(key=[self.seed, (self.round << 16) + epoch]))
+            shuffled = flat.rows(real[torch.from_numpy(draw.permutation(len(real)))])
+            for start, end in pairwise(bounds):
+                yield shuffled.rows(slice(start, end))
+
+    def feedback(self, key: Any, priority: Any) -> None:
+        """Uniform: priorities change nothing."""

@@ -1,0 +1,85 @@
+"""Evaluation: whole episodes with given seeds and greedy actions.
+
+Every episode is played to its end in an env reset with that episode's own seed, so the result does not depend on
+how many envs play side by side, and short episodes are not favoured over long ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from remuda.core import Agent, Envs
+from remuda.errors import Interrupted
+from remuda.sampling.noise import Noise
+from remuda.sampling.sampler import ToEnv, torch_dtype
+
+NOISE_BLOCK = 128  # rows drawn at once: a generator per env and row would cost more than the policy
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Returns and lengths of the episodes played, in the order of their seeds."""
+
+    returns: list[float]
+    lengths: list[float]
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "mean_reward": float(np.mean(self.returns)),
+            "std_reward": float(np.std(self.returns)),
+            "mean_length": float(np.mean(self.lengths)),
+            "episodes": len(self.returns),
+            "returns": self.returns,
+        }
+
+
+def evaluate(
+    envs: Envs,
+    agent: Agent,
+    episodes: int,
+    *,
+    explore: bool = False,
+    seed: int = 0,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Evaluation:
+    """Play until every env has used up its list of seeds: env i plays episodes i, i + B, i + 2B, ..."""
+    played: list[list[Any]] = [[] for _ in range(envs.num_envs)]
+    to_env = ToEnv(envs.action)
+    exploring = torch.full((envs.num_envs,), float(explore))
+    noise = Noise(seed, range(envs.num_envs), *agent.noise)
+    state = agent.initial_state(envs.num_envs)
+    dtype = torch_dtype(envs.observation)
+    envs.reset(seed)
+    done = row = 0
+    with torch.inference_mode(), in_eval_mode(agent):
+        while done < episodes:
+            if should_stop():
+                raise Interrupted("stopped during evaluation")
+            slot, step = envs.recv()
+            for episode in envs.episodes():
+                played[episode.env].append(episode.values)
+                done += 1
+            obs = torch.as_tensor(step.obs, dtype=dtype)
+            if row % NOISE_BLOCK == 0:
+                block = noise.rows(row, NOISE_BLOCK)
+            action, _, state = agent.act(obs, state, exploring, block[row % NOISE_BLOCK])
+            envs.send(slot, to_env(action.numpy()))
+            row += 1
+    ordered = [played[k % envs.num_envs][k // envs.num_envs] for k in range(episodes)]
+    return Evaluation([values["ep_rew"] for values in ordered], [values["ep_len"] for values in ordered])
+
+
+@contextmanager
+def in_eval_mode(agent: Any) -> Iterator[None]:
+    was_training = agent.training
+    agent.eval()
+    try:
+        yield
+    finally:
+        agent.train(was_training)

@@ -1,0 +1,94 @@
+"""Schemes whose edges all wait: sample, learn, publish, and again.
+
+`serial` steps the envs in this process, `parallel` in worker processes; inference and learning are the same code
+on the same batches, so both give the same parameters, bit for bit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from remuda.core import Log, Recipe, Replay, Round, env_seed
+from remuda.data import Rollout
+from remuda.errors import Interrupted
+from remuda.learning.learner import Learner
+from remuda.learning.weights import LocalWeights
+
+
+@dataclass(frozen=True)
+class Synchronous:
+    """Runs a recipe with this many env workers; 0 keeps the envs in this process."""
+
+    workers: int = 0
+
+    def run(self, recipe: Recipe, log: Log) -> Learner:
+        with torch_threads(recipe.num_threads), closing(recipe.make_envs(self.workers)) as envs:
+            learner = recipe.make_learner(envs)
+            progress = log.resume(learner)
+            weights = LocalWeights(learner.version)
+            replay = recipe.make_replay(progress.rounds)
+            sampler = recipe.make_sampler(envs, learner.algorithm.agent, weights, progress.rounds, log.should_stop)
+            seed = recipe.seed if progress.rounds == 0 else env_seed(recipe.seed, progress.rounds)
+            if progress.steps < recipe.steps:
+                progress.steps += sampler.reset(seed, recipe.warm_up if progress.rounds == 0 else 0)
+            while progress.steps < recipe.steps and not log.should_stop():
+                try:
+                    rollout = sampler.collect()
+                except Interrupted:
+                    break  # the half-filled rollout is dropped; counters stand where the last round left them
+                start = time.perf_counter()
+                learner.set_progress(progress.steps / recipe.steps)
+                metrics = learn(learner, replay, rollout)
+                weights.publish(learner.version)
+                progress.steps += int(rollout.steps.mask.sum())
+                progress.rounds += 1
+                seconds = {**sampler.seconds, "update": time.perf_counter() - start}
+                sampler.seconds = dict.fromkeys(sampler.seconds, 0.0)
+                episodes = envs.episodes()
+                progress.episodes += len(episodes)
+                if log.round(Round(progress, learner, episodes, metrics, seconds, envs.restarts())):
+                    break
+            return learner
+
+
+def learn(learner: Learner, replay: Replay, rollout: Rollout) -> dict[str, float]:
+    """One round: everything that is due after a fresh rollout. Returns the mean of each metric."""
+    batch = learner.prepare(rollout)
+    collected_by = float(rollout.steps.version.float().mean())
+    seen: dict[str, list[Any]] = defaultdict(list, {f"train/{name}": [x] for name, x in batch.metrics.items()})
+    replay.add(batch)
+    for minibatch in replay.batches():
+        seen["lag/collect_to_gradient"].append(learner.version - collected_by)
+        result = learner.step(minibatch)
+        replay.feedback(minibatch.key, result.priority)
+        for name, value in result.metrics.items():
+            seen[f"train/{name}"].append(value)
+        if result.stop:
+            break
+    learner.finish(rollout)
+    # Synchronous: gradients are applied to the parameters they were computed from.
+    means = {name: mean(values) for name, values in seen.items()}
+    return {**means, "lag/gradient_to_update": 0.0, "train/n_updates": float(learner.version)}
+
+
+def mean(values: list[Any]) -> float:
+    """Of tensors or floats; tensors are read only here, once per round."""
+    return float(torch.stack([torch.as_tensor(value, dtype=torch.float64) for value in values]).mean())
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Small networks are fastest on one thread; what the caller had is put back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,147 @@
+"""Curves and bands against numbers known in advance, and pictures that show what they should."""
+
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from remuda.errors import CheckpointError, UsageError
+from remuda.logs import MetricsFile, RunDirectory, plot_runs
+from remuda.logs.plots import mean_and_band, t_quantile
+
+
+def make_run(path: Path, config: dict[str, Any], rows: list[tuple[int, dict[str, float]]]) -> Path:
+    with RunDirectory.create(path, "x", config) as run:
+        writer = MetricsFile(run.path)
+        for step, metrics in rows:
+            writer.write(step, metrics)
+        writer.close()
+    return path
+
+
+def learning(seed: int, height: float = 500.0) -> list[tuple[int, dict[str, float]]]:
+    generator = np.random.default_rng(seed)
+    rows: list[tuple[int, dict[str, float]]] = []
+    for step in range(2048 + seed, 200_000, 2048):
+        value = height / (1 + math.exp(-(step - 80_000 - 4000 * seed) / 15_000)) + generator.normal(0, 12)
+        rows.append((step, {"rollout/ep_rew_mean": value}))
+        if step // 2048 % 20 == 0:
+            rows.append((step, {"eval/mean_reward": value + 20, "eval/std_reward": 5.0}))
+    return rows
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", data[16:24])
+    return width, height
+
+
+def test_quantiles_of_t() -> None:
+    # Tables of Student's t, two-sided 95 %.
+    for degrees, expected in ((1, 12.706), (4, 2.776), (10, 2.228), (11, 2.201), (30, 2.042), (1000, 1.962)):
+        assert t_quantile(degrees) == pytest.approx(expected, abs=1e-3)
+
+
+def test_mean_and_band_on_the_common_steps() -> None:
+    # Lines y = 0, y = 10 and y = x / 10, recorded at different steps.
+    curves = [
+        (np.array([0.0, 100.0]), np.array([0.0, 0.0])),
+        (np.array([20.0, 60.0, 90.0]), np.array([10.0, 10.0, 10.0])),
+        (np.array([10.0, 120.0]), np.array([1.0, 12.0])),
+    ]
+    grid, mean, low, high = mean_and_band(curves)
+    assert (grid[0], grid[-1]) == (20.0, 90.0)
+    np.testing.assert_allclose(mean, (0 + 10 + grid / 10) / 3)
+    deviation = np.std([0.0, 10.0, 9.0], ddof=1)
+    half_width = 4.3027 * deviation / math.sqrt(3)
+    assert (high - mean)[-1] == pytest.approx(half_width, rel=1e-4)
+    assert (mean - low)[-1] == pytest.approx(half_width, rel=1e-4)
+    grid, mean, low, high = mean_and_band(curves[:2])  # two seeds: what lies between them
+    assert (low[0], mean[0], high[0]) == (0.0, 5.0, 10.0)
+
+
+def test_seeds_of_one_group_and_a_single_run(tmp_path: Path) -> None:
+    paths = [
+        make_run(tmp_path / f"ppo-{seed}", {"algorithm": "ppo", "env": "CartPole-v1", "seed": seed}, learning(seed))
+        for seed in range(5)
+    ]
+    paths.append(make_run(tmp_path / "a2c", {"algo": {"name": "a2c"}, "env": "CartPole-v1"}, learning(9, 350.0)))
+    out = plot_runs(paths, tmp_path / "compare.png")
+    assert png_size(out) == (880, 528)
+    assert 10_000 < out.stat().st_size < 150_000
+
+
+def drawn(paths: list[Path], tmp_path: Path, **options: Any) -> str:
+    """The texts of the picture, which an SVG keeps when told to."""
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        return plot_runs(paths, tmp_path / "picture.svg", **options).read_text()
+
+
+def test_texts_say_what_is_shown(tmp_path: Path) -> None:
+    pong = [make_run(tmp_path / f"p{seed}", {"algorithm": "ppo", "env": "Pong"}, learning(seed)) for seed in range(2)]
+    text = drawn(pong, tmp_path)
+    for expected in ("ppo: mean of 2 seeds, lowest to highest", "ppo: eval", ">Pong<", "episode return", ">100k<"):
+        assert expected in text
+    third = make_run(tmp_path / "p2", {"algorithm": "ppo", "env": "Pong"}, learning(2))
+    assert "ppo: mean of 3 seeds, 95 % t interval" in drawn([*pong, third], tmp_path)
+    other = make_run(tmp_path / "breakout", {"algorithm": "ppo", "env": "Breakout", "label": "wide"}, learning(1))
+    text = drawn([*pong, other], tmp_path, title="Two games")
+    for expected in ("ppo Pong: mean of 2 seeds", "ppo Breakout wide", "Two games", "environment steps"):
+        assert expected in text
+    text = drawn(pong, tmp_path, labels=["first", "second"])
+    assert "ppo first" in text
+    assert "ppo second" in text
+    assert "seeds" not in text
+
+
+def test_a_config_that_names_nothing_falls_under_its_directory(tmp_path: Path) -> None:
+    paths = [make_run(tmp_path / name, {}, learning(1)) for name in ("one", "two")]
+    text = drawn(paths, tmp_path)
+    assert ">one<" in text
+    assert ">two<" in text
+
+
+def test_other_metrics_and_a_single_point(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", {"algorithm": "ppo"}, [(10, {"train/loss": 1.0, "eval/mean_reward": 3.0})])
+    text = drawn([run], tmp_path, metric="train/loss")
+    assert "train/loss" in text
+    assert "eval" not in text
+    with pytest.raises(UsageError, match=r"holds no train/los: did you mean train/loss"):
+        plot_runs([run], tmp_path / "x.png", metric="train/los")
+
+
+def test_nothing_to_draw_is_one_sentence(tmp_path: Path) -> None:
+    empty = make_run(tmp_path / "empty", {}, [])
+    young = make_run(tmp_path / "young", {}, [(10, {"time/fps": 5.0, "rollout/ep_rew_mean": math.nan})])
+    good = make_run(tmp_path / "good", {}, learning(1))
+    out = tmp_path / "x.png"
+    for paths, sentence in (
+        ([], "there is nothing to plot"),
+        ([empty], "holds no metrics yet"),
+        ([good, young], "holds no rollout/ep_rew_mean: wait for the first finished episode"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            plot_runs(paths, out)
+    with pytest.raises(CheckpointError, match="is not a run"):
+        plot_runs([tmp_path / "nowhere"], out)
+    with pytest.raises(UsageError, match="1 labels do not fit 2 runs"):
+        plot_runs([good, good], out, labels=["one"])
+    with pytest.raises(UsageError, match=r"cannot be drawn .* ends in \.png"):
+        plot_runs([good], tmp_path / "x.qqq")
+    with pytest.raises(UsageError, match="cannot be written"):
+        plot_runs([good], tmp_path / "nowhere" / "x.png")
+    assert not out.exists()
+
+
+def test_seeds_without_common_steps(tmp_path: Path) -> None:
+    config = {"algorithm": "ppo", "env": "Pong"}
+    early = make_run(tmp_path / "a", config, [(10, {"rollout/ep_rew_mean": 1.0}), (20, {"rollout/ep_rew_mean": 1.0})])
+    late = make_run(tmp_path / "b", config, [(30, {"rollout/ep_rew_mean": 1.0})])
+    with pytest.raises(UsageError, match="the 2 runs of ppo share no steps"):
+        plot_runs([early, late], tmp_path / "x.png")

@@ -78,6 +78,7 @@ def test_default_paths_differ_within_one_second_and_latest_follows(tmp_path: Pat
     for run in runs:
         assert run.path.parent == Path("runs")
         assert run.path.name.startswith("ppo-ALE-Pong-v5-1-20")
+        run.point_latest()
         run.close()
     assert os.readlink("runs/latest") == runs[-1].path.name
     assert RunDirectory.open("runs/latest").read_config() == CONFIG
@@ -96,8 +97,26 @@ def test_two_processes_in_the_same_second_get_two_directories(tmp_path: Path) ->
 
 def test_latest_that_is_the_users_own_stays() -> None:
     Path("runs/latest").mkdir(parents=True)
-    RunDirectory.create(None, "x", CONFIG).close()
+    run = RunDirectory.create(None, "x", CONFIG)
+    run.point_latest()
+    run.close()
     assert not Path("runs/latest").is_symlink()
+
+
+def test_a_run_that_never_began_is_taken_back(tmp_path: Path) -> None:
+    run = RunDirectory.create(None, "x", CONFIG)
+    (run.path / "metrics.jsonl").write_text("{}")
+    run.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_taking_back_spares_what_was_there_before(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep me")
+    run = RunDirectory.create(tmp_path / "mine", "x", CONFIG)
+    (run.path / "metrics.jsonl").write_text("{}")
+    run.discard()
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 
 def test_a_directory_that_holds_a_run_is_refused(tmp_path: Path) -> None:

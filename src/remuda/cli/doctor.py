@@ -10,13 +10,9 @@ import platform
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from remuda.cli.options import Parser
 from remuda.recipes.values import coerce
-
-if TYPE_CHECKING:
-    from remuda.envs import EnvReport
 
 EXTRAS = {  # extra: (package it brings, what for)
     "atari": ("ale_py", "Atari games"),
@@ -40,7 +36,7 @@ def run(command: str, argv: Sequence[str]) -> int:
         from remuda.envs import examine, resolve
 
         spec = resolve(found.env, coerce(found.kwargs, "dict[str, Any]", "envs.kwargs"))
-        report, problems = describe_env(examine(spec))
+        report, problems = examine(spec)
     if found.json:
         print(json.dumps({**report, "problems": problems}))
     else:
@@ -51,29 +47,6 @@ def run(command: str, argv: Sequence[str]) -> int:
             print(f"problem: {problem}")
         print("no problems found" if not problems else f"{len(problems)} problem(s)")
     return 1 if problems else 0
-
-
-def describe_env(found: EnvReport) -> tuple[dict[str, str], list[str]]:
-    """The report on an env, in words."""
-    length = found.mean_episode_length
-    ends = [
-        name for name, seen in (("termination", found.saw_termination), ("truncation", found.saw_truncation)) if seen
-    ]
-    repeats = {
-        True: "same seed, same observations",
-        False: "no: the same seed gave other observations",
-        None: "could not be told",
-    }
-    report = {
-        "env": found.label,
-        "observations": found.observation,
-        "actions": found.action,
-        "speed": f"{found.steps_per_second:,.0f} steps/s in one process, {1000 * found.reset_seconds:.2f} ms a reset",
-        "episodes": f"{length:,.0f} random steps on average" if length else "none ended while it was measured",
-        "ends by": " and ".join(ends) or "nothing that was seen",
-        "repeatable": repeats[found.is_repeatable],
-    }
-    return report, found.problems
 
 
 def examine_machine() -> tuple[dict[str, str], list[str]]:

@@ -1,11 +1,13 @@
 """Environments: found by name, stepped in this process or in workers, and never with torch.
 
-spec = resolve("CartPole-v1")                        # an id, "package.module:factory" or a callable
-with make_envs(spec, num_envs=8, num_workers=2) as envs:
-    envs.reset(seed=1)
-    while training:
-        slot, step = envs.recv()
-        envs.send(slot, act(step.obs))
+    spec = resolve("CartPole-v1")                        # an id, "package.module:factory" or a callable
+    with make_envs(spec, num_envs=8, num_workers=2) as envs:
+        envs.reset(seed=1)
+        while training:
+            slot, step = envs.recv()
+            envs.send(slot, act(step.obs))
+
+From the command to an env's step: make_envs, pool.py (or local.py), worker.py, lane.py, single.py.
 """
 
 from __future__ import annotations
@@ -15,25 +17,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from remuda.core import Space
-from remuda.envs.check import examine
+from remuda.envs.check import EnvReport, examine
 from remuda.envs.episodes import EpisodeStats
 from remuda.envs.local import LocalEnvs
 from remuda.envs.paths import sentence
 from remuda.envs.pool import PooledEnvs
 from remuda.envs.single import FAILURES
 from remuda.envs.spaces import action_space, observation_space
-from remuda.envs.spec import EnvSpec, list_envs, resolve
+from remuda.envs.spec import EnvSpec, resolve
 from remuda.envs.worker import refuse_in_worker
 from remuda.errors import ConfigError, EnvSpecError
 
 __all__ = [
     "EnvInfo",
+    "EnvReport",
     "EnvSpec",
     "EpisodeStats",
     "LocalEnvs",
     "PooledEnvs",
     "examine",
-    "list_envs",
     "make_envs",
     "probe",
     "refuse_in_worker",

@@ -37,4 +37,4 @@ def _maker(entry_point: object) -> str:
 
 
 def _order(spec: gymnasium.envs.registration.EnvSpec) -> str:
-    return spec.id.lower()
+    return str(spec.id).lower()

@@ -1,7 +1,7 @@
 """What is wrong with an env, and how fast it is: the part of `remuda doctor` that looks at one env.
 
-    facts, problems = examine(resolve("CartPole-v1"))
-    print(facts["steps_per_second"], *problems, sep="\\n")
+    report = examine(resolve("CartPole-v1"))
+    print(report.steps_per_second, *report.problems, sep="\\n")
 
 Never raises for what the env does: whatever goes wrong becomes a sentence of the report.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import time
 import warnings
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -28,8 +28,8 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass
-class _Report:
-    """What was found; all but the problems are the facts."""
+class EnvReport:
+    """What `examine` found."""
 
     label: str
     observation: str = ""
@@ -43,17 +43,16 @@ class _Report:
     problems: list[str] = field(default_factory=list)
 
 
-def examine(spec: EnvSpec, seconds: float = 1.0) -> tuple[dict[str, Any], list[str]]:
-    """Check one env with Gymnasium's checker, then step it at random for so long; returns facts and problems."""
-    report = _Report(spec.label)
+def examine(spec: EnvSpec, seconds: float = 1.0) -> EnvReport:
+    """Check one env with Gymnasium's checker, then step it at random for so long."""
+    report = EnvReport(spec.label)
     for part in (_look, _check, _repeat, partial(_measure, seconds=seconds)):
         if not _guarded(report, spec, part):
             break
-    facts = asdict(report)
-    return facts, facts.pop("problems")
+    return report
 
 
-def _guarded(report: _Report, spec: EnvSpec, part: Any) -> bool:
+def _guarded(report: EnvReport, spec: EnvSpec, part: Any) -> bool:
     """Run a part on an env of its own; False if not even that could be built."""
     try:
         env = spec.build()
@@ -72,13 +71,13 @@ def _guarded(report: _Report, spec: EnvSpec, part: Any) -> bool:
     return True
 
 
-def _look(spec: EnvSpec, env: Any, report: _Report) -> None:
+def _look(spec: EnvSpec, env: Any, report: EnvReport) -> None:
     report.observation, report.action = str(env.observation_space), str(env.action_space)
     observation_space(env.observation_space, spec.label)
     action_space(env.action_space, spec.label)
 
 
-def _check(spec: EnvSpec, env: Any, report: _Report) -> None:
+def _check(spec: EnvSpec, env: Any, report: EnvReport) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -90,7 +89,7 @@ def _check(spec: EnvSpec, env: Any, report: _Report) -> None:
                     report.problems.append(text)
 
 
-def _repeat(spec: EnvSpec, env: Any, report: _Report) -> None:
+def _repeat(spec: EnvSpec, env: Any, report: EnvReport) -> None:
     env.action_space.seed(0)
     actions = [env.action_space.sample() for _ in range(5)]
     first, second = _observations(env, actions), _observations(env, actions)
@@ -109,7 +108,7 @@ def _observations(env: Any, actions: list[Any]) -> list[Any]:
     return seen
 
 
-def _measure(spec: EnvSpec, env: Any, report: _Report, seconds: float) -> None:
+def _measure(spec: EnvSpec, env: Any, report: EnvReport, seconds: float) -> None:
     end = time.perf_counter() + seconds
     lengths, resetting, stepping, steps, resets = [], 0.0, 0.0, 0, 0
     while time.perf_counter() < end:

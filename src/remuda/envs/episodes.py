@@ -8,7 +8,7 @@
             self.falls += info["fell"]
 
 One object lives for one episode. Rewards are only collected while it runs and counted in blocks: appending to a
-list costs 30 ns per step, four running sums would cost ten times that.
+list and counting it there costs 0.1 us per step, four running sums would cost four times that.
 """
 
 from __future__ import annotations
@@ -37,12 +37,15 @@ class EpisodeStats:
 
     def count(self, rewards: list[float], gamma: float) -> None:
         """Take these further rewards into account."""
-        block = np.asarray(rewards, np.float64).reshape(-1)
-        discounts = gamma ** np.arange(self.ep_len, self.ep_len + block.size, dtype=np.float64)
-        self.ep_rew += float(block.sum())
-        self.ep_discounted_rew += float((discounts * block).sum())
-        self.ep_nonzero_rew += int(np.count_nonzero(block))
-        self.ep_len += block.size
+        if rewards and type(rewards[0]) is not float:
+            rewards = np.asarray(rewards, np.float64).reshape(-1).tolist()
+        discounted = 0.0
+        for reward in reversed(rewards):
+            discounted = reward + gamma * discounted
+        self.ep_rew += sum(rewards)
+        self.ep_discounted_rew += gamma**self.ep_len * discounted
+        self.ep_nonzero_rew += len(rewards) - rewards.count(0.0)
+        self.ep_len += len(rewards)
 
     def values(self, info: Mapping[str, Any]) -> dict[str, float]:
         """What is reported of the episode, given the info of its last step.
@@ -65,7 +68,7 @@ class EpisodeStats:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real | np.bool_)
+    return type(value) in (float, int, bool) or isinstance(value, numbers.Real | np.bool_)
 
 
 def resolve_stats(stats: str | type[EpisodeStats] | None) -> type[EpisodeStats]:

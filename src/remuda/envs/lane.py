@@ -111,10 +111,10 @@ class Lane:
 
     def _require_finite(self, rewards: list[float]) -> None:
         # count_nonzero, as .all() costs three times as much on small arrays
-        finite = np.count_nonzero(np.isfinite(self._reward)) == len(rewards)
-        if finite and self._is_float:
-            finite = np.count_nonzero(np.isfinite(self._flat_obs)) == self._flat_obs.size
-        if not finite:
+        is_finite = np.count_nonzero(np.isfinite(self._reward)) == len(rewards)
+        if is_finite and self._is_float:
+            is_finite = np.count_nonzero(np.isfinite(self._flat_obs)) == self._flat_obs.size
+        if not is_finite:
             self._name_culprit(rewards)
 
     def _name_culprit(self, rewards: list[float]) -> None:

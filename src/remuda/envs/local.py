@@ -90,7 +90,8 @@ class LocalEnvs:
             self._lanes.append(lane)
         self._restarts = arrays["restarts"]
         self._restarts_before = 0
-        self._action_shape = (per_slot, *self.action.shape)
+        self._action_shape, self._action_dtype = (per_slot, *self.action.shape), np.dtype(self.action.dtype)
+        self._is_owed = [False] * slots  # sent and not received
         self._sent: deque[tuple[int, NDArray[Any] | None]] = deque()
         self._episodes: list[Episode] = []
         self._notices = 0
@@ -107,13 +108,15 @@ class LocalEnvs:
             taken += lane.reset(seed, warm_up)
             self._take_news(lane.rows)
             self._sent.append((slot, None))
+        self._is_owed = [True] * self.num_slots
         return taken
 
     def send(self, slot: int, action: NDArray[Any]) -> None:
-        if any(slot == waiting for waiting, _ in self._sent):
+        if self._is_owed[slot]:
             raise RuntimeError(f"slot {slot} has not been received since its last send.")
         check_action(action, self._action_shape)
-        self._sent.append((slot, np.array(action, self.action.dtype)))
+        self._is_owed[slot] = True
+        self._sent.append((slot, action.astype(self._action_dtype)))
 
     def recv(self) -> tuple[int, Step]:
         if not self._sent:
@@ -121,6 +124,7 @@ class LocalEnvs:
         if self.should_stop is not None and self.should_stop():
             raise Interrupted("asked to stop while stepping envs")
         slot, action = self._sent.popleft()
+        self._is_owed[slot] = False
         rows = self._lanes[slot].rows
         if action is not None:
             self._lanes[slot].step(action)

@@ -74,6 +74,7 @@ class PooledEnvs:
         self._step_timeout, self._build_timeout = step_timeout, build_timeout
         self._number = 0  # of the last request
         self._sent: deque[tuple[int, int]] = deque()
+        self._is_owed = [False] * slots  # sent and not received
         self._seed: int | None = None
         self._episodes: list[Episode] = []
         self._restarts_before = 0
@@ -145,16 +146,18 @@ class PooledEnvs:
             member.inbox.clear()  # news of requests that were given up above
         # a slot that waits for no worker answers with what its rows hold
         self._sent.extend((slot, int(self._done[0, slot])) for slot in range(self.num_slots))
+        self._is_owed = [True] * self.num_slots
         return sum(taken.values())
 
     def send(self, slot: int, action: NDArray[Any]) -> None:
-        if any(slot == waiting for waiting, _ in self._sent):
+        if self._is_owed[slot]:
             raise RuntimeError(f"slot {slot} has not been received since its last send.")
         check_action(action, self._action_shape)
         self._actions[slot][...] = action
         self._number += 1
         self._todo[:, slot] = self._number
         self._sent.append((slot, self._number))
+        self._is_owed[slot] = True
         for member in self._crew.members:
             member.bell.ring()
 
@@ -164,6 +167,7 @@ class PooledEnvs:
         slot, number = self._sent[0]
         self._wait(slot, number)
         self._sent.popleft()
+        self._is_owed[slot] = False
         if number and (self._said[:, slot] == number).any():
             self._take_news(slot, number)
         return slot, self._steps[slot]

@@ -1,7 +1,9 @@
 """Gymnasium spaces as `core.Space`: Box and Discrete, and one sentence for every other.
 
-observation = observation_space(env.observation_space, "CartPole-v1")
-action = action_space(env.action_space, "CartPole-v1")
+    observation = observation_space(env.observation_space, "CartPole-v1")
+    action = action_space(env.action_space, "CartPole-v1")
+
+The wire form of a space is how a worker tells the pool what its envs are like.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The directory of a run: what it was, what it did, what came out.
 
     with RunDirectory.create(None, "ppo-CartPole-v1-1", config) as run:      # runs/ppo-CartPole-v1-1-20260131-120000
+        run.point_latest()                                                   # it begins; until then `discard` undoes it
         run.log("training starts")
         ...                                                                  # run.checkpoints, run.videos, run.tb
         run.write_result({"status": "done", "steps": 200_000})
@@ -45,6 +46,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._log: IO[str] | None = None
+        self._made: list[Path] = []  # by `create`, for `discard`
 
     @classmethod
     def create(
@@ -84,7 +86,7 @@ class RunDirectory:
             run.close()
             _remove(made)
             raise
-        run._point_latest()
+        run._made = made
         return run
 
     @classmethod
@@ -165,6 +167,16 @@ class RunDirectory:
             self._log.close()  # the lock goes with it
             self._log = None
 
+    def discard(self) -> None:
+        """Take back a run that `create` made and that never began."""
+        self.close()
+        for path in self._made:
+            if self.path in path.parents or path == self.path:
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        for name in OURS:  # written since, into a directory that was there before
+            (self.path / name).unlink(missing_ok=True)
+        _remove([path for path in self._made if path.exists()])
+
     def __enter__(self) -> Self:
         return self
 
@@ -184,8 +196,8 @@ class RunDirectory:
                 f"{self.path} is in use: another process trains there; wait for its end, or stop it."
             ) from None
 
-    def _point_latest(self) -> None:
-        """runs/latest; only there, because beside an --out of the user's own choice it would be litter."""
+    def point_latest(self) -> None:
+        """runs/latest is this run from now on; only there, because beside an --out of the user's own choice it would be litter."""
         latest = self.path.parent / "latest"
         if self.path.parent.name != RUNS or (latest.exists() and not latest.is_symlink()):
             return

@@ -196,7 +196,7 @@ class Run:
         config, spec, info = self.setup()
         if seed is not None:
             config = replace(config, eval=replace(config.eval, seed=seed))
-        found = play_episodes(config, spec, info, self.agent(), episodes, explore=not deterministic)
+        found = play_episodes(config, spec, info, episodes, self.agent(), explore=not deterministic)
         return found.summary()
 
 

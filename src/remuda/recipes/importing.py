@@ -28,5 +28,5 @@ def import_object(path: str, option: str) -> Any:
     try:
         return getattr(module, name)
     except AttributeError:
-        names = [known for known in vars(module) if not known.startswith("_")]
+        names = [known for known in dir(module) if not known.startswith("_")]
         raise ConfigError(f"{option}={path!r}: {module_name} has no {name}: {nearest(name, names)}") from None

@@ -10,9 +10,8 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
-from types import TracebackType
 from typing import Any, Self
 
 from remuda.core import Progress, Round
@@ -41,11 +40,10 @@ class Journal:
         evaluate: Callable[[Any, Callable[[], bool]], Evaluation],
         terminal: Terminal,
         signals: StopSignals,
-        callbacks: Sequence[Callback] = (),
-        resume_from: checkpoint.Checkpoint | None = None,
     ) -> None:
         self.directory, self.config, self.terminal, self.signals = directory, config, terminal, signals
-        self.callbacks, self.resume_from = callbacks, resume_from
+        self.callbacks: Sequence[Callback] = ()
+        self.resume_from: checkpoint.Checkpoint | None = None
         self.progress = Progress()
         self.evaluation: dict[str, Any] | None = None
         self.stopped_by: str | None = None
@@ -56,37 +54,36 @@ class Journal:
         self._interval: dict[str, float] = defaultdict(float)  # seconds since the last line, by activity
         self._total: dict[str, float] = defaultdict(float)
         self._log_every = config.log.every or max(1, config.steps // LINES_PER_RUN)
-        self._checkpoints = 0
+        self._checkpoints = self._next_checkpoint = 0
         self._latest: dict[str, float] = {}
         self._begin(self.progress)
 
-    def __enter__(self) -> Self:
-        path, options = self.directory.path, self.config.log
-        files = MetricsFile(path)
-        self._writers = [files]
-        resumed = self.resume_from
-        if resumed is not None:
-            files.resume(resumed.step)
-        if options.tensorboard:
-            board = TensorBoard(self.directory.tb)
-            self._writers.append(board)
-            if resumed is not None:
-                board.resume(resumed.step)
-        if options.wandb:
-            self._writers.append(WandB(options.wandb, path, to_dict(self.config)))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for writer in self._writers:
-            writer.close()
-        self.terminal.close()
+    @contextmanager
+    def open(self, resume_from: checkpoint.Checkpoint | None = None) -> Iterator[Self]:
+        """Writers are open inside; with a checkpoint, what was logged after it is dropped."""
+        options, self.resume_from = self.config.log, resume_from
+        with ExitStack() as stack:
+            stack.callback(self.terminal.close)
+            files = stack.enter_context(closing(MetricsFile(self.directory.path)))
+            self._writers = [files]
+            if resume_from is not None:
+                files.resume(resume_from.step)
+            if options.tensorboard:
+                board = stack.enter_context(closing(TensorBoard(self.directory.tb)))
+                self._writers.append(board)
+                if resume_from is not None:
+                    board.resume(resume_from.step)
+            if options.wandb:
+                online = WandB(options.wandb, self.directory.path, to_dict(self.config))
+                self._writers.append(stack.enter_context(closing(online)))
+            yield self
+            self.say(where_time_went(self._total))
 
     # --- what the scheme calls ---
 
     def resume(self, learner: Learner) -> Progress:
         """Counters, and into the learner the weights, that the run starts from."""
+        self.directory.point_latest()
         found = self.resume_from
         if found is not None:
             learner.load_state_dict(found.learner)
@@ -110,8 +107,9 @@ class Journal:
             self._write_line(round)
         self.terminal.update(self._latest, steps)
         # The last round's checkpoint is written by `finish`.
-        if self.config.checkpoint.every and steps >= self._next_checkpoint and not last:
-            self._next_checkpoint = steps + self.config.checkpoint.every
+        every = self.config.checkpoint.every
+        if every and steps >= self._next_checkpoint and not last:
+            self._next_checkpoint = steps + every
             self.save(round.learner)
         if True in [bool(callback(round)) for callback in self.callbacks]:  # all of them see it
             self.stopped_by = "callback"
@@ -148,9 +146,6 @@ class Journal:
             "eval": self.evaluation,
         }
 
-    def time_line(self) -> str:
-        return where_time_went(self._total)
-
     def save(self, learner: Learner) -> Any:
         """A checkpoint of where the last whole round left the run."""
         with self._timed("checkpoint"):
@@ -167,10 +162,11 @@ class Journal:
     # --- details ---
 
     def _begin(self, progress: Progress) -> None:
+        """Clocks and marks start when the run does, at the steps it starts from."""
         self._started = self._mark = time.perf_counter()
         self._first_steps = self._line_steps = progress.steps
         self._next_line = progress.steps + self._log_every
-        self._next_checkpoint: int = progress.steps + self.config.checkpoint.every
+        self._next_checkpoint = progress.steps + self.config.checkpoint.every
         self._next_evaluation = progress.steps + self.config.eval.every
 
     def _count(self, seconds: Mapping[str, float]) -> None:

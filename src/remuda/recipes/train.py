@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from remuda.agents import NetFactory, PolicyAgent
 from remuda.algorithms import A2C, PPO
 from remuda.core import Algorithm, Envs, Recipe, Scheme, env_seed
 from remuda.envs import EnvInfo, EnvSpec, make_envs, worker
-from remuda.errors import ConfigError, EnvError, TrainingError, WorkerError, nearest
+from remuda.errors import ConfigError, RemudaError, UsageError, nearest
 from remuda.learning.checkpoint import Checkpoint, load_newest
 from remuda.learning.learner import Learner, OptimizerOptions
 from remuda.learning.schedules import parse_schedule
@@ -66,25 +67,30 @@ def train(
     # Everything that the user may have got wrong is known by now: only then does a directory appear.
     name = f"{config.algo}-{config.env}-{config.seed}"
     with RunDirectory.create(out, name, to_dict(config), resume=resume) as directory, StopSignals() as signals:
-        found: Checkpoint | None = load_newest(directory.checkpoints) if resume else None
-        terminal = Terminal(
-            config.steps, f"{config.algo} {config.env} {config.scheme}", file=io.StringIO() if quiet else None
-        )
-        play = lambda agent, stop: play_episodes(config, spec, info, agent, config.eval.episodes, stop)  # noqa: E731
-        journal = Journal(directory, config, play, terminal, signals, callbacks, found)
-        with journal:
-            try:
-                with profiled(directory.path / "profile" if profile else None) as step_profiler:
-                    journal.callbacks = [*callbacks, step_profiler]
-                    learner = scheme.run(recipe, journal)
-            except (EnvError, WorkerError, TrainingError) as error:
-                directory.write_result({"status": "failed", "error": str(error), "steps": journal.progress.steps})
-                directory.log(f"failed: {error}")
-                raise
-            result = journal.finish(learner)
-            directory.write_result(result)
-            journal.say(journal.time_line())
+        terminal = Terminal(config.steps, f"{config.algo} {config.env} {config.scheme}", file=sink(quiet))
+        play = partial(play_episodes, config, spec, info, config.eval.episodes)
+        journal = Journal(directory, config, play, terminal, signals)
+        try:
+            found: Checkpoint | None = load_newest(directory.checkpoints) if resume else None
+            with journal.open(found), profiled(directory.path / "profile" if profile else None) as count_round:
+                journal.callbacks = [*callbacks, count_round]
+                learner = scheme.run(recipe, journal)
+                result = journal.finish(learner)
+        except UsageError:
+            if not resume and journal.progress.rounds == 0:
+                directory.discard()  # a mistake leaves nothing behind
+            raise
+        except RemudaError as error:
+            directory.write_result({"status": "failed", "error": str(error), "steps": journal.progress.steps})
+            directory.log(f"failed: {error}")
+            raise
+        directory.write_result(result)
     return {**result, "path": str(directory.path), "signal": signals.received}
+
+
+def sink(quiet: bool) -> io.StringIO | None:
+    """Where the terminal view goes: nowhere if quiet, else to standard output."""
+    return io.StringIO() if quiet else None
 
 
 def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory | None = None) -> Recipe:
@@ -191,8 +197,8 @@ def play_episodes(
     config: RunConfig,
     spec: EnvSpec,
     info: EnvInfo,
-    agent: Any,
     episodes: int,
+    agent: Any,
     should_stop: Callable[[], bool] = lambda: False,
     explore: bool = False,
 ) -> Evaluation:

@@ -1,0 +1,153 @@
+"""What A2C and PPO share: targets of a rollout, reward scaling, and when observation statistics move."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from rollouts import make_agent, make_rollout, random_stream
+
+from remuda.algorithms import A2C, PPO, ActorCritic, RewardScale
+from remuda.core import Clock
+from remuda.data import Rollout
+from remuda.learning.learner import Learner, OptimizerOptions
+from remuda.maths import explained_variance, gae
+from remuda.replay import Fresh
+
+GAMMA, LAMBDA = 0.9, 0.8
+
+
+def make_ppo(agent: Any = None, num_envs: int = 4, **options: Any) -> PPO:
+    options = {"clip_range": lambda progress: 0.2, **options}
+    return PPO(agent or make_agent(), num_envs, gamma=GAMMA, gae_lambda=LAMBDA, **options)
+
+
+def test_advantages_are_gae_of_the_values_said_while_acting() -> None:
+    ppo = make_ppo()
+    rollout = make_rollout(ppo.agent, seed=1)
+    with torch.no_grad():
+        ppo.agent.value_head.bias.add_(5)  # what the net says now has no say
+    batch = ppo.prepare(rollout)
+    steps = rollout.steps
+    v = torch.cat([steps.policy.value, rollout.last_value.unsqueeze(0)])
+    expected = gae(steps.reward, steps.discount, steps.mask, v, GAMMA, LAMBDA)
+    assert torch.equal(batch.targets.advantage, expected)
+    assert (steps.mask.sum(), expected.count_nonzero()) == (steps.mask.sum(), steps.mask.sum())
+
+
+def test_value_target_is_advantage_plus_old_value() -> None:
+    ppo = make_ppo()
+    rollout = make_rollout(ppo.agent, seed=1)
+    targets = ppo.prepare(rollout).targets
+    assert torch.equal(targets.value, targets.advantage + rollout.steps.policy.value)
+
+
+def test_explained_variance_is_of_the_old_values_over_real_rows() -> None:
+    ppo = make_ppo()
+    rollout = make_rollout(ppo.agent, seed=1)
+    batch = ppo.prepare(rollout)
+    mask = rollout.steps.mask
+    assert not mask.all()
+    expected = explained_variance(rollout.steps.policy.value[mask], batch.targets.value[mask])
+    assert batch.metrics["explained_variance"] == expected
+    # What a reset row holds makes no difference.
+    rollout.steps.policy.value[~mask] += 1000
+    again = ppo.prepare(rollout)
+    terminated = rollout.steps.discount == 0
+    changed = (again.targets.value != batch.targets.value) & mask
+    assert not (changed & terminated).any()
+
+
+def test_a_rollout_of_reset_rows_alone_can_be_prepared() -> None:
+    ppo = make_ppo(num_envs=2)
+    rollout = make_rollout(ppo.agent, T=1, B=2)
+    steps = rollout.steps.replace(mask=torch.zeros(1, 2, dtype=torch.bool))
+    batch = ppo.prepare(Rollout(steps, rollout.last_obs, rollout.last_value))
+    assert math.isnan(batch.metrics["explained_variance"])
+    assert not batch.targets.advantage.any()
+
+
+def slow_reward_scale(rollouts: list[tuple[torch.Tensor, torch.Tensor]], gamma: float) -> list[torch.Tensor]:
+    """A running return per env, from nothing after an end; rewards over the deviation of all returns so far."""
+    running, seen, out = [0.0] * rollouts[0][0].shape[1], [], []
+    for reward, mask in rollouts:
+        for t in range(len(reward)):
+            for b in range(len(running)):
+                if mask[t, b]:
+                    running[b] = gamma * running[b] + float(reward[t, b])
+                    seen.append(running[b])
+                else:
+                    running[b] = 0.0
+        mean = sum(seen) / len(seen)
+        variance = sum((x - mean) ** 2 for x in seen) / len(seen)
+        out.append((reward / math.sqrt(variance + 1e-8)).clamp(-10, 10))
+    return out
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_reward_scale_equals_a_slow_reference_over_several_rollouts(seed: int) -> None:
+    streams = [random_stream(100 * seed + k, 9, 3) for k in range(6)]
+    rollouts = [(stream.r_t.float() * 7, stream.mask_t) for stream in streams]
+    scale = RewardScale(3, GAMMA)
+    for (reward, mask), expected in zip(rollouts, slow_reward_scale(rollouts, GAMMA), strict=True):
+        torch.testing.assert_close(scale(reward, mask), expected)
+
+
+def test_reward_scale_divides_and_clips_but_never_shifts() -> None:
+    scale = RewardScale(1, 0.0)
+    rewards = torch.tensor([[3.0], [0.0], [0.0], [3.0]])
+    mask = torch.ones(4, 1, dtype=torch.bool)
+    torch.testing.assert_close(scale(rewards, mask), rewards / 1.5)
+    assert scale(torch.tensor([[-500.0]]), mask[:1]).item() > -10.01
+    assert RewardScale(1, 0.0)(torch.tensor([[0.0], [0.0]]), mask[:2]).tolist() == [[0.0], [0.0]]
+
+
+def test_scaled_rewards_reach_the_advantages() -> None:
+    plain, scaled = make_ppo(), make_ppo(normalize_reward=True)
+    rollout = make_rollout(plain.agent, seed=2)
+    scaled.agent.load_state_dict(plain.agent.state_dict())
+    slow = slow_reward_scale([(rollout.steps.reward, rollout.steps.mask)], GAMMA)[0]
+    by_hand = Rollout(rollout.steps.replace(reward=slow), rollout.last_obs, rollout.last_value)
+    torch.testing.assert_close(scaled.prepare(rollout).targets.advantage, plain.prepare(by_hand).targets.advantage)
+
+
+def test_reward_statistics_are_part_of_the_state() -> None:
+    first, second = make_ppo(normalize_reward=True), make_ppo(normalize_reward=True)
+    rollouts = [make_rollout(first.agent, seed=seed) for seed in range(3)]
+    first.prepare(rollouts[0])
+    second.load_state_dict(first.state_dict())
+    for rollout in rollouts[1:]:
+        assert torch.equal(first.prepare(rollout).targets.advantage, second.prepare(rollout).targets.advantage)
+
+
+@pytest.mark.parametrize("kind", [PPO, A2C])
+def test_observation_statistics_are_frozen_until_the_rollout_is_finished(kind: type[ActorCritic]) -> None:
+    agent = make_agent(normalize_obs=True)
+    clip = {"clip_range": lambda progress: 0.2} if kind is PPO else {}
+    algorithm = kind(agent, 4, gamma=GAMMA, gae_lambda=LAMBDA, **clip)  # type: ignore[arg-type]
+    learner = Learner(algorithm, OptimizerOptions(), lambda progress: 1e-3, 0.5)
+    rollout = make_rollout(agent, seed=1)
+
+    def statistics() -> dict[str, torch.Tensor]:
+        return {name: x.clone() for name, x in agent.state_dict().items() if "standardise" in name}
+
+    before, replay = statistics(), Fresh(2, 8, 0)
+    replay.add(learner.prepare(rollout))
+    for batch in replay.batches():
+        learner.step(batch)
+    assert all(torch.equal(before[name], x) for name, x in statistics().items())
+    learner.finish(rollout)
+    obs = rollout.steps.obs.flatten(0, 1).double()  # the final observations of reset rows are observations too
+    torch.testing.assert_close(agent.standardise.moments.mean, obs.mean(0))
+    torch.testing.assert_close(agent.standardise.moments.var, obs.var(0, unbiased=False))
+    torch.testing.assert_close(agent.standardise(obs.float()).std(0, unbiased=False), torch.ones(3))
+
+
+def test_without_normalising_nothing_but_parameters_is_in_the_state() -> None:
+    ppo = make_ppo()
+    ppo.after_rollout(make_rollout(ppo.agent))
+    ppo.after_update(Clock())
+    assert set(ppo.state_dict()) == {name for name, _ in ppo.named_parameters()}
+    assert {id(p) for p in ppo.groups()["policy"]} == {id(p) for p in ppo.parameters()}

@@ -1,0 +1,205 @@
+"""What users get wrong: one sentence with value, rule and remedy, exit code 2, no traceback, nothing left behind."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from remuda.cli import main
+
+BAD = [
+    # arguments, what the sentence must name
+    (["trian"], ["'trian'", "did you mean train"]),
+    (["train", "poo", "--env", "CartPole-v1"], ["'poo'", "did you mean ppo"]),
+    (["train"], ["no algo", "remuda train ppo"]),
+    (["train", "ppo"], ["no env", "--env CartPole-v1"]),
+    (["train", "ppo", "--env", "CartPol-v1"], ["CartPol-v1", "CartPole-v1"]),
+    (["train", "ppo", "--env", "CartPole-v7"], ["CartPole", "v7"]),
+    (["train", "ppo", "--env", "ALE/Pong-v5"], ["ALE/Pong-v5", "pip install 'remuda[atari]'"]),
+    (["train", "ppo", "--env", "MinAtar/Breakout-v1"], ["MinAtar", "pip install 'remuda[minatar]'"]),
+    (["train", "ppo", "--env", "no_such_module:make"], ["no_such_module"]),
+    (["train", "ppo", "--env", "counting:no_such_factory"], ["no_such_factory"]),
+    (["train", "ppo", "--env", "CartPole-v1", "--envs.kwargs", "{nonsense"], ["envs.kwargs", "JSON object"]),
+    (["train", "ppo", "--env", "CartPole-v1", "--envs.kwargs", '{"speed": 3}'], ["speed"]),
+    (["train", "ppo", "--env", "CartPole-v1", "--steps", "many"], ["steps='many'", "whole number"]),
+    (["train", "ppo", "--env", "CartPole-v1", "--steps", "0"], ["steps=0", "at least 1"]),
+    (["train", "ppo", "--env", "CartPole-v1", "--steps", "1.5"], ["steps='1.5'", "whole number"]),
+    (["train", "ppo", "--env", "CartPole-v1", "--seed", "-1"], ["seed=-1"]),
+    (["train", "ppo", "--env", "CartPole-v1", "--scheme", "serail"], ["serail", "did you mean serial"]),
+    (
+        ["train", "ppo", "--env", "CartPole-v1", "--algo.learning_rat", "1"],
+        ["--algo.learning_rat", "--algo.learning_rate"],
+    ),
+    (
+        ["train", "ppo", "--env", "CartPole-v1", "--algo.learning_rate", "fast"],
+        ["algo.learning_rate='fast'", "linear("],
+    ),
+    (["train", "ppo", "--env", "CartPole-v1", "--algo.learning_rate", "piecewise(1:3, 0:2)"], ["rising positions"]),
+    (["train", "ppo", "--env", "CartPole-v1", "--algo.gamma", "1.5"], ["algo.gamma=1.5", "at most 1.0"]),
+    (["train", "ppo", "--env", "CartPole-v1", "--algo.gamma", "nan"], ["algo.gamma=nan", "finite"]),
+    (["train", "ppo", "--env", "CartPole-v1", "--algo.n_epochs", "0"], ["algo.n_epochs=0", "at least 1"]),
+    (
+        ["train", "ppo", "--env", "CartPole-v1", "--algo.batch_size", "100"],
+        ["batch_size=100", "does not divide", "256"],
+    ),
+    (["train", "ppo", "--env", "CartPole-v1", "--algo.optimizer", "sgd"], ["algo.optimizer='sgd'", "rmsprop"]),
+    (
+        ["train", "ppo", "--env", "CartPole-v1", "--algo.normalize_advantage", "perhaps"],
+        ["'perhaps'", "true or false"],
+    ),
+    (["train", "ppo", "--env", "CartPole-v1", "--sampler.envs", "-3"], ["sampler.envs=-3", "at least 1"]),
+    (["train", "ppo", "--env", "CartPole-v1", "--sampler.slots", "3"], ["slots=3", "does not divide", "envs=8"]),
+    (
+        ["train", "ppo", "--env", "CartPole-v1", "--sampler.workers", "9", "--scheme", "parallel"],
+        ["workers=9", "8 envs"],
+    ),
+    (["train", "ppo", "--env", "CartPole-v1", "--agent.hidden", "64,x"], ["agent.hidden='64,x'", "64,64"]),
+    (["train", "ppo", "--env", "CartPole-v1", "--agent.net", "cnn"], ["agent.net='cnn'", "package.module:Name"]),
+    (["train", "ppo", "--env", "CartPole-v1", "--agent.net", "no_such_module:Net"], ["no_such_module", "install it"]),
+    (["train", "ppo", "--env", "CartPole-v1", "--agent.net", "own_things:Nett"], ["Nett", "did you mean Net"]),
+    (
+        ["train", "ppo", "--env", "CartPole-v1", "--agent.net", "own_things:BadNet"],
+        ["own_things:BadNet", "does not fit", "(4,)"],
+    ),
+    (["train", "ppo", "--env", "CartPole-v1", "--checkpoint.keep", "some"], ["checkpoint.keep='some'", "last, all"]),
+    (["train", "a2c", "--env", "CartPole-v1", "--algo.n_epochs", "4"], ["--algo.n_epochs", "not an option"]),
+    (["train", "ppo", "--env", "own_things:text_obs"], ["Text", "Box and Discrete"]),
+    (["train", "ppo", "--env", "own_things:multi_action"], ["MultiDiscrete", "Box of floats and Discrete"]),
+    (["train", "ppo", "--env", "own_things:lying_shape"], ["shape"]),
+    (["train", "ppo", "--env", "own_things:lying_dtype"], ["float64", "float32"]),
+    (["train", "ppo", "--env", "own_things:no_env"], ["gymnasium.Env"]),
+    (["train", "ppo", "--env", "own_things:raising"], ["own_things:raising", "on strike"]),
+    (["train", "ppo", "--env", "CartPole-v1", "extra"], ["'extra'", "too many"]),
+    (["train", "--config", "no_such_file.yaml"], ["no_such_file.yaml"]),
+    (["train", "ppo", "--env", "CartPole-v1", "--out", "/proc/nowhere/run"], ["/proc/nowhere/run"]),
+    (["train", "ppo", "--env", "CartPole-v1", "--log.wandb", "project"], ["pip install 'remuda[wandb]'"]),
+    (["eval", "no_such_run"], ["no_such_run"]),
+    (["eval"], ["run"]),
+    (["record", "no_such_run"], ["no_such_run"]),
+    (["plot", "no_such_run"], ["no_such_run"]),
+    (["plot"], ["RUN"]),
+    (["doctor", "--env", "CartPol-v1"], ["CartPol-v1", "CartPole-v1"]),
+    (["train", "--resume", "no_such_run"], ["no_such_run"]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), BAD, ids=lambda value: " ".join(value)[:60])
+def test_one_sentence_and_exit_code_2(arguments, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    check_sentence(captured.err, words)
+    assert captured.out == ""
+    assert list(tmp_path.iterdir()) == [], "a mistake must leave nothing behind"
+
+
+def check_sentence(text: str, words: list[str]) -> None:
+    lines = text.strip().splitlines()
+    assert len(lines) == 1, text
+    assert lines[0].startswith("remuda: ")
+    assert "Traceback" not in text
+    assert re.search(r"[.?]$", lines[0]), lines[0]
+    for word in words:
+        assert word in lines[0], (word, lines[0])
+
+
+def run_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-m", "remuda", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=120)
+
+
+@pytest.mark.parametrize("scheme", ["serial", "parallel"])
+def test_as_a_real_process(tmp_path, scheme):
+    done = run_command("train", "ppo", "--env", "CartPole-v0x", "--scheme", scheme, cwd=tmp_path)
+    assert done.returncode == 2
+    check_sentence(done.stderr, ["CartPole-v0x"])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("scheme", ["serial", "parallel"])
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("nan_obs", ["own_things:late", "observation", "seed", "step 7"]),
+        ("nan_reward", ["own_things:late", "reward", "seed", "step 7"]),
+        ("shape", ["own_things:late", "shape (5,)", "(4,)", "seed", "step 7"]),
+        ("dtype", ["own_things:late", "float64", "seed", "step 7"]),
+    ],
+)
+def test_an_env_that_breaks_its_contract_later_is_named(tmp_path, monkeypatch, capsys, scheme, fault, words):
+    monkeypatch.chdir(tmp_path)
+    kwargs = f'{{"fault": "{fault}", "at": 7}}'
+    arguments = ["train", "ppo", "--env", "own_things:late", "--envs.kwargs", kwargs, "--scheme", scheme, "--quiet"]
+    assert main([*arguments, "--out", "run"]) == 2
+    check_sentence(capsys.readouterr().err, words)
+    result = (tmp_path / "run/result.json").read_text()
+    assert '"failed"' in result
+    assert "step 7" in result
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "run"
+    arguments = ["train", "ppo", "--env", "CartPole-v1", "--steps", "600", "--out", str(path), "--quiet"]
+    assert main([*arguments, "--eval.episodes", "0", "--checkpoint.every", "256"]) == 0
+    return path
+
+
+class TestResume:
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (["--env", "Acrobot-v1"], ["env=CartPole-v1", "not Acrobot-v1", "new run"]),
+            (["--seed", "5"], ["seed=0", "not 5"]),
+            (["--scheme", "parallel"], ["scheme=serial", "not parallel"]),
+            (["--algo.gamma", "0.5"], ["algo.gamma=0.98", "not 0.5", "--steps"]),
+            (["--sampler.envs", "4"], ["sampler.envs=8", "not 4"]),
+            (["--out", "elsewhere"], ["--resume", "leave out"]),
+        ],
+    )
+    def test_with_other_settings(self, run, arguments, words, capsys):
+        before = sorted(path.name for path in run.iterdir())
+        assert main(["train", "--resume", str(run), *arguments]) == 2
+        check_sentence(capsys.readouterr().err, words)
+        assert sorted(path.name for path in run.iterdir()) == before
+
+    def test_of_a_run_whose_checkpoints_are_all_damaged(self, run, tmp_path, capsys):
+        import shutil
+
+        copy = tmp_path / "copy"
+        shutil.copytree(run, copy, symlinks=True)
+        for file in copy.glob("checkpoints/step-*/tensors.safetensors"):
+            file.write_bytes(file.read_bytes()[:-1])
+        assert main(["train", "--resume", str(copy), "--steps", "1000"]) == 2
+        check_sentence(capsys.readouterr().err, ["damaged", "tensors.safetensors"])
+        assert main(["eval", str(copy)]) == 2
+        check_sentence(capsys.readouterr().err, ["damaged"])
+
+    def test_a_directory_that_holds_a_run_is_not_overwritten(self, run, capsys):
+        assert main(["train", "ppo", "--env", "CartPole-v1", "--out", str(run)]) == 2
+        check_sentence(capsys.readouterr().err, [str(run), "--resume"])
+
+    def test_a_record_of_an_env_without_pictures(self, tmp_path, capsys):
+        path = tmp_path / "run"
+        arguments = ["train", "a2c", "--env", "own_things:late", "--steps", "100", "--out", str(path), "--quiet"]
+        assert main([*arguments, "--eval.episodes", "0"]) == 0
+        capsys.readouterr()
+        assert main(["record", str(path)]) == 2
+        check_sentence(capsys.readouterr().err, ["own_things:late", "rgb_array"])
+        assert not list((path / "videos").iterdir())
+
+
+def test_a_callable_that_cannot_be_sent(tmp_path, monkeypatch):
+    import gymnasium
+
+    import remuda
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(remuda.UsageError, match="scheme=serial") as caught:
+        remuda.train("ppo", lambda: gymnasium.make("CartPole-v1"), scheme="parallel", steps=100, quiet=True)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.rglob("*.json")), "refused before a run directory is made"

@@ -1,0 +1,36 @@
+"""examples/ppo.py is the package's loop: it must give the package's parameters."""
+
+import importlib.util
+from pathlib import Path
+
+import torch
+
+import remuda
+from remuda.learning.checkpoint import load_newest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "ppo.py"
+
+
+def load_example():
+    spec = importlib.util.spec_from_file_location("example_ppo", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_example_gives_the_same_parameters(tmp_path, capsys):
+    with torch.random.fork_rng(devices=[]):
+        example = load_example().main(steps=5_000, seed=1)
+    settings = {"steps": 5_000, "seed": 1, "eval": {"episodes": 0}, "quiet": True, "out": tmp_path / "run"}
+    run = remuda.train("ppo", "CartPole-v1", **settings)
+    package = load_newest(run.path / "checkpoints").learner["algorithm"]
+    assert package.keys() == example.state_dict().keys()
+    for name, tensor in example.state_dict().items():
+        assert torch.equal(tensor, package[name]), name
+    assert "steps" in capsys.readouterr().out
+
+
+def test_the_example_is_readable_alone():
+    text = EXAMPLE.read_text()
+    assert len(text.splitlines()) <= 80
+    assert "recipes" not in text, "the loop must stand on the parts, not on the machinery that it shows"

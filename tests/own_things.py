@@ -1,0 +1,83 @@
+"""What users bring along: envs, nets and statistics of their own, good and bad. Importable in env workers."""
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+BOX = spaces.Box(-1.0, 1.0, (4,), np.float32)
+
+
+class Late(gymnasium.Env):
+    """Keeps its contract until step `at`, then breaks it in one way."""
+
+    def __init__(self, fault="none", at=7, render_mode=None):
+        self.observation_space, self.action_space = BOX, spaces.Discrete(2)
+        self.fault, self.at, self.time = fault, at, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        obs, reward = np.full(4, 0.1, np.float32), 1.0
+        if self.time == self.at:
+            if self.fault == "nan_obs":
+                obs[2] = np.nan
+            elif self.fault == "nan_reward":
+                reward = float("nan")
+            elif self.fault == "shape":
+                obs = np.zeros(5, np.float32)
+            elif self.fault == "dtype":
+                obs = obs.astype(np.float64)
+        return obs, reward, False, self.time >= 20, {}
+
+
+def late(**kwargs):
+    return Late(**kwargs)
+
+
+def lying_shape():
+    env = Late()
+    env.observation_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
+    return env
+
+
+def lying_dtype():
+    env = Late()
+    env.reset = lambda seed=None, options=None: (np.zeros(4, np.float64), {})
+    return env
+
+
+def text_obs():
+    env = Late()
+    env.observation_space = spaces.Text(5)
+    return env
+
+
+def multi_action():
+    env = Late()
+    env.action_space = spaces.MultiDiscrete([2, 3])
+    return env
+
+
+def no_env():
+    return {"not": "an env"}
+
+
+def raising():
+    raise RuntimeError("the env is on strike")
+
+
+def __getattr__(name):
+    # Nets need torch, and workers that import this file for its envs must not pay for it.
+    if name in ("Net", "BadNet"):
+        import own_nets
+
+        return getattr(own_nets, name)
+    raise AttributeError(name)
+
+
+def __dir__():
+    return [*globals(), "Net", "BadNet"]

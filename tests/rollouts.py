@@ -1,0 +1,91 @@
+"""Streams and rollouts as samplers make them, for tests that have no envs: rows after an end are reset rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from remuda.agents import PolicyAgent
+from remuda.core import Space
+from remuda.data import Rollout, Steps
+from remuda.nets import MLP
+
+
+@dataclass(frozen=True)
+class Stream:
+    """[T, B] rows in float64; v is [T + 1, B]."""
+
+    r_t: Tensor
+    discount_t: Tensor
+    mask_t: Tensor
+    v: Tensor
+
+    @property
+    def rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.r_t, self.discount_t, self.mask_t, self.v
+
+
+def random_stream(seed: int, T: int | None = None, B: int | None = None) -> Stream:
+    """Episodes of random length that end in either way, some of them before the first or with the last row."""
+    rng = np.random.default_rng(seed)
+    T, B = T or int(rng.integers(1, 13)), B or int(rng.integers(1, 5))
+    terminates, truncates = rng.random(2) * 0.4
+    reward, discount = rng.normal(size=(T, B)), np.ones((T, B))
+    mask = np.ones((T, B), dtype=bool)
+    resets = rng.random(B) < 0.3  # ended with the last row of the rollout before
+    for t in range(T):
+        mask[t] = ~resets
+        reward[t, resets] = 0
+        terminated = mask[t] & (rng.random(B) < terminates)
+        truncated = mask[t] & (rng.random(B) < truncates)
+        discount[t, terminated] = 0
+        resets = terminated | truncated
+    v = rng.normal(size=(T + 1, B)) * 3
+    return Stream(*(torch.from_numpy(x) for x in (reward, discount, mask, v)))
+
+
+def box(shape: tuple[int, ...], dtype: str = "float32", bound: float = 1.0) -> Space:
+    low, high = (-bound, bound) if dtype.startswith("float") else (0, 255)
+    return Space("box", shape, dtype, np.full(shape, low, dtype), np.full(shape, high, dtype))
+
+
+def discrete(n: int, start: int = 0) -> Space:
+    return Space("discrete", (), "int64", n=n, start=start)
+
+
+def make_agent(observation: Space | None = None, action: Space | None = None, seed: int = 0, **options: Any) -> Any:
+    torch.manual_seed(seed)
+    return PolicyAgent(
+        observation or box((3,)), action or discrete(4), lambda shape: MLP(shape, (16,), "tanh"), **options
+    )
+
+
+def make_rollout(agent: Any, T: int = 8, B: int = 4, seed: int = 0, version: int = 0) -> Rollout:
+    """What this agent would have said and done in random episodes over random observations."""
+    stream = random_stream(seed, T, B)
+    generator = torch.Generator().manual_seed(seed)
+    kind, width = agent.noise
+    draw = torch.rand if kind == "uniform" else torch.randn
+    if agent.observation.kind == "discrete":
+        obs = torch.randint(agent.observation.n, (T + 1, B), generator=generator)
+    else:
+        obs = torch.randn(T + 1, B, *agent.observation.shape, generator=generator)
+    with torch.no_grad():
+        acted = [agent.act(obs[t], None, None, draw(B, width, generator=generator)) for t in range(T)]
+        last_value = agent.value(obs[T], None)
+    steps = Steps(
+        obs=obs[:T],
+        action=torch.stack([action for action, _, _ in acted]),
+        reward=stream.r_t.float(),
+        discount=stream.discount_t.float(),
+        mask=stream.mask_t,
+        policy=type(acted[0][1])(
+            *(torch.stack(field) for field in zip(*(said for _, said, _ in acted), strict=True))
+        ),
+        version=torch.full((T, B), version),
+    )
+    return Rollout(steps, obs[T], last_value)

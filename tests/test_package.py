@@ -1,0 +1,96 @@
+"""The package as a whole: what importing costs, what is public, who may use what."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import remuda
+
+SOURCE = Path(remuda.__file__).parent
+TESTS = Path(__file__).parent
+
+
+def fresh(code: str) -> str:
+    """What a new interpreter prints."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "module", ["remuda", "remuda.core", "remuda.data", "remuda.envs", "remuda.cli", "remuda.cli.train"]
+)
+def test_importing_brings_no_torch(module):
+    assert fresh(f"import sys, {module}; print('torch' in sys.modules)") == "False"
+
+
+def test_help_needs_no_torch():
+    code = "import sys; from remuda.cli import main; main(['train', '--help'])"
+    code = f"import contextlib\ntry:\n    {code}\nexcept SystemExit: pass\nprint('torch' in sys.modules)"
+    assert fresh(code).splitlines()[-1] == "False"
+
+
+def test_all_is_sorted_complete_and_real():
+    assert remuda.__all__ == sorted(remuda.__all__)
+    assert set(remuda.__all__) == set(remuda._HOMES)
+    for name in remuda.__all__:
+        assert getattr(remuda, name) is not None
+    assert set(remuda.__all__) <= set(dir(remuda))
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = remuda.nonsense
+
+
+def test_type_checkers_see_the_same_names():
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    guarded = next(node for node in tree.body if isinstance(node, ast.If))
+    names = {alias.name for node in guarded.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert names == set(remuda.__all__)
+
+
+def python_files(root: Path) -> list[Path]:
+    return sorted(root.rglob("*.py"))
+
+
+def test_modules_stay_small():
+    long = {str(path.relative_to(SOURCE)): n for path in python_files(SOURCE) if (n := lines(path)) > 400}
+    assert not long
+
+
+def lines(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def test_tests_are_at_least_as_long_as_the_source():
+    assert sum(map(lines, python_files(TESTS))) >= sum(map(lines, python_files(SOURCE)))
+
+
+def test_nothing_loads_code_from_data():
+    """No pickle, eval or exec anywhere in the package."""
+    forbidden_modules, forbidden_calls = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}, {"eval", "exec"}
+    for path in python_files(SOURCE):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                assert not {alias.name.partition(".")[0] for alias in node.names} & forbidden_modules, path
+            if isinstance(node, ast.ImportFrom) and node.module:
+                assert node.module.partition(".")[0] not in forbidden_modules, path
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in forbidden_calls, path
+
+
+def test_no_algorithm_is_named_where_none_may_be_known():
+    words = ("ppo", "a2c")
+    for room in ("schemes", "sampling", "learning"):
+        for path in python_files(SOURCE / room):
+            names = {node.id.lower() for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
+            assert not names & set(words), path
+
+
+def test_losses_have_no_business_with_clocks_or_loggers():
+    """House rule: no backward, step, item, logger or clock in algorithms."""
+    for path in python_files(SOURCE / "algorithms"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute):
+                assert node.attr not in {"backward", "item", "perf_counter"}, path

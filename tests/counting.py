@@ -85,7 +85,13 @@ class CountingEnv(gymnasium.Env[Any, Any]):
         is_over = self.steps >= self.lengths[(self.episode - 1) % len(self.lengths)]
         is_terminal = self.ends == "terminate" or (self.ends == "alternate" and self.episode % 2 == 1)
         reward = 100.0 * self.episode + self.steps + float(np.sum(action)) / 4
-        info = {"half": self.steps / 2, "odd": bool(self.steps % 2), "nan": float("nan"), "name": "x", "n": np.int64(7)}
+        info = {
+            "half": self.steps / 2,
+            "odd": bool(self.steps % 2),
+            "nan": float("nan"),
+            "name": "x",
+            "n": np.int64(7),
+        }
         answer = (self.observe(), reward, is_over and is_terminal, is_over and not is_terminal, info)
         return self.misbehave(*answer) if self.fault is not None and self.calls == self.at else answer
 

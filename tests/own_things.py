@@ -1,5 +1,7 @@
 """What users bring along: envs, nets and statistics of their own, good and bad. Importable in env workers."""
 
+import time
+
 import gymnasium
 import numpy as np
 from gymnasium import spaces
@@ -36,6 +38,22 @@ class Late(gymnasium.Env):
 
 def late(**kwargs):
     return Late(**kwargs)
+
+
+class Slow(Late):
+    """Takes its time over every step."""
+
+    def __init__(self, seconds=0.02):
+        super().__init__()
+        self.seconds = seconds
+
+    def step(self, action):
+        time.sleep(self.seconds)
+        return super().step(action)
+
+
+def slow(**kwargs):
+    return Slow(**kwargs)
 
 
 def lying_shape():

@@ -273,7 +273,9 @@ def test_a_fixed_batch_reaches_the_known_optimum() -> None:
     agent = make_agent(discrete(1), discrete(4))
     ppo = make_ppo(agent, normalize_advantage=False)
     rollout = make_rollout(agent, T=16, B=4)
-    steps = rollout.steps.replace(mask=torch.ones(16, 4, dtype=torch.bool), action=torch.arange(64).reshape(16, 4) % 4)
+    steps = rollout.steps.replace(
+        mask=torch.ones(16, 4, dtype=torch.bool), action=torch.arange(64).reshape(16, 4) % 4
+    )
     said = agent.evaluate(steps.obs)
     log_prob = said.distribution.log_prob(steps.action).detach()
     steps = steps.replace(policy=steps.policy.replace(log_prob=log_prob))

@@ -14,7 +14,16 @@ from remuda.envs import LocalEnvs, make_envs, resolve
 from remuda.errors import ConfigError
 
 LENGTHS = (3, 5, 2)
-BACKENDS = [(0, 1), (0, 2), (1, 1), (2, 1), (3, 1), (1, 2), (2, 2), (3, 2)]  # workers, slots; 6 envs never share evenly
+BACKENDS = [
+    (0, 1),
+    (0, 2),
+    (1, 1),
+    (2, 1),
+    (3, 1),
+    (1, 2),
+    (2, 2),
+    (3, 2),
+]  # workers, slots; 6 envs never share evenly
 
 
 def rows_by_hand(seed: int, index: int, actions: list[int]) -> Iterator[tuple[Any, ...]]:

@@ -18,12 +18,14 @@ from typing import Any
 import numpy as np
 from gymnasium.utils.env_checker import check_env
 
+from remuda.envs.local import LocalEnvs
 from remuda.envs.paths import sentence
 from remuda.envs.single import FAILURES
 from remuda.envs.spaces import action_space, observation_space
 from remuda.envs.spec import EnvSpec
-from remuda.errors import EnvSpecError
+from remuda.errors import EnvSpecError, RemudaError
 
+CONTRACT_STEPS = 200
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -46,7 +48,7 @@ class EnvReport:
 def examine(spec: EnvSpec, seconds: float = 1.0) -> EnvReport:
     """Check one env with Gymnasium's checker, then step it at random for so long."""
     report = EnvReport(spec.label)
-    for part in (_look, _check, _repeat, partial(_measure, seconds=seconds)):
+    for part in (_look, _check, _keep_contract, _repeat, partial(_measure, seconds=seconds)):
         if not _guarded(report, spec, part):
             break
     return report
@@ -62,7 +64,9 @@ def _guarded(report: EnvReport, spec: EnvSpec, part: Any) -> bool:
     try:
         part(spec, env, report)
     except FAILURES as error:
-        report.problems.append(str(error) if isinstance(error, EnvSpecError) else f"{spec.label}: {sentence(error)}.")
+        text = str(error) if isinstance(error, RemudaError) else f"{spec.label}: {sentence(error)}."
+        if text not in report.problems:
+            report.problems.append(text)
     finally:
         try:
             env.close()
@@ -85,8 +89,15 @@ def _check(spec: EnvSpec, env: Any, report: EnvReport) -> None:
         finally:
             for warning in caught:
                 text = COLOUR.sub("", str(warning.message)).removeprefix("WARN: ").strip()
-                if text and text not in report.problems:
+                # unbounded observations are usual (CartPole's velocities) and no problem to any agent here
+                if text and "infinity" not in text and text not in report.problems:
                     report.problems.append(text)
+
+
+def _keep_contract(spec: EnvSpec, env: Any, report: EnvReport) -> None:
+    """What training would refuse: values that are not finite, or not as the spaces say."""
+    with LocalEnvs(spec, 1, max_restarts=0) as envs:
+        envs.reset(seed=0, warm_up=CONTRACT_STEPS)
 
 
 def _repeat(spec: EnvSpec, env: Any, report: EnvReport) -> None:

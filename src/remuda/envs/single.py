@@ -92,6 +92,7 @@ class SingleEnv:
         try:
             obs, reward, terminated, truncated, info = answer
         except (TypeError, ValueError):
+            self._rewards.append(0.0)  # so that the step which is complained of is counted
             self.complain("step() did not return (obs, reward, terminated, truncated, info): adapt it to Gymnasium.")
         self._rewards.append(reward)
         if type(obs) is not ndarray or obs.dtype is not self._dtype or obs.shape != self._shape:

@@ -39,6 +39,11 @@ class EnvSpec:
     def label(self) -> str:
         return self.name
 
+    @property
+    def id(self) -> str:
+        """The name without the module that registers it, which `resolve` has imported."""
+        return self.name.partition(":")[2] or self.name
+
     def build(self, **extra: Any) -> gymnasium.Env[Any, Any]:
         """A new env; `extra` are more keyword arguments, such as render_mode."""
         kwargs = {**self.kwargs, **extra}
@@ -64,16 +69,16 @@ class EnvSpec:
             raise
         except (Exception, SystemExit) as error:
             raise EnvSpecError(
-                f"{self.label} raised {sentence(error)} when called with ({_listed(kwargs)}): repair it."
+                f"{self.label} raised {sentence(error)} when called with ({_listed(kwargs)}): repair it, or change envs.kwargs."
             ) from error
 
     def _make(self, kwargs: dict[str, Any]) -> Any:
         try:
-            known = copy.deepcopy(gymnasium.spec(self.name))
+            known = copy.deepcopy(gymnasium.spec(self.id))
             known.order_enforce = False  # a wrapper that costs 0.3 us per step; SingleEnv always resets first
             return gymnasium.make(known, disable_env_checker=True, **kwargs)
         except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
-            if ".mujoco" in str(gymnasium.spec(self.name).entry_point):
+            if ".mujoco" in str(gymnasium.registry[self.id].entry_point):
                 remedy = "pip install 'remuda[mujoco]' and use the newest version of the id."
             else:
                 remedy = "install what it names."
@@ -90,7 +95,7 @@ class EnvSpec:
             return {
                 "name": self.name,
                 "kwargs": as_json(self.kwargs, self.label),
-                "registered": _registration(self.name),
+                "registered": _registration(self.id),
             }
         make: Any = self.make
         kwargs = dict(self.kwargs)
@@ -175,7 +180,7 @@ def _require_registered(given: str, name: str) -> None:
 
 def _registration(name: str) -> dict[str, Any] | None:
     """What `gymnasium.register` was told, for ids that the user's program registered and a worker does not know."""
-    known = gymnasium.registry.get(name.partition(":")[2] or name)
+    known = gymnasium.registry.get(name)
     if known is None or str(known.entry_point).startswith("gymnasium."):
         return None
     if known.additional_wrappers:

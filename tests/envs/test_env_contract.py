@@ -1,0 +1,149 @@
+"""Envs that break their contract are named with index, seed and step; envs that raise are rebuilt."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from remuda.core import env_seed
+from remuda.envs import LocalEnvs, make_envs, resolve
+from remuda.errors import EnvError, WorkerError
+
+
+def run(envs: Any, steps: int, seed: int = 7) -> list[Any]:
+    """Masks of every row."""
+    envs.reset(seed)
+    masks = []
+    for _ in range(steps):
+        slot, step = envs.recv()
+        masks.append(step.mask.copy())
+        envs.send(slot, np.zeros(envs.num_envs, np.int64))
+    return masks
+
+
+FAULTS = [
+    ("nan", "box", "observation is nan at [1]"),
+    ("infinite", "box", "observation is inf at [2]"),
+    ("shape", "box", "observation has shape (5,), its space says (3,)"),
+    ("dtype", "box", "observation has dtype float64, its space says float32"),
+    ("list", "box", "observation is a list, its space says a numpy array"),
+    ("range", "discrete", "observation is 4, its space says 5 to 1004"),
+    ("fraction", "discrete", "observation is 6.5, its space says an integer"),
+    ("nan reward", "box", "reward is nan"),
+    ("no reward", "box", "reward is None"),
+    ("long reward", "box", "reward is array([0., 0.])"),
+    ("flag", "box", "terminated is 'no', not a bool"),
+    ("four", "box", "step() did not return (obs, reward, terminated, truncated, info)"),
+]
+
+
+@pytest.mark.parametrize(("fault", "observation", "what"), FAULTS)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_an_env_may_not_return(fault: str, observation: str, what: str, workers: int, tmp_path: Path) -> None:
+    # at the 5th call: the 3 steps of episode 1, then step 2 of episode 2; one env of three does it, whichever is first
+    kwargs = {"fault": fault, "at": 5, "once": str(tmp_path / "done"), "observation": observation}
+    with make_envs(resolve("counting:make", kwargs), 3, workers) as envs:
+        with pytest.raises(EnvError) as caught:
+            run(envs, 12)
+    text = str(caught.value)
+    index = int(text.split()[1])
+    seed = env_seed(7, index, 0)
+    assert text.startswith(f"env {index} of counting:make (seed {seed}, step 2 of its episode 2): {what}")
+    assert text.endswith(".")
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_first_observation_is_checked_too(workers: int) -> None:
+    with make_envs(resolve("counting:make", {"fault": "nan", "at": 0}), 2, workers) as envs:
+        with pytest.raises(
+            EnvError, match=r"env 0 of counting:make \(seed \d+, step 0 of its episode 1\): obs.* nan"
+        ):
+            envs.reset(1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("fault", ["raise", "sys.exit"])
+def test_an_env_that_raises_is_rebuilt_and_answers_with_a_reset_row(
+    workers: int, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = resolve("counting:make", {"fault": fault, "at": 4, "lengths": [100]})
+    with caplog.at_level(logging.WARNING, "remuda.envs"), make_envs(spec, 2, workers) as envs:
+        envs.reset(7)
+        seen = []
+        for _ in range(8):
+            slot, step = envs.recv()
+            seen.append((step.obs[1].tolist(), float(step.reward[1]), bool(step.mask[1])))
+            envs.send(slot, np.zeros(2, np.int64))
+        assert envs.restarts() == 2
+        assert envs.episodes() == []
+    first, second = env_seed(7, 1, 0) % 1000, env_seed(7, 1, 1) % 1000
+    assert seen == [
+        ([first, 1, 0], 0.0, False),
+        ([first, 1, 1], 101.0, True),
+        ([first, 1, 2], 102.0, True),
+        ([first, 1, 3], 103.0, True),
+        ([second, 1, 0], 0.0, False),  # the action was not taken: a new env, a new seed
+        ([second, 1, 1], 101.0, True),
+        ([second, 1, 2], 102.0, True),
+        ([second, 1, 3], 103.0, True),
+    ]
+    assert "it was rebuilt (restart 1)" in caplog.text
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_env_that_always_raises_ends_with_its_own_words(workers: int) -> None:
+    with make_envs(resolve("counting:make", {"fault": "raise", "at": 1}), 1, workers) as envs:
+        with pytest.raises(
+            EnvError, match=r"RuntimeError: told to fail, 21 times in a row without completing a step"
+        ):
+            run(envs, 40)
+    with make_envs(resolve("counting:make", {"fault": "raise", "at": 0}), 1, workers) as envs:
+        with pytest.raises(EnvError, match=r"RuntimeError: told to fail, 21 times in a row"):
+            envs.reset(1)
+
+
+def test_the_total_of_restarts_is_limited_too() -> None:
+    with LocalEnvs(resolve("counting:make", {"fault": "raise", "at": 2}), 1, max_restarts=30) as envs:
+        with pytest.raises(EnvError, match="more than max_restarts=30 times"):
+            run(envs, 500)
+        assert envs.restarts() == 31
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_failures_by_chance_are_survived(workers: int) -> None:
+    kwargs = {"raise_step": 0.02, "raise_reset": 0.2, "lengths": [5, 9]}
+    with make_envs(resolve("counting:make", kwargs), 4, workers) as envs:
+        masks = np.stack(run(envs, 400))
+        restarts, finished = envs.restarts(), len(envs.episodes())
+    assert restarts > 20
+    assert finished > 50
+    assert 0.5 < masks.mean() < 0.95
+
+
+def test_in_an_evaluation_an_episode_that_failed_is_played_again(tmp_path: Path) -> None:
+    kwargs = {"fault": "raise", "at": 2, "once": str(tmp_path / "done"), "lengths": [3]}
+    with LocalEnvs(resolve("counting:make", kwargs), 1, seeds=[[41, 42]]) as envs:
+        envs.reset(1)
+        rows = []
+        for _ in range(10):
+            _, step = envs.recv()
+            rows.append(step.obs[0, 0])
+            envs.send(0, np.zeros(1, np.int64))
+        assert [episode.values["ep_len"] for episode in envs.episodes()] == [3, 3]
+    assert rows == [41] * 6 + [42] * 4
+
+
+def test_statistics_that_raise_are_the_users_to_repair() -> None:
+    with LocalEnvs(resolve("counting:make"), 1, stats="counting:BrokenStats") as envs:
+        with pytest.raises(KeyError, match="no such key"):
+            run(envs, 9)
+    with make_envs(resolve("counting:make"), 1, 1, stats="counting:BrokenStats") as pool:
+        with pytest.raises(WorkerError, match=r"worker 0 \(pid \d+\) failed with KeyError: 'no such key'") as caught:
+            run(pool, 9)
+    assert "Traceback" in caught.value.__notes__[0]
+    assert "counting.py" in caught.value.__notes__[0]

@@ -1,0 +1,240 @@
+"""What may be given as env, how it reaches a worker, and the one sentence for everything else."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import counting
+import gymnasium
+import numpy as np
+import pytest
+
+from remuda.envs import EnvSpec, LocalEnvs, PooledEnvs, examine, probe, resolve
+from remuda.errors import EnvSpecError
+
+
+def refused(env: Any, kwargs: dict[str, Any] | None = None, build: bool = True) -> str:
+    with pytest.raises(EnvSpecError) as caught:
+        spec = resolve(env, kwargs)
+        if build:
+            spec.build()
+        else:
+            spec.to_json()
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text.endswith((".", "?"))
+    return text
+
+
+@pytest.mark.parametrize(
+    ("env", "kwargs", "kind"),
+    [
+        ("CartPole-v1", {}, "CartPoleEnv"),
+        ("gymnasium:CartPole-v1", {}, "CartPoleEnv"),
+        ("counting:make", {"lengths": [7]}, "CountingEnv"),
+        ("counting:CountingEnv", {"lengths": [7]}, "CountingEnv"),
+        (counting.make, {"lengths": [7]}, "CountingEnv"),
+        (counting.CountingEnv, {"lengths": [7]}, "CountingEnv"),
+        (counting.Outer.make, {"lengths": [7]}, "CountingEnv"),
+        (functools.partial(counting.make, lengths=[7]), {}, "CountingEnv"),
+        (functools.partial(functools.partial(counting.make, lengths=[9]), lengths=[7]), {}, "CountingEnv"),
+    ],
+)
+def test_every_form_is_built_here_and_after_a_journey(env: Any, kwargs: dict[str, Any], kind: str) -> None:
+    spec = resolve(env, kwargs)
+    for each in (spec, EnvSpec.from_json(spec.to_json())):
+        built = each.build()
+        assert type(built.unwrapped).__name__ == kind
+        if kind == "CountingEnv":
+            assert built.unwrapped.lengths == [7]
+        assert each.label == spec.label
+        built.close()
+
+
+def test_labels_are_what_a_user_would_say() -> None:
+    assert resolve("CartPole-v1").label == "CartPole-v1"
+    assert resolve("counting:make").label == "counting:make"
+    assert resolve(functools.partial(counting.make)).label == "make"
+
+
+def test_extra_arguments_reach_the_env() -> None:
+    env = resolve("counting:make", {"lengths": [2]}).build(render_mode="rgb_array")
+    assert env.render_mode == "rgb_array"
+
+
+@pytest.mark.parametrize(
+    ("env", "kwargs", "parts"),
+    [
+        ("CartPole-v9", {}, ["CartPole-v9 is not", "did you mean", "CartPole-v1"]),
+        ("CarPole-v1", {}, ["did you mean", "CartPole-v1"]),
+        ("FrozenLake-v0", {}, ["retired", "FrozenLake-v1"]),
+        ("ALE/Pong-v5", {}, ["ale_py", "pip install 'remuda[atari]'"]),
+        ("MinAtar/Breakout-v1", {}, ["minatar", "pip install 'remuda[minatar]'"]),
+        ("HalfCheetah-v5", {}, ["HalfCheetah-v5 needs", "pip install 'remuda[mujoco]'"]),
+        ("LunarLander-v3", {}, ["LunarLander-v3 needs", "ox2"]),
+        ("no id at all", {}, ["is not a registered"]),
+        ("", {}, ["is not an env"]),
+        (3, {}, ["env=3 is not an env"]),
+        ("nosuchmodule.sub:make", {}, ["module nosuchmodule.sub was not found", "PYTHONPATH"]),
+        ("counting:nothing", {}, ["counting:nothing is not"]),
+        ("counting:make_nothing", {}, ["builtins.str, not a gymnasium.Env"]),
+        ("counting:make_failing", {}, ["OSError: no display"]),
+        ("counting:make", {"size": 3}, ["size=3", "change envs.kwargs"]),
+        ("counting:make_failing", {"size": 3}, ["unexpected keyword argument 'size'"]),
+        ("CartPole-v1", {"size": 3}, ["size=3", "unexpected keyword argument"]),
+    ],
+)
+def test_what_cannot_be_built_is_named_in_one_sentence(env: Any, kwargs: dict[str, Any], parts: list[str]) -> None:
+    namespace = str(env).partition("/")[0]
+    if {"ALE": "ale_py", "MinAtar": "minatar"}.get(namespace, "") in sys.modules:
+        pytest.skip("installed here")
+    text = refused(env, kwargs)
+    for part in parts:
+        assert part in text
+
+
+def test_a_module_that_fails_to_import_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "halfway.py").write_text("import nosuchdependency\n")
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "needs nosuchdependency" in refused("halfway:make")
+    assert "ZeroDivisionError" in refused("broken:make")
+
+
+def test_what_a_worker_could_not_find_again_is_refused() -> None:
+    def local() -> gymnasium.Env[Any, Any]:
+        return counting.make()
+
+    remedy = "scheme=serial"
+    assert remedy in refused(lambda: counting.make(), build=False)
+    assert remedy in refused(local, build=False)
+    assert remedy in refused(counting.Outer().bound, build=False)
+    assert "by keyword" in refused(functools.partial(counting.make, [3]), build=False)
+    assert "lengths=(7,)" in refused(counting.make, {"lengths": (7,)}, build=False)
+    assert "once=<object" in refused(counting.make, {"once": object()}, build=False)
+    LocalEnvs(resolve(local), 1).close()  # in this process it is fine
+
+
+@pytest.mark.parametrize(("observation", "action"), [("dict", "discrete"), ("box", "multi")])
+def test_spaces_that_are_not_supported(observation: str, action: str) -> None:
+    spec = resolve("counting:make", {"observation": observation, "action": action})
+    for build in (lambda: LocalEnvs(spec, 1), lambda: PooledEnvs(spec, 1, 1), lambda: probe(spec)):
+        with pytest.raises(EnvSpecError, match=r"counting:make has the \w+ space .*Box.* and Discrete are supported"):
+            build()
+
+
+def test_probe_says_what_an_env_is_like() -> None:
+    info = probe(resolve("CartPole-v1"))
+    assert (info.label, info.max_episode_steps, info.fps) == ("CartPole-v1", 500, 50)
+    assert (info.observation.shape, info.observation.dtype) == ((4,), "float32")
+    assert (info.action.kind, info.action.n) == ("discrete", 2)
+    assert "rgb_array" in info.render_modes
+    pendulum = probe(resolve("Pendulum-v1")).action
+    assert (pendulum.kind, pendulum.shape, pendulum.dtype) == ("box", (1,), "float32")
+    assert pendulum.low is not None
+    assert pendulum.low.tolist() == [-2.0]
+    plain = probe(resolve("counting:make", {"action": "unbounded"}))
+    assert plain.max_episode_steps is None
+    assert plain.action.high is not None
+    assert np.isinf(plain.action.high).all()
+    with pytest.raises(EnvSpecError, match=r"told to fail in its first reset\(seed=0\)"):
+        probe(resolve("counting:make", {"fault": "raise"}))
+
+
+def test_ids_that_the_program_registered_itself_reach_workers() -> None:
+    gymnasium.register("CountingForWorkers-v0", counting.CountingEnv, max_episode_steps=2, kwargs={"lengths": [9]})
+    try:
+        with PooledEnvs(resolve("CountingForWorkers-v0", {"ends": "terminate"}), 1, 1) as envs:
+            envs.reset(1)
+            for _ in range(3):
+                _, step = envs.recv()
+                envs.send(0, np.zeros(1, np.int64))
+            assert bool(step.truncated[0])  # by the limit of 2 that was registered with it
+    finally:
+        del gymnasium.registry["CountingForWorkers-v0"]
+
+
+SCRIPT = """
+import sys
+import counting, numpy
+from remuda.envs import PooledEnvs, resolve
+
+def make():
+    return counting.make(lengths=[2])
+
+def main():
+    with PooledEnvs(resolve(make), 2, 2) as envs:
+        envs.reset(1)
+        slot, step = envs.recv()
+        print("rows", step.obs.shape)
+
+"""
+
+
+def run_script(path: Path, text: str) -> subprocess.CompletedProcess[str]:
+    path.write_text(text)
+    here = Path(__file__).parents[2]
+    environment = {"PYTHONPATH": f"{here / 'src'}:{here / 'tests'}", "PATH": ""}
+    return subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, timeout=30, env=environment, check=False
+    )
+
+
+def test_a_function_of_the_script_that_is_run(tmp_path: Path) -> None:
+    done = run_script(tmp_path / "guarded.py", SCRIPT + "if __name__ == '__main__':\n    main()\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "rows (2, 3)\n", "")
+
+
+@pytest.mark.parametrize("call", ["main()", "sys.exit(main())", "1 / 0 if __name__ != '__main__' else main()"])
+def test_a_script_without_a_guard_ends_with_one_sentence(tmp_path: Path, call: str) -> None:
+    done = run_script(tmp_path / "unguarded.py", SCRIPT + call)
+    assert done.returncode == 1
+    first = next(line for line in done.stderr.splitlines() if line.startswith("remuda.errors.EnvSpecError"))
+    assert first.endswith("under if __name__ == '__main__':")
+
+
+def test_a_function_typed_into_an_interpreter_is_refused() -> None:
+    code = "from remuda.envs import resolve\ndef make(): pass\nresolve(make).to_json()"
+    here = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env={"PYTHONPATH": str(here / "src"), "PATH": ""},
+        check=False,
+    )
+    assert "EnvSpecError: make was defined interactively" in done.stderr
+
+
+def test_examine_measures_a_good_env() -> None:
+    report = examine(resolve("CartPole-v1"), seconds=0.2)
+    assert report.steps_per_second > 0
+    assert report.reset_seconds > 0
+    assert report.mean_episode_length is not None
+    assert 8 < report.mean_episode_length < 60
+    assert report.saw_termination
+    assert not report.saw_truncation
+    assert report.is_repeatable is True
+    assert report.problems == []
+    assert "Discrete(2)" in report.action
+
+
+@pytest.mark.parametrize(
+    ("env", "kwargs", "part"),
+    [
+        ("counting:make_failing", {}, "no display"),
+        ("counting:make", {"fault": "raise"}, "told to fail"),
+        ("counting:make", {"fault": "shape", "at": 1}, "observation has shape (5,)"),
+        ("counting:make", {"fault": "sys.exit", "at": 3}, "SystemExit"),
+        ("counting:make", {"observation": "dict"}, "Box and Discrete are supported"),
+        ("counting:make", {"fault": "nan", "at": 1}, "observation is nan at [1]"),
+    ],
+)
+def test_examine_tells_of_problems_and_never_raises(env: str, kwargs: dict[str, Any], part: str) -> None:
+    report = examine(resolve(env, kwargs), seconds=0.05)
+    assert any(part in problem for problem in report.problems)

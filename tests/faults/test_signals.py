@@ -1,0 +1,186 @@
+"""A run that is stopped: a checkpoint that can be resumed, and nothing left in the process table or /dev/shm."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from remuda.cli import main
+from remuda.learning.checkpoint import load_newest
+
+TESTS = Path(__file__).parents[1]
+
+
+def start(path: Path, *arguments: str, env: str = "CartPole-v1") -> subprocess.Popen:
+    command = [
+        sys.executable,
+        "-m",
+        "remuda",
+        "train",
+        "ppo",
+        "--env",
+        env,
+        "--out",
+        str(path),
+        "--steps",
+        "5_000_000",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    return subprocess.Popen(
+        [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def wait_for(condition, seconds: float = 30.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+def has_trained(path: Path) -> bool:
+    metrics = path / "metrics.jsonl"
+    return metrics.exists() and metrics.stat().st_size > 0
+
+
+def family(process: subprocess.Popen) -> list[psutil.Process]:
+    parent = psutil.Process(process.pid)
+    return [parent, *parent.children(recursive=True)]
+
+
+def all_gone(members: list[psutil.Process]) -> bool:
+    return not [p for p in members if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize("scheme", ["serial", "parallel"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_leaves_a_resumable_checkpoint(tmp_path, scheme, number):
+    path, shared_before = tmp_path / "run", set(os.listdir("/dev/shm"))
+    process = start(path, "--scheme", scheme, "--log.every", "256", "--checkpoint.every", "0")
+    wait_for(lambda: has_trained(path))
+    members = family(process)
+    assert len(members) > (2 if scheme == "parallel" else 0)
+    asked = time.monotonic()
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert time.monotonic() - asked < 10
+    assert process.returncode == 128 + number, err
+    assert err == ""
+    assert f"remuda train --resume {path}" in out
+    wait_for(lambda: all_gone(members), 2)
+    assert set(os.listdir("/dev/shm")) == shared_before
+    result = json.loads((path / "result.json").read_text())
+    assert result["status"] == f"stopped by {number.name}"
+    found = load_newest(path / "checkpoints")
+    assert found.step == result["steps"] > 0
+
+    # And it goes on from there, to a nearer end.
+    assert (
+        main(["train", "--resume", str(path), "--steps", str(found.step + 600), "--quiet", "--eval.episodes", "0"])
+        == 0
+    )
+    after = json.loads((path / "result.json").read_text())
+    assert after["status"] == "complete"
+    assert after["updates"] > result["updates"]
+    steps = [json.loads(line)["time/total_timesteps"] for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(set(steps)), "one curve without repetition"
+
+
+def test_a_signal_during_a_long_rollout_does_not_wait_for_its_end(tmp_path):
+    """Rollouts of half a minute: the checkpoint holds the last whole round."""
+    path = tmp_path / "run"
+    slow = '{"seconds": 0.02}'
+    arguments = ["--envs.kwargs", slow, "--sampler.envs", "2", "--algo.n_steps", "600", "--algo.batch_size", "600"]
+    process = start(path, *arguments, env="own_things:slow")
+    wait_for(lambda: (path / "log.txt").exists())
+    time.sleep(1.5)
+    asked = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    assert time.monotonic() - asked < 10
+    assert process.returncode == 128 + signal.SIGTERM, err
+    assert json.loads((path / "result.json").read_text())["steps"] == 0
+
+
+@pytest.mark.parametrize("scheme", ["serial", "parallel"])
+def test_two_signals_stop_at_once(tmp_path, scheme):
+    path = tmp_path / "run"
+    process = start(path, "--scheme", scheme, "--log.every", "256")
+    wait_for(lambda: has_trained(path))
+    members = family(process)
+    # The first is still being obeyed when the second comes; whichever way it ends, it ends now.
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    asked = time.monotonic()
+    process.communicate(timeout=10)
+    assert time.monotonic() - asked < 2
+    assert process.returncode == 130
+    wait_for(lambda: all_gone(members), 2)
+
+
+def test_ctrl_c_on_a_terminal_reaches_the_whole_group_and_is_still_polite(tmp_path):
+    """Ctrl-C goes to every process of the group; workers must leave the decision to the run."""
+    path = tmp_path / "run"
+    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    command = [sys.executable, "-m", "remuda", "train", "ppo", "--env", "CartPole-v1", "--scheme", "parallel"]
+    process = subprocess.Popen(
+        [*command, "--out", str(path), "--steps", "5_000_000", "--log.every", "256"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    wait_for(lambda: has_trained(path))
+    members = family(process)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err == ""
+    assert load_newest(path / "checkpoints").step > 0
+    assert json.loads((path / "result.json").read_text())["status"] == "stopped by SIGINT"
+    wait_for(lambda: all_gone(members), 2)
+
+
+def test_kill_9_leaves_no_orphan(tmp_path):
+    path, shared_before = tmp_path / "run", set(os.listdir("/dev/shm"))
+    process = start(path, "--scheme", "parallel", "--log.every", "256", "--checkpoint.every", "256")
+    wait_for(lambda: has_trained(path) and (path / "checkpoints/latest").exists())
+    members = family(process)
+    process.kill()
+    process.communicate(timeout=10)
+    wait_for(lambda: all_gone(members), 2)
+    assert set(os.listdir("/dev/shm")) == shared_before
+    step = load_newest(path / "checkpoints").step
+    assert main(["train", "--resume", str(path), "--steps", str(step + 300), "--quiet", "--eval.episodes", "0"]) == 0
+
+
+def test_a_run_in_a_thread_needs_no_signals(tmp_path):
+    import threading
+
+    import remuda
+
+    results = []
+
+    def work():
+        run = remuda.train("ppo", "CartPole-v1", steps=300, out=tmp_path / "run", quiet=True, eval={"episodes": 0})
+        results.append(run.result["status"])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60)
+    assert results == ["complete"]
+
+
+def test_the_callers_handlers_come_back(tmp_path):
+    import remuda
+
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    remuda.train("ppo", "CartPole-v1", steps=300, out=tmp_path / "run", quiet=True, eval={"episodes": 0})
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before

@@ -1,0 +1,291 @@
+"""Checkpoints: the same bits back, or one sentence; whole or not there at all."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rollouts import make_agent, make_rollout
+
+from remuda.algorithms import PPO
+from remuda.errors import CheckpointError
+from remuda.learning import checkpoint
+from remuda.learning.checkpoint import list_checkpoints, load, load_newest, parameters_hash, save
+from remuda.learning.learner import Learner, OptimizerOptions
+
+FILES = ("manifest.json", "state.json", "tensors.safetensors")
+PROGRESS = {"steps": 1024, "rounds": 4, "episodes": 17}
+
+
+def make_learner(seed: int = 0, shared: bool = False) -> Learner:
+    agent = make_agent(seed=seed, shared=shared, normalize_obs=True)
+    ppo = PPO(agent, 4, gamma=0.99, gae_lambda=0.95, clip_range=lambda progress: 0.2, normalize_reward=True)
+    return Learner(ppo, OptimizerOptions(), lambda progress: 1e-2, 0.5)
+
+
+def train(learner: Learner, rounds: int = 2) -> Learner:
+    for seed in range(rounds):
+        rollout = make_rollout(learner.algorithm.agent, seed=seed)
+        learner.step(learner.prepare(rollout).flatten())
+        learner.finish(rollout)
+    return learner
+
+
+def assert_same(a: Any, b: Any) -> None:
+    assert type(a) is type(b) or {type(a), type(b)} == {list, tuple} or isinstance(a, dict)
+    if isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
+        assert a.contiguous().view(-1).view(torch.uint8).equal(b.contiguous().view(-1).view(torch.uint8))
+    elif isinstance(a, dict):
+        assert list(a) == list(b)
+        for key in a:
+            assert_same(a[key], b[key])
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            assert_same(x, y)
+    else:
+        assert a == b
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["two nets", "shared"])
+def test_a_learner_comes_back_bit_by_bit_and_continues(tmp_path: Path, shared: bool) -> None:
+    learner = train(make_learner(shared=shared))
+    path = save(tmp_path, 1024, learner.state_dict(), PROGRESS)
+    found = load(path)
+    assert (found.path, found.step, found.progress, found.skipped) == (tmp_path / "step-1024", 1024, PROGRESS, [])
+    assert_same(found.learner, learner.state_dict())
+    assert list(found.learner["optimizers"]["policy"]["state"]) == list(range(len(learner.parameters["policy"])))
+    other = make_learner(seed=5, shared=shared)
+    other.load_state_dict(found.learner)
+    train(learner)
+    train(other)
+    assert parameters_hash(learner.state_dict()) == parameters_hash(other.state_dict())
+
+
+def test_every_kind_of_value_comes_back(tmp_path: Path) -> None:
+    state = {
+        "scalar": torch.tensor(3.5, dtype=torch.float64),
+        "special": torch.tensor([float("nan"), float("inf"), -0.0, 1e-45]),
+        "integers": torch.tensor([[2**62, -1]]),
+        "flags": torch.tensor([True, False]),
+        "empty": torch.zeros(0, 3),
+        "bytes": torch.arange(256, dtype=torch.uint8),
+        "brain": torch.randn(3).bfloat16(),
+        "transposed": torch.randn(3, 4).T,
+        "channels_last": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        3: {"nested": [1, 2.5, "text", None, True, {7: torch.ones(1)}]},
+        "a/b": {"c": torch.zeros(1)},
+    }
+    assert_same(load(save(tmp_path, 1, state, {})).learner, state)
+
+
+def test_values_that_are_neither_tensors_nor_plain_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="/policy of a checkpoint is a object"):
+        save(tmp_path, 1, {"policy": object()}, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    path = save(tmp_path_factory.mktemp("pristine"), 12, train(make_learner()).state_dict(), PROGRESS, number=3)
+    return {name: (path / name).read_bytes() for name in FILES}
+
+
+def put(path: Path, contents: dict[str, bytes]) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    for name, data in contents.items():
+        (path / name).write_bytes(data)
+    return path
+
+
+def assert_refused(path: Path, says: str = "is damaged") -> None:
+    with pytest.raises(CheckpointError) as caught:
+        load(path)
+    message = str(caught.value)
+    assert message.startswith(f"checkpoint {path} ")
+    assert "is damaged" in message or "has format" in message
+    assert says in message or "has format" in message
+    assert message.endswith(".")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_flipped_bit_is_noticed(tmp_path: Path, pristine: dict[str, bytes], name: str) -> None:
+    """Every byte of the manifest, and about a hundred of each other file with both ends; one bit of each."""
+    data, rng = pristine[name], random.Random(0)
+    places = range(len(data)) if name == "manifest.json" else [0, 1, 8, *rng.sample(range(len(data)), 96), len(data) - 1]
+    path = put(tmp_path / "step-12", pristine)
+    load(path)
+    for place in places:
+        for bit in range(8) if name == "manifest.json" else [rng.randrange(8)]:
+            flipped = bytearray(data)
+            flipped[place] ^= 1 << bit
+            (path / name).write_bytes(flipped)
+            assert_refused(path)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_truncation_is_noticed(tmp_path: Path, pristine: dict[str, bytes], name: str) -> None:
+    path, data = put(tmp_path / "step-12", pristine), pristine[name]
+    for length in sorted({0, 1, 8, len(data) // 2, len(data) - 1}):
+        (path / name).write_bytes(data[:length])
+        assert_refused(path)
+    (path / name).write_bytes(data + b"\0")
+    assert_refused(path)
+    (path / name).unlink()
+    assert_refused(path, name)
+
+
+def test_another_format_is_named(tmp_path: Path, pristine: dict[str, bytes]) -> None:
+    manifest = json.loads(pristine["manifest.json"])
+    manifest["format"] = 99
+    path = put(tmp_path / "step-12", {**pristine, "manifest.json": json.dumps(manifest).encode()})
+    with pytest.raises(CheckpointError, match="has format 99: this version reads 1"):
+        load(path)
+
+
+def test_a_damaged_newest_gives_way_to_the_one_before(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "run" / "checkpoints"
+    for step in (100, 200, 1000):
+        save(checkpoints, step, {"weight": torch.tensor([float(step)])}, {"steps": step}, keep="all")
+    assert load_newest(checkpoints).step == 1000  # as a number, not as text
+    (checkpoints / "step-1000" / "tensors.safetensors").write_bytes(b"")
+    found = load_newest(checkpoints)
+    assert (found.step, found.progress, found.learner["weight"].tolist()) == (200, {"steps": 200}, [200.0])
+    (sentence,) = found.skipped
+    assert sentence.startswith(f"checkpoint {checkpoints / 'step-1000'} is damaged (tensors.safetensors does not match")
+    for step in (100, 200):
+        (checkpoints / f"step-{step}" / "manifest.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="no checkpoint of .*run can be used; the newest: checkpoint .*step-1000"):
+        load_newest(checkpoints)
+
+
+def test_no_checkpoint_at_all_is_one_sentence(tmp_path: Path) -> None:
+    for directory in (tmp_path, tmp_path / "never"):
+        with pytest.raises(CheckpointError, match="holds no checkpoint yet: train it first"):
+            load_newest(directory)
+
+
+def steps_kept(directory: Path) -> list[int]:
+    return [int(path.name[5:]) for path in list_checkpoints(directory)]
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"), [("last", [60, 70]), ("all", [10, 20, 30, 40, 50, 60, 70]), ("3", [30, 60, 70]), ("5", [50, 60, 70])]
+)
+def test_what_is_kept(tmp_path: Path, keep: str, kept: list[int]) -> None:
+    for number in range(1, 8):
+        save(tmp_path, 10 * number, {}, {}, keep=keep, number=number)
+    assert steps_kept(tmp_path) == kept
+
+
+def test_an_old_damaged_manifest_does_not_stop_the_run(tmp_path: Path) -> None:
+    save(tmp_path, 10, {}, {}, keep="2", number=1)
+    (tmp_path / "step-10" / "manifest.json").write_bytes(b"\xff")
+    for number in range(2, 6):
+        save(tmp_path, 10 * number, {}, {}, keep="2", number=number)
+    assert steps_kept(tmp_path) == [10, 20, 40, 50]
+
+
+def test_latest_points_at_the_newest_and_survives_a_move(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "a" / "checkpoints"
+    for step in (1, 2):
+        save(checkpoints, step, {"x": torch.tensor(step)}, {})
+        assert os.readlink(checkpoints / "latest") == f"step-{step}"
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert load(tmp_path / "b" / "checkpoints" / "latest").learner["x"] == 2
+
+
+def test_the_same_step_may_be_written_again(tmp_path: Path) -> None:
+    for value in (1, 2):
+        save(tmp_path, 5, {"x": torch.tensor(value)}, {})
+    assert load(tmp_path / "step-5").learner["x"] == 2
+
+
+def names(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+@pytest.mark.parametrize("fails_at", range(4))
+def test_a_full_disk_leaves_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    save(tmp_path, 1, {"x": torch.zeros(3)}, {})
+    calls, fsync = [], os.fsync
+
+    def full(fd: int) -> None:
+        calls.append(fd)
+        if len(calls) == fails_at + 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            save(tmp_path, 2, {"x": torch.ones(3)}, {})
+    assert len(calls) == fails_at + 1
+    assert names(tmp_path) == {"step-1", "latest"}
+    assert load_newest(tmp_path).step == 1
+    assert os.readlink(tmp_path / "latest") == "step-1"
+    save(tmp_path, 2, {"x": torch.ones(3)}, {})
+    assert names(tmp_path) == {"step-1", "step-2", "latest"}
+
+
+def test_what_a_killed_process_of_the_same_id_left_is_in_nobodys_way(tmp_path: Path) -> None:
+    """In a container the process that resumes often has the id of the one that was killed."""
+    half = tmp_path / f".writing-{os.getpid()}"
+    half.mkdir()
+    (half / "state.json").write_text("{")
+    save(tmp_path, 3, {"x": torch.zeros(1)}, {})
+    assert names(tmp_path) == {"step-3", "latest"}
+    assert load(tmp_path / "step-3").learner["x"] == 0
+
+
+class Canary:
+    """Unpickling this creates a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("form", ["pickle", "torch"])
+def test_a_pickle_in_disguise_is_refused_and_not_run(tmp_path: Path, pristine: dict[str, bytes], form: str) -> None:
+    """With a manifest that vouches for it, so that nothing but the reader of tensors stands in its way."""
+    canary, target = tmp_path / "canary", tmp_path / "step-12" / "tensors.safetensors"
+    path = put(tmp_path / "step-12", pristine)
+    if form == "pickle":
+        target.write_bytes(pickle.dumps(Canary(canary)))
+    else:
+        torch.save({"weight": Canary(canary)}, target)
+    data = target.read_bytes()
+    manifest = json.loads(pristine["manifest.json"])
+    manifest["files"][target.name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    del manifest["sha256"]
+    manifest["sha256"] = checkpoint._manifest_sum(manifest)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    assert_refused(path)
+    assert not canary.exists()
+    if form == "pickle":  # the trap itself works
+        pickle.loads(data)
+        assert canary.exists()
+
+
+def test_the_hash_of_parameters_tells_every_bit_and_name() -> None:
+    state = {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor(3)}
+    digest = parameters_hash(state)
+    assert parameters_hash({"b": torch.tensor(3), "a": torch.tensor([1.0, 0.0])}) == digest
+    assert parameters_hash({**state, "a": torch.tensor([1.0, -0.0])}) != digest
+    assert parameters_hash({"a": state["a"], "c": state["b"]}) != digest

@@ -1,0 +1,276 @@
+"""The learner: G changes nothing, U changes everything once, and numbers that went wrong change nothing."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from rollouts import box, discrete, make_agent, make_rollout
+from torch import Tensor, nn
+
+from remuda.algorithms import A2C, PPO
+from remuda.core import Clock, Losses
+from remuda.data import Batch
+from remuda.errors import TrainingError
+from remuda.learning.learner import MAX_BAD_UPDATES, Learner, OptimizerOptions, make_optimizer
+from remuda.learning.schedules import parse_schedule
+from remuda.learning.weights import LocalWeights
+from remuda.replay import Fresh
+
+
+class Toy(nn.Module):
+    """Two groups: `a` is pulled to the batch, `b` to a; losses and calls are what the test wants."""
+
+    agent = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.tensor([1.0, -2.0]))
+        self.b = nn.Parameter(torch.tensor([[0.5], [4.0]]))
+        self.unused = nn.Parameter(torch.ones(3))
+        self.updates: list[Clock] = []
+
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"first": [self.a], "second": [self.b, self.unused]}
+
+    def losses(self, batch: Any, clock: Clock) -> Losses:
+        shared = (self.a * batch).sum()  # one graph under both losses
+        first = shared + 0.5 * self.a.square().sum()
+        second = (shared * self.b).sum()
+        return Losses({"first": first, "second": second}, {"loss": first.detach(), "clip": 0.5})
+
+    def after_update(self, clock: Clock) -> None:
+        self.updates.append(clock)
+
+    def prepare(self, rollout: Any) -> Any:
+        raise NotImplementedError
+
+    def after_rollout(self, rollout: Any) -> None:
+        raise NotImplementedError
+
+
+def make_toy(rate: str = "0.1", max_grad_norm: float | None = None, **options: Any) -> tuple[Toy, Learner]:
+    toy = Toy()
+    return toy, Learner(toy, OptimizerOptions(**options), parse_schedule(rate), max_grad_norm)  # type: ignore[arg-type]
+
+
+def copies(module: nn.Module) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in module.parameters()]
+
+
+def equal(before: list[Tensor], module: nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+
+
+BATCH: Any = torch.tensor([3.0, 5.0])
+BAD: Any = torch.tensor([3.0, math.nan])
+
+
+def test_gradients_leave_every_parameter_as_it_was() -> None:
+    toy, learner = make_toy()
+    before = copies(toy)
+    found = learner.gradients(BATCH)
+    assert equal(before, toy)
+    assert all(parameter.grad is None for parameter in toy.parameters())
+    assert (found.version, learner.version, toy.updates) == (0, 0, [])
+    learner.apply(found)
+    assert not equal(before, toy)
+    assert (learner.version, toy.updates) == (1, [Clock(1, 0.0)])
+    assert all(parameter.grad is None for parameter in toy.parameters())
+
+
+def test_each_group_gets_the_gradient_of_its_own_loss() -> None:
+    toy, learner = make_toy()
+    groups = learner.gradients(BATCH).groups
+    shared = float((toy.a.detach() * BATCH).sum())
+    assert groups["first"][0].tolist() == [3 + 1, 5 - 2]  # nothing of the second loss, which also depends on a
+    assert groups["second"][0].tolist() == [[shared], [shared]]
+    assert groups["second"][1].tolist() == [0, 0, 0]  # unused: zero, not None
+
+
+def test_all_groups_are_computed_before_any_is_stepped() -> None:
+    # With so large an epsilon, RMSprop is plain gradient descent with a rate of 0.1.
+    toy, learner = make_toy(name="rmsprop", rate="1e5", epsilon=1e6)
+    learner.step(BATCH)
+    assert toy.a.tolist() == pytest.approx([1 - 0.1 * 4, -2 - 0.1 * 3], rel=1e-4)
+    assert toy.b.flatten().tolist() == pytest.approx([0.5 + 0.1 * 7, 4 + 0.1 * 7], rel=1e-4)  # 7: of a as it was
+
+
+def by_torch(name: str, decay: float, momentum: float) -> list[torch.optim.Optimizer | list[Tensor]]:
+    parameters = [torch.tensor([1.0, -2.0]), torch.tensor([[0.5], [4.0]])]
+    if name == "rmsprop":
+        made: Any = torch.optim.RMSprop(
+            parameters, 0.05, alpha=0.9, eps=1e-5, weight_decay=decay, momentum=momentum, foreach=False
+        )
+    else:
+        kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
+        made = kind(parameters, 0.05, eps=1e-5, weight_decay=decay, foreach=False, fused=False)
+    return [made, parameters]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop"])
+def test_optimizers_equal_torch_one_tensor_at_a_time(name: str, decay: float) -> None:
+    momentum = 0.5
+    reference, expected = by_torch(name, decay, momentum)
+    parameters = [nn.Parameter(parameter.clone()) for parameter in expected]  # type: ignore[union-attr]
+    options = OptimizerOptions(name, 1e-5, weight_decay=decay, rms_alpha=0.9, momentum=momentum)
+    mine = make_optimizer(parameters, options)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        for a, b in zip(parameters, expected, strict=True):  # type: ignore[arg-type]
+            a.grad = torch.randn(a.shape, generator=generator)
+            b.grad = a.grad.clone()
+        mine.param_groups[0]["lr"] = 0.05
+        mine.step()
+        reference.step()  # type: ignore[union-attr]
+    for a, b in zip(parameters, expected, strict=True):  # type: ignore[arg-type]
+        torch.testing.assert_close(a.detach(), b, atol=1e-6, rtol=1e-5)
+
+
+def test_adam_by_worked_numbers() -> None:
+    """After bias correction the first step is rate * g / (|g| + eps): its size is the rate, whatever the gradient."""
+    toy, learner = make_toy(rate="0.01", epsilon=1.0)
+    learner.step(BATCH)
+    assert toy.a.tolist() == pytest.approx([1 - 0.01 * 4 / 5, -2 - 0.01 * 3 / 4])
+
+
+def spy_on_steps(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Norms of the gradients as the optimizers see them."""
+    seen: dict[str, float] = {}
+    for name, optimizer in learner.optimizers.items():
+
+        def step(name: str = name) -> None:
+            gradients = [parameter.grad.flatten() for parameter in learner.parameters[name]]  # type: ignore[union-attr]
+            seen[name] = float(torch.cat(gradients).norm())
+
+        monkeypatch.setattr(optimizer, "step", step)
+    return seen
+
+
+def test_gradients_are_clipped_by_their_norm_in_each_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy, learner = make_toy(max_grad_norm=6.0)
+    shared = abs(float((toy.a.detach() * BATCH).sum()))
+    seen = spy_on_steps(learner, monkeypatch)
+    metrics = learner.step(BATCH).metrics
+    assert seen["first"] == pytest.approx(5.0)  # below the limit: untouched
+    assert seen["second"] == pytest.approx(6.0, rel=1e-5)
+    assert metrics["grad_norm"] == pytest.approx(math.sqrt(2) * shared)  # as found, before clipping
+
+
+def test_a_limit_of_none_never_clips(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, learner = make_toy()
+    seen = spy_on_steps(learner, monkeypatch)
+    learner.step(BATCH * 1e3)
+    assert seen["second"] > 1e3
+
+
+def test_the_learning_rate_is_set_before_every_update() -> None:
+    toy, learner = make_toy(rate="linear(0.1, 0)", epsilon=1e-12)
+    for progress, rate in ((0.0, 0.1), (0.5, 0.05), (1.0, 0.0), (7.0, 0.0)):
+        learner.set_progress(progress)
+        before = toy.unused.detach().clone(), toy.a.detach().clone()
+        metrics = learner.step(BATCH).metrics
+        assert metrics["learning_rate"] == pytest.approx(rate)
+        assert (toy.a.detach() - before[1]).abs().max().item() == pytest.approx(rate, rel=0.05, abs=1e-7)
+        assert torch.equal(toy.unused.detach(), before[0])
+    assert learner.version == 4
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_gradients_that_are_not_finite_change_nothing_and_are_counted(bad: float) -> None:
+    toy, learner = make_toy(max_grad_norm=0.5)
+    learner.step(BATCH)
+    before, state = copies(toy), learner.state_dict()
+    moments = {key: value.clone() for key, value in state["optimizers"]["first"]["state"][0].items()}
+    metrics = learner.step(torch.tensor([3.0, bad])).metrics  # type: ignore[arg-type]
+    assert equal(before, toy)
+    now = learner.state_dict()["optimizers"]["first"]["state"][0]
+    assert all(torch.equal(moments[key], now[key]) for key in moments)
+    assert metrics["skipped_updates"] == 1
+    assert (learner.skipped, learner.version, len(toy.updates)) == (1, 1, 1)
+    learner.step(BATCH)
+    assert learner.version == 2
+    assert not equal(before, toy)
+
+
+def test_ten_bad_updates_in_a_row_end_the_run_with_one_sentence() -> None:
+    toy, learner = make_toy()
+    for _ in range(MAX_BAD_UPDATES - 1):
+        learner.step(BAD)
+    learner.step(BATCH)  # a good one: the count starts again
+    before = copies(toy)
+    for _ in range(MAX_BAD_UPDATES - 1):
+        learner.step(BAD)
+    with pytest.raises(TrainingError) as caught:
+        learner.step(BAD)
+    message = str(caught.value)
+    assert message.startswith("gradients were not finite in 10 updates in a row after update 1 ")
+    assert "'loss': nan" in message
+    assert message.endswith(".")
+    assert "\n" not in message
+    assert learner.skipped == 2 * MAX_BAD_UPDATES - 1
+    assert equal(before, toy)
+
+
+def make_real(kind: str, seed: int, optimizer: str = "adam") -> Learner:
+    agent = make_agent(action=box((2,)) if kind == "ppo" else discrete(4), seed=seed, normalize_obs=True)
+    options: dict[str, Any] = {"gamma": 0.99, "gae_lambda": 0.95, "normalize_reward": True}
+    algorithm = PPO(agent, 4, clip_range=lambda p: 0.2, **options) if kind == "ppo" else A2C(agent, 4, **options)
+    return Learner(algorithm, OptimizerOptions(optimizer), parse_schedule("linear(1e-2, 0)"), 0.5)
+
+
+def learn_rounds(learner: Learner, rounds: range) -> None:
+    replay = Fresh(2, 8, 0, first_round=rounds.start)
+    for number in rounds:
+        rollout = make_rollout(learner.algorithm.agent, seed=number)
+        learner.set_progress(number / 10)
+        replay.add(learner.prepare(rollout))
+        for batch in replay.batches():
+            learner.step(batch)
+        learner.finish(rollout)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "rmsprop"])
+@pytest.mark.parametrize("kind", ["ppo", "a2c"])
+def test_a_loaded_state_continues_bit_by_bit(kind: str, optimizer: str) -> None:
+    first, second = make_real(kind, 0, optimizer), make_real(kind, 1, optimizer)
+    learn_rounds(first, range(3))
+    first.step(bad_batch(first))
+    # A copy, or both would share the optimizer's tensors, as torch's own load_state_dict does.
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert (second.version, second.clock, second.skipped) == (first.version, first.clock, 1)
+    first_moments = first.optimizers["policy"].state[first.parameters["policy"][0]]
+    second_moments = second.optimizers["policy"].state[second.parameters["policy"][0]]
+    for learner in (first, second):
+        learn_rounds(learner, range(3, 5))
+    assert first.version == second.version == 5 * 8
+    for (name, a), b in zip(
+        first.algorithm.state_dict().items(), second.algorithm.state_dict().values(), strict=True
+    ):
+        assert torch.equal(a, b), name
+    assert all(torch.equal(first_moments[key], second_moments[key]) for key in first_moments)
+
+
+def bad_batch(learner: Learner) -> Batch:
+    rollout = make_rollout(learner.algorithm.agent, seed=99)
+    flat = learner.prepare(rollout).flatten()
+    flat.targets.advantage[0] = math.nan
+    return flat
+
+
+def test_prepare_needs_no_gradient() -> None:
+    learner = make_real("ppo", 0)
+    batch = learner.prepare(make_rollout(learner.algorithm.agent))
+    assert not batch.targets.advantage.requires_grad
+    assert not batch.targets.value.requires_grad
+
+
+def test_local_weights_move_only_their_version() -> None:
+    weights = LocalWeights(3)
+    assert weights.pull(-1) == 3
+    weights.publish(8)
+    assert weights.pull(3) == 8

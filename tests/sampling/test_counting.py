@@ -1,0 +1,203 @@
+"""The counting env through every sampling path: each row, mask, reset, final observation and bootstrap by hand."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from remuda.agents import Said
+from remuda.algorithms import ActorCritic
+from remuda.core import env_seed
+from remuda.envs import make_envs, resolve
+from remuda.errors import Interrupted
+from remuda.learning.weights import LocalWeights
+from remuda.sampling.sampler import EnvSampler
+
+LENGTHS, NUM_ENVS, SEED, GAMMA, LAMBDA = (3, 5, 2), 6, 11, 0.9, 0.8
+PATHS = [  # workers, slots
+    pytest.param(0, 1, id="serial"),
+    pytest.param(0, 2, id="serial, two slots"),
+    pytest.param(1, 1, id="pool of one"),
+    pytest.param(2, 1, id="central inference"),
+    pytest.param(2, 2, id="alternating"),
+    pytest.param(3, 2, id="alternating, one env a worker and slot"),
+    pytest.param(4, 1, id="uneven"),
+]
+
+
+class CountingAgent(nn.Module):
+    """Acts by the step it sees, and values an observation at 1000 * episode + 10 * step."""
+
+    noise = ("uniform", 1)
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def initial_state(self, batch):
+        return None
+
+    def act(self, obs, state, explore, noise):
+        self.calls.append(len(obs))
+        action = obs[:, 2].long() % 4
+        return action, Said(-obs[:, 2] - noise[:, 0], self.value(obs, state)), state
+
+    def value(self, obs, state):
+        return 1000 * obs[:, 1] + 10 * obs[:, 2]
+
+
+@dataclass
+class Row:
+    """What one env's row must hold."""
+
+    obs: tuple
+    action: int
+    reward: float
+    discount: float
+    mask: bool
+
+
+def expected_rows(index: int, count: int, seed: int = SEED) -> list[Row]:
+    """By the rules of tests/counting.py and the docstring of remuda.data.rollout, written down once more."""
+    marker = env_seed(seed, index, 0) % 1000
+    rows, episode, step = [], 1, 0
+    while len(rows) <= count:
+        length = LENGTHS[(episode - 1) % 3]
+        action = step % 4
+        if step < length:  # an ordinary row, the last of which ends the episode
+            ends = step + 1 == length
+            terminates = ends and episode % 2 == 1
+            reward = 100 * episode + (step + 1) + action / 4
+            rows.append(Row((marker, episode, step), action, reward, 0.0 if terminates else 1.0, True))
+            step += 1
+        else:  # the reset row: it holds the final observation
+            rows.append(Row((marker, episode, step), action, 0.0, 1.0, False))
+            episode, step = episode + 1, 0
+    return rows
+
+
+def episode_advantages(rows: list[Row], last: Row) -> list[float]:
+    """GAE of one env's rows by the textbook: episode by episode, sum of discounted TD errors."""
+    value = lambda row: 1000 * row.obs[1] + 10 * row.obs[2]  # noqa: E731
+    following = [*rows[1:], last]
+    out = [0.0] * len(rows)
+    for start, row in enumerate(rows):
+        if not row.mask:
+            continue
+        weight = 1.0
+        for now, after in zip(rows[start:], following[start:], strict=True):
+            if not now.mask:
+                break  # beyond the episode's end
+            bootstrap = now.discount * value(after)
+            out[start] += weight * (now.reward + GAMMA * bootstrap - value(now))
+            weight *= GAMMA * LAMBDA
+            if now.discount == 0:
+                break
+    return out
+
+
+def make_sampler(workers, slots, num_steps, **kwargs):
+    spec = resolve("counting:make", {"lengths": LENGTHS, **kwargs})
+    envs = make_envs(spec, NUM_ENVS, num_workers=workers, slots=slots, gamma=GAMMA)
+    weights = LocalWeights(version=41)
+    return EnvSampler(envs, CountingAgent(), weights, num_steps, seed=SEED), envs, weights
+
+
+@pytest.mark.parametrize("reuse_buffer", [False, True], ids=["fresh arrays", "reused buffer"])
+@pytest.mark.parametrize(("workers", "slots"), PATHS)
+def test_every_row_by_hand(workers, slots, reuse_buffer):
+    T, rounds = 7, 4
+    sampler, envs, weights = make_sampler(workers, slots, T, reuse_buffer=reuse_buffer)
+    truth = [expected_rows(index, rounds * T) for index in range(NUM_ENVS)]
+    algorithm = ActorCritic.__new__(ActorCritic)
+    nn.Module.__init__(algorithm)
+    algorithm.gamma, algorithm.gae_lambda, algorithm.reward_scale = GAMMA, LAMBDA, None
+    try:
+        sampler.reset(SEED)
+        for round in range(rounds):
+            rollout = sampler.collect()
+            steps = rollout.steps
+            assert steps.reward.shape == (T, NUM_ENVS)
+            advantage = algorithm.prepare(rollout).targets.advantage
+            for b, rows in enumerate(truth):
+                part, after = rows[round * T : (round + 1) * T], rows[(round + 1) * T]
+                assert steps.obs[:, b].tolist() == [list(map(float, row.obs)) for row in part]
+                assert steps.action[:, b].tolist() == [row.action for row in part]
+                assert steps.reward[:, b].tolist() == [row.reward for row in part]
+                assert steps.discount[:, b].tolist() == [row.discount for row in part]
+                assert steps.mask[:, b].tolist() == [row.mask for row in part]
+                assert steps.policy.value[:, b].tolist() == [1000 * row.obs[1] + 10 * row.obs[2] for row in part]
+                # The last row continues in the next rollout, and bootstraps from what comes there.
+                assert rollout.last_obs[b].tolist() == list(map(float, after.obs))
+                assert float(rollout.last_value[b]) == 1000 * after.obs[1] + 10 * after.obs[2]
+                np.testing.assert_allclose(advantage[:, b], episode_advantages(part, after), rtol=1e-5)
+            assert steps.version.unique().tolist() == [41 + round]
+            weights.publish(42 + round)
+        assert set(sampler.agent.calls[1:]) == {NUM_ENVS // slots}
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize(("workers", "slots"), PATHS)
+def test_episodes_by_hand(workers, slots):
+    sampler, envs, _ = make_sampler(workers, slots, num_steps=12)
+    try:
+        sampler.reset(SEED)
+        sampler.collect()
+        found = envs.episodes()
+        # 12 rows: 3 steps, reset, 5 steps, reset, 2 steps; episodes come in order of time, then of env
+        assert sorted(episode.env for episode in found) == sorted(list(range(NUM_ENVS)) * 3)
+        mine = [episode.values for episode in found if episode.env == 4]
+        assert [values["ep_len"] for values in mine] == [3, 5, 2]
+        rewards = [100 + 1 + step + (step % 4) / 4 for step in range(3)]
+        assert mine[0]["ep_rew"] == pytest.approx(sum(rewards))
+        assert mine[0]["ep_discounted_rew"] == pytest.approx(sum(GAMMA**t * r for t, r in enumerate(rewards)))
+        assert mine[0]["ep_nonzero_rew"] == 3
+        assert mine[1]["info/half"] == 2.5
+        assert envs.episodes() == [], "told once"
+    finally:
+        envs.close()
+
+
+def test_noise_is_that_of_the_env_and_row_whatever_the_slots():
+    said = []
+    for slots in (1, 2, 3):
+        sampler, envs, _ = make_sampler(0, slots, num_steps=5)
+        sampler.reset(SEED)
+        said.append([sampler.collect().steps.policy.log_prob.clone() for _ in range(2)])
+        envs.close()
+    for other in said[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(said[0], other, strict=True))
+
+
+def test_warm_up_spreads_the_envs_over_their_episodes_and_counts_its_steps():
+    sampler, envs, _ = make_sampler(0, 1, num_steps=1)
+    taken = sampler.reset(SEED, warm_up=8)
+    assert envs.episodes() == [], "episodes that random actions finished are nobody's result"
+    first = sampler.collect().steps.obs[0]
+    assert len(torch.unique(first[:, 1:], dim=0)) > 1, "all envs still stand at the same place"
+    done_before = torch.tensor([sum(LENGTHS[(n - 1) % 3] for n in range(1, int(e))) for e in first[:, 1]])
+    assert taken == int(done_before.sum() + first[:, 2].sum())
+    envs.close()
+
+
+def test_a_stop_is_heard_between_two_steps():
+    sampler, envs, _ = make_sampler(0, 1, num_steps=50)
+    heard = []
+    sampler.should_stop = lambda: heard.append(1) or len(heard) > 5
+    sampler.reset(SEED)
+    with pytest.raises(Interrupted):
+        sampler.collect()
+    assert len(heard) == 6
+    envs.close()
+
+
+def test_where_the_time_goes_is_counted():
+    sampler, envs, _ = make_sampler(0, 1, num_steps=50)
+    sampler.reset(SEED)
+    sampler.collect()
+    assert sampler.seconds["env"] > 0
+    assert sampler.seconds["inference"] > 0
+    envs.close()

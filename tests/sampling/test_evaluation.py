@@ -1,0 +1,62 @@
+"""Evaluation plays given episodes to their end, however many envs play side by side."""
+
+import numpy as np
+import pytest
+import torch
+from test_counting import CountingAgent
+
+from remuda.core import env_seed
+from remuda.envs import make_envs, resolve
+from remuda.errors import Interrupted
+from remuda.sampling.evaluation import evaluate
+
+
+def play(num_envs: int, episodes: int, env: str = "counting:make", agent=None, **kwargs):
+    spec = resolve(env, kwargs)
+    seeds = [[env_seed(5, k) for k in range(i, episodes, num_envs)] for i in range(num_envs)]
+    envs = make_envs(spec, num_envs, seeds=seeds)
+    try:
+        return evaluate(envs, agent or CountingAgent(), episodes)
+    finally:
+        envs.close()
+
+
+def test_lengths_and_returns_by_hand():
+    found = play(1, 3, lengths=[4])
+    assert found.lengths == [4, 4, 4]
+    rewards = [[100 * episode + step + 1 + step / 4 for step in range(4)] for episode in (1, 2, 3)]
+    assert found.returns == [pytest.approx(sum(reward)) for reward in rewards]
+    summary = found.summary()
+    assert summary["episodes"] == 3
+    assert summary["mean_length"] == 4
+    assert summary["mean_reward"] == pytest.approx(np.mean(found.returns))
+    assert summary["std_reward"] == pytest.approx(np.std(found.returns))
+    assert summary["returns"] == found.returns
+
+
+class Upright(torch.nn.Module):
+    """Pushes the cart to where the pole leans: episodes of many lengths."""
+
+    noise = ("uniform", 1)
+
+    def initial_state(self, batch):
+        return None
+
+    def act(self, obs, state, explore, noise):
+        return (obs[:, 2] > 0).long(), None, state
+
+
+@pytest.mark.parametrize("num_envs", [2, 3, 7])
+def test_the_number_of_envs_changes_nothing(num_envs):
+    alone = play(1, 7, "CartPole-v1", Upright())
+    together = play(num_envs, 7, "CartPole-v1", Upright())
+    assert alone.returns == together.returns
+    assert len(set(alone.returns)) > 2, "episodes must differ for this to say anything"
+
+
+def test_a_stop_is_heard():
+    spec = resolve("counting:make")
+    envs = make_envs(spec, 1, seeds=[[1, 2, 3]])
+    with pytest.raises(Interrupted):
+        evaluate(envs, CountingAgent(), 3, should_stop=lambda: True)
+    envs.close()

@@ -40,7 +40,9 @@ def main():
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--envs", type=int, default=8)
-    parser.add_argument("--settings", type=json.loads, default={}, help="PPO's arguments; [a, b] is a linear schedule")
+    parser.add_argument(
+        "--settings", type=json.loads, default={}, help="PPO's arguments; [a, b] is a linear schedule"
+    )
     parser.add_argument("--out", required=True)
     given = parser.parse_args()
 

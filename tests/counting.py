@@ -1,6 +1,6 @@
 """Envs whose every answer is known by hand, and that misbehave when told to.
 
-An observation is [marker, episode, step]: the marker is the last seed modulo 1000, episodes count from 1, steps from 0.
+An observation is [marker, episode, step]: the marker is the last seed modulo 1000, episodes count from 1.
 Episode n lasts lengths[(n - 1) % len(lengths)] steps; the reward of a step is 100 * episode + step + action / 4.
 Workers find this module as "counting:make".
 """
@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -24,9 +24,9 @@ FLOATS = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
 
 class CountingEnv(gymnasium.Env[Any, Any]):
-    """See the module; `ends` is "terminate", "truncate" or "alternate" (odd episodes terminate, even ones truncate)."""
+    """See the module; `ends` is "terminate", "truncate" or "alternate" (odd episodes terminate, even ones do not)."""
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 25}
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 25}
 
     def __init__(
         self,

@@ -44,11 +44,10 @@ FAULTS = [
 @pytest.mark.parametrize(("fault", "observation", "what"), FAULTS)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_an_env_may_not_return(fault: str, observation: str, what: str, workers: int, tmp_path: Path) -> None:
-    # at the 5th call: the 3 steps of episode 1, then step 2 of episode 2; one env of three does it, whichever is first
+    # the 5th call: after the 3 steps of episode 1, step 2 of episode 2; one env of three does it, whichever is first
     kwargs = {"fault": fault, "at": 5, "once": str(tmp_path / "done"), "observation": observation}
-    with make_envs(resolve("counting:make", kwargs), 3, workers) as envs:
-        with pytest.raises(EnvError) as caught:
-            run(envs, 12)
+    with make_envs(resolve("counting:make", kwargs), 3, workers) as envs, pytest.raises(EnvError) as caught:
+        run(envs, 12)
     text = str(caught.value)
     index = int(text.split()[1])
     seed = env_seed(7, index, 0)
@@ -59,11 +58,11 @@ def test_what_an_env_may_not_return(fault: str, observation: str, what: str, wor
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_first_observation_is_checked_too(workers: int) -> None:
-    with make_envs(resolve("counting:make", {"fault": "nan", "at": 0}), 2, workers) as envs:
-        with pytest.raises(
-            EnvError, match=r"env 0 of counting:make \(seed \d+, step 0 of its episode 1\): obs.* nan"
-        ):
-            envs.reset(1)
+    with (
+        make_envs(resolve("counting:make", {"fault": "nan", "at": 0}), 2, workers) as envs,
+        pytest.raises(EnvError, match=r"env 0 of counting:make \(seed \d+, step 0 of its episode 1\): obs.* nan"),
+    ):
+        envs.reset(1)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -97,14 +96,14 @@ def test_an_env_that_raises_is_rebuilt_and_answers_with_a_reset_row(
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_env_that_always_raises_ends_with_its_own_words(workers: int) -> None:
-    with make_envs(resolve("counting:make", {"fault": "raise", "at": 1}), 1, workers) as envs:
-        with pytest.raises(
-            EnvError, match=r"RuntimeError: told to fail, 21 times in a row without completing a step"
-        ):
-            run(envs, 40)
-    with make_envs(resolve("counting:make", {"fault": "raise", "at": 0}), 1, workers) as envs:
-        with pytest.raises(EnvError, match=r"RuntimeError: told to fail, 21 times in a row"):
-            envs.reset(1)
+    with (
+        make_envs(resolve("counting:make", {"fault": "raise", "at": 1}), 1, workers) as envs,
+        pytest.raises(EnvError, match=r"RuntimeError: told to fail, 21 times in a row without completing a step"),
+    ):
+        run(envs, 40)
+    envs = make_envs(resolve("counting:make", {"fault": "raise", "at": 0}), 1, workers)
+    with envs, pytest.raises(EnvError, match=r"RuntimeError: told to fail, 21 times in a row"):
+        envs.reset(1)
 
 
 def test_the_total_of_restarts_is_limited_too() -> None:
@@ -139,11 +138,12 @@ def test_in_an_evaluation_an_episode_that_failed_is_played_again(tmp_path: Path)
 
 
 def test_statistics_that_raise_are_the_users_to_repair() -> None:
-    with LocalEnvs(resolve("counting:make"), 1, stats="counting:BrokenStats") as envs:
-        with pytest.raises(KeyError, match="no such key"):
-            run(envs, 9)
-    with make_envs(resolve("counting:make"), 1, 1, stats="counting:BrokenStats") as pool:
-        with pytest.raises(WorkerError, match=r"worker 0 \(pid \d+\) failed with KeyError: 'no such key'") as caught:
-            run(pool, 9)
+    envs = LocalEnvs(resolve("counting:make"), 1, stats="counting:BrokenStats")
+    with envs, pytest.raises(KeyError, match="no such key"):
+        run(envs, 9)
+    pool = make_envs(resolve("counting:make"), 1, 1, stats="counting:BrokenStats")
+    expected = r"worker 0 \(pid \d+\) failed with KeyError: 'no such key'"
+    with pool, pytest.raises(WorkerError, match=expected) as caught:
+        run(pool, 9)
     assert "Traceback" in caught.value.__notes__[0]
     assert "counting.py" in caught.value.__notes__[0]

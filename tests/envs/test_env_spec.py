@@ -18,12 +18,9 @@ from remuda.errors import EnvSpecError
 
 
 def refused(env: Any, kwargs: dict[str, Any] | None = None, build: bool = True) -> str:
+    use = EnvSpec.build if build else EnvSpec.to_json
     with pytest.raises(EnvSpecError) as caught:
-        spec = resolve(env, kwargs)
-        if build:
-            spec.build()
-        else:
-            spec.to_json()
+        use(resolve(env, kwargs))
     text = str(caught.value)
     assert "\n" not in text
     assert text.endswith((".", "?"))

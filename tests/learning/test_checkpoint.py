@@ -123,7 +123,9 @@ def assert_refused(path: Path, says: str = "is damaged") -> None:
 def test_every_flipped_bit_is_noticed(tmp_path: Path, pristine: dict[str, bytes], name: str) -> None:
     """Every byte of the manifest, and about a hundred of each other file with both ends; one bit of each."""
     data, rng = pristine[name], random.Random(0)
-    places = range(len(data)) if name == "manifest.json" else [0, 1, 8, *rng.sample(range(len(data)), 96), len(data) - 1]
+    places = (
+        range(len(data)) if name == "manifest.json" else [0, 1, 8, *rng.sample(range(len(data)), 96), len(data) - 1]
+    )
     path = put(tmp_path / "step-12", pristine)
     load(path)
     for place in places:
@@ -163,10 +165,14 @@ def test_a_damaged_newest_gives_way_to_the_one_before(tmp_path: Path) -> None:
     found = load_newest(checkpoints)
     assert (found.step, found.progress, found.learner["weight"].tolist()) == (200, {"steps": 200}, [200.0])
     (sentence,) = found.skipped
-    assert sentence.startswith(f"checkpoint {checkpoints / 'step-1000'} is damaged (tensors.safetensors does not match")
+    assert sentence.startswith(
+        f"checkpoint {checkpoints / 'step-1000'} is damaged (tensors.safetensors does not match"
+    )
     for step in (100, 200):
         (checkpoints / f"step-{step}" / "manifest.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="no checkpoint of .*run can be used; the newest: checkpoint .*step-1000"):
+    with pytest.raises(
+        CheckpointError, match="no checkpoint of .*run can be used; the newest: checkpoint .*step-1000"
+    ):
         load_newest(checkpoints)
 
 
@@ -181,7 +187,8 @@ def steps_kept(directory: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("keep", "kept"), [("last", [60, 70]), ("all", [10, 20, 30, 40, 50, 60, 70]), ("3", [30, 60, 70]), ("5", [50, 60, 70])]
+    ("keep", "kept"),
+    [("last", [60, 70]), ("all", [10, 20, 30, 40, 50, 60, 70]), ("3", [30, 60, 70]), ("5", [50, 60, 70])],
 )
 def test_what_is_kept(tmp_path: Path, keep: str, kept: list[int]) -> None:
     for number in range(1, 8):

@@ -99,7 +99,7 @@ def episode_advantages(rows: list[Row], last: Row) -> list[float]:
 
 
 def make_sampler(workers, slots, num_steps, **kwargs):
-    spec = resolve("counting:make", {"lengths": LENGTHS, **kwargs})
+    spec = resolve("counting:make", {"lengths": list(LENGTHS), **kwargs})
     envs = make_envs(spec, NUM_ENVS, num_workers=workers, slots=slots, gamma=GAMMA)
     weights = LocalWeights(version=41)
     return EnvSampler(envs, CountingAgent(), weights, num_steps, seed=SEED), envs, weights

@@ -97,7 +97,10 @@ def _check(spec: EnvSpec, env: Any, report: EnvReport) -> None:
 def _keep_contract(spec: EnvSpec, env: Any, report: EnvReport) -> None:
     """What training would refuse: values that are not finite, or not as the spaces say."""
     with LocalEnvs(spec, 1, max_restarts=0) as envs:
-        envs.reset(seed=0, warm_up=CONTRACT_STEPS)
+        envs.reset(seed=0)
+        for _ in range(CONTRACT_STEPS):
+            slot, _step = envs.recv()
+            envs.send(slot, np.asarray(env.action_space.sample())[None] - envs.action.start)
 
 
 def _repeat(spec: EnvSpec, env: Any, report: EnvReport) -> None:

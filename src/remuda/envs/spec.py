@@ -69,7 +69,8 @@ class EnvSpec:
             raise
         except (Exception, SystemExit) as error:
             raise EnvSpecError(
-                f"{self.label} raised {sentence(error)} when called with ({_listed(kwargs)}): repair it, or change envs.kwargs."
+                f"{self.label} raised {sentence(error)} when called with ({_listed(kwargs)}): "
+                "repair it, or change envs.kwargs."
             ) from error
 
     def _make(self, kwargs: dict[str, Any]) -> Any:

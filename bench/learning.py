@@ -1,0 +1,257 @@
+"""The learning runs behind docs/results.md: trains what is missing, then writes tables and plots from what was run.
+
+    .venv/bin/python bench/learning.py run        # about an hour on two cores; resumable: finished runs are kept
+    .venv/bin/python bench/learning.py report     # docs/results.md, docs/results.json, docs/images/*.png
+
+Runs go to runs/results. The comparison needs `make peers`. Evaluation: 100 greedy episodes of the final weights, with
+the seeds that eval.seed fixes beforehand.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+RUNS = Path(os.environ.get("REMUDA_RESULTS", ROOT / "runs" / "results"))
+IMAGES = ROOT / "docs" / "images"
+EPISODES = 100
+
+
+@dataclass(frozen=True)
+class Job:
+    """One row of the table: an algorithm on an env, with several seeds."""
+
+    name: str
+    algo: str
+    env: str
+    steps: int
+    seeds: tuple[int, ...]
+    goal: str
+    options: tuple[str, ...] = ()
+
+    def command(self, seed: int | str) -> str:
+        words = ["remuda train", self.algo, "--env", self.env, "--steps", f"{self.steps:_}", "--seed", str(seed)]
+        return " ".join([*words, *self.options])
+
+    def path(self, seed: int) -> Path:
+        return RUNS / f"{self.name}-{seed}"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The same job in Stable-Baselines3."""
+
+    name: str
+    job: str
+    env: str
+    steps: int
+    seeds: tuple[int, ...]
+    envs: int
+    settings: dict = field(default_factory=dict)
+
+    def path(self, seed: int) -> Path:
+        return RUNS / f"{self.name}-{seed}.json"
+
+
+PLAIN = ("--agent.normalize_obs false", "--algo.normalize_reward false", "--sampler.decorrelate 0")
+
+JOBS = [
+    Job("ppo-cartpole", "ppo", "CartPole-v1", 200_000, (1, 2, 3, 4, 5), "every seed ≥ 475"),
+    Job("a2c-cartpole", "a2c", "CartPole-v1", 500_000, (1, 2, 3), "every seed ≥ 475"),
+    Job("ppo-acrobot", "ppo", "Acrobot-v1", 500_000, (1, 2, 3), "mean ≥ −90"),
+    Job("ppo-pendulum", "ppo", "Pendulum-v1", 500_000, (1, 2, 3), "mean ≥ −250"),
+    Job("ppo-acrobot-plain", "ppo", "Acrobot-v1", 300_000, (1, 2, 3, 4, 5), "beside Stable-Baselines3", PLAIN),
+]
+
+PEERS = [
+    Peer(
+        "sb3-cartpole",
+        "ppo-cartpole",
+        "CartPole-v1",
+        200_000,
+        (1, 2, 3, 4, 5),
+        8,
+        {
+            "n_steps": 32,
+            "batch_size": 256,
+            "n_epochs": 20,
+            "gamma": 0.98,
+            "gae_lambda": 0.8,
+            "learning_rate": [1e-3, 0.0],
+            "clip_range": [0.2, 0.0],
+        },
+    ),
+    Peer(
+        "sb3-acrobot",
+        "ppo-acrobot-plain",
+        "Acrobot-v1",
+        300_000,
+        (1, 2, 3, 4, 5),
+        16,
+        {"n_steps": 128, "batch_size": 256, "n_epochs": 4, "gamma": 0.99, "gae_lambda": 0.94, "learning_rate": 3e-4},
+    ),
+]
+
+
+def run_all() -> None:
+    RUNS.mkdir(parents=True, exist_ok=True)
+    for job in JOBS:
+        for seed in job.seeds:
+            run_job(job, seed)
+    for peer in PEERS:
+        for seed in peer.seeds:
+            run_peer(peer, seed)
+
+
+def run_job(job: Job, seed: int) -> None:
+    path = job.path(seed)
+    if (path / "result.json").exists() and result(job, seed)["status"] == "complete":
+        return
+    remuda = [sys.executable, "-m", "remuda", "train"]
+    if (path / "checkpoints" / "latest").exists():
+        arguments = ["--resume", str(path)]
+    else:
+        subprocess.run(["rm", "-rf", str(path)], check=True)
+        arguments = [*job.command(seed).split()[2:], "--out", str(path), "--eval.episodes", str(EPISODES)]
+    print(f"{job.name} seed {seed}", flush=True)
+    subprocess.run([*remuda, *arguments, "--quiet"], check=True)
+
+
+def run_peer(peer: Peer, seed: int) -> None:
+    python = ROOT / ".venv-sb3" / "bin" / "python"
+    if peer.path(seed).exists():
+        return
+    if not python.exists():
+        print(f"{peer.name}: no .venv-sb3, run `make peers` first", flush=True)
+        return
+    print(f"{peer.name} seed {seed}", flush=True)
+    command = [python, ROOT / "bench" / "sb3_run.py", "--env", peer.env, "--seed", seed, "--steps", peer.steps]
+    command += ["--envs", peer.envs, "--settings", json.dumps(peer.settings), "--out", peer.path(seed)]
+    subprocess.run([str(word) for word in command], check=True)
+
+
+def result(job: Job, seed: int) -> dict:
+    return json.loads((job.path(seed) / "result.json").read_text())
+
+
+# --- the report -------------------------------------------------------------------------------------------------
+
+
+def report() -> None:
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    from remuda.logs.plots import plot_runs
+
+    results = {}
+    for job in JOBS:
+        results[job.name] = {seed: result(job, seed) for seed in job.seeds}
+        plot_runs([job.path(seed) for seed in job.seeds], IMAGES / f"{job.name}.png")
+    peers = {peer.name: {s: json.loads(peer.path(s).read_text()) for s in peer.seeds} for peer in PEERS}
+    overlaps = {peer.name: compare(peer, peers[peer.name]) for peer in PEERS}
+    kept = {
+        name: {seed: {key: value for key, value in found.items() if key != "time"} for seed, found in seeds.items()}
+        for name, seeds in results.items()
+    }
+    summary = {"remuda": kept, "sb3": {name: evals(seeds) for name, seeds in peers.items()}, "overlap": overlaps}
+    (ROOT / "docs" / "results.json").write_text(json.dumps(summary, indent=1) + "\n")
+    (ROOT / "docs" / "results.md").write_text(page(results, peers, overlaps))
+
+
+def evals(seeds: dict) -> dict:
+    return {seed: {"mean_reward": float(np.mean(found["eval"]))} for seed, found in seeds.items()}
+
+
+def on_grid(curves: list[tuple[list, list]], grid: np.ndarray) -> np.ndarray:
+    return np.stack([np.interp(grid, steps, returns) for steps, returns in curves])
+
+
+def our_curve(job: Job, seed: int) -> tuple[list, list]:
+    lines = [json.loads(line) for line in (job.path(seed) / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if line.get("rollout/ep_rew_mean") is not None]
+    return [line["time/total_timesteps"] for line in lines], [line["rollout/ep_rew_mean"] for line in lines]
+
+
+def compare(peer: Peer, theirs: dict) -> dict:
+    """Bands from the lowest to the highest seed; where they overlap along the run, and a plot of both."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    job = next(job for job in JOBS if job.name == peer.job)
+    grid = np.linspace(peer.steps * 0.02, peer.steps * 0.98, 100)
+    ours_y = on_grid([our_curve(job, seed) for seed in job.seeds], grid)
+    peer_y = on_grid([(found["steps"], found["returns"]) for found in theirs.values()], grid)
+    figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
+    for label, y, colour in (("Remuda", ours_y, "tab:blue"), ("Stable-Baselines3", peer_y, "tab:orange")):
+        axes.plot(grid, y.mean(0), color=colour, label=f"{label}, mean of {len(y)} seeds")
+        axes.fill_between(grid, y.min(0), y.max(0), color=colour, alpha=0.2, lw=0, label="lowest to highest seed")
+    axes.set(xlabel="environment steps", ylabel="mean return of the last 100 episodes", title=f"PPO on {peer.env}")
+    axes.legend(frameon=False, fontsize=8)
+    axes.grid(alpha=0.3)
+    figure.savefig(IMAGES / f"{peer.name}.png", dpi=90)
+    plt.close(figure)
+    meet = (ours_y.min(0) <= peer_y.max(0)) & (peer_y.min(0) <= ours_y.max(0))
+    return {
+        "share_of_run_where_bands_overlap": float(meet.mean()),
+        "area_under_curve": {"remuda": float(ours_y.mean()), "sb3": float(peer_y.mean())},
+        "seconds": {
+            "remuda": float(np.mean([result(job, seed)["seconds"] for seed in job.seeds])),
+            "sb3": float(np.mean([found["seconds"] for found in theirs.values()])),
+        },
+    }
+
+
+def page(results: dict, peers: dict, overlaps: dict) -> str:
+    lines = [
+        "# Results",
+        "",
+        "Written by `python bench/learning.py report` from the runs of `python bench/learning.py run`; the numbers are",
+        "also in [results.json](results.json). Every run uses the default preset of its algorithm and env. The return is",
+        f"the mean over {EPISODES} greedy episodes of the final weights, with seeds fixed beforehand (`eval.seed`).",
+        "Times are of a shared machine with two cores and say little.",
+        "",
+        "| algorithm | env | steps | goal | return by seed | mean |",
+        "|---|---|---|---|---|---|",
+    ]
+    for job in JOBS:
+        means = [results[job.name][seed]["eval"]["mean_reward"] for seed in job.seeds]
+        by_seed = ", ".join(f"{value:.1f}" for value in means)
+        name = f"{job.algo} (no normalisation)" if job.options else job.algo
+        row = [name, job.env, f"{job.steps:,}", job.goal, by_seed, f"**{np.mean(means):.1f}**"]
+        lines.append("| " + " | ".join(row) + " |")
+    lines += ["", "## Curves and commands", ""]
+    for job in JOBS:
+        lines += [f"### {job.name}", "", "```", *(job.command(seed) for seed in job.seeds), "```", ""]
+        lines += [f"![{job.name}](images/{job.name}.png)", ""]
+    lines += [
+        "## Beside Stable-Baselines3",
+        "",
+        "The same settings in both, five seeds each, single thread; `bench/sb3_run.py` is what runs the other side.",
+        "",
+        "| env | seeds' bands overlap over | mean of the curve, Remuda / SB3 | final return, Remuda / SB3 |",
+        "|---|---|---|---|",
+    ]
+    for peer in PEERS:
+        found, job = overlaps[peer.name], next(job for job in JOBS if job.name == peer.job)
+        ours = np.mean([results[job.name][seed]["eval"]["mean_reward"] for seed in job.seeds])
+        theirs = np.mean([np.mean(run["eval"]) for run in peers[peer.name].values()])
+        area = found["area_under_curve"]
+        lines.append(
+            f"| {peer.env} | {100 * found['share_of_run_where_bands_overlap']:.0f} % of the run "
+            f"| {area['remuda']:.1f} / {area['sb3']:.1f} | {ours:.1f} / {theirs:.1f} |"
+        )
+    for peer in PEERS:
+        lines += ["", f"![{peer.name}](images/{peer.name}.png)"]
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("run", "report"))
+    {"run": run_all, "report": report}[parser.parse_args().what]()

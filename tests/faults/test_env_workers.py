@@ -1,0 +1,340 @@
+"""Env workers are killed, hang and fail at every moment: rows stay right, nothing hangs, nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from remuda.core import Step, env_seed
+from remuda.envs import PooledEnvs, resolve
+from remuda.errors import EnvSpecError, Interrupted, WorkerError
+
+HERE = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    gc.collect()
+    before, fds = _processes(), _descriptors()
+    yield
+    gc.collect()
+    assert _processes() == before
+    assert _descriptors() == fds
+
+
+def _processes() -> set[int]:
+    return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+def _descriptors() -> list[str]:
+    """What is open, without the one that listing opens."""
+    names = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            names.append(os.readlink(f"/proc/self/fd/{fd}").split(":")[0])
+    return sorted(names)
+
+
+def pool(num_envs: int = 4, num_workers: int = 2, slots: int = 1, **options: Any) -> PooledEnvs:
+    kwargs = {name: options.pop(name) for name in ("fault", "at", "once", "lengths") if name in options}
+    return PooledEnvs(resolve("counting:make", kwargs), num_envs, num_workers, slots, **options)
+
+
+def step_once(envs: PooledEnvs) -> tuple[int, Any]:
+    slot, step = envs.recv()
+    step = Step(*map(np.array, step))  # its arrays are valid until the next send
+    envs.send(slot, np.zeros(envs.num_envs // envs.num_slots, np.int64))
+    return slot, step
+
+
+def step_often(envs: PooledEnvs, times: int) -> None:
+    for _ in range(times):
+        step_once(envs)
+
+
+def kill_often(envs: PooledEnvs, index: int, times: int) -> None:
+    for _ in range(times):
+        os.kill(pids(envs)[index], signal.SIGKILL)
+        step_often(envs, 3)
+
+
+def pids(envs: PooledEnvs) -> list[int]:
+    return [member.pid for member in envs._crew.members]
+
+
+def check_rows(previous: Any, step: Any) -> None:
+    """A row continues its episode by one step, begins one, or is the reset row of a rebuilt env."""
+    for before, after, mask, ended in zip(previous[0], step.obs, step.mask, previous[1], strict=True):
+        if mask:
+            assert not ended
+            assert after.tolist() == [before[0], before[1], before[2] + 1]
+        else:
+            assert after[2] == 0
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_workers_killed_at_random_moments(slots: int) -> None:
+    rng = random.Random(slots)
+    with pool(4, 2, slots, lengths=[7, 4]) as envs:
+        envs.reset(1)
+        previous: list[Any] = [None, None]
+        for kill in range(6):
+            for _ in range(rng.randrange(1, 12)):
+                slot, step = step_once(envs)
+                if previous[slot] is not None:
+                    check_rows(previous[slot], step)
+                previous[slot] = step.obs.copy(), step.terminated | step.truncated
+            time.sleep(rng.choice([0.0, 0.0003, 0.002]))
+            os.kill(pids(envs)[kill % 2], signal.SIGKILL)
+        for _ in range(20):
+            slot, step = step_once(envs)
+            check_rows(previous[slot], step)
+            previous[slot] = step.obs.copy(), step.terminated | step.truncated
+        assert envs.restarts() == 6 * 2  # every worker has two envs
+
+
+def test_only_the_envs_of_the_lost_worker_begin_anew_and_with_a_new_seed() -> None:
+    with pool(4, 2, lengths=[1000]) as envs:
+        envs.reset(9)
+        step_often(envs, 5)
+        envs.recv()
+        os.kill(pids(envs)[1], signal.SIGKILL)
+        while psutil.pid_exists(pids(envs)[1]):
+            time.sleep(0.005)
+        envs.send(0, np.zeros(4, np.int64))
+        _, step = envs.recv()
+        assert step.mask.tolist() == [True, True, False, False]
+        assert step.obs[:2, 2].tolist() == [6, 6]
+        expected = [[env_seed(9, index, 1) % 1000, 1, 0] for index in (2, 3)]
+        assert step.obs[2:].tolist() == expected
+        assert step.reward[2:].tolist() == [0, 0]
+        envs.send(0, np.zeros(4, np.int64))
+        _, step = envs.recv()
+        assert step.mask.all()
+        assert step.obs[:, 2].tolist() == [7, 7, 1, 1]
+
+
+def test_what_was_answered_before_the_death_is_kept() -> None:
+    with pool(4, 1, slots=2, lengths=[3]) as envs:
+        envs.reset(1)
+        for _ in range(6):
+            step_once(envs)  # both slots have an answer under way that ends its episodes
+        deadline = time.monotonic() + 5
+        while (envs._done != envs._todo).any():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        os.kill(pids(envs)[0], signal.SIGKILL)
+        for _ in range(2):
+            _, step = envs.recv()
+            assert step.terminated.all()
+            assert step.obs[:, 2].tolist() == [3, 3]
+        assert [episode.env for episode in envs.episodes()] == [0, 1, 2, 3]
+        assert envs.restarts() == 0  # nobody has asked the dead worker for anything yet
+        envs.send(0, np.zeros(2, np.int64))
+        _, step = envs.recv()
+        assert not step.mask.any()
+        assert envs.restarts() == 4
+
+
+def test_all_workers_killed_at_once() -> None:
+    with pool(6, 3) as envs:
+        envs.reset(1)
+        step_once(envs)
+        old = pids(envs)
+        for pid in old:
+            os.kill(pid, signal.SIGKILL)
+        step_often(envs, 5)
+        assert not set(old) & set(pids(envs))
+        assert envs.restarts() == 6
+
+
+def test_the_fork_server_killed_takes_its_workers_and_all_come_back() -> None:
+    with pool() as envs:
+        envs.reset(1)
+        step_once(envs)
+        assert envs._crew._server is not None
+        old = [envs._crew._server.pid, *pids(envs)]
+        os.kill(old[0], signal.SIGKILL)
+        step_often(envs, 5)
+        assert not set(old) & {envs._crew._server.pid, *pids(envs)}
+        assert envs.restarts() == 4
+
+
+def test_the_same_worker_killed_until_its_budget_ends() -> None:
+    with pool(max_worker_restarts=3) as envs:
+        envs.reset(1)
+        kill_often(envs, 1, 3)
+        sentence = r"worker 1 \(pid \d+\) was killed by SIGKILL, more than 3 times within 60 s: .*max_worker_restarts"
+        with pytest.raises(WorkerError, match=sentence):
+            kill_often(envs, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "how"),
+    [
+        ("kill", "was killed by SIGKILL"),
+        ("os._exit", "exited with code 3"),
+        ("sleep", "was silent for 0.4 s"),
+        ("hold", "was silent for 0.4 s"),
+    ],
+)
+def test_an_env_that_takes_its_worker_along(
+    fault: str, how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pool(fault=fault, at=3, once=str(tmp_path / "done"), lengths=[100], step_timeout=0.4) as envs:
+        envs.reset(1)
+        masks = []
+        for _ in range(8):
+            _, step = step_once(envs)
+            masks.append(step.mask)
+        assert envs.restarts() == 2
+    assert (~np.array(masks)[1:]).sum() == 2  # one reset row for each env of that worker, no other
+    assert how in caplog.text
+
+
+def test_an_env_that_takes_its_worker_along_while_being_built(tmp_path: Path) -> None:
+    path = tmp_path / "deadly.py"
+    path.write_text("import os\ndef make():\n    os._exit(5)\n")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        with pytest.raises(WorkerError, match=r"exited with code 5, more than 2 times within 60 s"):
+            PooledEnvs(resolve("deadly:make"), 1, 1, max_worker_restarts=2)
+    finally:
+        sys.path.remove(str(tmp_path))
+
+
+def test_building_has_a_time_limit_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "sleepy.py").write_text("import time\ndef make():\n    time.sleep(60)\n")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        with pytest.raises(WorkerError, match=r"was silent for 0.2 s while building its envs, more than 1 times"):
+            PooledEnvs(resolve("sleepy:make"), 1, 1, build_timeout=0.2, max_worker_restarts=1)
+    finally:
+        sys.path.remove(str(tmp_path))
+
+
+def test_an_env_that_cannot_be_built_in_a_worker_is_the_users_mistake() -> None:
+    with pytest.raises(EnvSpecError, match="OSError: no display") as caught:
+        PooledEnvs(resolve("counting:make_failing"), 4, 2)
+    assert "Traceback" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("fault", ["kill", "sleep"])
+def test_a_worker_lost_while_resetting(fault: str, tmp_path: Path) -> None:
+    with pool(fault=fault, at=0, once=str(tmp_path / "done"), build_timeout=1.0) as envs:
+        assert envs.reset(1, warm_up=20) > 0
+        _, step = step_once(envs)
+        assert not step.mask.any()
+        step_often(envs, 4)
+        assert envs.restarts() == 2
+
+
+def test_a_wait_can_be_interrupted(tmp_path: Path) -> None:
+    with pool(fault="sleep", at=2, once=str(tmp_path / "done")) as envs:
+        envs.reset(1)
+        stop = threading.Event()
+        timer = threading.Timer(0.3, stop.set)
+        timer.start()
+        envs.should_stop = stop.is_set
+        with pytest.raises(Interrupted):
+            step_often(envs, 5)
+        timer.join()
+
+
+def test_ctrl_c_is_the_parents_business_alone() -> None:
+    with pool() as envs:
+        envs.reset(1)
+        assert envs._crew._server is not None
+        for pid in (envs._crew._server.pid, *pids(envs)):
+            os.kill(pid, signal.SIGINT)
+        step_often(envs, 5)
+        assert envs.restarts() == 0
+
+
+def test_closing_is_quick_and_may_be_repeated(tmp_path: Path) -> None:
+    envs = pool(fault="hold", at=1, once=str(tmp_path / "done"))
+    envs.reset(1)
+    step_once(envs)  # a worker hangs by now, and holds its interpreter
+    envs.close()
+    envs.close()
+
+
+def test_workers_are_light_and_without_torch() -> None:
+    with PooledEnvs(resolve("CartPole-v1"), 8, 2) as envs:
+        envs.reset(1)
+        for _ in range(20):
+            slot, _ = envs.recv()
+            envs.send(slot, np.zeros(8, np.int64))
+        found = envs.inspect_workers()
+        assert [each["pid"] for each in found] == pids(envs)
+        assert not any(each["torch"] for each in found)
+        for each in found:
+            assert psutil.Process(each["pid"]).memory_full_info().uss < 60e6
+            assert each["peak_rss"] < 200e6
+
+
+ORPHANS = """
+import os, sys, time, threading
+import numpy
+from remuda.envs import PooledEnvs, resolve
+
+def start():
+    envs = PooledEnvs(resolve("counting:make", {"fault": "hold", "at": 2, "once": sys.argv[1]}), 4, 2)
+    envs.reset(1)
+    for _ in range(2):
+        slot, step = envs.recv()
+        envs.send(slot, numpy.zeros(4, numpy.int64))
+    print(envs._crew._server.pid, *(member.pid for member in envs._crew.members), flush=True)
+    time.sleep(60)
+
+if sys.argv[2] == "thread":
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+else:
+    start()
+"""
+
+
+@pytest.mark.parametrize("thread", ["main", "thread"])
+def test_a_killed_parent_leaves_no_orphan(tmp_path: Path, thread: str) -> None:
+    path = f"{HERE / 'src'}:{HERE / 'tests'}"
+    script = subprocess.Popen(
+        [sys.executable, "-c", ORPHANS, str(tmp_path / "done"), thread],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={"PYTHONPATH": path},
+    )
+    assert script.stdout is not None
+    with script.stdout:
+        orphans = [psutil.Process(int(pid)) for pid in script.stdout.readline().split()]
+        assert len(orphans) == 3
+        script.kill()
+        script.wait()
+    _, alive = psutil.wait_procs(orphans, timeout=2)
+    assert alive == []
+
+
+def test_a_pool_outlives_the_thread_that_made_it() -> None:
+    made: list[PooledEnvs] = []
+    thread = threading.Thread(target=lambda: made.append(pool()))
+    thread.start()
+    thread.join()
+    with made[0] as envs:
+        envs.reset(1)
+        step_often(envs, 5)
+        assert envs.restarts() == 0

@@ -14,6 +14,8 @@ from remuda.core import Space
 from remuda.data import Rollout, Steps
 from remuda.nets import MLP
 
+torch.set_num_threads(1)  # more are many times slower on networks this small when the machine is busy
+
 
 @dataclass(frozen=True)
 class Stream:

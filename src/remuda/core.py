@@ -190,6 +190,7 @@ class Log(Protocol):
     """The run directory's side of a scheme: told of every round, and may stop the run."""
 
     def resume(self, learner: Learner) -> Progress: ...  # counters and weights to start from
+    def begin(self) -> None: ...  # warm-up is over: rates count from here
     def round(self, round: Round) -> bool: ...  # True: stop now
     def should_stop(self) -> bool: ...  # a signal arrived
 

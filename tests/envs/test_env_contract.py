@@ -76,10 +76,11 @@ def test_an_env_that_raises_is_rebuilt_and_answers_with_a_reset_row(
     with caplog.at_level(logging.WARNING, "remuda.envs"), make_envs(spec, 2, workers) as envs:
         envs.reset(7)
         seen = []
-        for _ in range(8):
-            slot, step = envs.recv()
+        for t in range(8):
+            if t > 0:
+                envs.send(0, np.zeros(2, np.int64))
+            _, step = envs.recv()
             seen.append((step.obs[1].tolist(), float(step.reward[1]), bool(step.mask[1])))
-            envs.send(slot, np.zeros(2, np.int64))
         assert envs.restarts() == 2
         assert envs.episodes() == []
     first, second = env_seed(7, 1, 0) % 1000, env_seed(7, 1, 1) % 1000

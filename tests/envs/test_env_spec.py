@@ -70,6 +70,7 @@ def test_extra_arguments_reach_the_env() -> None:
         ("CarPole-v1", {}, ["did you mean", "CartPole-v1"]),
         ("FrozenLake-v0", {}, ["retired", "FrozenLake-v1"]),
         ("ALE/Pong-v5", {}, ["ale_py", "pip install 'remuda[atari]'"]),
+        ("PongNoFrameskip-v4", {}, ["ale_py", "pip install 'remuda[atari]'"]),
         ("MinAtar/Breakout-v1", {}, ["minatar", "pip install 'remuda[minatar]'"]),
         ("HalfCheetah-v5", {}, ["HalfCheetah-v5 needs", "pip install 'remuda[mujoco]'"]),
         ("LunarLander-v3", {}, ["LunarLander-v3 needs", "ox2"]),
@@ -147,9 +148,10 @@ def test_ids_that_the_program_registered_itself_reach_workers() -> None:
     try:
         with PooledEnvs(resolve("CountingForWorkers-v0", {"ends": "terminate"}), 1, 1) as envs:
             envs.reset(1)
-            for _ in range(3):
-                _, step = envs.recv()
+            for _ in range(2):
+                envs.recv()
                 envs.send(0, np.zeros(1, np.int64))
+            _, step = envs.recv()
             assert bool(step.truncated[0])  # by the limit of 2 that was registered with it
     finally:
         del gymnasium.registry["CountingForWorkers-v0"]

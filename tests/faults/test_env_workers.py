@@ -101,7 +101,7 @@ def test_workers_killed_at_random_moments(slots: int) -> None:
         envs.reset(1)
         previous: list[Any] = [None, None]
         for kill in range(6):
-            for _ in range(rng.randrange(1, 12)):
+            for _ in range(rng.randrange(4, 14)):
                 slot, step = step_once(envs)
                 if previous[slot] is not None:
                     check_rows(previous[slot], step)
@@ -121,7 +121,9 @@ def test_only_the_envs_of_the_lost_worker_begin_anew_and_with_a_new_seed() -> No
         step_often(envs, 5)
         envs.recv()
         os.kill(pids(envs)[1], signal.SIGKILL)
+        deadline = time.monotonic() + 2
         while psutil.pid_exists(pids(envs)[1]):
+            assert time.monotonic() < deadline
             time.sleep(0.005)
         envs.send(0, np.zeros(4, np.int64))
         _, step = envs.recv()
@@ -176,7 +178,12 @@ def test_the_fork_server_killed_takes_its_workers_and_all_come_back() -> None:
         step_once(envs)
         assert envs._crew._server is not None
         old = [envs._crew._server.pid, *pids(envs)]
+        dying = [psutil.Process(pid) for pid in old]
         os.kill(old[0], signal.SIGKILL)
+        deadline = time.monotonic() + 2
+        while any(map(_is_alive, dying)):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         step_often(envs, 5)
         assert not set(old) & {envs._crew._server.pid, *pids(envs)}
         assert envs.restarts() == 4

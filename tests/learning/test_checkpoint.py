@@ -121,11 +121,10 @@ def assert_refused(path: Path, says: str = "is damaged") -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_flipped_bit_is_noticed(tmp_path: Path, pristine: dict[str, bytes], name: str) -> None:
-    """Every byte of the manifest, and about a hundred of each other file with both ends; one bit of each."""
+    """Every bit of the manifest, and one of about a hundred bytes of each other file, with both its ends."""
     data, rng = pristine[name], random.Random(0)
-    places = (
-        range(len(data)) if name == "manifest.json" else [0, 1, 8, *rng.sample(range(len(data)), 96), len(data) - 1]
-    )
+    every = range(len(data))
+    places = every if name == "manifest.json" else [0, 1, 8, *rng.sample(every, 96), len(data) - 1]
     path = put(tmp_path / "step-12", pristine)
     load(path)
     for place in places:
@@ -170,9 +169,7 @@ def test_a_damaged_newest_gives_way_to_the_one_before(tmp_path: Path) -> None:
     )
     for step in (100, 200):
         (checkpoints / f"step-{step}" / "manifest.json").write_text("{}")
-    with pytest.raises(
-        CheckpointError, match="no checkpoint of .*run can be used; the newest: checkpoint .*step-1000"
-    ):
+    with pytest.raises(CheckpointError, match=r"no checkpoint of .*run can be used; the newest: .*step-1000"):
         load_newest(checkpoints)
 
 

@@ -46,6 +46,13 @@ def test_other_seeds_envs_and_rollouts_get_other_numbers(kind: Literal["uniform"
     assert correlation.abs().max() < 0.55  # 64 numbers: a deviation of 1/8, over some thousand pairs
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_wide_blocks_of_neighbouring_rollouts_do_not_overlap(kind: Literal["uniform", "normal"]) -> None:
+    noise = Noise(0, [0], kind, 64)
+    numbers = torch.cat([noise.rows(first, 8).flatten() for first in range(0, 64, 8)])
+    assert len(numbers.unique()) > 0.999 * len(numbers)
+
+
 def test_uniform_noise_is_uniform_and_below_1() -> None:
     numbers = Noise(0, range(10), "uniform", 3).rows(0, 2000).flatten()
     assert numbers.min() >= 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -33,7 +34,24 @@ first steps:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()  # here, where it can be caught, and not in the interpreter's last breath
+        return code
+    except RemudaError as error:
+        print(f"remuda: {error}", file=sys.stderr)
+        return 2 if isinstance(error, (UsageError, EnvError)) else 1
+    except KeyboardInterrupt:
+        print("remuda: stopped at once, without a last checkpoint", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output went away: | head
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # for what is still in the buffer
+        os.close(nowhere)
+        return 0
+
+
+def run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = "\n".join(f"  {name:<9} {what}" for name, (_, what) in COMMANDS.items())
         print(USAGE.format(commands=lines))
@@ -43,21 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"remuda {version('remuda')}")
         return 0
-    try:
-        if arguments[0] not in COMMANDS:
-            raise UsageError(f"{arguments[0]!r} is not a command: {nearest(arguments[0], COMMANDS)}")
-        # Imported only now: `remuda --help` must not wait for torch.
-        module = importlib.import_module(f"remuda.cli.{COMMANDS[arguments[0]][0]}")
-        return int(module.run(arguments[0], arguments[1:]))
-    except RemudaError as error:
-        print(f"remuda: {error}", file=sys.stderr)
-        return 2 if isinstance(error, (UsageError, EnvError)) else 1
-    except KeyboardInterrupt:
-        print("remuda: stopped at once, without a last checkpoint", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader of our output went away: | head
-        sys.stderr.close()
-        return 0
+    if arguments[0] not in COMMANDS:
+        raise UsageError(f"{arguments[0]!r} is not a command: {nearest(arguments[0], COMMANDS)}")
+    # Imported only now: `remuda --help` must not wait for torch.
+    module = importlib.import_module(f"remuda.cli.{COMMANDS[arguments[0]][0]}")
+    return int(module.run(arguments[0], arguments[1:]))
 
 
 if __name__ == "__main__":

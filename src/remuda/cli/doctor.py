@@ -9,9 +9,12 @@ import os
 import platform
 import shutil
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from remuda.cli.options import Parser
+from remuda.logs.terminal import number
 from remuda.recipes.values import coerce
 
 EXTRAS = {  # extra: (package it brings, what for)
@@ -31,22 +34,30 @@ def run(command: str, argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     found = parser.parse(argv)
     if found.env is None:
-        report, problems = examine_machine()
+        machine, problems = examine_machine()
+        report: dict[str, Any] = {**machine}
     else:
         from remuda.envs import examine, resolve
 
         spec = resolve(found.env, coerce(found.kwargs, "dict[str, Any]", "envs.kwargs"))
-        report, problems = examine(spec)
+        report = asdict(examine(spec))
+        problems = report.pop("problems")
     if found.json:
         print(json.dumps({**report, "problems": problems}))
     else:
         width = max(map(len, report))
         for name, value in report.items():
-            print(f"{name:<{width}}  {value}")
+            print(f"{name.replace('_', ' '):<{width}}  {_shown(value)}")
         for problem in problems:
             print(f"problem: {problem}")
         print("no problems found" if not problems else f"{len(problems)} problem(s)")
     return 1 if problems else 0
+
+
+def _shown(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "unknown", True: "yes", False: "no"}[value]
+    return number(value) if isinstance(value, float) else str(value)
 
 
 def examine_machine() -> tuple[dict[str, str], list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, NoReturn
@@ -21,6 +22,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}: see {self.prog} --help.")
 
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        sys.stdout.flush()  # of --help, so that `main` hears of a reader that went away
+        super().exit(status, message)
+
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         found, unknown = self.parse_known_args(argv)
         if unknown:
@@ -32,11 +37,12 @@ class Parser(argparse.ArgumentParser):
         return found
 
 
-def add_group(parser: Parser, group: str, options: type[Any]) -> None:
-    """One option per field of the dataclass."""
-    section = parser.add_argument_group(f"{group}: {(options.__doc__ or '').strip().splitlines()[0]}")
-    for item in fields(options):
-        default = item.default if item.default is not MISSING else {}
+def add_group(parser: Parser, group: str, *kinds: type[Any]) -> None:
+    """One option per field of the dataclass; of several, one per field of any, with the defaults of each."""
+    section = parser.add_argument_group(f"{group}: {(kinds[0].__doc__ or '').strip().splitlines()[0]}")
+    for item in {item.name: item for kind in kinds for item in fields(kind)}.values():
+        defaults = [found.default for kind in kinds for found in fields(kind) if found.name == item.name]
+        shown = dict.fromkeys(_shown({} if default is MISSING else default) for default in defaults)
         text = item.metadata["help"].replace("%", "%%")
         if "choices" in item.metadata:
             text += f"; one of {', '.join(item.metadata['choices'])}"
@@ -46,7 +52,7 @@ def add_group(parser: Parser, group: str, options: type[Any]) -> None:
             metavar=item.name.upper(),
             nargs="?" if is_bool else None,
             const="true" if is_bool else None,
-            help=f"{text} ({_shown(default)})",
+            help=f"{text} ({' or '.join(shown)})",
         )
 
 

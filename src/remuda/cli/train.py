@@ -21,7 +21,8 @@ Train an agent. Values that you do not set come from a preset for the algorithm 
 
 
 def make_parser(algo: str | None) -> Parser:
-    options = ALGORITHMS[algo] if algo in ALGORITHMS else AlgoOptions
+    # Without a name the algorithm is that of --config or --resume: every option of any may follow.
+    kinds = [ALGORITHMS[algo]] if algo in ALGORITHMS else [AlgoOptions, *ALGORITHMS.values()]
     parser = Parser(prog="remuda train", description=DESCRIPTION)
     parser.add_argument("algo", nargs="?", help=f"algorithm: {', '.join(ALGORITHMS)}")
     parser.add_argument("--env", help="Gymnasium id, package:Id, or package.module:factory")
@@ -33,7 +34,7 @@ def make_parser(algo: str | None) -> Parser:
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with this run")
     parser.add_argument("--profile", action="store_true", help="trace a few rounds into RUN/profile")
     parser.add_argument("--quiet", action="store_true", help="print only the result")
-    add_group(parser, "algo", options)
+    add_group(parser, "algo", *kinds)
     for group, kind in KINDS.items():
         add_group(parser, group, kind)
     return parser

@@ -44,7 +44,7 @@ class Member:
         self.pid = 0
         self.pidfd: int | None = None
         self.inbox: list[dict[str, Any]] = []
-        self.heard = 0.0  # when it last said something, or was started
+        self.heard = 0.0  # when it last said something, or was started, by the crew's clock
         self.lost: str | None = None  # how, once it is
         self.failure = ""  # the last traceback it sent
         self.deaths: deque[float] = deque()
@@ -77,6 +77,8 @@ class Crew:
         self._server_deaths: deque[float] = deque()
         self._has_started = False
         self._is_open = True
+        # Seconds spent listening: no worker is blamed for what passes while the parent learns or is suspended.
+        self.clock = 0.0
 
     # --- starting and replacing ---------------------------------------------------------------------------------
 
@@ -154,7 +156,7 @@ class Crew:
                 raise
             finally:
                 theirs.close()
-        member.link, member.pid, member.lost, member.heard = link, pid, None, time.monotonic()
+        member.link, member.pid, member.lost, member.heard = link, pid, None, self.clock
         if hasattr(os, "pidfd_open"):
             # a pid may be used again once its process is reaped; this is never anybody else's
             with contextlib.suppress(ProcessLookupError):
@@ -175,7 +177,10 @@ class Crew:
         """Sleep until somebody rings, writes or dies, at most so long; raises what a worker could not handle."""
         if self.should_stop is not None and self.should_stop():
             raise Interrupted("asked to stop while waiting for env workers")
-        for fd, _ in self._poll.poll(max(0.0, min(seconds, LOOK_SECONDS)) * 1000):
+        start = time.monotonic()
+        events = self._poll.poll(max(0.0, min(seconds, LOOK_SECONDS)) * 1000)
+        self.clock += min(time.monotonic() - start, 2 * LOOK_SECONDS)
+        for fd, _ in events:
             if fd == self.bell.fileno():
                 self.bell.clear()
             elif fd in self._by_fd:  # else its member was buried by an earlier event of this round
@@ -188,7 +193,7 @@ class Crew:
         assert member.link is not None
         messages, _ = member.link.receive()
         if messages:
-            member.heard = time.monotonic()
+            member.heard = self.clock
         for message in messages:
             if "error" in message:
                 self._raise_or_note(member, message)
@@ -212,8 +217,8 @@ class Crew:
         raise error
 
     def expect(self, member: Member, seconds: float, doing: str) -> None:
-        """Kill a member that has said nothing for so long."""
-        if member.lost is None and time.monotonic() - member.heard > seconds:
+        """Bury a member that has said nothing for so long."""
+        if member.lost is None and self.clock - member.heard > seconds:
             self.bury(member, f"was silent for {seconds:g} s {doing}")
 
     def lost(self) -> list[Member]:

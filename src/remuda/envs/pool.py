@@ -13,7 +13,6 @@ the same seed and actions give what LocalEnvs gives, bit by bit, as long as no w
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
@@ -128,7 +127,7 @@ class PooledEnvs:
         taken: dict[int, int] = {}
         for member in self._crew.members:
             member.inbox.clear()
-            member.heard = time.monotonic()
+            member.heard = self._crew.clock
             member.tell(order)
         while len(taken) < len(self._crew.members):
             for member in self._crew.members:
@@ -173,18 +172,15 @@ class PooledEnvs:
         return slot, self._steps[slot]
 
     def _wait(self, slot: int, number: int) -> None:
-        since: float | None = None
+        start = self._crew.clock
         while (pending := self._done[:, slot] != number).any():
-            now = time.monotonic()
-            since = now if since is None else since
             if lost := self._crew.lost():
                 self._replace(lost[0])
                 continue
             for index in pending.nonzero()[0].tolist():
                 member = self._crew.members[index]
-                if member.lost is None and now - max(since, member.heard) > self._step_timeout:
-                    how = f"was silent for {self._step_timeout:g} s while it owed an answer"
-                    self._crew.bury(member, how)
+                member.heard = max(member.heard, start)
+                self._crew.expect(member, self._step_timeout, "while it owed an answer")
             self._crew.listen(LOOK_SECONDS)
 
     # --- news and losses ----------------------------------------------------------------------------------------
@@ -229,7 +225,7 @@ class PooledEnvs:
         assert self._memory is not None
         # one message: with the seed in a second one, a pending request could be answered in between
         member.tell({"do": "attach", "layout": self._memory.layout, "seed": self._seed}, [self._memory.fd])
-        member.heard = time.monotonic()
+        member.heard = self._crew.clock
 
     def episodes(self) -> list[Episode]:
         finished, self._episodes = self._episodes, []
@@ -241,7 +237,7 @@ class PooledEnvs:
     def inspect_workers(self) -> list[dict[str, Any]]:
         """pid, whether torch is loaded, and the peak of resident memory in bytes, of every worker."""
         for member in self._crew.members:
-            member.heard = time.monotonic()
+            member.heard = self._crew.clock
             member.tell({"do": "inspect"})
         found = []
         for member in self._crew.members:

@@ -159,7 +159,7 @@ def _listed(kwargs: Mapping[str, Any]) -> str:
 
 
 def _require_registered(given: str, name: str) -> None:
-    namespace = name.partition("/")[0] if "/" in name else None
+    namespace = name.partition("/")[0] if "/" in name else "ALE" if "NoFrameskip" in name else None
     if namespace in EXTRAS and name not in gymnasium.registry:
         package, extra = EXTRAS[namespace]
         try:

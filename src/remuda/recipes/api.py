@@ -24,8 +24,8 @@ from remuda.envs.paths import describe
 from remuda.errors import CheckpointError, ConfigError, EnvSpecError, nearest
 from remuda.learning.checkpoint import load_newest
 from remuda.logs.rundir import RunDirectory
-from remuda.recipes.config import ALGORITHMS, GROUPS, KINDS, RunConfig
-from remuda.recipes.journal import Callback
+from remuda.recipes.config import ALGORITHMS, GROUPS, KINDS, AlgoOptions, RunConfig
+from remuda.recipes.journal import Callback, must_fit
 from remuda.recipes.presets import find_preset
 from remuda.recipes.train import find_net, make_algorithm, play_episodes
 from remuda.recipes.train import train as run_training
@@ -54,9 +54,8 @@ def settle_config(
     algo = str(values["algo"])
     if algo not in ALGORITHMS:
         raise ConfigError(f"{algo!r} is not an algorithm: {nearest(algo, ALGORITHMS)}")
-    for group in {*file_groups, *groups}:
-        if group not in GROUPS:
-            raise ConfigError(f"{group} is not a group of options: {nearest(group, GROUPS)}")
+    check_groups(file_groups)
+    check_groups(groups)
     wanted = {group: {**file_groups.get(group, {}), **groups.get(group, {})} for group in GROUPS}
     kwargs = coerce(wanted["envs"].get("kwargs", {}), "dict[str, Any]", "envs.kwargs")
     spec = resolve(env if env is not None else str(values["env"]), kwargs)
@@ -70,7 +69,7 @@ def settle_config(
     steps = values.get("steps", preset["run"]["steps"])
     config = RunConfig(
         algo=algo,
-        env=spec.label if env is None else callable_name(env, spec),
+        env=spec.label if env is None else callable_name(env, spec.label),
         steps=coerce(steps, "int", "steps"),
         seed=coerce(values["seed"], "int", "seed"),
         scheme=str(values["scheme"]),
@@ -79,13 +78,21 @@ def settle_config(
     return config, spec, info
 
 
-def callable_name(env: Callable[..., Any], spec: EnvSpec) -> str:
-    """How config.yaml names a callable: by its import path, or in <> if it has none and must be given again."""
+def check_groups(groups: Groups) -> None:
+    for group, values in groups.items():
+        if group not in GROUPS:
+            raise ConfigError(f"{group} is not a group of options: {nearest(str(group), GROUPS)}")
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{group}={values!r} is not a mapping: give its options by name.")
+
+
+def callable_name(thing: Callable[..., Any], label: str) -> str:
+    """How config.yaml names an env or net: by its import path, or in <> if it has none and must be given again."""
     try:
-        found = describe(env)
+        found = describe(thing)
     except EnvSpecError:
-        return f"<{spec.label}>"
-    return f"{found['module']}:{found['name']}" if "module" in found else f"<{spec.label}>"
+        return f"<{label}>"
+    return f"{found['module']}:{found['name']}" if "module" in found and "." not in found["name"] else f"<{label}>"
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
@@ -109,22 +116,31 @@ def resume_config(
 ) -> Setup:
     """The configuration of an existing run; only how far it goes and how it is watched may change."""
     stored = RunDirectory.open(path).read_config()
+    made_with = str(stored.get("env"))
+    if env is not None:
+        settings = {**settings, "env": callable_name(env, "") if not made_with.startswith("<") else made_with}
+    elif made_with.startswith("<"):
+        raise CheckpointError(f"run {path} was made with {made_with}, which has no name: pass env=... again.")
     for name, value in settings.items():
-        if name != "steps" and str(value) != str(stored[name]):
+        if name != "steps" and str(value) != str(stored.get(name)):
             raise CheckpointError(
-                f"run {path} was made with {name}={stored[name]}, not {value}: "
+                f"run {path} was made with {name}={stored.get(name)}, not {value}: "
                 "leave the option out to resume it, or start a new run with --out."
             )
+    options: Groups = stored.pop("options", {})
+    check_groups(options)
+    check_groups(groups)
+    kinds: dict[str, type[Any]] = {"algo": ALGORITHMS.get(str(stored.get("algo")), AlgoOptions), **KINDS}
     for group, values in groups.items():
-        for name, value in values.items():
-            if group not in MAY_CHANGE and str(value) != str(stored["options"][group].get(name)):
+        before = fill(kinds[group](), options.get(group, {}), group)
+        after = fill(before, values, group)
+        for name in values if group not in MAY_CHANGE else ():
+            if getattr(after, name) != getattr(before, name):
                 raise CheckpointError(
-                    f"run {path} was made with {group}.{name}={stored['options'][group].get(name)}, not {value}: "
+                    f"run {path} was made with {group}.{name}={getattr(before, name)}, not {getattr(after, name)}: "
                     f"a resumed run may change only --steps and {', '.join(MAY_CHANGE)} options."
                 )
-    merged = {group: {**values, **groups.get(group, {})} for group, values in stored.pop("options").items()}
-    if env is None and str(stored["env"]).startswith("<"):
-        raise CheckpointError(f"run {path} was made with {stored['env']}, which has no name: pass env=... again.")
+    merged = {group: {**options.get(group, {}), **groups.get(group, {})} for group in GROUPS}
     return settle_config({**stored, **settings}, merged, env=env)
 
 
@@ -138,7 +154,7 @@ class Policy:
 
     def act(self, obs: Any, state: Any = None, deterministic: bool = True) -> tuple[Any, Any]:
         """The env's action for one observation, or for a batch of them; and the state for the next call."""
-        space = self.agent.observation
+        space, space_of_action = self.agent.observation, self.agent.action
         array = np.asarray(obs)
         if array.shape[array.ndim - len(space.shape) :] != space.shape or array.ndim > len(space.shape) + 1:
             raise ConfigError(
@@ -156,6 +172,8 @@ class Policy:
             explore = torch.full((len(rows),), 0.0 if deterministic else 1.0)
             action, _, state = self.agent.act(rows, state, explore, noise)
         out = self._to_env(action.numpy())
+        if space_of_action.kind == "discrete":
+            out = out + space_of_action.start
         return (out[0] if single else out), state
 
 
@@ -185,7 +203,9 @@ class Run:
         """The agent with the newest whole checkpoint's weights."""
         config, _, info = self.setup()
         algorithm = make_algorithm(config, info, self._net or find_net(config.agent))
-        algorithm.load_state_dict(load_newest(self.path / "checkpoints").learner["algorithm"])
+        found = load_newest(self.path / "checkpoints")
+        with must_fit(found.path):
+            algorithm.load_state_dict(found.learner["algorithm"])
         agent: PolicyAgent = algorithm.agent
         return agent
 
@@ -232,6 +252,9 @@ def train(
     settings: dict[str, Any] = {"algo": algorithm, "seed": seed, "scheme": scheme}
     settings |= {"env": env} if make is None else {}
     settings |= {"steps": steps} if steps is not None else {}
+    if net is not None:
+        label = getattr(net, "__qualname__", type(net).__qualname__)
+        groups["agent"] = {**groups.get("agent", {}), "net": callable_name(net, label)}
     setup = settle_config(settings, groups, env=make)
     result = run_training(*setup, out=out, net=net, callbacks=callbacks, quiet=quiet)
     return Run(result["path"], make, net)

@@ -1,6 +1,6 @@
 """The journal of a run: told of every round, it keeps metrics, evaluates, writes checkpoints and says when to stop.
 
-with Journal(...) as journal:
+with Journal(...).open() as journal:
     learner = scheme.run(recipe, journal)
     result = journal.finish(learner)
 """
@@ -12,10 +12,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Self
 
 from remuda.core import Progress, Round
-from remuda.errors import Interrupted
+from remuda.errors import CheckpointError, Interrupted
 from remuda.learning import checkpoint
 from remuda.learning.learner import Learner
 from remuda.logs.meters import Window
@@ -28,6 +29,17 @@ from remuda.sampling.evaluation import Evaluation
 
 Callback = Callable[[Round], Any]  # sees every round; returning True stops the run
 LINES_PER_RUN = 200
+
+
+@contextmanager
+def must_fit(path: Path) -> Iterator[None]:
+    """Around the loading of weights: those of another env or net are the user's mistake."""
+    try:
+        yield
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"{path} does not fit the env and net given: use those that the run was made with."
+        ) from error
 
 
 class Journal:
@@ -54,9 +66,10 @@ class Journal:
         self._interval: dict[str, float] = defaultdict(float)  # seconds since the last line, by activity
         self._total: dict[str, float] = defaultdict(float)
         self._log_every = config.log.every or max(1, config.steps // LINES_PER_RUN)
-        self._checkpoints = self._next_checkpoint = 0
+        self._checkpoints = 0
         self._latest: dict[str, float] = {}
-        self._begin(self.progress)
+        self._started = time.perf_counter()
+        self.begin()
 
     @contextmanager
     def open(self, resume_from: checkpoint.Checkpoint | None = None) -> Iterator[Self]:
@@ -86,14 +99,23 @@ class Journal:
         self.directory.point_latest()
         found = self.resume_from
         if found is not None:
-            learner.load_state_dict(found.learner)
+            with must_fit(found.path):
+                learner.load_state_dict(found.learner)
             self._checkpoints = found.progress.pop("checkpoints", 0)
             self.progress = Progress(**found.progress)
             for sentence in found.skipped:
                 self.say(f"warning: {sentence}")
             self.say(f"resumed from {found.path.name}: {self.progress.steps:,} of {self.config.steps:,} steps done")
-        self._begin(self.progress)
+        self._started = time.perf_counter()
         return self.progress
+
+    def begin(self) -> None:
+        """Warm-up is over: rates and intervals count from here."""
+        steps = self._first_steps = self._line_steps = self.progress.steps
+        self._mark = time.perf_counter()
+        self._next_line = steps + self._log_every
+        self._next_checkpoint = steps + self.config.checkpoint.every
+        self._next_evaluation = steps + self.config.eval.every
 
     def round(self, round: Round) -> bool:
         for episode in round.episodes:
@@ -160,14 +182,6 @@ class Journal:
         self.directory.log(line)
 
     # --- details ---
-
-    def _begin(self, progress: Progress) -> None:
-        """Clocks and marks start when the run does, at the steps it starts from."""
-        self._started = self._mark = time.perf_counter()
-        self._first_steps = self._line_steps = progress.steps
-        self._next_line = progress.steps + self._log_every
-        self._next_checkpoint = progress.steps + self.config.checkpoint.every
-        self._next_evaluation = progress.steps + self.config.eval.every
 
     def _count(self, seconds: Mapping[str, float]) -> None:
         """Seconds of one round by activity; what nobody claimed is `other`."""

@@ -32,7 +32,6 @@ def record(
     policy = Policy(run.agent())
     step = load_newest(path / "checkpoints").step
     target = out or path / "videos" / f"step-{step}.mp4"
-    target.parent.mkdir(parents=True, exist_ok=True)
     env = spec.build(render_mode="rgb_array")
     try:
         with Film(target, info.fps) as film:
@@ -52,7 +51,11 @@ class Film:
             import imageio.v3
         except ImportError:
             raise ConfigError("videos need imageio and PyAV: pip install 'remuda[video]'.") from None
-        self._file = imageio.v3.imopen(target, "w", plugin="pyav")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._file = imageio.v3.imopen(target, "w", plugin="pyav")
+        except OSError as error:  # imageio's words for it are of no use to anybody
+            raise ConfigError(f"out={target} cannot be written: give a file name that ends in .mp4.") from error
         self._file.init_video_stream("libx264", fps=round(fps or DEFAULT_FPS), pixel_format="yuv420p")
 
     def add(self, frame: Any) -> None:

@@ -67,11 +67,12 @@ def train(
     # Everything that the user may have got wrong is known by now: only then does a directory appear.
     name = f"{config.algo}-{config.env}-{config.seed}"
     with RunDirectory.create(out, name, to_dict(config), resume=resume) as directory, StopSignals() as signals:
-        terminal = Terminal(config.steps, f"{config.algo} {config.env} {config.scheme}", file=sink(quiet))
+        found: Checkpoint | None = load_newest(directory.checkpoints) if resume else None
+        title, done = f"{config.algo} {config.env} {config.scheme}", found.step if found is not None else 0
+        terminal = Terminal(config.steps, title, start_steps=done, file=sink(quiet))
         play = partial(play_episodes, config, spec, info, config.eval.episodes)
         journal = Journal(directory, config, play, terminal, signals)
         try:
-            found: Checkpoint | None = load_newest(directory.checkpoints) if resume else None
             with journal.open(found), profiled(directory.path / "profile" if profile else None) as count_round:
                 journal.callbacks = [*callbacks, count_round]
                 learner = scheme.run(recipe, journal)
@@ -178,6 +179,8 @@ def make_agent(options: AgentOptions, info: EnvInfo, make_net: NetFactory) -> Po
 def find_net(options: AgentOptions) -> NetFactory:
     if options.net == "mlp":
         return lambda shape: MLP(shape, options.hidden, options.activation, options.orthogonal_init)
+    if options.net.startswith("<"):
+        raise ConfigError(f"agent.net={options.net} has no import path: pass net=... again.")
     made: NetFactory = import_object(options.net, "agent.net")
     return made
 

@@ -54,7 +54,7 @@ def fill(options: Any, values: Mapping[str, Any], group: str) -> Any:
     changed: dict[str, Any] = {name: getattr(options, name) for name in known}
     for name, value in values.items():
         if name not in known:
-            raise ConfigError(f"{group}.{name} is not an option: {nearest(name, known)}")
+            raise ConfigError(f"{group}.{name} is not an option: {nearest(str(name), known)}")
         changed[name] = coerce(value, str(known[name].type), f"{group}.{name}")
     return type(options)(**changed)
 

@@ -28,7 +28,7 @@ TORCH_DTYPES = {"float32": torch.float32, "int64": torch.int64, "uint8": torch.u
 
 
 class ToEnv:
-    """Actions as the agent makes them (flat, unbounded, counted from 0) to actions as the env takes them."""
+    """Actions as the agent makes them (flat and unbounded) to actions as an Envs takes them; integers stay."""
 
     def __init__(self, action: Space) -> None:
         self.space = action
@@ -37,7 +37,7 @@ class ToEnv:
 
     def __call__(self, action: NDArray[Any]) -> NDArray[Any]:
         if self.space.kind == "discrete":
-            return action + self.space.start if self.space.start else action
+            return action
         action = action.reshape(len(action), *self.space.shape)
         return np.clip(action, self.space.low, self.space.high) if self.clips else action
 

@@ -38,6 +38,7 @@ class Synchronous:
             seed = recipe.seed if progress.rounds == 0 else env_seed(recipe.seed, progress.rounds)
             if progress.steps < recipe.steps:
                 progress.steps += sampler.reset(seed, recipe.warm_up if progress.rounds == 0 else 0)
+            log.begin()
             while progress.steps < recipe.steps and not log.should_stop():
                 try:
                     rollout = sampler.collect()

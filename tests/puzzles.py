@@ -1,0 +1,132 @@
+"""Small envs whose optimum is known, to learn on. Importable in env workers."""
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Identity(gymnasium.Env):
+    """Name the number that is shown: 1 point for each right answer, 10 questions an episode; the optimum is 10.
+
+    The last question ends the episode by truncation or by termination.
+    """
+
+    def __init__(self, n=4, start=0, ends="truncate", kind="discrete"):
+        self.n, self.start, self.ends, self.kind = n, start, ends, kind
+        self.action_space = spaces.Discrete(n, start=start)
+        self.observation_space = {
+            "discrete": spaces.Discrete(n, start=start),
+            "float": spaces.Box(0.0, 1.0, (n,), np.float32),
+            "float64": spaces.Box(0.0, 1.0, (n,), np.float64),
+            "uint8": spaces.Box(0, 255, (n,), np.uint8),
+            "image": spaces.Box(0, 255, (n, 2, 2), np.uint8),
+            "bool": spaces.Box(0, 1, (n,), bool),
+            "int": spaces.Box(-5, 5, (n,), np.int32),
+        }[kind]
+
+    def _show(self):
+        self.shown = int(self.np_random.integers(self.n))
+        if self.kind == "discrete":
+            return self.shown + self.start
+        space = self.observation_space
+        obs = np.zeros(space.shape, space.dtype)
+        obs[self.shown] = 255 if self.kind in ("uint8", "image") else 1
+        return obs
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.asked = 0
+        return self._show(), {}
+
+    def step(self, action):
+        reward = float(int(action) - self.start == self.shown)
+        self.asked += 1
+        over = self.asked == 10
+        return self._show(), reward, over and self.ends == "terminate", over and self.ends == "truncate", {}
+
+
+class Follow(gymnasium.Env):
+    """Box actions, ends by truncation only: answer with the number that is shown, in [-1, 1]; the optimum is 0."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.asked = 0
+        return self._show(), {}
+
+    def _show(self):
+        self.shown = self.np_random.uniform(-0.8, 0.8, 2).astype(np.float32)
+        return self.shown.copy()
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.asked += 1
+        reward = -float(np.square(action - self.shown).sum())
+        return self._show(), reward, False, self.asked == 10, {}
+
+
+class Clockwork(gymnasium.Env):
+    """1 point a step whatever is done. Truncated after 10 steps it is worth 1 / (1 - gamma) at every step; terminated
+    after 10 it is worth what is left.
+
+    The observation is the step, one-hot; under truncation modulo 5, because a limit is nothing that can be seen, and
+    the state in which the clock is stopped must be one that is also acted in.
+    """
+
+    observation_space = spaces.Box(0.0, 1.0, (11,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, ends="truncate"):
+        self.ends = ends
+
+    def _show(self):
+        obs = np.zeros(11, np.float32)
+        obs[self.time % 5 if self.ends == "truncate" else self.time] = 1
+        return obs
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self._show(), {}
+
+    def step(self, action):
+        self.time += 1
+        over = self.time == 10
+        return self._show(), 1.0, over and self.ends == "terminate", over and self.ends == "truncate", {}
+
+
+class Corridor(gymnasium.Env):
+    """Walk right to the end of a corridor for 1 point, or step out at once for 0.2: patience pays if gamma is high."""
+
+    observation_space = spaces.Discrete(6)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = self.time = 0
+        return self.place, {}
+
+    def step(self, action):
+        self.time += 1
+        if action == 0:
+            return self.place, 0.2, True, False, {}
+        self.place += 1
+        return self.place, float(self.place == 5), self.place == 5, False, {}
+
+
+def identity(**kwargs):
+    return Identity(**kwargs)
+
+
+def follow():
+    return Follow()
+
+
+def clockwork(**kwargs):
+    return Clockwork(**kwargs)
+
+
+def corridor():
+    return Corridor()

@@ -1,6 +1,7 @@
 """What users bring along: envs, nets and statistics of their own, good and bad. Importable in env workers."""
 
 import time
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
@@ -54,6 +55,21 @@ class Slow(Late):
 
 def slow(**kwargs):
     return Slow(**kwargs)
+
+
+class Odd(Late):
+    """Has pictures of odd sizes."""
+
+    metadata: ClassVar[dict] = {"render_modes": ["rgb_array"], "render_fps": 20}
+
+    def render(self):
+        picture = np.zeros((33, 47, 3), np.uint8)
+        picture[:, : self.time] = 255
+        return picture
+
+
+def odd(**kwargs):
+    return Odd(**kwargs)
 
 
 def lying_shape():

@@ -118,7 +118,8 @@ def resume_config(
     stored = RunDirectory.open(path).read_config()
     made_with = str(stored.get("env"))
     if env is not None:
-        settings = {**settings, "env": callable_name(env, "") if not made_with.startswith("<") else made_with}
+        given = made_with if made_with.startswith("<") else callable_name(env, resolve(env).label)
+        settings = {**settings, "env": given}
     elif made_with.startswith("<"):
         raise CheckpointError(f"run {path} was made with {made_with}, which has no name: pass env=... again.")
     for name, value in settings.items():

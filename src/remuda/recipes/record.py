@@ -55,7 +55,9 @@ class Film:
             target.parent.mkdir(parents=True, exist_ok=True)
             self._file = imageio.v3.imopen(target, "w", plugin="pyav")
         except OSError as error:  # imageio's words for it are of no use to anybody
-            raise ConfigError(f"out={target} cannot be written: give a file name that ends in .mp4.") from error
+            raise ConfigError(
+                f"out={target} cannot be filmed into: give a name that ends in .mp4, in a place of yours."
+            ) from error
         self._file.init_video_stream("libx264", fps=round(fps or DEFAULT_FPS), pixel_format="yuv420p")
 
     def add(self, frame: Any) -> None:

@@ -1,0 +1,323 @@
+"""Options: every one of them, from text, YAML and Python; presets, and who wins over whom."""
+
+from dataclasses import MISSING, fields, replace
+
+import numpy as np
+import pytest
+import yaml
+
+from remuda.core import Space
+from remuda.errors import ConfigError
+from remuda.recipes.api import settle_config
+from remuda.recipes.config import ALGORITHMS, GROUPS, KINDS, CheckpointOptions, PPOOptions, RunConfig, to_dict
+from remuda.recipes.presets import PRESETS, find_preset
+from remuda.recipes.values import coerce, fill
+
+EVERY_KIND = [("algo", kind) for kind in ALGORITHMS.values()] + list(KINDS.items())
+EVERY_OPTION = [
+    pytest.param(group, kind, item, id=f"{kind.__name__}.{item.name}")
+    for group, kind in EVERY_KIND
+    for item in fields(kind)
+]
+DISCRETE = Space("discrete", (), "int64", n=2)
+BOX = Space("box", (1,), "float32", np.array([-2.0], np.float32), np.array([2.0], np.float32))
+
+# A value of each option that differs from every default: as typed, and as it must arrive.
+OTHERS = {
+    "algo.learning_rate": ("linear(1e-3, 0)", "linear(1e-3, 0)"),
+    "algo.n_steps": ("6_4", 64),
+    "algo.gamma": ("0.5", 0.5),
+    "algo.gae_lambda": ("0", 0.0),
+    "algo.ent_coef": ("1e-2", 0.01),
+    "algo.vf_coef": ("1", 1.0),
+    "algo.max_grad_norm": ("0", 0.0),
+    "algo.normalize_advantage": ("No", False),
+    "algo.normalize_reward": ("yes", True),
+    "algo.optimizer": ("adamw", "adamw"),
+    "algo.optimizer_eps": ("1e-8", 1e-8),
+    "algo.weight_decay": ("0.1", 0.1),
+    "algo.rms_alpha": ("0.9", 0.9),
+    "algo.momentum": ("0.9", 0.9),
+    "algo.batch_size": ("1.28e2", 128),
+    "algo.n_epochs": ("7", 7),
+    "algo.clip_range": ("0.1", "0.1"),
+    "algo.clip_range_vf": ("linear(0.2, 0.1)", "linear(0.2, 0.1)"),
+    "algo.target_kl": ("0.02", 0.02),
+    "sampler.envs": ("16", 16),
+    "sampler.workers": ("2", 2),
+    "sampler.slots": ("2", 2),
+    "sampler.act": ("central", "central"),
+    "sampler.decorrelate": ("1e2", 100),
+    "envs.backend": ("python", "python"),
+    "envs.kwargs": ('{"sutton_barto_reward": true}', {"sutton_barto_reward": True}),
+    "envs.stats": ("counting:Peaks", "counting:Peaks"),
+    "envs.step_timeout": ("5", 5.0),
+    "envs.build_timeout": ("7.5", 7.5),
+    "agent.net": ("own_nets:Net", "own_nets:Net"),
+    "agent.hidden": ("32, 16", (32, 16)),
+    "agent.activation": ("relu", "relu"),
+    "agent.shared": ("on", True),
+    "agent.orthogonal_init": ("false", False),
+    "agent.log_std_init": ("-1", -1.0),
+    "agent.normalize_obs": ("TRUE", True),
+    "scheme.threads": ("2", 2),
+    "eval.every": ("10_000", 10_000),
+    "eval.episodes": ("3", 3),
+    "eval.seed": ("12", 12),
+    "checkpoint.every": ("1e6", 1_000_000),
+    "checkpoint.keep": ("5", "5"),
+    "log.every": ("2.5e3", 2500),
+    "log.window": ("10", 10),
+    "log.tensorboard": ("off", False),
+    "log.wandb": ("project", "project"),
+}
+
+
+@pytest.mark.parametrize(("group", "kind", "item"), EVERY_OPTION)
+class TestEveryOption:
+    def test_its_default_is_accepted_also_as_text(self, group, kind, item):
+        default = getattr(kind(), item.name)
+        assert default is None or item.default is MISSING or type(default) is type(item.default)
+        as_text = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+        for way in (default, as_text):
+            assert getattr(fill(kind(), {item.name: way}, group), item.name) == default
+
+    def test_it_is_explained(self, group, kind, item):
+        assert len(item.metadata["help"]) >= 8
+        assert not item.metadata["help"].endswith("."), "the default follows in brackets"
+
+    def test_text_becomes_its_type(self, group, kind, item):
+        text, value = OTHERS[f"{group}.{item.name}"]
+        found = getattr(fill(kind(), {item.name: text}, group), item.name)
+        assert found == value
+        assert type(found) is type(value)
+        if len(item.metadata.get("choices", "ab")) > 1 and not isinstance(value, bool):
+            assert value != getattr(kind(), item.name), "this test says nothing"
+        assert getattr(fill(kind(), {item.name: value}, group), item.name) == value, "and Python's own value stays"
+
+    def test_its_limits(self, group, kind, item):
+        rules, name = item.metadata, f"{group}.{item.name}"
+        bad = []
+        if "low" in rules:
+            bad.append((rules["low"] - 1, f"at least {rules['low']}"))
+        if "above" in rules:
+            bad.append((rules["above"], f"above {rules['above']}"))
+        if "high" in rules:
+            bad.append((rules["high"] + 1, f"at most {rules['high']}"))
+        if "choices" in rules:
+            bad.append(("nonsense", ", ".join(rules["choices"])))
+        if "schedule" in rules:
+            bad.append(("fast", "linear("))
+        if item.type.startswith(("int", "tuple")):
+            bad += [("1.5", "whole number"), ("x", "whole number"), (True, "whole number"), ("inf", "whole number")]
+        if item.type.startswith("float"):
+            bad += [("x", "a number"), ("nan", "finite"), ("inf", "finite"), (False, "a number"), ([1.0], "a number")]
+        if item.type == "bool":
+            bad += [("perhaps", "true or false"), (2, "true or false"), (None, "true or false")]
+        if item.type.startswith("dict"):
+            bad += [("{", "a JSON object"), ("[1]", "a JSON object"), (3, "a JSON object")]
+        for value, rule in bad:
+            value = [value] if item.type.startswith("tuple") and isinstance(value, int) else value
+            with pytest.raises(ConfigError) as caught:
+                fill(kind(), {item.name: value}, group)
+            assert name in str(caught.value)
+            assert rule in str(caught.value)
+            assert "\n" not in str(caught.value)
+
+
+def test_other_values_are_known_for_every_option():
+    assert set(OTHERS) == {f"{group}.{item.name}" for group, kind in EVERY_KIND for item in fields(kind)}
+
+
+@pytest.mark.parametrize("text", ["none", "None", "null", None])
+def test_none_is_a_value_only_where_it_may_be_one(text):
+    set_before = fill(PPOOptions(), {"target_kl": 0.1, "clip_range_vf": "0.2"}, "algo")
+    cleared = fill(set_before, {"target_kl": text, "clip_range_vf": text}, "algo")
+    assert cleared.target_kl is None
+    assert cleared.clip_range_vf is None
+    with pytest.raises(ConfigError, match=r"algo\.n_steps"):
+        fill(PPOOptions(), {"n_steps": text}, "algo")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e6", 1_000_000), ("200_000", 200_000), ("+5", 5), ("3.0", 3), (7, 7), (2.0, 2), (np.int64(4), 4)],
+)
+def test_whole_numbers_as_people_write_them(text, value):
+    assert coerce(text, "int", "steps") == value
+
+
+@pytest.mark.parametrize("text", ["64,64", "64, 64", "[64, 64]", "(64,64,)", [64, 64], (64, 64), ["64", "64"]])
+def test_lists_as_people_write_them(text):
+    assert coerce(text, "tuple[int, ...]", "agent.hidden") == (64, 64)
+
+
+def test_the_largest_seed_survives_text():
+    """Not by way of a float, which has 53 bits."""
+    assert coerce(str(2**63 - 1), "int", "seed") == 2**63 - 1
+
+
+@pytest.mark.parametrize(("group", "kind"), EVERY_KIND, ids=lambda value: getattr(value, "__name__", value))
+def test_an_unknown_name_meets_the_nearest(group, kind):
+    name = fields(kind)[0].name
+    with pytest.raises(ConfigError, match=rf"{group}\.{name}x is not an option: did you mean.* {name}\b"):
+        fill(kind(), {f"{name}x": 1}, group)
+
+
+def test_a_default_that_can_be_changed_is_nobody_elses():
+    first, second = KINDS["envs"](), KINDS["envs"]()
+    first.kwargs["size"] = 3
+    assert second.kwargs == {}
+
+
+class TestWholeConfig:
+    def make(self, **settings):
+        return RunConfig(**{"algo": "ppo", "env": "X", "steps": 1, "seed": 0, "scheme": "serial"} | settings)
+
+    @pytest.mark.parametrize(
+        ("settings", "words"),
+        [
+            ({"steps": 0}, "at least 1 step"),
+            ({"seed": -1}, "out of range"),
+            ({"seed": 2**63}, "out of range"),
+            ({"sampler": KINDS["sampler"](envs=6, slots=4)}, "does not divide sampler.envs=6"),
+            ({"algo_options": PPOOptions(n_steps=10, batch_size=64)}, "use for example 80 or 40"),
+            ({"algo_options": PPOOptions(batch_size=1)}, "use 2 or more"),
+        ],
+    )
+    def test_values_that_do_not_meet(self, settings, words):
+        with pytest.raises(ConfigError, match=words):
+            self.make(**{"algo_options": PPOOptions()} | settings)
+
+    def test_a_batch_of_one_is_fine_where_nothing_is_normalised(self):
+        self.make(algo_options=PPOOptions(batch_size=1, normalize_advantage=False))
+
+    @pytest.mark.parametrize("keep", ["last", "all", "1", "20"])
+    def test_known_ways_to_keep(self, keep):
+        assert CheckpointOptions(keep=keep).keep == keep
+
+    @pytest.mark.parametrize("keep", ["0", "-1", "1.5", "some", ""])
+    def test_unknown_ways_to_keep(self, keep):
+        with pytest.raises(ConfigError, match="last, all or a number"):
+            CheckpointOptions(keep=keep)
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_yaml_and_back(algo, tmp_path):
+    """What config.yaml holds gives the same run, with every option away from its default."""
+    groups = {group: {} for group in GROUPS}
+    for name, (text, _) in OTHERS.items():
+        group, option = name.split(".")
+        if group != "algo" or option in {item.name for item in fields(ALGORITHMS[algo])}:
+            groups[group][option] = text
+    settings = {"algo": algo, "env": "CartPole-v1", "steps": "1e5", "seed": "9", "scheme": "parallel"}
+    config, *_ = settle_config(settings, groups)
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(to_dict(config), sort_keys=False))
+    again, spec, _ = settle_config({}, {}, file)
+    assert again == config
+    assert again.agent.hidden == (32, 16)
+    assert spec.kwargs == {"sutton_barto_reward": True}
+    # By hand beats the file, the file beats the preset.
+    other, *_ = settle_config({"seed": "10"}, {"algo": {"gamma": "0.9"}}, file)
+    assert other == replace(config, seed=10, algo_options=replace(config.algo_options, gamma=0.9))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("- a list", "no mapping"),
+        ("42", "no mapping"),
+        ("options: 3", "no mapping"),
+        ("algo: ppo\nenv: CartPole-v1\nstps: 3", "did you mean steps"),
+        ("algo: [1\nenv: }", "not YAML"),
+        ("algo: ppo\nenv: CartPole-v1\noptions: {algo: null}", "algo=None is not a mapping"),
+        ("algo: ppo\nenv: CartPole-v1\noptions: {algo: 3}", "algo=3 is not a mapping"),
+        ("algo: ppo\nenv: CartPole-v1\noptions: {algos: {gamma: 1}}", "did you mean algo"),
+        ("algo: ppo\nenv: CartPole-v1\noptions: {1: {gamma: 1}}", "1 is not a group"),
+        ("algo: ppo\nenv: CartPole-v1\noptions: {algo: {1: 1}}", "algo.1 is not an option"),
+        ("algo: a2c\nenv: CartPole-v1\noptions: {algo: {n_epochs: 1}}", "algo.n_epochs is not an option"),
+        ("algo: ppo\nenv: CartPole-v1\nsteps: null", "steps=None is not a whole number"),
+        ("env: CartPole-v1", "no algo is given"),
+        ("algo: ppo", "no env is given"),
+        ("algo: dqn\nenv: CartPole-v1", "'dqn' is not an algorithm"),
+    ],
+)
+def test_config_files_with_mistakes(tmp_path, text, words):
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        settle_config({}, {}, file)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+EVERY_PRESET = [(algo, pattern) for algo, table in PRESETS.items() for pattern in table]
+
+
+class TestPresets:
+    def test_every_algorithm_has_fallbacks(self):
+        assert set(PRESETS) == set(ALGORITHMS)
+        assert all({"discrete", "box"} <= set(table) for table in PRESETS.values())
+
+    @pytest.mark.parametrize(("algo", "pattern"), EVERY_PRESET)
+    def test_every_value_is_of_an_option_and_the_whole_is_valid(self, algo, pattern):
+        preset = PRESETS[algo][pattern]
+        assert set(preset) <= {"run", *GROUPS}
+        assert set(preset["run"]) == {"steps"}
+        kinds = {"algo": ALGORITHMS[algo], **KINDS}
+        filled = {GROUPS[g]: fill(kind(), preset.get(g, {}), g) for g, kind in kinds.items()}
+        RunConfig(algo=algo, env=pattern, steps=preset["run"]["steps"], seed=0, scheme="serial", **filled)
+        for group, values in preset.items():
+            for name, value in values.items() if group != "run" else ():
+                assert getattr(filled[GROUPS[group]], name) == value, "presets hold values as they are, not as text"
+
+    @pytest.mark.parametrize(
+        ("env", "action", "pattern"),
+        [
+            ("CartPole-v1", DISCRETE, "CartPole-*"),
+            ("gymnasium:CartPole-v1", DISCRETE, "CartPole-*"),
+            ("my.package:CartPole-v0", DISCRETE, "CartPole-*"),
+            ("MyCartPole-v1", DISCRETE, "discrete"),
+            ("cartpole-v1", DISCRETE, "discrete"),
+            ("package.module:make", DISCRETE, "discrete"),
+            ("package.module:make", BOX, "box"),
+        ],
+    )
+    @pytest.mark.parametrize("algo", ALGORITHMS)
+    def test_which_one_counts(self, algo, env, action, pattern):
+        assert find_preset(algo, env, action) is PRESETS[algo][pattern]
+
+    @pytest.mark.parametrize("env", ["CartPole-v1", "gymnasium:CartPole-v1"])
+    def test_it_reaches_the_run(self, env):
+        config, spec, info = settle_config({"algo": "ppo", "env": env}, {})
+        assert config.steps == 200_000
+        assert config.algo_options.n_epochs == 20
+        assert config.algo_options.learning_rate == "linear(1e-3, 0)"
+        assert spec.label == config.env == env
+        assert info.action.n == 2
+
+    @pytest.mark.parametrize(("algo", "pattern"), EVERY_PRESET)
+    def test_the_users_value_always_wins(self, algo, pattern):
+        env = {"box": "counting:make", "discrete": "counting:make"}.get(pattern, pattern.replace("*", "v1"))
+        env = env.replace("MountainCar-v1", "MountainCar-v0")
+        kwargs = {"action": "box" if pattern == "box" else "discrete"} if env == "counting:make" else {}
+        preset = PRESETS[algo][pattern]
+        mine = {}
+        for name in preset.get("algo", {}):
+            mine[name] = OTHERS[f"algo.{name}"][1]
+        if algo == "ppo":
+            mine |= {"n_steps": 64, "batch_size": 128}
+        groups = {"algo": mine, "sampler": {"envs": 4, "decorrelate": 0}, "agent": {"normalize_obs": False}}
+        config, *_ = settle_config({"algo": algo, "env": env, "steps": 77}, {**groups, "envs": {"kwargs": kwargs}})
+        assert find_preset(algo, env, BOX if pattern == "box" else DISCRETE) is preset
+        assert config.steps == 77
+        assert config.sampler.envs == 4
+        assert config.sampler.decorrelate == 0
+        assert not config.agent.normalize_obs
+        assert {name: getattr(config.algo_options, name) for name in mine} == mine
+
+    def test_a_users_default_wins_too(self):
+        """Even if what the user sets is what the option would have been without a preset."""
+        config, *_ = settle_config({"algo": "ppo", "env": "CartPole-v1"}, {"algo": {"n_epochs": "4"}})
+        assert config.algo_options.n_epochs == PPOOptions().n_epochs == 4

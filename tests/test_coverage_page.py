@@ -1,0 +1,41 @@
+"""docs/coverage.md is true: every row is there, every test it names exists."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "coverage.md").read_text()
+COUNTS = {"TB": 31, "RL": 40, "MO": 17, "PR": 14, "SP": 8}
+
+
+def rows() -> list[str]:
+    """Ids of all rows, ranges such as TB15–TB17 written out."""
+    found = []
+    for line in PAGE.splitlines():
+        match = re.match(r"\| ([A-Z]{2})(\d+)(?:–[A-Z]{2}(\d+))? ", line)
+        if match:
+            kind, first, last = match[1], int(match[2]), int(match[3] or match[2])
+            found += [f"{kind}{number}" for number in range(first, last + 1)]
+    return found
+
+
+def test_every_row_is_there_once():
+    expected = [f"{kind}{number}" for kind, count in COUNTS.items() for number in range(1, count + 1)]
+    assert rows() == expected
+
+
+@pytest.mark.parametrize("page", ["coverage.md", "algorithms/ppo.md", "algorithms/a2c.md", "schemes/synchronous.md"])
+def test_every_test_that_a_page_names_exists(page):
+    text = (ROOT / "docs" / page).read_text()
+    for path in set(re.findall(r"tests/[\w/]+\.py", text)):
+        assert (ROOT / path).exists(), path
+    for path, name in re.findall(r"(tests/[\w/]+\.py)::(\w+)", text):
+        assert f"def {name}(" in (ROOT / path).read_text() or f"class {name}" in (ROOT / path).read_text(), (path, name)
+
+
+def test_every_module_that_a_page_names_exists():
+    for path in set(re.findall(r"`((?:\w+/)+\w+\.py)`", PAGE)):
+        if not path.startswith(("tests/", "examples/", "bench/")):
+            assert (ROOT / "src" / "remuda" / path).exists(), path

@@ -38,13 +38,14 @@ class CountingEnv(gymnasium.Env[Any, Any]):
         fault: str | None = None,
         at: int = 0,  # the call of step(), counted over the env's life from 1; 0: reset
         once: str | None = None,  # a file: the fault happens only to whoever creates it
+        only: int | None = None,  # the fault happens only to the env with this marker
         raise_step: float = 0.0,
         raise_reset: float = 0.0,
         render_mode: str | None = None,
     ) -> None:
         self.lengths, self.ends, self.reuse_buffer, self.fault, self.at = lengths, ends, reuse_buffer, fault, at
         self.once, self.raise_step, self.raise_reset, self.render_mode = once, raise_step, raise_reset, render_mode
-        self.kind = observation
+        self.kind, self.only = observation, only
         self.observation_space = {
             "box": FLOATS,
             "float64": gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float64),
@@ -109,6 +110,8 @@ class CountingEnv(gymnasium.Env[Any, Any]):
         return np.array(values, np.float32)
 
     def misbehave(self, obs: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> Any:
+        if self.only is not None and self.only != self.marker:
+            return obs, reward, terminated, truncated, info
         if self.once is not None:
             try:
                 os.close(os.open(self.once, os.O_CREAT | os.O_EXCL))

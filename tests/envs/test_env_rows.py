@@ -219,6 +219,18 @@ def test_a_users_own_statistics(workers: int, stats: Any) -> None:
     assert not {"name", "_hidden"} & set(values[0])
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_actions_may_be_overwritten_once_sent(workers: int) -> None:
+    with make_envs(resolve("counting:make"), 2, workers) as envs:
+        envs.reset(1)
+        envs.recv()
+        actions = np.array([1, 2])
+        envs.send(0, actions)
+        actions[:] = 3
+        _, step = envs.recv()
+        assert step.reward.tolist() == [101.25, 101.5]
+
+
 def test_calls_out_of_order_are_refused() -> None:
     with make_envs(resolve("counting:make"), 4, 2, slots=2) as envs:
         with pytest.raises(RuntimeError, match="without a send"):

@@ -58,7 +58,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def pool(num_envs: int = 4, num_workers: int = 2, slots: int = 1, **options: Any) -> PooledEnvs:
-    kwargs = {name: options.pop(name) for name in ("fault", "at", "once", "lengths") if name in options}
+    kwargs = {name: options.pop(name) for name in ("fault", "at", "once", "only", "lengths") if name in options}
     return PooledEnvs(resolve("counting:make", kwargs), num_envs, num_workers, slots, **options)
 
 
@@ -78,6 +78,15 @@ def kill_often(envs: PooledEnvs, index: int, times: int) -> None:
     for _ in range(times):
         os.kill(pids(envs)[index], signal.SIGKILL)
         step_often(envs, 3)
+
+
+def kill_and_wait(pid: int) -> None:
+    process = psutil.Process(pid)
+    os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 2
+    while _is_alive(process):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def pids(envs: PooledEnvs) -> list[int]:
@@ -120,11 +129,7 @@ def test_only_the_envs_of_the_lost_worker_begin_anew_and_with_a_new_seed() -> No
         envs.reset(9)
         step_often(envs, 5)
         envs.recv()
-        os.kill(pids(envs)[1], signal.SIGKILL)
-        deadline = time.monotonic() + 2
-        while psutil.pid_exists(pids(envs)[1]):
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        kill_and_wait(pids(envs)[1])
         envs.send(0, np.zeros(4, np.int64))
         _, step = envs.recv()
         assert step.mask.tolist() == [True, True, False, False]
@@ -147,7 +152,7 @@ def test_what_was_answered_before_the_death_is_kept() -> None:
         while (envs._done != envs._todo).any():
             assert time.monotonic() < deadline
             time.sleep(0.005)
-        os.kill(pids(envs)[0], signal.SIGKILL)
+        kill_and_wait(pids(envs)[0])
         for _ in range(2):
             _, step = envs.recv()
             assert step.terminated.all()
@@ -158,6 +163,40 @@ def test_what_was_answered_before_the_death_is_kept() -> None:
         _, step = envs.recv()
         assert not step.mask.any()
         assert envs.restarts() == 4
+
+
+def test_news_of_a_slot_that_was_done_survive_a_replacement_for_another() -> None:
+    # two slots of two envs, worker 0 has envs 0 and 2, worker 1 has envs 1 and 3; env 0 hangs in its last step
+    hung = {"fault": "sleep", "at": 3, "only": env_seed(1, 0, 0) % 1000}
+    with pool(4, 2, slots=2, lengths=[3], step_timeout=0.4, **hung) as envs:
+        envs.reset(1)
+        step_often(envs, 6)
+        deadline = time.monotonic() + 5
+        while (envs._done[1] != envs._todo[1]).any():  # worker 1 has ended the episodes of both its envs
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        kill_and_wait(pids(envs)[1])
+        slot, step = envs.recv()
+        assert (slot, step.mask.tolist(), step.obs[:, 2].tolist()) == (0, [False, True], [0, 3])
+        assert [episode.env for episode in envs.episodes()] == [1]
+        slot, step = envs.recv()
+        assert (slot, step.mask.tolist(), step.obs[:, 2].tolist()) == (1, [False, True], [0, 3])
+        assert [episode.env for episode in envs.episodes()] == [3]
+
+
+def test_news_of_a_request_that_was_never_done_are_forgotten(tmp_path: Path) -> None:
+    with pool(2, 1, fault="sleep", at=2, once=str(tmp_path / "done"), step_timeout=0.3) as envs:
+        envs.reset(1)
+        step_often(envs, 2)
+        envs.recv()
+        envs.send(0, np.zeros(2, np.int64))
+        # the worker hangs; as if it had died between telling of an end and writing that it was done
+        envs._said[0, 0] = envs._number
+        news = {"slot": 0, "number": envs._number, "episodes": [[0, {"ep_len": 2.0}]], "notices": []}
+        envs._crew.members[0].inbox.append(news)
+        _, step = envs.recv()
+        assert not step.mask.any()
+        assert envs.episodes() == []
 
 
 def test_all_workers_killed_at_once() -> None:
@@ -313,6 +352,9 @@ def start():
     for _ in range(2):
         slot, step = envs.recv()
         envs.send(slot, numpy.zeros(4, numpy.int64))
+    if sys.argv[2] == "fork" and os.fork() == 0:
+        time.sleep(3)  # keeps the parent's end of every link open
+        os._exit(0)
     print(envs._crew._server.pid, *(member.pid for member in envs._crew.members), flush=True)
     time.sleep(60)
 
@@ -325,11 +367,11 @@ else:
 """
 
 
-@pytest.mark.parametrize("thread", ["main", "thread"])
-def test_a_killed_parent_leaves_no_orphan(tmp_path: Path, thread: str) -> None:
+@pytest.mark.parametrize("how", ["main", "thread", "fork"])
+def test_a_killed_parent_leaves_no_orphan(tmp_path: Path, how: str) -> None:
     path = f"{HERE / 'src'}:{HERE / 'tests'}"
     script = subprocess.Popen(
-        [sys.executable, "-c", ORPHANS, str(tmp_path / "done"), thread],
+        [sys.executable, "-c", ORPHANS, str(tmp_path / "done"), how],
         stdout=subprocess.PIPE,
         text=True,
         env={"PYTHONPATH": path},

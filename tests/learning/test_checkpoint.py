@@ -121,18 +121,18 @@ def assert_refused(path: Path, says: str = "is damaged") -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_flipped_bit_is_noticed(tmp_path: Path, pristine: dict[str, bytes], name: str) -> None:
-    """Every bit of the manifest, and one of about a hundred bytes of each other file, with both its ends."""
+    """In every byte of the manifest (its lowest bit turns one digit into another), and in about a hundred bytes of
+    each other file, with both its ends."""
     data, rng = pristine[name], random.Random(0)
     every = range(len(data))
     places = every if name == "manifest.json" else [0, 1, 8, *rng.sample(every, 96), len(data) - 1]
     path = put(tmp_path / "step-12", pristine)
     load(path)
     for place in places:
-        for bit in range(8) if name == "manifest.json" else [rng.randrange(8)]:
-            flipped = bytearray(data)
-            flipped[place] ^= 1 << bit
-            (path / name).write_bytes(flipped)
-            assert_refused(path)
+        flipped = bytearray(data)
+        flipped[place] ^= 1 if name == "manifest.json" else 1 << rng.randrange(8)
+        (path / name).write_bytes(flipped)
+        assert_refused(path)
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -56,7 +56,9 @@ class PolicyAgent(nn.Module):
         super().__init__()
         self.observation, self.action = observation, action
         shape = (observation.n,) if observation.kind == "discrete" else observation.shape
-        self.standardise = Standardise(shape) if normalize_obs and observation.kind == "box" else None
+        self.is_image = observation.dtype == "uint8" and len(shape) == 3
+        wants_statistics = normalize_obs and observation.kind == "box" and not self.is_image
+        self.standardise = Standardise(shape) if wants_statistics else None
         self.policy_net = make_net(shape)
         self.value_net = self.policy_net if shared else make_net(shape)
         width = self.policy_net(torch.zeros(2, *shape)).shape[-1]
@@ -80,7 +82,7 @@ class PolicyAgent(nn.Module):
         """Stored observations [N, ...] as the float32 that nets take."""
         if self.observation.kind == "discrete":
             return F.one_hot(obs, self.observation.n).float()
-        if obs.dtype == torch.uint8 and obs.dim() == 4:  # images
+        if self.is_image:  # scaled by what a pixel can be, not by what was seen
             return obs.float() / 255
         obs = obs.float()
         return obs if self.standardise is None else self.standardise(obs)

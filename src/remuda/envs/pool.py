@@ -189,12 +189,12 @@ class PooledEnvs:
         """Said before it was done, so it is in the inbox or on its way."""
         for index in (self._said[:, slot] == number).nonzero()[0].tolist():
             member = self._crew.members[index]
-            while (message := self._find_news(member, slot, number)) is None:
+            message = self._find_news(member, slot, number)
+            while message is None and member.lost is None:
                 self._crew.listen(LOOK_SECONDS)
                 self._crew.expect(member, self._step_timeout, "while it owed statistics")
-                if member.lost is not None:
-                    break
-            else:
+                message = self._find_news(member, slot, number)
+            if message is not None:
                 self._episodes.extend(Episode(env, values) for env, values in message["episodes"])
                 self._take_notices(message)
 

@@ -29,7 +29,7 @@ def approximate_kl(log_ratio: Tensor) -> Tensor:
 
     http://joschu.net/blog/kl-approx.html
     """
-    return (log_ratio.exp() - 1 - log_ratio).mean()
+    return (log_ratio.expm1() - log_ratio).mean()
 
 
 def standardised(x: Tensor, epsilon: float = 1e-8) -> Tensor:

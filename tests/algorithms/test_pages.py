@@ -1,0 +1,42 @@
+"""The pages of the algorithms say what is true: tests they name exist, files too, and defaults are the defaults."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from remuda.recipes.config import ALGORITHMS
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["ppo", "a2c"]
+
+
+def tables(algo: str) -> list[list[str]]:
+    text = (ROOT / "docs" / "algorithms" / f"{algo}.md").read_text()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:2] == "| "]
+
+
+@pytest.mark.parametrize("algo", PAGES)
+def test_named_tests_and_files_exist(algo: str) -> None:
+    known = set(re.findall(r"^def (test_\w+)", "\n".join(p.read_text() for p in ROOT.glob("tests/**/*.py")), re.M))
+    details = [row for row in tables(algo) if "`test_" in row[-1]]
+    assert len(details) > 10
+    for _, where, tests in details:
+        assert set(re.findall(r"`(test_\w+)`", tests)) <= known
+        for name in re.findall(r"`([\w/]+\.py)`", where):
+            assert (ROOT / "src" / "remuda" / name).is_file(), name
+
+
+def as_written(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    return "1e-5" if value == 1e-5 else str(value)
+
+
+@pytest.mark.parametrize("algo", PAGES)
+def test_every_setting_is_listed_with_its_default(algo: str) -> None:
+    listed = {row[0].strip("`"): row[1].strip("`") for row in tables(algo) if re.fullmatch(r"`[a-z_]+`", row[0])}
+    assert listed == {item.name: as_written(item.default) for item in fields(ALGORITHMS[algo])}

@@ -1,0 +1,471 @@
+"""remuda.train, load, resume and Run, as the README shows them."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import counting
+import gymnasium
+import numpy as np
+import own_nets
+import pytest
+import torch
+import yaml
+from gymnasium.envs.classic_control import CartPoleEnv
+from torch import nn
+
+import remuda
+from remuda.errors import CheckpointError, ConfigError
+from remuda.learning.checkpoint import list_checkpoints, load_newest
+
+README = Path(__file__).parents[2] / "README.md"
+ROWS = 32  # of a round: 8 steps of 4 envs
+SMALL = {
+    "algo": {"n_steps": 8, "batch_size": 16, "n_epochs": 2},
+    "sampler": {"envs": 4},
+    "eval": {"episodes": 0},
+    "log": {"tensorboard": False},
+    "quiet": True,
+}
+
+
+def train(out, env="CartPole-v1", rounds=3, algo="ppo", **settings):
+    options = {**SMALL, "steps": rounds * ROWS * 9 // 10, "out": out}
+    if algo == "a2c":
+        options["algo"] = {"n_steps": 8}
+    return remuda.train(algo, env, **{**options, **settings})
+
+
+def weights(run):
+    return (run.path / "checkpoints/latest/tensors.safetensors").read_bytes()
+
+
+def config_of(run):
+    return yaml.safe_load((run.path / "config.yaml").read_text())
+
+
+def test_the_readme(tmp_path, monkeypatch, capsys):
+    """The snippet itself, with fewer steps."""
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    snippet = next(block for block in blocks if "remuda.train" in block)
+    assert "steps=200_000" in snippet
+    names = {"obs": np.zeros(4, np.float32)}
+    snippet = snippet.replace("steps=200_000", "steps=300").replace("episodes=20", "episodes=3")
+    exec(snippet, names)
+    assert names["run"].result["status"] == "complete"
+    assert names["run"].path.parent == Path("runs")
+    assert names["action"] in (0, 1)
+    assert names["state"] is None
+    assert "'mean_reward'" in capsys.readouterr().out
+
+
+def test_the_readmes_own_network(tmp_path):
+    block = next(b for b in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL) if "class Net" in b)
+    names = {"nn": nn, "math": math}
+    exec(block, names)
+    assert len(block.strip().splitlines()) <= 10
+    train(tmp_path / "run", net=names["Net"], rounds=1)
+
+
+def cart_pole():
+    return gymnasium.make("CartPole-v1")
+
+
+class OwnCartPole(CartPoleEnv):
+    """A class is a callable too."""
+
+
+class TestEnvs:
+    @pytest.mark.parametrize(
+        ("env", "scheme"),
+        [
+            ("counting:make", "serial"),
+            (counting.make, "parallel"),
+            (counting.CountingEnv, "parallel"),
+            (counting.make, "serial"),
+        ],
+    )
+    def test_with_an_import_path_it_is_found_again(self, tmp_path, env, scheme):
+        run = train(tmp_path / "run", env, scheme=scheme)
+        assert run.result["status"] == "complete"
+        assert config_of(run)["env"].startswith("counting:")
+        again = remuda.Run(run.path).evaluate(episodes=2)
+        assert again == run.evaluate(episodes=2)
+
+    @pytest.mark.parametrize(
+        "ways",
+        [
+            ("CartPole-v1", "gymnasium:CartPole-v1"),
+            (cart_pole, lambda: gymnasium.make("CartPole-v1")),
+        ],
+        ids=["by name", "by callable"],
+    )
+    def test_two_ways_to_the_same_run(self, tmp_path, ways):
+        assert len({weights(train(tmp_path / str(index), way)) for index, way in enumerate(ways)}) == 1
+
+    def test_keyword_arguments_reach_it(self, tmp_path):
+        run = train(tmp_path / "run", "counting:make", envs={"kwargs": {"lengths": [7]}})
+        assert run.evaluate(episodes=2)["mean_length"] == 7
+        run = train(tmp_path / "other", counting.make, envs={"kwargs": {"lengths": [6]}})
+        assert remuda.Run(run.path).evaluate(episodes=2)["mean_length"] == 6
+
+    def test_a_class_of_mine(self, tmp_path):
+        run = train(tmp_path / "run", OwnCartPole)
+        assert config_of(run)["env"].endswith(":OwnCartPole")
+        remuda.load(run.path).act(np.zeros(4))
+
+    def test_a_lambda_is_needed_again(self, tmp_path):
+        make = lambda: gymnasium.make("CartPole-v1")  # noqa: E731
+        run = train(tmp_path / "run", make)
+        assert run.evaluate(episodes=1)["episodes"] == 1, "the run that trained still has it"
+        for attempt in (
+            remuda.Run(run.path).evaluate,
+            lambda: remuda.load(run.path),
+            lambda: remuda.resume(run.path),
+        ):
+            with pytest.raises(CheckpointError, match=r"has no name: pass env=\.\.\. again\.$"):
+                attempt()
+        steps = run.result["steps"]
+        more = remuda.resume(run.path, steps=steps + 100, env=make, quiet=True)
+        assert more.result["steps"] >= steps + 100
+        assert remuda.load(run.path, env=make).act(np.zeros(4))[0] in (0, 1)
+
+    def test_a_factory_of_a_class_has_no_path_either(self, tmp_path):
+        run = train(tmp_path / "run", counting.Outer.make)
+        with pytest.raises(CheckpointError, match="pass env="):
+            remuda.load(run.path)
+        remuda.load(run.path, env=counting.Outer.make)
+
+    def test_another_env_than_the_runs_is_refused(self, tmp_path):
+        run = train(tmp_path / "run")
+        with pytest.raises(CheckpointError, match=r"env=CartPole-v1, not counting:make"):
+            remuda.resume(run.path, env=counting.make)
+        assert config_of(run)["env"] == "CartPole-v1"
+        nameless = train(tmp_path / "nameless", lambda: gymnasium.make("CartPole-v1"))
+        with pytest.raises(CheckpointError, match="does not fit the env and net given") as caught:
+            remuda.resume(nameless.path, steps=1000, env=lambda: gymnasium.make("Acrobot-v1"), quiet=True)
+        assert "\n" not in str(caught.value)
+
+
+class OwnNet(nn.Module):
+    """Ten lines."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 16), nn.ReLU())
+
+    def forward(self, obs):
+        return self.body(obs)
+
+
+class TestNets:
+    @pytest.mark.parametrize("scheme", ["serial", "parallel"])
+    def test_as_an_argument_and_by_its_path(self, tmp_path, scheme):
+        given = train(tmp_path / "given", net=own_nets.Net, scheme=scheme)
+        named = train(tmp_path / "named", agent={"net": "own_nets:Net"}, scheme=scheme)
+        assert weights(given) == weights(named)
+        assert config_of(given)["options"]["agent"]["net"] == "own_nets:Net"
+        assert remuda.Run(given.path).agent().policy_net.body[1].out_features == 32
+
+    def test_of_this_module(self, tmp_path):
+        run = train(tmp_path / "run", net=OwnNet)
+        assert isinstance(remuda.load(run.path).agent.value_net, OwnNet)
+        more = remuda.resume(run.path, steps=run.result["steps"] + 10, quiet=True)
+        assert more.result["updates"] > run.result["updates"] - 1
+        assert isinstance(more.agent().policy_net, OwnNet)
+
+    def test_without_a_path_it_is_needed_again(self, tmp_path):
+        make = lambda shape: own_nets.Net(shape)  # noqa: E731
+        run = train(tmp_path / "run", net=make)
+        with pytest.raises(ConfigError, match=r"has no import path: pass net=\.\.\. again\.$"):
+            remuda.load(run.path)
+        assert remuda.load(run.path, net=make).act(np.zeros(4))[0] in (0, 1)
+        with pytest.raises(CheckpointError, match="does not fit the env and net given"):
+            remuda.load(run.path, net=OwnNet)
+
+    def test_that_does_not_fit(self, tmp_path):
+        with pytest.raises(ConfigError, match=r"agent\.net=own_nets:BadNet does not fit .*\(4,\)"):
+            train(tmp_path / "run", net=own_nets.BadNet)
+        assert not (tmp_path / "run").exists()
+
+
+class TestCallbacks:
+    def test_see_every_round(self, tmp_path):
+        seen, also = [], []
+        run = train(tmp_path / "run", rounds=5, callbacks=[lambda round: seen.append(round), also.append])
+        assert [len(seen), len(also)] == [seen[-1].progress.rounds] * 2
+        assert len(seen) == run.result["updates"] / 4  # two epochs of two minibatches
+        assert all(isinstance(round, remuda.Round) for round in seen)
+        assert sum(len(round.episodes) for round in seen) == run.result["episodes"]
+        assert all("train/loss" in round.metrics for round in seen)
+
+    def test_may_stop_the_run_which_can_be_resumed(self, tmp_path):
+        steps = []
+        count = lambda round: steps.append(round.progress.steps)  # noqa: E731
+
+        def stop(round):
+            return round.progress.rounds == 2
+
+        run = train(tmp_path / "run", rounds=50, callbacks=[stop, count])
+        assert len(steps) == 2, "callbacks behind the one that stops see the round too"
+        result = run.result
+        assert result["status"] == "stopped by callback"
+        assert result["steps"] == steps[-1] < 50 * ROWS
+        assert load_newest(run.path / "checkpoints").step == steps[-1]
+        more = remuda.resume(run.path, steps=steps[-1] + 2 * ROWS, quiet=True, callbacks=[count])
+        assert more.result["status"] == "complete"
+        assert steps[2] > steps[1]
+
+    def test_a_false_or_nothing_goes_on(self, tmp_path):
+        run = train(tmp_path / "run", callbacks=[lambda round: None, lambda round: False, lambda round: 0])
+        assert run.result["status"] == "complete"
+
+    def test_an_error_in_one_comes_through_and_frees_the_run(self, tmp_path):
+        def broken(round):
+            raise ZeroDivisionError("mine")
+
+        with pytest.raises(ZeroDivisionError, match="mine"):
+            train(tmp_path / "run", callbacks=[broken], scheme="parallel", checkpoint={"every": 1})
+        assert remuda.resume(tmp_path / "run", quiet=True).result["status"] == "complete", "the lock is gone"
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return remuda.load(train(tmp_path_factory.mktemp("policy") / "run").path)
+
+
+class TestPolicy:
+    def test_one_observation_or_many(self, policy):
+        batch = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+        actions, state = policy.act(batch)
+        assert actions.shape == (5,)
+        assert state is None
+        singles = [policy.act(obs)[0] for obs in batch]
+        assert singles == actions.tolist()
+        assert all(gymnasium.spaces.Discrete(2).contains(action) for action in singles)
+
+    def test_other_arrays_are_fine(self, policy):
+        expected = policy.act(np.array([0.1, 0.2, 0.3, 0.4], np.float32))[0]
+        for obs in ([0.1, 0.2, 0.3, 0.4], torch.tensor([0.1, 0.2, 0.3, 0.4]), np.array([0.1, 0.2, 0.3, 0.4])):
+            assert policy.act(obs)[0] == expected
+
+    def test_best_or_sampled(self, policy):
+        obs = np.zeros((400, 4), np.float32)
+        best, _ = policy.act(obs)
+        assert len(set(best.tolist())) == 1
+        sampled, _ = policy.act(obs, deterministic=False)
+        assert set(sampled.tolist()) == {0, 1}, "an untrained policy is not sure"
+
+    def test_sampling_is_repeatable(self, policy, tmp_path):
+        agent = policy.agent
+        one, two, other = remuda.Policy(agent, seed=3), remuda.Policy(agent, seed=3), remuda.Policy(agent, seed=4)
+        obs = np.zeros((50, 4), np.float32)
+        drawn = [p.act(obs, deterministic=False)[0].tolist() for p in (one, two, other)]
+        assert drawn[0] == drawn[1] != drawn[2]
+
+    @pytest.mark.parametrize("shape", [(3,), (4, 3), (2, 2, 4), (5,), ()])
+    def test_wrong_shapes(self, policy, shape):
+        with pytest.raises(ConfigError, match=re.escape(f"shape {shape} does not fit (4,)")):
+            policy.act(np.zeros(shape))
+
+
+class TestSpaces:
+    def test_discrete_observations_that_do_not_start_at_0(self, tmp_path):
+        run = train(tmp_path / "run", "counting:make", envs={"kwargs": {"observation": "discrete"}})
+        policy = remuda.load(run.path)
+        assert policy.act(5)[0] in range(4)
+        assert policy.act(np.int64(1004))[0] in range(4)
+        batch, _ = policy.act(np.arange(5, 12))
+        assert batch.tolist() == [policy.act(k)[0] for k in range(5, 12)]
+
+    @pytest.mark.parametrize("scheme", ["serial", "parallel"])
+    def test_actions_that_do_not_start_at_0(self, tmp_path, scheme):
+        """CountingEnv refuses an action outside its space, so a finished run means none was."""
+        run = train(tmp_path / "run", "counting:make", scheme=scheme, envs={"kwargs": {"action": "shifted"}})
+        policy = remuda.load(run.path)
+        actions, _ = policy.act(np.zeros((500, 3), np.float32), deterministic=False)
+        assert set(actions.tolist()) == {-1, 0, 1, 2}
+        assert run.evaluate(episodes=2)["episodes"] == 2
+        assert run.result.get("episodes", 0) > 0
+        last = json.loads((run.path / "metrics.jsonl").read_text().splitlines()[-1])
+        assert last["rollout/restarts"] == 0
+
+    @pytest.mark.parametrize("scheme", ["serial", "parallel"])
+    def test_box_actions_stay_inside_their_bounds(self, tmp_path, scheme):
+        kwargs = {"action": "box", "lengths": [4]}
+        run = train(
+            tmp_path / "run",
+            "counting:make",
+            scheme=scheme,
+            envs={"kwargs": kwargs},
+            agent={"log_std_init": 2.0},
+            sampler={"envs": 4, "decorrelate": 0},
+        )
+        last = json.loads((run.path / "metrics.jsonl").read_text().splitlines()[-1])
+        assert last["rollout/restarts"] == 0
+        policy = remuda.load(run.path)
+        actions, _ = policy.act(np.zeros((300, 3), np.float32), deterministic=False)
+        assert actions.shape == (300, 2)
+        assert actions.dtype == np.float32
+        assert [actions.min(), actions.max()] == [-1.0, 1.0], "so wide a policy must meet both bounds"
+        single, _ = policy.act(np.zeros(3, np.float32))
+        assert single.shape == (2,)
+
+    def test_pendulum_as_an_evaluation(self, tmp_path):
+        run = train(tmp_path / "run", "Pendulum-v1", sampler={"envs": 4, "decorrelate": 0})
+        env, policy, rewards = gymnasium.make("Pendulum-v1"), remuda.load(run.path), []
+        obs, _ = env.reset(seed=1)
+        for _ in range(20):
+            action, _ = policy.act(obs, deterministic=False)
+            assert env.action_space.contains(action)
+            obs, reward, *_ = env.step(action)
+            rewards.append(reward)
+        env.close()
+        assert len(set(rewards)) == 20
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("evaluation") / "run"
+    return train(path, rounds=6, eval={"episodes": 11, "seed": 4}, agent={"normalize_obs": True})
+
+
+class TestEvaluation:
+    def test_equals_that_of_the_run(self, run):
+        assert run.result["eval"] == run.evaluate(episodes=11)
+        assert run.result["eval"]["episodes"] == 11
+        assert len(set(run.result["eval"]["returns"])) > 1
+
+    def test_is_repeatable_and_a_prefix_of_longer_ones(self, run):
+        first = run.evaluate(episodes=3)
+        assert first == run.evaluate(episodes=3)
+        assert run.evaluate(episodes=5)["returns"][:3] == first["returns"]
+
+    def test_has_seeds_of_its_own(self, run):
+        assert run.evaluate(episodes=11, seed=4) == run.result["eval"]
+        assert run.evaluate(episodes=11, seed=5)["returns"] != run.result["eval"]["returns"]
+
+    def test_may_sample(self, run):
+        sampled = run.evaluate(episodes=11, deterministic=False)
+        assert sampled == run.evaluate(episodes=11, deterministic=False)
+        assert sampled["returns"] != run.result["eval"]["returns"]
+
+    def test_by_hand(self, run):
+        """An episode of the evaluation, played with Gymnasium alone."""
+        from remuda.core import env_seed
+
+        policy, returns = remuda.load(run.path), []
+        env = gymnasium.make("CartPole-v1")
+        for k in range(3):
+            obs, _ = env.reset(seed=env_seed(4, k))
+            total, over = 0.0, False
+            while not over:
+                obs, reward, terminated, truncated, _ = env.step(policy.act(obs)[0])
+                total, over = total + reward, terminated or truncated
+            returns.append(total)
+        env.close()
+        assert returns == run.result["eval"]["returns"][:3]
+
+    def test_of_no_episode(self, run):
+        with pytest.raises(ConfigError, match="at least 1"):
+            run.evaluate(episodes=0)
+
+    def test_a_run_without_an_end_has_no_result(self, run, tmp_path):
+        (tmp_path / "config.yaml").write_text((run.path / "config.yaml").read_text())
+        with pytest.raises(CheckpointError, match="has no result yet"):
+            _ = remuda.Run(tmp_path).result
+
+
+class TestResume:
+    def test_more_steps(self, tmp_path):
+        run = train(tmp_path / "run")
+        before = run.result
+        assert remuda.resume(run.path, steps=before["steps"] + 3 * ROWS, quiet=True).path == run.path
+        after = run.result
+        assert after["status"] == "complete"
+        assert before["steps"] + 3 * ROWS <= after["steps"] <= before["steps"] + 5 * ROWS
+        assert after["updates"] >= before["updates"] + 3 * 4
+        assert after["episodes"] > before["episodes"]
+        assert config_of(run)["steps"] == before["steps"] + 3 * ROWS
+        lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+        for tag in ("time/total_timesteps", "time/iterations", "train/n_updates"):
+            values = [line[tag] for line in lines]
+            assert values == sorted(set(values)), tag
+        assert lines[-1]["rollout/episodes"] == after["episodes"]
+
+    def test_what_is_complete_stays_so(self, tmp_path):
+        run = train(tmp_path / "run")
+        before, tensors = run.result, weights(run)
+        again = remuda.resume(run.path, quiet=True)
+        assert {k: again.result[k] for k in ("status", "steps", "updates")} == {
+            k: before[k] for k in ("status", "steps", "updates")
+        }
+        assert weights(again) == tensors
+
+    def test_learning_goes_on_with_the_same_optimizer(self, tmp_path):
+        """From the checkpoint that a run left in passing: the same as resuming the run that was stopped there."""
+        stopped = train(tmp_path / "stopped", rounds=6, callbacks=[lambda round: round.progress.rounds == 3])
+        left = stopped.result["updates"]
+        states = []
+        for _ in range(2):
+            import shutil
+
+            copy = tmp_path / f"copy-{len(states)}"
+            shutil.copytree(stopped.path, copy, symlinks=True)
+            run = remuda.resume(copy, quiet=True)
+            states.append(weights(run))
+            assert run.result["updates"] > left
+        assert states[0] == states[1], "two resumes of the same checkpoint are the same run"
+
+    def test_options_that_may_and_may_not_change(self, tmp_path):
+        run = train(tmp_path / "run")
+        remuda.resume(
+            run.path, steps=run.result["steps"] + 1, quiet=True, log={"every": 1}, checkpoint={"keep": "all"}
+        )
+        stored = config_of(run)["options"]
+        assert stored["log"]["every"] == 1
+        assert stored["checkpoint"]["keep"] == "all"
+        with pytest.raises(CheckpointError, match=r"algo\.n_epochs=2, not 3"):
+            remuda.resume(run.path, algo={"n_epochs": 3})
+        with pytest.raises(ConfigError, match="nonsense is not a group"):
+            remuda.resume(run.path, nonsense={"a": 1})
+        with pytest.raises(ConfigError, match="did you mean hidden"):
+            remuda.resume(run.path, agent={"hiden": 1})
+
+    @pytest.mark.parametrize(
+        "same",
+        [
+            {"agent": {"hidden": (64, 64)}},
+            {"agent": {"hidden": "64,64", "shared": "no"}},
+            {"algo": {"n_steps": "8"}},
+        ],
+    )
+    def test_the_same_value_in_other_words(self, tmp_path, same):
+        run = train(tmp_path / "run", rounds=1)
+        assert remuda.resume(run.path, quiet=True, **same).result["status"] == "complete"
+
+
+class TestSettings:
+    def test_scheme_as_a_mapping(self, tmp_path):
+        run = train(tmp_path / "run", scheme={"name": "parallel", "threads": 2})
+        stored = config_of(run)
+        assert stored["scheme"] == "parallel"
+        assert stored["options"]["scheme"]["threads"] == 2
+
+    def test_groups_that_are_no_mappings(self, tmp_path):
+        with pytest.raises(ConfigError, match="eval=5 is not a mapping"):
+            train(tmp_path / "run", eval=5)
+        with pytest.raises(ConfigError, match="did you mean algo"):
+            train(tmp_path / "run", algos={})
+
+    def test_a2c_takes_one_gradient_of_each_rollout(self, tmp_path):
+        rounds = []
+        run = train(tmp_path / "run", algo="a2c", rounds=4, callbacks=[rounds.append])
+        assert run.result["updates"] == len(rounds)
+
+    def test_checkpoints_are_where_a_run_says(self, tmp_path):
+        run = train(tmp_path / "run")
+        assert [path.name for path in list_checkpoints(run.path / "checkpoints")] == [f"step-{run.result['steps']}"]
+        assert isinstance(run.path, Path)

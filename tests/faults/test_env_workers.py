@@ -187,7 +187,7 @@ def test_news_of_a_slot_that_was_done_survive_a_replacement_for_another() -> Non
 def test_news_of_a_request_that_was_never_done_are_forgotten(tmp_path: Path) -> None:
     with pool(2, 1, fault="sleep", at=2, once=str(tmp_path / "done"), step_timeout=0.3) as envs:
         envs.reset(1)
-        step_often(envs, 2)
+        step_often(envs, 1)
         envs.recv()
         envs.send(0, np.zeros(2, np.int64))
         # the worker hangs; as if it had died between telling of an end and writing that it was done
@@ -197,6 +197,8 @@ def test_news_of_a_request_that_was_never_done_are_forgotten(tmp_path: Path) -> 
         _, step = envs.recv()
         assert not step.mask.any()
         assert envs.episodes() == []
+        assert envs._crew.lost() == []  # nobody waited for those news
+        assert envs._crew.members[0].inbox == []
 
 
 def test_all_workers_killed_at_once() -> None:

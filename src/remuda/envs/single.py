@@ -98,13 +98,14 @@ class SingleEnv:
         if type(obs) is not ndarray or obs.dtype is not self._dtype or obs.shape != self._shape:
             obs = self._checked(obs)
         self._obs[...] = obs
-        if self._has_hook:
-            self._stats.step(obs, action, reward, info)
-        if terminated is not False or truncated is not False:
+        if terminated is not False or truncated is not False or self._has_hook:
+            if self._has_hook:
+                self._stats.step(obs, action, reward, info)
             self._end(terminated, truncated, info)
         return reward  # type: ignore[no-any-return]
 
     def _end(self, terminated: Any, truncated: Any, info: Any) -> None:
+        """Report the episode if this was its end."""
         is_terminated, is_truncated = self._flag("terminated", terminated), self._flag("truncated", truncated)
         if not (is_terminated or is_truncated):
             return

@@ -198,6 +198,7 @@ class Journal:
         line |= {name: sum(values) / len(values) for name, values in self._sums.items()}
         line |= {f"limits/{name}": self._interval[name] / seconds for name in ("env", "inference", "update", "wait")}
         line |= {
+            "train/n_updates": float(round.learner.version),  # so far: a count is no mean over rounds
             "rollout/episodes": float(round.progress.episodes),
             "rollout/restarts": float(round.restarts),
             "time/total_timesteps": float(steps),

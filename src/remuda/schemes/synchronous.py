@@ -76,7 +76,7 @@ def learn(learner: Learner, replay: Replay, rollout: Rollout) -> dict[str, float
     learner.finish(rollout)
     # Synchronous: gradients are applied to the parameters they were computed from.
     means = {name: mean(values) for name, values in seen.items()}
-    return {**means, "lag/gradient_to_update": 0.0, "train/n_updates": float(learner.version)}
+    return {**means, "lag/gradient_to_update": 0.0}
 
 
 def mean(values: list[Any]) -> float:

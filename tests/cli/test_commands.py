@@ -1,0 +1,413 @@
+"""Every command as a user types it."""
+
+import fcntl
+import gzip
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import remuda
+from remuda.cli import COMMANDS, main
+from remuda.recipes.config import ALGORITHMS, KINDS
+
+TESTS = Path(__file__).parents[1]
+SMALL = ["--algo.n_steps", "16", "--algo.batch_size", "32", "--algo.n_epochs", "2", "--sampler.envs", "4"]
+QUICK = [*SMALL, "--steps", "300", "--log.tensorboard", "no", "--eval.episodes", "2"]
+
+
+def start(*arguments, cwd, **settings) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": str(TESTS), **settings.pop("env", {})}
+    environment.pop("PYTHONUNBUFFERED", None)
+    command = [sys.executable, "-m", "remuda", *arguments]
+    return subprocess.Popen(command, cwd=cwd, env=environment, **settings)
+
+
+def remuda_process(*arguments, cwd) -> subprocess.CompletedProcess:
+    process = start(*arguments, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+
+def tensors(run: Path) -> bytes:
+    return (run / "checkpoints/latest/tensors.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of a real process, and what it printed."""
+    where = tmp_path_factory.mktemp("trained")
+    done = remuda_process("train", "ppo", "--env", "CartPole-v1", "--seed", "5", *QUICK, cwd=where)
+    assert done.returncode == 0, done.stderr
+    return where / "runs/latest", done
+
+
+@pytest.fixture(scope="module")
+def run(trained):
+    return trained[0].resolve()
+
+
+class TestTrain:
+    def test_plain_lines_where_there_is_no_terminal(self, trained):
+        run, done = trained
+        assert done.stderr == ""
+        assert "\x1b" not in done.stdout
+        assert "\r" not in done.stdout
+        lines = done.stdout.splitlines()
+        progress = [line for line in lines if re.match(r"[\d,]+ of 300 steps \(\d+ %\)", line)]
+        assert len(progress) >= 3
+        assert "steps/s" in progress[-1]
+        assert "(100 %)" in progress[-1]
+        assert any(line.startswith("time: env ") for line in lines)
+        assert re.fullmatch(r"evaluation: mean return [\d.]+ ± [\d.]+ over 2 greedy episodes", lines[-2])
+        path = re.fullmatch(r"complete: [\d,]+ steps, [\d,]+ updates, [\d,]+ steps/s -> (runs/.*)", lines[-1])[1]
+        assert run.parent / Path(path).name == run.resolve()
+        assert Path(path).name.startswith("ppo-CartPole-v1-5-")
+
+    def test_the_run_directory(self, run):
+        expected = {
+            "config.yaml",
+            "meta.json",
+            "metrics.jsonl",
+            "metrics.csv",
+            "checkpoints",
+            "log.txt",
+            "result.json",
+        }
+        assert expected | {"videos"} <= {path.name for path in run.iterdir()}
+        result = json.loads((run / "result.json").read_text())
+        assert result["status"] == "complete"
+        assert result["steps"] >= 300
+
+    def test_quiet(self, tmp_path, capsys):
+        assert main(["train", "ppo", "--env", "CartPole-v1", *QUICK, "--quiet", "--out", str(tmp_path / "run")]) == 0
+        captured = capsys.readouterr()
+        assert len(captured.out.splitlines()) == 2
+        assert captured.out.splitlines()[0].startswith("evaluation: ")
+        assert captured.out.splitlines()[1].startswith("complete: ")
+        assert captured.err == ""
+
+    def test_a_config_repeats_the_run_bit_by_bit(self, run, tmp_path, capsys):
+        arguments = ["train", "--config", str(run / "config.yaml"), "--quiet"]
+        assert main([*arguments, "--out", str(tmp_path / "again")]) == 0
+        assert tensors(tmp_path / "again") == tensors(run)
+        assert (tmp_path / "again/config.yaml").read_text() == (run / "config.yaml").read_text()
+        assert main([*arguments, "--seed", "6", "--out", str(tmp_path / "other")]) == 0
+        assert tensors(tmp_path / "other") != tensors(run)
+        capsys.readouterr()
+
+    def test_options_of_the_algorithm_that_a_config_names(self, run, tmp_path, capsys):
+        """--algo.n_epochs is an option of PPO, which only the file mentions."""
+        arguments = ["train", "--config", str(run / "config.yaml"), "--quiet", "--algo.n_epochs", "1"]
+        assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
+        before, after = (json.loads((path / "result.json").read_text()) for path in (run, tmp_path / "run"))
+        assert after["updates"] < before["updates"]
+        assert main(["train", "--env", "CartPole-v1", "ppo", *QUICK, "--quiet", "--out", str(tmp_path / "last")]) == 0
+        capsys.readouterr()
+
+    def test_resume_with_options_of_the_run(self, run, tmp_path, capsys):
+        import shutil
+
+        copy = tmp_path / "copy"
+        shutil.copytree(run, copy, symlinks=True)
+        arguments = ["train", "ppo", "--resume", str(copy), "--env", "CartPole-v1", "--algo.n_epochs", "2", "--quiet"]
+        assert main([*arguments, "--steps", "500", "--agent.hidden", "64,64", "--eval.episodes", "1"]) == 0
+        result = json.loads((copy / "result.json").read_text())
+        assert result["steps"] >= 500
+        assert result["eval"]["episodes"] == 1
+        capsys.readouterr()
+
+    def test_profile(self, tmp_path, capsys):
+        path = tmp_path / "run"
+        assert main(["train", "ppo", "--env", "CartPole-v1", *QUICK, "--quiet", "--profile", "--out", str(path)]) == 0
+        with gzip.open(path / "profile/trace.json.gz") as file:
+            trace = json.load(file)
+        names = {event.get("name", "") for event in trace["traceEvents"]}
+        assert any("addmm" in name or "linear" in name for name in names)
+        assert "Self CPU" in (path / "profile/top.txt").read_text()
+        capsys.readouterr()
+
+    def test_profile_of_a_run_that_is_over_too_soon(self, tmp_path, capsys):
+        path = tmp_path / "run"
+        arguments = ["train", "ppo", "--env", "CartPole-v1", *QUICK, "--quiet", "--profile", "--out", str(path)]
+        assert main([*arguments, "--steps", "1"]) == 0
+        capsys.readouterr()
+
+
+class TestEval:
+    def test_json(self, run, capsys):
+        assert main(["eval", str(run), "--episodes", "3", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert list(found) == ["mean_reward", "std_reward", "mean_length", "episodes", "returns"]
+        assert found["episodes"] == len(found["returns"]) == 3
+        assert found["mean_reward"] == pytest.approx(sum(found["returns"]) / 3)
+        assert found == remuda.Run(run).evaluate(3)
+
+    def test_a_sentence(self, run, capsys):
+        assert main(["eval", str(run), "--episodes", "2"]) == 0
+        assert re.fullmatch(
+            r"mean return [\d.]+ ± [\d.]+, mean length [\d.]+, over 2 episodes\n", capsys.readouterr().out
+        )
+
+    def test_other_episodes(self, run, capsys):
+        outputs = []
+        for extra in ([], ["--seed", "1"], ["--sample"]):
+            assert main(["eval", str(run), "--episodes", "5", "--json", *extra]) == 0
+            outputs.append(json.loads(capsys.readouterr().out)["returns"])
+        assert len({tuple(returns) for returns in outputs}) == 3
+
+    @pytest.mark.parametrize("command", ["eval", "record"])
+    @pytest.mark.parametrize("episodes", ["0", "-1", "x"])
+    def test_no_episodes(self, run, command, episodes, capsys):
+        assert main([command, str(run), "--episodes", episodes]) == 2
+        assert "episodes" in capsys.readouterr().err
+
+
+class TestPlot:
+    def test_a_picture(self, run, tmp_path, capsys):
+        out = tmp_path / "curve.png"
+        assert main(["plot", str(run), "--out", str(out)]) == 0
+        assert str(out) in capsys.readouterr().out
+        assert picture_size(out)[0] > 300
+
+    def test_by_default_beside_the_run_and_of_any_metric(self, run, capsys):
+        assert main(["plot", str(run), "--metric", "train/loss"]) == 0
+        assert picture_size(run / "curve.png")[1] > 200
+        assert main(["plot", str(run), "--metric", "train/los"]) == 2
+        assert "did you mean train/loss" in capsys.readouterr().err
+
+    def test_a_place_that_cannot_be(self, run, tmp_path, capsys):
+        assert main(["plot", str(run), "--out", str(tmp_path / "no/such/curve.png")]) == 2
+        assert "choose another" in capsys.readouterr().err
+
+
+def picture_size(path: Path) -> tuple[int, int]:
+    import imageio.v3
+
+    height, width = imageio.v3.imread(path).shape[:2]
+    return width, height
+
+
+def frames(path: Path) -> tuple[int, int, int, float]:
+    """Number, width, height and rate, by decoding the whole."""
+    import av
+
+    with av.open(str(path)) as video:
+        stream = video.streams.video[0]
+        count = sum(1 for _ in video.decode(stream))
+        return count, stream.width, stream.height, float(stream.average_rate)
+
+
+class TestRecord:
+    def test_cart_pole(self, run, capsys):
+        pytest.importorskip("pygame")
+        length = remuda.Run(run).evaluate(episodes=1)["mean_length"]
+        assert main(["record", str(run)]) == 0
+        (path,) = (run / "videos").iterdir()
+        steps = json.loads((run / "result.json").read_text())["steps"]
+        assert path.name == f"step-{steps}.mp4"
+        assert capsys.readouterr().out == f"returns {length:.1f} -> {path}\n"
+        assert frames(path) == (length + 1, 600, 400, 50.0)
+
+    def test_odd_pictures_become_even_and_episodes_follow_one_another(self, tmp_path, capsys):
+        run, out = tmp_path / "run", tmp_path / "made/on/demand.mp4"
+        arguments = ["train", "ppo", "--env", "own_things:odd", *QUICK, "--quiet", "--eval.episodes", "0"]
+        assert main([*arguments, "--out", str(run)]) == 0
+        assert main(["record", str(run), "--episodes", "2", "--out", str(out)]) == 0
+        assert frames(out) == (2 * (20 + 1), 46, 32, 20.0)
+        assert "returns 20.0, 20.0 -> " in capsys.readouterr().out
+
+    @pytest.mark.parametrize("name", ["film.xyz", "film", "film.mp4/film.mp4"])
+    def test_names_that_are_no_film(self, run, tmp_path, capsys, name):
+        (tmp_path / "film.mp4").write_text("in the way")
+        assert main(["record", str(run), "--out", str(tmp_path / name)]) == 2
+        error = capsys.readouterr().err
+        assert len(error.splitlines()) == 1
+        assert ".mp4" in error
+        assert [path.name for path in tmp_path.iterdir()] == ["film.mp4"], "nothing is left behind"
+
+
+class TestDoctor:
+    def test_of_this_machine(self, capsys, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        assert main(["doctor"]) == 0
+        out = capsys.readouterr().out
+        for word in ("python", "torch", "gymnasium", "cores", "[atari]", "no problems found"):
+            assert word in out
+        assert main(["doctor", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["problems"] == []
+        assert found["remuda"] == remuda.__version__
+
+    def test_of_an_env(self, capsys):
+        assert main(["doctor", "--env", "CartPole-v1"]) == 0
+        out = capsys.readouterr().out
+        assert "Discrete(2)" in out
+        assert re.search(r"steps per second +[\d,]+", out)
+        assert out.endswith("no problems found\n")
+
+    def test_of_an_env_as_json(self, capsys):
+        arguments = ["doctor", "--env", "counting:make", "--envs.kwargs", '{"lengths": [4]}', "--json"]
+        assert main(arguments) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["label"] == "counting:make"
+        assert found["mean_episode_length"] == 4.0
+        assert found["is_repeatable"] is True
+        assert found["problems"] == []
+
+    @pytest.mark.parametrize(
+        ("env", "words"),
+        [("own_things:text_obs", "Text"), ("own_things:raising", "on strike"), ("own_things:lying_dtype", "float64")],
+    )
+    def test_of_an_env_that_is_ill(self, capsys, env, words):
+        assert main(["doctor", "--env", env]) == 1
+        captured = capsys.readouterr()
+        assert re.search(rf"^problem: .*{words}", captured.out, re.MULTILINE)
+        assert "Traceback" not in captured.out + captured.err
+
+
+class TestTables:
+    @pytest.mark.parametrize(
+        ("command", "words"),
+        [
+            ("algos", ["name", "ppo", "a2c"]),
+            ("schemes", ["name", "serial", "parallel"]),
+            ("envs", ["id", "CartPole-v1"]),
+        ],
+    )
+    def test_they_list(self, command, words, capsys):
+        assert main([command]) == 0
+        out = capsys.readouterr().out
+        assert all(word in out for word in words)
+
+    def test_they_list_what_there_is(self, capsys):
+        from remuda.recipes.train import SCHEMES
+
+        main(["algos"])
+        assert first_column(capsys.readouterr().out) == sorted(ALGORITHMS)
+        main(["schemes"])
+        assert sorted(first_column(capsys.readouterr().out)) == sorted(SCHEMES)
+
+    def test_a_filter(self, capsys):
+        assert main(["envs", "cartpole"]) == 0
+        assert first_column(capsys.readouterr().out) == ["CartPole-v1"]
+        assert main(["envs", "no such env"]) == 0
+        assert first_column(capsys.readouterr().out) == []
+
+
+def first_column(table: str) -> list[str]:
+    return [line.split()[0] for line in table.splitlines()[1:] if line.strip() and not line.startswith(" ")]
+
+
+def help_of(arguments, capsys) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--help"])
+    assert ended.value.code == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+class TestHelp:
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_of_every_command(self, command, capsys):
+        assert help_of([command], capsys).startswith(f"usage: remuda {command}")
+
+    @pytest.mark.parametrize("algo", [*ALGORITHMS, None])
+    def test_of_every_option(self, algo, capsys):
+        text = " ".join(help_of(["train", *([algo] if algo else [])], capsys).split())
+        kinds = [("algo", ALGORITHMS[algo])] if algo else [("algo", kind) for kind in ALGORITHMS.values()]
+        for group, kind in [*kinds, *KINDS.items()]:
+            for item in fields(kind):
+                assert f"--{group}.{item.name} " in text
+                assert " ".join(item.metadata["help"].split()) in text or algo is None
+        if algo == "a2c":
+            assert "--algo.n_epochs" not in text
+            assert "(7e-4)" in text
+
+    def test_without_a_command(self, capsys):
+        for arguments in ([], ["--help"], ["-h"]):
+            assert main(arguments) == 0
+            out = capsys.readouterr().out
+            assert all(f"  {command} " in out for command in COMMANDS)
+
+    def test_version(self, tmp_path):
+        done = remuda_process("--version", cwd=tmp_path)
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"remuda {remuda.__version__}\n", "")
+
+
+@pytest.mark.parametrize("buffered", [True, False], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "ppo", "--help"], ["algos"]], ids=" ".join)
+def test_a_reader_that_goes_away(tmp_path, arguments, buffered):
+    """As in `remuda ... | head -1`, at its worst: nobody reads at all."""
+    environment = {} if buffered else {"PYTHONUNBUFFERED": "1"}
+    process = start(
+        *arguments, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    process.stdout.close()
+    error = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(60) in (0, 1)
+    assert error == ""
+
+
+def test_a_run_outlives_the_reader_of_its_lines(tmp_path):
+    arguments = ["train", "ppo", "--env", "CartPole-v1", *QUICK, "--out", "run"]
+    process = start(*arguments, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()
+    error = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(60) == 0
+    assert error == ""
+    assert json.loads((tmp_path / "run/result.json").read_text())["status"] == "complete"
+
+
+def test_a_live_view_on_a_terminal(tmp_path):
+    """Under a pseudo terminal of 100 columns: a bar that moves, and a terminal that is given back."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    before = termios.tcgetattr(theirs)
+    arguments = ["train", "ppo", "--env", "CartPole-v1", *QUICK, "--steps", "3_000", "--out", "run"]
+    environment = {"TERM": "xterm-256color", "COLUMNS": "", "LINES": ""}
+    process = start(*arguments, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    text = b""
+    try:
+        while chunk := read_from(ours, process, theirs):
+            text += chunk
+        assert process.wait(60) == 0
+        assert termios.tcgetattr(theirs) == before
+    finally:
+        process.kill()
+        process.wait()
+        os.close(theirs)
+        os.close(ours)
+    shown = text.decode()
+    assert "Traceback" not in shown
+    assert "ppo CartPole-v1 serial" in shown
+    percents = [int(value) for value in re.findall(r"(\d+) %  [\d,]+ / 3,000", shown)]
+    assert percents == sorted(percents)
+    assert len(set(percents)) >= 2
+    assert percents[-1] == 100
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1, "the cursor is hidden once, and comes back"
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
+    assert plain.rstrip().splitlines()[-1].startswith("complete: ")
+
+
+def read_from(descriptor, process, theirs) -> bytes:
+    """What comes next, or nothing once the process has ended and all is read."""
+    import select
+
+    for _ in range(600):
+        if select.select([descriptor], [], [], 0.1)[0]:
+            return os.read(descriptor, 65536)
+        if process.poll() is not None:
+            return b""
+    raise AssertionError("silent for a minute")

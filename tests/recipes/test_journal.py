@@ -1,0 +1,381 @@
+"""What a run writes down: every tag, every interval and every count by hand."""
+
+import csv
+import io
+import json
+import math
+import signal
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import remuda
+from remuda.core import Episode, Progress, Round
+from remuda.errors import Interrupted
+from remuda.learning.checkpoint import list_checkpoints, load_newest
+from remuda.logs.rundir import RunDirectory
+from remuda.logs.terminal import Terminal
+from remuda.recipes import journal as module
+from remuda.recipes.api import settle_config
+from remuda.recipes.config import to_dict
+from remuda.recipes.journal import Journal
+from remuda.recipes.signals import StopSignals
+from remuda.sampling.evaluation import Evaluation
+
+# Episodes of 3, 5 and 2 steps with a reset row behind each: 13 rows, 10 of them real, and every round is the same.
+LENGTHS, ROWS, REAL, ENVS = [3, 5, 2], 13, 10, 4
+STEPS = REAL * ENVS  # of a round
+EPOCHS, MINIBATCHES = 2, 4
+
+
+def train(out, rounds=10, algo="ppo", env="counting:make", kwargs=None, **settings):
+    options = {
+        "algo": {"n_steps": ROWS} | ({"n_epochs": EPOCHS, "batch_size": 13} if algo == "ppo" else {}),
+        "sampler": {"envs": ENVS},
+        "envs": {"kwargs": {"lengths": LENGTHS, **(kwargs or {})}},
+        "eval": {"episodes": 0},
+        "log": {"every": 1, "tensorboard": False},
+        "quiet": True,
+    }
+    for group, values in settings.items():
+        options[group] = {**options.get(group, {}), **values} if isinstance(values, dict) else values
+    return remuda.train(algo, env, steps=rounds * STEPS, out=out, **options)
+
+
+def lines(run):
+    return [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """One run with every interval at work."""
+    return train(
+        tmp_path_factory.mktemp("journal") / "run",
+        log={"every": 100, "tensorboard": True, "window": 12},
+        eval={"every": 200, "episodes": 3},
+        checkpoint={"every": 80, "keep": "all"},
+        envs={"kwargs": {"lengths": LENGTHS}, "stats": "counting:Peaks"},
+    )
+
+
+class TestTags:
+    def test_that_must_exist(self, run):
+        statistics = ("mean", "std", "median", "min", "max")
+        expected = {f"rollout/{name}_{kind}" for name in ("ep_rew", "ep_len") for kind in statistics}
+        expected |= {"time/fps", "time/total_timesteps", "time/iterations", "time/time_elapsed"}
+        expected |= {
+            f"train/{name}"
+            for name in (
+                "approx_kl",
+                "clip_fraction",
+                "clip_range",
+                "entropy_loss",
+                "explained_variance",
+                "learning_rate",
+                "loss",
+                "n_updates",
+                "policy_gradient_loss",
+                "value_loss",
+            )
+        }
+        expected |= {"lag/collect_to_gradient", "lag/gradient_to_update", "rollout/episodes", "rollout/restarts"}
+        expected |= {f"limits/{name}" for name in ("env", "inference", "update", "wait")}
+        for line in lines(run):
+            assert expected <= set(line)
+            assert all(isinstance(value, int | float) and math.isfinite(value) for value in line.values()), line
+
+    def test_of_a2c(self, tmp_path):
+        (line,) = lines(train(tmp_path / "run", rounds=1, algo="a2c"))
+        expected = {"entropy_loss", "explained_variance", "learning_rate", "n_updates", "value_loss"}
+        assert {f"train/{name}" for name in expected} <= set(line)
+        assert not any("clip_" in name for name in line)
+
+    def test_lag_tells_how_old_the_data_of_a_gradient_are(self, run, tmp_path):
+        assert {line["lag/collect_to_gradient"] for line in lines(run)} == {(EPOCHS * MINIBATCHES - 1) / 2}
+        a2c = lines(train(tmp_path / "a2c", rounds=2, algo="a2c"))
+        assert {line["lag/collect_to_gradient"] for line in a2c} == {0}
+        assert {line["lag/gradient_to_update"] for line in [*lines(run), *a2c]} == {0}
+
+    def test_shares_of_what_limits_the_run(self, run):
+        for line in lines(run):
+            shares = {name: value for name, value in line.items() if name.startswith("limits/")}
+            assert all(value >= 0 for value in shares.values())
+            assert 0 < sum(shares.values()) <= 1 + 1e-9
+            assert shares["limits/env"] > 0
+            assert shares["limits/update"] > 0
+
+    def test_episode_statistics_by_hand(self, run):
+        """The window holds the last 12 episodes: each length four times."""
+        last, mean = lines(run)[-1], 10 / 3
+        assert last["rollout/ep_len_mean"] == pytest.approx(mean)
+        assert last["rollout/ep_len_std"] == pytest.approx(math.sqrt(sum((n - mean) ** 2 for n in LENGTHS) / 3))
+        assert [last[f"rollout/ep_len_{kind}"] for kind in ("median", "min", "max")] == [3, 2, 5]
+        assert last["rollout/ep_nonzero_rew_mean"] == pytest.approx(mean)
+
+    def test_fields_of_info_and_statistics_of_the_users_own(self, run):
+        last = lines(run)[-1]
+        assert last["rollout/info/half_mean"] == pytest.approx(sum(LENGTHS) / 3 / 2)
+        assert last["rollout/info/odd_mean"] == pytest.approx(2 / 3)
+        assert last["rollout/info/n_min"] == 7
+        assert not [name for name in last if "nan" in name or "info/name" in name or "hidden" in name]
+        assert last["rollout/last_step_max"] == 5
+        assert last["rollout/peak_max"] > 100
+
+
+class TestIntervals:
+    def test_lines_and_evaluations(self, run):
+        """Rounds of 40 steps; a line is due 100 steps after the last one, an evaluation brings a line with it."""
+        found = lines(run)
+        assert [line["time/total_timesteps"] for line in found] == [120, 200, 320, 400]
+        assert [line["time/iterations"] for line in found] == [3, 5, 8, 10]
+        assert [line["rollout/episodes"] for line in found] == [36, 60, 96, 120]
+        assert [line["train/n_updates"] / EPOCHS / MINIBATCHES for line in found] == [3, 5, 8, 10]
+        evaluated = [line["time/total_timesteps"] for line in found if "eval/mean_reward" in line]
+        assert evaluated == [200, 400]
+        assert found[-1]["eval/mean_reward"] == run.result["eval"]["mean_reward"]
+        assert found[-1]["eval/mean_length"] == run.result["eval"]["mean_length"]
+
+    def test_without_a_wish_there_are_about_200_lines(self, make_journal):
+        config, *_ = settle_config({"algo": "ppo", "env": "CartPole-v1", "steps": 20_000}, {})
+        assert make_journal(config)._log_every == 100
+
+    def test_checkpoints(self, run):
+        names = [path.name for path in list_checkpoints(run.path / "checkpoints")]
+        assert names == ["step-80", "step-160", "step-240", "step-320", "step-400"]
+        assert load_newest(run.path / "checkpoints").progress == {
+            "steps": 400,
+            "rounds": 10,
+            "episodes": 120,
+            "checkpoints": 5,
+        }
+
+    @pytest.mark.parametrize(
+        ("keep", "every", "steps"),
+        [("last", 80, [320, 400]), ("2", 80, [160, 320, 400]), ("last", 0, [400]), ("all", 300, [320, 400])],
+    )
+    def test_which_checkpoints_are_kept(self, tmp_path, keep, every, steps):
+        run = train(tmp_path / "run", algo="a2c", checkpoint={"every": every, "keep": keep})
+        found = list_checkpoints(run.path / "checkpoints")
+        assert [int(path.name[5:]) for path in found] == steps
+        assert (run.path / "checkpoints/latest").resolve() == found[-1].resolve()
+
+    def test_no_evaluation_is_one_too(self, tmp_path):
+        run = train(tmp_path / "run", rounds=2)
+        assert run.result["eval"] is None
+        assert not any("eval/" in name for line in lines(run) for name in line)
+
+
+class TestCounts:
+    def test_only_real_steps(self, run, tmp_path):
+        """13 rows of 4 envs are 52; 3 of each 13 are resets."""
+        seen = []
+        train(tmp_path / "run", rounds=3, callbacks=[lambda round: seen.append(round.progress.steps)])
+        assert seen == [40, 80, 120]
+        assert run.result["steps"] == 400
+
+    def test_warm_up_belongs_to_the_steps_but_not_to_the_rates(self, tmp_path):
+        seen = []
+        run = train(
+            tmp_path / "run",
+            rounds=5,
+            sampler={"decorrelate": 20},
+            callbacks=[lambda round: seen.append((round.progress.steps, len(round.episodes)))],
+        )
+        result = run.result
+        assert seen[-1][0] == result["steps"]
+        # How far each env was sent is random; that it is more than one round could make is not.
+        assert seen[0][0] > ROWS * ENVS
+        assert result["episodes"] == sum(count for _, count in seen), "random play is nobody's result"
+        trained = sum(seconds for name, seconds in result["time"].items() if name != "checkpoint")
+        counted = result["steps_per_second"] * trained
+        rounds = len(seen)
+        assert rounds * (ROWS - 4) * ENVS <= counted * 1.02
+        assert counted <= rounds * ROWS * ENVS * 1.02 < result["steps"] * 1.02
+
+    def test_restarts(self, tmp_path):
+        once = str(tmp_path / "once")
+        run = train(tmp_path / "run", rounds=4, kwargs={"fault": "raise", "at": 17, "once": once})
+        counts = [line["rollout/restarts"] for line in lines(run)]
+        assert counts == sorted(counts)
+        assert [counts[0], counts[-1]] == [0, 1]
+
+
+class TestFiles:
+    def test_result(self, run):
+        result = run.result
+        assert {"status", "steps", "updates", "seconds", "steps_per_second", "eval"} <= set(result)
+        assert result["status"] == "complete"
+        assert result["updates"] == 10 * EPOCHS * MINIBATCHES
+        assert set(result["eval"]) == {"mean_reward", "std_reward", "mean_length", "episodes", "returns"}
+        assert result["seconds"] > 0
+        assert result["steps_per_second"] > 0
+        assert {"env", "inference", "update", "evaluation", "checkpoint"} <= set(result["time"])
+
+    def test_the_table_says_the_same(self, run):
+        with (run.path / "metrics.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        assert [float(row["train/loss"]) for row in rows] == [line["train/loss"] for line in lines(run)]
+
+    def test_tensorboard(self, run):
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        board = EventAccumulator(str(run.path / "tb"))
+        board.Reload()
+        scalars = [(event.step, event.value) for event in board.Scalars("rollout/ep_rew_mean")]
+        expected = [(line["time/total_timesteps"], pytest.approx(line["rollout/ep_rew_mean"])) for line in lines(run)]
+        assert scalars == expected
+        assert [event.step for event in board.Scalars("eval/mean_reward")] == [200, 400]
+
+    def test_the_log(self, run):
+        text = (run.path / "log.txt").read_text()
+        assert "wrote step-400" in text
+        assert text.count("evaluation:") == 2
+        assert "time: env" in text
+
+
+# --- alone, with a clock that the test turns ---
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def perf_counter(self):
+        return self.now
+
+
+@pytest.fixture
+def make_journal(tmp_path):
+    made = []
+
+    def make(config, play=None, signals=None):
+        directory = RunDirectory.create(tmp_path / "alone", "alone", to_dict(config))
+        terminal = Terminal(config.steps, "alone", file=io.StringIO())
+        made.append(Journal(directory, config, play, terminal, signals or StopSignals()))
+        return made[-1]
+
+    yield make
+    for journal in made:
+        journal.directory.close()
+
+
+def make_learner():
+    state = {"algorithm": {"w": torch.zeros(1)}}
+    return SimpleNamespace(version=7, algorithm=SimpleNamespace(agent=None), state_dict=lambda: state)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def settle(steps=1_000, **groups):
+    groups.setdefault("log", {"every": 1, "tensorboard": False})
+    return settle_config({"algo": "ppo", "env": "CartPole-v1", "steps": steps}, groups)[0]
+
+
+class TestAlone:
+    def play_round(self, journal, clock, seconds, progress, learner, steps=100, loss=1.0, episodes=()):
+        clock.now += seconds
+        progress.steps, progress.rounds = progress.steps + steps, progress.rounds + 1
+        spent = {"env": seconds / 4, "inference": seconds / 8, "update": seconds / 2}
+        return journal.round(Round(progress, learner, list(episodes), {"train/loss": loss}, spent))
+
+    def test_rates_by_hand(self, tmp_path, clock, make_journal):
+        def play(agent, should_stop):
+            clock.now += 500
+            return Evaluation([1.0, 3.0], [1.0, 3.0])
+
+        groups = {"eval": {"every": 200, "episodes": 2}, "log": {"every": 1, "tensorboard": False}}
+        journal, learner = make_journal(settle(steps=1_100, **groups), play), make_learner()
+        with journal.open():
+            progress = journal.resume(learner)
+            clock.now += 10  # warm-up: 800 steps in 10 seconds
+            progress.steps += 800
+            journal.begin()
+            self.play_round(journal, clock, 2.0, progress, learner)
+            self.play_round(journal, clock, 4.0, progress, learner)  # and an evaluation
+            self.play_round(journal, clock, 1.0, progress, learner)  # the last, with an evaluation
+            result = journal.finish(learner)
+        found = [json.loads(line) for line in (tmp_path / "alone/metrics.jsonl").read_text().splitlines()]
+        assert [line["time/total_timesteps"] for line in found] == [900, 1000, 1100]
+        assert [line["time/fps"] for line in found] == [50, 25, 100], "neither warm-up nor evaluation is in a rate"
+        assert [line["time/time_elapsed"] for line in found] == [12, 516, 1017]
+        assert [line["limits/env"] for line in found] == [0.25, 0.25, 0.25]
+        assert [line["limits/update"] for line in found] == [0.5, 0.5, 0.5]
+        assert [line.get("eval/mean_reward") for line in found] == [None, 2.0, 2.0]
+        assert result["steps"] == 1100
+        assert result["seconds"] == 1017
+        assert result["steps_per_second"] == round(300 / 7, 1)
+        assert result["time"] == {
+            "env": 1.75,
+            "inference": 0.875,
+            "update": 3.5,
+            "other": 0.875,
+            "evaluation": 1000.0,
+            "checkpoint": 0.0,
+        }
+
+    def test_a_line_is_the_mean_over_its_rounds(self, tmp_path, clock, make_journal):
+        journal, learner = make_journal(settle(log={"every": 250, "tensorboard": False})), make_learner()
+        with journal.open():
+            progress = journal.resume(learner)
+            journal.begin()
+            for loss in (1.0, 2.0, 6.0, 10.0, 20.0, 30.0):
+                self.play_round(journal, clock, 1.0, progress, learner, loss=loss)
+        found = [json.loads(line) for line in (tmp_path / "alone/metrics.jsonl").read_text().splitlines()]
+        assert [line["train/loss"] for line in found] == [3.0, 20.0]
+        assert [line["train/n_updates"] for line in found] == [7, 7]
+
+    def test_a_window_of_episodes(self, tmp_path, clock, make_journal):
+        groups = {"log": {"every": 1, "window": 2, "tensorboard": False}}
+        journal, learner = make_journal(settle(**groups)), make_learner()
+        episodes = [Episode(0, {"ep_rew": value}) for value in (100.0, 2.0, 4.0)]
+        with journal.open():
+            progress = journal.resume(learner)
+            journal.begin()
+            self.play_round(journal, clock, 1.0, progress, learner)
+            self.play_round(journal, clock, 1.0, progress, learner, episodes=episodes)
+        first, second = map(json.loads, (tmp_path / "alone/metrics.jsonl").read_text().splitlines())
+        assert "rollout/ep_rew_mean" not in first, "no episode has ended yet, and none is made up"
+        assert second["rollout/ep_rew_mean"] == 3.0
+
+    def test_a_signal_during_an_evaluation(self, tmp_path, clock, make_journal):
+        """The evaluation is left, nothing of it is written, the checkpoint is."""
+        signals = StopSignals()
+
+        def play(agent, should_stop):
+            signals.received = signal.SIGTERM
+            assert should_stop()
+            raise Interrupted("stopped")
+
+        config = settle(eval={"every": 1, "episodes": 2})
+        journal, learner = make_journal(config, play, signals), make_learner()
+        with journal.open():
+            progress = journal.resume(learner)
+            journal.begin()
+            assert self.play_round(journal, clock, 1.0, progress, learner), "the scheme is told to stop"
+            result = journal.finish(learner)
+        assert result["status"] == "stopped by SIGTERM"
+        assert result["eval"] is None
+        assert load_newest(tmp_path / "alone/checkpoints").step == 100
+
+    def test_what_never_began_leaves_no_checkpoint(self, tmp_path, clock, make_journal):
+        signals = StopSignals()
+        signals.received = signal.SIGINT
+        journal, learner = make_journal(settle(), None, signals), make_learner()
+        with journal.open():
+            journal.resume(learner)
+            result = journal.finish(learner)
+        assert result["steps"] == 0
+        assert result["steps_per_second"] == 0
+        assert list_checkpoints(tmp_path / "alone/checkpoints") == []
+
+    def test_progress_is_shared_with_the_scheme(self, make_journal):
+        journal = make_journal(settle())
+        assert journal.resume(make_learner()) is journal.progress
+        assert journal.progress == Progress()
+        journal.terminal.close()

@@ -1,0 +1,305 @@
+"""The synchronous scheme alone, with pieces that only write down what is asked of them."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from remuda.core import Episode, Progress, Recipe, env_seed
+from remuda.data import Batch, Rollout, Steps
+from remuda.errors import Interrupted
+from remuda.schemes.synchronous import Synchronous, learn, mean, torch_threads
+
+REAL = 5  # of the 6 rows of every rollout here
+
+
+class Pieces:
+    """Every piece of a recipe, and the log; each call is a line of `calls`."""
+
+    def __init__(self, start=None, minibatches=2, stop_at=None, warm_up=0, steps=REAL * 3):
+        self.calls, self.closed, self.rounds = [], 0, []
+        self.start = start or Progress()
+        self.minibatches, self.stop_at = minibatches, stop_at
+        self.version = 10 * self.start.rounds
+        self.fail_in, self.error = None, None
+        self.stop_after, self.signal_after = None, None
+        self.threads = []
+        self.recipe = Recipe(
+            seed=3,
+            steps=steps,
+            make_envs=lambda workers: self.did(f"envs {workers}"),
+            make_learner=lambda envs: self.did("learner"),
+            make_replay=lambda rounds: self.did(f"replay {rounds}"),
+            make_sampler=self.make_sampler,
+            num_threads=1,
+            warm_up=warm_up,
+        )
+        self.algorithm = SimpleNamespace(agent="the agent")
+        self.seconds = {"env": 2.0, "inference": 1.0}
+
+    def did(self, call):
+        self.calls.append(call)
+        if self.fail_in is not None and call.startswith(self.fail_in):
+            raise self.error
+        return self
+
+    def make_sampler(self, envs, agent, weights, rounds, should_stop):
+        assert agent == "the agent"
+        assert should_stop == self.should_stop
+        self.weights = weights
+        return self.did(f"sampler {rounds}")
+
+    # envs and sampler
+
+    def close(self):
+        self.closed += 1
+
+    def reset(self, seed, warm_up):
+        self.did(f"reset {seed} {warm_up}")
+        return warm_up
+
+    def collect(self):
+        self.did(f"collect with {self.weights.pull(-1)}")
+        self.threads.append(torch.get_num_threads())
+        self.seconds["env"] += 1.0
+        column = torch.zeros(3, 2)
+        mask = torch.ones(3, 2, dtype=torch.bool)
+        mask[1, 0] = False
+        version = torch.full((3, 2), self.weights.pull(-1))
+        return Rollout(Steps(column, column, column, column, mask, None, version), column[0])
+
+    def episodes(self):
+        return [Episode(0, {"ep_rew": 1.0})]
+
+    def restarts(self):
+        return 4
+
+    # learner
+
+    def set_progress(self, progress):
+        self.did(f"progress {progress:.2f}")
+
+    def prepare(self, rollout):
+        self.did("prepare")
+        return Batch(rollout.steps, metrics={"explained_variance": torch.tensor(0.5)})
+
+    def step(self, batch):
+        self.did("step")
+        stop = self.stop_at is not None and self.calls.count("step") == self.stop_at
+        if not stop:
+            self.version += 1
+        metrics = {"loss": torch.tensor(float(self.version)), "learning_rate": 0.1}
+        return SimpleNamespace(metrics=metrics, priority="a priority", stop=stop)
+
+    def finish(self, rollout):
+        self.did("finish")
+
+    # replay
+
+    def add(self, batch):
+        self.did("add")
+
+    def batches(self):
+        for number in range(self.minibatches):
+            yield Batch(None, key=f"key {number}")
+
+    def feedback(self, key, priority):
+        assert priority == "a priority"
+        self.did(f"feedback {key}")
+
+    # log
+
+    def resume(self, learner):
+        self.did("resume")
+        return self.start
+
+    def begin(self):
+        self.did(f"begin at {self.start.steps}")
+
+    def should_stop(self):
+        return self.signal_after is not None and len(self.rounds) >= self.signal_after
+
+    def round(self, round):
+        self.did("round")
+        self.rounds.append((round.progress.steps, round.progress.rounds, dict(round.seconds), dict(round.metrics)))
+        assert round.restarts == 4
+        return self.stop_after is not None and len(self.rounds) >= self.stop_after
+
+
+ROUND = ["prepare", "add", "step", "feedback key 0", "step", "feedback key 1", "finish", "round"]
+
+
+def test_the_order_of_calls():
+    pieces = Pieces(steps=REAL * 2)
+    assert Synchronous(workers=2).run(pieces.recipe, pieces) is pieces
+    assert pieces.calls == [
+        *("envs 2", "learner", "resume", "replay 0", "sampler 0", "reset 3 0", "begin at 0"),
+        *("collect with 0", "progress 0.00", *ROUND),
+        *("collect with 2", "progress 0.50", *ROUND),
+    ]
+    assert pieces.closed == 1
+
+
+def test_it_ends_with_the_first_round_that_reaches_the_steps():
+    for steps, rounds in ((1, 1), (REAL, 1), (REAL + 1, 2), (REAL * 4, 4)):
+        pieces = Pieces(steps=steps)
+        Synchronous().run(pieces.recipe, pieces)
+        assert [count for count, *_ in pieces.rounds] == [REAL * (n + 1) for n in range(rounds)], "real steps only"
+        assert [number for _, number, *_ in pieces.rounds] == list(range(1, rounds + 1))
+        assert pieces.start.episodes == rounds
+
+
+def test_warm_up_counts_as_steps_before_the_log_begins():
+    pieces = Pieces(warm_up=REAL, steps=REAL * 2)
+    Synchronous().run(pieces.recipe, pieces)
+    assert f"reset 3 {REAL}" in pieces.calls
+    assert f"begin at {REAL}" in pieces.calls
+    assert [count for count, *_ in pieces.rounds] == [REAL * 2]
+
+
+def test_a_resumed_run_starts_elsewhere_and_is_not_warmed_up_again():
+    pieces = Pieces(Progress(steps=100, rounds=7, episodes=9), warm_up=50, steps=100 + REAL)
+    Synchronous().run(pieces.recipe, pieces)
+    assert pieces.calls[3:8] == [
+        "replay 7",
+        "sampler 7",
+        f"reset {env_seed(3, 7)} 0",
+        "begin at 100",
+        "collect with 70",
+    ]
+    assert pieces.rounds[0][:2] == (100 + REAL, 8)
+    assert pieces.start.episodes == 10
+
+
+def test_a_run_that_is_complete_does_nothing():
+    pieces = Pieces(Progress(steps=100, rounds=7), steps=100)
+    Synchronous().run(pieces.recipe, pieces)
+    assert pieces.calls == ["envs 0", "learner", "resume", "replay 7", "sampler 7", "begin at 100"]
+    assert pieces.closed == 1
+
+
+def test_the_log_may_stop_it():
+    pieces = Pieces(steps=1000)
+    pieces.stop_after = 2
+    Synchronous().run(pieces.recipe, pieces)
+    assert len(pieces.rounds) == 2
+    assert pieces.calls[-1] == "round"
+    assert pieces.closed == 1
+
+
+def test_a_signal_stops_it_between_rounds():
+    pieces = Pieces(steps=1000)
+    pieces.signal_after = 2
+    Synchronous().run(pieces.recipe, pieces)
+    assert len(pieces.rounds) == 2
+    pieces = Pieces(steps=1000)
+    pieces.signal_after = 0
+    Synchronous().run(pieces.recipe, pieces)
+    assert pieces.rounds == []
+    assert not [call for call in pieces.calls if call.startswith("collect")]
+
+
+def test_a_signal_during_a_rollout_drops_it():
+    pieces = Pieces(steps=1000)
+    pieces.fail_in, pieces.error = "collect with 4", Interrupted("now")
+    learner = Synchronous().run(pieces.recipe, pieces)
+    assert learner is pieces, "the learner comes back, to be saved"
+    assert pieces.start == Progress(steps=2 * REAL, rounds=2, episodes=2), "counters of the last whole round"
+    assert pieces.calls[-1] == "collect with 4"
+    assert pieces.closed == 1
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["learner", "resume", "replay", "sampler", "reset", "begin", "collect", "prepare", "step", "finish", "round"],
+)
+@pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
+def test_whatever_fails_the_envs_are_closed(place, kind):
+    pieces, threads = Pieces(), torch.get_num_threads()
+    pieces.fail_in, pieces.error = place, kind("here")
+    with pytest.raises(kind, match="here"):
+        Synchronous().run(pieces.recipe, pieces)
+    assert pieces.closed == 1
+    assert torch.get_num_threads() == threads
+
+
+def test_the_seconds_of_each_round_are_its_own():
+    pieces = Pieces(steps=REAL * 2)
+    Synchronous().run(pieces.recipe, pieces)
+    first, second = (seconds for _, _, seconds, _ in pieces.rounds)
+    assert [first["env"], first["inference"]] == [3.0, 1.0]
+    assert [second["env"], second["inference"]] == [1.0, 0.0], "counted anew"
+    assert all(seconds["update"] > 0 for seconds in (first, second))
+
+
+def test_it_learns_with_as_many_threads_as_the_recipe_says():
+    pieces = Pieces(steps=REAL)
+    before = torch.get_num_threads()
+    with torch_threads(2):
+        Synchronous().run(pieces.recipe, pieces)
+        assert pieces.threads == [1]
+        assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == before
+
+
+class TestLearn:
+    def learn(self, **settings):
+        pieces = Pieces(**settings)
+        pieces.weights = SimpleNamespace(pull=lambda have: 0)
+        return pieces, learn(pieces, pieces, pieces.collect())
+
+    def test_means(self):
+        _, metrics = self.learn(minibatches=3)
+        assert metrics == {
+            "train/explained_variance": 0.5,
+            "train/loss": 2.0,  # of 1, 2, 3
+            "train/learning_rate": pytest.approx(0.1),
+            "lag/collect_to_gradient": 1.0,  # of 0, 1, 2
+            "lag/gradient_to_update": 0.0,
+        }
+        assert all(type(value) is float for value in metrics.values())
+
+    def test_one_gradient_of_fresh_data_has_no_lag(self):
+        _, metrics = self.learn(minibatches=1)
+        assert metrics["lag/collect_to_gradient"] == 0.0
+
+    def test_a_stop_leaves_the_rest_of_the_round_but_not_its_end(self):
+        """As target_kl does: the batch that asks for it counts in the metrics, and is not applied."""
+        pieces, metrics = self.learn(minibatches=8, stop_at=3)
+        assert pieces.calls.count("step") == 3
+        assert pieces.version == 2
+        assert pieces.calls[-1] == "finish"
+        assert metrics["train/loss"] == pytest.approx((1 + 2 + 2) / 3)
+        assert metrics["lag/collect_to_gradient"] == 1.0
+
+    def test_nothing_due_is_a_round_too(self):
+        pieces, metrics = self.learn(minibatches=0)
+        assert pieces.calls[-2:] == ["add", "finish"]
+        assert metrics == {"train/explained_variance": 0.5, "lag/gradient_to_update": 0.0}
+
+    def test_a_mean_of_many_is_exact(self):
+        assert mean([torch.tensor(1.0), 2, 3.5, torch.tensor(4, dtype=torch.int64)]) == 2.625
+        assert mean([2**24 + 1, 2**24 + 1]) == 2**24 + 1, "in float32 it would be even"
+
+
+def test_target_kl_ends_a_real_round(tmp_path):
+    """So low a target is passed with the second minibatch at the latest."""
+    import remuda
+
+    updates, counts = [], {}
+    for target in ("none", 1e-9):
+        updates.clear()
+        remuda.train(
+            "ppo",
+            "CartPole-v1",
+            steps=200,
+            out=tmp_path / str(target),
+            quiet=True,
+            algo={"n_steps": 16, "batch_size": 32, "n_epochs": 5, "target_kl": target},
+            eval={"episodes": 0},
+            log={"tensorboard": False},
+            callbacks=[lambda round: updates.append(round.learner.version)],
+        )
+        counts[target] = updates[0]
+    assert counts["none"] == 5 * 4
+    assert 1 <= counts[1e-9] < 4

@@ -98,7 +98,7 @@ class Clockwork(gymnasium.Env):
 
 
 class Corridor(gymnasium.Env):
-    """Walk right to the end of a corridor for 1 point, or step out at once for 0.2: patience pays if gamma is high."""
+    """Walk to the end of a corridor for 1 point, or step out at once for 0.2: patience pays if gamma is high."""
 
     observation_space = spaces.Discrete(6)
     action_space = spaces.Discrete(2)

@@ -32,7 +32,10 @@ def test_every_test_that_a_page_names_exists(page):
     for path in set(re.findall(r"tests/[\w/]+\.py", text)):
         assert (ROOT / path).exists(), path
     for path, name in re.findall(r"(tests/[\w/]+\.py)::(\w+)", text):
-        assert f"def {name}(" in (ROOT / path).read_text() or f"class {name}" in (ROOT / path).read_text(), (path, name)
+        assert f"def {name}(" in (ROOT / path).read_text() or f"class {name}" in (ROOT / path).read_text(), (
+            path,
+            name,
+        )
 
 
 def test_every_module_that_a_page_names_exists():

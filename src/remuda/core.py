@@ -71,12 +71,14 @@ class Envs(Protocol):
     action: Space
     num_envs: int
     num_slots: int
+    should_stop: Callable[[], bool] | None  # asked while receiving; True raises Interrupted
 
     def reset(self, seed: int, warm_up: int = 0) -> int: ...
     def send(self, slot: int, action: NDArray[Any]) -> None: ...
     def recv(self) -> tuple[int, Step]: ...
     def episodes(self) -> list[Episode]: ...  # finished since the last call, in order of env index
     def restarts(self) -> int: ...  # envs rebuilt so far, because they raised or their worker was lost
+    def waited(self) -> float: ...  # seconds in recv so far in which the average worker had nothing to do
     def close(self) -> None: ...
 
 

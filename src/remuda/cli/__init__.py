@@ -63,6 +63,8 @@ def run(arguments: list[str]) -> int:
         return 0
     if arguments[0] not in COMMANDS:
         raise UsageError(f"{arguments[0]!r} is not a command: {nearest(arguments[0], COMMANDS)}")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # the user's own envs and nets, as `python` would find them
     # Imported only now: `remuda --help` must not wait for torch.
     module = importlib.import_module(f"remuda.cli.{COMMANDS[arguments[0]][0]}")
     return int(module.run(arguments[0], arguments[1:]))

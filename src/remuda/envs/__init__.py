@@ -16,17 +16,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from remuda.core import Space
 from remuda.envs.check import EnvReport, examine
 from remuda.envs.episodes import EpisodeStats
 from remuda.envs.local import LocalEnvs
-from remuda.envs.paths import sentence
 from remuda.envs.pool import PooledEnvs
-from remuda.envs.single import FAILURES
-from remuda.envs.spaces import action_space, observation_space
 from remuda.envs.spec import EnvSpec, resolve
 from remuda.envs.worker import refuse_in_worker
-from remuda.errors import ConfigError, EnvSpecError
+from remuda.errors import ConfigError, EnvError, EnvSpecError
 
 __all__ = [
     "EnvInfo",
@@ -79,25 +78,32 @@ def make_envs(
 
 
 def probe(spec: EnvSpec) -> EnvInfo:
-    """Build one env, look at it, reset it once and close it."""
+    """Build one env, look at it, and try a reset and a step: spaces that lie are found before a run begins."""
     env = spec.build()
+    known, metadata = env.spec, env.metadata
+    unused = [env]
+    trial = EnvSpec(
+        spec.name, {}, lambda: unused.pop() if unused else spec.build()
+    )  # closed, and rebuilt if it raises
     try:
-        observation = observation_space(env.observation_space, spec.label)
-        action = action_space(env.action_space, spec.label)
-        try:
-            env.reset(seed=0)
-        except FAILURES as error:
-            raise EnvSpecError(
-                f"{spec.label} raised {sentence(error)} in its first reset(seed=0): repair it, or see remuda doctor."
-            ) from error
-        known, metadata = env.spec, env.metadata
-        return EnvInfo(
-            spec.label,
-            observation,
-            action,
-            None if known is None else known.max_episode_steps,
-            tuple(metadata.get("render_modes", ())),
-            float(metadata.get("render_fps") or 0.0),
-        )
+        with LocalEnvs(trial, 1) as envs:
+            envs.reset(seed=0)
+            slot, _ = envs.recv()
+            action = np.zeros((1, *envs.action.shape), envs.action.dtype)
+            if envs.action.kind == "box":
+                action = np.clip(action, envs.action.low, envs.action.high)
+            envs.send(slot, action)
+            envs.recv()
+            return EnvInfo(
+                spec.label,
+                envs.observation,
+                envs.action,
+                None if known is None else known.max_episode_steps,
+                tuple(metadata.get("render_modes", ())),
+                float(metadata.get("render_fps") or 0.0),
+            )
+    except EnvError as error:
+        raise EnvSpecError(str(error)) from error
     finally:
-        env.close()
+        for left in unused:
+            left.close()

@@ -144,6 +144,10 @@ class LocalEnvs:
         finished, self._episodes = self._episodes, []
         return finished
 
+    def waited(self) -> float:
+        """Nothing here waits for anybody."""
+        return 0.0
+
     def restarts(self) -> int:
         return self._restarts_before + int(self._restarts.sum())
 

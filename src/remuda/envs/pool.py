@@ -13,6 +13,7 @@ the same seed and actions give what LocalEnvs gives, bit by bit, as long as no w
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
@@ -31,7 +32,7 @@ from remuda.envs.local import check_action, envs_per_slot, report
 from remuda.envs.paths import describe
 from remuda.envs.spaces import space_from_wire
 from remuda.envs.spec import EnvSpec
-from remuda.errors import ConfigError
+from remuda.errors import ConfigError, Interrupted
 
 
 class PooledEnvs:
@@ -78,6 +79,7 @@ class PooledEnvs:
         self._episodes: list[Episode] = []
         self._restarts_before = 0
         self._notices = 0
+        self._waited = 0.0
         self._memory: SharedArrays | None = None
         self._crew = Crew(orders, build_timeout, max_worker_restarts)
         try:
@@ -94,9 +96,11 @@ class PooledEnvs:
     def _allocate(self, num_workers: int, per_slot: int) -> None:
         talk = ((num_workers, self.num_slots), "int64")
         layout = rows_layout(self.observation, self.action, self.num_envs)
-        memory = SharedArrays({**layout, "todo": talk, "done": talk, "said": talk})
+        busy = ((num_workers, self.num_slots), "float64")
+        memory = SharedArrays({**layout, "todo": talk, "done": talk, "said": talk, "busy": busy})
         self._memory = memory
         self._todo, self._done, self._said = memory["todo"], memory["done"], memory["said"]
+        self._busy = memory["busy"]  # seconds that each worker stepped for its last answer
         self._restarts = memory["restarts"]
         slices = [slice(slot * per_slot, (slot + 1) * per_slot) for slot in range(self.num_slots)]
         self._steps = [Step(*(memory[name][own] for name in Step._fields)) for own in slices]
@@ -163,8 +167,13 @@ class PooledEnvs:
     def recv(self) -> tuple[int, Step]:
         if not self._sent:
             raise RuntimeError("recv() without a send() or reset() before it.")
+        if self.should_stop is not None and self.should_stop():
+            raise Interrupted("asked to stop between two steps of the envs")
         slot, number = self._sent[0]
+        start = time.perf_counter()
         self._wait(slot, number)
+        busy = self._busy[:, slot].tolist()
+        self._waited += max(0.0, time.perf_counter() - start - sum(busy) / len(busy))
         self._sent.popleft()
         self._is_owed[slot] = False
         if number and (self._said[:, slot] == number).any():
@@ -230,6 +239,10 @@ class PooledEnvs:
     def episodes(self) -> list[Episode]:
         finished, self._episodes = self._episodes, []
         return finished
+
+    def waited(self) -> float:
+        """Seconds in recv beyond what the average worker stepped: hand-over, and waiting for the slowest."""
+        return self._waited
 
     def restarts(self) -> int:
         return self._restarts_before + int(self._restarts.sum())

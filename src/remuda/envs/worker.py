@@ -18,6 +18,7 @@ import resource
 import select
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -139,6 +140,7 @@ class _Service:
         self._restarts = memory["restarts"]
         self._actions = [memory["action"][first:last] for first, last in self._blocks]
         self._todo, self._done, self._said = (memory[name][self._index] for name in ("todo", "done", "said"))
+        self._busy = memory["busy"][self._index]
         self._all_done = memory["done"]
         if order["seed"] is not None:  # in place of a lost worker
             self._seed_libraries(order["seed"])
@@ -167,7 +169,9 @@ class _Service:
             return False
         number, slot = min(asked)
         lane = self._lanes[slot]
+        start = time.perf_counter()
         lane.step(self._actions[slot])
+        self._busy[slot] = time.perf_counter() - start
         rows = lane.rows
         if rows.episodes or rows.notices:
             episodes = [(episode.env, episode.values) for episode in rows.episodes]

@@ -197,7 +197,7 @@ class RunDirectory:
             ) from None
 
     def point_latest(self) -> None:
-        """runs/latest is this run from now on; only there, because beside an --out of the user's own choice it would be litter."""
+        """runs/latest is this run from now on; beside an --out of the user's own choice it would be litter."""
         latest = self.path.parent / "latest"
         if self.path.parent.name != RUNS or (latest.exists() and not latest.is_symlink()):
             return

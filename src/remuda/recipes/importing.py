@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import os
-import sys
 from typing import Any
 
 from remuda.errors import ConfigError, nearest
 
 
 def import_object(path: str, option: str) -> Any:
-    """What `package.module:Name` names; the working directory is searched too, as `python` would."""
+    """What `package.module:Name` names."""
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise ConfigError(f"{option}={path!r} is not known: use mlp, or your own as package.module:Name.")
-    here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

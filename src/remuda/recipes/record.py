@@ -11,6 +11,7 @@ from remuda.core import env_seed
 from remuda.errors import ConfigError, EnvSpecError
 from remuda.learning.checkpoint import load_newest
 from remuda.recipes.api import Policy, Run
+from remuda.schemes.synchronous import torch_threads
 
 DEFAULT_FPS = 30
 MAX_FRAMES = 20_000  # an episode that never ends must not fill the disk
@@ -34,7 +35,7 @@ def record(
     target = out or path / "videos" / f"step-{step}.mp4"
     env = spec.build(render_mode="rgb_array")
     try:
-        with Film(target, info.fps) as film:
+        with Film(target, info.fps) as film, torch_threads(config.scheme_options.threads):
             first = config.eval.seed if seed is None else seed
             returns = [_play(env, policy, env_seed(first, k), film) for k in range(episodes)]
     finally:
@@ -46,6 +47,11 @@ class Film:
     """Even-sized H.264 frames that every player shows."""
 
     def __init__(self, target: Path, fps: float | None) -> None:
+        mistake = ConfigError(
+            f"out={target} cannot be filmed into: give a name that ends in .mp4, in a place of yours."
+        )
+        if target.suffix != ".mp4":
+            raise mistake
         try:
             import av  # noqa: F401  (what imageio's pyav plugin needs)
             import imageio.v3
@@ -55,9 +61,7 @@ class Film:
             target.parent.mkdir(parents=True, exist_ok=True)
             self._file = imageio.v3.imopen(target, "w", plugin="pyav")
         except OSError as error:  # imageio's words for it are of no use to anybody
-            raise ConfigError(
-                f"out={target} cannot be filmed into: give a name that ends in .mp4, in a place of yours."
-            ) from error
+            raise mistake from error
         self._file.init_video_stream("libx264", fps=round(fps or DEFAULT_FPS), pixel_format="yuv420p")
 
     def add(self, frame: Any) -> None:

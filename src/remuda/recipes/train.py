@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from remuda.recipes.signals import StopSignals
 from remuda.replay import Fresh
 from remuda.sampling.evaluation import Evaluation, evaluate
 from remuda.sampling.sampler import EnvSampler
-from remuda.schemes.synchronous import Synchronous
+from remuda.schemes.synchronous import Synchronous, torch_threads
 
 SCHEMES: dict[str, Callable[[RunConfig], Scheme]] = {
     "serial": lambda config: Synchronous(workers=0),
@@ -209,7 +210,6 @@ def play_episodes(
     count = min(episodes, MAX_EVAL_ENVS)
     seeds = [[env_seed(config.eval.seed, k) for k in range(i, episodes, count)] for i in range(count)]
     envs = make_envs(spec, count, num_workers=0, gamma=config.algo_options.gamma, seeds=seeds)
-    try:
+    # With more threads than it needs, a small net was 80 times slower on a busy machine of two cores.
+    with closing(envs), torch_threads(config.scheme_options.threads):
         return evaluate(envs, agent, episodes, explore=explore, seed=config.eval.seed, should_stop=should_stop)
-    finally:
-        envs.close()

@@ -42,15 +42,33 @@ def late(**kwargs):
 
 
 class Slow(Late):
-    """Takes its time over every step."""
+    """Takes its time over every step; with `only_seed` only the env that is reset with it."""
 
-    def __init__(self, seconds=0.02):
+    def __init__(self, seconds=0.02, only_seed=None):
         super().__init__()
-        self.seconds = seconds
+        self.seconds, self.only_seed, self.seed = seconds, only_seed, None
+
+    def reset(self, *, seed=None, options=None):
+        self.seed = self.seed if seed is None else seed
+        return super().reset(seed=seed)
 
     def step(self, action):
-        time.sleep(self.seconds)
+        if self.only_seed in (None, self.seed):
+            time.sleep(self.seconds)
         return super().step(action)
+
+
+def slow_later(seconds):
+    """Quick for its first step, so that a probe finds nothing wrong."""
+    env = Slow(0.0)
+    quick = env.step
+
+    def step(action):
+        env.seconds = seconds if env.time >= 3 else 0.0
+        return quick(action)
+
+    env.step = step
+    return env
 
 
 def slow(**kwargs):

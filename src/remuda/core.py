@@ -171,7 +171,7 @@ class Recipe:
     make_envs: Callable[[int], Envs]  # workers (0: in this process) -> Envs
     make_learner: Callable[[Envs], Learner]
     make_replay: Callable[[int], Replay]  # rounds done so far -> Replay
-    make_sampler: Callable[..., Any]  # (envs, agent, weights, rounds done, should_stop) -> Sampler
+    make_sampler: Callable[..., Any]  # (envs, agent, weights, rounds done) -> Sampler
     num_threads: int = 1  # of torch, in the process that learns
     warm_up: int = 0  # random steps per env before the first rollout, at most
 

@@ -108,6 +108,42 @@ def test_a_signal_during_a_long_rollout_does_not_wait_for_its_end(tmp_path):
     assert json.loads((path / "result.json").read_text())["steps"] == 0
 
 
+def test_a_signal_while_a_worker_hangs_does_not_wait_for_its_time_limit(tmp_path):
+    path = tmp_path / "run"
+    arguments = ["--envs.kwargs", '{"seconds": 1000}', "--scheme", "parallel", "--envs.step_timeout", "900"]
+    process = start(path, *arguments, env="own_things:slow_later")
+    wait_for(lambda: has_begun(path))
+    members = family(process)
+    time.sleep(1.0)
+    asked = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    assert time.monotonic() - asked < 10
+    assert process.returncode == 128 + signal.SIGTERM, err
+    wait_for(lambda: all_gone(members), 2)
+
+
+def has_begun(path: Path) -> bool:
+    """Workers are up and the first rollout is under way: the log has its first line."""
+    return (path / "log.txt").exists() and "begins" in (path / "log.txt").read_text()
+
+
+def test_a_killed_worker_is_replaced_told_and_counted(tmp_path):
+    path = tmp_path / "run"
+    process = start(path, "--scheme", "parallel", "--log.every", "256")
+    wait_for(lambda: has_trained(path))
+    workers = [p for p in family(process)[1:] if not p.children()]
+    workers[0].kill()
+    lines = len((path / "metrics.jsonl").read_text().splitlines())
+    wait_for(lambda: len((path / "metrics.jsonl").read_text().splitlines()) > lines + 3)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=30)
+    last = json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["rollout/restarts"] == 4, "half of the eight envs lived in that worker"
+    assert "warning: " in out
+    assert "warning: " in (path / "log.txt").read_text()
+
+
 @pytest.mark.parametrize("scheme", ["serial", "parallel"])
 def test_two_signals_stop_at_once(tmp_path, scheme):
     path = tmp_path / "run"

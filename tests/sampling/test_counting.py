@@ -183,21 +183,39 @@ def test_warm_up_spreads_the_envs_over_their_episodes_and_counts_its_steps():
     envs.close()
 
 
-def test_a_stop_is_heard_between_two_steps():
-    sampler, envs, _ = make_sampler(0, 1, num_steps=50)
-    heard = []
-    sampler.should_stop = lambda: heard.append(1) or len(heard) > 5
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stop_is_heard_between_two_steps(workers):
+    sampler, envs, _ = make_sampler(workers, 1, num_steps=50)
     sampler.reset(SEED)
+    answers = iter([False] * 5)
+    envs.should_stop = lambda: next(answers, True)
     with pytest.raises(Interrupted):
         sampler.collect()
-    assert len(heard) == 6
     envs.close()
 
 
-def test_where_the_time_goes_is_counted():
-    sampler, envs, _ = make_sampler(0, 1, num_steps=50)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_where_the_time_goes_is_counted(workers):
+    sampler, envs, _ = make_sampler(workers, 1, num_steps=50)
     sampler.reset(SEED)
     sampler.collect()
-    assert sampler.seconds["env"] > 0
-    assert sampler.seconds["inference"] > 0
+    seconds = sampler.take_seconds()
+    assert seconds["env"] > 0
+    assert seconds["inference"] > 0
+    assert (seconds["wait"] > 0) == (workers > 0)
+    assert set(sampler.take_seconds().values()) == {0.0}, "told once"
+    envs.close()
+
+
+def test_waiting_for_one_slow_env_is_not_stepping():
+    """One of two workers sleeps: half of the wait is the average worker's stepping, half is waiting for the slow one."""
+    spec = resolve("own_things:slow", {"seconds": 0.02, "only_seed": env_seed(SEED, 0, 0)})
+    envs = make_envs(spec, 2, num_workers=2)
+    sampler = EnvSampler(envs, CountingAgent(), LocalWeights(), 10, seed=SEED)
+    sampler.reset(SEED)
+    sampler.take_seconds()
+    sampler.collect()
+    seconds = sampler.take_seconds()
+    assert seconds["env"] > 0.09  # 10 sleeps of 20 ms in one of two workers
+    assert seconds["wait"] > 0.09
     envs.close()

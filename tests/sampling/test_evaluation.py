@@ -57,6 +57,7 @@ def test_the_number_of_envs_changes_nothing(num_envs):
 def test_a_stop_is_heard():
     spec = resolve("counting:make")
     envs = make_envs(spec, 1, seeds=[[1, 2, 3]])
+    envs.should_stop = lambda: True
     with pytest.raises(Interrupted):
-        evaluate(envs, CountingAgent(), 3, should_stop=lambda: True)
+        evaluate(envs, CountingAgent(), 3)
     envs.close()

@@ -43,9 +43,8 @@ class Pieces:
             raise self.error
         return self
 
-    def make_sampler(self, envs, agent, weights, rounds, should_stop):
+    def make_sampler(self, envs, agent, weights, rounds):
         assert agent == "the agent"
-        assert should_stop == self.should_stop
         self.weights = weights
         return self.did(f"sampler {rounds}")
 
@@ -67,6 +66,10 @@ class Pieces:
         mask[1, 0] = False
         version = torch.full((3, 2), self.weights.pull(-1))
         return Rollout(Steps(column, column, column, column, mask, None, version), column[0])
+
+    def take_seconds(self):
+        seconds, self.seconds = self.seconds, dict.fromkeys(self.seconds, 0.0)
+        return seconds
 
     def episodes(self):
         return [Episode(0, {"ep_rew": 1.0})]

@@ -7,6 +7,7 @@ with Journal(...).open() as journal:
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,6 +41,17 @@ def must_fit(path: Path) -> Iterator[None]:
         raise CheckpointError(
             f"{path} does not fit the env and net given: use those that the run was made with."
         ) from error
+
+
+class Notices(logging.Handler):
+    """Warnings of the package, such as replaced workers, become lines of the run."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._say(f"warning: {record.getMessage()}")
 
 
 class Journal:
@@ -77,6 +89,9 @@ class Journal:
         options, self.resume_from = self.config.log, resume_from
         with ExitStack() as stack:
             stack.callback(self.terminal.close)
+            notices = Notices(self.say)
+            logging.getLogger("remuda").addHandler(notices)
+            stack.callback(logging.getLogger("remuda").removeHandler, notices)
             files = stack.enter_context(closing(MetricsFile(self.directory.path)))
             self._writers = [files]
             if resume_from is not None:
@@ -111,6 +126,7 @@ class Journal:
 
     def begin(self) -> None:
         """Warm-up is over: rates and intervals count from here."""
+        self.directory.log(f"training begins at {self.progress.steps:,} steps")
         steps = self._first_steps = self._line_steps = self.progress.steps
         self._mark = time.perf_counter()
         self._next_line = steps + self._log_every

@@ -112,8 +112,8 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
         rate = parse_schedule(options.learning_rate, "algo.learning_rate")
         return Learner(make_algorithm(config, info, make_net), optimizer, rate, options.max_grad_norm or None)
 
-    def make_sampler(envs: Envs, agent: Any, weights: Any, first_round: int, should_stop: Any) -> EnvSampler:
-        return EnvSampler(envs, agent, weights, options.n_steps, seed, first_round * options.n_steps, should_stop)
+    def make_sampler(envs: Envs, agent: Any, weights: Any, rounds: int) -> EnvSampler:
+        return EnvSampler(envs, agent, weights, options.n_steps, seed, first_row=rounds * options.n_steps)
 
     return Recipe(
         seed=seed,
@@ -139,7 +139,7 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
 def make_algorithm(config: RunConfig, info: EnvInfo, make_net: NetFactory) -> Algorithm:
     """Networks are drawn from the run's seed, without touching the caller's generator."""
     options, envs = config.algo_options, config.sampler.envs
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch_threads(config.scheme_options.threads):
         torch.manual_seed(config.seed)
         agent = make_agent(config.agent, info, make_net)
     common: dict[str, Any] = {
@@ -210,6 +210,7 @@ def play_episodes(
     count = min(episodes, MAX_EVAL_ENVS)
     seeds = [[env_seed(config.eval.seed, k) for k in range(i, episodes, count)] for i in range(count)]
     envs = make_envs(spec, count, num_workers=0, gamma=config.algo_options.gamma, seeds=seeds)
+    envs.should_stop = should_stop
     # With more threads than it needs, a small net was 80 times slower on a busy machine of two cores.
     with closing(envs), torch_threads(config.scheme_options.threads):
-        return evaluate(envs, agent, episodes, explore=explore, seed=config.eval.seed, should_stop=should_stop)
+        return evaluate(envs, agent, episodes, explore=explore, seed=config.eval.seed)

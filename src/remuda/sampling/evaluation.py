@@ -6,7 +6,7 @@ how many envs play side by side, and short episodes are not favoured over long o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from remuda.core import Agent, Envs
-from remuda.errors import Interrupted
 from remuda.sampling.noise import Noise
 from remuda.sampling.sampler import ToEnv, torch_dtype
 
@@ -46,7 +45,6 @@ def evaluate(
     *,
     explore: bool = False,
     seed: int = 0,
-    should_stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
     """Play until every env has used up its list of seeds: env i plays episodes i, i + B, i + 2B, ..."""
     played: list[list[Any]] = [[] for _ in range(envs.num_envs)]
@@ -59,8 +57,6 @@ def evaluate(
     done = row = 0
     with torch.inference_mode(), in_eval_mode(agent):
         while done < episodes:
-            if should_stop():
-                raise Interrupted("stopped during evaluation")
             slot, step = envs.recv()
             for episode in envs.episodes():
                 played[episode.env].append(episode.values)

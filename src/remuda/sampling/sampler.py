@@ -11,7 +11,6 @@ while the other steps) are the same loop over different `Envs`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from torch import Tensor
 
 from remuda.core import Agent, Envs, Space, Weights
 from remuda.data import Rollout, Steps, map_tree
-from remuda.errors import Interrupted
 from remuda.sampling.noise import Noise
 
 TORCH_DTYPES = {"float32": torch.float32, "int64": torch.int64, "uint8": torch.uint8, "bool": torch.bool}
@@ -53,12 +51,12 @@ class EnvSampler:
         num_steps: int,
         seed: int,
         first_row: int = 0,
-        should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.envs, self.agent, self.weights, self.num_steps = envs, agent, weights, num_steps
-        self.seed, self.row, self.should_stop = seed, first_row, should_stop
+        self.seed, self.row = seed, first_row
         self.version = -1
-        self.seconds = {"env": 0.0, "inference": 0.0}
+        self._seconds = {"env": 0.0, "inference": 0.0}
+        self._waited = 0.0
         self._to_env = ToEnv(envs.action)
         B, width = envs.num_envs, envs.num_envs // envs.num_slots
         self._columns = [slice(slot * width, (slot + 1) * width) for slot in range(envs.num_slots)]
@@ -92,6 +90,7 @@ class EnvSampler:
         for _ in self._columns:
             slot, step = self.envs.recv()
             self._obs_array[self._columns[slot]] = step.obs
+        self._waited = self.envs.waited()
         return taken
 
     def collect(self) -> Rollout:
@@ -100,8 +99,6 @@ class EnvSampler:
         noise = self._noise.rows(self.row, self.num_steps)
         with torch.inference_mode():
             for t in range(self.num_steps):
-                if self.should_stop():
-                    raise Interrupted("stopped between two steps of a rollout")
                 for slot in range(len(self._columns)):
                     if t > 0:
                         self._receive(t - 1)
@@ -113,6 +110,13 @@ class EnvSampler:
         self.row += self.num_steps
         return Rollout(self._steps, self._obs, self._last_value)
 
+    def take_seconds(self) -> dict[str, float]:
+        """Where the time went since the last call: envs stepping, waiting for them, inference."""
+        waited, seconds = self.envs.waited() - self._waited, self._seconds
+        self._waited += waited
+        self._seconds = dict.fromkeys(seconds, 0.0)
+        return {**seconds, "env": seconds["env"] - waited, "wait": waited}
+
     def _act(self, t: int, slot: int, noise: Tensor) -> None:
         start = time.perf_counter()
         columns = self._columns[slot]
@@ -122,7 +126,7 @@ class EnvSampler:
         self._steps.action[t, columns] = action
         self._steps.policy[t, columns] = said
         self.envs.send(slot, self._to_env(self._arrays.action[t, columns]))
-        self.seconds["inference"] += time.perf_counter() - start
+        self._seconds["inference"] += time.perf_counter() - start
 
     def _receive(self, t: int) -> None:
         """The answer of the slot that was sent to first, into the row it belongs to."""
@@ -133,7 +137,7 @@ class EnvSampler:
         arrays.discount[t, columns] = ~step.terminated
         arrays.mask[t, columns] = step.mask
         self._obs_array[columns] = step.obs
-        self.seconds["env"] += time.perf_counter() - start
+        self._seconds["env"] += time.perf_counter() - start
 
 
 def torch_dtype(space: Space) -> torch.dtype:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,32 +30,32 @@ class Synchronous:
 
     def run(self, recipe: Recipe, log: Log) -> Learner:
         with torch_threads(recipe.num_threads), closing(recipe.make_envs(self.workers)) as envs:
+            envs.should_stop = log.should_stop
             learner = recipe.make_learner(envs)
             progress = log.resume(learner)
             weights = LocalWeights(learner.version)
             replay = recipe.make_replay(progress.rounds)
-            sampler = recipe.make_sampler(envs, learner.algorithm.agent, weights, progress.rounds, log.should_stop)
-            seed = recipe.seed if progress.rounds == 0 else env_seed(recipe.seed, progress.rounds)
-            if progress.steps < recipe.steps:
-                progress.steps += sampler.reset(seed, recipe.warm_up if progress.rounds == 0 else 0)
-            log.begin()
-            while progress.steps < recipe.steps and not log.should_stop():
-                try:
+            sampler = recipe.make_sampler(envs, learner.algorithm.agent, weights, progress.rounds)
+            # A signal drops the half-filled rollout; counters stand where the last round left them.
+            with suppress(Interrupted):
+                if progress.steps < recipe.steps:
+                    is_new = progress.rounds == 0
+                    seed = recipe.seed if is_new else env_seed(recipe.seed, progress.rounds)
+                    progress.steps += sampler.reset(seed, recipe.warm_up if is_new else 0)
+                log.begin()
+                while progress.steps < recipe.steps and not log.should_stop():
                     rollout = sampler.collect()
-                except Interrupted:
-                    break  # the half-filled rollout is dropped; counters stand where the last round left them
-                start = time.perf_counter()
-                learner.set_progress(progress.steps / recipe.steps)
-                metrics = learn(learner, replay, rollout)
-                weights.publish(learner.version)
-                progress.steps += int(rollout.steps.mask.sum())
-                progress.rounds += 1
-                seconds = {**sampler.seconds, "update": time.perf_counter() - start}
-                sampler.seconds = dict.fromkeys(sampler.seconds, 0.0)
-                episodes = envs.episodes()
-                progress.episodes += len(episodes)
-                if log.round(Round(progress, learner, episodes, metrics, seconds, envs.restarts())):
-                    break
+                    start = time.perf_counter()
+                    learner.set_progress(progress.steps / recipe.steps)
+                    metrics = learn(learner, replay, rollout)
+                    weights.publish(learner.version)
+                    progress.steps += int(rollout.steps.mask.sum())
+                    progress.rounds += 1
+                    seconds = {**sampler.take_seconds(), "update": time.perf_counter() - start}
+                    episodes = envs.episodes()
+                    progress.episodes += len(episodes)
+                    if log.round(Round(progress, learner, episodes, metrics, seconds, envs.restarts())):
+                        break
             return learner
 
 

@@ -211,9 +211,10 @@ def page(results: dict, peers: dict, overlaps: dict) -> str:
     lines = [
         "# Results",
         "",
-        "Written by `python bench/learning.py report` from the runs of `python bench/learning.py run`; the numbers are",
-        "also in [results.json](results.json). Every run uses the default preset of its algorithm and env. The return is",
-        f"the mean over {EPISODES} greedy episodes of the final weights, with seeds fixed beforehand (`eval.seed`).",
+        "Written by `python bench/learning.py report` from the runs of `python bench/learning.py run`; the numbers",
+        "are also in [results.json](results.json). Runs use the default preset of their algorithm and env, but for",
+        f"what the command sets. The return is the mean over {EPISODES} greedy episodes of the final weights, with",
+        "seeds fixed beforehand (`eval.seed`).",
         "Times are of a shared machine with two cores and say little.",
         "",
         "| algorithm | env | steps | goal | return by seed | mean |",

@@ -1,15 +1,11 @@
 """Every command as a user types it."""
 
-import fcntl
 import gzip
 import json
 import os
-import pty
 import re
-import struct
 import subprocess
 import sys
-import termios
 from dataclasses import fields
 from pathlib import Path
 
@@ -355,71 +351,3 @@ class TestHelp:
     def test_version(self, tmp_path):
         done = remuda_process("--version", cwd=tmp_path)
         assert (done.returncode, done.stdout, done.stderr) == (0, f"remuda {remuda.__version__}\n", "")
-
-
-@pytest.mark.parametrize("buffered", [True, False], ids=["buffered", "unbuffered"])
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "ppo", "--help"], ["algos"]], ids=" ".join)
-def test_a_reader_that_goes_away(tmp_path, arguments, buffered):
-    """As in `remuda ... | head -1`, at its worst: nobody reads at all."""
-    environment = {} if buffered else {"PYTHONUNBUFFERED": "1"}
-    process = start(
-        *arguments, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
-    process.stdout.close()
-    error = process.stderr.read()
-    process.stderr.close()
-    assert process.wait(60) in (0, 1)
-    assert error == ""
-
-
-def test_a_run_outlives_the_reader_of_its_lines(tmp_path, monkeypatch, capsys):
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w") as nobody_reads:
-        monkeypatch.setattr(sys, "stdout", nobody_reads)
-        assert main(["train", "ppo", "--env", "CartPole-v1", *QUICK, "--out", str(tmp_path / "run")]) == 0
-    assert json.loads((tmp_path / "run/result.json").read_text())["status"] == "complete"
-    assert capsys.readouterr().err == ""
-
-
-def test_a_live_view_on_a_terminal(tmp_path):
-    """Under a pseudo terminal of 100 columns: a bar that moves, and a terminal that is given back."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-    before = termios.tcgetattr(theirs)
-    arguments = ["train", "ppo", "--env", "CartPole-v1", *QUICK, "--steps", "3_000", "--out", "run"]
-    environment = {"TERM": "xterm-256color", "COLUMNS": "", "LINES": ""}
-    process = start(*arguments, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
-    text = b""
-    try:
-        while chunk := read_from(ours, process, theirs):
-            text += chunk
-        assert process.wait(60) == 0
-        assert termios.tcgetattr(theirs) == before
-    finally:
-        process.kill()
-        process.wait()
-        os.close(theirs)
-        os.close(ours)
-    shown = text.decode()
-    assert "Traceback" not in shown
-    assert "ppo CartPole-v1 serial" in shown
-    percents = [int(value) for value in re.findall(r"(\d+) %  [\d,]+ / 3,000", shown)]
-    assert percents == sorted(percents)
-    assert len(set(percents)) >= 2
-    assert percents[-1] == 100
-    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1, "the cursor is hidden once, and comes back"
-    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
-    assert plain.rstrip().splitlines()[-1].startswith("complete: ")
-
-
-def read_from(descriptor, process, theirs) -> bytes:
-    """What comes next, or nothing once the process has ended and all is read."""
-    import select
-
-    for _ in range(600):
-        if select.select([descriptor], [], [], 0.1)[0]:
-            return os.read(descriptor, 65536)
-        if process.poll() is not None:
-            return b""
-    raise AssertionError("silent for a minute")

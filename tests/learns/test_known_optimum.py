@@ -1,4 +1,4 @@
-"""Learning where the answer is known: identity envs, Box actions with truncation only, values under both kinds of end."""
+"""Learning where the answer is known: identity envs, Box actions, values at both kinds of end."""
 
 import numpy as np
 import pytest

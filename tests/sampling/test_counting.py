@@ -208,7 +208,7 @@ def test_where_the_time_goes_is_counted(workers):
 
 
 def test_waiting_for_one_slow_env_is_not_stepping():
-    """One of two workers sleeps: half of the wait is the average worker's stepping, half is waiting for the slow one."""
+    """One of two workers sleeps: half of the time is the average worker's stepping, half waiting for the slow one."""
     spec = resolve("own_things:slow", {"seconds": 0.02, "only_seed": env_seed(SEED, 0, 0)})
     envs = make_envs(spec, 2, num_workers=2)
     sampler = EnvSampler(envs, CountingAgent(), LocalWeights(), 10, seed=SEED)

@@ -1,7 +1,7 @@
 """The directory of a run: what it was, what it did, what came out.
 
     with RunDirectory.create(None, "ppo-CartPole-v1-1", config) as run:      # runs/ppo-CartPole-v1-1-20260131-120000
-        run.point_latest()                                                   # it begins; until then `discard` undoes it
+        run.point_latest()                                                   # begins; until then `discard` undoes it
         run.log("training starts")
         ...                                                                  # run.checkpoints, run.videos, run.tb
         run.write_result({"status": "done", "steps": 200_000})

@@ -223,6 +223,9 @@ class ConstantEnvs:
     def send(self, slot: int, action: np.ndarray) -> None:
         self.sent.append(action.copy())
 
+    def waited(self):
+        return 0.0
+
     def recv(self) -> tuple[int, Step]:
         no = np.zeros(4, dtype=bool)
         return 0, Step(self.obs, np.zeros(4, dtype=np.float32), no, no, ~no)

@@ -169,7 +169,7 @@ class Recipe:
     seed: int
     steps: int  # real env steps after which the run is done
     make_envs: Callable[[int], Envs]  # workers (0: in this process) -> Envs
-    make_learner: Callable[[Envs], Learner]
+    make_learner: Callable[[], Learner]
     make_replay: Callable[[int], Replay]  # rounds done so far -> Replay
     make_sampler: Callable[..., Any]  # (envs, agent, weights, rounds done) -> Sampler
     num_threads: int = 1  # of torch, in the process that learns

@@ -8,9 +8,9 @@ import yaml
 
 from remuda.core import Space
 from remuda.errors import ConfigError
-from remuda.recipes.api import settle_config
 from remuda.recipes.config import ALGORITHMS, GROUPS, KINDS, CheckpointOptions, PPOOptions, RunConfig, to_dict
 from remuda.recipes.presets import PRESETS, find_preset
+from remuda.recipes.settings import settle_config
 from remuda.recipes.values import coerce, fill
 
 EVERY_KIND = [("algo", kind) for kind in ALGORITHMS.values()] + list(KINDS.items())

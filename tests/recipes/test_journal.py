@@ -17,9 +17,9 @@ from remuda.learning.checkpoint import list_checkpoints, load_newest
 from remuda.logs.rundir import RunDirectory
 from remuda.logs.terminal import Terminal
 from remuda.recipes import journal as module
-from remuda.recipes.api import settle_config
 from remuda.recipes.config import to_dict
 from remuda.recipes.journal import Journal
+from remuda.recipes.settings import settle_config
 from remuda.recipes.signals import StopSignals
 from remuda.sampling.evaluation import Evaluation
 

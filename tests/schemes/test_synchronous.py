@@ -28,7 +28,7 @@ class Pieces:
             seed=3,
             steps=steps,
             make_envs=lambda workers: self.did(f"envs {workers}"),
-            make_learner=lambda envs: self.did("learner"),
+            make_learner=lambda: self.did("learner"),
             make_replay=lambda rounds: self.did(f"replay {rounds}"),
             make_sampler=self.make_sampler,
             num_threads=1,

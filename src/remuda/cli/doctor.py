@@ -15,6 +15,7 @@ from typing import Any
 
 from remuda.cli.options import Parser
 from remuda.logs.terminal import number
+from remuda.recipes.machine import usable_cores
 from remuda.recipes.values import coerce
 
 EXTRAS = {  # extra: (package it brings, what for)
@@ -66,8 +67,7 @@ def examine_machine() -> tuple[dict[str, str], list[str]]:
     report = {"python": platform.python_version(), "system": platform.platform()}
     for package in ("remuda", "torch", "gymnasium", "numpy"):
         report[package] = importlib.metadata.version(package)
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    report["cores"] = f"{usable} usable of {os.cpu_count()}"
+    report["cores"] = f"{usable_cores()} usable of {os.cpu_count()}"
     memory = Path("/proc/meminfo")
     if memory.exists():
         lines = dict(line.split(":", 1) for line in memory.read_text().splitlines())

@@ -48,7 +48,7 @@ def run(command: str, argv: Sequence[str]) -> int:
     found = make_parser(algo).parse(argv)
 
     # Only now, so that --help and mistyped options answer at once.
-    from remuda.recipes.api import resume_config, settle_config
+    from remuda.recipes.settings import resume_config, settle_config
     from remuda.recipes.train import train
 
     settings = {name: getattr(found, name) for name in ("algo", "env", "steps", "seed", "scheme")}

@@ -1,4 +1,4 @@
-"""What users call: `remuda.train`, `remuda.load`, and configurations settled from presets, files and overrides.
+"""What users call: `remuda.train`, `remuda.resume`, `remuda.load`, and the `Run` and `Policy` that they return.
 
 run = remuda.train("ppo", env="CartPole-v1", steps=200_000, algo={"learning_rate": 1e-3})
 run.evaluate(episodes=20)["mean_reward"]
@@ -16,133 +16,16 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 
 from remuda.agents import NetFactory, PolicyAgent
-from remuda.envs import EnvInfo, EnvSpec, probe, resolve
-from remuda.envs.paths import describe
-from remuda.errors import CheckpointError, ConfigError, EnvSpecError, nearest
+from remuda.errors import CheckpointError, ConfigError
 from remuda.learning.checkpoint import load_newest
 from remuda.logs.rundir import RunDirectory
-from remuda.recipes.config import ALGORITHMS, GROUPS, KINDS, AlgoOptions, RunConfig
 from remuda.recipes.journal import Callback, must_fit
-from remuda.recipes.presets import find_preset
+from remuda.recipes.settings import Setup, callable_name, resume_config, settle_config
 from remuda.recipes.train import find_net, make_algorithm, play_episodes
 from remuda.recipes.train import train as run_training
-from remuda.recipes.values import coerce, fill
 from remuda.sampling.sampler import ToEnv, torch_dtype
-
-Groups = Mapping[str, Mapping[str, Any]]
-Setup = tuple[RunConfig, EnvSpec, EnvInfo]
-MAY_CHANGE = ("eval", "checkpoint", "log")  # groups that a resumed run may set anew
-
-
-def settle_config(
-    settings: Mapping[str, Any],
-    groups: Groups,
-    file: Path | None = None,
-    env: Callable[..., Any] | None = None,
-) -> Setup:
-    """A whole configuration: option defaults, under the env's preset, under a file, under what was set by hand."""
-    from_file = read_config_file(file) if file is not None else {}
-    file_groups: Groups = from_file.pop("options", {})
-    values = {"seed": 0, "scheme": "serial", **from_file, **settings}
-    for name in ("algo", "env"):
-        if not values.get(name) and not (name == "env" and env is not None):
-            remedy = "remuda train ppo --env CartPole-v1"
-            raise ConfigError(f"no {name} is given: name one, as in {remedy}.")
-    algo = str(values["algo"])
-    if algo not in ALGORITHMS:
-        raise ConfigError(f"{algo!r} is not an algorithm: {nearest(algo, ALGORITHMS)}")
-    check_groups(file_groups)
-    check_groups(groups)
-    wanted = {group: {**file_groups.get(group, {}), **groups.get(group, {})} for group in GROUPS}
-    kwargs = coerce(wanted["envs"].get("kwargs", {}), "dict[str, Any]", "envs.kwargs")
-    spec = resolve(env if env is not None else str(values["env"]), kwargs)
-    info = probe(spec)
-    preset = find_preset(algo, spec.label, info.action)
-    defaults = {"algo": ALGORITHMS[algo](), **{g: kind() for g, kind in KINDS.items()}}
-    filled = {
-        attribute: fill(defaults[group], {**preset.get(group, {}), **wanted[group]}, group)
-        for group, attribute in GROUPS.items()
-    }
-    steps = values.get("steps", preset["run"]["steps"])
-    config = RunConfig(
-        algo=algo,
-        env=spec.label if env is None else callable_name(env, spec.label),
-        steps=coerce(steps, "int", "steps"),
-        seed=coerce(values["seed"], "int", "seed"),
-        scheme=str(values["scheme"]),
-        **filled,
-    )
-    return config, spec, info
-
-
-def check_groups(groups: Groups) -> None:
-    for group, values in groups.items():
-        if group not in GROUPS:
-            raise ConfigError(f"{group} is not a group of options: {nearest(str(group), GROUPS)}")
-        if not isinstance(values, Mapping):
-            raise ConfigError(f"{group}={values!r} is not a mapping: give its options by name.")
-
-
-def callable_name(thing: Callable[..., Any], label: str) -> str:
-    """How config.yaml names an env or net: by its import path, or in <> if it has none and must be given again."""
-    try:
-        found = describe(thing)
-    except EnvSpecError:
-        return f"<{label}>"
-    return f"{found['module']}:{found['name']}" if "module" in found and "." not in found["name"] else f"<{label}>"
-
-
-def read_config_file(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {path} cannot be read ({error}): give a YAML file.") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--config {path} is not YAML ({str(error).splitlines()[0]}): mend that line.") from None
-    known = {"algo", "env", "steps", "seed", "scheme", "options"}
-    if not isinstance(content, dict) or not isinstance(content.get("options", {}), dict):
-        raise ConfigError(f"--config {path} holds no mapping of settings: start from a run's config.yaml.")
-    for name in content:
-        if name not in known:
-            raise ConfigError(f"--config {path}: {name!r} is not a setting: {nearest(str(name), known)}")
-    return content
-
-
-def resume_config(
-    path: Path, settings: Mapping[str, Any], groups: Groups, env: Callable[..., Any] | None = None
-) -> Setup:
-    """The configuration of an existing run; only how far it goes and how it is watched may change."""
-    stored = RunDirectory.open(path).read_config()
-    made_with = str(stored.get("env"))
-    if env is not None:
-        given = made_with if made_with.startswith("<") else callable_name(env, resolve(env).label)
-        settings = {**settings, "env": given}
-    elif made_with.startswith("<"):
-        raise CheckpointError(f"run {path} was made with {made_with}, which has no name: pass env=... again.")
-    for name, value in settings.items():
-        if name != "steps" and str(value) != str(stored.get(name)):
-            raise CheckpointError(
-                f"run {path} was made with {name}={stored.get(name)}, not {value}: "
-                "leave the option out to resume it, or start a new run with --out."
-            )
-    options: Groups = stored.pop("options", {})
-    check_groups(options)
-    check_groups(groups)
-    kinds: dict[str, type[Any]] = {"algo": ALGORITHMS.get(str(stored.get("algo")), AlgoOptions), **KINDS}
-    for group, values in groups.items():
-        before = fill(kinds[group](), options.get(group, {}), group)
-        after = fill(before, values, group)
-        for name in values if group not in MAY_CHANGE else ():
-            if getattr(after, name) != getattr(before, name):
-                raise CheckpointError(
-                    f"run {path} was made with {group}.{name}={getattr(before, name)}, not {getattr(after, name)}: "
-                    f"a resumed run may change only --steps and {', '.join(MAY_CHANGE)} options."
-                )
-    merged = {group: {**options.get(group, {}), **groups.get(group, {})} for group in GROUPS}
-    return settle_config({**stored, **settings}, merged, env=env)
 
 
 class Policy:
@@ -185,7 +68,7 @@ class Run:
         self, path: str | Path, env: Callable[..., Any] | None = None, net: NetFactory | None = None
     ) -> None:
         self.path = Path(path)
-        self._directory = RunDirectory.open(self.path)
+        RunDirectory.open(self.path)  # refuses what is no run
         self._env, self._net = env, net
 
     @property
@@ -214,10 +97,10 @@ class Run:
         """Play whole episodes; the same seed gives the same episodes."""
         if episodes < 1:
             raise ConfigError(f"episodes={episodes} is too small: play at least 1.")
-        config, spec, info = self.setup()
+        config, spec, _ = self.setup()
         if seed is not None:
             config = replace(config, eval=replace(config.eval, seed=seed))
-        found = play_episodes(config, spec, info, episodes, self.agent(), explore=not deterministic)
+        found = play_episodes(config, spec, episodes, self.agent(), explore=not deterministic)
         return found.summary()
 
 

@@ -81,7 +81,7 @@ class Journal:
         self._checkpoints = 0
         self._latest: dict[str, float] = {}
         self._started = time.perf_counter()
-        self.begin()
+        self._count_from_here()
 
     @contextmanager
     def open(self, resume_from: checkpoint.Checkpoint | None = None) -> Iterator[Self]:
@@ -127,6 +127,9 @@ class Journal:
     def begin(self) -> None:
         """Warm-up is over: rates and intervals count from here."""
         self.directory.log(f"training begins at {self.progress.steps:,} steps")
+        self._count_from_here()
+
+    def _count_from_here(self) -> None:
         steps = self._first_steps = self._line_steps = self.progress.steps
         self._mark = time.perf_counter()
         self._next_line = steps + self._log_every

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
@@ -30,6 +29,7 @@ from remuda.nets import MLP
 from remuda.recipes.config import AgentOptions, PPOOptions, RunConfig, to_dict
 from remuda.recipes.importing import import_object
 from remuda.recipes.journal import Callback, Journal
+from remuda.recipes.machine import usable_cores
 from remuda.recipes.profile import profiled
 from remuda.recipes.signals import StopSignals
 from remuda.replay import Fresh
@@ -65,13 +65,13 @@ def train(
         raise ConfigError(f"scheme={config.scheme!r} is not known: {nearest(config.scheme, SCHEMES)}")
     recipe = make_recipe(config, spec, info, net)
     scheme = SCHEMES[config.scheme](config)
-    # Everything that the user may have got wrong is known by now: only then does a directory appear.
+    found: Checkpoint | None = load_newest(Path(out) / "checkpoints") if resume and out is not None else None
+    # Most of what the user may have got wrong is known by now: only then does a directory appear, or change.
     name = f"{config.algo}-{config.env}-{config.seed}"
     with RunDirectory.create(out, name, to_dict(config), resume=resume) as directory, StopSignals() as signals:
-        found: Checkpoint | None = load_newest(directory.checkpoints) if resume else None
         title, done = f"{config.algo} {config.env} {config.scheme}", found.step if found is not None else 0
         terminal = Terminal(config.steps, title, start_steps=done, file=sink(quiet))
-        play = partial(play_episodes, config, spec, info, config.eval.episodes)
+        play = partial(play_episodes, config, spec, config.eval.episodes)
         journal = Journal(directory, config, play, terminal, signals)
         try:
             with journal.open(found), profiled(directory.path / "profile" if profile else None) as count_round:
@@ -105,7 +105,7 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
     make_net = net or find_net(config.agent)
     make_algorithm(config, info, make_net)  # a net that does not fit shows itself before anything is started
 
-    def make_learner(envs: Envs) -> Learner:
+    def make_learner() -> Learner:
         optimizer = OptimizerOptions(
             options.optimizer, options.optimizer_eps, options.weight_decay, options.rms_alpha, options.momentum
         )
@@ -194,13 +194,12 @@ def num_workers(config: RunConfig) -> int:
             f"sampler.workers={asked} is more than the {per_slot} envs of a slot: "
             f"use at most {per_slot} workers or more envs."
         )
-    return asked or min(len(os.sched_getaffinity(0)), per_slot)
+    return asked or min(usable_cores(), per_slot)
 
 
 def play_episodes(
     config: RunConfig,
     spec: EnvSpec,
-    info: EnvInfo,
     episodes: int,
     agent: Any,
     should_stop: Callable[[], bool] = lambda: False,

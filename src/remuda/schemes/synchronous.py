@@ -31,7 +31,7 @@ class Synchronous:
     def run(self, recipe: Recipe, log: Log) -> Learner:
         with torch_threads(recipe.num_threads), closing(recipe.make_envs(self.workers)) as envs:
             envs.should_stop = log.should_stop
-            learner = recipe.make_learner(envs)
+            learner = recipe.make_learner()
             progress = log.resume(learner)
             weights = LocalWeights(learner.version)
             replay = recipe.make_replay(progress.rounds)

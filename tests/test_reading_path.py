@@ -8,6 +8,14 @@ from remuda.algorithms.ppo import PPO
 from remuda.cli import main
 
 SOURCE = Path(remuda.__file__).parent
+PATH = [
+    "cli/__init__.py",
+    "cli/train.py",
+    "recipes/train.py",
+    "schemes/synchronous.py",
+    "learning/learner.py",
+    "algorithms/ppo.py",
+]
 MAX_FILES, MAX_LINES, MAX_PPO = 6, 1000, 150
 
 
@@ -32,14 +40,7 @@ def test_six_files_and_a_thousand_lines_from_the_command_to_the_loss(tmp_path, m
     )
     path = stacks[0]
     names = [str(file.relative_to(SOURCE)) for file in reversed(path)]
-    assert names == [
-        "cli/__init__.py",
-        "cli/train.py",
-        "recipes/train.py",
-        "schemes/synchronous.py",
-        "learning/learner.py",
-        "algorithms/ppo.py",
-    ]
+    assert names == PATH
     assert len(path) <= MAX_FILES
     assert sum(len(file.read_text().splitlines()) for file in path) <= MAX_LINES
     assert len(path[0].read_text().splitlines()) <= MAX_PPO
@@ -49,11 +50,4 @@ def test_the_architecture_page_names_the_same_files():
     page = (SOURCE.parent.parent / "docs" / "architecture.md").read_text()
     section = page.split("## From the command to the loss")[1].split("## ")[0]
     rows = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
-    assert rows == [
-        "cli/__init__.py",
-        "cli/train.py",
-        "recipes/train.py",
-        "schemes/synchronous.py",
-        "learning/learner.py",
-        "algorithms/ppo.py",
-    ]
+    assert rows == PATH

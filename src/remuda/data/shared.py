@@ -16,7 +16,6 @@ import mmap
 import os
 import tempfile
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -93,7 +92,5 @@ class SharedArrays:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

@@ -17,7 +17,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
-from types import TracebackType
 from typing import Any, Self
 
 from numpy.typing import NDArray
@@ -269,9 +268,7 @@ class PooledEnvs:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

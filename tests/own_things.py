@@ -58,6 +58,31 @@ class Slow(Late):
         return super().step(action)
 
 
+class Flaky(gymnasium.Wrapper):
+    """Raises by chance, as envs over a network do."""
+
+    def __init__(self, env, step, reset):
+        super().__init__(env)
+        self.chances = {"step": step, "reset": reset}
+        self.draw = np.random.default_rng()
+
+    def _perhaps_fail(self, name):
+        if self.draw.random() < self.chances[name]:
+            raise ConnectionError(f"{name} failed by chance")
+
+    def reset(self, **kwargs):
+        self._perhaps_fail("reset")
+        return self.env.reset(**kwargs)
+
+    def step(self, action):
+        self._perhaps_fail("step")
+        return self.env.step(action)
+
+
+def flaky_cartpole(**chances):
+    return Flaky(gymnasium.make("CartPole-v1"), **chances)
+
+
 def slow_later(seconds):
     """Quick for its first step, so that a probe finds nothing wrong."""
     env = Slow(0.0)
@@ -88,6 +113,35 @@ class Odd(Late):
 
 def odd(**kwargs):
     return Odd(**kwargs)
+
+
+def always_raises():
+    env = Late()
+
+    def step(action):
+        raise RuntimeError("never")
+
+    env.step = step
+    return env
+
+
+def list_reward():
+    env = Late()
+    env.step = lambda action: (np.zeros(4, np.float32), np.array([1.0]), False, False, {})
+    return env
+
+
+def no_info():
+    env = Late()
+    env.step = lambda action: (np.zeros(4, np.float32), 1.0, True, False, None)
+    return env
+
+
+def endless():
+    """Never ends, and says so nowhere."""
+    env = Late()
+    env.step = lambda action: (np.zeros(4, np.float32), 1.0, False, False, {})
+    return env
 
 
 def lying_shape():

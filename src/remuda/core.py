@@ -168,7 +168,7 @@ class Recipe:
 
     seed: int
     steps: int  # real env steps after which the run is done
-    make_envs: Callable[[int], Envs]  # workers (0: in this process) -> Envs
+    make_envs: Callable[..., Envs]  # (workers, should_stop) -> Envs; 0 workers: in this process
     make_learner: Callable[[], Learner]
     make_replay: Callable[[int], Replay]  # rounds done so far -> Replay
     make_sampler: Callable[..., Any]  # (envs, agent, weights, rounds done) -> Sampler
@@ -194,7 +194,8 @@ class Log(Protocol):
     def resume(self, learner: Learner) -> Progress: ...  # counters and weights to start from
     def begin(self) -> None: ...  # warm-up is over: rates count from here
     def round(self, round: Round) -> bool: ...  # True: stop now
-    def should_stop(self) -> bool: ...  # a signal arrived
+    def should_stop(self) -> bool: ...  # a signal arrived: stop at the next place where nothing is lost
+    def must_stop(self) -> bool: ...  # it arrived some time ago: cut short what is going on
 
 
 class Scheme(Protocol):

@@ -1,5 +1,6 @@
 """What users get wrong: one sentence with value, rule and remedy, exit code 2, no traceback, nothing left behind."""
 
+import json
 import os
 import re
 import subprocess
@@ -76,6 +77,12 @@ BAD = [
     (["train", "--config", "no_such_file.yaml"], ["no_such_file.yaml"]),
     (["train", "ppo", "--env", "CartPole-v1", "--out", "/proc/nowhere/run"], ["/proc/nowhere/run"]),
     (["train", "ppo", "--env", "CartPole-v1", "--log.wandb", "project"], ["pip install 'remuda[wandb]'"]),
+    (["train", "ppo", "--env", "CartPole-v1", "--eval.seed", "1e20"], ["eval.seed", "at most"]),
+    (["train", "ppo", "--env", "CartPole-v1", "--algo.n_steps", "1e12"], ["algo.n_steps", "at most"]),
+    (["train", "ppo", "--env", "CartPole-v1", "--agent.net", "own_broken:Net"], ["own_broken", "ZeroDivisionError"]),
+    (["train", "ppo", "--env", "own_things:always_raises"], ["own_things:always_raises", "RuntimeError: never"]),
+    (["train", "ppo", "--env", "own_things:list_reward"], ["reward is", "finite float32 numbers"]),
+    (["train", "ppo", "--env", "own_things:no_info"], ["info is None", "dict"]),
     (["eval", "no_such_run"], ["no_such_run"]),
     (["eval"], ["run"]),
     (["record", "no_such_run"], ["no_such_run"]),
@@ -136,9 +143,28 @@ def test_an_env_that_breaks_its_contract_later_is_named(tmp_path, monkeypatch, c
     arguments = ["train", "ppo", "--env", "own_things:late", "--envs.kwargs", kwargs, "--scheme", scheme, "--quiet"]
     assert main([*arguments, "--out", "run"]) == 2
     check_sentence(capsys.readouterr().err, words)
-    result = (tmp_path / "run/result.json").read_text()
-    assert '"failed"' in result
-    assert "step 7" in result
+    assert list(tmp_path.iterdir()) == [], "a run that learned nothing leaves nothing behind"
+
+
+@pytest.mark.parametrize("scheme", ["serial", "parallel"])
+def test_what_was_learned_before_an_env_broke_is_kept(tmp_path, monkeypatch, capsys, scheme):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["train", "ppo", "--env", "own_things:late", "--scheme", scheme, "--quiet", "--out", "run"]
+    arguments += ["--envs.kwargs", '{"fault": "nan_obs", "at": 15}', "--algo.n_steps", "8", "--algo.batch_size", "64"]
+    assert main(arguments) == 2
+    check_sentence(capsys.readouterr().err, ["own_things:late", "step 15"])
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert result["status"] == "failed"
+    assert "step 15" in result["error"]
+    assert [path.name for path in (tmp_path / "run/checkpoints").glob("step-*")] == ["step-64"]
+
+
+def test_a_finished_run_is_saved_before_an_env_can_spoil_its_evaluation(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["train", "ppo", "--env", "own_things:late", "--quiet", "--out", "run", "--steps", "64"]
+    arguments += ["--envs.kwargs", '{"fault": "nan_obs", "at": 15}', "--algo.n_steps", "8", "--algo.batch_size", "64"]
+    assert main(arguments) == 2
+    assert [path.name for path in (tmp_path / "run/checkpoints").glob("step-*")] == ["step-64"]
 
 
 @pytest.fixture(scope="module")

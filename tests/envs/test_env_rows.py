@@ -254,7 +254,7 @@ def test_calls_out_of_order_are_refused() -> None:
         ({"num_envs": 4, "slots": 2, "num_workers": 3}, "workers=3 for 2 envs per slot"),
         ({"num_envs": 4, "num_workers": -1}, "workers=-1: use 0"),
         ({"num_envs": 2, "seeds": [[1]]}, "seeds has 1 lists for envs=2"),
-        ({"num_envs": 2, "num_workers": 1, "seeds": [[1], [2]]}, "lists of seeds with workers=1"),
+        ({"num_envs": 2, "num_workers": 1, "seeds": [[1]]}, "seeds has 1 lists for envs=2"),
         ({"num_envs": 2, "stats": "counting"}, "not an import path"),
         ({"num_envs": 2, "stats": "counting:make"}, "derive it from EpisodeStats"),
     ],

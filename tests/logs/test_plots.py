@@ -66,7 +66,7 @@ def test_mean_and_band_on_the_common_steps() -> None:
 
 def test_seeds_of_one_group_and_a_single_run(tmp_path: Path) -> None:
     paths = [
-        make_run(tmp_path / f"ppo-{seed}", {"algorithm": "ppo", "env": "CartPole-v1", "seed": seed}, learning(seed))
+        make_run(tmp_path / f"ppo-{seed}", {"algo": "ppo", "env": "CartPole-v1", "seed": seed}, learning(seed))
         for seed in range(5)
     ]
     paths.append(make_run(tmp_path / "a2c", {"algo": {"name": "a2c"}, "env": "CartPole-v1"}, learning(9, 350.0)))
@@ -84,15 +84,20 @@ def drawn(paths: list[Path], tmp_path: Path, **options: Any) -> str:
 
 
 def test_texts_say_what_is_shown(tmp_path: Path) -> None:
-    pong = [make_run(tmp_path / f"p{seed}", {"algorithm": "ppo", "env": "Pong"}, learning(seed)) for seed in range(2)]
+    pong = [make_run(tmp_path / f"p{seed}", {"algo": "ppo", "env": "Pong"}, learning(seed)) for seed in range(2)]
     text = drawn(pong, tmp_path)
-    for expected in ("ppo: mean of 2 seeds, lowest to highest", "ppo: eval", ">Pong<", "episode return", ">100k<"):
+    for expected in ("ppo: mean of 2 runs, lowest to highest", "ppo: eval", ">Pong<", "episode return", ">100k<"):
         assert expected in text
-    third = make_run(tmp_path / "p2", {"algorithm": "ppo", "env": "Pong"}, learning(2))
-    assert "ppo: mean of 3 seeds, 95 % t interval" in drawn([*pong, third], tmp_path)
-    other = make_run(tmp_path / "breakout", {"algorithm": "ppo", "env": "Breakout", "label": "wide"}, learning(1))
+    third = make_run(tmp_path / "p2", {"algo": "ppo", "env": "Pong"}, learning(2))
+    assert "ppo: mean of 3 runs, 95 % t interval" in drawn([*pong, third], tmp_path)
+    other = make_run(tmp_path / "breakout", {"algo": "ppo", "env": "Breakout", "label": "wide"}, learning(1))
     text = drawn([*pong, other], tmp_path, title="Two games")
-    for expected in ("ppo Pong: mean of 2 seeds", "ppo Breakout wide", "Two games", "environment steps"):
+    for expected in (
+        "ppo Pong label=None: mean of 2 runs",
+        "ppo Breakout label=wide",
+        "Two games",
+        "environment steps",
+    ):
         assert expected in text
     text = drawn(pong, tmp_path, labels=["first", "second"])
     assert "ppo first" in text
@@ -108,7 +113,7 @@ def test_a_config_that_names_nothing_falls_under_its_directory(tmp_path: Path) -
 
 
 def test_other_metrics_and_a_single_point(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", {"algorithm": "ppo"}, [(10, {"train/loss": 1.0, "eval/mean_reward": 3.0})])
+    run = make_run(tmp_path / "run", {"algo": "ppo"}, [(10, {"train/loss": 1.0, "eval/mean_reward": 3.0})])
     text = drawn([run], tmp_path, metric="train/loss")
     assert "train/loss" in text
     assert "eval" not in text
@@ -140,7 +145,7 @@ def test_nothing_to_draw_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_seeds_without_common_steps(tmp_path: Path) -> None:
-    config = {"algorithm": "ppo", "env": "Pong"}
+    config = {"algo": "ppo", "env": "Pong"}
     early = make_run(tmp_path / "a", config, [(10, {"rollout/ep_rew_mean": 1.0}), (20, {"rollout/ep_rew_mean": 1.0})])
     late = make_run(tmp_path / "b", config, [(30, {"rollout/ep_rew_mean": 1.0})])
     with pytest.raises(UsageError, match="the 2 runs of ppo share no steps"):

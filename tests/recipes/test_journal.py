@@ -277,6 +277,13 @@ def settle(steps=1_000, **groups):
     return settle_config({"algo": "ppo", "env": "CartPole-v1", "steps": steps}, groups)[0]
 
 
+def test_an_evaluation_of_endless_episodes_ends(tmp_path):
+    settings = {"quiet": True, "out": tmp_path / "run", "eval": {"episodes": 3, "max_steps": 50}}
+    run = remuda.train("ppo", "own_things:endless", steps=500, **settings)
+    assert run.result["eval"]["mean_length"] == 50
+    assert run.result["eval"]["returns"] == [50.0] * 3
+
+
 class TestAlone:
     def play_round(self, journal, clock, seconds, progress, learner, steps=100, loss=1.0, episodes=()):
         clock.now += seconds
@@ -363,7 +370,7 @@ class TestAlone:
         assert result["eval"] is None
         assert load_newest(tmp_path / "alone/checkpoints").step == 100
 
-    def test_what_never_began_leaves_no_checkpoint(self, tmp_path, clock, make_journal):
+    def test_what_never_began_can_be_resumed_from_nothing(self, tmp_path, clock, make_journal):
         signals = StopSignals()
         signals.received = signal.SIGINT
         journal, learner = make_journal(settle(), None, signals), make_learner()
@@ -372,7 +379,8 @@ class TestAlone:
             result = journal.finish(learner)
         assert result["steps"] == 0
         assert result["steps_per_second"] == 0
-        assert list_checkpoints(tmp_path / "alone/checkpoints") == []
+        (path,) = list_checkpoints(tmp_path / "alone/checkpoints")
+        assert path.name == "step-0"
 
     def test_progress_is_shared_with_the_scheme(self, make_journal):
         journal = make_journal(settle())

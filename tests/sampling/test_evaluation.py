@@ -1,5 +1,8 @@
 """Evaluation plays given episodes to their end, however many envs play side by side."""
 
+import os
+import signal
+
 import numpy as np
 import pytest
 import torch
@@ -61,3 +64,31 @@ def test_a_stop_is_heard():
     with pytest.raises(Interrupted):
         evaluate(envs, CountingAgent(), 3)
     envs.close()
+
+
+def test_workers_change_nothing_even_when_they_are_killed():
+    """Episodes that a lost worker had not finished are played again from their seeds; those it had are not."""
+    seeds = [[env_seed(5, k) for k in range(i, 12, 4)] for i in range(4)]
+    expected = play(4, 12, "CartPole-v1", Upright())
+    for kills in (0, 3):
+        envs = make_envs(resolve("CartPole-v1"), 4, num_workers=2, seeds=seeds)
+        try:
+            assert evaluate(envs, Killing(envs, kills), 12).returns == expected.returns
+            assert (envs.restarts() > 0) == (kills > 0)
+        finally:
+            envs.close()
+
+
+class Killing(Upright):
+    """Acts as Upright does, and kills a worker now and then."""
+
+    def __init__(self, envs, kills):
+        super().__init__()
+        self.envs, self.kills, self.calls = envs, kills, 0
+
+    def act(self, obs, state, explore, noise):
+        self.calls += 1
+        if self.calls % 30 == 0 and self.kills > 0:
+            self.kills -= 1
+            os.kill(self.envs.inspect_workers()[self.kills % 2]["pid"], signal.SIGKILL)
+        return super().act(obs, state, explore, noise)

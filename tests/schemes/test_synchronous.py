@@ -22,12 +22,12 @@ class Pieces:
         self.minibatches, self.stop_at = minibatches, stop_at
         self.version = 10 * self.start.rounds
         self.fail_in, self.error = None, None
-        self.stop_after, self.signal_after = None, None
+        self.stop_after, self.signal_after, self.must_stop_after = None, None, None
         self.threads = []
         self.recipe = Recipe(
             seed=3,
             steps=steps,
-            make_envs=lambda workers: self.did(f"envs {workers}"),
+            make_envs=lambda workers, should_stop: self.did(f"envs {workers}"),
             make_learner=lambda: self.did("learner"),
             make_replay=lambda rounds: self.did(f"replay {rounds}"),
             make_sampler=self.make_sampler,
@@ -121,6 +121,9 @@ class Pieces:
 
     def should_stop(self):
         return self.signal_after is not None and len(self.rounds) >= self.signal_after
+
+    def must_stop(self):
+        return self.must_stop_after is not None and self.calls.count("step") >= self.must_stop_after
 
     def round(self, round):
         self.did("round")
@@ -306,3 +309,11 @@ def test_target_kl_ends_a_real_round(tmp_path):
         counts[target] = updates[0]
     assert counts["none"] == 5 * 4
     assert 1 <= counts[1e-9] < 4
+
+
+def test_a_signal_that_has_waited_long_enough_cuts_the_round_short():
+    pieces = Pieces(steps=REAL * 2, minibatches=5)
+    pieces.must_stop_after, pieces.signal_after = 2, 1
+    Synchronous().run(pieces.recipe, pieces)
+    assert pieces.calls.count("step") == 2
+    assert pieces.calls[-2:] == ["finish", "round"], "what was learned is still told"

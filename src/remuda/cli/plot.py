@@ -22,5 +22,5 @@ def run(command: str, argv: Sequence[str]) -> int:
 
     out = found.out or found.runs[0] / "curve.png"
     plot_runs(found.runs, out, metric=found.metric)
-    print(f"{len(found.runs)} runs -> {out}")
+    print(f"{len(found.runs)} run{'s' if len(found.runs) > 1 else ''} -> {out}")
     return 0

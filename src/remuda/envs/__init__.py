@@ -12,7 +12,7 @@ From the command to an env's step: make_envs, pool.py (or local.py), worker.py, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,7 @@ def make_envs(
     gamma: float = 0.99,
     stats: str | type[EpisodeStats] | None = None,
     seeds: Sequence[Sequence[int]] | None = None,
+    should_stop: Callable[[], bool] | None = None,
     **limits: Any,
 ) -> LocalEnvs | PooledEnvs:
     """In this process for 0 workers; `limits` are max_restarts and, with workers, those of PooledEnvs."""
@@ -71,22 +72,19 @@ def make_envs(
         )
     if num_workers == 0:
         local = {name: limit for name, limit in limits.items() if name == "max_restarts"}
-        return LocalEnvs(spec, num_envs, slots, gamma, stats, seeds, **local)
-    if seeds is not None:
-        raise ConfigError(f"lists of seeds with workers={num_workers}: evaluate in this process, with workers=0.")
-    return PooledEnvs(spec, num_envs, num_workers, slots, gamma, stats, **limits)
+        return LocalEnvs(spec, num_envs, slots, gamma, stats, seeds, should_stop=should_stop, **local)
+    return PooledEnvs(spec, num_envs, num_workers, slots, gamma, stats, seeds, should_stop=should_stop, **limits)
 
 
-def probe(spec: EnvSpec) -> EnvInfo:
-    """Build one env, look at it, and try a reset and a step: spaces that lie are found before a run begins."""
+def probe(spec: EnvSpec, attempts: int = 3) -> EnvInfo:
+    """Build one env, look at it, and try a reset and a step: spaces that lie are found before a run begins.
+
+    An env that only fails now and then gets another chance, as it would in a run.
+    """
     env = spec.build()
     known, metadata = env.spec, env.metadata
-    unused = [env]
-    trial = EnvSpec(
-        spec.name, {}, lambda: unused.pop() if unused else spec.build()
-    )  # closed, and rebuilt if it raises
     try:
-        with LocalEnvs(trial, 1) as envs:
+        with LocalEnvs(EnvSpec(spec.name, {}, lambda: env), 1, max_restarts=0) as envs:
             envs.reset(seed=0)
             slot, _ = envs.recv()
             action = np.zeros((1, *envs.action.shape), envs.action.dtype)
@@ -103,7 +101,6 @@ def probe(spec: EnvSpec) -> EnvInfo:
                 float(metadata.get("render_fps") or 0.0),
             )
     except EnvError as error:
+        if attempts > 1:
+            return probe(spec, attempts - 1)
         raise EnvSpecError(str(error)) from error
-    finally:
-        for left in unused:
-            left.close()

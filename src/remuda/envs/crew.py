@@ -48,6 +48,8 @@ class Member:
         self.lost: str | None = None  # how, once it is
         self.failure = ""  # the last traceback it sent
         self.deaths: deque[float] = deque()
+        self.answers = 0  # given when it was last lost
+        self.fruitless = 0  # losses in a row without an answer between them
 
     def tell(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
         if self.link is not None:
@@ -65,10 +67,16 @@ class Member:
 class Crew:
     """Owns the fork server and every worker."""
 
-    def __init__(self, orders: Sequence[Mapping[str, Any]], build_timeout: float, max_restarts: int) -> None:
+    def __init__(
+        self,
+        orders: Sequence[Mapping[str, Any]],
+        build_timeout: float,
+        max_restarts: int,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> None:
         self.bell = Bell()  # every worker rings it
         self.members = [Member(index, order) for index, order in enumerate(orders)]
-        self.should_stop: Callable[[], bool] | None = None
+        self.should_stop = should_stop
         self._build_timeout, self._max_restarts = build_timeout, max_restarts
         self._poll = select.poll()
         self._poll.register(self.bell, select.POLLIN)
@@ -101,8 +109,13 @@ class Crew:
         self._has_started = True
         return built[0]
 
-    def revive(self, member: Member) -> None:
-        """A new process for a lost member, ready for its next order."""
+    def revive(self, member: Member, answers: int) -> None:
+        """A new process for a lost member, ready for its next order; `answers` is how many it has given so far.
+
+        One that hangs is lost too seldom for any budget per minute: without an answer in between, it counts too.
+        """
+        if answers > member.answers:
+            member.answers, member.fruitless = answers, 0
         while True:
             self._spend(member)
             self._launch(member)
@@ -115,10 +128,13 @@ class Crew:
     def _spend(self, member: Member) -> None:
         assert member.lost is not None
         sentence = f"worker {member.index} (pid {member.pid}) {member.lost}"
-        if self._is_over_budget(member.deaths):
+        member.fruitless += 1
+        is_too_often = self._is_over_budget(member.deaths)
+        if is_too_often or member.fruitless > self._max_restarts:
+            how = f"within {WINDOW_SECONDS:g} s" if is_too_often else "without an answer in between"
             error = WorkerError(
-                f"{sentence}, more than {self._max_restarts} times within {WINDOW_SECONDS:g} s: "
-                "run the env with scheme=serial to see what it does, or raise max_worker_restarts."
+                f"{sentence}, more than {self._max_restarts} times {how}: "
+                "run the env with scheme=serial to see what it does, or raise envs.max_worker_restarts."
             )
             if member.failure:
                 error.add_note(member.failure)

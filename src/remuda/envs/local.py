@@ -48,6 +48,11 @@ def check_action(action: NDArray[Any], expected: tuple[int, ...]) -> None:
         raise ValueError(f"actions have shape {action.shape}, this slot takes {expected}: one action for each env.")
 
 
+def check_seeds(seeds: Sequence[Sequence[int]] | None, num_envs: int) -> None:
+    if seeds is not None and len(seeds) != num_envs:
+        raise ConfigError(f"seeds has {len(seeds)} lists for envs={num_envs}: give one list for each env.")
+
+
 def report(notice: str, count: int) -> None:
     """Tell the user of a restart: of the 1st, 2nd, 4th, 8th ..., as a flaky env would drown everything else."""
     if count & (count - 1) == 0:
@@ -66,13 +71,13 @@ class LocalEnvs:
         stats: str | type[EpisodeStats] | None = None,
         seeds: Sequence[Sequence[int]] | None = None,
         max_restarts: int = 1000,
+        should_stop: Callable[[], bool] | None = None,
     ) -> None:
         per_slot = envs_per_slot(num_envs, slots)
-        if seeds is not None and len(seeds) != num_envs:
-            raise ConfigError(f"seeds has {len(seeds)} lists for envs={num_envs}: give one list for each env.")
+        check_seeds(seeds, num_envs)
         stats_class = resolve_stats(stats)
         self.num_envs, self.num_slots = num_envs, slots
-        self.should_stop: Callable[[], bool] | None = None
+        self.should_stop = should_stop
         makers = [
             partial(SingleEnv, spec, index, gamma, stats_class, None if seeds is None else seeds[index], max_restarts)
             for index in range(num_envs)
@@ -104,7 +109,7 @@ class LocalEnvs:
         self._episodes.clear()
         taken = 0
         for slot, lane in enumerate(self._lanes):
-            taken += lane.reset(seed, warm_up)
+            taken += lane.reset(seed, warm_up, self._obey_stop)
             self._take_news(lane.rows)
             self._sent.append((slot, None))
         self._is_owed = [True] * self.num_slots
@@ -120,8 +125,7 @@ class LocalEnvs:
     def recv(self) -> tuple[int, Step]:
         if not self._sent:
             raise RuntimeError("recv() without a send() or reset() before it.")
-        if self.should_stop is not None and self.should_stop():
-            raise Interrupted("asked to stop while stepping envs")
+        self._obey_stop()
         slot, action = self._sent.popleft()
         self._is_owed[slot] = False
         rows = self._lanes[slot].rows
@@ -130,6 +134,10 @@ class LocalEnvs:
             if rows.episodes or rows.notices:
                 self._take_news(rows)
         return slot, rows.step
+
+    def _obey_stop(self) -> None:
+        if self.should_stop is not None and self.should_stop():
+            raise Interrupted("asked to stop while stepping envs")
 
     def _take_news(self, rows: Rows) -> None:
         self._episodes.extend(rows.episodes)

@@ -13,9 +13,10 @@ the same seed and actions give what LocalEnvs gives, bit by bit, as long as no w
 
 from __future__ import annotations
 
+import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Self
 
@@ -27,7 +28,7 @@ from remuda.envs import worker
 from remuda.envs.crew import LOOK_SECONDS, Crew, Member
 from remuda.envs.episodes import EpisodeStats, resolve_stats
 from remuda.envs.lane import rows_layout
-from remuda.envs.local import check_action, envs_per_slot, report
+from remuda.envs.local import check_action, check_seeds, envs_per_slot, report
 from remuda.envs.paths import describe
 from remuda.envs.spaces import space_from_wire
 from remuda.envs.spec import EnvSpec
@@ -45,10 +46,12 @@ class PooledEnvs:
         slots: int = 1,
         gamma: float = 0.99,
         stats: str | type[EpisodeStats] | None = None,
+        seeds: Sequence[Sequence[int]] | None = None,
         step_timeout: float = 60.0,
         build_timeout: float = 120.0,
         max_restarts: int = 1000,
         max_worker_restarts: int = 10,
+        should_stop: Callable[[], bool] | None = None,
     ) -> None:
         worker.refuse_in_worker()
         per_slot = envs_per_slot(num_envs, slots)
@@ -57,6 +60,7 @@ class PooledEnvs:
                 f"workers={num_workers} for {per_slot} envs per slot: every worker serves every slot, "
                 f"so use 1 to {per_slot} workers."
             )
+        check_seeds(seeds, num_envs)
         stats_class = resolve_stats(stats)
         order = {
             "spec": spec.to_json(),
@@ -68,7 +72,10 @@ class PooledEnvs:
             [(slot * per_slot + first, slot * per_slot + last) for slot in range(slots)]
             for first, last in _split(per_slot, num_workers)
         ]
+        self._seeds, self._played = seeds, [0] * num_envs  # episodes that were told of, by env
         orders = [{**order, "worker": index, "blocks": blocks} for index, blocks in enumerate(self._blocks)]
+        for index, own in enumerate(orders):
+            own["seeds"] = self._seeds_left(index)
         self.num_envs, self.num_slots = num_envs, slots
         self._step_timeout, self._build_timeout = step_timeout, build_timeout
         self._number = 0  # of the last request
@@ -79,8 +86,9 @@ class PooledEnvs:
         self._restarts_before = 0
         self._notices = 0
         self._waited = 0.0
+        self._fence = threading.Lock()  # taking it orders memory between processes: 50 ns
         self._memory: SharedArrays | None = None
-        self._crew = Crew(orders, build_timeout, max_worker_restarts)
+        self._crew = Crew(orders, build_timeout, max_worker_restarts, should_stop)
         try:
             observation, action = self._crew.start()
             self.observation, self.action = space_from_wire(observation), space_from_wire(action)
@@ -126,6 +134,7 @@ class PooledEnvs:
         self._said.fill(0)
         self._seed = seed
         self._episodes.clear()
+        self._played = [0] * self.num_envs
         order = {"do": "reset", "seed": seed, "warm_up": warm_up}
         taken: dict[int, int] = {}
         for member in self._crew.members:
@@ -157,6 +166,8 @@ class PooledEnvs:
         check_action(action, self._action_shape)
         self._actions[slot][...] = action
         self._number += 1
+        with self._fence:
+            pass  # actions before the number that asks for them, on every kind of processor
         self._todo[:, slot] = self._number
         self._sent.append((slot, self._number))
         self._is_owed[slot] = True
@@ -171,6 +182,8 @@ class PooledEnvs:
         slot, number = self._sent[0]
         start = time.perf_counter()
         self._wait(slot, number)
+        with self._fence:
+            pass  # rows are read after the number that says they are there
         busy = self._busy[:, slot].tolist()
         self._waited += max(0.0, time.perf_counter() - start - sum(busy) / len(busy))
         self._sent.popleft()
@@ -203,7 +216,9 @@ class PooledEnvs:
                 self._crew.expect(member, self._step_timeout, "while it owed statistics")
                 message = self._find_news(member, slot, number)
             if message is not None:
-                self._episodes.extend(Episode(env, values) for env, values in message["episodes"])
+                for env, values in message["episodes"]:
+                    self._played[env] += 1
+                    self._episodes.append(Episode(env, values))
                 self._take_notices(message)
 
     @staticmethod
@@ -226,8 +241,17 @@ class PooledEnvs:
         member.inbox = [message for message in member.inbox if "slot" in message and message["slot"] not in owed]
         for first, last in self._blocks[index]:
             self._restarts[first:last] += 1
-        self._crew.revive(member)
+        member.order = {**member.order, "seeds": self._seeds_left(index, member.inbox)}
+        self._crew.revive(member, int(self._done[index].sum()))
         self._introduce(member)
+
+    def _seeds_left(self, index: int, untold: Sequence[Mapping[str, Any]] = ()) -> dict[str, list[int]] | None:
+        """The seeds that a worker's envs have still to play; episodes in its inbox are played already."""
+        if self._seeds is None:
+            return None
+        played = Counter(env for message in untold for env, _ in message["episodes"])
+        envs = [env for block in self._blocks[index] for env in range(*block)]
+        return {str(env): list(self._seeds[env][self._played[env] + played[env] :]) for env in envs}
 
     def _introduce(self, member: Member) -> None:
         assert self._memory is not None

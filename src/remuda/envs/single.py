@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -112,6 +112,8 @@ class SingleEnv:
         rows, row = self._rows, self._row
         rows.is_plain = False
         rows.step.terminated[row], rows.step.truncated[row] = is_terminated, is_truncated
+        if not isinstance(info, Mapping):
+            self.complain(f"info is {info!r}, not a dict: return {{}} if there is nothing to say.")
         self.count()
         rows.episodes.append(Episode(self.index, self._stats.values(info)))
         self._is_waiting = True
@@ -215,12 +217,11 @@ class SingleEnv:
             restarts = int(rows.restarts[row])
             where = f"{self._where()} raised {sentence(error)}"
             if self._failures > RESTARTS_IN_A_ROW or restarts > self.max_restarts:
-                how_often = (
-                    f"{self._failures} times in a row without completing a step"
-                    if self._failures > RESTARTS_IN_A_ROW
-                    else f"more than max_restarts={self.max_restarts} times"
-                )
-                raise EnvError(f"{where}, {how_often}: repair the env.") from error
+                if self._failures > RESTARTS_IN_A_ROW:
+                    where += f", {self._failures} times in a row without completing a step"
+                elif self.max_restarts > 0:
+                    where += f", more than envs.max_restarts={self.max_restarts} times"
+                raise EnvError(f"{where}: repair the env.") from error
             rows.notices.append(f"{where}; it was rebuilt (restart {restarts}).")
             self.close()
             if self._seeds is None:
@@ -275,7 +276,7 @@ class SingleEnv:
         """Refuse this env's row if its reward or observation is not finite; called when some row of many is."""
         stored = np.asarray(reward, np.float64) if isinstance(reward, int | float | np.number | np.ndarray) else None
         with np.errstate(over="ignore"):
-            if stored is None or stored.shape not in ((), (1,)) or not np.isfinite(stored.astype(np.float32)).all():
+            if stored is None or stored.shape != () or not np.isfinite(stored.astype(np.float32)).all():
                 self.complain(f"reward is {reward!r}, rewards are finite float32 numbers: repair its step().")
         obs = self._obs
         if not np.isfinite(obs).all():

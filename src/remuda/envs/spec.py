@@ -16,7 +16,7 @@ import importlib
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium
@@ -34,6 +34,7 @@ class EnvSpec:
     name: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     make: Callable[..., Any] | None = None
+    max_steps: int | None = None  # episodes are truncated here, beside any limit of the env's own
 
     @property
     def label(self) -> str:
@@ -51,7 +52,7 @@ class EnvSpec:
         if not isinstance(env, gymnasium.Env):
             kind = f"{type(env).__module__}.{type(env).__qualname__}"
             raise EnvSpecError(f"{self.label} made a {kind}, not a gymnasium.Env: return one, or wrap it in one.")
-        return env
+        return env if self.max_steps is None else gymnasium.wrappers.TimeLimit(env, self.max_steps)
 
     def _call(self, kwargs: dict[str, Any]) -> Any:
         assert self.make is not None
@@ -97,6 +98,7 @@ class EnvSpec:
                 "name": self.name,
                 "kwargs": as_json(self.kwargs, self.label),
                 "registered": _registration(self.id),
+                "max_steps": self.max_steps,
             }
         make: Any = self.make
         kwargs = dict(self.kwargs)
@@ -107,27 +109,28 @@ class EnvSpec:
                     "give them by keyword."
                 )
             make, kwargs = make.func, {**make.keywords, **kwargs}
-        return {"name": self.name, "kwargs": as_json(kwargs, self.label), "factory": describe(make)}
+        found = {"factory": describe(make), "max_steps": self.max_steps}
+        return {"name": self.name, "kwargs": as_json(kwargs, self.label), **found}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> EnvSpec:
         name, kwargs = values["name"], values["kwargs"]
         if "factory" in values:
-            return cls(name, kwargs, find(values["factory"]))
+            return cls(name, kwargs, find(values["factory"]), values["max_steps"])
         registered = values["registered"]
         if registered is not None and registered["id"] not in gymnasium.registry:
             registered = dict(registered)
             if isinstance(registered["entry_point"], dict):
                 registered["entry_point"] = find(registered["entry_point"])
             gymnasium.register(**registered)
-        return resolve(name, kwargs)
+        return replace(resolve(name, kwargs), max_steps=values["max_steps"])
 
 
 def resolve(env: str | Callable[..., Any] | EnvSpec, kwargs: Mapping[str, Any] | None = None) -> EnvSpec:
     """Find out what `env` is; ids must be registered and import paths must exist, nothing is built yet."""
     kwargs = dict(kwargs or {})
     if isinstance(env, EnvSpec):
-        return EnvSpec(env.name, {**env.kwargs, **kwargs}, env.make)
+        return replace(env, kwargs={**env.kwargs, **kwargs})
     if callable(env):
         return EnvSpec(_callable_name(env), kwargs, env)
     if not isinstance(env, str) or not env.strip():

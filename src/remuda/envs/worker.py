@@ -119,7 +119,8 @@ class _Service:
 
         def make(index: int) -> SingleEnv:
             self._alive()
-            return SingleEnv(spec, index, order["gamma"], stats, max_restarts=order["max_restarts"])
+            seeds = None if order["seeds"] is None else order["seeds"][str(index)]
+            return SingleEnv(spec, index, order["gamma"], stats, seeds, order["max_restarts"])
 
         envs = build_all([partial(make, index) for block in self._blocks for index in range(*block)])
         for first, last in self._blocks:

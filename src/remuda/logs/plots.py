@@ -20,6 +20,7 @@ from remuda.errors import UsageError, nearest
 from remuda.logs.rundir import RunDirectory
 from remuda.logs.writers import STEP, read_metrics
 
+NOT_LEARNING = ("eval", "checkpoint", "log", "scheme")  # groups of options that change nothing of what is learned
 RETURN = "rollout/ep_rew_mean"
 EVALUATION = "eval/mean_reward"
 NAMES = {RETURN: "episode return", "rollout/ep_len_mean": "episode length", "time/fps": "steps per second"}
@@ -107,30 +108,31 @@ def _curve(path: Path, rows: Sequence[Mapping[str, float | None]], metric: str) 
 
 
 def _group(runs: Sequence[RunDirectory], labels: Sequence[str] | None) -> tuple[dict[str, list[int]], str]:
-    """Which runs belong together by what name, and the env if it is the same for all."""
-    described = []
-    for index, run in enumerate(runs):
-        config = run.read_config()
-        algorithm = _name(config, "algorithm", "algo") or run.path.resolve().name
-        label = labels[index] if labels is not None else _name(config, "label")
-        described.append((algorithm, _name(config, "env"), label))
-    envs = {env for _, env, _ in described}
+    """Which runs belong together by what name, and the env if it is the same for all.
+
+    Runs that differ only in their seed, or in how they were watched, are one group; the name of a group says in what
+    it differs from the others.
+    """
+    settings = [_settings(run.read_config()) for run in runs]
+    keys = sorted({key for each in settings for key in each})
+    told = [key for key in keys if len({each.get(key) for each in settings}) > 1 and key not in ("algo", "env")]
+    envs = {each.get("env", "") for each in settings}
     groups: dict[str, list[int]] = {}
-    for index, (algorithm, env, label) in enumerate(described):
-        parts = (algorithm, env if len(envs) > 1 else "", label)
+    for index, (run, each) in enumerate(zip(runs, settings, strict=True)):
+        differences = [f"{key}={each.get(key)}" for key in told] if labels is None else [labels[index]]
+        env = each.get("env", "") if len(envs) > 1 else ""
+        parts = (each.get("algo") or run.path.resolve().name, env, *differences)
         groups.setdefault(" ".join(part for part in parts if part), []).append(index)
     return groups, envs.pop() if len(envs) == 1 else ""
 
 
-def _name(config: Mapping[str, Any], *keys: str) -> str:
-    """The text at the first of `keys` that is there, be it `algo: ppo` or `algo: {name: ppo, ...}`."""
-    for key in keys:
-        value = config.get(key)
-        if isinstance(value, Mapping):
-            value = value.get("name")
-        if value is not None:
-            return str(value)
-    return ""
+def _settings(config: Mapping[str, Any]) -> dict[str, str]:
+    """What makes a run what it is, flat; options by their names on the command line. Schemes give the same curve."""
+    flat = {str(key): str(value) for key, value in config.items() if key not in ("seed", "scheme", "options")}
+    for group, values in (config.get("options") or {}).items():
+        if group not in NOT_LEARNING:
+            flat |= {f"{group}.{name}": str(value) for name, value in values.items()}
+    return flat
 
 
 def _draw_group(axes: Any, name: str, curves: Sequence[Curve], colour: str) -> None:
@@ -147,7 +149,7 @@ def _draw_group(axes: Any, name: str, curves: Sequence[Curve], colour: str) -> N
     for steps, values in curves:
         axes.plot(steps, values, color=colour, linewidth=0.7, alpha=0.35)
     band = "95 % t interval" if len(curves) >= SEEDS_FOR_INTERVAL else "lowest to highest"
-    label = f"{name}: mean of {len(curves)} seeds, {band}"
+    label = f"{name}: mean of {len(curves)} runs, {band}"
     axes.plot(grid, mean, color=colour, linewidth=2.0, label=label)
     axes.fill_between(grid, low, high, color=colour, alpha=0.18, linewidth=0)
 

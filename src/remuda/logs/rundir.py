@@ -36,6 +36,7 @@ if sys.platform != "win32":
 
 RUNS = "runs"
 OURS = ("config.yaml", "meta.json", "metrics.jsonl", "result.json", "checkpoints")  # what marks a directory as a run
+WRITTEN = ("metrics.jsonl", "metrics.csv", "result.json", "wandb-id.txt", "profile")  # beside what `create` makes
 PACKAGES = ("remuda", "torch", "numpy", "gymnasium")
 
 
@@ -94,6 +95,7 @@ class RunDirectory:
         try:
             run._lock()
             write_whole(path / "config.yaml", settings)  # more steps, for example
+            (path / "result.json").unlink(missing_ok=True)  # of the end before this one
             meta = run.read_meta()
             meta.setdefault("resumed", []).append(_start())
             write_whole(path / "meta.json", to_json(meta, indent=2) + "\n")
@@ -169,11 +171,12 @@ class RunDirectory:
     def discard(self) -> None:
         """Take back a run that `create` made and that never began."""
         self.close()
-        for path in self._made:
-            if self.path in path.parents or path == self.path:
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        for name in OURS:  # written since, into a directory that was there before
-            (self.path / name).unlink(missing_ok=True)
+        inside = [path for path in self._made if self.path in path.parents]
+        for path in (*inside, *(self.path / name for name in WRITTEN)):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
         _remove([path for path in self._made if path.exists()])
 
     def __enter__(self) -> Self:

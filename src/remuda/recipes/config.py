@@ -19,7 +19,7 @@ class AlgoOptions(Checked):
 
     _group = "algo."
     learning_rate: str = option("3e-4", "step size: a number or a schedule such as linear(3e-4, 0)", schedule=True)
-    n_steps: int = option(128, "rows of each env in one rollout", low=1)
+    n_steps: int = option(128, "rows of each env in one rollout", low=1, high=1_000_000)
     gamma: float = option(0.99, "discount per step", low=0.0, high=1.0)
     gae_lambda: float = option(0.95, "lambda of generalised advantage estimation", low=0.0, high=1.0)
     ent_coef: float = option(0.0, "weight of the entropy bonus", low=0.0)
@@ -54,7 +54,7 @@ class A2COptions(AlgoOptions):
     """Advantage actor-critic."""
 
     learning_rate: str = option("7e-4", "step size: a number or a schedule such as linear(7e-4, 0)", schedule=True)
-    n_steps: int = option(8, "rows of each env in one rollout", low=1)
+    n_steps: int = option(8, "rows of each env in one rollout", low=1, high=1_000_000)
     gae_lambda: float = option(1.0, "lambda of generalised advantage estimation", low=0.0, high=1.0)
     normalize_advantage: bool = option(False, "bring advantages of each rollout to mean 0, deviation 1")
     optimizer: str = option("rmsprop", "optimizer", choices=("adam", "adamw", "rmsprop"))
@@ -65,7 +65,7 @@ class SamplerOptions(Checked):
     """How experience is sampled."""
 
     _group = "sampler."
-    envs: int = option(8, "environments, over all workers", low=1)
+    envs: int = option(8, "environments, over all workers", low=1, high=100_000)
     workers: int = option(0, "env worker processes of the parallel scheme; 0 takes one per core", low=0)
     slots: int = option(1, "groups of envs that take turns; 2 acts for one while the other steps", low=1, high=8)
     act: str = option("central", "where the policy runs", choices=("central",))
@@ -82,6 +82,8 @@ class EnvsOptions(Checked):
     stats: str | None = option(None, "your own episode statistics, as package.module:Class")
     step_timeout: float = option(60.0, "seconds after which a silent env worker is replaced", above=0.0)
     build_timeout: float = option(120.0, "seconds that building a worker's envs may take", above=0.0)
+    max_restarts: int = option(1000, "times that one env may raise and be rebuilt", low=0)
+    max_worker_restarts: int = option(10, "times a minute that one env worker may be replaced", low=0)
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,10 @@ class EvalOptions(Checked):
     _group = "eval."
     every: int = option(0, "steps between evaluations; 0 evaluates only at the end", low=0)
     episodes: int = option(20, "episodes of each evaluation; 0 never evaluates", low=0)
-    seed: int = option(1_000_000, "seed of the evaluation episodes, the same in every evaluation", low=0)
+    seed: int = option(
+        1_000_000, "seed of the evaluation episodes, the same in every evaluation", low=0, high=2**63 - 1
+    )
+    max_steps: int = option(30_000, "steps after which an episode is cut; 0 lets it run for ever", low=0)
 
 
 @dataclass(frozen=True)

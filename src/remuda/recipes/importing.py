@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
-from remuda.errors import ConfigError, nearest
+from remuda.envs.paths import load_module
+from remuda.errors import ConfigError, EnvSpecError, nearest
 
 
 def import_object(path: str, option: str) -> Any:
@@ -14,12 +14,9 @@ def import_object(path: str, option: str) -> Any:
     if not module_name or not name:
         raise ConfigError(f"{option}={path!r} is not known: use mlp, or your own as package.module:Name.")
     try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(
-            f"{option}={path!r}: module {module_name} cannot be imported ({error}): "
-            "run from its directory, or install it."
-        ) from None
+        module = load_module(module_name)
+    except EnvSpecError as error:
+        raise ConfigError(f"{option}={path!r}: {error}") from error
     try:
         return getattr(module, name)
     except AttributeError:

@@ -78,7 +78,8 @@ class Journal:
         self._interval: dict[str, float] = defaultdict(float)  # seconds since the last line, by activity
         self._total: dict[str, float] = defaultdict(float)
         self._log_every = config.log.every or max(1, config.steps // LINES_PER_RUN)
-        self._checkpoints = 0
+        self._checkpoints, self._saved_rounds = 0, -1
+        self._learner: Learner | None = None  # once it has learned something
         self._latest: dict[str, float] = {}
         self._started = time.perf_counter()
         self._count_from_here()
@@ -118,6 +119,9 @@ class Journal:
                 learner.load_state_dict(found.learner)
             self._checkpoints = found.progress.pop("checkpoints", 0)
             self.progress = Progress(**found.progress)
+            self._saved_rounds = self.progress.rounds
+            if self.progress.rounds == 0:
+                self.progress.steps = 0  # warm-up is taken again
             for sentence in found.skipped:
                 self.say(f"warning: {sentence}")
             self.say(f"resumed from {found.path.name}: {self.progress.steps:,} of {self.config.steps:,} steps done")
@@ -142,22 +146,27 @@ class Journal:
         for name, value in round.metrics.items():
             self._sums[name].append(value)
         self._count(round.seconds)
+        self._learner = round.learner
         steps, last = round.progress.steps, round.progress.steps >= self.config.steps
+        if last:
+            self.save(round.learner)  # before the evaluation, which an env may still spoil
         evaluated = self._evaluate_if_due(round, last)
         if evaluated or last or steps >= self._next_line:
             self._write_line(round)
         self.terminal.update(self._latest, steps)
-        # The last round's checkpoint is written by `finish`.
         every = self.config.checkpoint.every
         if every and steps >= self._next_checkpoint and not last:
             self._next_checkpoint = steps + every
             self.save(round.learner)
-        if True in [bool(callback(round)) for callback in self.callbacks]:  # all of them see it
+        if True in [callback(round) for callback in self.callbacks]:  # all of them see it
             self.stopped_by = "callback"
         return self.stopped_by is not None or self.should_stop()
 
     def should_stop(self) -> bool:
         return self.signals.received is not None
+
+    def must_stop(self) -> bool:
+        return time.monotonic() > self.signals.deadline
 
     # --- the end ---
 
@@ -166,12 +175,10 @@ class Journal:
         signal = self.signals.received
         complete = self.progress.steps >= self.config.steps
         status = "complete" if complete else f"stopped by {signal.name if signal else self.stopped_by}"
-        if self.progress.rounds or self.resume_from is not None:
-            path = self.save(learner)
-            if not complete:
-                self.say(f"{status} after {self.progress.steps:,} steps; continue with: "
-                         f"remuda train --resume {self.directory.path}")  # fmt: skip
-            self.directory.log(f"wrote {path.name}")
+        self.save(learner)
+        if not complete:
+            self.say(f"{status} after {self.progress.steps:,} steps; continue with: "
+                     f"remuda train --resume {self.directory.path}")  # fmt: skip
         if self.evaluation is None and signal is None and self.config.eval.episodes:
             self._run_evaluation(learner)
         trained = sum(seconds for name, seconds in self._total.items() if name not in ("evaluation", "checkpoint"))
@@ -187,14 +194,23 @@ class Journal:
             "eval": self.evaluation,
         }
 
-    def save(self, learner: Learner) -> Any:
-        """A checkpoint of where the last whole round left the run."""
+    def save_after_failure(self) -> None:
+        """What was learned before something broke; nothing if nothing was."""
+        if self._learner is not None:
+            self.save(self._learner)
+
+    def save(self, learner: Learner) -> None:
+        """A checkpoint of where the last whole round left the run, unless it is there already."""
+        if self._saved_rounds == self.progress.rounds:
+            return
         with self._timed("checkpoint"):
             self._checkpoints += 1
             progress = {**asdict(self.progress), "checkpoints": self._checkpoints}
             keep, number = self.config.checkpoint.keep, self._checkpoints
             state = learner.state_dict()
-            return checkpoint.save(self.directory.checkpoints, self.progress.steps, state, progress, keep, number)
+            path = checkpoint.save(self.directory.checkpoints, self.progress.steps, state, progress, keep, number)
+            self._saved_rounds = self.progress.rounds
+            self.directory.log(f"wrote {path.name}")
 
     def say(self, line: str) -> None:
         self.terminal.note(line)

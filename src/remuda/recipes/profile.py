@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,3 +46,6 @@ def profiled(directory: Path | None) -> Iterator[Callable[[Any], bool]]:
         yield on_round
     finally:
         finish()
+        if not any(directory.iterdir()):
+            directory.rmdir()
+            logging.getLogger("remuda").warning("the run was too short to profile: let it take %d rounds.", LAST)

@@ -23,6 +23,8 @@ def record(
     """Film episodes of a run into an mp4; returns the file and the episodes' returns."""
     if episodes < 1:
         raise ConfigError(f"episodes={episodes} is too small: film at least 1.")
+    if seed is not None and seed < 0:
+        raise ConfigError(f"seed={seed} is too small: it must be at least 0.")
     run = Run(path)
     config, spec, info = run.setup()
     if "rgb_array" not in info.render_modes:

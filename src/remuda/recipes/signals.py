@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any, Self
+
+PATIENCE_SECONDS = 5.0  # that a round may take to end by itself: a checkpoint is promised within 10
 
 
 class StopSignals:
@@ -16,6 +20,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        self.deadline = math.inf  # by when what is going on should be cut short, on the monotonic clock
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -32,3 +37,4 @@ class StopSignals:
         if self.received is not None:
             raise KeyboardInterrupt
         self.received = signal.Signals(number)
+        self.deadline = time.monotonic() + PATIENCE_SECONDS

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ import torch
 from remuda.agents import NetFactory, PolicyAgent
 from remuda.algorithms import A2C, PPO
 from remuda.core import Algorithm, Envs, Recipe, Scheme, env_seed
-from remuda.envs import EnvInfo, EnvSpec, make_envs, worker
-from remuda.errors import ConfigError, RemudaError, UsageError, nearest
+from remuda.envs import EnvInfo, EnvSpec, make_envs, refuse_in_worker
+from remuda.errors import ConfigError, RemudaError, nearest
 from remuda.learning.checkpoint import Checkpoint, load_newest
 from remuda.learning.learner import Learner, OptimizerOptions
 from remuda.learning.schedules import parse_schedule
@@ -57,10 +58,7 @@ def train(
     profile: bool = False,
 ) -> dict[str, Any]:
     """Run a configuration to its end (or until a signal); returns what result.json holds, with the run's path."""
-    if worker.IN_WORKER:
-        raise ConfigError(
-            "training was started by a script that env workers load: guard it by `if __name__ == '__main__':`."
-        )
+    refuse_in_worker()
     if config.scheme not in SCHEMES:
         raise ConfigError(f"scheme={config.scheme!r} is not known: {nearest(config.scheme, SCHEMES)}")
     recipe = make_recipe(config, spec, info, net)
@@ -78,13 +76,13 @@ def train(
                 journal.callbacks = [*callbacks, count_round]
                 learner = scheme.run(recipe, journal)
                 result = journal.finish(learner)
-        except UsageError:
-            if not resume and journal.progress.rounds == 0:
-                directory.discard()  # a mistake leaves nothing behind
-            raise
         except RemudaError as error:
-            directory.write_result({"status": "failed", "error": str(error), "steps": journal.progress.steps})
-            directory.log(f"failed: {error}")
+            if journal.progress.rounds == 0 and not resume:
+                directory.discard()  # a run that learned nothing leaves nothing behind
+            else:
+                journal.save_after_failure()
+                directory.write_result({"status": "failed", "error": str(error), "steps": journal.progress.steps})
+                directory.log(f"failed: {error}")
             raise
         directory.write_result(result)
     return {**result, "path": str(directory.path), "signal": signals.received}
@@ -118,16 +116,7 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
     return Recipe(
         seed=seed,
         steps=config.steps,
-        make_envs=lambda workers: make_envs(
-            spec,
-            config.sampler.envs,
-            num_workers=workers,
-            slots=config.sampler.slots,
-            gamma=options.gamma,
-            stats=config.envs.stats,
-            step_timeout=config.envs.step_timeout,
-            build_timeout=config.envs.build_timeout,
-        ),
+        make_envs=partial(make_some_envs, config, spec, config.sampler.envs, config.sampler.slots),
         make_learner=make_learner,
         make_replay=lambda first_round: Fresh(epochs, batch_size, seed, first_round),
         make_sampler=make_sampler,
@@ -186,6 +175,33 @@ def find_net(options: AgentOptions) -> NetFactory:
     return made
 
 
+def make_some_envs(
+    config: RunConfig,
+    spec: EnvSpec,
+    num_envs: int,
+    slots: int,
+    num_workers: int,
+    should_stop: Callable[[], bool],
+    seeds: Sequence[Sequence[int]] | None = None,
+) -> Envs:
+    """Envs of this run, for training or for evaluation."""
+    options = config.envs
+    return make_envs(
+        spec,
+        num_envs,
+        num_workers,
+        slots,
+        config.algo_options.gamma,
+        options.stats,
+        seeds,
+        should_stop=should_stop,
+        step_timeout=options.step_timeout,
+        build_timeout=options.build_timeout,
+        max_restarts=options.max_restarts,
+        max_worker_restarts=options.max_worker_restarts,
+    )
+
+
 def num_workers(config: RunConfig) -> int:
     """As asked, or one per core that this process may use, but none without an env in every slot."""
     asked, per_slot = config.sampler.workers, config.sampler.envs // config.sampler.slots
@@ -208,8 +224,9 @@ def play_episodes(
     """Episodes with the seeds of the evaluation, in envs of their own: training is not disturbed."""
     count = min(episodes, MAX_EVAL_ENVS)
     seeds = [[env_seed(config.eval.seed, k) for k in range(i, episodes, count)] for i in range(count)]
-    envs = make_envs(spec, count, num_workers=0, gamma=config.algo_options.gamma, seeds=seeds)
-    envs.should_stop = should_stop
+    workers = min(num_workers(config), count) if config.scheme == "parallel" else 0
+    limited = replace(spec, max_steps=config.eval.max_steps or None)
+    envs = make_some_envs(config, limited, count, 1, workers, should_stop, seeds)
     # With more threads than it needs, a small net was 80 times slower on a busy machine of two cores.
     with closing(envs), torch_threads(config.scheme_options.threads):
         return evaluate(envs, agent, episodes, explore=explore, seed=config.eval.seed)

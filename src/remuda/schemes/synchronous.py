@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +29,7 @@ class Synchronous:
     workers: int = 0
 
     def run(self, recipe: Recipe, log: Log) -> Learner:
-        with torch_threads(recipe.num_threads), closing(recipe.make_envs(self.workers)) as envs:
-            envs.should_stop = log.should_stop
+        with torch_threads(recipe.num_threads), closing(recipe.make_envs(self.workers, log.should_stop)) as envs:
             learner = recipe.make_learner()
             progress = log.resume(learner)
             weights = LocalWeights(learner.version)
@@ -47,7 +46,7 @@ class Synchronous:
                     rollout = sampler.collect()
                     start = time.perf_counter()
                     learner.set_progress(progress.steps / recipe.steps)
-                    metrics = learn(learner, replay, rollout)
+                    metrics = learn(learner, replay, rollout, log.must_stop)
                     weights.publish(learner.version)
                     progress.steps += int(rollout.steps.mask.sum())
                     progress.rounds += 1
@@ -59,7 +58,9 @@ class Synchronous:
             return learner
 
 
-def learn(learner: Learner, replay: Replay, rollout: Rollout) -> dict[str, float]:
+def learn(
+    learner: Learner, replay: Replay, rollout: Rollout, must_stop: Callable[[], bool] = lambda: False
+) -> dict[str, float]:
     """One round: everything that is due after a fresh rollout. Returns the mean of each metric."""
     batch = learner.prepare(rollout)
     collected_by = float(rollout.steps.version.float().mean())
@@ -71,7 +72,7 @@ def learn(learner: Learner, replay: Replay, rollout: Rollout) -> dict[str, float
         replay.feedback(minibatch.key, result.priority)
         for name, value in result.metrics.items():
             seen[f"train/{name}"].append(value)
-        if result.stop:
+        if result.stop or must_stop():
             break
     learner.finish(rollout)
     # Synchronous: gradients are applied to the parameters they were computed from.

@@ -1,0 +1,135 @@
+"""Hundreds of kills, and envs that fail by chance: minutes each."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import remuda
+from remuda.envs import make_envs, resolve
+from remuda.learning.checkpoint import load_newest
+
+pytestmark = pytest.mark.long
+
+LENGTHS = [3, 5, 2]
+
+
+def test_three_hundred_killed_workers_leave_every_other_row_right():
+    """Counting envs in 4 workers, one of which dies every few steps: rows go on as computed, or start anew."""
+    num_envs, kills, chance = 8, 300, random.Random(1)
+    spec = resolve("counting:make", {"lengths": LENGTHS})
+    with make_envs(spec, num_envs, num_workers=4, max_worker_restarts=10_000) as envs:
+        envs.reset(seed=7)
+        slot, step = envs.recv()
+        obs = step.obs.copy()
+        done = killed = rebuilt = 0
+        until_kill = 5
+        while killed < kills:
+            action = obs[:, 2].astype(np.int64) % 4
+            envs.send(slot, action)
+            until_kill -= 1
+            if until_kill == 0:
+                victim = chance.choice([found["pid"] for found in envs.inspect_workers() if found])
+                os.kill(victim, signal.SIGKILL)
+                killed, until_kill = killed + 1, chance.randint(1, 12)
+            slot, step = envs.recv()
+            for b in range(num_envs):
+                _, episode, time_ = obs[b]
+                ended = time_ >= LENGTHS[(int(episode) - 1) % 3]
+                if step.mask[b]:  # an ordinary step of the same episode
+                    assert not ended
+                    assert step.obs[b].tolist() == [obs[b][0], episode, time_ + 1]
+                    assert step.reward[b] == pytest.approx(100 * episode + time_ + 1 + action[b] / 4)
+                else:  # the next episode, or the first of a rebuilt env
+                    assert step.reward[b] == 0
+                    assert step.obs[b][2] == 0
+                    if step.obs[b][1] == 1 and not (ended and episode == 0):
+                        rebuilt += 1
+                    else:
+                        assert ended
+                        assert step.obs[b].tolist() == [obs[b][0], episode + 1, 0]
+                done += int(step.mask[b])
+            obs = step.obs.copy()
+        assert done > 1000
+        assert envs.restarts() >= rebuilt > kills, "each worker had two envs"
+
+
+def test_training_survives_envs_that_fail_by_chance(tmp_path):
+    """5e-4 per step and 5e-3 per reset: CartPole still reaches 400 within 1.3 x the clean number of steps."""
+    flaky = {"step": 5e-4, "reset": 5e-3}
+
+    def steps_to_400(name, kwargs):
+        reached = []
+
+        def watch(round):
+            returns.extend(episode.values["ep_rew"] for episode in round.episodes)
+            if len(returns) >= 20 and np.mean(returns[-20:]) >= 400:
+                reached.append(round.progress.steps)
+                return True
+            return False
+
+        returns = []
+        env, options = "own_things:flaky_cartpole", {"eval": {"episodes": 0}, "envs": {"kwargs": kwargs}}
+        settings = PRESET | options
+        run = remuda.train(
+            "ppo", env, steps=200_000, seed=1, scheme="parallel", out=tmp_path / name, quiet=True, callbacks=[watch],
+            **settings,
+        )  # fmt: skip
+        lines = (run.path / "metrics.jsonl").read_text().splitlines()
+        return reached[0], json.loads(lines[-1])["rollout/restarts"]
+
+    clean, none = steps_to_400("clean", {"step": 0.0, "reset": 0.0})
+    noisy, restarts = steps_to_400("flaky", flaky)
+    assert none == 0
+    assert restarts > 10
+    assert noisy <= 1.3 * clean + 10_000  # one seed each: the allowance is the spread between seeds
+
+
+PRESET = {
+    "sampler": {"envs": 8},
+    "algo": {
+        "n_steps": 32,
+        "batch_size": 256,
+        "n_epochs": 20,
+        "gamma": 0.98,
+        "gae_lambda": 0.8,
+        "learning_rate": "linear(1e-3, 0)",
+        "clip_range": "linear(0.2, 0)",
+    },
+}
+
+
+def test_thirty_kills_of_the_whole_run_each_resumed(tmp_path):
+    path, chance = tmp_path / "run", random.Random(2)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    base = [sys.executable, "-m", "remuda", "train"]
+    fresh = ["ppo", "--env", "CartPole-v1", "--scheme", "parallel", "--steps", "5_000_000", "--out", str(path)]
+    fresh += ["--checkpoint.every", "256", "--log.every", "256", "--quiet"]
+    shared_before, step = set(os.listdir("/dev/shm")), 0
+    for number in range(30):
+        arguments = fresh if number == 0 else ["--resume", str(path), "--quiet"]
+        process = subprocess.Popen([*base, *arguments], env=environment, stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 60
+        while newest(path) <= step:
+            assert time.monotonic() < deadline
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 0.3))
+        process.kill()
+        process.communicate()
+        found = load_newest(path / "checkpoints")
+        assert found.step > step, "each life gets further than the one before"
+        step = found.step
+    assert set(os.listdir("/dev/shm")) == shared_before
+
+
+def newest(path: Path) -> int:
+    steps = [int(p.name[5:]) for p in (path / "checkpoints").glob("step-*") if (p / "manifest.json").exists()]
+    return max(steps, default=0)

@@ -52,6 +52,8 @@ class TrainingError(RemudaError):
 class Interrupted(RemudaError):
     """Raised inside a wait when a signal asks the run to stop."""
 
+    signal = 2  # its number; SIGINT unless somebody knows better
+
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     """The remedy for a misspelt name: the nearest known ones, or all when nothing is near."""

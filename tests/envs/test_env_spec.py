@@ -78,7 +78,7 @@ def test_extra_arguments_reach_the_env() -> None:
         ("", {}, ["is not an env"]),
         (3, {}, ["env=3 is not an env"]),
         ("nosuchmodule.sub:make", {}, ["module nosuchmodule.sub was not found", "PYTHONPATH"]),
-        ("counting:nothing", {}, ["counting:nothing is not"]),
+        ("counting:nothing", {}, ["counting has no nothing", "did you mean make_nothing"]),
         ("counting:make_nothing", {}, ["builtins.str, not a gymnasium.Env"]),
         ("counting:make_failing", {}, ["OSError: no display"]),
         ("counting:make", {"size": 3}, ["size=3", "change envs.kwargs"]),

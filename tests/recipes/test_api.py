@@ -132,7 +132,7 @@ class TestEnvs:
             lambda: remuda.load(run.path),
             lambda: remuda.resume(run.path),
         ):
-            with pytest.raises(CheckpointError, match=r"has no name: pass env=\.\.\. again\.$"):
+            with pytest.raises(CheckpointError, match=r"has no import path: pass env=\.\.\. again"):
                 attempt()
         steps = run.result["steps"]
         more = remuda.resume(run.path, steps=steps + 100, env=make, quiet=True)

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from remuda.errors import EnvError, RemudaError, UsageError, nearest
+from remuda.errors import EnvError, Interrupted, RemudaError, UsageError, nearest
 
 COMMANDS = {  # name: (module, what it does)
     "train": ("train", "train an agent, or go on with a run"),
@@ -40,15 +40,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except RemudaError as error:
         print(f"remuda: {error}", file=sys.stderr)
+        if isinstance(error, Interrupted):
+            return 128 + error.signal
         return 2 if isinstance(error, (UsageError, EnvError)) else 1
     except KeyboardInterrupt:
-        print("remuda: stopped at once, without a last checkpoint", file=sys.stderr)
+        print("remuda: stopped at once; nothing was saved after the last checkpoint", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output went away: | head
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())  # for what is still in the buffer
         os.close(nowhere)
         return 0
+    except OSError as error:  # a full or failing disk, a lost directory
+        print(f"remuda: {error}: make room, or choose another place.", file=sys.stderr)
+        return 1
 
 
 def run(arguments: list[str]) -> int:

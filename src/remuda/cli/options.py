@@ -18,6 +18,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **settings)
+        self.elsewhere: dict[str, str] = {}  # options of others: who has them
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}: see {self.prog} --help.")
@@ -31,6 +32,8 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             known = [text for action in self._actions for text in action.option_strings]
             first = unknown[0].partition("=")[0]
+            if first in self.elsewhere:
+                raise ConfigError(f"{first} is an option of {self.elsewhere[first]}: leave it out, or train that.")
             if first.startswith("-"):
                 raise ConfigError(f"{first} is not an option of {self.prog}: {nearest(first, known)}")
             raise ConfigError(f"{first!r} is one argument too many for {self.prog}: see {self.prog} --help.")
@@ -39,7 +42,8 @@ class Parser(argparse.ArgumentParser):
 
 def add_group(parser: Parser, group: str, *kinds: type[Any]) -> None:
     """One option per field of the dataclass; of several, one per field of any, with the defaults of each."""
-    section = parser.add_argument_group(f"{group}: {(kinds[0].__doc__ or '').strip().splitlines()[0]}")
+    title = (kinds[0].__doc__ or "").strip().splitlines()[0].rstrip(".")
+    section = parser.add_argument_group(f"{group}: {title}")
     for item in {item.name: item for kind in kinds for item in fields(kind)}.values():
         defaults = [found.default for kind in kinds for found in fields(kind) if found.name == item.name]
         shown = dict.fromkeys(_shown({} if default is MISSING else default) for default in defaults)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from remuda.cli.options import Parser, add_group, given
@@ -26,7 +27,10 @@ def make_parser(algo: str | None) -> Parser:
     parser = Parser(prog="remuda train", description=DESCRIPTION)
     parser.add_argument("algo", nargs="?", help=f"algorithm: {', '.join(ALGORITHMS)}")
     parser.add_argument("--env", help="Gymnasium id, package:Id, or package.module:factory")
-    parser.add_argument("--steps", help="real environment steps of the whole run (set by the preset)")
+    parser.add_argument(
+        "--steps",
+        help="real environment steps of the run, which ends with the rollout that reaches them (set by the preset)",
+    )
     parser.add_argument("--seed", help="seed of everything random (0)")
     parser.add_argument("--scheme", help="how to run: serial or parallel (serial)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="run directory (runs/ALGO-ENV-SEED-TIME)")
@@ -35,6 +39,8 @@ def make_parser(algo: str | None) -> Parser:
     parser.add_argument("--profile", action="store_true", help="trace a few rounds into RUN/profile")
     parser.add_argument("--quiet", action="store_true", help="print only the result")
     add_group(parser, "algo", *kinds)
+    for other, options in ALGORITHMS.items():
+        parser.elsewhere |= {f"--algo.{item.name}": f"{other}, not of {algo}" for item in fields(options)}
     for group, kind in KINDS.items():
         add_group(parser, group, kind)
     return parser

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from remuda.envs.paths import find
+from remuda.envs.paths import import_named
 from remuda.errors import ConfigError
 
 
@@ -77,10 +77,7 @@ def resolve_stats(stats: str | type[EpisodeStats] | None) -> type[EpisodeStats]:
         return EpisodeStats
     found: Any = stats
     if isinstance(stats, str):
-        module_name, colon, name = stats.partition(":")
-        if not colon:
-            raise ConfigError(f"stats={stats!r} is not an import path: write package.module:Class.")
-        found = find({"module": module_name, "name": name})
+        found = import_named(stats, "envs.stats")
     if not (isinstance(found, type) and issubclass(found, EpisodeStats)):
         raise ConfigError(f"stats={stats!r} is not a class of episode statistics: derive it from EpisodeStats.")
     return found

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from remuda.errors import EnvSpecError
+from remuda.errors import ConfigError, EnvSpecError, nearest
 
 SCRIPT = "__remuda_main__"  # the name under which a worker loads the user's script
 GUARD = "if __name__ == '__main__':"
@@ -75,8 +75,30 @@ def find(reference: Mapping[str, str]) -> Any:
     return thing
 
 
+def import_named(path: str, option: str) -> Any:
+    """What `package.module:Name` names; `option` is what the user set to it."""
+    module_name, _, name = path.partition(":")
+    if not module_name or not name:
+        raise ConfigError(f"{option}={path!r} is not an import path: write package.module:Name.")
+    try:
+        module = load_module(module_name)
+    except EnvSpecError as error:
+        raise ConfigError(f"{option}={path!r}: {error}") from error
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        raise ConfigError(f"{option}={path!r}: {missing(module, name)}") from None
+
+
+def missing(module: ModuleType, name: str) -> str:
+    names = [known for known in dir(module) if not known.startswith("_")]
+    return f"{module.__name__} has no {name}: {nearest(name, names)}"
+
+
 def load_module(name: str) -> ModuleType:
     """Import a module by name, or say in one sentence why not."""
+    if name.endswith(".py"):
+        raise EnvSpecError(f"{name} is the name of a file: write {name[:-3]}, the name of the module.")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -115,7 +115,8 @@ class SingleEnv:
         if not isinstance(info, Mapping):
             self.complain(f"info is {info!r}, not a dict: return {{}} if there is nothing to say.")
         self.count()
-        rows.episodes.append(Episode(self.index, self._stats.values(info)))
+        values = {str(name): float(value) for name, value in self._stats.values(info).items()}
+        rows.episodes.append(Episode(self.index, values))
         self._is_waiting = True
 
     def count(self) -> None:

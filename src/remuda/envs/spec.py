@@ -21,7 +21,7 @@ from typing import Any
 
 import gymnasium
 
-from remuda.envs.paths import as_json, describe, find, load_module, sentence
+from remuda.envs.paths import as_json, describe, find, load_module, missing, sentence
 from remuda.errors import EnvSpecError, nearest
 
 EXTRAS = {"ALE": ("ale_py", "atari"), "MinAtar": ("minatar", "minatar")}  # namespace: its package, our extra
@@ -141,6 +141,8 @@ def resolve(env: str | Callable[..., Any] | EnvSpec, kwargs: Mapping[str, Any] |
         factory = getattr(module, attribute, None)
         if callable(factory):
             return EnvSpec(env, kwargs, factory)
+        if attribute not in gymnasium.registry and "-v" not in attribute:
+            raise EnvSpecError(f"env={env!r}: {missing(module, attribute)}")
     _require_registered(env, attribute if colon else env)
     return EnvSpec(env, kwargs)
 

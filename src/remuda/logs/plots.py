@@ -71,6 +71,8 @@ def plot_runs(
         raise UsageError("there is nothing to plot: name one or more run directories.")
     if labels is not None and len(labels) != len(paths):
         raise UsageError(f"{len(labels)} labels do not fit {len(paths)} runs: give one for each run.")
+    if labels is None:
+        paths = list({Path(path).resolve(): path for path in paths}.values())  # runs/* names runs/latest as well
     runs = [RunDirectory.open(path) for path in paths]
     rows = [read_metrics(run.path) for run in runs]
     curves = [_curve(run.path, table, metric) for run, table in zip(runs, rows, strict=True)]

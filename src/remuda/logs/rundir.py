@@ -134,7 +134,8 @@ class RunDirectory:
         """Append one line with the time to log.txt."""
         if self._log is None:
             self._log = (self.path / "log.txt").open("a", encoding="utf-8", buffering=1)
-        self._log.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}\n")
+        with contextlib.suppress(OSError):  # a full disk must not end a run for want of a line
+            self._log.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}\n")
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """result.json, whole or not at all."""

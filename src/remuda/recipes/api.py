@@ -71,6 +71,10 @@ class Run:
         RunDirectory.open(self.path)  # refuses what is no run
         self._env, self._net = env, net
 
+    def __repr__(self) -> str:
+        known = (self.path / "result.json").exists()
+        return f"Run({str(self.path)!r}, {self.result['status'] if known else 'not ended'})"
+
     @property
     def result(self) -> dict[str, Any]:
         """What result.json says."""
@@ -104,6 +108,10 @@ class Run:
         return found.summary()
 
 
+def as_list(callbacks: Callback | Sequence[Callback]) -> list[Callback]:
+    return [callbacks] if callable(callbacks) else list(callbacks)
+
+
 def load(path: str | Path, env: Callable[..., Any] | None = None, net: NetFactory | None = None) -> Policy:
     """The policy of a run. A run made with a callable env or net that has no import path needs it again."""
     return Policy(Run(path, env, net).agent())
@@ -119,7 +127,7 @@ def train(
     scheme: str | Mapping[str, Any] = "serial",
     out: str | Path | None = None,
     net: NetFactory | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callback | Sequence[Callback] = (),
     quiet: bool = False,
     **groups: Mapping[str, Any],
 ) -> Run:
@@ -140,7 +148,7 @@ def train(
         label = getattr(net, "__qualname__", type(net).__qualname__)
         groups["agent"] = {**groups.get("agent", {}), "net": callable_name(net, label)}
     setup = settle_config(settings, groups, env=make)
-    result = run_training(*setup, out=out, net=net, callbacks=callbacks, quiet=quiet)
+    result = run_training(*setup, out=out, net=net, callbacks=as_list(callbacks), quiet=quiet)
     return Run(result["path"], make, net)
 
 
@@ -150,11 +158,11 @@ def resume(
     steps: int | None = None,
     env: Callable[..., Any] | None = None,
     net: NetFactory | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callback | Sequence[Callback] = (),
     quiet: bool = False,
     **groups: Mapping[str, Any],
 ) -> Run:
     """Go on with a run from its newest whole checkpoint."""
     setup = resume_config(Path(path), {} if steps is None else {"steps": steps}, groups, env)
-    run_training(*setup, out=path, resume=True, net=net, callbacks=callbacks, quiet=quiet)
+    run_training(*setup, out=path, resume=True, net=net, callbacks=as_list(callbacks), quiet=quiet)
     return Run(path, env, net)

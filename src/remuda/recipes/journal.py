@@ -125,6 +125,7 @@ class Journal:
             for sentence in found.skipped:
                 self.say(f"warning: {sentence}")
             self.say(f"resumed from {found.path.name}: {self.progress.steps:,} of {self.config.steps:,} steps done")
+        self.say(f"{self.directory.path}: {self.config.sampler.envs} envs, settings in config.yaml")
         self._started = time.perf_counter()
         return self.progress
 
@@ -180,6 +181,7 @@ class Journal:
             self.say(f"{status} after {self.progress.steps:,} steps; continue with: "
                      f"remuda train --resume {self.directory.path}")  # fmt: skip
         if self.evaluation is None and signal is None and self.config.eval.episodes:
+            self.terminal.note(f"evaluating {self.config.eval.episodes} greedy episodes")
             self._run_evaluation(learner)
         trained = sum(seconds for name, seconds in self._total.items() if name not in ("evaluation", "checkpoint"))
         steps = self.progress.steps - self._first_steps
@@ -207,8 +209,12 @@ class Journal:
             self._checkpoints += 1
             progress = {**asdict(self.progress), "checkpoints": self._checkpoints}
             keep, number = self.config.checkpoint.keep, self._checkpoints
-            state = learner.state_dict()
-            path = checkpoint.save(self.directory.checkpoints, self.progress.steps, state, progress, keep, number)
+            state, directory = learner.state_dict(), self.directory.checkpoints
+            try:
+                path = checkpoint.save(directory, self.progress.steps, state, progress, keep, number)
+            except OSError as error:  # a full disk: the run goes on, and the checkpoint before this one is whole
+                self.say(f"warning: no checkpoint was written at {self.progress.steps:,} steps ({error}): make room.")
+                return
             self._saved_rounds = self.progress.rounds
             self.directory.log(f"wrote {path.name}")
 
@@ -245,7 +251,10 @@ class Journal:
             line |= {f"eval/{name}": self.evaluation[name] for name in ("mean_reward", "std_reward", "mean_length")}
             self.evaluation = None if steps < self.config.steps else self.evaluation
         for writer in self._writers:
-            writer.write(steps, line)
+            try:
+                writer.write(steps, line)
+            except OSError as error:
+                self.say(f"warning: metrics at {steps:,} steps are lost ({error}): make room.")
         self._latest, self._line_steps, self._next_line = {**self._latest, **line}, steps, steps + self._log_every
         self._sums.clear()
         self._interval.clear()
@@ -263,6 +272,7 @@ class Journal:
             try:
                 found = self._evaluate(learner.algorithm.agent, self.should_stop)
             except Interrupted:
+                self.say("the evaluation was stopped before its end")
                 return False
         self.evaluation = found.summary()
         self.directory.log(f"evaluation: {self.evaluation['mean_reward']:.2f} over {len(found.returns)} episodes")

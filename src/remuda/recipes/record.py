@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from remuda.core import env_seed
-from remuda.errors import ConfigError, EnvSpecError
+from remuda.errors import ConfigError, EnvSpecError, Interrupted
 from remuda.learning.checkpoint import load_newest
 from remuda.recipes.api import Policy, Run
+from remuda.recipes.signals import StopSignals
 from remuda.schemes.synchronous import torch_threads
 
 DEFAULT_FPS = 30
-MAX_FRAMES = 20_000  # an episode that never ends must not fill the disk
 
 
 def record(
@@ -35,18 +37,21 @@ def record(
     policy = Policy(run.agent())
     step = load_newest(path / "checkpoints").step
     target = out or path / "videos" / f"step-{step}.mp4"
-    env = spec.build(render_mode="rgb_array")
-    try:
-        with Film(target, info.fps) as film, torch_threads(config.scheme_options.threads):
-            first = config.eval.seed if seed is None else seed
-            returns = [_play(env, policy, env_seed(first, k), film) for k in range(episodes)]
-    finally:
-        env.close()
+    limited = replace(spec, max_steps=config.eval.max_steps or None)
+    first, returns = config.eval.seed if seed is None else seed, []
+    with (
+        closing(limited.build(render_mode="rgb_array")) as env,
+        Film(target, info.fps) as film,
+        torch_threads(config.scheme_options.threads),
+        StopSignals() as signals,  # pygame would swallow SIGTERM
+    ):
+        for number in range(episodes):
+            returns.append(_play(env, policy, env_seed(first, number), film, signals))
     return target, returns
 
 
 class Film:
-    """Even-sized H.264 frames that every player shows."""
+    """Even-sized H.264 frames that every player shows; the file appears when it is whole."""
 
     def __init__(self, target: Path, fps: float | None) -> None:
         mistake = ConfigError(
@@ -61,7 +66,8 @@ class Film:
             raise ConfigError("videos need imageio and PyAV: pip install 'remuda[video]'.") from None
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            self._file = imageio.v3.imopen(target, "w", plugin="pyav")
+            self._target, self._aside = target, target.with_name(f".writing-{target.name}")
+            self._file = imageio.v3.imopen(self._aside, "w", plugin="pyav")
         except OSError as error:  # imageio's words for it are of no use to anybody
             raise mistake from error
         self._file.init_video_stream("libx264", fps=round(fps or DEFAULT_FPS), pixel_format="yuv420p")
@@ -73,17 +79,25 @@ class Film:
     def __enter__(self) -> Film:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, *rest: object) -> None:
         self._file.close()
+        if kind is None:
+            self._aside.replace(self._target)
+        else:
+            self._aside.unlink(missing_ok=True)
 
 
-def _play(env: Any, policy: Policy, seed: int, film: Film) -> float:
+def _play(env: Any, policy: Policy, seed: int, film: Film, signals: StopSignals) -> float:
     obs, _ = env.reset(seed=seed)
     film.add(env.render())
-    total, frames, over, state = 0.0, 0, False, None
-    while not over and frames < MAX_FRAMES:
+    total, over, state = 0.0, False, None
+    while not over:
+        if signals.received is not None:
+            stopped = Interrupted(f"stopped by {signals.name}: no video was made.")
+            stopped.signal = signals.received
+            raise stopped
         action, state = policy.act(obs, state)
         obs, reward, terminated, truncated, _ = env.step(action)
         film.add(env.render())
-        total, frames, over = total + float(reward), frames + 1, terminated or truncated
+        total, over = total + float(reward), terminated or truncated
     return total

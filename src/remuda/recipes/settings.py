@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from remuda.recipes.values import coerce, fill
 
 Groups = Mapping[str, Mapping[str, Any]]
 Setup = tuple[RunConfig, EnvSpec, EnvInfo]
+OPTIONS: list[tuple[str, type[Any]]] = [*(("algo", kind) for kind in ALGORITHMS.values()), *KINDS.items()]
 MAY_CHANGE = ("eval", "checkpoint", "log")  # groups that a resumed run may set anew
 
 
@@ -65,7 +67,11 @@ def settle_config(
 def check_groups(groups: Groups) -> None:
     for group, values in groups.items():
         if group not in GROUPS:
-            raise ConfigError(f"{group} is not a group of options: {nearest(str(group), GROUPS)}")
+            homes = [
+                f"{home}={{{group!r}: ...}}" for home, kind in OPTIONS if group in {f.name for f in fields(kind)}
+            ]
+            remedy = f"did you mean {homes[0]}?" if homes else nearest(str(group), (*GROUPS, "steps", "seed", "env"))
+            raise ConfigError(f"{group} is not a group of options: {remedy}")
         if not isinstance(values, Mapping):
             raise ConfigError(f"{group}={values!r} is not a mapping: give its options by name.")
 
@@ -105,7 +111,9 @@ def resume_config(
         given = made_with if made_with.startswith("<") else callable_name(env, resolve(env).label)
         settings = {**settings, "env": given}
     elif made_with.startswith("<"):
-        raise CheckpointError(f"run {path} was made with {made_with}, which has no name: pass env=... again.")
+        raise CheckpointError(
+            f"run {path} was made with {made_with}, which has no import path: pass env=... again, from Python."
+        )
     for name, value in settings.items():
         if name != "steps" and str(value) != str(stored.get(name)):
             raise CheckpointError(

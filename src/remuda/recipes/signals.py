@@ -33,6 +33,10 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    @property
+    def name(self) -> str:
+        return self.received.name if self.received is not None else "nobody"
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
             raise KeyboardInterrupt

@@ -20,7 +20,8 @@ from remuda.agents import NetFactory, PolicyAgent
 from remuda.algorithms import A2C, PPO
 from remuda.core import Algorithm, Envs, Recipe, Scheme, env_seed
 from remuda.envs import EnvInfo, EnvSpec, make_envs, refuse_in_worker
-from remuda.errors import ConfigError, RemudaError, nearest
+from remuda.envs.paths import import_named
+from remuda.errors import ConfigError, Interrupted, RemudaError, nearest
 from remuda.learning.checkpoint import Checkpoint, load_newest
 from remuda.learning.learner import Learner, OptimizerOptions
 from remuda.learning.schedules import parse_schedule
@@ -28,7 +29,6 @@ from remuda.logs.rundir import RunDirectory
 from remuda.logs.terminal import Terminal
 from remuda.nets import MLP
 from remuda.recipes.config import AgentOptions, PPOOptions, RunConfig, to_dict
-from remuda.recipes.importing import import_object
 from remuda.recipes.journal import Callback, Journal
 from remuda.recipes.machine import usable_cores
 from remuda.recipes.profile import profiled
@@ -76,6 +76,12 @@ def train(
                 journal.callbacks = [*callbacks, count_round]
                 learner = scheme.run(recipe, journal)
                 result = journal.finish(learner)
+        except Interrupted as error:  # before there was a learner to save
+            if not resume:
+                directory.discard()
+            stopped = Interrupted(f"stopped by {signals.name} before training began: nothing was kept.")
+            stopped.signal = signals.received or stopped.signal
+            raise stopped from error
         except RemudaError as error:
             if journal.progress.rounds == 0 and not resume:
                 directory.discard()  # a run that learned nothing leaves nothing behind
@@ -171,7 +177,7 @@ def find_net(options: AgentOptions) -> NetFactory:
         return lambda shape: MLP(shape, options.hidden, options.activation, options.orthogonal_init)
     if options.net.startswith("<"):
         raise ConfigError(f"agent.net={options.net} has no import path: pass net=... again.")
-    made: NetFactory = import_object(options.net, "agent.net")
+    made: NetFactory = import_named(options.net, "agent.net")
     return made
 
 

@@ -12,8 +12,10 @@ from remuda.errors import ConfigError, nearest
 
 
 class Parser(argparse.ArgumentParser):
-    """Argparse whose complaints are one sentence; why not tyro: its import alone takes longer than our whole --help,
-    and its errors are boxes of several lines."""
+    """Argparse whose complaints are one sentence.
+
+    Why not tyro: its import takes 0.16 s, all of `remuda train ppo --help` 0.13 s; its errors are boxes of many lines.
+    """
 
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)

@@ -8,7 +8,7 @@ RUN := runs/demo
 
 demo: $(STAMP)
 	rm -rf $(RUN)
-	$(BIN)/remuda train ppo --env CartPole-v1 --scheme parallel --seed 1 --eval.every 40_000 --out $(RUN)
+	$(BIN)/remuda train ppo --env CartPole-v1 --scheme parallel --seed 1 --steps 100_000 --eval.every 20_000 --out $(RUN)
 	$(BIN)/remuda eval $(RUN) --episodes 20
 	$(BIN)/remuda plot $(RUN) --out $(RUN)/curve.png
 	$(BIN)/remuda record $(RUN) --out $(RUN)/videos/cartpole.mp4

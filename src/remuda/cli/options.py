@@ -14,7 +14,7 @@ from remuda.errors import ConfigError, nearest
 class Parser(argparse.ArgumentParser):
     """Argparse whose complaints are one sentence.
 
-    Why not tyro: its import takes 0.16 s, all of `remuda train ppo --help` 0.13 s; its errors are boxes of many lines.
+    Why not tyro: its import takes 0.16 s, all of `remuda train ppo --help` 0.13 s; its errors are boxes of lines.
     """
 
     def __init__(self, **settings: Any) -> None:

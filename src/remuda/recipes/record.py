@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +38,7 @@ def record(
     policy = Policy(run.agent())
     step = load_newest(path / "checkpoints").step
     target = out or path / "videos" / f"step-{step}.mp4"
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures without a screen, and without complaints about it
     limited = replace(spec, max_steps=config.eval.max_steps or None)
     first, returns = config.eval.seed if seed is None else seed, []
     with (

@@ -7,6 +7,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from remuda.envs import worker
+
 BOX = spaces.Box(-1.0, 1.0, (4,), np.float32)
 
 
@@ -135,6 +137,13 @@ def no_info():
     env = Late()
     env.step = lambda action: (np.zeros(4, np.float32), 1.0, True, False, None)
     return env
+
+
+def slow_to_build():
+    """Takes its time to be built, but not where it is only looked at."""
+    if worker.IN_WORKER:
+        time.sleep(5)
+    return Late()
 
 
 def endless():

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from remuda.core import Step, env_seed
-from remuda.envs import PooledEnvs, resolve
+from remuda.envs import PooledEnvs, crew, resolve
 from remuda.errors import EnvSpecError, Interrupted, WorkerError
 
 HERE = Path(__file__).parents[2]
@@ -271,6 +271,21 @@ def test_an_env_that_takes_its_worker_along_while_being_built(tmp_path: Path) ->
             PooledEnvs(resolve("deadly:make"), 1, 1, max_worker_restarts=2)
     finally:
         sys.path.remove(str(tmp_path))
+
+
+def test_a_worker_that_hangs_again_and_again_is_given_up_although_it_is_lost_seldom(monkeypatch: Any) -> None:
+    monkeypatch.setattr(crew, "WINDOW_SECONDS", 0.1)  # as if its time limit were longer than the window
+    spec = resolve("counting:make", {"fault": "sleep", "at": 1})
+    with PooledEnvs(spec, 1, 1, step_timeout=0.3, max_worker_restarts=2) as envs:
+        envs.reset(seed=1)
+        with pytest.raises(WorkerError, match="more than 2 times without a step in between"):
+            step_until_it_fails(envs)
+
+
+def step_until_it_fails(envs: PooledEnvs) -> None:
+    for _ in range(20):
+        slot, _ = envs.recv()
+        envs.send(slot, np.zeros(1, np.int64))
 
 
 def test_building_has_a_time_limit_of_its_own(tmp_path: Path) -> None:

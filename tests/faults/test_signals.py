@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -121,6 +122,56 @@ def test_a_signal_while_a_worker_hangs_does_not_wait_for_its_time_limit(tmp_path
     assert time.monotonic() - asked < 10
     assert process.returncode == 128 + signal.SIGTERM, err
     wait_for(lambda: all_gone(members), 2)
+
+
+def test_a_signal_while_workers_build_their_envs_leaves_nothing(tmp_path):
+    path = tmp_path / "run"
+    process = start(path, "--scheme", "parallel", "--sampler.envs", "8", env="own_things:slow_to_build")
+    wait_for(lambda: path.exists())
+    members = family(process)
+    time.sleep(0.5)
+    asked = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    assert time.monotonic() - asked < 10
+    assert process.returncode == 128 + signal.SIGTERM
+    assert err.strip() == "remuda: stopped by SIGTERM before training began: nothing was kept."
+    assert not path.exists()
+    wait_for(lambda: all_gone(members), 2)
+
+
+def test_a_signal_during_a_long_update_cuts_it_short(tmp_path):
+    """An update of a minute: what it did in the first seconds is kept."""
+    path = tmp_path / "run"
+    arguments = ["--algo.n_steps", "512", "--algo.batch_size", "64", "--algo.n_epochs", "200"]
+    process = start(path, *arguments, "--agent.hidden", "512,512")
+    wait_for(lambda: has_begun(path))
+    time.sleep(4.0)
+    asked = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - asked < 10
+    assert process.returncode == 130, err
+    found = load_newest(path / "checkpoints")
+    assert found.progress["rounds"] == 1
+    assert 0 < found.learner["version"] < 200 * 64
+
+
+def test_a_disk_that_fills_up_costs_checkpoints_and_metrics_but_not_the_run(tmp_path):
+    """No file may grow beyond 30 kB: that is less than a checkpoint, and less than the metrics of the run."""
+    path = tmp_path / "run"
+    command = [sys.executable, "-m", "remuda", "train", "ppo", "--env", "CartPole-v1", "--steps", "6000"]
+    command += ["--out", str(path), "--checkpoint.every", "1000", "--log.every", "256", "--eval.episodes", "2"]
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))  # noqa: E731
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, preexec_fn=limit)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "warning: no checkpoint was written" in done.stdout
+    assert "make room" in done.stdout
+    assert "complete" in done.stdout
+    assert list((path / "checkpoints").iterdir()) == [], "nothing half-written stays"
+    for line in (path / "metrics.jsonl").read_text().splitlines():
+        json.loads(line)
 
 
 def has_begun(path: Path) -> bool:

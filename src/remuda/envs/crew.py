@@ -48,8 +48,7 @@ class Member:
         self.lost: str | None = None  # how, once it is
         self.failure = ""  # the last traceback it sent
         self.deaths: deque[float] = deque()
-        self.answers = 0  # given when it was last lost
-        self.fruitless = 0  # losses in a row without an answer between them
+        self.fruitless = 0  # losses in a row without a real step between them
 
     def tell(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
         if self.link is not None:
@@ -109,13 +108,13 @@ class Crew:
         self._has_started = True
         return built[0]
 
-    def revive(self, member: Member, answers: int) -> None:
-        """A new process for a lost member, ready for its next order; `answers` is how many it has given so far.
+    def revive(self, member: Member, was_useful: bool) -> None:
+        """A new process for a lost member, ready for its next order.
 
-        One that hangs is lost too seldom for any budget per minute: without an answer in between, it counts too.
+        One that hangs is lost too seldom for any budget per minute: if it `was_useful` for nothing, that counts too.
         """
-        if answers > member.answers:
-            member.answers, member.fruitless = answers, 0
+        if was_useful:
+            member.fruitless = 0
         while True:
             self._spend(member)
             self._launch(member)
@@ -131,7 +130,7 @@ class Crew:
         member.fruitless += 1
         is_too_often = self._is_over_budget(member.deaths)
         if is_too_often or member.fruitless > self._max_restarts:
-            how = f"within {WINDOW_SECONDS:g} s" if is_too_often else "without an answer in between"
+            how = f"within {WINDOW_SECONDS:g} s" if is_too_often else "without a step in between"
             error = WorkerError(
                 f"{sentence}, more than {self._max_restarts} times {how}: "
                 "run the env with scheme=serial to see what it does, or raise envs.max_worker_restarts."

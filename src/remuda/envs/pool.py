@@ -86,6 +86,7 @@ class PooledEnvs:
         self._restarts_before = 0
         self._notices = 0
         self._waited = 0.0
+        self._lost_at = [0] * num_workers  # number of the last request when a worker was last lost
         self._fence = threading.Lock()  # taking it orders memory between processes: 50 ns
         self._memory: SharedArrays | None = None
         self._crew = Crew(orders, build_timeout, max_worker_restarts, should_stop)
@@ -242,7 +243,10 @@ class PooledEnvs:
         for first, last in self._blocks[index]:
             self._restarts[first:last] += 1
         member.order = {**member.order, "seeds": self._seeds_left(index, member.inbox)}
-        self._crew.revive(member, int(self._done[index].sum()))
+        # A new worker answers every slot once with a reset row; only after that does it step.
+        was_useful = self._number > self._lost_at[index] + 2 * self.num_slots
+        self._lost_at[index] = self._number
+        self._crew.revive(member, was_useful)
         self._introduce(member)
 
     def _seeds_left(self, index: int, untold: Sequence[Mapping[str, Any]] = ()) -> dict[str, list[int]] | None:

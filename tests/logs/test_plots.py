@@ -129,7 +129,7 @@ def test_nothing_to_draw_is_one_sentence(tmp_path: Path) -> None:
     for paths, sentence in (
         ([], "there is nothing to plot"),
         ([empty], "holds no metrics yet"),
-        ([good, young], "holds no rollout/ep_rew_mean: wait for the first finished episode"),
+        ([young], "holds no rollout/ep_rew_mean: wait for the first finished episode"),
     ):
         with pytest.raises(UsageError, match=sentence):
             plot_runs(paths, out)
@@ -150,3 +150,35 @@ def test_seeds_without_common_steps(tmp_path: Path) -> None:
     late = make_run(tmp_path / "b", config, [(30, {"rollout/ep_rew_mean": 1.0})])
     with pytest.raises(UsageError, match="the 2 runs of ppo share no steps"):
         plot_runs([early, late], tmp_path / "x.png")
+
+
+def test_a_run_without_the_metric_is_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    good = make_run(tmp_path / "good", {"algo": "ppo"}, [(10, {"rollout/ep_rew_mean": 1.0})])
+    bad = make_run(tmp_path / "bad", {"algo": "ppo"}, [(10, {"train/loss": 1.0})])
+    for order in ([good, bad], [bad, good]):
+        caplog.clear()
+        plot_runs(order, tmp_path / "x.png")
+        assert "left out" in caplog.text
+        assert "bad holds no rollout/ep_rew_mean" in caplog.text
+    with pytest.raises(UsageError, match="bad holds no rollout/ep_rew_mean"):
+        plot_runs([bad], tmp_path / "x.png")
+
+
+def test_a_run_that_is_named_twice_counts_once(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", {"algo": "ppo"}, learning(1))
+    (tmp_path / "latest").symlink_to("run")
+    assert "mean of" not in drawn([run, tmp_path / "latest"], tmp_path)
+
+
+def test_runs_that_differ_in_more_than_their_seed_are_two_curves(tmp_path: Path) -> None:
+    def config(rate: str, seed: int) -> dict[str, Any]:
+        return {"algo": "ppo", "env": "Pong", "seed": seed, "options": {"algo": {"learning_rate": rate}}}
+
+    paths = [
+        make_run(tmp_path / f"{rate}-{seed}", config(rate, seed), learning(seed))
+        for rate in ("1e-2", "1e-5")
+        for seed in (1, 2)
+    ]
+    text = drawn(paths, tmp_path)
+    assert "ppo algo.learning_rate=1e-2: mean of 2 runs" in text
+    assert "ppo algo.learning_rate=1e-5: mean of 2 runs" in text

@@ -17,7 +17,7 @@ COMMANDS = {  # name: (module, what it does)
     "doctor": ("doctor", "say what this machine or an env offers, and what is wrong"),
     "algos": ("tables", "list the algorithms"),
     "schemes": ("tables", "list the ways to run them"),
-    "envs": ("tables", "list the environments that are installed"),
+    "envs": ("tables", "list the environments that are registered"),
 }
 
 USAGE = """\

@@ -24,7 +24,7 @@ EXTRAS = {  # extra: (package it brings, what for)
     "minatar": ("minatar", "MinAtar games"),
     "video": ("av", "remuda record"),
     "wandb": ("wandb", "--log.wandb"),
-    "ray": ("ray", "the cluster scheme"),
+    "ray": ("ray", "nothing yet"),
 }
 
 

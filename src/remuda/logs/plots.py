@@ -9,6 +9,7 @@ seeds it is what lies between them. The legend says which.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,10 +74,21 @@ def plot_runs(
         raise UsageError(f"{len(labels)} labels do not fit {len(paths)} runs: give one for each run.")
     if labels is None:
         paths = list({Path(path).resolve(): path for path in paths}.values())  # runs/* names runs/latest as well
-    runs = [RunDirectory.open(path) for path in paths]
-    rows = [read_metrics(run.path) for run in runs]
-    curves = [_curve(run.path, table, metric) for run, table in zip(runs, rows, strict=True)]
-    groups, shared_env = _group(runs, labels)
+    runs, rows, curves, names = [], [], [], []
+    for index, path in enumerate(paths):
+        run = RunDirectory.open(path)
+        table = read_metrics(run.path)
+        try:
+            curves.append(_curve(run.path, table, metric))
+        except UsageError as error:
+            if index == len(paths) - 1 and not curves:
+                raise  # nothing is left to draw
+            logging.getLogger("remuda").warning("left out: %s", error)
+            continue
+        runs.append(run)
+        rows.append(table)
+        names.append(labels[index] if labels is not None else "")
+    groups, shared_env = _group(runs, names if labels is not None else None)
 
     from matplotlib.figure import Figure  # 0.8 s to import, so only here; without pyplot there is no global state
 

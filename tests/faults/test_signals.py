@@ -50,6 +50,15 @@ def has_trained(path: Path) -> bool:
     return metrics.exists() and metrics.stat().st_size > 0
 
 
+def stop(process: subprocess.Popen, number: signal.Signals) -> tuple[str, str]:
+    """Send the signal; what was printed by the end, which must come within 10 s."""
+    asked = time.monotonic()
+    process.send_signal(number)
+    printed = process.communicate(timeout=60)
+    assert time.monotonic() - asked < 10
+    return printed
+
+
 def family(process: subprocess.Popen) -> list[psutil.Process]:
     parent = psutil.Process(process.pid)
     return [parent, *parent.children(recursive=True)]
@@ -67,10 +76,7 @@ def test_one_signal_leaves_a_resumable_checkpoint(tmp_path, scheme, number):
     wait_for(lambda: has_trained(path))
     members = family(process)
     assert len(members) > (2 if scheme == "parallel" else 0)
-    asked = time.monotonic()
-    process.send_signal(number)
-    out, err = process.communicate(timeout=30)
-    assert time.monotonic() - asked < 10
+    out, err = stop(process, number)
     assert process.returncode == 128 + number, err
     assert err == ""
     assert f"remuda train --resume {path}" in out
@@ -101,10 +107,7 @@ def test_a_signal_during_a_long_rollout_does_not_wait_for_its_end(tmp_path):
     process = start(path, *arguments, env="own_things:slow")
     wait_for(lambda: (path / "log.txt").exists())
     time.sleep(1.5)
-    asked = time.monotonic()
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=30)
-    assert time.monotonic() - asked < 10
+    _, err = stop(process, signal.SIGTERM)
     assert process.returncode == 128 + signal.SIGTERM, err
     assert json.loads((path / "result.json").read_text())["steps"] == 0
 
@@ -116,10 +119,7 @@ def test_a_signal_while_a_worker_hangs_does_not_wait_for_its_time_limit(tmp_path
     wait_for(lambda: has_begun(path))
     members = family(process)
     time.sleep(1.0)
-    asked = time.monotonic()
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=30)
-    assert time.monotonic() - asked < 10
+    _, err = stop(process, signal.SIGTERM)
     assert process.returncode == 128 + signal.SIGTERM, err
     wait_for(lambda: all_gone(members), 2)
 
@@ -130,10 +130,7 @@ def test_a_signal_while_workers_build_their_envs_leaves_nothing(tmp_path):
     wait_for(lambda: path.exists())
     members = family(process)
     time.sleep(0.5)
-    asked = time.monotonic()
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=30)
-    assert time.monotonic() - asked < 10
+    _, err = stop(process, signal.SIGTERM)
     assert process.returncode == 128 + signal.SIGTERM
     assert err.strip() == "remuda: stopped by SIGTERM before training began: nothing was kept."
     assert not path.exists()
@@ -147,10 +144,7 @@ def test_a_signal_during_a_long_update_cuts_it_short(tmp_path):
     process = start(path, *arguments, "--agent.hidden", "512,512")
     wait_for(lambda: has_begun(path))
     time.sleep(4.0)
-    asked = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert time.monotonic() - asked < 10
+    _, err = stop(process, signal.SIGINT)
     assert process.returncode == 130, err
     found = load_newest(path / "checkpoints")
     assert found.progress["rounds"] == 1

@@ -100,10 +100,11 @@ PEERS = [
 
 # Written by hand from runs that were not kept: the only figures of the page that no command wrote.
 HOW_PRESETS_WERE_CHOSEN = [
-    "How the presets were chosen: those of PPO are the first values tried. That of A2C is the third. With normalised",
-    "advantages seeds 1 to 3 gave 500, 213, 500; with scaled rewards instead seeds 2 to 5 gave 173, 499, 418, 197; the",
-    "one in use gave 500 on seeds 1 to 4 (these figures were noted by hand, their runs were not kept). The seeds in the",
-    "table are among those it was chosen by, so its row says less about new seeds than the rows of PPO do.",
+    "How the presets were chosen: those of PPO are the first values tried. That of A2C is the third. With",
+    "normalised advantages seeds 1 to 3 gave 500, 213, 500; with scaled rewards instead seeds 2 to 5 gave 173, 499,",
+    "418, 197; the one in use gave 500 on seeds 1 to 4 (these figures were noted by hand, their runs were not kept).",
+    "The seeds in the table are among those it was chosen by, so its row says less about new seeds than the rows of",
+    "PPO do.",
 ]
 
 

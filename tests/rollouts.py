@@ -70,7 +70,7 @@ def make_rollout(agent: Any, T: int = 8, B: int = 4, seed: int = 0, version: int
     """What this agent would have said and done in random episodes over random observations."""
     stream = random_stream(seed, T, B)
     generator = torch.Generator().manual_seed(seed)
-    kind, width = agent.noise
+    ((kind, width),) = agent.noise
     draw = torch.rand if kind == "uniform" else torch.randn
     if agent.observation.kind == "discrete":
         obs = torch.randint(agent.observation.n, (T + 1, B), generator=generator)

@@ -8,13 +8,13 @@ turns losses into updates, `Weights` carry them back to the sampler, and a `Sche
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from remuda.data.arrays import ArrayTuple
+from remuda.data.arrays import ArrayTuple, namedarraytuple
 from remuda.data.rollout import Batch, Rollout
 
 if TYPE_CHECKING:  # env workers import this module, and never torch
@@ -28,21 +28,46 @@ if TYPE_CHECKING:  # env workers import this module, and never torch
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """What an observation or action looks like: all that agents need to know of a Gymnasium space."""
+    """What an observation or action looks like: all that agents need to know of a Gymnasium space.
 
-    kind: Literal["box", "discrete"]
-    shape: tuple[int, ...]
-    dtype: str  # as stored in rollouts: float64 boxes become float32, discrete ones int64
+    A leaf is one array per env. A dict or tuple has entries, and what it describes is a named array tuple of them.
+    """
+
+    kind: Literal["box", "discrete", "multidiscrete", "multibinary", "dict", "tuple"]
+    shape: tuple[int, ...] = ()
+    dtype: str = ""  # as stored in rollouts: float64 boxes become float32, discrete ones int64, multibinary int8
     low: NDArray[Any] | None = None  # box only
     high: NDArray[Any] | None = None
     n: int = 0  # discrete only: how many values
     start: int = 0  # discrete only: the smallest value; rollouts and agents count from 0
+    sizes: NDArray[Any] | None = None  # multidiscrete only, of its shape: how many values each number has
+    starts: NDArray[Any] | None = None  # multidiscrete only: the smallest value of each
+    entries: Mapping[str, Space] = field(default_factory=dict)  # dict and tuple only, by name of the field
+    keys: tuple[str, ...] = ()  # dict only: what the env itself calls its entries
+
+    @property
+    def is_leaf(self) -> bool:
+        return self.kind not in ("dict", "tuple")
+
+    def leaves(self, path: str = "") -> Iterator[tuple[str, Space]]:
+        """Every leaf with its dotted path; that of a space without entries is the one given."""
+        if self.is_leaf:
+            yield path, self
+        for name, entry in self.entries.items():
+            yield from entry.leaves(f"{path}.{name}" if path else name)
+
+    def tree(self, make: Callable[[str, Space], Any], path: str = "") -> Any:
+        """make(path, leaf) for every leaf: one value, or a named array tuple with a value for each entry."""
+        if self.is_leaf:
+            return make(path, self)
+        values = [entry.tree(make, f"{path}.{name}" if path else name) for name, entry in self.entries.items()]
+        return namedarraytuple("Entries", tuple(self.entries))(*values)
 
 
 class Step(ArrayTuple):
     """What one slot of envs answered, every field [B of the slot]; numpy, valid until the next send to that slot."""
 
-    obs: Any  # what the agent sees next: on an end the true final observation
+    obs: Any  # what the agent sees next, an array or a tree of them: on an end the true final observation
     reward: Any
     terminated: Any
     truncated: Any
@@ -74,7 +99,7 @@ class Envs(Protocol):
     should_stop: Callable[[], bool] | None  # asked while receiving; True raises Interrupted
 
     def reset(self, seed: int, warm_up: int = 0) -> int: ...
-    def send(self, slot: int, action: NDArray[Any]) -> None: ...
+    def send(self, slot: int, action: Any) -> None: ...  # arrays [B of the slot] in the action space's tree
     def recv(self) -> tuple[int, Step]: ...
     def episodes(self) -> list[Episode]: ...  # finished since the last call, in order of env index
     def restarts(self) -> int: ...  # envs rebuilt so far, because they raised or their worker was lost
@@ -106,13 +131,13 @@ class Losses:
 class Agent(Protocol):
     """The networks and how they act; an nn.Module."""
 
-    noise: tuple[Literal["uniform", "normal"], int]  # kind and width of the noise that `act` wants for each env
+    noise: tuple[tuple[Literal["uniform", "normal"], int], ...]  # kinds and widths that `act` wants for each env
 
     def initial_state(self, batch: int) -> Any: ...
     def act(
-        self, obs: Tensor, state: Any, explore: Tensor | None, noise: Tensor
-    ) -> tuple[Tensor, ArrayTuple, Any]: ...  # explore [B], 0 is greedy; None: all explore
-    def value(self, obs: Tensor, state: Any) -> Tensor: ...
+        self, obs: Any, state: Any, explore: Tensor | None, noise: Tensor
+    ) -> tuple[Any, ArrayTuple, Any]: ...  # explore [B], 0 is greedy; None: all explore
+    def value(self, obs: Any, state: Any) -> Tensor: ...  # of what was seen after `state`, which stays as it is
 
 
 class Algorithm(Protocol):

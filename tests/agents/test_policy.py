@@ -34,7 +34,7 @@ def draw(space: Space, *leading: int) -> Tensor:
 
 
 def noise(agent: Any, batch: int) -> Tensor:
-    kind, width = agent.noise
+    ((kind, width),) = agent.noise
     return torch.rand(batch, width) if kind == "uniform" else torch.randn(batch, width)
 
 
@@ -99,7 +99,7 @@ def test_observations_are_standardised_by_the_agent() -> None:
 @pytest.mark.parametrize(("shape", "width"), [((2, 3), 6), ((), 1), ((2,), 2)])
 def test_box_actions_are_flat_in_the_agent(shape: tuple[int, ...], width: int) -> None:
     agent = make_agent(action=box(shape))
-    assert agent.noise == ("normal", width)
+    assert agent.noise == (("normal", width),)
     action, said, state = agent.act(torch.randn(5, 3), None, None, torch.randn(5, width))
     assert action.shape == (5, width)
     assert said.log_prob.shape == said.value.shape == (5,)
@@ -115,7 +115,7 @@ def test_log_std_starts_as_asked_and_is_learned() -> None:
 
 def test_discrete_actions_are_drawn_with_uniform_noise() -> None:
     agent = make_agent()
-    assert agent.noise == ("uniform", 1)
+    assert agent.noise == (("uniform", 1),)
     obs = torch.randn(6, 3)
     action, said, _ = agent.act(obs, None, None, torch.full((6, 1), 0.99))
     assert action.tolist() == [3] * 6  # near uniform over four at the start
@@ -127,7 +127,7 @@ def test_discrete_actions_are_drawn_with_uniform_noise() -> None:
 def test_each_env_explores_or_is_greedy_on_its_own(action: Space) -> None:
     agent = make_agent(action=action)
     obs, explore = torch.randn(6, 3), torch.tensor([1.0, 0.0, 1.0, 0.0, 0.0, 1.0])
-    drawn = torch.full((6, agent.noise[1]), 0.999)
+    drawn = torch.full((6, agent.noise[0][1]), 0.999)
     everywhere, _, _ = agent.act(obs, None, None, drawn)
     mixed, said, _ = agent.act(obs, None, explore, drawn)
     distribution = agent.evaluate(obs).distribution

@@ -20,8 +20,9 @@ import psutil
 import pytest
 
 from remuda.core import Step, env_seed
-from remuda.envs import PooledEnvs, crew, resolve
+from remuda.envs import PooledEnvs, resolve
 from remuda.errors import EnvSpecError, Interrupted, WorkerError
+from remuda.transport import crew
 
 HERE = Path(__file__).parents[2]
 

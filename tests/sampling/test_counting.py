@@ -30,7 +30,7 @@ PATHS = [  # workers, slots
 class CountingAgent(nn.Module):
     """Acts by the step it sees, and values an observation at 1000 * episode + 10 * step."""
 
-    noise = ("uniform", 1)
+    noise = (("uniform", 1),)
 
     def __init__(self):
         super().__init__()

@@ -40,7 +40,7 @@ def test_lengths_and_returns_by_hand():
 class Upright(torch.nn.Module):
     """Pushes the cart to where the pole leans: episodes of many lengths."""
 
-    noise = ("uniform", 1)
+    noise = (("uniform", 1),)
 
     def initial_state(self, batch):
         return None

@@ -15,17 +15,17 @@ KINDS: list[Literal["uniform", "normal"]] = ["uniform", "normal"]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_env_gets_the_same_numbers_alone_or_in_company(kind: Literal["uniform", "normal"]) -> None:
-    together = Noise(3, range(8), kind, 2).rows(64, 16)
+    together = Noise(3, range(8), ((kind, 2),)).rows(64, 16)
     assert together.shape == (16, 8, 2)
     assert together.dtype == torch.float32
     for env in range(8):
-        assert torch.equal(Noise(3, [env], kind, 2).rows(64, 16)[:, 0], together[:, env])
-    assert torch.equal(Noise(3, [5, 2], kind, 2).rows(64, 16), together[:, [5, 2]])
+        assert torch.equal(Noise(3, [env], ((kind, 2),)).rows(64, 16)[:, 0], together[:, env])
+    assert torch.equal(Noise(3, [5, 2], ((kind, 2),)).rows(64, 16), together[:, [5, 2]])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_asking_again_gives_the_same(kind: Literal["uniform", "normal"]) -> None:
-    noise = Noise(3, range(2), kind, 1)
+    noise = Noise(3, range(2), ((kind, 1),))
     first = noise.rows(0, 32)
     noise.rows(32, 32)
     assert torch.equal(noise.rows(0, 32), first)
@@ -34,7 +34,7 @@ def test_asking_again_gives_the_same(kind: Literal["uniform", "normal"]) -> None
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_seeds_envs_and_rollouts_get_other_numbers(kind: Literal["uniform", "normal"]) -> None:
     blocks = [
-        Noise(seed, [env], kind, 1).rows(first, 64).flatten()
+        Noise(seed, [env], ((kind, 1),)).rows(first, 64).flatten()
         for seed, env, first in itertools.product((0, 1, 2**63 - 1), (0, 1, 2, 1000), (0, 64, 128, 10**9))
     ]
     # Not even shifted: hardly a number of one block is in any other.
@@ -48,13 +48,13 @@ def test_other_seeds_envs_and_rollouts_get_other_numbers(kind: Literal["uniform"
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_wide_blocks_of_neighbouring_rollouts_do_not_overlap(kind: Literal["uniform", "normal"]) -> None:
-    noise = Noise(0, [0], kind, 64)
+    noise = Noise(0, [0], ((kind, 64),))
     numbers = torch.cat([noise.rows(first, 8).flatten() for first in range(0, 64, 8)])
     assert len(numbers.unique()) > 0.999 * len(numbers)
 
 
 def test_uniform_noise_is_uniform_and_below_1() -> None:
-    numbers = Noise(0, range(10), "uniform", 3).rows(0, 2000).flatten()
+    numbers = Noise(0, range(10), (("uniform", 3),)).rows(0, 2000).flatten()
     assert numbers.min() >= 0
     assert numbers.max() < 1
     shares = torch.histc(numbers, 20, 0, 1) / len(numbers)
@@ -62,7 +62,7 @@ def test_uniform_noise_is_uniform_and_below_1() -> None:
 
 
 def test_normal_noise_is_standard_normal_and_independent() -> None:
-    numbers = Noise(0, range(10), "normal", 3).rows(0, 2000)
+    numbers = Noise(0, range(10), (("normal", 3),)).rows(0, 2000)
     flat = numbers.flatten()
     assert abs(flat.mean()) < 0.02
     assert abs(flat.std() - 1) < 0.02

@@ -71,8 +71,8 @@ class PolicyAgent(nn.Module):
             orthogonal(self.value_head, 1.0)
         if not self.is_discrete:
             self.log_std = nn.Parameter(torch.full((outputs,), log_std_init))
-        self.noise: tuple[Literal["uniform", "normal"], int] = (
-            ("uniform", 1) if self.is_discrete else ("normal", outputs)
+        self.noise: tuple[tuple[Literal["uniform", "normal"], int], ...] = (
+            (("uniform", 1),) if self.is_discrete else (("normal", outputs),)
         )
 
     def initial_state(self, batch: int) -> None:

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from remuda.core import Episode, Step
 from remuda.data.shared import SharedArrays
 from remuda.envs import worker
-from remuda.envs.crew import LOOK_SECONDS, Crew, Member
 from remuda.envs.episodes import EpisodeStats, resolve_stats
 from remuda.envs.lane import rows_layout
 from remuda.envs.local import check_action, check_seeds, envs_per_slot, report
@@ -33,6 +32,7 @@ from remuda.envs.paths import describe
 from remuda.envs.spaces import space_from_wire
 from remuda.envs.spec import EnvSpec
 from remuda.errors import ConfigError, Interrupted
+from remuda.transport.crew import LOOK_SECONDS, Crew, Member
 
 
 class PooledEnvs:
@@ -89,7 +89,7 @@ class PooledEnvs:
         self._lost_at = [0] * num_workers  # number of the last request when a worker was last lost
         self._fence = threading.Lock()  # taking it orders memory between processes: 50 ns
         self._memory: SharedArrays | None = None
-        self._crew = Crew(orders, build_timeout, max_worker_restarts, should_stop)
+        self._crew = Crew(worker.__name__, orders, build_timeout, max_worker_restarts, should_stop)
         try:
             observation, action = self._crew.start()
             self.observation, self.action = space_from_wire(observation), space_from_wire(action)

@@ -34,8 +34,8 @@ from remuda.envs.paths import GUARD, find
 from remuda.envs.single import Rows, SingleEnv
 from remuda.envs.spaces import space_to_wire
 from remuda.envs.spec import EnvSpec
-from remuda.envs.wire import Bell, Link
 from remuda.errors import EnvSpecError
+from remuda.transport.wire import Bell, Link
 
 IN_WORKER = False  # True in worker processes: whoever starts workers or training refuses to do so there
 LOOK_SECONDS = 1.0  # how often an idle worker looks whether its fork server lives, where the kernel does not tell

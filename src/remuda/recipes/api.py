@@ -49,9 +49,9 @@ class Policy:
         rows = torch.as_tensor(array[None] if single else array).to(torch_dtype(space))
         if space.kind == "discrete":
             rows = rows - space.start
-        kind, width = self.agent.noise
-        draw = self._draw.random if kind == "uniform" else self._draw.standard_normal
-        noise = torch.as_tensor(draw((len(rows), width)), dtype=torch.float32)
+        draws: dict[str, Any] = {"uniform": self._draw.random, "normal": self._draw.standard_normal}
+        parts = [draws[kind]((len(rows), width), dtype=np.float32) for kind, width in self.agent.noise]
+        noise = torch.as_tensor(np.concatenate(parts, axis=1))
         with torch.inference_mode():
             explore = torch.full((len(rows),), 0.0 if deterministic else 1.0)
             action, _, state = self.agent.act(rows, state, explore, noise)

@@ -50,7 +50,7 @@ def evaluate(
     played: list[list[Any]] = [[] for _ in range(envs.num_envs)]
     to_env = ToEnv(envs.action)
     exploring = torch.full((envs.num_envs,), float(explore))
-    noise = Noise(seed, range(envs.num_envs), *agent.noise)
+    noise = Noise(seed, range(envs.num_envs), agent.noise)
     state = agent.initial_state(envs.num_envs)
     dtype = torch_dtype(envs.observation)
     envs.reset(seed)

@@ -60,7 +60,7 @@ class EnvSampler:
         self._to_env = ToEnv(envs.action)
         B, width = envs.num_envs, envs.num_envs // envs.num_slots
         self._columns = [slice(slot * width, (slot + 1) * width) for slot in range(envs.num_slots)]
-        self._noise = Noise(seed, range(B), *agent.noise)
+        self._noise = Noise(seed, range(B), agent.noise)
         self._obs = torch.zeros(B, *envs.observation.shape, dtype=torch_dtype(envs.observation))
         self._last_value = torch.zeros(B)
         self._steps = self._allocate()

@@ -1,7 +1,7 @@
-"""A process that forks env workers: it has numpy and gymnasium loaded, and never torch nor any thread.
+"""A process that forks workers: it has their module loaded, and never runs a thread.
 
-    server = ForkServer()
-    pid = server.fork([link.fileno(), *bell.fds, *parent_bell.fds])    # 5 ms; the worker runs worker.serve
+    server = ForkServer("remuda.envs.worker")
+    pid = server.fork([link.fileno(), *bell.fds, *parent_bell.fds])    # 5 ms; the worker runs that module's main
     ...
     print(server.fate(pid))                                            # "was killed by SIGKILL"
     server.close()
@@ -13,6 +13,7 @@ one for the whole program. This one belongs to whoever made it and ends with it,
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import select
 import signal
@@ -20,25 +21,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from remuda.envs.wire import Link, die_with_parent
+from remuda.transport.wire import Link, die_with_parent
 
-START_SECONDS = 120.0  # importing numpy and gymnasium takes 0.4 s, on a cold and busy disk far longer
+START_SECONDS = 120.0  # importing numpy and gymnasium takes 0.4 s, torch 2 s, on a cold and busy disk far longer
 FORK_SECONDS = 20.0
 LEAVE_SECONDS = 1.0
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 # -c and not -m: the folder that -m would put first on the path may hide modules of the standard library
 COMMAND = (
-    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import sys; sys.path[:] = sys.argv[4:]; "
-    "from remuda.envs.forkserver import main; main(*map(int, sys.argv[1:4]))"
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import sys; sys.path[:] = sys.argv[5:]; "
+    "from remuda.transport.forkserver import main; main(sys.argv[1], *map(int, sys.argv[2:5]))"
 )
 
 
 class ForkServer:
     """The parent's side: owns the process."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str) -> None:
         self._link, theirs = Link.pair()
         path = [os.path.abspath(folder) for folder in sys.path]  # '' is the working directory
         # tied to a thread's life, see die_with_parent: where that is not the main one, the link's end must do
@@ -46,7 +47,7 @@ class ForkServer:
         fd = theirs.fileno()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", COMMAND, str(fd), str(os.getpid()), str(is_tied), *path],
+                [sys.executable, "-c", COMMAND, module, str(fd), str(os.getpid()), str(is_tied), *path],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[fd],
                 env={**os.environ, **ONE_THREAD},
@@ -108,12 +109,12 @@ class ForkServer:
             self._process.wait(LEAVE_SECONDS)
 
 
-def main(fd: int, parent: int, is_tied: int) -> None:
+def main(module: str, fd: int, parent: int, is_tied: int) -> None:
     """The server's side: fork on request and report deaths until the link ends."""
     if is_tied:
         die_with_parent(parent)
     link = Link.from_fd(fd)
-    import remuda.envs.worker  # noqa: F401  (loaded here once, shared by all that are forked)
+    worker = importlib.import_module(module)  # loaded here once, shared by all that are forked
 
     woken, waker = os.pipe()
     for end in (woken, waker):
@@ -131,7 +132,7 @@ def main(fd: int, parent: int, is_tied: int) -> None:
             _report_deaths(link)
             messages, fds = link.receive()
             if messages:  # one: the next request comes after the answer
-                link.send({"pid": _fork(fds, [link.fileno(), woken, waker])})
+                link.send({"pid": _fork(worker.main, fds, [link.fileno(), woken, waker])})
                 for fd in fds:
                     os.close(fd)
 
@@ -147,9 +148,7 @@ def _report_deaths(link: Link) -> None:
         link.send({"pid": pid, "status": status})
 
 
-def _fork(fds: list[int], foreign: list[int]) -> int:
-    from remuda.envs import worker
-
+def _fork(work: Callable[[Sequence[int]], int], fds: list[int], foreign: list[int]) -> int:
     server = os.getpid()
     pid = os.fork()
     if pid:
@@ -161,7 +160,7 @@ def _fork(fds: list[int], foreign: list[int]) -> int:
         die_with_parent(server)
         for fd in foreign:
             os.close(fd)
-        code = worker.main(fds)
+        code = work(fds)
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):

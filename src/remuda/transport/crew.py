@@ -1,6 +1,6 @@
 """The worker processes of a pool: started, listened to, buried and replaced, within a budget.
 
-    crew = Crew(orders, build_timeout=120.0, max_restarts=10)
+    crew = Crew("remuda.envs.worker", orders, build_timeout=120.0, max_restarts=10)
     spaces = crew.start()                         # every worker has built its envs
     crew.listen(0.2)                              # reads links into inboxes, notices who is lost
     for member in crew.lost():
@@ -22,9 +22,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from remuda.envs.forkserver import ForkServer
-from remuda.envs.wire import Bell, Link
 from remuda.errors import EnvError, EnvSpecError, Interrupted, RemudaError, WorkerError
+from remuda.transport.forkserver import ForkServer
+from remuda.transport.wire import Bell, Link
 
 logger = logging.getLogger("remuda.envs")
 
@@ -68,6 +68,7 @@ class Crew:
 
     def __init__(
         self,
+        module: str,
         orders: Sequence[Mapping[str, Any]],
         build_timeout: float,
         max_restarts: int,
@@ -80,6 +81,7 @@ class Crew:
         self._poll = select.poll()
         self._poll.register(self.bell, select.POLLIN)
         self._by_fd: dict[int, Member] = {}
+        self._module = module
         self._server: ForkServer | None = None
         self._server_deaths: deque[float] = deque()
         self._has_started = False
@@ -152,7 +154,7 @@ class Crew:
             link, theirs = Link.pair()
             try:
                 if self._server is None:
-                    self._server = ForkServer()
+                    self._server = ForkServer(self._module)
                 pid = self._server.fork([theirs.fileno(), *member.bell.fds, *self.bell.fds])
                 break
             except (EOFError, OSError) as error:

@@ -35,13 +35,13 @@ peers: .venv-sb3/.installed
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,video]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,video,atari,mujoco,minatar,minigrid]'
 	touch $(STAMP)
 
 .venv-sb3/.installed: constraints.txt
 	test -x .venv-sb3/bin/python || $(PYTHON) -m venv .venv-sb3
 	.venv-sb3/bin/python -m pip install --quiet --constraint constraints.txt torch
-	.venv-sb3/bin/python -m pip install --quiet --constraint constraints.txt stable-baselines3==2.9.2
+	.venv-sb3/bin/python -m pip install --quiet --constraint constraints.txt stable-baselines3==2.9.2 'gymnasium[mujoco]'
 	touch $@
 
 clean:

@@ -7,6 +7,7 @@ Workers find this module as "counting:make".
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import signal
@@ -41,11 +42,12 @@ class CountingEnv(gymnasium.Env[Any, Any]):
         only: int | None = None,  # the fault happens only to the env with this marker
         raise_step: float = 0.0,
         raise_reset: float = 0.0,
+        chatter: int = 0,  # so many more numbers in info
         render_mode: str | None = None,
     ) -> None:
         self.lengths, self.ends, self.reuse_buffer, self.fault, self.at = lengths, ends, reuse_buffer, fault, at
         self.once, self.raise_step, self.raise_reset, self.render_mode = once, raise_step, raise_reset, render_mode
-        self.kind, self.only = observation, only
+        self.kind, self.only, self.chatter = observation, only, chatter
         self.observation_space = {
             "box": FLOATS,
             "float64": gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float64),
@@ -92,6 +94,7 @@ class CountingEnv(gymnasium.Env[Any, Any]):
             "nan": float("nan"),
             "name": "x",
             "n": np.int64(7),
+            **{f"number {index}": index for index in range(self.chatter)},
         }
         answer = (self.observe(), reward, is_over and is_terminal, is_over and not is_terminal, info)
         return self.misbehave(*answer) if self.fault is not None and self.calls == self.at else answer
@@ -207,3 +210,143 @@ class Outer:
 
     def bound(self) -> CountingEnv:
         return CountingEnv()
+
+
+class LivesEnv(gymnasium.Env[Any, Any]):
+    """Games of so many lives, each of `life` steps; a lost life ends for the learner, the last one for all.
+
+    An observation is [game, life, step of the game], the reward always 1. A reset after a lost life only goes on.
+    """
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, lives: int = 3, life: int = 2) -> None:
+        self.lives, self.life = lives, life
+        self.game = self.lost = self.steps = 0
+        self.goes_on = False
+        self.seeds: list[int | None] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.seeds.append(seed)
+        if not self.goes_on or seed is not None:
+            self.game, self.lost, self.steps = self.game + 1, 0, 0
+        self.goes_on = False
+        return self.observe(), {"lives": self.lives - self.lost}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        is_lost = self.steps % self.life == 0
+        self.lost += is_lost
+        self.goes_on = is_lost and self.lost < self.lives
+        info = {"lives": self.lives - self.lost, "episode_continues": self.goes_on}
+        return self.observe(), 1.0, is_lost, False, info
+
+    def observe(self) -> Any:
+        return np.array([self.game, self.lost, self.steps], np.float32)
+
+
+class NestedEnv(gymnasium.Env[Any, Any]):
+    """Every kind of space in one: an observation tells the step in each entry, the reward sums up the whole action.
+
+    Actions are checked with `contains`, kept, and then overwritten, as an env may do.
+    """
+
+    observation_space = gymnasium.spaces.Dict(
+        {
+            "camera": gymnasium.spaces.Dict(
+                {
+                    "left": gymnasium.spaces.Box(0, 255, (2, 2), np.uint8),
+                    "right eye": gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32),
+                }
+            ),
+            "gear": gymnasium.spaces.Discrete(50, start=2),
+            "switches": gymnasium.spaces.MultiBinary(3),
+            "dials": gymnasium.spaces.MultiDiscrete([4, 60], start=[1, -1]),
+            "pair": gymnasium.spaces.Tuple(
+                (gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float64), gymnasium.spaces.Discrete(99))
+            ),
+        }
+    )
+    action_space = gymnasium.spaces.Dict(
+        {
+            "move": gymnasium.spaces.Tuple(
+                (gymnasium.spaces.Discrete(3, start=-1), gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float64))
+            ),
+            "buttons": gymnasium.spaces.MultiBinary(2),
+            "modes": gymnasium.spaces.MultiDiscrete([2, 3], dtype=np.int32, start=[5, 0]),
+        }
+    )
+
+    def __init__(self, length: int = 4, fault: str | None = None, at: int = 2) -> None:
+        self.length, self.fault, self.at = length, fault, at
+        self.steps = 0
+        self.taken: list[Any] = []
+        self.image = np.zeros((2, 2), np.uint8)  # reused: whoever stores a view of it stores the future
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Any:
+        if not self.action_space.contains(action):
+            raise AssertionError(f"action {action!r} is not in {self.action_space}")
+        if type(action) is not dict or type(action["move"]) is not tuple:
+            raise AssertionError(f"action {action!r} is not made of dicts and tuples")
+        self.taken.append(copy.deepcopy(action))
+        reward = float(action["move"][0] + action["move"][1].sum() + 10 * action["buttons"].sum())
+        reward += 100 * float(action["modes"].sum())
+        for array in (action["move"][1], action["buttons"], action["modes"]):
+            array[...] = 0
+        self.steps += 1
+        obs = self.observe()
+        if self.fault is not None and self.steps == self.at:
+            obs = self.break_entry(obs)
+        return obs, reward, False, self.steps == self.length, {}
+
+    def observe(self) -> Any:
+        self.image[...] = self.steps
+        return {
+            "camera": {"left": self.image, "right eye": np.full(2, self.steps / 2, np.float32)},
+            "gear": self.steps + 2,
+            "switches": np.array([self.steps % 2, 0, 1], np.int8),
+            "dials": np.array([1 + self.steps % 4, self.steps - 1]),
+            "pair": (np.array([self.steps / 4]), np.int64(self.steps)),
+        }
+
+    def break_entry(self, obs: Any) -> Any:
+        match self.fault:
+            case "nan":
+                obs["camera"]["right eye"][1] = np.nan
+            case "shape":
+                obs["camera"]["left"] = np.zeros((2, 3), np.uint8)
+            case "dtype":
+                obs["camera"]["left"] = np.zeros((2, 2), np.int16)
+            case "range":
+                obs["gear"] = 52
+            case "dial":
+                obs["dials"] = np.array([1, 59])
+            case "fraction":
+                obs["dials"] = np.array([1.0, 2.0])
+            case "switch":
+                obs["switches"] = np.array([0, 2, 0], np.int8)
+            case "infinite":
+                obs["pair"] = (np.array([np.inf]), 1)
+            case "missing":
+                del obs["gear"]
+            case "short":
+                obs["pair"] = obs["pair"][:1]
+            case "no dict":
+                obs["camera"] = obs["camera"]["left"]
+            case "no tuple":
+                obs["pair"] = 3
+        return obs
+
+
+def make_lives(**kwargs: Any) -> LivesEnv:
+    return LivesEnv(**kwargs)
+
+
+def make_nested(**kwargs: Any) -> NestedEnv:
+    return NestedEnv(**kwargs)

@@ -171,9 +171,9 @@ def text_obs():
     return env
 
 
-def multi_action():
+def integer_action():
     env = Late()
-    env.action_space = spaces.MultiDiscrete([2, 3])
+    env.action_space = spaces.Box(0, 3, (2,), np.int64)
     return env
 
 

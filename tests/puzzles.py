@@ -116,6 +116,82 @@ class Corridor(gymnasium.Env):
         return self.place, float(self.place == 5), self.place == 5, False, {}
 
 
+class Nested(gymnasium.Env):
+    """Nested observations of every kind, MultiDiscrete actions that count from 1 and from 0.
+
+    Half a point for naming the number of "left", half a point for the second bit of "inner": the optimum is 10.
+    """
+
+    observation_space = spaces.Dict(
+        {
+            "left": spaces.Discrete(3, start=5),
+            "inner": spaces.Tuple(
+                (spaces.MultiBinary(2), spaces.Dict({"x": spaces.Box(-1.0, 1.0, (2,), np.float32)}))
+            ),
+            "image": spaces.Box(0, 255, (5, 5, 2), np.uint8),
+            "dials": spaces.MultiDiscrete([2, 3]),
+        }
+    )
+    action_space = spaces.MultiDiscrete([3, 2], start=[1, 0])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.asked = 0
+        return self._show(), {}
+
+    def _show(self):
+        self.left, self.bits = int(self.np_random.integers(3)), self.np_random.integers(0, 2, 2).astype(np.int8)
+        return {
+            "left": self.left + 5,
+            "inner": (self.bits, {"x": self.np_random.uniform(-1, 1, 2).astype(np.float32)}),
+            "image": self.np_random.integers(0, 256, (5, 5, 2)).astype(np.uint8),
+            "dials": np.array([self.np_random.integers(2), self.np_random.integers(3)]),
+        }
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        reward = 0.5 * float(action[0] - 1 == self.left) + 0.5 * float(action[1] == self.bits[1])
+        self.asked += 1
+        return self._show(), reward, False, self.asked == 10, {}
+
+
+class Mixed(gymnasium.Env):
+    """Actions are a Tuple of Discrete and Box (or the same as a Dict, with a MultiBinary beside them).
+
+    A point for the right number, less the squared distance to the number shown: the optimum is 10.
+    """
+
+    observation_space = spaces.Tuple((spaces.Discrete(3), spaces.Box(-0.8, 0.8, (1,), np.float32)))
+
+    def __init__(self, kind="tuple"):
+        parts = {"which": spaces.Discrete(3), "how": spaces.Box(-1.0, 1.0, (1,), np.float32)}
+        self.kind = kind
+        if kind == "tuple":
+            self.action_space = spaces.Tuple(tuple(parts.values()))
+        else:
+            self.action_space = spaces.Dict({**parts, "bits": spaces.MultiBinary(2)})
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.asked = 0
+        return self._show(), {}
+
+    def _show(self):
+        self.which = int(self.np_random.integers(3))
+        self.how = self.np_random.uniform(-0.8, 0.8, 1).astype(np.float32)
+        return self.which, self.how.copy()
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        which, how = action if self.kind == "tuple" else (action["which"], action["how"])
+        share = 1.0 if self.kind == "tuple" else 0.5
+        reward = share * float(which == self.which) - float(np.square(how - self.how).sum())
+        if self.kind == "dict":  # one bit says whether the number is 0, the other is always set
+            reward += 0.25 * float(action["bits"][0] == (self.which == 0)) + 0.25 * float(action["bits"][1] == 1)
+        self.asked += 1
+        return self._show(), reward, False, self.asked == 10, {}
+
+
 def identity(**kwargs):
     return Identity(**kwargs)
 
@@ -130,3 +206,11 @@ def clockwork(**kwargs):
 
 def corridor():
     return Corridor()
+
+
+def nested():
+    return Nested()
+
+
+def mixed(**kwargs):
+    return Mixed(**kwargs)

@@ -26,7 +26,10 @@ def test_every_row_is_there_once():
     assert rows() == expected
 
 
-@pytest.mark.parametrize("page", ["coverage.md", "algorithms/ppo.md", "algorithms/a2c.md", "schemes/synchronous.md"])
+PAGES = ("coverage.md", "envs.md", "agents.md", "samplers.md")
+
+
+@pytest.mark.parametrize("page", [*PAGES, "algorithms/ppo.md", "algorithms/a2c.md", "schemes/synchronous.md"])
 def test_every_test_that_a_page_names_exists(page):
     text = (ROOT / "docs" / page).read_text()
     for path in set(re.findall(r"tests/[\w/]+\.py", text)):

@@ -18,16 +18,19 @@ if TYPE_CHECKING:
     from remuda.core import Episode, Round, Space, Step
     from remuda.data import Batch, Rollout, Steps, namedarraytuple
     from remuda.envs import EpisodeStats
+    from remuda.envs.pool_futures import EnvPool
     from remuda.errors import RemudaError, UsageError
-    from remuda.recipes.api import Policy, Run, load, resume, train
+    from remuda.recipes.api import Run, load, resume, train
+    from remuda.recipes.policy import Policy
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Batch": "remuda.data",
+    "EnvPool": "remuda.envs.pool_futures",
     "Episode": "remuda.core",
     "EpisodeStats": "remuda.envs",
-    "Policy": "remuda.recipes.api",
+    "Policy": "remuda.recipes.policy",
     "RemudaError": "remuda.errors",
     "Rollout": "remuda.data",
     "Round": "remuda.core",
@@ -44,6 +47,7 @@ _HOMES = {
 
 __all__ = [
     "Batch",
+    "EnvPool",
     "Episode",
     "EpisodeStats",
     "Policy",

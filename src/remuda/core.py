@@ -90,6 +90,9 @@ class Envs(Protocol):
         slot, step = envs.recv()            # the next slot, in the order of sending
         envs.send(slot, act(step.obs))      # never blocks
     envs.close()
+
+    An env is reset on the step after its end. With `hold` it stays where it ended instead, answering with its last
+    observation and mask False, until `renew`, which is answered through recv and touches no other env.
     """
 
     observation: Space
@@ -99,7 +102,8 @@ class Envs(Protocol):
     should_stop: Callable[[], bool] | None  # asked while receiving; True raises Interrupted
 
     def reset(self, seed: int, warm_up: int = 0) -> int: ...
-    def send(self, slot: int, action: Any) -> None: ...  # arrays [B of the slot] in the action space's tree
+    def send(self, slot: int, action: Any, hold: bool = False) -> None: ...  # [B of the slot], as its tree
+    def renew(self, slot: int) -> None: ...  # begin new episodes where `hold` kept an end from being reset
     def recv(self) -> tuple[int, Step]: ...
     def episodes(self) -> list[Episode]: ...  # finished since the last call, in order of env index
     def restarts(self) -> int: ...  # envs rebuilt so far, because they raised or their worker was lost
@@ -163,9 +167,14 @@ class Replay(Protocol):
 
 
 class Sampler(Protocol):
-    """Envs x Agent -> Rollouts."""
+    """Envs x Agent -> Rollouts; owns its envs."""
 
+    def reset(self, seed: int, warm_up: int = 0) -> int: ...  # random steps that were taken to spread the envs
     def collect(self) -> Rollout: ...  # T steps of every slot with one version: strictly on-policy
+    def take_seconds(self) -> dict[str, float]: ...  # where the time went since the last call
+    def episodes(self) -> list[Episode]: ...  # as of Envs
+    def restarts(self) -> int: ...
+    def close(self) -> None: ...
 
 
 class Weights(Protocol):
@@ -173,6 +182,7 @@ class Weights(Protocol):
 
     def publish(self, version: int) -> None: ...
     def pull(self, have: int) -> int: ...  # copies only if newer; returns the version now held
+    def close(self) -> None: ...
 
 
 # --- running --------------------------------------------------------------------------------------------------
@@ -193,10 +203,11 @@ class Recipe:
 
     seed: int
     steps: int  # real env steps after which the run is done
-    make_envs: Callable[..., Envs]  # (workers, should_stop) -> Envs; 0 workers: in this process
     make_learner: Callable[[], Learner]
     make_replay: Callable[[int], Replay]  # rounds done so far -> Replay
-    make_sampler: Callable[..., Any]  # (envs, agent, weights, rounds done) -> Sampler
+    make_weights: Callable[[Any, int], Weights]  # agent, its version -> the cell through which samplers get it
+    # agent, weights, env workers (0: envs in this process), rounds done, should_stop -> Sampler
+    make_sampler: Callable[[Any, Weights, int, int, Callable[[], bool]], Sampler]
     num_threads: int = 1  # of torch, in the process that learns
     warm_up: int = 0  # random steps per env before the first rollout, at most
 

@@ -44,7 +44,7 @@ def noise(agent: Any, batch: int) -> Tensor:
 def test_acting_and_learning_agree_on_every_space(observation: Space, action: Space, shared: bool) -> None:
     """What was said while acting on [B] rows is what is said of them as [T, B] and as [N] when learning."""
     agent = make_agent(observation, action, shared=shared, normalize_obs=True)
-    nn.init.normal_(agent.policy_head.weight)  # distributions that differ from row to row
+    nn.init.normal_(agent.policy_head.linear.weight)  # distributions that differ from row to row
     T, B = 3, 4
     obs = draw(observation, T, B)
     acted = [agent.act(obs[t], None, None, noise(agent, B)) for t in range(T)]
@@ -91,9 +91,9 @@ def test_images_of_bytes_become_shares_of_255_and_other_bytes_stay() -> None:
 
 def test_observations_are_standardised_by_the_agent() -> None:
     agent = PolicyAgent(box((2,)), discrete(2), Seen, normalize_obs=True)
-    agent.standardise.update(torch.tensor([[0.0, 10.0], [2.0, 30.0]]))
+    agent.inputs.update(torch.tensor([[0.0, 10.0], [2.0, 30.0]]))
     torch.testing.assert_close(agent.inputs(torch.tensor([[3.0, 20.0]])), torch.tensor([[2.0, 0.0]]))
-    assert make_agent(discrete(3), discrete(2), normalize_obs=True).standardise is None
+    assert make_agent(discrete(3), discrete(2), normalize_obs=True).inputs.has_statistics is False
 
 
 @pytest.mark.parametrize(("shape", "width"), [((2, 3), 6), ((), 1), ((2,), 2)])
@@ -104,13 +104,13 @@ def test_box_actions_are_flat_in_the_agent(shape: tuple[int, ...], width: int) -
     assert action.shape == (5, width)
     assert said.log_prob.shape == said.value.shape == (5,)
     assert state is None
-    assert isinstance(agent.evaluate(torch.randn(5, 3)).distribution, Gaussian)
+    assert isinstance(agent.unroll(torch.randn(5, 3), None, None)[0].distribution, Gaussian)
 
 
 def test_log_std_starts_as_asked_and_is_learned() -> None:
     agent = make_agent(action=box((2,)), log_std_init=-1.5)
-    assert agent.log_std.tolist() == [-1.5, -1.5]
-    assert any(parameter is agent.log_std for parameter in agent.parameters())
+    assert agent.policy_head.log_std.tolist() == [-1.5, -1.5]
+    assert any(parameter is agent.policy_head.log_std for parameter in agent.parameters())
 
 
 def test_discrete_actions_are_drawn_with_uniform_noise() -> None:
@@ -119,8 +119,8 @@ def test_discrete_actions_are_drawn_with_uniform_noise() -> None:
     obs = torch.randn(6, 3)
     action, said, _ = agent.act(obs, None, None, torch.full((6, 1), 0.99))
     assert action.tolist() == [3] * 6  # near uniform over four at the start
-    assert isinstance(agent.evaluate(obs).distribution, Categorical)
-    torch.testing.assert_close(said.log_prob, agent.evaluate(obs).distribution.log_prob(action))
+    assert isinstance(agent.unroll(obs, None, None)[0].distribution, Categorical)
+    torch.testing.assert_close(said.log_prob, agent.unroll(obs, None, None)[0].distribution.log_prob(action))
 
 
 @pytest.mark.parametrize("action", [discrete(4), box((2,))], ids=["discrete", "box"])
@@ -130,7 +130,7 @@ def test_each_env_explores_or_is_greedy_on_its_own(action: Space) -> None:
     drawn = torch.full((6, agent.noise[0][1]), 0.999)
     everywhere, _, _ = agent.act(obs, None, None, drawn)
     mixed, said, _ = agent.act(obs, None, explore, drawn)
-    distribution = agent.evaluate(obs).distribution
+    distribution = agent.unroll(obs, None, None)[0].distribution
     greedy = distribution.mode()
     for env in range(6):
         assert torch.equal(mixed[env], everywhere[env] if explore[env] else greedy[env])
@@ -140,29 +140,29 @@ def test_each_env_explores_or_is_greedy_on_its_own(action: Space) -> None:
 
 def test_heads_start_orthogonal_a_hundredth_for_the_policy() -> None:
     agent = make_agent(action=box((4,)))
-    for head, gain in ((agent.policy_head, 0.01), (agent.value_head, 1.0)):
+    for head, gain in ((agent.policy_head.linear, 0.01), (agent.value_head, 1.0)):
         product = head.weight @ head.weight.T
         torch.testing.assert_close(product, gain**2 * torch.eye(len(product)), atol=1e-7, rtol=1e-4)
         assert not head.bias.any()
 
 
 def test_a_fresh_policy_is_nearly_uniform() -> None:
-    entropy = make_agent(action=discrete(6)).evaluate(torch.randn(50, 3)).distribution.entropy()
+    entropy = make_agent(action=discrete(6)).unroll(torch.randn(50, 3), None, None)[0].distribution.entropy()
     assert (entropy - torch.tensor(6.0).log()).abs().max() < 1e-3
 
 
 def test_a_shared_net_is_one_net_and_counted_once() -> None:
     shared, apart = make_agent(shared=True), make_agent()
-    assert shared.value_net is shared.policy_net
-    assert apart.value_net is not apart.policy_net
+    assert shared.value_trunk is shared.policy_trunk
+    assert apart.value_trunk is not apart.policy_trunk
     sizes = [sum(parameter.numel() for parameter in agent.parameters()) for agent in (shared, apart)]
-    assert sizes[1] - sizes[0] == sum(parameter.numel() for parameter in shared.policy_net.parameters())
+    assert sizes[1] - sizes[0] == sum(parameter.numel() for parameter in shared.policy_trunk.parameters())
 
 
 def test_two_nets_share_no_gradient() -> None:
     agent = make_agent()
-    outputs = agent.evaluate(torch.randn(4, 3))
-    found = torch.autograd.grad(outputs.value.sum(), list(agent.policy_net.parameters()), allow_unused=True)
+    outputs = agent.unroll(torch.randn(4, 3), None, None)[0]
+    found = torch.autograd.grad(outputs.value.sum(), list(agent.policy_trunk.parameters()), allow_unused=True)
     assert all(gradient is None for gradient in found)
 
 
@@ -179,10 +179,10 @@ class OwnNet(nn.Module):
 
 def test_a_net_of_ones_own_needs_no_width() -> None:
     agent = PolicyAgent(OBSERVATIONS["image"], discrete(3), OwnNet)
-    assert agent.policy_head.in_features == 2 * 3 * 3
+    assert agent.policy_head.linear.in_features == 2 * 3 * 3
     outputs, _ = agent.unroll(draw(OBSERVATIONS["image"], 5, 2), None, None)
     assert outputs.value.shape == (5, 2)
-    assert any(parameter is agent.policy_net.convolution.weight for parameter in agent.parameters())
+    assert any(parameter is agent.policy_trunk.net.convolution.weight for parameter in agent.parameters())
 
 
 def test_greedy_actions_need_no_noise() -> None:

@@ -26,7 +26,7 @@ def known_batch(agent: Any) -> Batch:
     with torch.no_grad():
         for parameter in agent.parameters():
             parameter.zero_()
-        agent.policy_head.bias.copy_(torch.tensor([0.5, 0.25, 0.125, 0.125]).log())
+        agent.policy_head.linear.bias.copy_(torch.tensor([0.5, 0.25, 0.125, 0.125]).log())
         agent.value_head.bias.fill_(2)
     obs, action = torch.zeros(4, dtype=torch.int64), torch.tensor([0, 1, 2, 0])
     steps = Steps(obs, action, None, None, torch.ones(4, dtype=torch.bool), None, None)
@@ -87,7 +87,7 @@ def test_a_fixed_batch_makes_its_good_action_certain_and_its_values_true() -> No
     learner = Learner(make_a2c(agent), OptimizerOptions(), lambda progress: 1e-2, None)
     for _ in range(250):
         metrics = learner.step(Batch(steps, Targets(advantage, value))).metrics
-    distribution, values = agent.evaluate(torch.tensor([0, 1]))
+    distribution, values = agent.unroll(torch.tensor([0, 1]), None, None)[0]
     assert distribution.log_prob(good).exp().min() > 0.98
     assert metrics["value_loss"] < 1e-3
     torch.testing.assert_close(values, torch.tensor([-1.0, 4.0]), atol=0.1, rtol=0)

@@ -136,9 +136,11 @@ def test_observation_statistics_are_frozen_until_the_rollout_is_finished(kind: t
     assert all(torch.equal(before[name], x) for name, x in statistics().items())
     learner.finish(rollout)
     obs = rollout.steps.obs.flatten(0, 1).double()  # the final observations of reset rows are observations too
-    torch.testing.assert_close(agent.standardise.moments.mean, obs.mean(0))
-    torch.testing.assert_close(agent.standardise.moments.var, obs.var(0, unbiased=False))
-    torch.testing.assert_close(agent.standardise(obs.float()).std(0, unbiased=False), torch.ones(3))
+    torch.testing.assert_close(agent.inputs.leaf_inputs[0].standardise.moments.mean, obs.mean(0))
+    torch.testing.assert_close(agent.inputs.leaf_inputs[0].standardise.moments.var, obs.var(0, unbiased=False))
+    torch.testing.assert_close(
+        agent.inputs.leaf_inputs[0].standardise(obs.float()).std(0, unbiased=False), torch.ones(3)
+    )
 
 
 def test_without_normalising_nothing_but_parameters_is_in_the_state() -> None:

@@ -82,7 +82,7 @@ def test_loss_is_policy_plus_value_minus_entropy() -> None:
     ppo = make_ppo(ent_coef=0.03, vf_coef=0.7)
     batch = moved(ppo)
     metrics = ppo.losses(batch, Clock()).metrics
-    distribution = ppo.agent.evaluate(batch.steps.obs).distribution
+    distribution = ppo.agent.unroll(batch.steps.obs, None, None)[0].distribution
     assert metrics["entropy_loss"] == pytest.approx(-distribution.entropy().mean().item())
     expected = metrics["policy_gradient_loss"] + 0.7 * metrics["value_loss"] + 0.03 * metrics["entropy_loss"]
     assert metrics["loss"] == pytest.approx(float(expected))
@@ -93,9 +93,9 @@ def test_the_entropy_bonus_raises_entropy(action: Space) -> None:
     ppo = make_ppo(make_agent(action=action), ent_coef=100.0, vf_coef=0.0)
     batch = moved(ppo)
     learner = make_learner(ppo)
-    before = ppo.agent.evaluate(batch.steps.obs).distribution.entropy().mean()
+    before = ppo.agent.unroll(batch.steps.obs, None, None)[0].distribution.entropy().mean()
     learner.step(batch)
-    assert ppo.agent.evaluate(batch.steps.obs).distribution.entropy().mean() > before
+    assert ppo.agent.unroll(batch.steps.obs, None, None)[0].distribution.entropy().mean() > before
 
 
 def test_the_surrogate_is_clipped_at_the_range() -> None:
@@ -128,7 +128,11 @@ def test_advantages_are_normalised_in_each_minibatch() -> None:
 def test_values_are_clipped_around_the_old_ones() -> None:
     ppo = make_ppo(clip_range_vf=parse_schedule("linear(0.2, 0.1)"))
     batch = moved(ppo)
-    value, old, target = ppo.agent.evaluate(batch.steps.obs).value, batch.steps.policy.value, batch.targets.value
+    value, old, target = (
+        ppo.agent.unroll(batch.steps.obs, None, None)[0].value,
+        batch.steps.policy.value,
+        batch.targets.value,
+    )
     assert ((value - old).abs() > 0.2).any()
     for progress, clip in ((0.0, 0.2), (1.0, 0.1)):
         near = torch.minimum(torch.maximum(value, old - clip), old + clip)
@@ -142,7 +146,7 @@ def test_values_are_clipped_around_the_old_ones() -> None:
 def known_ratios(ppo: PPO, ratios: list[float]) -> Batch:
     """Real rows whose stored log_prob makes the ratios these."""
     rows = moved(ppo).rows(slice(0, len(ratios)))
-    now = ppo.agent.evaluate(rows.steps.obs).distribution.log_prob(rows.steps.action).detach()
+    now = ppo.agent.unroll(rows.steps.obs, None, None)[0].distribution.log_prob(rows.steps.action).detach()
     said = rows.steps.policy.replace(log_prob=now - torch.tensor(ratios).log())
     return Batch(rows.steps.replace(policy=said), rows.targets)
 
@@ -253,7 +257,7 @@ def test_actions_are_clipped_only_on_their_way_to_the_env(shape: tuple[int, ...]
     stored = rollout.steps.action
     assert (stored.abs() > 0.5).float().mean() > 0.3
     torch.testing.assert_close(stored.clamp(-0.5, 0.5).reshape(sent.shape), sent)
-    expected = ppo.agent.evaluate(rollout.steps.obs).distribution.log_prob(stored)
+    expected = ppo.agent.unroll(rollout.steps.obs, None, None)[0].distribution.log_prob(stored)
     torch.testing.assert_close(rollout.steps.policy.log_prob, expected.detach())
     (batch,) = batches(ppo, rollout, None)
     assert log_ratio(ppo, batch).abs().max() < 1e-6
@@ -275,7 +279,7 @@ def test_a_fixed_batch_reaches_the_known_optimum() -> None:
     steps = rollout.steps.replace(
         mask=torch.ones(16, 4, dtype=torch.bool), action=torch.arange(64).reshape(16, 4) % 4
     )
-    said = agent.evaluate(steps.obs)
+    said = agent.unroll(steps.obs, None, None)[0]
     log_prob = said.distribution.log_prob(steps.action).detach()
     steps = steps.replace(policy=steps.policy.replace(log_prob=log_prob))
     advantage = torch.where(steps.action == 2, 1.0, -1.0)
@@ -286,6 +290,9 @@ def test_a_fixed_batch_reaches_the_known_optimum() -> None:
     assert metrics["policy_gradient_loss"] == pytest.approx(-(0.25 * 1.2 - 0.75 * 0.8), abs=1e-5)
     assert metrics["value_loss"] < 1e-3
     with torch.no_grad():
-        ratio = (agent.evaluate(batch.steps.obs).distribution.log_prob(batch.steps.action) - log_prob.flatten()).exp()
+        ratio = (
+            agent.unroll(batch.steps.obs, None, None)[0].distribution.log_prob(batch.steps.action)
+            - log_prob.flatten()
+        ).exp()
     assert ratio[2] >= 1.2
     assert (ratio[[0, 1, 3]] <= 0.8).all()

@@ -19,8 +19,6 @@ BAD = [
     (["train", "ppo"], ["no env", "--env CartPole-v1"]),
     (["train", "ppo", "--env", "CartPol-v1"], ["CartPol-v1", "CartPole-v1"]),
     (["train", "ppo", "--env", "CartPole-v7"], ["CartPole", "v7"]),
-    (["train", "ppo", "--env", "ALE/Pong-v5"], ["ALE/Pong-v5", "pip install 'remuda[atari]'"]),
-    (["train", "ppo", "--env", "MinAtar/Breakout-v1"], ["MinAtar", "pip install 'remuda[minatar]'"]),
     (["train", "ppo", "--env", "no_such_module:make"], ["no_such_module"]),
     (["train", "ppo", "--env", "counting:mak"], ["counting has no mak", "did you mean make"]),
     (["train", "ppo", "--env", "counting.py:make"], ["counting.py", "write counting"]),
@@ -60,7 +58,22 @@ BAD = [
         ["workers=9", "8 envs"],
     ),
     (["train", "ppo", "--env", "CartPole-v1", "--agent.hidden", "64,x"], ["agent.hidden='64,x'", "64,64"]),
-    (["train", "ppo", "--env", "CartPole-v1", "--agent.net", "cnn"], ["agent.net='cnn'", "package.module:Name"]),
+    (["train", "ppo", "--env", "CartPole-v1", "--agent.net", "cnn"], ["agent.net='cnn'", "auto, mlp, nature"]),
+    (["train", "ppo", "--env", "CartPole-v1", "--agent.net", "nature"], ["agent.net=nature", "an image"]),
+    (["train", "ppo", "--env", "CartPole-v1", "--agent.core", "rnn"], ["agent.core='rnn'", "lstm, gru"]),
+    (
+        ["train", "ppo", "--env", "CartPole-v1", "--agent.core", "lstm", "--algo.batch_size", "48"],
+        ["algo.batch_size=48", "splits along envs", "32 or 64 or 128 or 256"],
+    ),
+    (["train", "ppo", "--env", "CartPole-v1", "--envs.seeds", "5-3"], ["envs.seeds='5-3'", "0-199"]),
+    (["train", "ppo", "--env", "CartPole-v1", "--eval.seeds", "a"], ["eval.seeds='a'", "0-199"]),
+    (
+        ["train", "ppo", "--env", "CartPole-v1", "--sampler.act", "workers"],
+        ["sampler.act=workers", "--scheme parallel"],
+    ),
+    (["train", "ppo", "--env", "CartPole-v1", "--envs.episodic_life"], ["episodic_life", "no Atari game"]),
+    (["train", "ppo", "--env", "CartPole-v1", "--envs.backend", "ale"], ["envs.backend=ale", "CartPole-v1"]),
+    (["train", "ppo", "--env", "CartPole-v1", "--envs.backend", "gymnasum"], ["did you mean gymnasium"]),
     (["train", "ppo", "--env", "CartPole-v1", "--agent.net", "no_such_module:Net"], ["no_such_module", "install it"]),
     (["train", "ppo", "--env", "CartPole-v1", "--agent.net", "own_things:Nett"], ["Nett", "did you mean Net"]),
     (
@@ -72,8 +85,8 @@ BAD = [
         ["train", "a2c", "--env", "CartPole-v1", "--algo.n_epochs", "4"],
         ["--algo.n_epochs", "option of ppo, not of a2c"],
     ),
-    (["train", "ppo", "--env", "own_things:text_obs"], ["Text", "Box and Discrete"]),
-    (["train", "ppo", "--env", "own_things:multi_action"], ["MultiDiscrete", "Box of floats and Discrete"]),
+    (["train", "ppo", "--env", "own_things:text_obs"], ["Text", "MultiBinary, and Dict and Tuple"]),
+    (["train", "ppo", "--env", "own_things:integer_action"], ["Box(0, 3", "Box of floats"]),
     (["train", "ppo", "--env", "own_things:lying_shape"], ["shape"]),
     (["train", "ppo", "--env", "own_things:lying_dtype"], ["float64", "float32"]),
     (["train", "ppo", "--env", "own_things:no_env"], ["gymnasium.Env"]),
@@ -122,6 +135,24 @@ def run_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     command = [sys.executable, "-m", "remuda", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("env", "package", "extra"),
+    [
+        ("ALE/Pong-v5", "ale_py", "atari"),
+        ("MinAtar/Breakout-v1", "minatar", "minatar"),
+        ("MiniGrid-Empty-5x5-v0", "minigrid", "minigrid"),
+        ("HalfCheetah-v5", "mujoco", "mujoco"),
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra(env, package, extra, tmp_path):
+    code = f"import sys; sys.modules[{package!r}] = None; from remuda.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "train", "ppo", "--env", env]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 2
+    check_sentence(done.stderr, [env, f"pip install 'remuda[{extra}]'"])
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("scheme", ["serial", "parallel"])

@@ -10,12 +10,19 @@ import numpy as np
 import pytest
 
 from remuda.core import Step, env_seed
-from remuda.envs import LocalEnvs, make_envs, resolve
+from remuda.envs import EnvSpec, LocalEnvs, PooledEnvs, make_envs, resolve
 from remuda.errors import ConfigError
 
 LENGTHS = (3, 5, 2)
 # workers, slots, buffers reused; 10 envs in slots of 10 or 5 are shared out unevenly by 2 or 3 workers
 BACKENDS = [(0, 1, 0), (0, 1, 1), (0, 2, 0), (1, 1, 0), (3, 1, 0), (2, 2, 1), (3, 2, 0)]
+
+
+def start(spec: EnvSpec, num_envs: int, num_workers: int = 0, slots: int = 1, **options: Any) -> Any:
+    """LocalEnvs for 0 workers, else PooledEnvs."""
+    if num_workers == 0:
+        return LocalEnvs(spec, num_envs, slots, **options)
+    return PooledEnvs(spec, num_envs, num_workers, slots, **options)
 
 
 def rows_by_hand(seed: int, index: int, actions: list[int]) -> Iterator[tuple[Any, ...]]:
@@ -208,6 +215,18 @@ def test_long_episodes_are_folded_without_a_difference() -> None:
     assert episode.values["ep_discounted_rew"] == pytest.approx((rewards * 0.999 ** np.arange(2500)).sum(), rel=1e-12)
 
 
+def test_statistics_that_are_too_long_for_memory_arrive_all_the_same() -> None:
+    spec, found = resolve("counting:make", {"lengths": list(LENGTHS), "chatter": 400}), []
+    for workers, slots in [(0, 2), (2, 2), (1, 1)]:
+        with make_envs(spec, 4, workers, slots) as envs:
+            play(envs, 1, np.zeros((20, 4), np.int64))
+            found.append(sorted((episode.env, *episode.values.items()) for episode in envs.episodes()))
+    assert len(found[0]) > 12
+    assert len(found[0][0]) == 1 + 7 + 400
+    assert found[1] == found[0]
+    assert found[2] == found[0]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stats", ["counting:Peaks", counting.Peaks])
 def test_a_users_own_statistics(workers: int, stats: Any) -> None:
@@ -217,6 +236,172 @@ def test_a_users_own_statistics(workers: int, stats: Any) -> None:
     values = [episode.values for episode in episodes if episode.env == 1]
     assert [(each["peak"], each["last_step"], each["ep_len"]) for each in values] == [(103, 3, 3), (205, 5, 5)]
     assert not {"name", "_hidden"} & set(values[0])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_end_for_the_learner_alone_does_not_end_the_episode(workers: int) -> None:
+    # 3 lives of 2 steps: rows are a first one, then 2 steps and a reset row for each life
+    spec = resolve("counting:make_lives")
+    with make_envs(spec, 2, workers) as envs:
+        rows = play(envs, 1, np.zeros((17, 2), np.int64))
+        episodes = envs.episodes()
+    seen = [(*row.obs[1].astype(int).tolist(), bool(row.terminated[1]), bool(row.mask[1])) for row in rows[:11]]
+    assert seen == [
+        (1, 0, 0, False, False),
+        (1, 0, 1, False, True),
+        (1, 1, 2, True, True),
+        (1, 1, 2, False, False),  # a reset row: the game only goes on
+        (1, 1, 3, False, True),
+        (1, 2, 4, True, True),
+        (1, 2, 4, False, False),
+        (1, 2, 5, False, True),
+        (1, 3, 6, True, True),  # the game is over
+        (2, 0, 0, False, False),
+        (2, 0, 1, False, True),
+    ]
+    assert [(episode.env, episode.values["ep_rew"], episode.values["ep_len"]) for episode in episodes] == [
+        (0, 6, 6),
+        (1, 6, 6),
+        (0, 6, 6),
+        (1, 6, 6),
+    ]
+    assert "info/episode_continues" not in episodes[0].values
+    assert episodes[0].values["info/lives"] == 0
+
+
+def test_a_game_that_goes_on_uses_up_no_seed() -> None:
+    spec = resolve("counting:make_lives", {"lives": 2})
+    with LocalEnvs(spec, 1, seeds=[[7, 8]]) as envs:
+        play(envs, 1, np.zeros((14, 1), np.int64))
+        assert [episode.values["ep_len"] for episode in envs.episodes()] == [4, 4]
+        assert envs._lanes[0].envs[0]._env.seeds == [7, None, 8, None]
+    with LocalEnvs(spec, 1, levels=[5]) as envs:
+        play(envs, 1, np.zeros((10, 1), np.int64))
+        assert envs._lanes[0].envs[0]._env.seeds == [5, None, 5, None]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_levels_are_the_only_seeds_that_are_trained_on(workers: int) -> None:
+    levels = [3, 14, 15, 92]
+    spec = resolve("counting:make", {"lengths": [1]})
+    with start(spec, 6, workers, 1 + workers % 2, levels=levels) as envs:
+        markers = np.stack([row.obs[:, 0] for row in play(envs, 4, np.zeros((80, 6), np.int64))]).astype(int)
+        again = np.stack([row.obs[:, 0] for row in play(envs, 5, np.zeros((80, 6), np.int64))]).astype(int)
+    for index in range(6):  # every episode has two rows: its first and its only step
+        for t in range(81):
+            expected = levels[env_seed(4, index, 0, t // 2) % 4]
+            assert markers[t, index] == expected, (t, index)
+    assert set(markers.reshape(-1).tolist()) == set(levels)
+    assert (markers != again).any()
+
+
+def test_levels_after_a_failure_are_drawn_anew_from_the_set() -> None:
+    with LocalEnvs(
+        resolve("counting:make", {"fault": "raise", "at": 4, "lengths": [100]}), 1, levels=[5, 6, 7]
+    ) as envs:
+        rows = play(envs, 1, np.zeros((17, 1), np.int64))
+        assert envs.restarts() == 4
+    seen = [int(row.obs[0, 0]) for row in rows]
+    assert seen == [[5, 6, 7][env_seed(1, 0, t // 4, 0) % 3] for t in range(18)]
+
+
+def held_rows(workers: int, slots: int) -> list[Any]:
+    """8 rows with hold, renew, 3 rows with hold, an ordinary one; of 4 envs, [obs, reward, ended, mask] each."""
+    width, seen = 4 // slots, []
+    with start(resolve("counting:make", {"lengths": list(LENGTHS)}), 4, workers, slots, info=["half"]) as envs:
+        envs.reset(2)
+        for t in range(14):
+            for _ in range(slots):
+                slot, step = envs.recv()
+                fields = (step.obs, step.reward, step.terminated | step.truncated, step.mask, envs.info(slot)["half"])
+                seen.append([np.array(field) for field in fields])
+                if t == 8:
+                    envs.renew(slot)
+                else:
+                    envs.send(slot, np.zeros(width, np.int64), hold=t != 12)
+        envs.recv()
+    return seen
+
+
+def test_envs_that_are_held_wait_for_renewal() -> None:
+    rows = held_rows(0, 1)
+    assert [row[0][1, 1:].tolist() for row in rows] == [
+        *([1.0, step] for step in (0, 1, 2, 3)),
+        *[[1.0, 3.0]] * 5,  # held with its last observation
+        *([2.0, step] for step in (0, 1, 2, 3)),  # renewed; the second episode has 5 steps
+        [2.0, 4.0],
+    ]
+    assert [bool(row[3][1]) for row in rows] == [False] + [True] * 3 + [False] * 6 + [True] * 4
+    assert [bool(row[2][1]) for row in rows] == [t == 3 for t in range(14)]
+    assert [float(row[1][1]) for row in rows][3:10] == [103.0, 0, 0, 0, 0, 0, 0]
+    assert np.array_equal([row[4][1] for row in rows][:5], [np.nan, 0.5, 1, 1.5, np.nan], equal_nan=True)
+
+
+def test_renewal_leaves_running_envs_alone() -> None:
+    with LocalEnvs(resolve("counting:make", {"lengths": [9, 2]}), 1) as envs:
+        envs.reset(1)
+        envs.recv()
+        for t in range(4):
+            envs.send(0, np.zeros(1, np.int64), hold=True)
+            _, step = envs.recv()
+            envs.renew(0)
+            _, step = envs.recv()
+            assert (step.obs[0, 1:].tolist(), step.reward[0], step.mask[0]) == ([1, t + 1], 0, False)
+        assert envs.episodes() == []
+
+
+@pytest.mark.parametrize(("workers", "slots"), [(0, 2), (1, 1), (2, 1), (2, 2)])
+def test_every_backend_holds_alike(workers: int, slots: int) -> None:
+    expected, found = held_rows(0, 1), held_rows(workers, slots)
+    for t, row in enumerate(expected):
+        parts = found[t * slots : (t + 1) * slots]
+        for field, mine in enumerate(row):
+            assert np.array_equal(mine, np.concatenate([part[field] for part in parts]), equal_nan=True)
+
+
+def test_an_env_that_fails_while_held_waits_too(tmp_path: Any) -> None:
+    kwargs = {"fault": "raise", "at": 2, "once": str(tmp_path / "done"), "lengths": [3]}
+    with LocalEnvs(resolve("counting:make", kwargs), 1) as envs:
+        envs.reset(1)
+        rows = []
+        for t in range(7):
+            _, step = envs.recv()
+            rows.append((*step.obs[0].astype(int).tolist(), bool(step.mask[0])))
+            if t == 3:
+                envs.renew(0)
+            else:
+                envs.send(0, np.zeros(1, np.int64), hold=True)
+        assert envs.restarts() == 1
+    first, second = env_seed(1, 0, 0) % 1000, env_seed(1, 0, 1) % 1000
+    assert rows == [
+        (first, 1, 0, False),
+        (first, 1, 1, True),
+        (first, 1, 1, False),  # it raised: as good as ended
+        (first, 1, 1, False),
+        (second, 1, 0, False),
+        (second, 1, 1, True),
+        (second, 1, 2, True),
+    ]
+
+
+@pytest.mark.parametrize(("workers", "slots"), [(0, 1), (2, 2)])
+def test_entries_of_info_that_were_asked_for(workers: int, slots: int) -> None:
+    names = ["half", "odd", "n", "name", "nan", "lost"]
+    with start(resolve("counting:make", {"lengths": [3]}), 4, workers, slots, info=names) as envs:
+        envs.reset(1)
+        for t in range(6):
+            for _ in range(slots):
+                slot, _ = envs.recv()
+                info = envs.info(slot)
+                assert list(info) == names
+                assert all(array.shape == (4 // slots,) and array.dtype == np.float64 for array in info.values())
+                step = t % 4
+                known = [step / 2, step % 2, 7] if step else [np.nan] * 3  # the first row's info is empty
+                for name, value in zip(names, [*known, np.nan, np.nan, np.nan], strict=True):
+                    assert np.array_equal(info[name], np.full(4 // slots, value), equal_nan=True), (name, t)
+                envs.send(slot, np.zeros(4 // slots, np.int64))
+    with LocalEnvs(resolve("counting:make"), 1) as envs:
+        assert envs.info(0) == {}
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -262,4 +447,21 @@ def test_calls_out_of_order_are_refused() -> None:
 def test_arguments_that_do_not_fit(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make_envs(resolve("counting:make"), **arguments)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"seeds": [[1]], "levels": [1]}, "levels and seeds were both given"),
+        ({"levels": []}, "levels=[] of env seeds: give at least one"),
+        ({"levels": [-1]}, "levels=[-1] of env seeds"),
+        ({"info": "speed"}, "info='speed' is not a list of different names"),
+        ({"info": ["x", "x"]}, "info=['x', 'x'] is not a list of different names"),
+    ],
+)
+def test_options_that_do_not_fit(workers: int, arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        start(resolve("counting:make"), 1, workers, **arguments)
     assert sentence in str(caught.value)

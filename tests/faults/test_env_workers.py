@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -23,6 +24,7 @@ from remuda.core import Step, env_seed
 from remuda.envs import PooledEnvs, resolve
 from remuda.errors import EnvSpecError, Interrupted, WorkerError
 from remuda.transport import crew
+from remuda.transport.requests import ON_LINK
 
 HERE = Path(__file__).parents[2]
 
@@ -59,7 +61,9 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def pool(num_envs: int = 4, num_workers: int = 2, slots: int = 1, **options: Any) -> PooledEnvs:
-    kwargs = {name: options.pop(name) for name in ("fault", "at", "once", "only", "lengths") if name in options}
+    kwargs = {
+        name: options.pop(name) for name in ("fault", "at", "once", "only", "lengths", "chatter") if name in options
+    }
     return PooledEnvs(resolve("counting:make", kwargs), num_envs, num_workers, slots, **options)
 
 
@@ -150,7 +154,7 @@ def test_what_was_answered_before_the_death_is_kept() -> None:
         for _ in range(6):
             step_once(envs)  # both slots have an answer under way that ends its episodes
         deadline = time.monotonic() + 5
-        while (envs._done != envs._todo).any():
+        while envs._requests.owed(0):
             assert time.monotonic() < deadline
             time.sleep(0.005)
         kill_and_wait(pids(envs)[0])
@@ -173,7 +177,7 @@ def test_news_of_a_slot_that_was_done_survive_a_replacement_for_another() -> Non
         envs.reset(1)
         step_often(envs, 6)
         deadline = time.monotonic() + 5
-        while (envs._done[1] != envs._todo[1]).any():  # worker 1 has ended the episodes of both its envs
+        while envs._requests.owed(1):  # worker 1 has ended the episodes of both its envs
             assert time.monotonic() < deadline
             time.sleep(0.005)
         kill_and_wait(pids(envs)[1])
@@ -185,6 +189,29 @@ def test_news_of_a_slot_that_was_done_survive_a_replacement_for_another() -> Non
         assert [episode.env for episode in envs.episodes()] == [3]
 
 
+@pytest.mark.parametrize("chatter", [0, 300])  # 300 numbers have no room in memory and go through the link
+def test_an_evaluation_plays_every_seed_once_although_its_worker_is_lost(chatter: int, tmp_path: Path) -> None:
+    hung = {"fault": "sleep", "at": 2, "once": str(tmp_path / "done"), "only": 21}  # env 1, in the slot of its own
+    seeds = [[11, 12], [21, 22]]
+    with pool(2, 1, slots=2, lengths=[2], seeds=seeds, chatter=chatter, step_timeout=0.4, **hung) as envs:
+        envs.reset(1)
+        step_often(envs, 4)
+        assert envs.recv(1)[1].mask.tolist() == [False]  # replaced, while nobody had heard of the end in slot 0
+        _, step = envs.recv(0)
+        assert (step.terminated.tolist(), step.obs[0, 0]) == ([True], 11)
+        markers = []
+        for slot in (0, 1):
+            envs.send(slot, np.zeros(1, np.int64))
+        for _ in range(14):
+            slot, step = step_once(envs)
+            markers.append((slot, int(step.obs[0, 0])))
+        episodes = envs.episodes()
+    assert [marker for slot, marker in markers if slot == 0] == [12] * 7
+    assert [marker for slot, marker in markers if slot == 1] == [21] * 2 + [22] * 5
+    assert sorted(episode.env for episode in episodes) == [0, 0, 1, 1]
+    assert all(len(episode.values) == 7 + chatter for episode in episodes)
+
+
 def test_news_of_a_request_that_was_never_done_are_forgotten(tmp_path: Path) -> None:
     with pool(2, 1, fault="sleep", at=2, once=str(tmp_path / "done"), step_timeout=0.3) as envs:
         envs.reset(1)
@@ -192,14 +219,42 @@ def test_news_of_a_request_that_was_never_done_are_forgotten(tmp_path: Path) -> 
         envs.recv()
         envs.send(0, np.zeros(2, np.int64))
         # the worker hangs; as if it had died between telling of an end and writing that it was done
-        envs._said[0, 0] = envs._number
-        news = {"slot": 0, "number": envs._number, "episodes": [[0, {"ep_len": 2.0}]], "notices": []}
-        envs._crew.members[0].inbox.append(news)
+        envs._requests._said[0][0] = envs._number
+        envs._requests._size[0][0] = ON_LINK
+        news = b"\0" + msgspec.msgpack.encode([[[0, {"ep_len": 2.0}]], []])
+        envs._crew.members[0].inbox.append({"slot": 0, "number": envs._number, "news": news})
         _, step = envs.recv()
         assert not step.mask.any()
         assert envs.episodes() == []
         assert envs._crew.lost() == []  # nobody waited for those news
         assert envs._crew.members[0].inbox == []
+
+
+def test_a_worker_lost_while_its_envs_are_held_waits_for_renewal_too() -> None:
+    with pool(4, 2, lengths=[3, 50]) as envs:
+        envs.reset(9)
+        for t in range(6):  # all ended after 3 steps, and wait
+            envs.recv()
+            if t == 4:
+                kill_and_wait(pids(envs)[1])
+            envs.send(0, np.zeros(4, np.int64), hold=True)
+        _, step = envs.recv()
+        assert not step.mask.any()
+        assert step.obs[:, 2].tolist() == [3, 3, 3, 3]
+        assert envs.restarts() == 2
+        envs.renew(0)
+        _, step = envs.recv()
+        seeds = [(0, 0), (1, 0), (2, 1), (3, 1)]
+        assert step.obs[:, 0].tolist() == [env_seed(9, *keys) % 1000 for keys in seeds]
+        assert step.obs[:, 1:].tolist() == [[2, 0], [2, 0], [1, 0], [1, 0]]
+        envs.send(0, np.zeros(4, np.int64), hold=True)
+        _, step = envs.recv()
+        assert step.mask.all()
+        assert step.obs[:, 2].tolist() == [1, 1, 1, 1]
+        os.kill(pids(envs)[0], signal.SIGKILL)
+        envs.renew(0)  # the lost ones begin anew, the others go on
+        _, step = envs.recv()
+        assert step.obs[:, 2].tolist() == [0, 0, 1, 1]
 
 
 def test_all_workers_killed_at_once() -> None:
@@ -415,3 +470,20 @@ def test_a_pool_outlives_the_thread_that_made_it() -> None:
         envs.reset(1)
         step_often(envs, 5)
         assert envs.restarts() == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("slots", [1, 2])
+def test_no_wake_up_is_lost(slots: int) -> None:
+    """Whoever misses one sleeps on for 0.2 s or more."""
+    late = 0
+    with pool(2 * slots, 2, slots, lengths=[10**9]) as envs:
+        envs.reset(1)
+        for moment in range(300_000):
+            start = time.perf_counter()
+            slot, _ = envs.recv()
+            late += time.perf_counter() - start > 0.19
+            sum(range(moment % 601))  # the next request comes while workers are about to sleep, or sleep, or do not
+            envs.send(slot, np.zeros(2, np.int64))
+        assert envs.restarts() == 0
+    assert late <= 3  # a busy machine may be late now and then

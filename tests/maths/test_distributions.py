@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.distributions import Bernoulli as TorchBernoulli
 from torch.distributions import Categorical as TorchCategorical
 from torch.distributions import Independent, Normal, kl_divergence
 
-from remuda.maths import Categorical, Gaussian
+from remuda.data import ArrayTuple, namedarraytuple
+from remuda.maths import Bernoulli, Categorical, Distribution, Gaussian, Joint, MultiCategorical
 
 INF = math.inf
 LARGEST = 1 - 2**-24  # the largest uniform number in float32
@@ -138,3 +141,216 @@ def test_gaussian_shifts_and_scales_its_noise() -> None:
     drawn = distribution.sample(noise)
     torch.testing.assert_close(drawn.mean(0), torch.tensor([1.0, -2.0]), atol=0.08, rtol=0)
     torch.testing.assert_close(drawn.std(0), torch.tensor([1.0, 3.0]), atol=0.06, rtol=0)
+
+
+SIZES = (3, 1, 4)
+
+
+def split(values: Tensor) -> list[Tensor]:
+    return list(torch.split(values, list(SIZES), -1))
+
+
+@pytest.mark.parametrize("rows", [(), (5,), (4, 3)])
+def test_multicategorical_is_the_sum_of_its_choices(rows: tuple[int, ...]) -> None:
+    raw, other_raw = logits(*rows, 8), logits(*rows, 8, seed=1)
+    mine, other = MultiCategorical(raw, SIZES), MultiCategorical(other_raw, SIZES)
+    theirs = [TorchCategorical(logits=part) for part in split(raw)]
+    their_others = [TorchCategorical(logits=part) for part in split(other_raw)]
+    action = torch.stack([part.sample() for part in theirs], -1)
+    expected = sum(part.log_prob(own) for part, own in zip(theirs, action.unbind(-1), strict=True))
+    torch.testing.assert_close(mine.log_prob(action), expected)
+    torch.testing.assert_close(mine.entropy(), sum(part.entropy() for part in theirs))
+    torch.testing.assert_close(mine.perplexity(), mine.entropy().exp())
+    divergence = sum(kl_divergence(a, b) for a, b in zip(theirs, their_others, strict=True))
+    torch.testing.assert_close(mine.kl(other), divergence)
+    assert mine.kl(other).shape == rows
+    assert torch.equal(mine.mode(), torch.stack([part.mode for part in theirs], -1))
+
+
+@pytest.mark.parametrize("sizes", [SIZES, (4, 4)])
+def test_multicategorical_draws_each_choice_with_its_own_noise(sizes: tuple[int, ...]) -> None:
+    raw = logits(50, sum(sizes))
+    noise = torch.from_numpy(np.random.default_rng(0).random((50, len(sizes)), dtype=np.float32))
+    noise[0], noise[1] = 0.0, LARGEST
+    drawn = MultiCategorical(raw, sizes).sample(noise)
+    assert drawn.dtype == torch.int64
+    parts = torch.split(raw, list(sizes), -1)
+    expected = [Categorical(part).sample(noise[:, i : i + 1]) for i, part in enumerate(parts)]
+    assert torch.equal(drawn, torch.stack(expected, -1))
+    assert (drawn < torch.tensor(sizes)).all()
+
+
+def test_multicategorical_by_hand() -> None:
+    """Probabilities 1/4 and 3/4 of two, certain of one, 1/2, 0 and 1/2 of three."""
+    raw = torch.tensor([[0.0, math.log(3.0), 5.0, 1.0, -INF, 1.0]], requires_grad=True)
+    distribution = MultiCategorical(raw, (2, 1, 3))
+    assert distribution.log_prob(torch.tensor([[1, 0, 2]])).item() == pytest.approx(math.log(3 / 8))
+    assert distribution.log_prob(torch.tensor([[1, 0, 1]])) == -INF
+    entropy = -0.25 * math.log(0.25) - 0.75 * math.log(0.75) + math.log(2)
+    assert distribution.entropy().item() == pytest.approx(entropy)
+    assert distribution.sample(torch.tensor([[0.24, 0.99, 0.49]])).tolist() == [[0, 0, 0]]
+    assert distribution.sample(torch.tensor([[0.26, 0.0, 0.51]])).tolist() == [[1, 0, 2]]
+    assert distribution.kl(distribution).item() == 0
+    loss = distribution.entropy() + distribution.log_prob(torch.tensor([[0, 0, 0]]))
+    loss = loss + distribution.kl(MultiCategorical(torch.zeros(1, 6), (2, 1, 3)))
+    (gradient,) = torch.autograd.grad(loss.sum(), raw)
+    assert gradient.isfinite().all()
+    assert gradient[0, 4] == 0
+
+
+def test_multicategorical_gradients_agree_with_torch() -> None:
+    raw = logits(6, 8).requires_grad_()
+    action = torch.tensor([[2, 0, 1]]).expand(6, 3)
+    mine = MultiCategorical(raw, SIZES)
+    theirs = [TorchCategorical(logits=part) for part in split(raw)]
+    losses = [mine.log_prob(action).sum() + 0.3 * mine.entropy().sum()]
+    losses.append(sum(p.log_prob(action[:, i]).sum() + 0.3 * p.entropy().sum() for i, p in enumerate(theirs)))
+    a, b = (torch.autograd.grad(loss, raw)[0] for loss in losses)
+    torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("rows", [(), (5,), (4, 3)])
+def test_bernoulli_agrees_with_torch(rows: tuple[int, ...]) -> None:
+    raw, other_raw = logits(*rows, 3), logits(*rows, 3, seed=1)
+    mine, other = Bernoulli(raw), Bernoulli(other_raw)
+    theirs = Independent(TorchBernoulli(logits=raw), 1)
+    their_other = Independent(TorchBernoulli(logits=other_raw), 1)
+    action = theirs.sample()
+    torch.testing.assert_close(mine.log_prob(action.to(torch.int8)), theirs.log_prob(action))
+    torch.testing.assert_close(mine.entropy(), theirs.entropy())
+    torch.testing.assert_close(mine.kl(other), kl_divergence(theirs, their_other))
+    assert torch.equal(mine.mode(), (raw > 0).to(torch.int8))
+    assert mine.mode().dtype == torch.int8
+
+
+def test_bernoulli_draws_ones_as_often_as_their_probability() -> None:
+    count, raw = 10_000, torch.tensor([-1.0, 0.0, 2.0, -INF])
+    grid = ((torch.arange(count) + 0.5) / count).unsqueeze(-1).expand(count, 4)
+    drawn = Bernoulli(raw).sample(grid)
+    assert drawn.dtype == torch.int8
+    assert (drawn.float().mean(0) - raw.sigmoid()).abs().max() < 1.5 / count
+    assert not drawn[:, 3].any()
+
+
+def test_a_bit_that_is_never_1_spoils_neither_values_nor_gradients() -> None:
+    raw = torch.tensor([[-INF, math.log(3.0)]], requires_grad=True)
+    distribution = Bernoulli(raw)
+    assert distribution.log_prob(torch.tensor([[0, 1]], dtype=torch.int8)).item() == pytest.approx(math.log(0.75))
+    assert distribution.log_prob(torch.tensor([[1, 1]], dtype=torch.int8)) == -INF
+    loss = distribution.entropy() + distribution.log_prob(torch.tensor([[0, 0]], dtype=torch.int8))
+    (gradient,) = torch.autograd.grad((loss + distribution.kl(Bernoulli(torch.zeros(1, 2)))).sum(), raw)
+    assert gradient.isfinite().all()
+    assert gradient[0, 0] == 0
+
+
+Arm = namedarraytuple("Entries", ("grip", "pull"))
+Move = namedarraytuple("Entries", ("turn", "arm"))
+
+
+def joint(*rows: int, seed: int = 0) -> tuple[Joint, list[Any]]:
+    """Move(turn: one of 3, arm: Arm(grip: 2 bits, pull: 2 floats)), and its leaves."""
+    turn = Categorical(logits(*rows, 3, seed=seed))
+    grip = Bernoulli(logits(*rows, 2, seed=seed + 10))
+    pull = Gaussian(logits(*rows, 2, seed=seed + 20), logits(2, seed=seed + 30))
+    return Joint(Move, [turn, Joint(Arm, [grip, pull], (2, 2))], (1, 4)), [turn, grip, pull]
+
+
+def test_joint_shares_its_noise_out_in_order() -> None:
+    distribution, (turn, grip, pull) = joint(6)
+    noise = torch.rand(6, 5, generator=torch.Generator().manual_seed(0))
+    action = distribution.sample(noise)
+    assert type(action) is Move
+    assert type(action.arm) is Arm
+    assert torch.equal(action.turn, turn.sample(noise[:, :1]))
+    assert torch.equal(action.arm.grip, grip.sample(noise[:, 1:3]))
+    assert torch.equal(action.arm.pull, pull.sample(noise[:, 3:]))
+    mode = distribution.mode()
+    assert torch.equal(mode.turn, turn.mode())
+    assert torch.equal(mode.arm.grip, grip.mode())
+    assert torch.equal(mode.arm.pull, pull.mode())
+
+
+@pytest.mark.parametrize("rows", [(6,), (4, 3)])
+def test_joint_is_the_sum_of_its_parts(rows: tuple[int, ...]) -> None:
+    (distribution, parts), (other, others) = joint(*rows), joint(*rows, seed=5)
+    action = distribution.sample(torch.rand(*rows, 5, generator=torch.Generator().manual_seed(0)))
+    own = [action.turn, action.arm.grip, action.arm.pull]
+    expected = sum(part.log_prob(value) for part, value in zip(parts, own, strict=True))
+    torch.testing.assert_close(distribution.log_prob(action), expected)
+    torch.testing.assert_close(distribution.entropy(), sum(part.entropy() for part in parts))
+    torch.testing.assert_close(distribution.perplexity(), distribution.entropy().exp())
+    torch.testing.assert_close(distribution.kl(other), sum(a.kl(b) for a, b in zip(parts, others, strict=True)))
+    assert distribution.log_prob(action).shape == rows
+
+
+def test_joint_refuses_noise_of_another_width() -> None:
+    with pytest.raises(RuntimeError, match="split"):
+        joint(6)[0].sample(torch.rand(6, 4))
+
+
+def every_kind(*rows: int) -> dict[str, tuple[Distribution, int]]:
+    """Each with the width of its noise."""
+    return {
+        "categorical": (Categorical(logits(*rows, 4)), 1),
+        "multicategorical": (MultiCategorical(logits(*rows, 8), SIZES), 3),
+        "bernoulli": (Bernoulli(logits(*rows, 3)), 3),
+        "gaussian": (Gaussian(logits(*rows, 2), logits(2, seed=1)), 2),
+        "gaussian with rows of log_std": (Gaussian(logits(*rows, 2), logits(*rows, 2, seed=1)), 2),
+        "gaussian with columns of log_std": (Gaussian(logits(*rows, 2), logits(rows[-1], 2, seed=1)), 2),
+        "joint": (joint(*rows)[0], 5),
+    }
+
+
+KINDS = list(every_kind(2))
+
+
+def at(action: Any, index: Any) -> Any:
+    return action[index]  # of a tensor or a named array tuple
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, ArrayTuple):
+        return type(a) is type(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return a.dtype == b.dtype and torch.equal(a, b)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("which", ["mask", "index"])
+def test_rows_are_the_distribution_of_these_rows_to_the_bit(kind: str, which: str) -> None:
+    if which == "mask":
+        leading, index = (4, 3), torch.rand(4, 3, generator=torch.Generator().manual_seed(0)) < 0.5
+    else:
+        leading, index = (12,), torch.tensor([7, 0, 0, 11, 3])
+    distribution, width = every_kind(*leading)[kind]
+    noise = torch.rand(*leading, width, generator=torch.Generator().manual_seed(1))
+    action = distribution.sample(noise)
+    part = distribution.rows(index)
+    assert type(part) is type(distribution)
+    assert same(part.sample(noise[index]), at(action, index))
+    assert same(part.mode(), at(distribution.mode(), index))
+    assert torch.equal(part.log_prob(at(action, index)), distribution.log_prob(action)[index])
+    torch.testing.assert_close(part.entropy(), distribution.entropy()[index])
+    assert torch.equal(part.kl(part), distribution.kl(distribution)[index])
+    assert distribution.entropy().shape == leading  # the whole is as it was
+
+
+def test_rows_do_not_normalise_again() -> None:
+    distribution = Categorical(logits(1000, 7))
+    index = torch.arange(1000)
+    assert torch.equal(distribution.rows(index).logits, distribution.logits)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("leading", [(6,), (2, 6)])
+def test_choose_samples_where_it_explores_and_takes_the_mode_elsewhere(kind: str, leading: tuple[int, ...]) -> None:
+    distribution, width = every_kind(*leading)[kind]
+    noise = torch.rand(*leading, width, generator=torch.Generator().manual_seed(1))
+    sample, mode = distribution.sample(noise), distribution.mode()
+    assert not same(sample, mode)
+    assert same(distribution.choose(noise), sample)
+    assert same(distribution.choose(noise, torch.ones(leading)), sample)
+    assert same(distribution.choose(noise, torch.zeros(leading)), mode)
+    explore = torch.tensor([0.0, 1.0, 0.0, 0.5, 1.0, 0.0]).expand(leading)
+    mixed = distribution.choose(noise, explore)
+    assert same(at(mixed, explore != 0), at(sample, explore != 0))
+    assert same(at(mixed, explore == 0), at(mode, explore == 0))

@@ -174,15 +174,15 @@ class TestNets:
         named = train(tmp_path / "named", agent={"net": "own_nets:Net"}, scheme=scheme)
         assert weights(given) == weights(named)
         assert config_of(given)["options"]["agent"]["net"] == "own_nets:Net"
-        assert remuda.Run(given.path).agent().policy_net.body[1].out_features == 32
+        assert remuda.Run(given.path).agent().policy_trunk.net.body[1].out_features == 32
 
     def test_of_this_module(self, tmp_path):
         run = train(tmp_path / "run", net=OwnNet)
-        assert isinstance(remuda.load(run.path).agent.value_net, OwnNet)
+        assert isinstance(remuda.load(run.path).agent.value_trunk.net, OwnNet)
         before = run.result
         more = remuda.resume(run.path, steps=before["steps"] + 10, quiet=True)
         assert more.result["updates"] > before["updates"]
-        assert isinstance(more.agent().policy_net, OwnNet)
+        assert isinstance(more.agent().policy_trunk.net, OwnNet)
 
     def test_without_a_path_it_is_needed_again(self, tmp_path):
         make = lambda shape: own_nets.Net(shape)  # noqa: E731

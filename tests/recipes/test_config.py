@@ -28,11 +28,12 @@ OTHERS = {
     "algo.n_steps": ("6_4", 64),
     "algo.gamma": ("0.5", 0.5),
     "algo.gae_lambda": ("0", 0.0),
-    "algo.ent_coef": ("1e-2", 0.01),
+    "algo.ent_coef": ("linear(1e-2, 0)", "linear(1e-2, 0)"),
     "algo.vf_coef": ("1", 1.0),
     "algo.max_grad_norm": ("0", 0.0),
     "algo.normalize_advantage": ("No", False),
     "algo.normalize_reward": ("yes", True),
+    "algo.clip_reward": ("yes", True),
     "algo.optimizer": ("adamw", "adamw"),
     "algo.optimizer_eps": ("1e-8", 1e-8),
     "algo.weight_decay": ("0.1", 0.1),
@@ -46,10 +47,26 @@ OTHERS = {
     "sampler.envs": ("16", 16),
     "sampler.workers": ("2", 2),
     "sampler.slots": ("2", 2),
-    "sampler.act": ("central", "central"),
+    "sampler.act": ("workers", "workers"),
+    "sampler.wait_reset": ("on", True),
     "sampler.decorrelate": ("1e2", 100),
     "envs.backend": ("python", "python"),
-    "envs.kwargs": ('{"sutton_barto_reward": true}', {"sutton_barto_reward": True}),
+    "envs.kwargs": ('{"difficulty": 1}', {"difficulty": 1}),
+    "envs.seeds": ("0-9,20", "0-9,20"),
+    "envs.noop_max": ("0", 0),
+    "envs.frame_skip": ("2", 2),
+    "envs.sticky": ("0.25", 0.25),
+    "envs.screen_size": ("42", 42),
+    "envs.interpolation": ("linear", "linear"),
+    "envs.frame_stack": ("1", 1),
+    "envs.episodic_life": ("yes", True),
+    "envs.fire_reset": ("yes", True),
+    "envs.full_action_set": ("true", True),
+    "eval.seeds": ("1000-1019", "1000-1019"),
+    "agent.core": ("gru", "gru"),
+    "agent.core_size": ("32", 32),
+    "agent.prev_action": ("on", True),
+    "agent.prev_reward": ("on", True),
     "envs.stats": ("counting:Peaks", "counting:Peaks"),
     "envs.step_timeout": ("5", 5.0),
     "envs.max_restarts": ("7", 7),
@@ -213,14 +230,16 @@ def test_yaml_and_back(algo, tmp_path):
         group, option = name.split(".")
         if group != "algo" or option in {item.name for item in fields(ALGORITHMS[algo])}:
             groups[group][option] = text
-    settings = {"algo": algo, "env": "CartPole-v1", "steps": "1e5", "seed": "9", "scheme": "parallel"}
+    groups["sampler"]["slots"] = "1"  # workers that act have no turns to take
+    settings = {"algo": algo, "env": "ALE/Pong-v5", "steps": "1e5", "seed": "9", "scheme": "parallel"}
     config, *_ = settle_config(settings, groups)
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(to_dict(config), sort_keys=False))
     again, spec, _ = settle_config({}, {}, file)
     assert again == config
     assert again.agent.hidden == (32, 16)
-    assert spec.kwargs == {"sutton_barto_reward": True}
+    assert spec.kwargs == {"difficulty": 1}
+    assert (spec.atari.frame_skip, spec.atari.screen_size, spec.atari.full_action_set) == (2, 42, True)
     # By hand beats the file, the file beats the preset.
     other, *_ = settle_config({"seed": "10"}, {"algo": {"gamma": "0.9"}}, file)
     assert other == replace(config, seed=10, algo_options=replace(config.algo_options, gamma=0.9))
@@ -302,8 +321,9 @@ class TestPresets:
 
     @pytest.mark.parametrize(("algo", "pattern"), EVERY_PRESET)
     def test_the_users_value_always_wins(self, algo, pattern):
-        env = {"box": "counting:make", "discrete": "counting:make"}.get(pattern, pattern.replace("*", "v1"))
-        env = env.replace("MountainCar-v1", "MountainCar-v0")
+        known = {"MountainCar-*": "MountainCar-v0", "ALE/*": "ALE/Pong-v5", "MinAtar/*": "MinAtar/Breakout-v1"}
+        known |= {"box": "counting:make", "discrete": "counting:make"}
+        env = known.get(pattern, pattern.replace("*", "v0" if pattern.startswith("Remuda") else "v1"))
         kwargs = {"action": "box" if pattern == "box" else "discrete"} if env == "counting:make" else {}
         preset = PRESETS[algo][pattern]
         mine = {}

@@ -113,7 +113,7 @@ def test_every_row_by_hand(workers, slots, reuse_buffer):
     truth = [expected_rows(index, rounds * T) for index in range(NUM_ENVS)]
     algorithm = ActorCritic.__new__(ActorCritic)
     nn.Module.__init__(algorithm)
-    algorithm.gamma, algorithm.gae_lambda, algorithm.reward_scale = GAMMA, LAMBDA, None
+    algorithm.gamma, algorithm.gae_lambda, algorithm.reward_scale, algorithm.clip_reward = GAMMA, LAMBDA, None, False
     try:
         sampler.reset(SEED)
         for round in range(rounds):

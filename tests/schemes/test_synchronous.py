@@ -8,9 +8,17 @@ import torch
 from remuda.core import Episode, Progress, Recipe, env_seed
 from remuda.data import Batch, Rollout, Steps
 from remuda.errors import Interrupted
+from remuda.learning.weights import LocalWeights
 from remuda.schemes.synchronous import Synchronous, learn, mean, torch_threads
 
 REAL = 5  # of the 6 rows of every rollout here
+
+
+class CountedWeights(LocalWeights):
+    closed = 0
+
+    def close(self):
+        self.closed += 1
 
 
 class Pieces:
@@ -27,9 +35,9 @@ class Pieces:
         self.recipe = Recipe(
             seed=3,
             steps=steps,
-            make_envs=lambda workers, should_stop: self.did(f"envs {workers}"),
             make_learner=lambda: self.did("learner"),
             make_replay=lambda rounds: self.did(f"replay {rounds}"),
+            make_weights=self.make_weights,
             make_sampler=self.make_sampler,
             num_threads=1,
             warm_up=warm_up,
@@ -43,12 +51,19 @@ class Pieces:
             raise self.error
         return self
 
-    def make_sampler(self, envs, agent, weights, rounds):
+    def make_weights(self, agent, version):
         assert agent == "the agent"
-        self.weights = weights
-        return self.did(f"sampler {rounds}")
+        self.did("weights")
+        self.weights = CountedWeights(version)
+        return self.weights
 
-    # envs and sampler
+    def make_sampler(self, agent, weights, workers, rounds, should_stop):
+        assert agent == "the agent"
+        assert weights is self.weights
+        assert should_stop == self.should_stop
+        return self.did(f"sampler {workers} {rounds}")
+
+    # sampler
 
     def close(self):
         self.closed += 1
@@ -139,7 +154,7 @@ def test_the_order_of_calls():
     pieces = Pieces(steps=REAL * 2)
     assert Synchronous(workers=2).run(pieces.recipe, pieces) is pieces
     assert pieces.calls == [
-        *("envs 2", "learner", "resume", "replay 0", "sampler 0", "reset 3 0", "begin at 0"),
+        *("learner", "resume", "weights", "replay 0", "sampler 2 0", "reset 3 0", "begin at 0"),
         *("collect with 0", "progress 0.00", *ROUND),
         *("collect with 2", "progress 0.50", *ROUND),
     ]
@@ -168,7 +183,7 @@ def test_a_resumed_run_starts_elsewhere_and_is_not_warmed_up_again():
     Synchronous().run(pieces.recipe, pieces)
     assert pieces.calls[3:8] == [
         "replay 7",
-        "sampler 7",
+        "sampler 0 7",
         f"reset {env_seed(3, 7)} 0",
         "begin at 100",
         "collect with 70",
@@ -180,7 +195,7 @@ def test_a_resumed_run_starts_elsewhere_and_is_not_warmed_up_again():
 def test_a_run_that_is_complete_does_nothing():
     pieces = Pieces(Progress(steps=100, rounds=7), steps=100)
     Synchronous().run(pieces.recipe, pieces)
-    assert pieces.calls == ["envs 0", "learner", "resume", "replay 7", "sampler 7", "begin at 100"]
+    assert pieces.calls == ["learner", "resume", "weights", "replay 7", "sampler 0 7", "begin at 100"]
     assert pieces.closed == 1
 
 
@@ -217,15 +232,16 @@ def test_a_signal_during_a_rollout_drops_it():
 
 @pytest.mark.parametrize(
     "place",
-    ["learner", "resume", "replay", "sampler", "reset", "begin", "collect", "prepare", "step", "finish", "round"],
+    ["learner", "resume", "weights", "replay", "sampler", "reset", "begin", "collect", "prepare", "finish", "round"],
 )
 @pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
-def test_whatever_fails_the_envs_are_closed(place, kind):
+def test_whatever_fails_what_was_made_is_closed(place, kind):
     pieces, threads = Pieces(), torch.get_num_threads()
     pieces.fail_in, pieces.error = place, kind("here")
     with pytest.raises(kind, match="here"):
         Synchronous().run(pieces.recipe, pieces)
-    assert pieces.closed == 1
+    assert pieces.closed == (place not in ("learner", "resume", "weights", "replay", "sampler"))
+    assert place in ("learner", "resume", "weights") or pieces.weights.closed == 1
     assert torch.get_num_threads() == threads
 
 

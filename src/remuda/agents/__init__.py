@@ -1,5 +1,6 @@
 """Agents: the networks, and how they act."""
 
-from remuda.agents.policy import NetFactory, Outputs, PolicyAgent, Said
+from remuda.agents.heads import PolicyHead
+from remuda.agents.policy import Memory, NetFactory, Outputs, PolicyAgent, Said
 
-__all__ = ["NetFactory", "Outputs", "PolicyAgent", "Said"]
+__all__ = ["Memory", "NetFactory", "Outputs", "PolicyAgent", "PolicyHead", "Said"]

@@ -1,28 +1,28 @@
-"""The actor-critic agent: a policy and a value of every observation.
+"""The actor-critic agent: a policy and a value of every observation, with or without memory.
 
     action, said, state = agent.act(obs, state, explore, noise)      # sampling: said.log_prob, said.value
     outputs, state = agent.unroll(obs, state, reset)                 # learning: outputs.distribution, outputs.value
 
-A user's own network is a module whose constructor takes the observation's shape and whose forward maps float
-observations [N, *shape] to features [N, F]; the agent finds F by trying, and puts the heads on top.
+A user's own network is a module whose constructor takes the observation's shape (of Dict and Tuple observations a
+dict {path: shape}) and whose forward maps float observations [N, *shape] (a named array tuple of them) to features
+[N, F]; the agent finds F by trying, and puts a recurrent core, if one is asked for, and the heads on top.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from remuda.agents.heads import PolicyHead
 from remuda.core import Space
-from remuda.data import ArrayTuple
-from remuda.maths import Categorical, Distribution, Gaussian
-from remuda.nets import Standardise, orthogonal
+from remuda.data import ArrayTuple, leaves, map_tree
+from remuda.maths import Distribution
+from remuda.nets import Core, Inputs, orthogonal
 
-NetFactory = Callable[[tuple[int, ...]], nn.Module]
+NetFactory = Callable[[Any], nn.Module]  # shape of an observation, or {path: shape} -> net
 
 
 class Said(ArrayTuple):
@@ -39,8 +39,38 @@ class Outputs(NamedTuple):
     value: Tensor
 
 
+class Memory(ArrayTuple):
+    """Recurrent state of policy and value, where each has a core of its own."""
+
+    policy: Any
+    value: Any
+
+
+class Trunk(nn.Module):
+    """A net, and the recurrent core on top of it if there is one."""
+
+    def __init__(self, net: nn.Module, width: int, core: Literal["lstm", "gru"] | None, size: int) -> None:
+        super().__init__()
+        self.net = net
+        self.core = Core(core, width, size) if core is not None else None
+        self.width = width if core is None else size
+
+    def step(self, inputs: Any, state: Any) -> tuple[Tensor, Any]:
+        """Features of one row of each env."""
+        features = self.net(inputs)
+        return (features, None) if self.core is None else self.core.step(features, state)
+
+    def unroll(self, inputs: Any, leading: tuple[int, ...], state: Any, reset: Tensor | None) -> tuple[Tensor, Any]:
+        """Features of rows, or of sequences whose first two axes were made one for the net."""
+        features = self.net(inputs)
+        if self.core is None:
+            return features, None
+        sequence, state = self.core.unroll(features.reshape(*leading, -1), state, reset)
+        return sequence.flatten(0, 1), state
+
+
 class PolicyAgent(nn.Module):
-    """Policy and value nets (one shared net if `shared`), with linear heads."""
+    """Policy and value trunks (one for both if `shared`), with linear heads."""
 
     def __init__(
         self,
@@ -52,68 +82,78 @@ class PolicyAgent(nn.Module):
         orthogonal_init: bool = True,
         log_std_init: float = 0.0,
         normalize_obs: bool = False,
+        core: Literal["lstm", "gru"] | None = None,
+        core_size: int = 128,
     ) -> None:
         super().__init__()
-        self.observation, self.action = observation, action
-        shape = (observation.n,) if observation.kind == "discrete" else observation.shape
-        self.is_image = observation.dtype == "uint8" and len(shape) == 3
-        wants_statistics = normalize_obs and observation.kind == "box" and not self.is_image
-        self.standardise = Standardise(shape) if wants_statistics else None
-        self.policy_net = make_net(shape)
-        self.value_net = self.policy_net if shared else make_net(shape)
-        width = self.policy_net(torch.zeros(2, *shape)).shape[-1]
-        self.is_discrete = action.kind == "discrete"
-        outputs = action.n if self.is_discrete else math.prod(action.shape)  # Box actions are flat here
-        self.policy_head = nn.Linear(width, outputs)
-        self.value_head = nn.Linear(width, 1)
+        self.observation, self.action, self.is_recurrent = observation, action, core is not None
+        self.inputs = Inputs(observation, normalize_obs)
+        policy_net = make_net(self.inputs.shapes)
+        value_net = policy_net if shared else make_net(self.inputs.shapes)
+        blank = observation.tree(lambda _, leaf: torch.zeros(2, *leaf.shape, dtype=getattr(torch, leaf.dtype)))
+        with torch.no_grad():
+            width = policy_net(self.inputs(blank)).shape[-1]
+        self.policy_trunk = Trunk(policy_net, width, core, core_size)
+        self.value_trunk = self.policy_trunk if shared else Trunk(value_net, width, core, core_size)
+        self.policy_head = PolicyHead(action, self.policy_trunk.width, log_std_init)
+        self.value_head = nn.Linear(self.value_trunk.width, 1)
         if orthogonal_init:  # a small policy head starts near uniform or zero actions
-            orthogonal(self.policy_head, 0.01)
+            orthogonal(self.policy_head.linear, 0.01)
             orthogonal(self.value_head, 1.0)
-        if not self.is_discrete:
-            self.log_std = nn.Parameter(torch.full((outputs,), log_std_init))
-        self.noise: tuple[tuple[Literal["uniform", "normal"], int], ...] = (
-            (("uniform", 1),) if self.is_discrete else (("normal", outputs),)
-        )
+        self.noise = self.policy_head.noise
 
-    def initial_state(self, batch: int) -> None:
-        return None
+    def initial_state(self, batch: int) -> Any:
+        """Of so many envs at the start of their episodes; None without a core."""
+        if self.policy_trunk.core is None:
+            return None
+        policy = self.policy_trunk.core.initial_state(batch)
+        if self.value_trunk.core is self.policy_trunk.core:
+            return Memory(policy, None)
+        assert self.value_trunk.core is not None
+        return Memory(policy, self.value_trunk.core.initial_state(batch))
 
-    def inputs(self, obs: Tensor) -> Tensor:
-        """Stored observations [N, ...] as the float32 that nets take."""
-        if self.observation.kind == "discrete":
-            return F.one_hot(obs, self.observation.n).float()
-        if self.is_image:  # scaled by what a pixel can be, not by what was seen
-            return obs.float() / 255
-        obs = obs.float()
-        return obs if self.standardise is None else self.standardise(obs)
-
-    def evaluate(self, obs: Tensor) -> Outputs:
-        """Distribution and value of rows [N, ...] or sequences [T, B, ...]."""
-        leading = obs.shape[: obs.dim() - len(self.observation.shape)]
-        inputs = self.inputs(obs if len(leading) == 1 else obs.flatten(0, len(leading) - 1))
-        features = self.policy_net(inputs)
-        values = features if self.value_net is self.policy_net else self.value_net(inputs)
-        head, value = self.policy_head(features), self.value_head(values).squeeze(-1)
-        if len(leading) > 1:
-            head, value = head.reshape(*leading, -1), value.reshape(leading)
-        distribution = Categorical(head) if self.is_discrete else Gaussian(head, self.log_std)
-        return Outputs(distribution, value)
-
-    def act(self, obs: Tensor, state: Any, explore: Tensor | None, noise: Tensor) -> tuple[Tensor, Said, Any]:
+    def act(self, obs: Any, state: Any, explore: Tensor | None, noise: Tensor) -> tuple[Any, Said, Any]:
         """Actions for [B] observations; explore [B] says which envs explore (0: greedy), None that all do."""
-        distribution, value = self.evaluate(obs)
-        action = distribution.sample(noise)
-        if explore is not None:
-            exploring = explore.bool() if self.is_discrete else explore.bool().unsqueeze(-1)
-            action = torch.where(exploring, action, distribution.mode())
-        return action, Said(distribution.log_prob(action), value), state
-
-    def value(self, obs: Tensor, state: Any) -> Tensor:
-        """Values [B] alone; no state is advanced."""
         inputs = self.inputs(obs)
-        values: Tensor = self.value_head(self.value_net(inputs)).squeeze(-1)
+        memory = state if state is not None else Memory(None, None)
+        features, policy_state = self.policy_trunk.step(inputs, memory.policy)
+        if self.value_trunk is self.policy_trunk:
+            values, value_state = features, None
+        else:
+            values, value_state = self.value_trunk.step(inputs, memory.value)
+        distribution = self.policy_head(features)
+        action = distribution.choose(noise, explore)
+        said = Said(distribution.log_prob(action), self.value_head(values).squeeze(-1))
+        return action, said, Memory(policy_state, value_state) if self.is_recurrent else None
+
+    def value(self, obs: Any, state: Any) -> Tensor:
+        """Values [B] alone; no state is advanced."""
+        memory = state if state is not None else Memory(None, None)
+        is_shared = self.value_trunk is self.policy_trunk
+        features, _ = self.value_trunk.step(self.inputs(obs), memory.policy if is_shared else memory.value)
+        values: Tensor = self.value_head(features).squeeze(-1)
         return values
 
-    def unroll(self, obs: Tensor, state: Any, reset: Tensor | None) -> tuple[Outputs, Any]:
-        """Outputs for rows [N, ...] or sequences [T, B, ...]; a feed-forward agent has no state to carry."""
-        return self.evaluate(obs), state
+    def unroll(self, obs: Any, state: Any, reset: Tensor | None) -> tuple[Outputs, Any]:
+        """Outputs for rows [N, ...], or for sequences [T, B, ...] that start from `state` [B].
+
+        Before row t the state of env b is put back where reset[t, b]. An agent without a core has no state to carry.
+        """
+        leading = self._leading(obs)
+        inputs = self.inputs(obs if len(leading) == 1 else map_tree(lambda x: x.flatten(0, 1), obs))
+        memory = state if state is not None else Memory(None, None)
+        features, policy_state = self.policy_trunk.unroll(inputs, leading, memory.policy, reset)
+        if self.value_trunk is self.policy_trunk:
+            values, value_state = features, None
+        else:
+            values, value_state = self.value_trunk.unroll(inputs, leading, memory.value, reset)
+        value = self.value_head(values).squeeze(-1)
+        if len(leading) > 1:
+            features, value = features.reshape(*leading, -1), value.reshape(leading)
+        outputs = Outputs(self.policy_head(features), value)
+        return outputs, Memory(policy_state, value_state) if self.is_recurrent else None
+
+    def _leading(self, obs: Any) -> tuple[int, ...]:
+        """Axes before those of the observation: [N] or [T, B]."""
+        (_, leaf), (_, tensor) = next(self.observation.leaves()), next(leaves(obs))
+        return tuple(tensor.shape[: tensor.dim() - len(leaf.shape)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor, nn
 
 from remuda.agents import PolicyAgent
 from remuda.core import Clock
-from remuda.data import ArrayTuple, Batch, Rollout
-from remuda.maths import explained_variance, gae
+from remuda.data import ArrayTuple, Batch, Rollout, Steps, map_tree, resets
+from remuda.maths import Distribution, explained_variance, gae
 from remuda.nets import RunningMoments
 
 
@@ -19,6 +20,11 @@ class Targets(ArrayTuple):
 
     advantage: Any
     value: Any  # what the value net should have said: advantage + its old estimate
+
+
+def over_progress(value: float | Callable[[float], float]) -> Callable[[float], float]:
+    """A number as the schedule that never changes."""
+    return value if callable(value) else lambda progress: value
 
 
 class RewardScale(nn.Module):
@@ -51,10 +57,16 @@ class ActorCritic(nn.Module):
     """Base of the on-policy algorithms; each adds `losses`."""
 
     def __init__(
-        self, agent: PolicyAgent, num_envs: int, gamma: float, gae_lambda: float, normalize_reward: bool = False
+        self,
+        agent: PolicyAgent,
+        num_envs: int,
+        gamma: float,
+        gae_lambda: float,
+        normalize_reward: bool = False,
+        clip_reward: bool = False,
     ) -> None:
         super().__init__()
-        self.agent, self.gamma, self.gae_lambda = agent, gamma, gae_lambda
+        self.agent, self.gamma, self.gae_lambda, self.clip_reward = agent, gamma, gae_lambda, clip_reward
         self.reward_scale = RewardScale(num_envs, gamma) if normalize_reward else None
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
@@ -63,7 +75,10 @@ class ActorCritic(nn.Module):
     def prepare(self, rollout: Rollout) -> Batch:
         """Advantages and value targets from the values that were said while acting."""
         steps = rollout.steps
-        reward = steps.reward if self.reward_scale is None else self.reward_scale(steps.reward, steps.mask)
+        # Clipped here and not in the env: what is logged is what the game gave.
+        reward = steps.reward.clamp(-1.0, 1.0) if self.clip_reward else steps.reward
+        if self.reward_scale is not None:
+            reward = self.reward_scale(reward, steps.mask)
         v = torch.cat([steps.policy.value, rollout.last_value.unsqueeze(0)])
         advantage = gae(reward, steps.discount, steps.mask, v, self.gamma, self.gae_lambda)
         targets = Targets(advantage, advantage + v[:-1])
@@ -71,11 +86,24 @@ class ActorCritic(nn.Module):
         metrics = {"explained_variance": explained}
         return Batch(steps, targets, rollout.state, rollout.last_obs, metrics=metrics)
 
+    def real_rows(self, batch: Batch) -> tuple[Distribution, Tensor, Steps, Targets]:
+        """Policy and value of the batch's real rows, with what was stored of them.
+
+        Shuffled rows are all real. Sequences are unrolled whole, as recurrent state needs every row, and their masked
+        rows are dropped afterwards.
+        """
+        steps, targets = batch.steps, batch.targets
+        if batch.state is None:
+            (policy, value), _ = self.agent.unroll(steps.obs, None, None)
+            return policy, value, steps, targets
+        (policy, value), _ = self.agent.unroll(steps.obs, batch.state, resets(steps.mask))
+        real = steps.mask
+        return policy.rows(real), value[real], steps.replace(obs=None)[real], targets[real]
+
     def after_update(self, clock: Clock) -> None:
         """No target networks here."""
 
     def after_rollout(self, rollout: Rollout) -> None:
         """Observation statistics move only now: all gradients of a rollout see those that acted."""
-        if self.agent.standardise is not None:
-            obs = rollout.steps.obs
-            self.agent.standardise.update(obs.flatten(0, 1).float())
+        if self.agent.inputs.has_statistics:
+            self.agent.inputs.update(map_tree(lambda x: x.flatten(0, 1), rollout.steps.obs))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from remuda.agents import PolicyAgent
-from remuda.algorithms.actor_critic import ActorCritic
+from remuda.algorithms.actor_critic import ActorCritic, over_progress
 from remuda.core import Clock, Losses
 from remuda.data import Batch
 from remuda.maths import approximate_kl, clipped_surrogate, standardised, value_loss
@@ -25,20 +25,20 @@ class PPO(ActorCritic):
         gae_lambda: float,
         clip_range: Callable[[float], float],
         clip_range_vf: Callable[[float], float] | None = None,
-        ent_coef: float = 0.0,
+        ent_coef: float | Callable[[float], float] = 0.0,
         vf_coef: float = 0.5,
         normalize_advantage: bool = True,
         normalize_reward: bool = False,
+        clip_reward: bool = False,
         target_kl: float | None = None,
     ) -> None:
-        super().__init__(agent, num_envs, gamma, gae_lambda, normalize_reward)
+        super().__init__(agent, num_envs, gamma, gae_lambda, normalize_reward, clip_reward)
         self.clip_range, self.clip_range_vf = clip_range, clip_range_vf
-        self.ent_coef, self.vf_coef = ent_coef, vf_coef
+        self.ent_coef, self.vf_coef = over_progress(ent_coef), vf_coef
         self.normalize_advantage, self.target_kl = normalize_advantage, target_kl
 
     def losses(self, batch: Batch, clock: Clock) -> Losses:
-        steps, targets = batch.steps, batch.targets
-        (policy, value), _ = self.agent.unroll(steps.obs, batch.state, None)
+        policy, value, steps, targets = self.real_rows(batch)
         log_ratio = policy.log_prob(steps.action) - steps.policy.log_prob
         advantage = standardised(targets.advantage) if self.normalize_advantage else targets.advantage
         clip = self.clip_range(clock.progress)
@@ -47,7 +47,7 @@ class PPO(ActorCritic):
         policy_loss = clipped_surrogate(log_ratio, advantage, clip)
         critic_loss = value_loss(value, targets.value, steps.policy.value, value_clip)
         entropy = policy.entropy().mean()
-        loss = policy_loss + self.vf_coef * critic_loss - self.ent_coef * entropy
+        loss = policy_loss + self.vf_coef * critic_loss - self.ent_coef(clock.progress) * entropy
 
         with torch.no_grad():
             kl = approximate_kl(log_ratio)

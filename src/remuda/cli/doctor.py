@@ -38,10 +38,11 @@ def run(command: str, argv: Sequence[str]) -> int:
         machine, problems = examine_machine()
         report: dict[str, Any] = {**machine}
     else:
-        from remuda.envs import examine, resolve
+        from remuda.envs import choose_backend, examine, resolve
 
         spec = resolve(found.env, coerce(found.kwargs, "dict[str, Any]", "envs.kwargs"))
-        report = asdict(examine(spec))
+        chosen = choose_backend(spec)
+        report = {**asdict(examine(spec)), "backend": "python" if chosen is None else chosen.NAME}
         problems = report.pop("problems")
     if found.json:
         print(json.dumps({**report, "problems": problems}))

@@ -1,7 +1,7 @@
 """Arrays, trees, rollouts and shared memory; numpy only, so that env workers stay light."""
 
 from remuda.data.arrays import ArrayTuple, FieldError, namedarraytuple
-from remuda.data.rollout import Batch, Rollout, Steps
+from remuda.data.rollout import Batch, Rollout, Steps, resets
 from remuda.data.shared import SharedArrays
 from remuda.data.trees import buffer_like, leading_shape, leaves, map_tree, stack
 
@@ -17,5 +17,6 @@ __all__ = [
     "leaves",
     "map_tree",
     "namedarraytuple",
+    "resets",
     "stack",
 ]

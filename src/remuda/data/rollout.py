@@ -35,6 +35,14 @@ class Steps(ArrayTuple):
     version: Any  # of the weights that acted
 
 
+def resets(mask: Any) -> Any:
+    """Rows [T, B] before which recurrent state is put back: those after a reset row. Row 0 has its own state."""
+    flags = ~mask
+    flags[1:] = flags[:-1].clone() if hasattr(flags, "clone") else flags[:-1].copy()
+    flags[0] = False
+    return flags
+
+
 @dataclass(frozen=True, eq=False)
 class Rollout:
     """T steps of B environments. Its arrays may be reused by the sampler's next `collect`."""

@@ -7,7 +7,7 @@
             slot, step = envs.recv()
             envs.send(slot, act(step.obs))
 
-From the command to an env's step: make_envs, pool.py (or local.py), worker.py, lane.py, single.py.
+From the command to an env's step: make_envs, pool.py (or local.py), worker.py, lane.py, single.py; or native.py.
 """
 
 from __future__ import annotations
@@ -16,29 +16,37 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import gymnasium
 import numpy as np
 
 from remuda.core import Space
+from remuda.envs import backends
+from remuda.envs.atari import AtariOptions
 from remuda.envs.check import EnvReport, examine
-from remuda.envs.episodes import EpisodeStats
+from remuda.envs.episodes import EpisodeStats, resolve_stats
 from remuda.envs.local import LocalEnvs
+from remuda.envs.native import NativeEnvs
 from remuda.envs.pool import PooledEnvs
 from remuda.envs.spec import EnvSpec, resolve
 from remuda.envs.worker import refuse_in_worker
 from remuda.errors import ConfigError, EnvError, EnvSpecError
 
 __all__ = [
+    "AtariOptions",
     "EnvInfo",
     "EnvReport",
     "EnvSpec",
     "EpisodeStats",
     "LocalEnvs",
+    "NativeEnvs",
     "PooledEnvs",
+    "choose_backend",
     "examine",
     "make_envs",
     "probe",
     "refuse_in_worker",
     "resolve",
+    "resolve_stats",
 ]
 
 
@@ -63,17 +71,64 @@ def make_envs(
     stats: str | type[EpisodeStats] | None = None,
     seeds: Sequence[Sequence[int]] | None = None,
     should_stop: Callable[[], bool] | None = None,
+    backend: str = "auto",
+    info: Sequence[str] = (),
+    levels: Sequence[int] | None = None,
     **limits: Any,
-) -> LocalEnvs | PooledEnvs:
-    """In this process for 0 workers; `limits` are max_restarts and, with workers, those of PooledEnvs."""
+) -> LocalEnvs | PooledEnvs | NativeEnvs:
+    """Envs of this kind, in this process for 0 workers; `limits` are max_restarts and, with workers, PooledEnvs'.
+
+    `backend` is "python" (single envs), the name of a native one (see `backends`), or "auto": native where that is
+    the very same game as the single env (Atari), or where there is nothing else. Another implementation of an env,
+    such as Gymnasium's vectorised CartPole or any of envpool's, is only taken by name: its numbers differ. Exact
+    seeds, levels, entries of info, statistics that look at every step and limits of steps need single envs.
+
+    A native backend has as many threads as there would have been workers, and one where there would have been none.
+    """
     if num_workers < 0:
         raise ConfigError(
             f"workers={num_workers}: use 0 for envs in this process, or the number of worker processes."
         )
+    chosen = choose_backend(spec, backend, stats, seeds, info, levels)
+    if chosen is not None:
+        refuse_in_worker()
+        threads = max(1, num_workers)
+        return NativeEnvs(spec, chosen, num_envs, slots, threads, gamma, stats, should_stop)
+    common: dict[str, Any] = {"should_stop": should_stop, "levels": levels, "info": info}
     if num_workers == 0:
         local = {name: limit for name, limit in limits.items() if name == "max_restarts"}
-        return LocalEnvs(spec, num_envs, slots, gamma, stats, seeds, should_stop=should_stop, **local)
-    return PooledEnvs(spec, num_envs, num_workers, slots, gamma, stats, seeds, should_stop=should_stop, **limits)
+        return LocalEnvs(spec, num_envs, slots, gamma, stats, seeds, **common, **local)
+    return PooledEnvs(spec, num_envs, num_workers, slots, gamma, stats, seeds, **common, **limits)
+
+
+def choose_backend(
+    spec: EnvSpec,
+    backend: str = "auto",
+    stats: str | type[EpisodeStats] | None = None,
+    seeds: Sequence[Sequence[int]] | None = None,
+    info: Sequence[str] = (),
+    levels: Sequence[int] | None = None,
+) -> backends.Backend | None:
+    """The native backend that `make_envs` would take, None for single envs; ConfigError where it cannot."""
+    return backends.choose(backend, spec, _needs_single(spec, stats, seeds, info, levels))
+
+
+def _needs_single(
+    spec: EnvSpec,
+    stats: str | type[EpisodeStats] | None,
+    seeds: Sequence[Sequence[int]] | None,
+    info: Sequence[str],
+    levels: Sequence[int] | None,
+) -> str:
+    if seeds is not None:
+        return "the seeds of an evaluation"
+    if levels is not None:
+        return f"envs.seeds, {len(levels)} of them"
+    if info:
+        return f"info={list(info)}"
+    if resolve_stats(stats).step is not EpisodeStats.step:
+        return f"envs.stats={stats}, which looks at every step"
+    return "" if spec.max_steps is None else f"a limit of {spec.max_steps} steps"
 
 
 def probe(spec: EnvSpec, attempts: int = 3) -> EnvInfo:
@@ -81,17 +136,13 @@ def probe(spec: EnvSpec, attempts: int = 3) -> EnvInfo:
 
     An env that only fails now and then gets another chance, as it would in a run.
     """
+    if spec.is_vector_only:
+        return _probe_native(spec)
     env = spec.build()
     known, metadata = env.spec, env.metadata
     try:
         with LocalEnvs(EnvSpec(spec.name, {}, lambda: env), 1, max_restarts=0) as envs:
-            envs.reset(seed=0)
-            slot, _ = envs.recv()
-            action = np.zeros((1, *envs.action.shape), envs.action.dtype)
-            if envs.action.kind == "box":
-                action = np.clip(action, envs.action.low, envs.action.high)
-            envs.send(slot, action)
-            envs.recv()
+            _try_step(envs)
             return EnvInfo(
                 spec.label,
                 envs.observation,
@@ -104,3 +155,27 @@ def probe(spec: EnvSpec, attempts: int = 3) -> EnvInfo:
         if attempts > 1:
             return probe(spec, attempts - 1)
         raise EnvSpecError(str(error)) from error
+
+
+def _probe_native(spec: EnvSpec) -> EnvInfo:
+    chosen = backends.choose("auto", spec)
+    assert chosen is not None
+    try:
+        with NativeEnvs(spec, chosen, 1) as envs:
+            _try_step(envs)
+            limit = gymnasium.spec(spec.id).max_episode_steps
+            return EnvInfo(spec.label, envs.observation, envs.action, limit, (), 0.0)
+    except EnvError as error:
+        raise EnvSpecError(str(error)) from error
+
+
+def _try_step(envs: LocalEnvs | NativeEnvs) -> None:
+    envs.reset(seed=0)
+    slot, _ = envs.recv()
+    envs.send(slot, envs.action.tree(_harmless))
+    envs.recv()
+
+
+def _harmless(path: str, leaf: Space) -> Any:
+    action = np.zeros((1, *leaf.shape), leaf.dtype)
+    return np.clip(action, leaf.low, leaf.high) if leaf.kind == "box" else action

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 
 import gymnasium
 
-PLUGINS = ("ale_py", "minatar", "minigrid")  # packages that register their ids when imported
+from remuda.envs.families import FAMILIES, import_family, register_own
 
 
 def list_envs(filter: str = "") -> list[tuple[str, str, str]]:
     """Id, step limit and entry point of every registered env whose id contains `filter`, newest versions only."""
-    for plugin in PLUGINS:
+    register_own()
+    for family in FAMILIES:
         with contextlib.suppress(ImportError):
-            module = importlib.import_module(plugin)
-            if hasattr(module, "register_envs"):
-                module.register_envs()
+            import_family(family.package)
     newest: dict[str, gymnasium.envs.registration.EnvSpec] = {}
     for spec in gymnasium.registry.values():
         key = f"{spec.namespace}/{spec.name}"
@@ -24,7 +22,8 @@ def list_envs(filter: str = "") -> list[tuple[str, str, str]]:
             newest[key] = spec
     found = [spec for spec in newest.values() if filter.lower() in spec.id.lower()]
     return [
-        (spec.id, str(spec.max_episode_steps or "-"), _maker(spec.entry_point)) for spec in sorted(found, key=_order)
+        (spec.id, str(spec.max_episode_steps or "-"), _maker(spec.entry_point or spec.vector_entry_point))
+        for spec in sorted(found, key=_order)
     ]
 
 

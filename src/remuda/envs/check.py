@@ -8,6 +8,7 @@ Never raises for what the env does: whatever goes wrong becomes a sentence of th
 
 from __future__ import annotations
 
+import copy
 import re
 import time
 import warnings
@@ -16,8 +17,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from gymnasium.utils.env_checker import check_env
+from gymnasium.utils.env_checker import check_env, data_equivalence
 
+from remuda.envs.entries import stored_action
 from remuda.envs.local import LocalEnvs
 from remuda.envs.paths import sentence
 from remuda.envs.single import FAILURES
@@ -100,23 +102,25 @@ def _keep_contract(spec: EnvSpec, env: Any, report: EnvReport) -> None:
         envs.reset(seed=0)
         for _ in range(CONTRACT_STEPS):
             slot, _step = envs.recv()
-            envs.send(slot, np.asarray(env.action_space.sample())[None] - envs.action.start)
+            envs.send(slot, stored_action(envs.action, env.action_space.sample()))
 
 
 def _repeat(spec: EnvSpec, env: Any, report: EnvReport) -> None:
     env.action_space.seed(0)
     actions = [env.action_space.sample() for _ in range(5)]
     first, second = _observations(env, actions), _observations(env, actions)
-    report.is_repeatable = len(first) == len(second) and all(map(np.array_equal, first, second))
+    report.is_repeatable = len(first) == len(second) and all(
+        map(partial(data_equivalence, exact=True), first, second)
+    )
     if not report.is_repeatable:
         report.problems.append(f"{spec.label}: two resets with the same seed led to different observations.")
 
 
 def _observations(env: Any, actions: list[Any]) -> list[Any]:
-    seen = [np.array(env.reset(seed=7)[0])]
+    seen = [copy.deepcopy(env.reset(seed=7)[0])]
     for action in actions:
-        obs, _, terminated, truncated, _ = env.step(action)
-        seen.append(np.array(obs))
+        obs, _, terminated, truncated, _ = env.step(copy.deepcopy(action))  # an env may change what it is given
+        seen.append(copy.deepcopy(obs))
         if terminated or truncated:
             break
     return seen

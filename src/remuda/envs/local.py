@@ -8,7 +8,9 @@
     envs.close()
 
 With `seeds` (one list for each env) every reset takes the next of its env's seeds, and an env whose list is used up
-keeps its last observation with mask False: an evaluation of exactly these episodes.
+keeps its last observation with mask False: an evaluation of exactly these episodes. With `levels` every reset draws
+its seed from this one set: training on exactly these. `send(slot, action, hold=True)` lets envs that have ended wait,
+with mask False, until `renew(slot)` begins their next episodes; it is answered by `recv` like a send.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from remuda.core import Episode, Step
+from remuda.core import Episode, Space, Step
+from remuda.data.trees import leaves
+from remuda.envs.entries import action_leaves
 from remuda.envs.episodes import EpisodeStats, resolve_stats
-from remuda.envs.lane import Lane, build_all, rows_layout
+from remuda.envs.lane import Lane, build_all, rows_layout, slice_rows
 from remuda.envs.single import Rows, SingleEnv
 from remuda.envs.spec import EnvSpec
 from remuda.errors import ConfigError, Interrupted
@@ -43,14 +47,26 @@ def envs_per_slot(num_envs: int, slots: int) -> int:
     return num_envs // slots
 
 
-def check_action(action: NDArray[Any], expected: tuple[int, ...]) -> None:
-    if action.shape != expected:
-        raise ValueError(f"actions have shape {action.shape}, this slot takes {expected}: one action for each env.")
+def write_actions(space: Space, targets: Sequence[NDArray[Any]], action: Any) -> None:
+    """Copy actions of one slot, in the tree of their space or in the env's own keys, to the arrays of its leaves."""
+    if type(action) is np.ndarray and action.shape == targets[0].shape and space.is_leaf:
+        targets[0][...] = action
+        return
+    for target, leaf in zip(targets, list(action_leaves(space, action, len(targets[0]))), strict=True):
+        target[...] = leaf
 
 
-def check_seeds(seeds: Sequence[Sequence[int]] | None, num_envs: int) -> None:
+def check_seeds(
+    seeds: Sequence[Sequence[int]] | None, levels: Sequence[int] | None, info: Sequence[str], num_envs: int
+) -> None:
     if seeds is not None and len(seeds) != num_envs:
         raise ConfigError(f"seeds has {len(seeds)} lists for envs={num_envs}: give one list for each env.")
+    if levels is not None and seeds is not None:
+        raise ConfigError("levels and seeds were both given: levels are drawn from, seeds are played once; give one.")
+    if levels is not None and (len(levels) == 0 or min(levels) < 0):
+        raise ConfigError(f"levels={list(levels)[:5]} of env seeds: give at least one, and none below 0.")
+    if isinstance(info, str) or len(set(info)) != len(info):
+        raise ConfigError(f"info={info!r} is not a list of different names: give those of entries of info.")
 
 
 def report(notice: str, count: int) -> None:
@@ -72,31 +88,45 @@ class LocalEnvs:
         seeds: Sequence[Sequence[int]] | None = None,
         max_restarts: int = 1000,
         should_stop: Callable[[], bool] | None = None,
+        levels: Sequence[int] | None = None,
+        info: Sequence[str] = (),
+        first_env: int = 0,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
+        """`first_env` is the number of the first env here, where these are some of many: seeds depend on it.
+
+        `tell` hears of every env that was rebuilt, instead of the log of some of them.
+        """
         per_slot = envs_per_slot(num_envs, slots)
-        check_seeds(seeds, num_envs)
+        check_seeds(seeds, levels, info, num_envs)
         stats_class = resolve_stats(stats)
         self.num_envs, self.num_slots = num_envs, slots
-        self.should_stop = should_stop
+        self.should_stop, self._tell = should_stop, tell
+        own_seeds = [None] * num_envs if seeds is None else seeds
         makers = [
-            partial(SingleEnv, spec, index, gamma, stats_class, None if seeds is None else seeds[index], max_restarts)
-            for index in range(num_envs)
+            partial(SingleEnv, spec, first_env + row, gamma, stats_class, own_seeds[row], levels, max_restarts)
+            for row in range(num_envs)
         ]
         envs = build_all(makers)
         self.observation, self.action = envs[0].observation, envs[0].action
-        layout = rows_layout(self.observation, self.action, num_envs)
+        layout = rows_layout(self.observation, self.action, num_envs, info)
         arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()}
-        self._lanes = []
-        for slot in range(slots):
-            own = slice(slot * per_slot, (slot + 1) * per_slot)
+        self._lanes, self._actions = [], []
+        for first in range(0, num_envs, per_slot):
+            own = slice(first, first + per_slot)
+            rows, actions = slice_rows(arrays, own, self.observation, self.action, info)
             lane = Lane(envs[own])
-            lane.attach(Rows(Step(*(arrays[name][own] for name in Step._fields)), arrays["restarts"][own]))
+            lane.attach(rows)
             self._lanes.append(lane)
+            self._actions.append(actions)
+        lanes = list(zip(self._lanes, self._actions, strict=True))
+        self._stepping = [partial(lane.step, actions) for lane, actions in lanes]
+        self._holding = [partial(lane.step, actions, hold=True) for lane, actions in lanes]
+        self._targets = [[leaf for _, leaf in leaves(actions)] for actions in self._actions]
         self._restarts = arrays["restarts"]
         self._restarts_before = 0
-        self._action_shape, self._action_dtype = (per_slot, *self.action.shape), np.dtype(self.action.dtype)
         self._is_owed = [False] * slots  # sent and not received
-        self._sent: deque[tuple[int, NDArray[Any] | None]] = deque()
+        self._sent: deque[tuple[int, Callable[[], None] | None]] = deque()
         self._episodes: list[Episode] = []
         self._notices = 0
         self._is_open = True
@@ -115,36 +145,60 @@ class LocalEnvs:
         self._is_owed = [True] * self.num_slots
         return taken
 
-    def send(self, slot: int, action: NDArray[Any]) -> None:
+    def prepare(self, seed: int, restarts: int) -> None:
+        """Begin anew at the next step, which is answered with a reset row: in place of envs lost so often."""
+        self._restarts.fill(restarts)  # their seeds differ from those that were used before
+        self._restarts_before = -int(self._restarts.sum())
+        for lane in self._lanes:
+            lane.prepare(seed)
+
+    def send(self, slot: int, action: Any, hold: bool = False) -> None:
+        """Arrays [B of the slot], in the tree of the action space; with `hold`, envs that have ended do not reset."""
+        self._require_received(slot)
+        write_actions(self.action, self._targets[slot], action)
+        self._is_owed[slot] = True
+        self._sent.append((slot, self._holding[slot] if hold else self._stepping[slot]))
+
+    def renew(self, slot: int) -> None:
+        """Envs that have ended begin anew, no other is touched."""
+        self._require_received(slot)
+        self._is_owed[slot] = True
+        self._sent.append((slot, self._lanes[slot].renew))
+
+    def _require_received(self, slot: int) -> None:
         if self._is_owed[slot]:
             raise RuntimeError(f"slot {slot} has not been received since its last send.")
-        check_action(action, self._action_shape)
-        self._is_owed[slot] = True
-        self._sent.append((slot, action.astype(self._action_dtype)))
 
     def recv(self) -> tuple[int, Step]:
         if not self._sent:
             raise RuntimeError("recv() without a send() or reset() before it.")
         self._obey_stop()
-        slot, action = self._sent.popleft()
+        slot, work = self._sent.popleft()
         self._is_owed[slot] = False
         rows = self._lanes[slot].rows
-        if action is not None:
-            self._lanes[slot].step(action)
+        if work is not None:
+            work()
             if rows.episodes or rows.notices:
                 self._take_news(rows)
         return slot, rows.step
+
+    def info(self, slot: int) -> dict[str, NDArray[Any]]:
+        """The entries of info that were asked for, [B of the slot], of its last answer; nan where there was none."""
+        return dict(self._lanes[slot].rows.info)
 
     def _obey_stop(self) -> None:
         if self.should_stop is not None and self.should_stop():
             raise Interrupted("asked to stop while stepping envs")
 
     def _take_news(self, rows: Rows) -> None:
-        self._episodes.extend(rows.episodes)
+        self._episodes.extend(Episode(env, values) for env, values in rows.episodes)
         rows.episodes.clear()
         for notice in rows.notices:
             self._notices += 1
-            report(notice, self._notices)
+            if self._tell is not None:
+                self._tell(notice)
+            else:
+                report(notice, self._notices)
         rows.notices.clear()
 
     def episodes(self) -> list[Episode]:

@@ -13,26 +13,31 @@ the same seed and actions give what LocalEnvs gives, bit by bit, as long as no w
 
 from __future__ import annotations
 
-import threading
+import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Self
 
+import msgspec
 from numpy.typing import NDArray
 
 from remuda.core import Episode, Step
 from remuda.data.shared import SharedArrays
+from remuda.data.trees import leaves
 from remuda.envs import worker
 from remuda.envs.episodes import EpisodeStats, resolve_stats
-from remuda.envs.lane import rows_layout
-from remuda.envs.local import check_action, check_seeds, envs_per_slot, report
+from remuda.envs.lane import rows_layout, slice_rows
+from remuda.envs.local import check_seeds, envs_per_slot, report, write_actions
 from remuda.envs.paths import describe
 from remuda.envs.spaces import space_from_wire
 from remuda.envs.spec import EnvSpec
 from remuda.errors import ConfigError, Interrupted
 from remuda.transport.crew import LOOK_SECONDS, Crew, Member
+from remuda.transport.requests import Requests, layout
+
+NEWS_BYTES = 1024  # for the end of one episode; longer news go through the link
 
 
 class PooledEnvs:
@@ -52,6 +57,9 @@ class PooledEnvs:
         max_restarts: int = 1000,
         max_worker_restarts: int = 10,
         should_stop: Callable[[], bool] | None = None,
+        levels: Sequence[int] | None = None,
+        info: Sequence[str] = (),
+        seed: int | None = None,  # with one, reset() may be left out: the first send to a slot resets it
     ) -> None:
         worker.refuse_in_worker()
         per_slot = envs_per_slot(num_envs, slots)
@@ -60,59 +68,65 @@ class PooledEnvs:
                 f"workers={num_workers} for {per_slot} envs per slot: every worker serves every slot, "
                 f"so use 1 to {per_slot} workers."
             )
-        check_seeds(seeds, num_envs)
+        check_seeds(seeds, levels, info, num_envs)
         stats_class = resolve_stats(stats)
         order = {
             "spec": spec.to_json(),
             "stats": None if stats_class is EpisodeStats else describe(stats_class),
             "gamma": gamma,
             "max_restarts": max_restarts,
+            "levels": None if levels is None else [int(level) for level in levels],
+            "info": list(info),
         }
         self._blocks = [
             [(slot * per_slot + first, slot * per_slot + last) for slot in range(slots)]
             for first, last in _split(per_slot, num_workers)
         ]
         self._seeds, self._played = seeds, [0] * num_envs  # episodes that were told of, by env
+        self._memory: SharedArrays | None = None
+        self._sent: deque[tuple[int, int]] = deque()
         orders = [{**order, "worker": index, "blocks": blocks} for index, blocks in enumerate(self._blocks)]
         for index, own in enumerate(orders):
             own["seeds"] = self._seeds_left(index)
         self.num_envs, self.num_slots = num_envs, slots
         self._step_timeout, self._build_timeout = step_timeout, build_timeout
         self._number = 0  # of the last request
-        self._sent: deque[tuple[int, int]] = deque()
         self._is_owed = [False] * slots  # sent and not received
-        self._seed: int | None = None
+        self._asked_at, self._received_at = [0.0] * slots, 0.0  # by the crew's clock
+        self._seed = seed
         self._episodes: list[Episode] = []
+        self._news: list[bytes] = []  # not read yet
         self._restarts_before = 0
         self._notices = 0
         self._waited = 0.0
         self._lost_at = [0] * num_workers  # number of the last request when a worker was last lost
-        self._fence = threading.Lock()  # taking it orders memory between processes: 50 ns
-        self._memory: SharedArrays | None = None
         self._crew = Crew(worker.__name__, orders, build_timeout, max_worker_restarts, should_stop)
         try:
             observation, action = self._crew.start()
             self.observation, self.action = space_from_wire(observation), space_from_wire(action)
-            self._action_shape = (per_slot, *self.action.shape)
-            self._allocate(num_workers, per_slot)
+            self._allocate(num_workers, per_slot, info)
             for member in self._crew.members:
                 self._introduce(member)
         except BaseException:
             self.close()
             raise
 
-    def _allocate(self, num_workers: int, per_slot: int) -> None:
-        talk = ((num_workers, self.num_slots), "int64")
-        layout = rows_layout(self.observation, self.action, self.num_envs)
-        busy = ((num_workers, self.num_slots), "float64")
-        memory = SharedArrays({**layout, "todo": talk, "done": talk, "said": talk, "busy": busy})
+    def _allocate(self, num_workers: int, per_slot: int, info: Sequence[str]) -> None:
+        room = NEWS_BYTES * -(-per_slot // num_workers)
+        memory = SharedArrays(
+            {
+                **rows_layout(self.observation, self.action, self.num_envs, info),
+                **layout(self.num_slots, num_workers, room),
+            }
+        )
         self._memory = memory
-        self._todo, self._done, self._said = memory["todo"], memory["done"], memory["said"]
-        self._busy = memory["busy"]  # seconds that each worker stepped for its last answer
         self._restarts = memory["restarts"]
+        arrays = {name: memory[name] for name in memory.layout}
+        self._requests = Requests(arrays)
         slices = [slice(slot * per_slot, (slot + 1) * per_slot) for slot in range(self.num_slots)]
-        self._steps = [Step(*(memory[name][own] for name in Step._fields)) for own in slices]
-        self._actions = [memory["action"][own] for own in slices]
+        views = [slice_rows(arrays, own, self.observation, self.action, info) for own in slices]
+        self._steps, self._infos = [rows.step for rows, _ in views], [rows.info for rows, _ in views]
+        self._targets = [[leaf for _, leaf in leaves(actions)] for _, actions in views]
 
     @property
     def should_stop(self) -> Callable[[], bool] | None:
@@ -132,9 +146,9 @@ class PooledEnvs:
             self._sent.popleft()
         self._restarts_before += int(self._restarts.sum())
         self._restarts.fill(0)
-        self._said.fill(0)
         self._seed = seed
         self._episodes.clear()
+        self._news.clear()
         self._played = [0] * self.num_envs
         order = {"do": "reset", "seed": seed, "warm_up": warm_up}
         taken: dict[int, int] = {}
@@ -149,7 +163,9 @@ class PooledEnvs:
                     member.tell(order)
                 elif message := member.take("ready"):
                     taken[member.index] = message["ready"]
-                    self._take_notices(message)
+                    for notice in message["notices"]:
+                        self._notices += 1
+                        report(notice, self._notices)
                 elif member.index not in taken:
                     self._crew.expect(member, self._build_timeout, "while resetting an env")
             if len(taken) < len(self._crew.members):
@@ -157,103 +173,167 @@ class PooledEnvs:
         for member in self._crew.members:
             member.inbox.clear()  # news of requests that were given up above
         # a slot that waits for no worker answers with what its rows hold
-        self._sent.extend((slot, int(self._done[0, slot])) for slot in range(self.num_slots))
+        self._sent.extend((slot, 0) for slot in range(self.num_slots))
         self._is_owed = [True] * self.num_slots
         return sum(taken.values())
 
-    def send(self, slot: int, action: NDArray[Any]) -> None:
+    def send(self, slot: int, action: Any, hold: bool = False) -> None:
+        """Arrays [B of the slot], in the tree of the action space; with `hold`, envs that have ended do not reset."""
+        self._require_received(slot)
+        write_actions(self.action, self._targets[slot], action)
+        self._ask(slot, worker.HOLD if hold else worker.STEP)
+
+    def renew(self, slot: int) -> None:
+        """Envs that have ended begin anew, no other is touched."""
+        self._require_received(slot)
+        self._ask(slot, worker.RENEW)
+
+    def _require_received(self, slot: int) -> None:
         if self._is_owed[slot]:
             raise RuntimeError(f"slot {slot} has not been received since its last send.")
-        check_action(action, self._action_shape)
-        self._actions[slot][...] = action
-        self._number += 1
-        with self._fence:
-            pass  # actions before the number that asks for them, on every kind of processor
-        self._todo[:, slot] = self._number
-        self._sent.append((slot, self._number))
-        self._is_owed[slot] = True
-        for member in self._crew.members:
-            member.bell.ring()
 
-    def recv(self) -> tuple[int, Step]:
+    def _ask(self, slot: int, kind: int) -> None:
+        self._number += worker.KINDS
+        number = self._number + kind
+        self._sent.append((slot, number))
+        self._is_owed[slot] = True
+        self._asked_at[slot] = self._crew.clock
+        for index in self._requests.ask(slot, number):
+            self._crew.members[index].bell.ring()
+
+    def recv(self, slot: int | None = None) -> tuple[int, Step]:
+        """The next slot in the order of sending, or the one that is asked for."""
         if not self._sent:
             raise RuntimeError("recv() without a send() or reset() before it.")
-        if self.should_stop is not None and self.should_stop():
+        should_stop = self._crew.should_stop
+        if should_stop is not None and should_stop():
             raise Interrupted("asked to stop between two steps of the envs")
+        if slot is not None and slot != self._sent[0][0]:
+            self._put_first(slot)
         slot, number = self._sent[0]
-        start = time.perf_counter()
-        self._wait(slot, number)
-        with self._fence:
-            pass  # rows are read after the number that says they are there
-        busy = self._busy[:, slot].tolist()
-        self._waited += max(0.0, time.perf_counter() - start - sum(busy) / len(busy))
+        if number:
+            start = time.perf_counter()
+            self._wait(slot, number)
+            self._waited += max(0.0, time.perf_counter() - start - self._requests.busy(slot))
         self._sent.popleft()
         self._is_owed[slot] = False
-        if number and (self._said[:, slot] == number).any():
+        self._received_at = self._crew.clock
+        if number and self._requests.has_news(slot, number):
             self._take_news(slot, number)
         return slot, self._steps[slot]
 
-    def _wait(self, slot: int, number: int) -> None:
-        start = self._crew.clock
-        while (pending := self._done[:, slot] != number).any():
-            if lost := self._crew.lost():
-                self._replace(lost[0])
+    def _put_first(self, slot: int) -> None:
+        for sent in self._sent:
+            if sent[0] == slot:
+                self._sent.remove(sent)
+                self._sent.appendleft(sent)
+                return
+        raise RuntimeError(f"recv({slot}) without a send({slot}, ...) before it.")
+
+    def is_ready(self, slot: int, seconds: float = 0.0) -> bool:
+        """Whether recv(slot) would answer at once; waits for it so long. Lost workers are noticed and replaced."""
+        return all(self._wait(sent, number, seconds) for sent, number in self._sent if sent == slot)
+
+    def _wait(self, slot: int, number: int, seconds: float = math.inf) -> bool:
+        """Until everybody has answered this request, at most so long; number 0 is a reset, which is over."""
+        requests, crew = self._requests, self._crew
+        if not number or requests.is_done(slot, number):
+            return True
+        requests.sleep(number)
+        try:
+            if not crew.has_lost:  # nearly always the first sleep is the last
+                if requests.is_done(slot, number):
+                    return True
+                crew.listen(min(seconds, LOOK_SECONDS))
+            return requests.is_done(slot, number) or self._wait_long(slot, number, seconds)
+        finally:
+            requests.wake()
+
+    def _wait_long(self, slot: int, number: int, seconds: float) -> bool:
+        """With an eye on workers that are lost or late."""
+        crew = self._crew
+        deadline = time.monotonic() + seconds
+        # nobody is late before being asked, nor for this slot as long as answers for others come in
+        start = max(self._asked_at[slot], self._received_at)
+        while pending := self._requests.pending(slot, number):
+            if crew.has_lost:
+                self._replace(crew.lost()[0])
                 continue
-            for index in pending.nonzero()[0].tolist():
-                member = self._crew.members[index]
+            for index in pending:
+                member = crew.members[index]
                 member.heard = max(member.heard, start)
-                self._crew.expect(member, self._step_timeout, "while it owed an answer")
-            self._crew.listen(LOOK_SECONDS)
+                crew.expect(member, self._step_timeout, "while it owed an answer")
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            crew.listen(min(left, LOOK_SECONDS))
+        return True
 
     # --- news and losses ----------------------------------------------------------------------------------------
 
     def _take_news(self, slot: int, number: int) -> None:
+        for member in self._crew.members:
+            news = self._requests.news(member.index, slot, number)
+            if news is None:
+                news = self._receive_news(member, slot, number)
+            if news:
+                self._news.append(news)
+                if news[0] or self._seeds is not None:
+                    self._read_news()
+
+    def _read_news(self) -> None:
+        """Episodes may wait until somebody asks for them: reading many at once is cheaper than one at every step."""
+        for news in self._news:
+            episodes, notices = _decode(news)
+            for env, values in episodes:
+                self._played[env] += 1
+                self._episodes.append(Episode(env, values))
+            for notice in notices:
+                self._notices += 1
+                report(notice, self._notices)
+        self._news.clear()
+
+    def _receive_news(self, member: Member, slot: int, number: int) -> bytes:
         """Said before it was done, so it is in the inbox or on its way."""
-        for index in (self._said[:, slot] == number).nonzero()[0].tolist():
-            member = self._crew.members[index]
-            message = self._find_news(member, slot, number)
-            while message is None and member.lost is None:
-                self._crew.listen(LOOK_SECONDS)
-                self._crew.expect(member, self._step_timeout, "while it owed statistics")
-                message = self._find_news(member, slot, number)
-            if message is not None:
-                for env, values in message["episodes"]:
-                    self._played[env] += 1
-                    self._episodes.append(Episode(env, values))
-                self._take_notices(message)
+        while (news := self._find_news(member, slot, number)) is None and member.lost is None:
+            self._crew.listen(LOOK_SECONDS)
+            self._crew.expect(member, self._step_timeout, "while it owed statistics")
+        member.inbox = [message for message in member.inbox if message.get("number") != number]
+        return news or b""
 
     @staticmethod
-    def _find_news(member: Member, slot: int, number: int) -> dict[str, Any] | None:
-        for place, message in enumerate(member.inbox):
+    def _find_news(member: Member, slot: int, number: int) -> bytes | None:
+        for message in member.inbox:
             if message.get("slot") == slot and message["number"] == number:
-                return member.inbox.pop(place)
+                return bytes(message["news"])
         return None
-
-    def _take_notices(self, message: dict[str, Any]) -> None:
-        for notice in message["notices"]:
-            self._notices += 1
-            report(notice, self._notices)
 
     def _replace(self, member: Member) -> None:
         """A new process; what the old one left half done is asked again, what it had done stays."""
         index = member.index
-        owed = [slot for slot in range(self.num_slots) if self._done[index, slot] != self._todo[index, slot]]
-        self._said[index, owed] = 0
+        owed = self._requests.owed(index)
+        for slot in owed:
+            self._requests.forget(index, slot)
         member.inbox = [message for message in member.inbox if "slot" in message and message["slot"] not in owed]
         for first, last in self._blocks[index]:
             self._restarts[first:last] += 1
-        member.order = {**member.order, "seeds": self._seeds_left(index, member.inbox)}
+        member.order = {**member.order, "seeds": self._seeds_left(index)}
         # A new worker answers every slot once with a reset row; only after that does it step.
-        was_useful = self._number > self._lost_at[index] + 2 * self.num_slots
+        was_useful = self._number > self._lost_at[index] + 2 * self.num_slots * worker.KINDS
         self._lost_at[index] = self._number
         self._crew.revive(member, was_useful)
         self._introduce(member)
 
-    def _seeds_left(self, index: int, untold: Sequence[Mapping[str, Any]] = ()) -> dict[str, list[int]] | None:
-        """The seeds that a worker's envs have still to play; episodes in its inbox are played already."""
+    def _seeds_left(self, index: int) -> dict[str, list[int]] | None:
+        """The seeds that a worker's envs have still to play; episodes that it told of unheard are played already."""
         if self._seeds is None:
             return None
-        played = Counter(env for message in untold for env, _ in message["episodes"])
+        played: Counter[int] = Counter()
+        for slot, number in self._sent:
+            news = self._requests.news(index, slot, number)
+            news = self._find_news(self._crew.members[index], slot, number) if news is None else news
+            if number and news:
+                played.update(env for env, _ in _decode(news)[0])
         envs = [env for block in self._blocks[index] for env in range(*block)]
         return {str(env): list(self._seeds[env][self._played[env] + played[env] :]) for env in envs}
 
@@ -263,7 +343,12 @@ class PooledEnvs:
         member.tell({"do": "attach", "layout": self._memory.layout, "seed": self._seed}, [self._memory.fd])
         member.heard = self._crew.clock
 
+    def info(self, slot: int) -> dict[str, NDArray[Any]]:
+        """The entries of info that were asked for, [B of the slot], of its last answer; nan where there was none."""
+        return dict(self._infos[slot])
+
     def episodes(self) -> list[Episode]:
+        self._read_news()
         finished, self._episodes = self._episodes, []
         return finished
 
@@ -298,6 +383,12 @@ class PooledEnvs:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _decode(news: bytes) -> tuple[list[tuple[int, dict[str, float]]], list[str]]:
+    """(env, values) of episodes, and notices; after the byte that tells whether there are any."""
+    episodes, notices = msgspec.msgpack.decode(memoryview(news)[1:])
+    return episodes, notices
 
 
 def _split(count: int, parts: int) -> list[tuple[int, int]]:

@@ -8,6 +8,13 @@
 
 Row by row: on an end `obs` is the true final observation; the call after it ignores the action, resets, and writes
 the new episode's first observation with reward 0 and mask False. Observations are copied, as envs may reuse theirs.
+
+An end for the learner need not end the episode: if info has a true value under "episode_continues" on a step that is
+terminated or truncated, the row ends and the next call resets as ever, but the episode's statistics go on over it.
+The reset is the env's own reset(), without a seed: the env knows that it only goes on (one of three lives was lost).
+
+While `is_held`, an env that has ended waits: it answers with its last observation, reward 0 and mask False until
+`renew` begins its next episode. An env that fails or is lost while it is held has ended too.
 """
 
 from __future__ import annotations
@@ -16,14 +23,16 @@ import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 from numpy import ndarray
 from numpy.typing import NDArray
 
-from remuda.core import Episode, Step, env_seed
-from remuda.envs.episodes import EpisodeStats
+from remuda.core import Step, env_seed
+from remuda.data.trees import leaves, map_tree
+from remuda.envs.entries import Forbidden, reader
+from remuda.envs.episodes import CONTINUES, EpisodeStats, is_number
 from remuda.envs.paths import sentence
 from remuda.envs.spaces import action_space, observation_space
 from remuda.envs.spec import EnvSpec
@@ -40,8 +49,9 @@ class Rows:
 
     step: Step
     restarts: NDArray[Any]  # int64, of each env, since the last reset
-    is_plain: bool = False  # every row is an ordinary step: mask True, no end
-    episodes: list[Episode] = field(default_factory=list)
+    info: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # float64, nan where info has no such number
+    marked: list[int] = field(default_factory=list)  # rows that are not those of an ordinary step: an end, no mask
+    episodes: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # env, values of the one that ended
     notices: list[str] = field(default_factory=list)
 
 
@@ -54,12 +64,14 @@ class SingleEnv:
         index: int,
         gamma: float = 0.99,
         stats: type[EpisodeStats] = EpisodeStats,
-        seeds: Sequence[int] | None = None,
+        seeds: Sequence[int] | None = None,  # play each once, in this order
+        levels: Sequence[int] | None = None,  # every reset draws one of these
         max_restarts: int = 1000,
     ) -> None:
         self.spec, self.index, self.gamma, self.max_restarts = spec, index, gamma, max_restarts
-        self._stats_class, self._seeds = stats, seeds
-        self._has_hook = stats.step is not EpisodeStats.step
+        self.is_held = False
+        self._stats_class, self._seeds, self._levels = stats, seeds, levels
+        self._has_hook = self._is_watched = stats.step is not EpisodeStats.step
         self._current_seed = 0
         self.prepare(seed=0)
         self._open()
@@ -67,17 +79,23 @@ class SingleEnv:
             self.observation = observation_space(self._env.observation_space, spec.label)
             self.action = action_space(self._env.action_space, spec.label)
             raw = self._env.observation_space
-            # None matches no array: discrete observations always take the slower, converting path
-            self._dtype = None if self.observation.kind == "discrete" else np.dtype(raw.dtype)
+            self._read = reader(raw, self.observation)
+            # None matches no array: all but boxes always take the slower, converting path
+            self._dtype = np.dtype(raw.dtype) if self.observation.kind == "box" else None
             self._shape = self.observation.shape
-            self.action_dtype = np.dtype(self._env.action_space.dtype)
+            self.raw_action_space = self._env.action_space
         except BaseException:
             self.close()
             raise
 
     def attach(self, rows: Rows, row: int) -> None:
         self._rows, self._row = rows, row
-        self._obs = rows.step.obs[row, ...]  # a view, of no axes for discrete ones; writing to [...] is the fastest
+        # views, of no axes for discrete ones; writing to [...] is the fastest
+        self._obs = map_tree(lambda array: array[row, ...], rows.step.obs)
+        self._is_watched = self._has_hook or bool(rows.info)
+        # memoryviews: writing one number to an array costs twice as much
+        self._terminated, self._truncated = memoryview(rows.step.terminated), memoryview(rows.step.truncated)
+        self._mask, self._reward = memoryview(rows.step.mask), cast("Any", memoryview(rows.step.reward))
 
     # --- stepping: the hot path, about 0.5 microseconds beside the env's own step -----------------------------
 
@@ -95,10 +113,13 @@ class SingleEnv:
             self._rewards.append(0.0)  # so that the step which is complained of is counted
             self.complain("step() did not return (obs, reward, terminated, truncated, info): adapt it to Gymnasium.")
         self._rewards.append(reward)
-        if type(obs) is not ndarray or obs.dtype is not self._dtype or obs.shape != self._shape:
-            obs = self._checked(obs)
-        self._obs[...] = obs
-        if terminated is not False or truncated is not False or self._has_hook:
+        if type(obs) is ndarray and obs.dtype is self._dtype and obs.shape == self._shape:
+            self._obs[...] = obs
+        else:
+            self._obs[...] = self._checked(obs)
+        if terminated is not False or truncated is not False or self._is_watched:
+            if self._is_watched:
+                self._write_info(info)
             if self._has_hook:
                 self._stats.step(obs, action, reward, info)
             self._end(terminated, truncated, info)
@@ -110,14 +131,28 @@ class SingleEnv:
         if not (is_terminated or is_truncated):
             return
         rows, row = self._rows, self._row
-        rows.is_plain = False
-        rows.step.terminated[row], rows.step.truncated[row] = is_terminated, is_truncated
-        if not isinstance(info, Mapping):
-            self.complain(f"info is {info!r}, not a dict: return {{}} if there is nothing to say.")
-        self.count()
-        values = {str(name): float(value) for name, value in self._stats.values(info).items()}
-        rows.episodes.append(Episode(self.index, values))
+        rows.marked.append(row)
+        self._terminated[row], self._truncated[row] = is_terminated, is_truncated
+        self._require_dict(info)
         self._is_waiting = True
+        self._continues = bool(info.get(CONTINUES, False))
+        if self._continues:
+            return
+        self.count()
+        values = self._stats.values(info)
+        if self._stats_class is not EpisodeStats:  # a user's may return whatever it likes
+            values = {str(name): float(value) for name, value in values.items()}
+        rows.episodes.append((self.index, values))
+
+    def _write_info(self, info: Any) -> None:
+        self._require_dict(info)
+        for name, array in self._rows.info.items():
+            value = info.get(name)
+            array[self._row] = float(value) if is_number(value) else math.nan
+
+    def _require_dict(self, info: Any) -> None:
+        if type(info) is not dict and not isinstance(info, Mapping):
+            self.complain(f"info is {info!r}, not a dict: return {{}} if there is nothing to say.")
 
     def count(self) -> None:
         """Fold the rewards collected so far into the statistics, so that endless episodes need no endless list."""
@@ -130,7 +165,7 @@ class SingleEnv:
         """From now on belong to this seed: the next step resets, and nothing is written before."""
         self._seed, self._seeds_used, self._episode = seed, 0, 0
         self._failures = 0  # in a row, without a completed step
-        self._is_waiting, self._is_idle, self._is_fresh = True, False, True
+        self._is_waiting, self._is_idle, self._is_fresh, self._continues = True, False, True, False
         self._stats: EpisodeStats = self._stats_class()
         self._rewards: list[float] = []
 
@@ -155,7 +190,7 @@ class SingleEnv:
             rows.step.mask[row] = True
             reward = self.step(self._env.action_space.sample())
             taken += int(rows.step.mask[row])
-            if not math.isfinite(reward) or not np.isfinite(self._obs).all():
+            if not math.isfinite(reward) or not all(np.isfinite(leaf).all() for _, leaf in leaves(self._obs)):
                 self.complain_of_values(reward)
             if self._is_waiting:
                 rows.episodes.clear()
@@ -163,11 +198,19 @@ class SingleEnv:
         self._write_reset()
         return taken
 
+    def renew(self) -> None:
+        """Begin the next episode if this one has ended; else leave the env alone, and write that nothing happened."""
+        if self._is_waiting:
+            self._begin()
+        else:
+            self._write_padding()
+
     def _begin(self) -> float:
-        seed = self._next_seed()
+        if self.is_held:
+            return self._write_padding()
+        seed = None if self._continues else self._next_seed()
         if self._is_idle and not self._is_fresh:
-            self._write_reset()  # and keep the last observation
-            return 0.0
+            return self._write_padding()
         try:
             answer = self._env.reset() if seed is None else self._env.reset(seed=seed)
         except FAILURES as error:
@@ -183,27 +226,47 @@ class SingleEnv:
             return self._current_seed
         if self._seeds is not None:
             self._is_idle = True
-        if not self._is_fresh:
+        if not self._is_fresh and self._levels is None:
             return None
-        self._current_seed = env_seed(self._seed, self.index, int(self._rows.restarts[self._row]))
+        self._current_seed = self._draw_seed()
         return self._current_seed
 
+    def _draw_seed(self) -> int:
+        keys = self._seed, self.index, int(self._rows.restarts[self._row])
+        if self._levels is None:
+            return env_seed(*keys)
+        return self._levels[env_seed(*keys, self._episode) % len(self._levels)]
+
     def _first(self, answer: Any) -> None:
-        self._stats, self._rewards = self._stats_class(), []
-        self._episode += 1
+        if not self._continues:
+            self._stats, self._rewards = self._stats_class(), []
+            self._episode += 1
+        self._continues = False
         try:
-            obs, _ = answer
+            obs, info = answer
         except (TypeError, ValueError):
             self.complain("reset() did not return (obs, info): adapt it to Gymnasium.")
-        self._obs[...] = self._checked(obs)
+        if type(obs) is ndarray and obs.dtype is self._dtype and obs.shape == self._shape:
+            self._obs[...] = obs
+        else:
+            self._obs[...] = self._checked(obs)
         self._is_waiting, self._is_fresh = self._is_idle, False
         self._write_reset()
+        if self._rows.info:
+            self._write_info(info)
+
+    def _write_padding(self) -> float:
+        """The last observation stays."""
+        self._write_reset()
+        for array in self._rows.info.values():
+            array[self._row] = math.nan
+        return 0.0
 
     def _write_reset(self) -> None:
-        step, row = self._rows.step, self._row
-        step.reward[row] = 0.0
-        step.terminated[row] = step.truncated[row] = step.mask[row] = False
-        self._rows.is_plain = False
+        row = self._row
+        self._terminated[row] = self._truncated[row] = self._mask[row] = False
+        self._reward[row] = 0.0
+        self._rows.marked.append(row)
 
     # --- failing ------------------------------------------------------------------------------------------------
 
@@ -225,17 +288,26 @@ class SingleEnv:
                 raise EnvError(f"{where}: repair the env.") from error
             rows.notices.append(f"{where}; it was rebuilt (restart {restarts}).")
             self.close()
+            self._episode, self._is_fresh, self._continues = 0, True, False
             if self._seeds is None:
-                self._current_seed = env_seed(self._seed, self.index, restarts)
-            self._episode, self._is_fresh = 0, True
+                self._current_seed = self._draw_seed()
             try:
                 self._open()
+                if self.is_held:
+                    return self._wait_anew()
                 answer = self._env.reset(seed=self._current_seed)
             except FAILURES as again:
                 error = again
                 continue
             self._first(answer)
             return 0.0
+
+    def _wait_anew(self) -> float:
+        """A rebuilt env that is held begins when it is renewed; a seed of a list is then played again."""
+        self._stats, self._rewards, self._is_waiting = self._stats_class(), [], True
+        if self._seeds is not None:
+            self._seeds_used -= 1
+        return self._write_padding()
 
     def _open(self) -> None:
         self._env = self.spec.build()
@@ -247,28 +319,14 @@ class SingleEnv:
 
     def _checked(self, obs: Any) -> Any:
         """The observation as it is stored; what its space forbids is named and refused."""
-        space = self.observation
-        if space.kind == "discrete":
-            array = np.asarray(obs)
-            if array.shape != () or not np.issubdtype(array.dtype, np.integer):
-                self.complain(
-                    f"observation is {obs!r}, its space says an integer: return an int, or change the space."
-                )
-            value = int(array) - space.start
-            if not 0 <= value < space.n:
-                last = space.start + space.n - 1
-                self.complain(f"observation is {obs!r}, its space says {space.start} to {last}: widen the space.")
-            return value
-        remedy = "return what observation_space promises, or change observation_space."
-        if not isinstance(obs, np.ndarray | np.generic):
-            self.complain(f"observation is a {type(obs).__name__}, its space says a numpy array: {remedy}")
-        if obs.shape != space.shape:
-            self.complain(f"observation has shape {obs.shape}, its space says {space.shape}: {remedy}")
-        if obs.dtype != self._dtype:
-            self.complain(f"observation has dtype {obs.dtype}, its space says {self._dtype}: {remedy}")
-        return obs
+        try:
+            return self._read(obs)
+        except Forbidden as error:
+            self.complain(str(error))
 
     def _flag(self, name: str, value: Any) -> bool:
+        if value is True or value is False:
+            return bool(value)
         if not isinstance(value, bool | np.bool_) and not (np.shape(value) == () and value in (0, 1)):
             self.complain(f"{name} is {value!r}, not a bool: return True or False.")
         return bool(value)
@@ -279,10 +337,11 @@ class SingleEnv:
         with np.errstate(over="ignore"):
             if stored is None or stored.shape != () or not np.isfinite(stored.astype(np.float32)).all():
                 self.complain(f"reward is {reward!r}, rewards are finite float32 numbers: repair its step().")
-        obs = self._obs
-        if not np.isfinite(obs).all():
-            first = np.argwhere(~np.isfinite(np.atleast_1d(obs)))[0].tolist()
-            self.complain(f"observation is {np.atleast_1d(obs)[tuple(first)]} at {first}: repair what computes it.")
+        for path, obs in leaves(self._obs, "observation"):
+            if not np.isfinite(obs).all():
+                first = np.argwhere(~np.isfinite(np.atleast_1d(obs)))[0].tolist()
+                value = np.atleast_1d(obs)[tuple(first)]
+                self.complain(f"{path} is {value} at {first}: repair what computes it.")
 
     def _steps(self) -> int:
         return self._stats.ep_len + len(self._rewards)

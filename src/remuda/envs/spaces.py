@@ -1,43 +1,64 @@
-"""Gymnasium spaces as `core.Space`: Box and Discrete, and one sentence for every other.
+"""Gymnasium spaces as `core.Space`: Box, Discrete, MultiDiscrete, MultiBinary and nested Dict and Tuple of them.
 
     observation = observation_space(env.observation_space, "CartPole-v1")
     action = action_space(env.action_space, "CartPole-v1")
 
-The wire form of a space is how a worker tells the pool what its envs are like.
+One sentence for every other space, and for what has no entries. The wire form of a space is how a worker tells the
+pool what its envs are like.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 
 from remuda.core import Space
+from remuda.data.arrays import RESERVED
 from remuda.errors import EnvSpecError
+
+SUPPORTED = "Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of those are supported"
+ARRAYS = ("low", "high", "sizes", "starts")
 
 
 def observation_space(space: Any, label: str) -> Space:
     """Floats are stored as float32, integers and bools as they are, discrete values as int64 from 0."""
-    if isinstance(space, gymnasium.spaces.Discrete):
-        return _discrete(space)
-    if isinstance(space, gymnasium.spaces.Box):
-        return _box(space, "float32" if np.issubdtype(space.dtype, np.floating) else str(np.dtype(space.dtype)))
-    raise _refusal("observation", space, label)
+    return _convert(space, label, "observation", "")
 
 
 def action_space(space: Any, label: str) -> Space:
-    """Discrete, or Box of floats, with or without finite bounds."""
-    if isinstance(space, gymnasium.spaces.Discrete):
-        return _discrete(space)
-    if isinstance(space, gymnasium.spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        return _box(space, "float32")
-    raise _refusal("action", space, label)
+    """The same, but boxes are of floats; with or without finite bounds."""
+    return _convert(space, label, "action", "")
 
 
-def _discrete(space: Any) -> Space:
-    return Space("discrete", (), "int64", n=int(space.n), start=int(space.start))
+def _convert(space: Any, label: str, which: str, path: str) -> Space:
+    kinds = gymnasium.spaces
+    if isinstance(space, kinds.Discrete):
+        return Space("discrete", (), "int64", n=int(space.n), start=int(space.start))
+    if isinstance(space, kinds.Box):
+        is_float = np.issubdtype(space.dtype, np.floating)
+        if is_float or which == "observation":
+            return _box(space, "float32" if is_float else str(np.dtype(space.dtype)))
+    if isinstance(space, kinds.MultiDiscrete):
+        sizes, starts = (np.array(each, np.int64) for each in (space.nvec, space.start))
+        return Space("multidiscrete", sizes.shape, "int64", sizes=sizes, starts=starts)
+    if isinstance(space, kinds.MultiBinary):
+        return Space("multibinary", tuple(int(size) for size in space.shape), "int8")
+    if isinstance(space, kinds.Dict) and space.spaces and all(isinstance(key, str) for key in space.spaces):
+        keys = tuple(space.spaces)
+        named = zip(_names(keys), space.spaces.values(), strict=True)
+        return Space("dict", entries=_entries(named, label, which, path), keys=keys)
+    if isinstance(space, kinds.Tuple) and len(space.spaces):
+        items = ((f"item{index}", entry) for index, entry in enumerate(space.spaces))
+        return Space("tuple", entries=_entries(items, label, which, path))
+    raise _refusal(space, label, which, path)
+
+
+def _entries(named: Iterable[tuple[str, Any]], label: str, which: str, path: str) -> dict[str, Space]:
+    return {name: _convert(entry, label, which, f"{path}.{name}" if path else name) for name, entry in named}
 
 
 def _box(space: Any, dtype: str) -> Space:
@@ -46,35 +67,63 @@ def _box(space: Any, dtype: str) -> Space:
     return Space("box", tuple(int(size) for size in space.shape), dtype, low, high)
 
 
-def _refusal(which: str, space: Any, label: str) -> EnvSpecError:
+def _names(keys: Sequence[str]) -> Iterator[str]:
+    """Keys as names that a named array tuple accepts, each once: those that it accepts already stay."""
+    taken = {key for key in keys if _is_name(key)}
+    for key in keys:
+        name = key
+        if not _is_name(key):
+            stem = re.sub(r"\W", "_", key, flags=re.ASCII)
+            name = stem = stem if _is_name(stem) else f"x{stem}"
+            count = 1
+            while name in taken:
+                count += 1
+                name = f"{stem}_{count}"
+            taken.add(name)
+        yield name
+
+
+def _is_name(key: str) -> bool:
+    return key.isidentifier() and not key.startswith("_") and key not in RESERVED
+
+
+def _refusal(space: Any, label: str, which: str, path: str) -> EnvSpecError:
     text = str(space)
     text = text if len(text) <= 120 else text[:117] + "..."
     floats = " of floats" if which == "action" else ""
+    where = f" at {path}" if path else ""
     return EnvSpecError(
-        f"{label} has the {which} space {text}; Box{floats} and Discrete are supported: flatten it with a "
-        "gymnasium wrapper, in a factory function that you give as env."
+        f"{label} has the {which} space {text}{where}; Box{floats}, {SUPPORTED}: change it with a gymnasium "
+        "wrapper, in a factory function that you give as env."
     )
 
 
 def space_to_wire(space: Space) -> dict[str, Any]:
     """A space as msgpack carries it."""
-    bounds = (
-        {} if space.low is None or space.high is None else {"low": space.low.tobytes(), "high": space.high.tobytes()}
-    )
+    arrays = {name: getattr(space, name) for name in ARRAYS}
     return {
         "kind": space.kind,
         "shape": space.shape,
         "dtype": space.dtype,
         "n": space.n,
         "start": space.start,
-        **bounds,
+        "arrays": {name: array.tobytes() for name, array in arrays.items() if array is not None},
+        "entries": [[name, space_to_wire(entry)] for name, entry in space.entries.items()],
+        "keys": space.keys,
     }
 
 
 def space_from_wire(values: Mapping[str, Any]) -> Space:
     shape, dtype = tuple(values["shape"]), values["dtype"]
-    low, high = (
-        np.frombuffer(values[bound], dtype).reshape(shape).copy() if bound in values else None
-        for bound in ("low", "high")
+    arrays = {name: np.frombuffer(data, dtype).reshape(shape).copy() for name, data in values["arrays"].items()}
+    entries = {name: space_from_wire(entry) for name, entry in values["entries"]}
+    return Space(
+        values["kind"],
+        shape,
+        dtype,
+        n=values["n"],
+        start=values["start"],
+        entries=entries,
+        keys=tuple(values["keys"]),
+        **arrays,
     )
-    return Space(values["kind"], shape, dtype, low, high, values["n"], values["start"])

@@ -2,6 +2,7 @@
 
     spec = resolve("CartPole-v1")                                  # or "package:Id-v0", "package.module:factory",
     spec = resolve(functools.partial(make_env, size=8))            # a function, a class, a partial
+    spec = resolve("ALE/Pong-v5", atari=AtariOptions(sticky=0.0))  # an Atari game, preprocessed as usual
     env = spec.build()                                             # a gymnasium.Env
     same = EnvSpec.from_json(spec.to_json())                       # in a worker process
 
@@ -12,19 +13,18 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import gymnasium
 
+from remuda.envs.atari import ENTRY_POINT, AtariEnv, AtariGame, AtariOptions, settle
+from remuda.envs.families import adapt, is_registered_by_import, register
 from remuda.envs.paths import as_json, describe, find, load_module, missing, sentence
 from remuda.errors import EnvSpecError, nearest
-
-EXTRAS = {"ALE": ("ale_py", "atari"), "MinAtar": ("minatar", "minatar")}  # namespace: its package, our extra
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class EnvSpec:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     make: Callable[..., Any] | None = None
     max_steps: int | None = None  # episodes are truncated here, beside any limit of the env's own
+    atari: AtariOptions | None = None  # of Atari ids alone; None: Gymnasium's own env
 
     @property
     def label(self) -> str:
@@ -44,6 +45,18 @@ class EnvSpec:
     def id(self) -> str:
         """The name without the module that registers it, which `resolve` has imported."""
         return self.name.partition(":")[2] or self.name
+
+    @property
+    def is_vector_only(self) -> bool:
+        """Whether the id was registered without single envs, so that only a native backend has it."""
+        return self.make is None and gymnasium.spec(self.id).entry_point is None
+
+    @property
+    def game(self) -> AtariGame | None:
+        """The Atari game with all its settings, where this is one."""
+        if self.atari is None:
+            return None
+        return settle(self.label, gymnasium.spec(self.id).kwargs, self.kwargs, self.atari)
 
     def build(self, **extra: Any) -> gymnasium.Env[Any, Any]:
         """A new env; `extra` are more keyword arguments, such as render_mode."""
@@ -75,10 +88,21 @@ class EnvSpec:
             ) from error
 
     def _make(self, kwargs: dict[str, Any]) -> Any:
+        known = copy.deepcopy(gymnasium.spec(self.id))
+        known.order_enforce = False  # a wrapper that costs 0.3 us per step; SingleEnv always resets first
+        if known.entry_point is None:
+            raise EnvSpecError(
+                f"{self.label} was registered as a vector env alone, and a single env is needed here: "
+                "use envs.backend=gymnasium, without evaluation and videos."
+            )
         try:
-            known = copy.deepcopy(gymnasium.spec(self.id))
-            known.order_enforce = False  # a wrapper that costs 0.3 us per step; SingleEnv always resets first
-            return gymnasium.make(known, disable_env_checker=True, **kwargs)
+            if (game := self.game) is not None:
+                env: Any = AtariEnv(game, kwargs.get("render_mode"))
+                limit = known.max_episode_steps
+                return env if limit is None else gymnasium.wrappers.TimeLimit(env, limit)
+            return adapt(gymnasium.make(known, disable_env_checker=True, **kwargs))
+        except EnvSpecError:
+            raise
         except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
             if ".mujoco" in str(gymnasium.registry[self.id].entry_point):
                 remedy = "pip install 'remuda[mujoco]' and use the newest version of the id."
@@ -99,6 +123,7 @@ class EnvSpec:
                 "kwargs": as_json(self.kwargs, self.label),
                 "registered": _registration(self.id),
                 "max_steps": self.max_steps,
+                "atari": None if self.atari is None else asdict(self.atari),
             }
         make: Any = self.make
         kwargs = dict(self.kwargs)
@@ -123,12 +148,38 @@ class EnvSpec:
             if isinstance(registered["entry_point"], dict):
                 registered["entry_point"] = find(registered["entry_point"])
             gymnasium.register(**registered)
-        return replace(resolve(name, kwargs), max_steps=values["max_steps"])
+        atari = None if values["atari"] is None else AtariOptions(**values["atari"])
+        return replace(resolve(name, kwargs, atari), max_steps=values["max_steps"])
 
 
-def resolve(env: str | Callable[..., Any] | EnvSpec, kwargs: Mapping[str, Any] | None = None) -> EnvSpec:
-    """Find out what `env` is; ids must be registered and import paths must exist, nothing is built yet."""
-    kwargs = dict(kwargs or {})
+def resolve(
+    env: str | Callable[..., Any] | EnvSpec,
+    kwargs: Mapping[str, Any] | None = None,
+    atari: AtariOptions | None = None,
+) -> EnvSpec:
+    """Find out what `env` is; ids must be registered and import paths must exist, nothing is built yet.
+
+    Ids of ale-py become AtariEnv with these options, unless the id or the kwargs ask for what only Gymnasium's own
+    env has (obs_type, continuous, sound_obs). An id's own settings hold where the options say None.
+    """
+    return _with_atari(_find(env, dict(kwargs or {})), atari)
+
+
+def _with_atari(spec: EnvSpec, options: AtariOptions | None) -> EnvSpec:
+    known = None if spec.make is not None else gymnasium.spec(spec.id)
+    if known is not None and known.entry_point == ENTRY_POINT:
+        wanted = options or spec.atari or AtariOptions()
+        if settle(spec.label, known.kwargs, spec.kwargs, wanted) is not None:
+            return replace(spec, atari=wanted)
+    if options is not None and options.changed():
+        raise EnvSpecError(
+            f"{options.changed()}: {spec.label} is no Atari game that is shown as frames, "
+            "so leave the Atari options as they are."
+        )
+    return replace(spec, atari=None)
+
+
+def _find(env: str | Callable[..., Any] | EnvSpec, kwargs: dict[str, Any]) -> EnvSpec:
     if isinstance(env, EnvSpec):
         return replace(env, kwargs={**env.kwargs, **kwargs})
     if callable(env):
@@ -147,12 +198,6 @@ def resolve(env: str | Callable[..., Any] | EnvSpec, kwargs: Mapping[str, Any] |
     return EnvSpec(env, kwargs)
 
 
-def _register(package: str) -> None:
-    importlib.import_module(package)  # ale_py registers its envs when it is imported
-    if package == "minatar" and not any(known.startswith("MinAtar/") for known in gymnasium.registry):
-        importlib.import_module("minatar.gym").register_envs()
-
-
 def _callable_name(env: Callable[..., Any]) -> str:
     if isinstance(env, functools.partial):
         return _callable_name(env.func)
@@ -164,13 +209,7 @@ def _listed(kwargs: Mapping[str, Any]) -> str:
 
 
 def _require_registered(given: str, name: str) -> None:
-    namespace = name.partition("/")[0] if "/" in name else "ALE" if "NoFrameskip" in name else None
-    if namespace in EXTRAS and name not in gymnasium.registry:
-        package, extra = EXTRAS[namespace]
-        try:
-            _register(package)
-        except ModuleNotFoundError:
-            raise EnvSpecError(f"{given} needs the package {package}: pip install 'remuda[{extra}]'.") from None
+    register(name)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an outdated version is warned of when it is made, once is enough
@@ -187,7 +226,9 @@ def _require_registered(given: str, name: str) -> None:
 def _registration(name: str) -> dict[str, Any] | None:
     """What `gymnasium.register` was told, for ids that the user's program registered and a worker does not know."""
     known = gymnasium.registry.get(name)
-    if known is None or str(known.entry_point).startswith("gymnasium."):
+    if known is None or str(known.entry_point or known.vector_entry_point).startswith("gymnasium."):
+        return None
+    if is_registered_by_import(name, known.entry_point):
         return None
     if known.additional_wrappers:
         raise EnvSpecError(

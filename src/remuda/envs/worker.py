@@ -1,13 +1,13 @@
 """What runs in a worker process: builds its envs, then answers whatever slot is asked for, oldest first.
 
-    todo[worker, slot] = 7        # the parent: actions lie in shared memory, request 7
-    bell.ring()
-    ...                           # here: lane.step, rows are written, news go through the link
-    done[worker, slot] = 7
-    parent_bell.ring()
+    number, slot = answers.oldest()       # the actions lie in shared memory
+    lanes[slot].step(actions[slot])       # writes the rows there
+    if answers.give(slot, number, seconds, news):
+        parent_bell.ring()
 
-Shared memory carries steps, the link everything else: orders down; news, spaces and errors up. A request's news are
-sent before it is done, and `said` tells the parent that there are some to wait for.
+The last two bits of a request's number say what is asked for: STEP, HOLD (step, but envs that have ended wait), or
+RENEW (begin their next episodes). Shared memory carries steps and what there is to say of them (ends of episodes,
+rebuilt envs), the link everything else: orders down; spaces, errors and news that are too long up.
 """
 
 from __future__ import annotations
@@ -17,27 +17,31 @@ import random
 import resource
 import select
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from remuda.core import Step, env_seed
+from remuda.core import env_seed
 from remuda.data.shared import SharedArrays
 from remuda.envs.episodes import EpisodeStats
-from remuda.envs.lane import Lane, build_all
+from remuda.envs.lane import Lane, build_all, slice_rows
 from remuda.envs.paths import GUARD, find
-from remuda.envs.single import Rows, SingleEnv
+from remuda.envs.single import SingleEnv
 from remuda.envs.spaces import space_to_wire
 from remuda.envs.spec import EnvSpec
 from remuda.errors import EnvSpecError
+from remuda.transport.requests import Answers
 from remuda.transport.wire import Bell, Link
 
 IN_WORKER = False  # True in worker processes: whoever starts workers or training refuses to do so there
+STEP, HOLD, RENEW, KINDS = 0, 1, 2, 4  # the last: numbers of requests differ by so much
+# How long a worker that has nothing to do looks before it sleeps: waking costs up to half as much, and a cold cache.
+LINGER_SECONDS = 1e-4
 LOOK_SECONDS = 1.0  # how often an idle worker looks whether its fork server lives, where the kernel does not tell
 
 
@@ -68,27 +72,54 @@ def main(fds: Sequence[int]) -> int:
     return 0
 
 
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class _Service:
     def __init__(self, link: Link, bell: Bell, parent_bell: Bell) -> None:
         self._link, self._bell, self._parent_bell = link, bell, parent_bell
         self._lanes: list[Lane] = []
-        self._todo = self._done = self._said = np.zeros(0, np.int64)  # until memory is attached: nothing to do
-        self._fence = threading.Lock()  # taking it orders memory between processes: 50 ns
+        self._answers: Answers | None = None  # until memory is attached: nothing to do
+        self._encode = msgspec.msgpack.Encoder().encode
         self._is_leaving = False
+        self._idles = self._in_vain = 0  # how often there was nothing to do; lingerings in a row that saw no request
 
     def run(self) -> None:
         server = os.getppid()
         poll = select.poll()
         poll.register(self._link, select.POLLIN)
         poll.register(self._bell, select.POLLIN)
-        while not self._is_leaving and os.getppid() == server:
-            for fd, _ in poll.poll(LOOK_SECONDS * 1000):
+        while not self._is_leaving:
+            answers = self._answers
+            if answers is not None:
+                while (asked := answers.oldest()) is not None:
+                    self._answer(answers, *asked)
+                if self._linger(answers) or not answers.sleep():
+                    continue
+            events = poll.poll(LOOK_SECONDS * 1000)
+            if answers is not None:
+                answers.wake()
+            for fd, _ in events:
                 if fd == self._bell.fileno():
                     self._bell.clear()
                 else:
                     self._obey()
-            while self._answer_oldest():
-                pass
+            if not events and os.getppid() != server:
+                return
+
+    def _linger(self, answers: Answers) -> bool:
+        """Whether a request comes within a moment; only where each worker can have a core, and while it pays."""
+        self._idles += 1
+        if not self._has_core or (self._in_vain > 3 and self._idles % 32):
+            return False
+        end = time.perf_counter() + LINGER_SECONDS
+        while time.perf_counter() < end:
+            if answers.is_asked():
+                self._in_vain = 0
+                return True
+        self._in_vain += 1
+        return False
 
     def close(self) -> None:
         for lane in self._lanes:
@@ -113,14 +144,14 @@ class _Service:
         self._is_leaving |= self._link.has_ended
 
     def _build(self, order: Mapping[str, Any]) -> None:
-        self._index, self._blocks = order["worker"], order["blocks"]
+        self._index, self._blocks, self._info = order["worker"], order["blocks"], order["info"]
         spec = EnvSpec.from_json(order["spec"])
         stats = EpisodeStats if order["stats"] is None else find(order["stats"])
 
         def make(index: int) -> SingleEnv:
             self._alive()
             seeds = None if order["seeds"] is None else order["seeds"][str(index)]
-            return SingleEnv(spec, index, order["gamma"], stats, seeds, order["max_restarts"])
+            return SingleEnv(spec, index, order["gamma"], stats, seeds, order["levels"], order["max_restarts"])
 
         envs = build_all([partial(make, index) for block in self._blocks for index in range(*block)])
         for first, last in self._blocks:
@@ -135,14 +166,16 @@ class _Service:
     def _attach(self, order: Mapping[str, Any], fd: int) -> None:
         memory = SharedArrays.attach(fd, order["layout"])
         os.close(fd)
+        arrays = {name: memory[name] for name in memory.layout}
+        self._actions = []
         for lane, (first, last) in zip(self._lanes, self._blocks, strict=True):
-            own = slice(first, last)
-            lane.attach(Rows(Step(*(memory[name][own] for name in Step._fields)), memory["restarts"][own]))
+            env = lane.envs[0]
+            rows, actions = slice_rows(arrays, slice(first, last), env.observation, env.action, self._info)
+            lane.attach(rows)
+            self._actions.append(actions)
         self._restarts = memory["restarts"]
-        self._actions = [memory["action"][first:last] for first, last in self._blocks]
-        self._todo, self._done, self._said = (memory[name][self._index] for name in ("todo", "done", "said"))
-        self._busy = memory["busy"][self._index]
-        self._all_done = memory["done"]
+        self._answers = Answers(arrays, self._index)
+        self._has_core = self._answers.num_workers <= _num_cores()
         if order["seed"] is not None:  # in place of a lost worker
             self._seed_libraries(order["seed"])
             for lane in self._lanes:
@@ -163,28 +196,25 @@ class _Service:
             lane.rows.notices.clear()
         self._link.send({"ready": taken, "notices": notices}, seconds=None)
 
-    def _answer_oldest(self) -> bool:
-        todo, done = self._todo.tolist(), self._done.tolist()
-        asked = [(number, slot) for slot, number in enumerate(todo) if number != done[slot]]
-        if not asked:
-            return False
-        number, slot = min(asked)
+    def _answer(self, answers: Answers, number: int, slot: int) -> None:
         lane = self._lanes[slot]
         start = time.perf_counter()
-        lane.step(self._actions[slot])
-        self._busy[slot] = time.perf_counter() - start
+        kind = number % KINDS
+        if kind == RENEW:
+            lane.renew()
+        else:
+            lane.step(self._actions[slot], kind == HOLD)
+        seconds = time.perf_counter() - start
         rows = lane.rows
+        news: bytes | None = b""
         if rows.episodes or rows.notices:
-            episodes = [(episode.env, episode.values) for episode in rows.episodes]
-            news = {"slot": slot, "number": number, "episodes": episodes, "notices": rows.notices}
-            self._link.send(news, seconds=None)  # the parent may learn for minutes before it reads
-            self._said[slot] = number
+            # its first byte tells whether there is something to report at once
+            news = (b"\1" if rows.notices else b"\0") + self._encode((rows.episodes, rows.notices))
             rows.episodes.clear()
             rows.notices.clear()
-        with self._fence:
-            self._done[slot] = number  # after the rows
-        with self._fence:
-            is_last = bool((self._all_done[:, slot] == number).all())
-        if is_last:  # waking the parent for every worker would take a core from those that still step
+            if not answers.has_room(slot, news):
+                # no limit: the parent may learn for minutes before it reads
+                self._link.send({"slot": slot, "number": number, "news": news}, seconds=None)
+                news = None
+        if answers.give(slot, number, seconds, news):
             self._parent_bell.ring()
-        return True

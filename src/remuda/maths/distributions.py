@@ -1,5 +1,10 @@
 """Policies as distributions. Sampling is a function of noise that comes from outside.
 
+    distribution = Categorical(head(features))                 # or the kind that the action space asks for
+    action = distribution.choose(noise, explore)               # while acting: mode where explore is 0
+    ratio = (distribution.log_prob(action) - old_log_prob).exp()   # while learning
+    loss = -entropy_coef * distribution.rows(mask).entropy().mean()
+
 The sampler draws the noise of env b at row t from (seed, b, t) alone, so an action does not depend on which
 process or in what company it was computed, and nothing here touches a random generator.
 """
@@ -7,22 +12,42 @@ process or in what company it was computed, and nothing here touches a random ge
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from collections.abc import Sequence
+from copy import copy
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from remuda.data import ArrayTuple
 
 LOG_SQRT_2_PI = 0.5 * math.log(2 * math.pi)
 
 
 class Distribution(Protocol):
-    def sample(self, noise: Tensor) -> Tensor: ...
-    def mode(self) -> Tensor: ...
-    def log_prob(self, action: Tensor) -> Tensor: ...
+    """Of the action in every row of some leading axes, written `...` below."""
+
+    def sample(self, noise: Tensor) -> Any: ...
+    def mode(self) -> Any: ...
+    def log_prob(self, action: Any) -> Tensor: ...  # [...], as entropy and kl: summed over what one action holds
     def entropy(self) -> Tensor: ...
+    def kl(self, other: Self) -> Tensor: ...  # KL(self || other)
+    def rows(self, index: Any) -> Self: ...  # of these rows only: whatever indexes the leading axes
+
+    def perplexity(self) -> Tensor:
+        return self.entropy().exp()
+
+    def choose(self, noise: Tensor, explore: Tensor | None = None) -> Any:
+        """A sample where explore [...] is not 0 and the mode elsewhere; None: samples everywhere."""
+        sample = self.sample(noise)
+        if explore is None:
+            return sample
+        axes = (1,) * (sample.dim() - explore.dim())
+        return torch.where(explore.bool().reshape(explore.shape + axes), sample, self.mode())
 
 
-class Categorical:
+class Categorical(Distribution):
     """Over n actions, from logits [..., n]."""
 
     def __init__(self, logits: Tensor) -> None:
@@ -44,17 +69,71 @@ class Categorical:
         # A probability of 0 has logit -inf; its term is 0, not NaN.
         return -(self.logits.exp() * self.logits.clamp(min=-1e9)).sum(-1)
 
-    def perplexity(self) -> Tensor:
-        return self.entropy().exp()
-
-    def kl(self, other: Categorical) -> Tensor:
-        """KL(self || other)."""
+    def kl(self, other: Self) -> Tensor:
         probability = self.logits.exp()
         # An action that is never taken adds 0, also where the other's logit is -inf.
         return (probability * (self.logits - other.logits).masked_fill(probability == 0, 0.0)).sum(-1)
 
+    def rows(self, index: Any) -> Self:
+        part = copy(self)  # the constructor would normalise once more
+        part.logits = self.logits[index]
+        return part
 
-class Gaussian:
+
+class MultiCategorical(Distribution):
+    """k independent choices, the i-th among sizes[i], from logits [..., sum(sizes)]; actions int64 [..., k].
+
+    All choices lie side by side in one Categorical [..., k, max(sizes)], padded with logits of -inf: the number of
+    torch calls does not grow with k, except in the constructor when sizes differ.
+    """
+
+    def __init__(self, logits: Tensor, sizes: Sequence[int]) -> None:
+        if len(set(sizes)) == 1:
+            logits = logits.reshape(*logits.shape[:-1], len(sizes), sizes[0])
+        else:
+            widest, parts = max(sizes), torch.split(logits, list(sizes), -1)
+            padded = [F.pad(part, (0, widest - part.shape[-1]), value=-math.inf) for part in parts]
+            logits = torch.stack(padded, -2)
+        self.each = Categorical(logits)
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """Uniform noise [..., k], one number for each choice."""
+        return self.each.sample(noise.unsqueeze(-1))
+
+    def mode(self) -> Tensor:
+        return self.each.mode()
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        return self.each.log_prob(action.long()).sum(-1)
+
+    def entropy(self) -> Tensor:
+        return self.each.entropy().sum(-1)
+
+    def kl(self, other: Self) -> Tensor:
+        return self.each.kl(other.each).sum(-1)
+
+    def rows(self, index: Any) -> Self:
+        part = copy(self)
+        part.each = self.each.rows(index)
+        return part
+
+
+class Bernoulli(MultiCategorical):
+    """k independent bits, from the logits [..., k] of being 1; actions int8 [..., k]. A logit of -inf is always 0."""
+
+    def __init__(self, logits: Tensor) -> None:
+        both = torch.stack([torch.zeros_like(logits), logits], -1)
+        super().__init__(both.flatten(-2), (2,) * logits.shape[-1])
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """Uniform noise [..., k]: 1 where it is not below the probability of 0."""
+        return super().sample(noise).to(torch.int8)
+
+    def mode(self) -> Tensor:
+        return super().mode().to(torch.int8)
+
+
+class Gaussian(Distribution):
     """Independent normals, from mean and log_std [..., d]; actions are not squashed (envs clip them)."""
 
     def __init__(self, mean: Tensor, log_std: Tensor) -> None:
@@ -74,11 +153,57 @@ class Gaussian:
     def entropy(self) -> Tensor:
         return (self.log_std + 0.5 + LOG_SQRT_2_PI).sum(-1).expand(self.mean.shape[:-1])
 
-    def perplexity(self) -> Tensor:
-        return self.entropy().exp()
-
-    def kl(self, other: Gaussian) -> Tensor:
-        """KL(self || other)."""
+    def kl(self, other: Self) -> Tensor:
         ratio = (2 * (self.log_std - other.log_std)).exp()
         distance = ((self.mean - other.mean) * (-other.log_std).exp()).square()
         return (0.5 * (ratio + distance - 1) + other.log_std - self.log_std).sum(-1)
+
+    def rows(self, index: Any) -> Self:
+        part = copy(self)
+        part.mean = self.mean[index]
+        if self.log_std.dim() > 1:  # one for all rows has no rows to pick from
+            part.log_std = self.log_std.expand_as(self.mean)[index]
+        return part
+
+
+class Joint(Distribution):
+    """Independent parts, as many as `type_` has fields: the action is a named array tuple of theirs.
+
+        Joint(Move, [Categorical(turn), Gaussian(speed, log_std)], (1, 2)).sample(noise)    # Move(turn, speed)
+
+    widths[i] is how much of the noise [..., sum(widths)] is part i's, in order. A part may itself be a Joint.
+    """
+
+    def __init__(self, type_: type[ArrayTuple], parts: Sequence[Distribution], widths: Sequence[int]) -> None:
+        self.type, self.parts, self.widths = type_, tuple(parts), list(widths)
+
+    def sample(self, noise: Tensor) -> ArrayTuple:
+        return self.choose(noise)
+
+    def choose(self, noise: Tensor, explore: Tensor | None = None) -> ArrayTuple:
+        noises = torch.split(noise, self.widths, -1)
+        return self.type(*(part.choose(own, explore) for part, own in zip(self.parts, noises, strict=True)))
+
+    def mode(self) -> ArrayTuple:
+        return self.type(*(part.mode() for part in self.parts))
+
+    def log_prob(self, action: ArrayTuple) -> Tensor:
+        return _sum([part.log_prob(own) for part, own in zip(self.parts, action, strict=True)])
+
+    def entropy(self) -> Tensor:
+        return _sum([part.entropy() for part in self.parts])
+
+    def kl(self, other: Self) -> Tensor:
+        return _sum([mine.kl(theirs) for mine, theirs in zip(self.parts, other.parts, strict=True)])
+
+    def rows(self, index: Any) -> Self:
+        part = copy(self)
+        part.parts = tuple(inner.rows(index) for inner in self.parts)
+        return part
+
+
+def _sum(terms: list[Tensor]) -> Tensor:
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total

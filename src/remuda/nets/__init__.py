@@ -1,5 +1,30 @@
 """Networks and what stands before them: nets map observations to features, heads belong to agents."""
 
-from remuda.nets.mlp import ACTIVATIONS, MLP, RunningMoments, Standardise, orthogonal
+from remuda.nets.conv import A3CNet, NatureCNN, SmallCNN, is_channels_first
+from remuda.nets.encoder import NETS, EntriesNet, make_net
+from remuda.nets.inputs import Inputs, Shapes
+from remuda.nets.mlp import ACTIVATIONS, MLP, orthogonal
+from remuda.nets.normalise import RunningMoments, Standardise
+from remuda.nets.recurrent import Core, GRUState, LSTMState
+from remuda.nets.residual import ImpalaNet
 
-__all__ = ["ACTIVATIONS", "MLP", "RunningMoments", "Standardise", "orthogonal"]
+__all__ = [
+    "ACTIVATIONS",
+    "A3CNet",
+    "MLP",
+    "NETS",
+    "Core",
+    "EntriesNet",
+    "GRUState",
+    "ImpalaNet",
+    "Inputs",
+    "LSTMState",
+    "NatureCNN",
+    "RunningMoments",
+    "Shapes",
+    "SmallCNN",
+    "Standardise",
+    "is_channels_first",
+    "make_net",
+    "orthogonal",
+]

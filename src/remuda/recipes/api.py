@@ -14,51 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from remuda.agents import NetFactory, PolicyAgent
 from remuda.errors import CheckpointError, ConfigError
 from remuda.learning.checkpoint import load_newest
 from remuda.logs.rundir import RunDirectory
 from remuda.recipes.journal import Callback, must_fit
+from remuda.recipes.parts import agent_view, find_net, make_algorithm, play_episodes
+from remuda.recipes.policy import Policy
 from remuda.recipes.settings import Setup, callable_name, resume_config, settle_config
-from remuda.recipes.train import find_net, make_algorithm, play_episodes
 from remuda.recipes.train import train as run_training
-from remuda.sampling.sampler import ToEnv, torch_dtype
-
-
-class Policy:
-    """A trained agent, ready to act."""
-
-    def __init__(self, agent: PolicyAgent, seed: int = 0) -> None:
-        self.agent = agent.eval()
-        self._to_env = ToEnv(agent.action)
-        self._draw = np.random.default_rng(seed)
-
-    def act(self, obs: Any, state: Any = None, deterministic: bool = True) -> tuple[Any, Any]:
-        """The env's action for one observation, or for a batch of them; and the state for the next call."""
-        space, space_of_action = self.agent.observation, self.agent.action
-        array = np.asarray(obs)
-        if array.shape[array.ndim - len(space.shape) :] != space.shape or array.ndim > len(space.shape) + 1:
-            raise ConfigError(
-                f"an observation of shape {array.shape} does not fit {space.shape}: "
-                "give one observation, or a batch of them along the first axis."
-            )
-        single = array.ndim == len(space.shape)
-        rows = torch.as_tensor(array[None] if single else array).to(torch_dtype(space))
-        if space.kind == "discrete":
-            rows = rows - space.start
-        draws: dict[str, Any] = {"uniform": self._draw.random, "normal": self._draw.standard_normal}
-        parts = [draws[kind]((len(rows), width), dtype=np.float32) for kind, width in self.agent.noise]
-        noise = torch.as_tensor(np.concatenate(parts, axis=1))
-        with torch.inference_mode():
-            explore = torch.full((len(rows),), 0.0 if deterministic else 1.0)
-            action, _, state = self.agent.act(rows, state, explore, noise)
-        out = self._to_env(action.numpy())
-        if space_of_action.kind == "discrete":
-            out = out + space_of_action.start
-        return (out[0] if single else out), state
 
 
 class Run:
@@ -90,12 +54,17 @@ class Run:
     def agent(self) -> PolicyAgent:
         """The agent with the newest whole checkpoint's weights."""
         config, _, info = self.setup()
-        algorithm = make_algorithm(config, info, self._net or find_net(config.agent))
+        algorithm = make_algorithm(config, agent_view(config, info), self._net or find_net(config.agent))
         found = load_newest(self.path / "checkpoints")
         with must_fit(found.path):
             algorithm.load_state_dict(found.learner["algorithm"])
         agent: PolicyAgent = algorithm.agent
         return agent
+
+    def policy(self) -> Policy:
+        """The same, as users call it."""
+        _, _, info = self.setup()
+        return Policy(self.agent(), info.observation)
 
     def evaluate(self, episodes: int = 20, seed: int | None = None, deterministic: bool = True) -> dict[str, Any]:
         """Play whole episodes; the same seed gives the same episodes."""
@@ -103,7 +72,7 @@ class Run:
             raise ConfigError(f"episodes={episodes} is too small: play at least 1.")
         config, spec, _ = self.setup()
         if seed is not None:
-            config = replace(config, eval=replace(config.eval, seed=seed))
+            config = replace(config, eval=replace(config.eval, seed=seed, seeds=None))
         found = play_episodes(config, spec, episodes, self.agent(), explore=not deterministic)
         return found.summary()
 
@@ -114,7 +83,7 @@ def as_list(callbacks: Callback | Sequence[Callback]) -> list[Callback]:
 
 def load(path: str | Path, env: Callable[..., Any] | None = None, net: NetFactory | None = None) -> Policy:
     """The policy of a run. A run made with a callable env or net that has no import path needs it again."""
-    return Policy(Run(path, env, net).agent())
+    return Run(path, env, net).policy()
 
 
 def train(

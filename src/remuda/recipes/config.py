@@ -6,11 +6,12 @@ three ways to fill in the same fields. Presets (recipes/presets.py) change defau
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from remuda.errors import ConfigError
-from remuda.recipes.values import Checked, option
+from remuda.recipes.values import Checked, fill, option, parse_seeds
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,12 @@ class AlgoOptions(Checked):
     n_steps: int = option(128, "rows of each env in one rollout", low=1, high=1_000_000)
     gamma: float = option(0.99, "discount per step", low=0.0, high=1.0)
     gae_lambda: float = option(0.95, "lambda of generalised advantage estimation", low=0.0, high=1.0)
-    ent_coef: float = option(0.0, "weight of the entropy bonus", low=0.0)
+    ent_coef: str = option("0", "weight of the entropy bonus: a number or a schedule", schedule=True)
     vf_coef: float = option(0.5, "weight of the value loss", low=0.0)
     max_grad_norm: float = option(0.5, "largest norm of a gradient; 0 never clips", low=0.0)
     normalize_advantage: bool = option(True, "bring advantages of each minibatch to mean 0, deviation 1")
     normalize_reward: bool = option(False, "divide rewards by the running deviation of the discounted return")
+    clip_reward: bool = option(False, "clip rewards to -1..1 when learning; what is logged stays as the env gave it")
     optimizer: str = option("adam", "optimizer", choices=("adam", "adamw", "rmsprop"))
     optimizer_eps: float = option(1e-5, "the optimizer's epsilon", above=0.0)
     weight_decay: float = option(0.0, "weight decay of the optimizer", low=0.0)
@@ -68,7 +70,12 @@ class SamplerOptions(Checked):
     envs: int = option(8, "environments, over all workers", low=1, high=100_000)
     workers: int = option(0, "env worker processes of the parallel scheme; 0 takes one per core", low=0)
     slots: int = option(1, "groups of envs that take turns; 2 acts for one while the other steps", low=1, high=8)
-    act: str = option("central", "where the policy runs", choices=("central",))
+    act: str = option(
+        "central", "who runs the policy: this process, or the env workers themselves", choices=("central", "workers")
+    )
+    wait_reset: bool = option(
+        False, "reset an ended env only when the next rollout begins: one episode per column, padded"
+    )
     decorrelate: int = option(0, "random steps per env before the first rollout, at most", low=0)
 
 
@@ -77,13 +84,33 @@ class EnvsOptions(Checked):
     """How environments are made and watched."""
 
     _group = "envs."
-    backend: str = option("auto", "what steps the envs", choices=("auto", "python"))
+    backend: str = option(
+        "auto",
+        "what steps the envs: python, ale, gymnasium or envpool; auto takes a native one where it is the same game",
+    )
     kwargs: dict[str, Any] = option({}, "keyword arguments of the env, as JSON")
+    seeds: str | None = option(None, "env seeds to train on, as 0-199 or 3,5,8; none draws a new one for each env")
     stats: str | None = option(None, "your own episode statistics, as package.module:Class")
     step_timeout: float = option(60.0, "seconds after which a silent env worker is replaced", above=0.0)
     build_timeout: float = option(120.0, "seconds that building a worker's envs may take", above=0.0)
     max_restarts: int = option(1000, "times that one env may raise and be rebuilt", low=0)
     max_worker_restarts: int = option(10, "times a minute that one env worker may be replaced", low=0)
+    noop_max: int = option(30, "Atari: random no-ops at the start of a game, at most", low=0)
+    frame_skip: int | None = option(None, "Atari: frames that an action lasts; none takes what the id says", low=1)
+    sticky: float | None = option(
+        None, "Atari: chance that the last action is repeated; none takes what the id says", low=0.0, high=1.0
+    )
+    screen_size: int = option(84, "Atari: height and width of a frame, in pixels", low=1)
+    interpolation: str = option("area", "Atari: how frames are scaled", choices=("area", "linear"))
+    frame_stack: int = option(4, "Atari: frames in an observation", low=1)
+    episodic_life: bool = option(False, "Atari: a lost life ends the episode for the learner, not in the statistics")
+    fire_reset: bool = option(False, "Atari: press fire at the start, in games that wait for it")
+    full_action_set: bool | None = option(None, "Atari: all 18 actions; none takes what the id says")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.seeds is not None:
+            parse_seeds(self.seeds, "envs.seeds")
 
 
 @dataclass(frozen=True)
@@ -91,8 +118,16 @@ class AgentOptions(Checked):
     """The network."""
 
     _group = "agent."
-    net: str = option("mlp", "mlp, or your own module as package.module:Net")
-    hidden: tuple[int, ...] = option((64, 64), "widths of the hidden layers, as 64,64", low=1)
+    net: str = option(
+        "auto",
+        "auto, mlp, nature, a3c, small, impala, impala-fixup, or your own module as package.module:Net; auto takes "
+        "nature for images, small for little ones, mlp else",
+    )
+    hidden: tuple[int, ...] = option((64, 64), "widths of the hidden layers of an mlp, as 64,64", low=1)
+    core: str | None = option(None, "memory on top of the net; none has no memory", choices=("lstm", "gru"))
+    core_size: int = option(128, "width of the memory", low=1)
+    prev_action: bool = option(False, "show the agent its previous action")
+    prev_reward: bool = option(False, "show the agent its previous reward")
     activation: str = option("tanh", "activation of the mlp", choices=("tanh", "relu", "elu", "silu"))
     shared: bool = option(False, "one net for policy and value instead of two")
     orthogonal_init: bool = option(True, "orthogonal initial weights of mlp and heads")
@@ -118,7 +153,15 @@ class EvalOptions(Checked):
     seed: int = option(
         1_000_000, "seed of the evaluation episodes, the same in every evaluation", low=0, high=2**63 - 1
     )
+    seeds: str | None = option(
+        None, "play each of these env seeds once, as 1000-1019, instead of eval.episodes drawn from eval.seed"
+    )
     max_steps: int = option(30_000, "steps after which an episode is cut; 0 lets it run for ever", low=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.seeds is not None:
+            parse_seeds(self.seeds, "eval.seeds")
 
 
 @dataclass(frozen=True)
@@ -174,17 +217,29 @@ class RunConfig:
         envs, slots, options = self.sampler.envs, self.sampler.slots, self.algo_options
         if envs % slots:
             raise ConfigError(f"sampler.slots={slots} does not divide sampler.envs={envs}: slots are of equal size.")
+        if self.sampler.act == "workers" and slots > 1:
+            raise ConfigError(f"sampler.slots={slots} with sampler.act=workers: actors take no turns, use 1.")
         if isinstance(options, PPOOptions):
-            rows = options.n_steps * envs
-            if rows % options.batch_size:
-                near = [size for size in range(1, rows + 1) if rows % size == 0]
-                near.sort(key=lambda size: abs(size - options.batch_size))
-                raise ConfigError(
-                    f"algo.batch_size={options.batch_size} does not divide the {rows} rows of a rollout "
-                    f"(n_steps={options.n_steps} x envs={envs}): use for example {' or '.join(map(str, near[:2]))}."
-                )
-            if options.normalize_advantage and options.batch_size < 2:
-                raise ConfigError("algo.batch_size=1 leaves nothing to normalise advantages over: use 2 or more.")
+            check_minibatches(options, envs, self.agent.core)
+
+
+def check_minibatches(options: PPOOptions, envs: int, core: str | None) -> None:
+    size, rows = options.batch_size, options.n_steps * envs
+    if options.normalize_advantage and size < 2:
+        raise ConfigError("algo.batch_size=1 leaves nothing to normalise advantages over: use 2 or more.")
+    if core is None and rows % size:
+        near = [size for size in range(1, rows + 1) if rows % size == 0]
+        near.sort(key=lambda size: abs(size - options.batch_size))
+        raise ConfigError(
+            f"algo.batch_size={options.batch_size} does not divide the {rows} rows of a rollout "
+            f"(n_steps={options.n_steps} x envs={envs}): use for example {' or '.join(map(str, near[:2]))}."
+        )
+    if core is not None and (size % options.n_steps or envs % (size // options.n_steps)):
+        whole = sorted({options.n_steps * count for count in range(1, envs + 1) if envs % count == 0})
+        raise ConfigError(
+            f"algo.batch_size={size} is not a whole number of envs' sequences that divides envs={envs} "
+            f"(n_steps={options.n_steps}): recurrent PPO splits along envs, use {' or '.join(map(str, whole))}."
+        )
 
 
 ALGORITHMS: dict[str, type[AlgoOptions]] = {"a2c": A2COptions, "ppo": PPOOptions}
@@ -213,3 +268,11 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
 def _plain(options: Any) -> dict[str, Any]:
     values = {item.name: getattr(options, item.name) for item in fields(options)}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def from_dict(values: Mapping[str, Any]) -> RunConfig:
+    """The inverse of `to_dict`: nothing is looked up or probed, as a worker needs it."""
+    short = {name: values[name] for name in ("algo", "env", "steps", "seed", "scheme")}
+    kinds: dict[str, type[Any]] = {"algo": ALGORITHMS[values["algo"]], **KINDS}
+    groups = {GROUPS[group]: fill(kinds[group](), values["options"][group], group) for group in GROUPS}
+    return RunConfig(**short, **groups)

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from remuda.core import env_seed
 from remuda.errors import ConfigError, EnvSpecError, Interrupted
 from remuda.learning.checkpoint import load_newest
-from remuda.recipes.api import Policy, Run
+from remuda.recipes.api import Run
+from remuda.recipes.parts import eval_seed
+from remuda.recipes.policy import Policy
 from remuda.recipes.signals import StopSignals
 from remuda.schemes.synchronous import torch_threads
 
@@ -30,17 +31,19 @@ def record(
         raise ConfigError(f"seed={seed} is too small: it must be at least 0.")
     run = Run(path)
     config, spec, info = run.setup()
+    if seed is not None:
+        config = replace(config, eval=replace(config.eval, seed=seed, seeds=None))
     if "rgb_array" not in info.render_modes:
         raise EnvSpecError(
             f"{spec.label} cannot be filmed: its render modes are {', '.join(info.render_modes) or 'none'}, "
             "and a video needs rgb_array."
         )
-    policy = Policy(run.agent())
+    policy = run.policy()
     step = load_newest(path / "checkpoints").step
     target = out or path / "videos" / f"step-{step}.mp4"
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures without a screen, and without complaints about it
     limited = replace(spec, max_steps=config.eval.max_steps or None)
-    first, returns = config.eval.seed if seed is None else seed, []
+    returns = []
     with (
         closing(limited.build(render_mode="rgb_array")) as env,
         Film(target, info.fps) as film,
@@ -48,7 +51,7 @@ def record(
         StopSignals() as signals,  # pygame would swallow SIGTERM
     ):
         for number in range(episodes):
-            returns.append(_play(env, policy, env_seed(first, number), film, signals))
+            returns.append(_play(env, policy, eval_seed(config, number), film, signals))
     return target, returns
 
 
@@ -92,13 +95,13 @@ class Film:
 def _play(env: Any, policy: Policy, seed: int, film: Film, signals: StopSignals) -> float:
     obs, _ = env.reset(seed=seed)
     film.add(env.render())
-    total, over, state = 0.0, False, None
+    total, over, state, reward = 0.0, False, None, 0.0
     while not over:
         if signals.received is not None:
             stopped = Interrupted(f"stopped by {signals.name}: no video was made.")
             stopped.signal = signals.received
             raise stopped
-        action, state = policy.act(obs, state)
+        action, state = policy.act(obs, state, reward=reward)
         obs, reward, terminated, truncated, _ = env.step(action)
         film.add(env.render())
         total, over = total + float(reward), terminated or truncated

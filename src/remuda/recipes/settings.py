@@ -10,10 +10,11 @@ from typing import Any
 import yaml
 
 from remuda.envs import EnvInfo, EnvSpec, probe, resolve
+from remuda.envs.atari import AtariOptions
 from remuda.envs.paths import describe
 from remuda.errors import CheckpointError, ConfigError, EnvSpecError, nearest
 from remuda.logs.rundir import RunDirectory
-from remuda.recipes.config import ALGORITHMS, GROUPS, KINDS, AlgoOptions, RunConfig
+from remuda.recipes.config import ALGORITHMS, GROUPS, KINDS, AlgoOptions, EnvsOptions, RunConfig
 from remuda.recipes.presets import find_preset
 from remuda.recipes.values import coerce, fill
 
@@ -43,8 +44,9 @@ def settle_config(
     check_groups(file_groups)
     check_groups(groups)
     wanted = {group: {**file_groups.get(group, {}), **groups.get(group, {})} for group in GROUPS}
-    kwargs = coerce(wanted["envs"].get("kwargs", {}), "dict[str, Any]", "envs.kwargs")
-    spec = resolve(env if env is not None else str(values["env"]), kwargs)
+    envs: EnvsOptions = fill(EnvsOptions(), wanted["envs"], "envs")
+    atari = AtariOptions(**{item.name: getattr(envs, item.name) for item in fields(AtariOptions)})
+    spec = resolve(env if env is not None else str(values["env"]), envs.kwargs, atari)
     info = probe(spec)
     preset = find_preset(algo, spec.label, info.action)
     defaults = {"algo": ALGORITHMS[algo](), **{g: kind() for g, kind in KINDS.items()}}

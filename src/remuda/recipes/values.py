@@ -29,7 +29,7 @@ class Checked:
 
 
 def check_value(name: str, value: Any, rules: Mapping[str, Any]) -> None:
-    if "choices" in rules and value not in rules["choices"]:
+    if "choices" in rules and value is not None and value not in rules["choices"]:
         choices = ", ".join(map(str, rules["choices"]))
         raise ConfigError(f"{name}={value!r} is not one of {choices}: choose one of these.")
     if rules.get("schedule") and value is not None:
@@ -121,3 +121,19 @@ def _json_object(value: Any) -> dict[str, Any]:
     if not isinstance(found, Mapping):
         raise TypeError(value)
     return dict(found)
+
+
+MOST_SEEDS = 1_000_000
+
+
+def parse_seeds(text: str, name: str) -> list[int]:
+    """Numbers and ranges: 0-3,7 is [0, 1, 2, 3, 7]."""
+    seeds: list[int] = []
+    for part in text.replace(" ", "").split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdigit() or (dash and not (last.isdigit() and int(first) <= int(last))):
+            raise ConfigError(f"{name}={text!r} is not a list of seeds: write numbers and ranges, as 0-199 or 3,5,8.")
+        if int(last or first) - int(first) + len(seeds) >= MOST_SEEDS:
+            raise ConfigError(f"{name}={text!r} has more than {MOST_SEEDS:,} seeds: leave it out instead.")
+        seeds += range(int(first), int(last or first) + 1)
+    return seeds

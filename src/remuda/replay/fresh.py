@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from remuda.data import Batch
 
@@ -15,8 +16,10 @@ from remuda.data import Batch
 class Fresh:
     """`num_epochs` passes over the newest rollout, each in the same number of shuffled minibatches.
 
-    Reset rows are left out. The real rows are then split as evenly as they go into T * B / batch_size parts, so
-    that the number of updates per rollout does not depend on where episodes happened to end.
+    Rows of agents without memory are shuffled one by one, and reset rows are left out: the real rows are split as
+    evenly as they go into T * B / batch_size parts, so that the number of updates per rollout does not depend on
+    where episodes happened to end. Recurrent agents (the batch has a state) get whole sequences of some envs instead,
+    batch_size / T at a time, reset rows included.
 
     The order is drawn from (seed, round, epoch): nothing random has to be saved to resume.
     """
@@ -33,12 +36,15 @@ class Fresh:
     def batches(self) -> Iterator[Batch]:
         if self._batch is None:
             return
-        flat, self._batch = self._batch.flatten(), None
+        batch, self._batch = self._batch, None
+        if not bool(batch.steps.mask.any()):
+            return
+        yield from self._rows(batch.flatten()) if batch.state is None else self._sequences(batch)
+
+    def _rows(self, flat: Batch) -> Iterator[Batch]:
         mask = flat.steps.mask
         num_minibatches = max(1, len(mask) // (self.batch_size or len(mask)))
         real = mask.nonzero().squeeze(-1)
-        if len(real) == 0:
-            return
         num_minibatches = min(num_minibatches, len(real))
         if num_minibatches == 1:  # nothing to shuffle
             whole = flat if len(real) == len(mask) else flat.rows(real)
@@ -47,11 +53,24 @@ class Fresh:
             return
         bounds = np.linspace(0, len(real), num_minibatches + 1).astype(int).tolist()
         for epoch in range(self.num_epochs):
-            # The key holds the seed and the place in the run; one gather per epoch, minibatches are slices of it.
-            draw = np.random.Generator(np.random.Philox(key=[self.seed, (self.round << 16) + epoch]))
-            shuffled = flat.rows(real[torch.from_numpy(draw.permutation(len(real)))])
+            # One gather per epoch: minibatches are slices of it.
+            shuffled = flat.rows(real[self._order(epoch, len(real))])
             for start, end in pairwise(bounds):
                 yield shuffled.rows(slice(start, end))
+
+    def _sequences(self, batch: Batch) -> Iterator[Batch]:
+        T, B = batch.steps.mask.shape
+        size = B if self.batch_size is None else self.batch_size // T
+        for epoch in range(self.num_epochs):
+            order = self._order(epoch, B)
+            for start in range(0, B, size):
+                part = batch if size == B else batch.columns(order[start : start + size])
+                if bool(part.steps.mask.any()):
+                    yield part
+
+    def _order(self, epoch: int, count: int) -> Tensor:
+        draw = np.random.Generator(np.random.Philox(key=[self.seed, (self.round << 16) + epoch]))
+        return torch.from_numpy(draw.permutation(count))
 
     def feedback(self, key: Any, priority: Any) -> None:
         """Uniform: priorities change nothing."""

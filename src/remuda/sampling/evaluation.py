@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from remuda.core import Agent, Envs
+from remuda.data import map_tree
 from remuda.sampling.noise import Noise
-from remuda.sampling.sampler import ToEnv, torch_dtype
+from remuda.sampling.sampler import ToEnv
 
 NOISE_BLOCK = 128  # rows drawn at once: a generator per env and row would cost more than the policy
 
@@ -51,8 +52,7 @@ def evaluate(
     to_env = ToEnv(envs.action)
     exploring = torch.full((envs.num_envs,), float(explore))
     noise = Noise(seed, range(envs.num_envs), agent.noise)
-    state = agent.initial_state(envs.num_envs)
-    dtype = torch_dtype(envs.observation)
+    state, blank = agent.initial_state(envs.num_envs), agent.initial_state(envs.num_envs)
     envs.reset(seed)
     done = row = 0
     with torch.inference_mode(), in_eval_mode(agent):
@@ -61,11 +61,14 @@ def evaluate(
             for episode in envs.episodes():
                 played[episode.env].append(episode.values)
                 done += 1
-            obs = torch.as_tensor(step.obs, dtype=dtype)
+            obs = map_tree(torch.from_numpy, step.obs)  # views: read before the next send
+            if state is not None and not step.mask.all():
+                first = torch.from_numpy(~step.mask)
+                state[first] = blank[first]
             if row % NOISE_BLOCK == 0:
                 block = noise.rows(row, NOISE_BLOCK)
             action, _, state = agent.act(obs, state, exploring, block[row % NOISE_BLOCK])
-            envs.send(slot, to_env(action.numpy()))
+            envs.send(slot, to_env(map_tree(lambda x: x.numpy(), action)))
             row += 1
     ordered = [played[k % envs.num_envs][k // envs.num_envs] for k in range(episodes)]
     return Evaluation([values["ep_rew"] for values in ordered], [values["ep_len"] for values in ordered])

@@ -3,9 +3,11 @@
     sampler.reset(seed)
     while training:
         rollout = sampler.collect()      # T steps of every env; arrays are reused by the next collect
+    sampler.close()
 
-In-process envs, a process pool with central inference (one slot) and alternating groups (two slots: one acts
-while the other steps) are the same loop over different `Envs`.
+In-process envs, native vector envs, a process pool with central inference (one slot) and alternating groups (two
+slots: one acts while the other steps) are the same loop over different `Envs`. Workers that act run it too, each over
+envs of its own: see acting.py.
 """
 
 from __future__ import annotations
@@ -15,33 +17,45 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from remuda.core import Agent, Envs, Space, Weights
-from remuda.data import Rollout, Steps, map_tree
+from remuda.core import Agent, Envs, Episode, Space, Weights
+from remuda.data import Rollout, map_tree
+from remuda.sampling.buffers import Buffers, allocate, blank_obs
 from remuda.sampling.noise import Noise
-
-TORCH_DTYPES = {"float32": torch.float32, "int64": torch.int64, "uint8": torch.uint8, "bool": torch.bool}
 
 
 class ToEnv:
-    """Actions as the agent makes them (flat and unbounded) to actions as an Envs takes them; integers stay."""
+    """Actions as the agent makes them (flat and unbounded) to actions as an Envs takes them; whole numbers stay."""
 
     def __init__(self, action: Space) -> None:
         self.space = action
-        low, high = action.low, action.high
-        self.clips = low is not None and high is not None and bool(np.isfinite(low).any() or np.isfinite(high).any())
+        self._spaces = action.tree(lambda _, leaf: leaf)
+        self._clips = action.tree(lambda _, leaf: has_bounds(leaf))
 
-    def __call__(self, action: NDArray[Any]) -> NDArray[Any]:
+    def __call__(self, action: Any) -> Any:
         if self.space.kind == "discrete":
             return action
-        action = action.reshape(len(action), *self.space.shape)
-        return np.clip(action, self.space.low, self.space.high) if self.clips else action
+        return map_tree(self._leaf, action, self._spaces, self._clips)
+
+    @staticmethod
+    def _leaf(action: Any, space: Space, clips: bool) -> Any:
+        action = action.reshape(len(action), *space.shape)
+        return np.clip(action, space.low, space.high) if clips else action
+
+
+def has_bounds(leaf: Space) -> bool:
+    return leaf.low is not None and leaf.high is not None and bool(np.isfinite([leaf.low, leaf.high]).any())
 
 
 class EnvSampler:
-    """One agent that acts for all slots of an Envs, strictly with the weights it held when the rollout began."""
+    """One agent that acts for all slots of an Envs, strictly with the weights it held when the rollout began.
+
+    With `wait_reset` an env whose episode ends is reset only when the next rollout begins: every column holds rows of
+    one episode, padded with masked rows, which is what models that attend over a whole rollout need.
+
+    Recurrent state is kept per env, put back exactly where an env was reset, and stored with each rollout.
+    """
 
     def __init__(
         self,
@@ -51,53 +65,59 @@ class EnvSampler:
         num_steps: int,
         seed: int,
         first_row: int = 0,
+        *,
+        wait_reset: bool = False,
+        first_env: int = 0,
+        buffers: Buffers | None = None,
     ) -> None:
         self.envs, self.agent, self.weights, self.num_steps = envs, agent, weights, num_steps
-        self.seed, self.row = seed, first_row
+        self.seed, self.row, self.wait_reset = seed, first_row, wait_reset
         self.version = -1
         self._seconds = {"env": 0.0, "inference": 0.0}
         self._waited = 0.0
         self._to_env = ToEnv(envs.action)
         B, width = envs.num_envs, envs.num_envs // envs.num_slots
         self._columns = [slice(slot * width, (slot + 1) * width) for slot in range(envs.num_slots)]
-        self._noise = Noise(seed, range(B), agent.noise)
-        self._obs = torch.zeros(B, *envs.observation.shape, dtype=torch_dtype(envs.observation))
-        self._last_value = torch.zeros(B)
-        self._steps = self._allocate()
+        self._noise = Noise(seed, range(first_env, first_env + B), agent.noise)
+        self._buffers = buffers or allocate(agent, envs.observation, num_steps, B)
         # The same memory as numpy, for what envs write.
+        self._steps = self._buffers.steps
         self._arrays = map_tree(lambda tensor: tensor.numpy(), self._steps)
-        self._obs_array = self._obs.numpy()
-        self._state = agent.initial_state(B)
-
-    def _allocate(self) -> Steps:
-        """[T, B] buffers in the shape of what the agent says of one batch."""
-        T, B = self.num_steps, self.envs.num_envs
-        with torch.no_grad():
-            action, said, _ = self.agent.act(self._obs, self.agent.initial_state(B), None, self._noise.rows(0, 1)[0])
-        return Steps(
-            obs=self._obs.new_zeros((T, *self._obs.shape)),
-            action=action.new_zeros((T, *action.shape)),
-            reward=torch.zeros(T, B),
-            discount=torch.zeros(T, B),
-            mask=torch.zeros(T, B, dtype=torch.bool),
-            policy=map_tree(lambda x: x.new_zeros((T, *x.shape)), said),
-            version=torch.zeros(T, B, dtype=torch.int64),
-        )
+        self._obs = blank_obs(envs.observation, B)  # what comes next
+        self._obs_arrays = map_tree(lambda tensor: tensor.numpy(), self._obs)
+        self._state, self._blank = agent.initial_state(B), agent.initial_state(B)
+        self._is_over = np.zeros(B, bool)  # ended, and waiting for the next rollout
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
         """Start every env; returns the random steps that were taken to spread them over their episodes."""
         taken = self.envs.reset(seed, warm_up)
         for _ in self._columns:
             slot, step = self.envs.recv()
-            self._obs_array[self._columns[slot]] = step.obs
+            self._obs_arrays[self._columns[slot]] = step.obs
+        if self._state is not None:
+            self._state[...] = self._blank
+        self._is_over.fill(False)
+        self._keep_end()  # of a rollout before the first, as it were: see `resume`
         self._waited = self.envs.waited()
         return taken
+
+    def resume(self) -> None:
+        """Go on where the last rollout in the buffers ended: for a worker in place of one that was lost."""
+        self._obs[...] = self._buffers.last_obs
+        if self._state is not None:
+            self._state[...] = self._buffers.next_state
+        self._is_over.fill(True)  # the envs are new ones, and wait for their first reset
 
     def collect(self) -> Rollout:
         """T rows of every env with one version of the weights."""
         self.version = self.weights.pull(self.version)
         noise = self._noise.rows(self.row, self.num_steps)
+        buffers = self._buffers
         with torch.inference_mode():
+            if self.wait_reset:
+                self._renew()
+            if self._state is not None:
+                buffers.state[...] = self._state
             for t in range(self.num_steps):
                 for slot in range(len(self._columns)):
                     if t > 0:
@@ -105,10 +125,17 @@ class EnvSampler:
                     self._act(t, slot, noise[t])
             for _ in self._columns:
                 self._receive(self.num_steps - 1)
-            self._last_value.copy_(self.agent.value(self._obs, self._state))
+            buffers.last_value.copy_(self.agent.value(self._obs, self._state))
+            self._keep_end()
         self._steps.version.fill_(self.version)
         self.row += self.num_steps
-        return Rollout(self._steps, self._obs, self._last_value)
+        return Rollout(self._steps, buffers.last_obs, buffers.last_value, buffers.state)
+
+    def _keep_end(self) -> None:
+        """What comes after the last row."""
+        self._buffers.last_obs[...] = self._obs
+        if self._state is not None:
+            self._buffers.next_state[...] = self._state
 
     def take_seconds(self) -> dict[str, float]:
         """Where the time went since the last call: envs stepping, waiting for them, inference."""
@@ -117,15 +144,32 @@ class EnvSampler:
         self._seconds = dict.fromkeys(seconds, 0.0)
         return {**seconds, "env": seconds["env"] - waited, "wait": waited}
 
+    def episodes(self) -> list[Episode]:
+        return self.envs.episodes()
+
+    def restarts(self) -> int:
+        return self.envs.restarts()
+
+    def close(self) -> None:
+        self.envs.close()
+
     def _act(self, t: int, slot: int, noise: Tensor) -> None:
         start = time.perf_counter()
         columns = self._columns[slot]
         obs = self._obs[columns]
-        action, said, _ = self.agent.act(obs, None, None, noise[columns])
+        if self._state is None:
+            action, said, _ = self.agent.act(obs, None, None, noise[columns])
+        else:
+            action, said, state = self.agent.act(obs, self._state[columns], None, noise[columns])
+            self._state[columns] = state
         self._steps.obs[t, columns] = obs
         self._steps.action[t, columns] = action
         self._steps.policy[t, columns] = said
-        self.envs.send(slot, self._to_env(self._arrays.action[t, columns]))
+        taken = self._to_env(self._arrays.action[t, columns])
+        if self.wait_reset:
+            self.envs.send(slot, taken, hold=True)
+        else:
+            self.envs.send(slot, taken)
         self._seconds["inference"] += time.perf_counter() - start
 
     def _receive(self, t: int) -> None:
@@ -136,9 +180,29 @@ class EnvSampler:
         arrays.reward[t, columns] = step.reward
         arrays.discount[t, columns] = ~step.terminated
         arrays.mask[t, columns] = step.mask
-        self._obs_array[columns] = step.obs
+        self._obs_arrays[columns] = step.obs
+        if self._state is not None and not step.mask.all():
+            self._forget(columns.start + np.flatnonzero(~step.mask))
+        if self.wait_reset:
+            # A masked row is padding after an end, or an env that was lost and waits as well.
+            self._is_over[columns] = ~step.mask | step.terminated | step.truncated
         self._seconds["env"] += time.perf_counter() - start
 
+    def _forget(self, envs: Any) -> None:
+        """These were reset: what they see next is the first observation of an episode."""
+        index = torch.from_numpy(envs)
+        self._state[index] = self._blank[index]
 
-def torch_dtype(space: Space) -> torch.dtype:
-    return TORCH_DTYPES.get(space.dtype) or getattr(torch, space.dtype)
+    def _renew(self) -> None:
+        """Begin new episodes where the last rollout's padding ended."""
+        if not self._is_over.any():
+            return
+        asked = [slot for slot, columns in enumerate(self._columns) if self._is_over[columns].any()]
+        for slot in asked:
+            self.envs.renew(slot)
+        for _ in asked:
+            slot, step = self.envs.recv()
+            self._obs_arrays[self._columns[slot]] = step.obs
+        if self._state is not None:
+            self._forget(np.flatnonzero(self._is_over))
+        self._is_over.fill(False)

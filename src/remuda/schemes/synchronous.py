@@ -1,7 +1,8 @@
 """Schemes whose edges all wait: sample, learn, publish, and again.
 
 `serial` steps the envs in this process, `parallel` in worker processes; inference and learning are the same code
-on the same batches, so both give the same parameters, bit for bit.
+on the same batches, so both give the same parameters, bit for bit. Workers that act themselves (sampler.act=workers)
+run inference on smaller batches, whose products may round differently.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,6 @@ from remuda.core import Log, Recipe, Replay, Round, env_seed
 from remuda.data import Rollout
 from remuda.errors import Interrupted
 from remuda.learning.learner import Learner
-from remuda.learning.weights import LocalWeights
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,16 @@ class Synchronous:
     workers: int = 0
 
     def run(self, recipe: Recipe, log: Log) -> Learner:
-        with torch_threads(recipe.num_threads), closing(recipe.make_envs(self.workers, log.should_stop)) as envs:
+        with ExitStack() as stack:
+            stack.enter_context(torch_threads(recipe.num_threads))
             learner = recipe.make_learner()
             progress = log.resume(learner)
-            weights = LocalWeights(learner.version)
+            agent = learner.algorithm.agent
+            weights = stack.enter_context(closing(recipe.make_weights(agent, learner.version)))
             replay = recipe.make_replay(progress.rounds)
-            sampler = recipe.make_sampler(envs, learner.algorithm.agent, weights, progress.rounds)
+            sampler = stack.enter_context(
+                closing(recipe.make_sampler(agent, weights, self.workers, progress.rounds, log.should_stop))
+            )
             # A signal drops the half-filled rollout; counters stand where the last round left them.
             with suppress(Interrupted):
                 if progress.steps < recipe.steps:
@@ -51,9 +55,9 @@ class Synchronous:
                     progress.steps += int(rollout.steps.mask.sum())
                     progress.rounds += 1
                     seconds = {**sampler.take_seconds(), "update": time.perf_counter() - start}
-                    episodes = envs.episodes()
+                    episodes = sampler.episodes()
                     progress.episodes += len(episodes)
-                    if log.round(Round(progress, learner, episodes, metrics, seconds, envs.restarts())):
+                    if log.round(Round(progress, learner, episodes, metrics, seconds, sampler.restarts())):
                         break
             return learner
 

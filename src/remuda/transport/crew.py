@@ -84,6 +84,7 @@ class Crew:
         self._module = module
         self._server: ForkServer | None = None
         self._server_deaths: deque[float] = deque()
+        self._num_lost = 0
         self._has_started = False
         self._is_open = True
         # Seconds spent listening: no worker is blamed for what passes while the parent learns or is suspended.
@@ -173,6 +174,7 @@ class Crew:
                 raise
             finally:
                 theirs.close()
+        self._num_lost -= member.lost is not None
         member.link, member.pid, member.lost, member.heard = link, pid, None, self.clock
         if hasattr(os, "pidfd_open"):
             # a pid may be used again once its process is reaped; this is never anybody else's
@@ -241,6 +243,10 @@ class Crew:
     def lost(self) -> list[Member]:
         return [member for member in self.members if member.lost is not None]
 
+    @property
+    def has_lost(self) -> bool:
+        return self._num_lost > 0
+
     # --- ending -------------------------------------------------------------------------------------------------
 
     def bury(self, member: Member, how: str | None = None) -> None:
@@ -258,6 +264,7 @@ class Crew:
         self._forget(member)
         fate = self._server.fate(member.pid) if how is None and self._server is not None else "was lost"
         member.lost = how or fate
+        self._num_lost += 1
 
     def _kill(self, member: Member) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -1,0 +1,280 @@
+"""Env steps per second of the process pool, against one process, Gymnasium's AsyncVectorEnv and SB3's SubprocVecEnv.
+
+    .venv/bin/python bench/pool.py --env HalfCheetah-v5          # 32 envs, 2 workers, random actions drawn beforehand
+    .venv/bin/python bench/pool.py --env CartPole-v1 --rounds 9 --out runs/pool-cartpole.json
+    .venv/bin/python bench/pool.py --overlap busy                # EnvPool: two batches in flight against one
+
+Every contender is a process of its own that waits for its turn; slices alternate, because the machine's speed drifts.
+`share` is the rate against `workers` times that of `loop`: one process that makes its envs with gymnasium.make and
+does nothing but env.step and env.reset, taken round by round; its median is what counts. `bare loop` steps envs as
+this package makes them, without Gymnasium's checks of the order of calls; `bare loops` are as many of these as there
+are workers, side by side with a share of the envs each, and never talk: what this machine has to give. Rows on which
+an env of ours was reset are not counted as steps (those of peers are). CPU seconds are of the contender's whole
+process tree. SB3 takes part after `make peers`; MuJoCo envs need `gymnasium[mujoco]` there too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+SB3 = ROOT / ".venv-sb3"
+OURS = ("loop", "bare loop", "bare loops", "local", "pool", "pool, 2 slots")
+ALL = (*OURS, "AsyncVectorEnv", "SubprocVecEnv")
+DRAWN = 1000  # rows of actions, used again and again
+Round = Callable[[np.ndarray], int]
+
+
+def draw_actions(space: Any, count: int) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    if hasattr(space, "n"):
+        return rng.integers(0, space.n, (DRAWN, count))
+    return rng.uniform(space.low, space.high, (DRAWN, count, *space.shape)).astype(np.float32)
+
+
+def contender(name: str, env: str, count: int, workers: int) -> tuple[Round, Any]:
+    """A function that steps every env once and counts the steps, and the action space."""
+    if name == "AsyncVectorEnv":
+        import gymnasium
+
+        vector = gymnasium.vector.AsyncVectorEnv([lambda: gymnasium.make(env)] * count)
+        vector.reset(seed=0)
+        return lambda actions: len(vector.step(actions)[1]), vector.single_action_space
+    if name == "SubprocVecEnv":
+        from stable_baselines3.common.env_util import make_vec_env
+        from stable_baselines3.common.vec_env import SubprocVecEnv
+
+        peer = make_vec_env(env, count, seed=0, vec_env_cls=SubprocVecEnv)
+        peer.reset()
+        return lambda actions: len(peer.step(actions)[1]), peer.action_space
+    from remuda.envs import LocalEnvs, PooledEnvs, resolve
+
+    spec = resolve(env)
+    if "loop" in name:
+        import gymnasium
+
+        singles = [gymnasium.make(env) if name == "loop" else spec.build() for _ in range(count)]
+        for index, single in enumerate(singles):
+            single.reset(seed=index)
+
+        def step_all(actions: np.ndarray) -> int:
+            for single, action in zip(singles, actions, strict=True):
+                _, _, terminated, truncated, _ = single.step(action)
+                if terminated or truncated:
+                    single.reset()
+            return count
+
+        return step_all, singles[0].action_space
+    slots = 2 if name == "pool, 2 slots" else 1
+    envs: Any = LocalEnvs(spec, count) if name == "local" else PooledEnvs(spec, count, workers, slots)
+    envs.reset(seed=0)
+    width = count // slots
+    for slot in range(slots):
+        envs.recv()
+        envs.send(slot, np.zeros((width, *envs.action.shape), envs.action.dtype))
+
+    def step_slots(actions: np.ndarray) -> int:
+        steps = 0
+        for _ in range(slots):
+            slot, step = envs.recv()
+            steps += np.count_nonzero(step.mask)
+            envs.send(slot, actions[slot * width : (slot + 1) * width])
+        return steps
+
+    return step_slots, spec.build().action_space
+
+
+def serve(name: str, env: str, count: int, workers: int) -> None:
+    """One contender: a slice for every line on stdin, which says how many seconds."""
+    step, space = contender(name, env, count, workers)
+    actions = draw_actions(space, count)
+    rounds = 0
+    print("ready", flush=True)
+    for line in sys.stdin:
+        begin = start = time.perf_counter()
+        end, steps = begin + float(line), 0
+        while start < end:
+            for _ in range(8):
+                steps += step(actions[rounds % DRAWN])
+                rounds += 1
+            start = time.perf_counter()
+        print(json.dumps({"steps": int(steps), "seconds": start - begin}), flush=True)
+
+
+class Contender:
+    """The driver's side: one process, or several for `bare loops`."""
+
+    def __init__(self, name: str, env: str, count: int, workers: int) -> None:
+        python = SB3 / "bin/python" if name == "SubprocVecEnv" else sys.executable
+        serve = "bare loop" if name == "bare loops" else name
+        self.processes = []
+        for share in [count // workers] * workers if name == "bare loops" else [count]:
+            words = [python, __file__, "--serve", serve, "--env", env, "--envs", share, "--workers", workers]
+            process = subprocess.Popen(
+                [str(word) for word in words],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,  # MuJoCo warns for every env that is built
+                text=True,
+            )
+            self.processes.append(process)
+        for process in self.processes:
+            self.read(process)
+
+    @staticmethod
+    def read(process: Any) -> str:
+        line: str = process.stdout.readline()
+        if not line:
+            raise SystemExit(f"a contender failed: {' '.join(process.args)}")
+        return line
+
+    def slice(self, seconds: float) -> tuple[float, float]:
+        """Steps per second, and CPU seconds per 1,000 steps."""
+        before = self.cpu()
+        for process in self.processes:
+            process.stdin.write(f"{seconds}\n")
+            process.stdin.flush()
+        found = [json.loads(self.read(process)) for process in self.processes]
+        steps = sum(each["steps"] for each in found)
+        return sum(each["steps"] / each["seconds"] for each in found), 1000 * (self.cpu() - before) / steps
+
+    def cpu(self) -> float:
+        import psutil
+
+        roots = [psutil.Process(process.pid) for process in self.processes]
+        times = [each.cpu_times() for root in roots for each in (root, *root.children(recursive=True))]
+        return sum(each.user + each.system for each in times)
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.stdin.close()
+            process.kill()
+            process.wait()
+
+
+def compare(names: list[str], env: str, count: int, workers: int, rounds: int, seconds: float) -> dict[str, Any]:
+    contenders = {name: Contender(name, env, count, workers) for name in names}
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    cpu: dict[str, list[float]] = {name: [] for name in names}
+    try:
+        for each in contenders.values():
+            each.slice(min(0.5, seconds))
+        for _ in range(rounds):
+            for name, each in contenders.items():
+                rate, used = each.slice(seconds)
+                rates[name].append(rate)
+                cpu[name].append(used)
+    finally:
+        for each in contenders.values():
+            each.close()
+    shares = {name: _ratio(rates[name], [workers * rate for rate in rates["loop"]]) for name in names}
+    found = {
+        name: {
+            "steps_per_second": statistics.median(rates[name]),
+            "share": shares[name],
+            "cpu_seconds_per_1000_steps": statistics.median(cpu[name]),
+            "slices": rates[name],
+        }
+        for name in names
+    }
+    peers = {
+        f"{mine} / {peer}": _ratio(rates[mine], rates[peer])
+        for mine in names
+        if mine.startswith("pool")
+        for peer in ALL[len(OURS) :]
+        if peer in names
+    }
+    return {"env": env, "envs": count, "workers": workers, "rounds": rounds, "contenders": found, "ratios": peers}
+
+
+def _ratio(mine: list[float], theirs: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
+
+
+def overlap(rounds: int, seconds: float, kind: str) -> dict[str, Any]:
+    """EnvPool with an env and a model of 1 ms: two batches in flight against one."""
+    from remuda.envs.pool_futures import EnvPool
+
+    cost = {"seconds": 0.001, "wait": kind, "length": 1_000_000}
+    pools = [EnvPool("Remuda/Mock-v0", 1, 1, batches, kwargs=cost) for batches in (1, 2)]
+    rates: list[list[float]] = [[], []]
+    try:
+        for turn in range(rounds + 1):
+            for pool, found in zip(pools, rates, strict=True):
+                pool.reset()
+                rate = _rate_with_model(pool, seconds, kind)
+                if turn:  # the first is for warming up
+                    found.append(rate)
+    finally:
+        for pool in pools:
+            pool.close()
+    one, two = (statistics.median(found) for found in rates)
+    ratio = _ratio(rates[1], rates[0])
+    return {"kind": kind, "one batch": one, "two batches": two, "ratio": ratio, "slices": rates}
+
+
+def _rate_with_model(pool: Any, seconds: float, kind: str) -> float:
+    action = np.zeros(1, np.int64)
+    batches = range(pool.num_batches)
+    futures = [pool.step(batch, action) for batch in batches]
+    begin, steps = time.perf_counter(), 0
+    while (now := time.perf_counter()) < begin + seconds:
+        for batch in batches:
+            futures[batch].result()
+            if kind == "sleep":
+                time.sleep(0.001)
+            else:
+                end = time.perf_counter() + 0.001
+                while time.perf_counter() < end:
+                    pass
+            futures[batch] = pool.step(batch, action)
+            steps += 1
+    return steps / (now - begin)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", default="CartPole-v1")
+    parser.add_argument("--envs", type=int, default=32)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of every slice")
+    parser.add_argument("--only", nargs="+", choices=ALL[1:], help="contenders beside loop; all by default")
+    parser.add_argument(
+        "--overlap", choices=["busy", "sleep"], help="measure EnvPool instead, with such a model and env"
+    )
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--serve", choices=ALL, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.serve:
+        serve(given.serve, given.env, given.envs, given.workers)
+        return
+    if given.overlap:
+        show(overlap(given.rounds, given.seconds, given.overlap), given.out)
+        return
+    names = ["loop", *(given.only or ALL[1:])]
+    if not (SB3 / ".installed").exists():
+        names = [name for name in names if name != "SubprocVecEnv"]
+    show(compare(names, given.env, given.envs, given.workers, given.rounds, given.seconds), given.out)
+
+
+def show(found: dict[str, Any], out: Path | None) -> None:
+    text = json.dumps(found, indent=1)
+    print(text)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Heads: from features to a distribution over the env's actions, whatever their space.
+
+head = PolicyHead(action, width)
+policy = head(features)                        # [..., F] -> a distribution with the same leading axes
+action = policy.choose(noise, explore)         # an array, or the named array tuple of a Dict or Tuple space
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from remuda.core import Space
+from remuda.data import namedarraytuple
+from remuda.maths import Bernoulli, Categorical, Distribution, Gaussian, Joint, MultiCategorical
+
+NoiseParts = tuple[tuple[Literal["uniform", "normal"], int], ...]
+
+
+class PolicyHead(nn.Module):
+    """One linear layer whose outputs are shared out among the leaves of the action space; Box actions are flat."""
+
+    def __init__(self, action: Space, width: int, log_std_init: float = 0.0) -> None:
+        super().__init__()
+        self.action = action
+        leaves = [leaf for _, leaf in action.leaves()]
+        self.linear = nn.Linear(width, sum(num_outputs(leaf) for leaf in leaves))
+        deviations = sum(num_outputs(leaf) for leaf in leaves if leaf.kind == "box")
+        self.log_std = nn.Parameter(torch.full((deviations,), log_std_init)) if deviations else None
+        self.noise: NoiseParts = tuple(noise_of(leaf) for leaf in leaves)
+
+    def forward(self, features: Tensor) -> Distribution:
+        outputs: Tensor = self.linear(features)
+        if self.action.is_leaf:
+            return self._leaf(self.action, outputs, self.log_std)
+        policy, _, _ = self._branch(self.action, outputs, 0, 0)
+        return policy
+
+    def _branch(self, space: Space, outputs: Tensor, start: int, first_std: int) -> tuple[Joint, int, int]:
+        """The entries of a Dict or Tuple, which take their outputs from `start` on; returns where they ended."""
+        parts: list[Distribution] = []
+        widths = []
+        for entry in space.entries.values():
+            if entry.is_leaf:
+                end = start + num_outputs(entry)
+                is_box = entry.kind == "box"
+                last_std = first_std + (end - start if is_box else 0)
+                log_std = self.log_std[first_std:last_std] if is_box and self.log_std is not None else None
+                parts.append(self._leaf(entry, outputs[..., start:end], log_std))
+                start, first_std = end, last_std
+            else:
+                part, start, first_std = self._branch(entry, outputs, start, first_std)
+                parts.append(part)
+            widths.append(sum(noise_of(leaf)[1] for _, leaf in entry.leaves()))
+        return Joint(namedarraytuple("Entries", tuple(space.entries)), parts, widths), start, first_std
+
+    @staticmethod
+    def _leaf(space: Space, outputs: Tensor, log_std: Tensor | None) -> Distribution:
+        if space.kind == "discrete":
+            return Categorical(outputs)
+        if space.kind == "multidiscrete":
+            assert space.sizes is not None
+            return MultiCategorical(outputs, tuple(space.sizes.reshape(-1).tolist()))
+        if space.kind == "multibinary":
+            return Bernoulli(outputs)
+        assert log_std is not None
+        return Gaussian(outputs, log_std)
+
+
+def num_outputs(leaf: Space) -> int:
+    """Numbers that a net must give for a leaf of the action space."""
+    if leaf.kind == "discrete":
+        return leaf.n
+    if leaf.kind == "multidiscrete":
+        assert leaf.sizes is not None
+        return int(leaf.sizes.sum())
+    return math.prod(leaf.shape)
+
+
+def noise_of(leaf: Space) -> tuple[Literal["uniform", "normal"], int]:
+    """What drawing an action of this leaf takes."""
+    if leaf.kind == "box":
+        return "normal", math.prod(leaf.shape)
+    return "uniform", math.prod(leaf.shape)  # 1 for a discrete leaf, which has no axes

@@ -1,0 +1,168 @@
+"""Batches of envs whose steps are futures: for a training loop of one's own.
+
+    with EnvPool("CartPole-v1", num_processes=2, batch_size=16, num_batches=2) as pool:
+        actions = [np.zeros(16, np.int64)] * 2
+        futures = [pool.step(batch, actions[batch]) for batch in range(2)]     # the first step of a batch resets it
+        while training:
+            for batch in range(2):                                             # one batch is stepped ...
+                step = futures[batch].result()
+                actions[batch] = act(step.obs)                                 # ... while the policy sees the other
+                futures[batch] = pool.step(batch, actions[batch])
+
+An env is reset on the step after its end: that row has mask False, and its action was not taken. Arrays of a result
+are views of shared memory, overwritten by the next step of its batch. A process that dies or hangs is replaced, and
+its envs answer with a reset row. Workers come from a process of their own without threads, so a pool may be created
+at any time, whatever threads the program has; it is used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from numpy.typing import NDArray
+
+from remuda.core import Episode, env_seed
+from remuda.envs.pool import PooledEnvs
+from remuda.envs.spec import EnvSpec, resolve
+from remuda.errors import ConfigError
+
+
+@dataclass(frozen=True, eq=False)
+class BatchStep:
+    """What one batch of envs answered, every array [batch_size]."""
+
+    obs: Any  # an array, or a tree of them; on an end the true final observation
+    reward: NDArray[Any]
+    terminated: NDArray[Any]
+    truncated: NDArray[Any]
+    mask: NDArray[Any]  # False where the env was reset instead of taking its action
+    info: Mapping[str, NDArray[Any]]  # the entries that were asked for; nan where an env's info has no such number
+
+
+class StepFuture:
+    """The answer to one `step`, once it is there."""
+
+    def __init__(self, pool: EnvPool, batch: int) -> None:
+        self._pool, self._batch = pool, batch
+        self._asked = time.monotonic()
+
+    def result(self, timeout: float | None = None) -> BatchStep:
+        """Wait for it, by default as long as it takes; TimeoutError after so many seconds. May be asked again."""
+        return self._pool._result(self, self._batch, timeout)
+
+    def done(self) -> bool:
+        """Whether result() is there, or so long overdue that result() should see to it."""
+        return self._pool._is_done(self, self._batch, self._asked)
+
+
+class EnvPool:
+    """`num_batches` batches of `batch_size` envs in `num_processes` processes."""
+
+    def __init__(
+        self,
+        env: str | Callable[..., Any] | EnvSpec,  # an id, "package.module:factory", or a callable
+        num_processes: int,
+        batch_size: int,
+        num_batches: int = 1,
+        *,
+        kwargs: Mapping[str, Any] | None = None,  # of the env
+        info: Sequence[str] = (),  # names of numbers in the env's info
+        seed: int = 0,
+        step_timeout: float = 60.0,  # seconds after which a process that has not answered is replaced
+        build_timeout: float = 120.0,
+        max_restarts: int = 1000,  # of every env that raises
+        max_worker_restarts: int = 10,  # of every process, within a minute
+    ) -> None:
+        if min(num_processes, batch_size, num_batches) < 1:
+            given = f"num_processes={num_processes}, batch_size={batch_size}, num_batches={num_batches}"
+            raise ConfigError(f"{given}: each is at least 1.")
+        if num_processes > batch_size:
+            raise ConfigError(
+                f"num_processes={num_processes} for batch_size={batch_size}: every process steps its share of every "
+                f"batch, so use 1 to {batch_size} processes."
+            )
+        self.batch_size, self.num_batches = batch_size, num_batches
+        self._seed, self._resets, self._step_timeout = seed, 0, step_timeout
+        self._futures: list[StepFuture | None] = [None] * num_batches  # of the last step of each
+        self._results: list[BatchStep | None] = [None] * num_batches  # None: in flight, or never stepped
+        self._envs = PooledEnvs(
+            resolve(env, kwargs),
+            batch_size * num_batches,
+            num_processes,
+            num_batches,
+            step_timeout=step_timeout,
+            build_timeout=build_timeout,
+            max_restarts=max_restarts,
+            max_worker_restarts=max_worker_restarts,
+            info=info,
+            seed=seed,
+        )
+        self.observation, self.action = self._envs.observation, self._envs.action
+
+    def reset(self, seed: int | None = None) -> list[BatchStep]:
+        """Begin every batch anew and give up steps in flight; the first observations, mask False.
+
+        Without a seed the pool's own is used the first time, and others that follow from it after that.
+        """
+        if seed is None:
+            seed = env_seed(self._seed, self._resets) if self._resets else self._seed
+        self._resets += 1
+        self._futures = [None] * self.num_batches
+        self._envs.reset(seed)
+        return [self._receive(batch) for batch in range(self.num_batches)]
+
+    def step(self, batch: int, action: Any) -> StepFuture:
+        """Send actions [batch_size], in the tree of the action space or in the env's own keys; never blocks."""
+        if not 0 <= batch < self.num_batches:
+            raise ValueError(f"batch {batch} of num_batches={self.num_batches}: they are numbered from 0.")
+        if self._futures[batch] is not None and self._results[batch] is None:
+            raise RuntimeError(f"batch {batch} is in flight: take the result of its last step before the next one.")
+        self._envs.send(batch, action)
+        future = StepFuture(self, batch)
+        self._futures[batch], self._results[batch] = future, None
+        return future
+
+    def _result(self, future: StepFuture, batch: int, timeout: float | None) -> BatchStep:
+        if self._futures[batch] is not future:
+            raise RuntimeError(
+                f"batch {batch} was stepped or reset again, which overwrote this result: take it before that."
+            )
+        result = self._results[batch]
+        if result is not None:
+            return result
+        if timeout is not None and not self._envs.is_ready(batch, timeout):
+            raise TimeoutError(f"batch {batch} was not ready within {timeout:g} s: ask again, or wait longer.")
+        return self._receive(batch)
+
+    def _is_done(self, future: StepFuture, batch: int, asked: float) -> bool:
+        if self._futures[batch] is not future or self._results[batch] is not None:
+            return True  # result() has an answer, or says why there is none
+        return self._envs.is_ready(batch) or time.monotonic() - asked > self._step_timeout
+
+    def _receive(self, batch: int) -> BatchStep:
+        _, step = self._envs.recv(batch)
+        info = self._envs.info(batch)
+        result = BatchStep(step.obs, step.reward, step.terminated, step.truncated, step.mask, info)
+        self._results[batch] = result
+        return result
+
+    def episodes(self) -> list[Episode]:
+        """Statistics of the episodes that ended in results taken since the last call."""
+        return self._envs.episodes()
+
+    def restarts(self) -> int:
+        """Envs rebuilt so far, because they raised or their process was lost."""
+        return self._envs.restarts()
+
+    def close(self) -> None:
+        """End every process; calling it again does nothing."""
+        self._envs.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -1,0 +1,88 @@
+"""Memory: an LSTM or GRU that carries a state from row to row of every env.
+
+    core = Core("lstm", width=64, size=128)
+    state = core.initial_state(B)
+    features, state = core.step(net(obs), state)                    # acting: one row of B envs
+    features, _ = core.unroll(net(obs_rows), state, reset)          # learning: [T, B] rows, from the stored state
+
+`reset[t, b]` puts the state of env b back to the initial one before row t; no gradient crosses that place.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from remuda.data import ArrayTuple
+
+
+class LSTMState(ArrayTuple):
+    """[B, size] each."""
+
+    h: Any
+    c: Any
+
+
+class GRUState(ArrayTuple):
+    """[B, size]."""
+
+    h: Any
+
+
+State = LSTMState | GRUState
+
+
+class Core(nn.Module):
+    """One recurrent layer from features of `width` to features of `size`.
+
+    The weights of every gate start orthogonal and biases at zero, but an LSTM's forget gate at bias 1: its memory
+    starts with lasting 1 / (1 - sigmoid(1)), about four rows, instead of two.
+    """
+
+    def __init__(self, kind: Literal["lstm", "gru"], width: int, size: int) -> None:
+        super().__init__()
+        self.kind, self.width, self.size = kind, width, size
+        self.layer: nn.LSTM | nn.GRU = nn.LSTM(width, size) if kind == "lstm" else nn.GRU(width, size)
+        with torch.no_grad():
+            for name, parameter in self.layer.named_parameters():
+                if name.startswith("weight"):
+                    for gate in parameter.chunk(4 if kind == "lstm" else 3):
+                        nn.init.orthogonal_(gate)
+                else:
+                    nn.init.zeros_(parameter)
+                if kind == "lstm" and name == "bias_ih_l0":  # gates: input, forget, cell, output; bias_hh is added
+                    parameter[size : 2 * size] = 1.0
+
+    def initial_state(self, batch: int) -> State:
+        zeros = next(self.layer.parameters()).new_zeros(batch, self.size)
+        return LSTMState(zeros, zeros.clone()) if self.kind == "lstm" else GRUState(zeros)
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """One row: x [B, width] to features [B, size]."""
+        y, state = self._run(x.unsqueeze(0), state)
+        return y.squeeze(0), state
+
+    def unroll(self, x: Tensor, state: State, reset: Tensor | None = None) -> tuple[Tensor, State]:
+        """Rows x [T, B, width] to features [T, B, size], and the state after the last.
+
+        Rows between two at which any env is reset are one call of torch: a long call costs far less per row.
+        """
+        if reset is None:
+            return self._run(x, state)
+        starts = sorted({0, *reset.any(1).nonzero().flatten().tolist()})  # the one point that waits for a device
+        outputs: list[Tensor] = []
+        for start, end in zip(starts, [*starts[1:], len(x)], strict=True):
+            # Filled, not multiplied by 0: a state that is not finite is put back as well, and gradients end here.
+            state = type(state)(*(part.masked_fill(reset[start].unsqueeze(-1), 0.0) for part in state))
+            y, state = self._run(x[start:end], state)
+            outputs.append(y)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs), state
+
+    def _run(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        if isinstance(state, LSTMState):
+            y, (h, c) = self.layer(x, (state.h.unsqueeze(0), state.c.unsqueeze(0)))
+            return y, LSTMState(h.squeeze(0), c.squeeze(0))
+        y, h = self.layer(x, state.h.unsqueeze(0))
+        return y, GRUState(h.squeeze(0))

@@ -1,0 +1,131 @@
+"""The residual net of IMPALA (1802.01561, figure 3, right), with or without Fixup initialisation.
+
+    net = ImpalaNet((4, 84, 84))                # 15 convolutions; features [N, 256]
+    net = ImpalaNet((64, 64, 3), fixup=True)
+
+Fixup (1901.09321) makes a residual net without normalisation start as if it had some. With L residual blocks of m
+convolutions each, every block starts as the identity, and its first update has a size that does not grow with L:
+
+    last convolution of each block      0
+    its other m - 1 convolutions        usual initialisation * L ^ (-1 / (2 m - 2))
+    scalar multiplier of each block     1
+    scalar bias                         0, one before every convolution, linear layer and activation
+
+Here m = 2, so the factor is 1 / sqrt(L). The paper's zero last layer is the agent's affair: heads are not ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from remuda.nets.conv import ImageLayout, image_sides, initialised
+from remuda.nets.mlp import orthogonal
+
+BLOCKS = 2  # residual blocks of each section
+
+
+class ResidualBlock(nn.Module):
+    """x + conv(relu(conv(relu(x)))), both convolutions 3x3."""
+
+    def __init__(self, channels: int, orthogonal_init: bool) -> None:
+        super().__init__()
+        self.first = convolution(channels, channels, orthogonal_init)
+        self.last = convolution(channels, channels, orthogonal_init)
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch: Tensor = self.last(F.relu(self.first(F.relu(x))))
+        return x + branch
+
+
+class FixupBlock(nn.Module):
+    """The same with Fixup's scalars; the identity at the start. num_blocks: L, of the whole net."""
+
+    def __init__(self, channels: int, orthogonal_init: bool, num_blocks: int) -> None:
+        super().__init__()
+        self.first = fixup_convolution(channels, channels, orthogonal_init)
+        self.last = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        with torch.no_grad():
+            self.first.weight.mul_(num_blocks**-0.5)
+            self.last.weight.zero_()
+        self.biases = nn.Parameter(torch.zeros(4))
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        b0, b1, b2, b3 = self.biases
+        branch: Tensor = self.first(F.relu(x + b0) + b1)
+        branch = self.last(F.relu(branch + b2) + b3) * self.scale
+        return x + branch
+
+
+class Shift(nn.Module):
+    """One scalar bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.bias
+
+
+class ImpalaNet(nn.Module):
+    """A section for each of `channels`, of a 3x3 convolution, 3x3 max-pooling of stride 2 and two residual blocks.
+
+    Then relu, a linear layer and relu. Orthogonal convolutions have gain 1, not the sqrt(2) of nets without
+    shortcuts: from images in 0..1 (4x84x84) that made features of size 25, because shortcuts add up; 1 makes 1.7.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        features: int = 256,
+        channels: Sequence[int] = (16, 32, 32),
+        fixup: bool = False,
+        orthogonal_init: bool = True,
+        channels_last: bool = True,
+    ) -> None:
+        super().__init__()
+        height, width = image_sides(shape)
+        layout = ImageLayout(shape, channels_last)
+        layers: list[nn.Module] = [layout]
+        depth = layout.channels
+        for out in channels:
+            if fixup:
+                layers += [Shift(), fixup_convolution(depth, out, orthogonal_init)]
+            else:
+                layers.append(convolution(depth, out, orthogonal_init))
+            layers.append(nn.MaxPool2d(3, stride=2, padding=1))
+            for _ in range(BLOCKS):
+                layers.append(
+                    FixupBlock(out, orthogonal_init, BLOCKS * len(channels))
+                    if fixup
+                    else ResidualBlock(out, orthogonal_init)
+                )
+            depth, height, width = out, (height + 1) // 2, (width + 1) // 2
+        last = initialised(nn.Linear(depth * height * width, features), orthogonal_init)
+        if fixup:
+            layers += [Shift(), nn.ReLU(), nn.Flatten(), Shift(), last, nn.ReLU()]
+        else:
+            layers += [nn.ReLU(), nn.Flatten(), last, nn.ReLU()]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.layers(images)
+        return features
+
+
+def convolution(depth: int, out: int, orthogonal_init: bool) -> nn.Conv2d:
+    layer = nn.Conv2d(depth, out, 3, padding=1)
+    return orthogonal(layer, 1.0) if orthogonal_init else layer
+
+
+def fixup_convolution(depth: int, out: int, orthogonal_init: bool) -> nn.Conv2d:
+    """Without a bias of its own; by He's rule (1502.01852) unless orthogonal, not by torch's smaller default."""
+    layer = nn.Conv2d(depth, out, 3, padding=1, bias=False)
+    if not orthogonal_init:
+        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    return initialised(layer, orthogonal_init)

@@ -1,0 +1,195 @@
+"""The parts of a run from its configuration: agent, algorithm, envs, and episodes to evaluate with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from remuda.agents import NetFactory, PolicyAgent
+from remuda.algorithms import A2C, PPO
+from remuda.core import Algorithm, Envs, env_seed
+from remuda.envs import EnvInfo, EnvSpec, choose_backend, make_envs, resolve_stats
+from remuda.envs.paths import import_named
+from remuda.envs.previous import WithPrevious, with_previous
+from remuda.errors import ConfigError
+from remuda.learning.schedules import parse_schedule
+from remuda.nets import NETS, make_net
+from remuda.recipes.config import AgentOptions, PPOOptions, RunConfig
+from remuda.recipes.machine import usable_cores
+from remuda.recipes.values import parse_seeds
+from remuda.sampling.evaluation import Evaluation, evaluate
+from remuda.schemes.synchronous import torch_threads
+
+MAX_EVAL_ENVS = 8
+WORKER_LIMITS = ("step_timeout", "build_timeout", "max_worker_restarts")
+
+
+def make_algorithm(config: RunConfig, info: EnvInfo, make_net: NetFactory) -> Algorithm:
+    """Networks are drawn from the run's seed, without touching the caller's generator."""
+    options, envs = config.algo_options, config.sampler.envs
+    with torch.random.fork_rng(devices=[]), torch_threads(config.scheme_options.threads):
+        torch.manual_seed(config.seed)
+        agent = make_agent(config.agent, info, make_net)
+    common: dict[str, Any] = {
+        name: getattr(options, name)
+        for name in (
+            *("gamma", "gae_lambda", "vf_coef"),
+            *("normalize_advantage", "normalize_reward", "clip_reward"),
+        )
+    }
+    common["ent_coef"] = parse_schedule(options.ent_coef, "algo.ent_coef")
+    if not isinstance(options, PPOOptions):
+        return A2C(agent, envs, **common)
+    value_clip = options.clip_range_vf
+    return PPO(
+        agent,
+        envs,
+        clip_range=parse_schedule(options.clip_range, "algo.clip_range"),
+        clip_range_vf=None if value_clip is None else parse_schedule(value_clip, "algo.clip_range_vf"),
+        target_kl=options.target_kl,
+        **common,
+    )
+
+
+def agent_view(config: RunConfig, info: EnvInfo) -> EnvInfo:
+    """The env as the agent sees it: with its previous action and reward, if it is shown them."""
+    options = config.agent
+    if not (options.prev_action or options.prev_reward):
+        return info
+    seen = with_previous(info.observation, info.action, options.prev_action, options.prev_reward)
+    return replace(info, observation=seen)
+
+
+def make_agent(options: AgentOptions, info: EnvInfo, make_net: NetFactory) -> PolicyAgent:
+    try:
+        return PolicyAgent(
+            info.observation,
+            info.action,
+            make_net,
+            shared=options.shared,
+            orthogonal_init=options.orthogonal_init,
+            log_std_init=options.log_std_init,
+            normalize_obs=options.normalize_obs,
+            core=options.core,  # type: ignore[arg-type]  # one of its choices
+            core_size=options.core_size,
+        )
+    except ConfigError:
+        raise
+    except Exception as error:
+        shapes = info.observation.shape if info.observation.is_leaf else [p for p, _ in info.observation.leaves()]
+        raise ConfigError(
+            f"agent.net={options.net} does not fit observations of shape {shapes} "
+            f"({type(error).__name__}: {error}): Net(shape) must map [N, *shape] to features [N, F]."
+        ) from error
+
+
+def find_net(options: AgentOptions) -> NetFactory:
+    if options.net in NETS:
+        return lambda shape: make_net(shape, options.net, options.hidden, options.activation, options.orthogonal_init)
+    if options.net.startswith("<"):
+        raise ConfigError(f"agent.net={options.net} has no import path: pass net=... again.")
+    if ":" not in options.net:
+        raise ConfigError(f"agent.net={options.net!r} is not known: use {', '.join(NETS)}, or package.module:Name.")
+    made: NetFactory = import_named(options.net, "agent.net")
+    return made
+
+
+def make_some_envs(
+    config: RunConfig,
+    spec: EnvSpec,
+    num_envs: int,
+    slots: int,
+    num_workers: int,
+    should_stop: Callable[[], bool],
+    seeds: Sequence[Sequence[int]] | None = None,
+) -> Envs:
+    """Envs of this run, for training or, with the seeds of their episodes, for evaluation."""
+    options = config.envs
+    levels = training_seeds(config) if seeds is None else None
+    backend = options.backend if seeds is None and not config.sampler.wait_reset else python_only(config, seeds)
+    envs = make_envs(
+        spec,
+        num_envs,
+        num_workers,
+        slots,
+        config.algo_options.gamma,
+        options.stats,
+        seeds,
+        backend=backend,
+        levels=levels,
+        should_stop=should_stop,
+        **{name: getattr(options, name) for name in ("max_restarts", *WORKER_LIMITS)},
+    )
+    agent = config.agent
+    if not (agent.prev_action or agent.prev_reward):
+        return envs
+    return WithPrevious(envs, agent.prev_action, agent.prev_reward)
+
+
+def check_envs(config: RunConfig, spec: EnvSpec) -> None:
+    """What of the env options does not fit this env, before anything is started."""
+    options = config.envs
+    resolve_stats(options.stats)
+    backend = python_only(config, None) if config.sampler.wait_reset else options.backend
+    choose_backend(spec, backend, options.stats, levels=training_seeds(config))
+
+
+def training_seeds(config: RunConfig) -> list[int] | None:
+    return None if config.envs.seeds is None else parse_seeds(config.envs.seeds, "envs.seeds")
+
+
+def python_only(config: RunConfig, seeds: Sequence[Sequence[int]] | None) -> str:
+    """Single envs: native ones play no given seeds, and reset whether asked to or not."""
+    if seeds is None and config.envs.backend not in ("auto", "python"):
+        raise ConfigError(
+            f"envs.backend={config.envs.backend} with sampler.wait_reset: native envs cannot wait, use python."
+        )
+    return "python"
+
+
+def num_workers(config: RunConfig) -> int:
+    """As asked, or one per core that this process may use, but none without an env in every slot."""
+    asked, per_slot = config.sampler.workers, config.sampler.envs // config.sampler.slots
+    if asked > per_slot:
+        raise ConfigError(
+            f"sampler.workers={asked} is more than the {per_slot} envs of a slot: "
+            f"use at most {per_slot} workers or more envs."
+        )
+    return asked or min(usable_cores(), per_slot)
+
+
+def play_episodes(
+    config: RunConfig,
+    spec: EnvSpec,
+    episodes: int,
+    agent: Any,
+    should_stop: Callable[[], bool] = lambda: False,
+    explore: bool = False,
+) -> Evaluation:
+    """Episodes with the seeds of the evaluation, in envs of their own: training is not disturbed."""
+    count = min(episodes, MAX_EVAL_ENVS)
+    seeds = [[eval_seed(config, k) for k in range(i, episodes, count)] for i in range(count)]
+    workers = min(num_workers(config), count) if config.scheme == "parallel" else 0
+    limited = replace(spec, max_steps=config.eval.max_steps or None)
+    envs = make_some_envs(config, limited, count, 1, workers, should_stop, seeds)
+    # With more threads than it needs, a small net was 80 times slower on a busy machine of two cores.
+    with closing(envs), torch_threads(config.scheme_options.threads):
+        return evaluate(envs, agent, episodes, explore=explore, seed=config.eval.seed)
+
+
+def eval_seed(config: RunConfig, number: int) -> int:
+    """Of an evaluation's episode: one of those given, or drawn from eval.seed."""
+    if config.eval.seeds is None:
+        return env_seed(config.eval.seed, number)
+    given = parse_seeds(config.eval.seeds, "eval.seeds")
+    return given[number % len(given)]
+
+
+def eval_episodes(config: RunConfig) -> int:
+    """Of each evaluation: as many as asked for, or one for each given seed."""
+    given = config.eval.seeds
+    return config.eval.episodes if given is None else len(parse_seeds(given, "eval.seeds"))

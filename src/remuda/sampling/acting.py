@@ -1,0 +1,167 @@
+"""Workers that act: each holds a copy of the agent and some of the envs, and samples its columns of every rollout.
+
+    sampler = ActingSampler("remuda.recipes.actors", orders, agent, observation, weights, num_steps, seed)
+    sampler.reset(seed)
+    rollout = sampler.collect()          # every worker fills its columns, with the weights published last
+
+One question and one answer per rollout instead of per step: what suits envs that are cheap beside the hand-over,
+machines with many cores, and networks small enough to run on each of them. Steps lie in shared memory, weights come
+through it (learning/weights.py). Exploration noise is keyed by env and row, so the actions are those that central
+inference would take, up to the rounding of matrix products of another height.
+
+A worker that is lost is replaced, and the new one samples its columns of the running rollout again: its envs answer
+row 0 with a reset, which ends their episodes as truncations, and no update is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from remuda.core import Agent, Episode, Space
+from remuda.data import Rollout
+from remuda.learning.weights import SharedWeights
+from remuda.sampling.buffers import allocate, share
+from remuda.transport.crew import LOOK_SECONDS, Crew, Member
+
+logger = logging.getLogger("remuda.sampling")
+
+
+class ActingSampler:
+    """The parent's side; `orders` say what each worker builds, with its share of the envs as `first` and `last`."""
+
+    def __init__(
+        self,
+        module: str,
+        orders: Sequence[Mapping[str, Any]],
+        agent: Agent,
+        observation: Space,
+        weights: SharedWeights,
+        num_steps: int,
+        seed: int,
+        first_row: int = 0,
+        *,
+        step_timeout: float = 60.0,
+        build_timeout: float = 120.0,
+        max_worker_restarts: int = 10,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> None:
+        self.num_envs, self.num_steps, self.row = orders[-1]["last"], num_steps, first_row
+        self._weights, self._step_timeout, self._build_timeout = weights, step_timeout, build_timeout
+        self._seed: int | None = None
+        self._number = 0  # of the last rollout that was asked for
+        self._episodes: list[Episode] = []
+        self._restarts = [0] * len(orders)  # envs rebuilt by each worker, as it last said
+        self._restarts_before = 0  # those of workers that were lost, and the envs lost with them
+        self._lost = [0] * len(orders)  # times that each worker was replaced
+        self._done_at = [0] * len(orders)  # number of the last rollout that each worker finished
+        self._notices = 0
+        self._seconds: dict[str, float] = {}
+        common = {"num_steps": num_steps, "seed": seed}
+        # memory first: it is what may not fit
+        self._memory, self._buffers = share(allocate(agent, observation, num_steps, self.num_envs))
+        try:
+            full = [{**order, **common} for order in orders]
+            self._crew = Crew(module, full, build_timeout, max_worker_restarts, should_stop)
+        except BaseException:
+            self._memory.close()
+            raise
+        try:
+            self._crew.start()
+            for member in self._crew.members:
+                self._introduce(member)
+        except BaseException:
+            self.close()
+            raise
+
+    def reset(self, seed: int, warm_up: int = 0) -> int:
+        """Start every env; returns the random steps that were taken to spread them over their episodes."""
+        self._seed = seed
+        answers = self._ask({"do": "reset", "seed": seed, "warm_up": warm_up}, "ready", self._build_timeout)
+        return sum(int(answer["ready"]) for answer in answers)
+
+    def collect(self) -> Rollout:
+        """T rows of every env with the weights published last."""
+        self._number += 1
+        start = time.perf_counter()
+        answers = self._ask({"do": "collect", "row": self.row}, "collected", self._step_timeout)
+        elapsed = time.perf_counter() - start
+        for index, answer in enumerate(answers):
+            self._restarts[index] = answer["restarts"]
+            self._episodes += [Episode(env, values) for env, values in answer["episodes"]]
+            for name in ("env", "inference"):
+                share_of = answer["seconds"][name] / len(answers)
+                self._seconds[name] = self._seconds.get(name, 0.0) + share_of
+                elapsed -= share_of
+        self._seconds["wait"] = self._seconds.get("wait", 0.0) + max(0.0, elapsed)
+        self.row += self.num_steps
+        buffers = self._buffers
+        return Rollout(buffers.steps, buffers.last_obs, buffers.last_value, buffers.state)
+
+    def _ask(self, order: Mapping[str, Any], key: str, seconds: float) -> list[dict[str, Any]]:
+        """The same of every worker; whoever is lost meanwhile is replaced and asked again."""
+        crew = self._crew
+        answers: dict[int, dict[str, Any]] = {}
+        for member in crew.members:
+            self._tell(member, order)
+        while len(answers) < len(crew.members):
+            for member in crew.members:
+                if member.index in answers:
+                    continue
+                if member.lost is not None:
+                    self._replace(member, order["do"] == "collect")
+                    self._tell(member, order)
+                elif message := member.take(key):
+                    answers[member.index] = message
+                    self._done_at[member.index] = self._number
+                    self._report(message["notices"])
+                else:
+                    crew.expect(member, seconds, f"while it was asked to {order['do']}")
+            if len(answers) < len(crew.members):
+                crew.listen(LOOK_SECONDS)
+        return [answers[index] for index in range(len(crew.members))]
+
+    def _tell(self, member: Member, order: Mapping[str, Any]) -> None:
+        member.heard = self._crew.clock
+        member.tell(order)
+
+    def _report(self, notices: Sequence[str]) -> None:
+        """Tell the user of restarts: of the 1st, 2nd, 4th, 8th ..., as a flaky env would drown everything else."""
+        for notice in notices:
+            self._notices += 1
+            if self._notices & (self._notices - 1) == 0:
+                logger.warning("%s", notice)
+
+    def _replace(self, member: Member, is_collecting: bool) -> None:
+        index = member.index
+        member.inbox.clear()
+        self._lost[index] += 1
+        self._restarts_before += self._restarts[index] + member.order["last"] - member.order["first"]
+        self._restarts[index] = 0
+        # useful: it finished a rollout since it was last replaced
+        self._crew.revive(member, was_useful=self._done_at[index] >= self._number - 1)
+        self._introduce(member, self._seed if is_collecting else None)
+
+    def _introduce(self, member: Member, seed: int | None = None) -> None:
+        order = {"do": "attach", "layout": self._memory.layout, "seed": seed, "restarts": self._lost[member.index]}
+        member.tell(order, [self._memory.fd, self._weights.fd])
+        member.heard = self._crew.clock
+
+    def take_seconds(self) -> dict[str, float]:
+        """Where the time went since the last call, on average over the workers."""
+        seconds, self._seconds = self._seconds, {}
+        return {"env": 0.0, "inference": 0.0, "wait": 0.0, **seconds}
+
+    def episodes(self) -> list[Episode]:
+        finished, self._episodes = self._episodes, []
+        return finished
+
+    def restarts(self) -> int:
+        return self._restarts_before + sum(self._restarts)
+
+    def close(self) -> None:
+        """End every process and give back the memory; calling it again does nothing."""
+        self._crew.close()
+        self._memory.close()

@@ -1,0 +1,130 @@
+"""What runs in a worker that acts: builds its envs and its agent, then samples its columns whenever it is asked.
+
+A module names what is built and serves it, so that a fork server can load both:
+
+    def main(fds):
+        return serve(fds, make_parts)                # make_parts(order, beat, tell) -> (envs, agent)
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from remuda.core import Agent
+from remuda.data import SharedArrays
+from remuda.learning.weights import SharedWeights
+from remuda.sampling.buffers import allocate, attach
+from remuda.sampling.sampler import EnvSampler
+from remuda.transport.wire import Link
+
+LOOK_SECONDS = 1.0  # how often an idle worker looks whether its fork server lives, where the kernel does not tell
+BEAT_SECONDS = 0.25  # how often a busy one says that it lives
+
+# order, heartbeat (asked at every step), who hears of envs that were rebuilt -> envs, agent
+MakeParts = Callable[[Mapping[str, Any], Callable[[], bool], Callable[[str], None]], tuple[Any, Agent]]
+
+
+def serve(fds: Sequence[int], make_parts: MakeParts) -> int:
+    """Until told to leave or the parent is gone; returns the exit code."""
+    link = Link.from_fd(fds[0])
+    service = _Service(link, make_parts)
+    try:
+        service.run()
+    except (BrokenPipeError, ConnectionResetError):
+        return 0  # the parent is gone
+    except BaseException as error:
+        link.send({"error": type(error).__name__, "text": str(error), "traceback": traceback.format_exc()})
+        return 1
+    finally:
+        service.close()
+    return 0
+
+
+class _Service:
+    def __init__(self, link: Link, make_parts: MakeParts) -> None:
+        self._link, self._make_parts = link, make_parts
+        self._envs: Any = None
+        self._is_leaving = False
+        self._beaten = 0.0
+        self._notices: list[str] = []
+
+    def run(self) -> None:
+        torch.set_num_threads(1)  # there is one of these for every core
+        server = os.getppid()
+        poll = select.poll()
+        poll.register(self._link, select.POLLIN)
+        while not self._is_leaving and os.getppid() == server:
+            if poll.poll(LOOK_SECONDS * 1000):
+                messages, fds = self._link.receive()
+                for message in messages:
+                    self._obey(message, fds)
+                self._is_leaving |= self._link.has_ended
+
+    def close(self) -> None:
+        if self._envs is not None:
+            self._envs.close()
+
+    def _beat(self) -> bool:
+        """Asked by the envs at every step whether to stop: never, but a busy worker must be heard of."""
+        now = time.monotonic()
+        if now - self._beaten > BEAT_SECONDS:
+            self._beaten = now
+            self._link.send({"alive": True}, seconds=None)
+        return False
+
+    def _obey(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        match message["do"]:
+            case "build":
+                self._order = message
+                self._beat()
+                self._envs, self._agent = self._make_parts(message, self._beat, self._notices.append)
+                self._link.send({"built": True})
+            case "attach":
+                self._attach(message, fds.pop(0), fds.pop(0))
+            case "reset":
+                taken = self._sampler.reset(message["seed"], message["warm_up"])
+                self._link.send({"ready": taken, "notices": self._notices}, seconds=None)
+                self._notices.clear()
+            case "collect":
+                self._sampler.row = message["row"]
+                self._sampler.collect()
+                news = {
+                    "collected": message["row"],
+                    "episodes": [(episode.env, episode.values) for episode in self._envs.episodes()],
+                    "notices": self._notices,
+                    "restarts": self._envs.restarts(),
+                    "seconds": self._sampler.take_seconds(),
+                }
+                self._link.send(news, seconds=None)  # the parent may be busy
+                self._notices.clear()
+            case "leave":
+                self._is_leaving = True
+
+    def _attach(self, message: Mapping[str, Any], memory_fd: int, weights_fd: int) -> None:
+        order, envs, agent = self._order, self._envs, self._agent
+        self._memory = SharedArrays.attach(memory_fd, message["layout"])
+        weights = SharedWeights(agent, fd=weights_fd)  # type: ignore[arg-type]
+        for fd in (memory_fd, weights_fd):
+            os.close(fd)
+        first, last = order["first"], order["last"]
+        own = allocate(agent, envs.observation, order["num_steps"], self._memory["last_value"].shape[0])
+        self._sampler = EnvSampler(
+            envs,
+            agent,
+            weights,
+            order["num_steps"],
+            order["seed"],
+            wait_reset=order["wait_reset"],
+            first_env=first,
+            buffers=attach(own, self._memory).columns(first, last),
+        )
+        if message["seed"] is not None:  # in place of a lost worker
+            envs.prepare(message["seed"], message["restarts"])
+            self._sampler.resume()

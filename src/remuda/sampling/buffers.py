@@ -1,0 +1,68 @@
+"""Where a sampler writes its rollouts: ordinary memory, or memory that several processes share.
+
+buffers = allocate(agent, envs.observation, T, B)          # torch tensors [T, B, ...] and [B, ...]
+memory, shared = share(buffers)                            # the same trees over a SharedArrays
+theirs = attach(buffers, memory)                           # in another process, in the shape of its own buffers
+theirs.columns(4, 8)                                       # what the worker of envs 4 to 7 writes
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from remuda.core import Agent, Space
+from remuda.data import SharedArrays, Steps, leaves, map_tree
+
+
+class Buffers(NamedTuple):
+    """A rollout's arrays, and the recurrent state that follows its last row."""
+
+    steps: Steps  # [T, B]
+    last_obs: Any  # [B]
+    last_value: Tensor  # [B]
+    state: Any  # [B], goes into row 0; None without memory
+    next_state: Any  # [B], goes into row 0 of the next rollout
+
+    def columns(self, first: int, last: int) -> Buffers:
+        """Views of these envs' part."""
+        rest = map_tree(lambda x: x[first:last], tuple(self)[1:])
+        return Buffers(self.steps[:, first:last], *rest)
+
+
+def blank_obs(observation: Space, B: int) -> Any:
+    return observation.tree(lambda _, leaf: torch.zeros(B, *leaf.shape, dtype=getattr(torch, leaf.dtype)))
+
+
+def allocate(agent: Agent, observation: Space, T: int, B: int) -> Buffers:
+    """In the shape of what the agent says of one batch."""
+    obs = blank_obs(observation, B)
+    width = sum(width for _, width in agent.noise)
+    with torch.no_grad():
+        action, said, _ = agent.act(obs, agent.initial_state(B), None, torch.zeros(B, width))
+    over_time = lambda x: x.new_zeros((T, *x.shape))  # noqa: E731  (of every leaf)
+    steps = Steps(
+        obs=map_tree(over_time, obs),
+        action=map_tree(over_time, action),
+        reward=torch.zeros(T, B),
+        discount=torch.zeros(T, B),
+        mask=torch.zeros(T, B, dtype=torch.bool),
+        policy=map_tree(over_time, said),
+        version=torch.zeros(T, B, dtype=torch.int64),
+    )
+    return Buffers(steps, obs, torch.zeros(B), agent.initial_state(B), agent.initial_state(B))
+
+
+def share(buffers: Buffers) -> tuple[SharedArrays, Buffers]:
+    """The same arrays in shared memory; whoever asked closes it."""
+    named = dict(leaves(buffers._asdict()))
+    memory = SharedArrays({path: (tuple(x.shape), str(x.numpy().dtype)) for path, x in named.items()})
+    return memory, attach(buffers, memory)
+
+
+def attach(buffers: Buffers, memory: SharedArrays) -> Buffers:
+    """Trees like these whose leaves are the shared arrays."""
+    names = iter([path for path, _ in leaves(buffers._asdict())])
+    return Buffers(**map_tree(lambda _: torch.from_numpy(memory[next(names)]), buffers._asdict()))

@@ -1,0 +1,53 @@
+"""An agent with memory whose every answer is known by hand, and the workers that act with it.
+
+Its state counts the rows since the last reset and sums the steps it saw, each row halving the sum; its action is the
+count modulo 4 (so a wrong state gives a wrong reward), its value 100 * count + sum.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from remuda.agents import Said
+from remuda.data import ArrayTuple
+from remuda.envs import EnvSpec, LocalEnvs
+from remuda.sampling.actor import serve
+
+
+class Count(ArrayTuple):
+    rows: Any
+    total: Any
+
+
+class CountingRNN(nn.Module):
+    """See the module; one parameter, to be published."""
+
+    noise = (("uniform", 1),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offset = nn.Parameter(torch.zeros(()))
+
+    def initial_state(self, batch):
+        return Count(torch.zeros(batch), torch.zeros(batch))
+
+    def act(self, obs, state, explore, noise):
+        action = state.rows.long() % 4
+        said = Said(-noise[:, 0], self.value(obs, state))
+        return action, said, Count(state.rows + 1, state.total / 2 + obs[:, 2])
+
+    def value(self, obs, state):
+        return 100 * state.rows + state.total / 2 + obs[:, 2] + self.offset.detach()
+
+
+def main(fds: Sequence[int]) -> int:
+    return serve(fds, make_parts)
+
+
+def make_parts(order: Mapping[str, Any], beat: Any, tell: Any) -> tuple[Any, Any]:
+    size = order["last"] - order["first"]
+    spec = EnvSpec.from_json(order["spec"])
+    envs = LocalEnvs(spec, size, gamma=order["gamma"], should_stop=beat, first_env=order["first"], tell=tell)
+    return envs, CountingRNN()

@@ -1,0 +1,79 @@
+"""Whoever acts, and however many envs at a time: the same run.
+
+The products of a matrix with 8 rows and with 4 round alike on every machine this was run on, so alternating groups
+and workers that act on half a batch give the same parameters, bit for bit. Of 2 or 3 rows another kernel is taken,
+whose sums are rounded in another order: there the first rollout agrees to 1e-6 (docs/samplers.md).
+"""
+
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+from test_bit_equal import train, weights
+
+from remuda.envs import probe, resolve
+from remuda.learning.weights import LocalWeights, SharedWeights
+from remuda.recipes.actors import make_acting_sampler
+from remuda.recipes.config import PPOOptions, RunConfig, SamplerOptions
+from remuda.recipes.parts import find_net, make_algorithm, make_some_envs
+from remuda.sampling.sampler import EnvSampler
+
+ALTERNATING = {"slots": 2, "workers": 2}
+ACTING = {"act": "workers", "workers": 2}
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("sampler", [ALTERNATING, ACTING], ids=["alternating", "acting workers"])
+def test_same_parameters_after_20_rounds(tmp_path, env, sampler):
+    serial = train(tmp_path, "serial", env=env)
+    other = train(tmp_path, "other", env=env, scheme="parallel", sampler=sampler)
+    assert weights(serial) == weights(other)
+    assert serial.result["episodes"] == other.result["episodes"]
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru"])
+def test_with_memory_and_previous_actions(tmp_path, core):
+    agent = {"core": core, "core_size": 16, "prev_action": True, "prev_reward": True}
+    serial = train(tmp_path, "serial", agent=agent)
+    for name, sampler in (("alternating", ALTERNATING), ("acting", ACTING), ("central", {"workers": 2})):
+        other = train(tmp_path, name, agent=agent, scheme="parallel", sampler=sampler)
+        assert weights(serial) == weights(other), name
+
+
+@pytest.mark.parametrize("sampler", [ALTERNATING, ACTING], ids=["alternating", "acting workers"])
+def test_nested_spaces_and_padding(tmp_path, sampler):
+    padded = {"wait_reset": True}
+    serial = train(tmp_path, "serial", env="puzzles:nested", sampler=padded)
+    other = train(tmp_path, "other", env="puzzles:nested", scheme="parallel", sampler={**sampler, **padded})
+    assert weights(serial) == weights(other)
+
+
+def first_rollout(workers, slots, act):
+    """Of a run's own parts; a copy."""
+    config = RunConfig(
+        "ppo", "CartPole-v1", 1000, 3, "parallel", PPOOptions(n_steps=32, batch_size=64),
+        SamplerOptions(envs=8, slots=slots, act=act),
+    )  # fmt: skip
+    spec = resolve("CartPole-v1")
+    agent = make_algorithm(config, probe(spec), find_net(config.agent)).agent
+    if act == "workers":
+        shared = SharedWeights(agent)
+        sampler = make_acting_sampler(config, spec, workers, agent, shared, 0, lambda: False)
+    else:
+        envs = make_some_envs(config, spec, 8, slots, workers, lambda: False)
+        sampler = EnvSampler(envs, agent, LocalWeights(), 32, 3)
+    with contextlib.closing(sampler):
+        sampler.reset(3)
+        steps = sampler.collect().steps
+        return {"action": steps.action.clone(), "obs": steps.obs.clone(), "value": steps.policy.value.clone()}
+
+
+def test_small_batches_agree_to_rounding_in_the_first_rollout():
+    torch.set_num_threads(1)
+    serial = first_rollout(0, 1, "central")
+    for workers, slots, act in ((0, 4, "central"), (3, 1, "workers")):
+        other = first_rollout(workers, slots, act)
+        assert torch.equal(serial["action"], other["action"])
+        np.testing.assert_allclose(serial["obs"], other["obs"], atol=1e-6)
+        np.testing.assert_allclose(serial["value"], other["value"], atol=1e-6)

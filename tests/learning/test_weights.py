@@ -1,0 +1,226 @@
+"""Weights in shared memory: versions, whole copies however often they are published, and nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from remuda.learning.weights import LocalWeights, SharedWeights
+from remuda.nets import RunningMoments
+
+torch.set_num_threads(1)  # more are many times slower on arrays this small when the machine is busy
+
+
+class Net(nn.Module):
+    """Parameters of several shapes, a number without axes, and buffers of other types."""
+
+    def __init__(self, size: int = 7) -> None:
+        super().__init__()
+        self.layer = nn.Linear(size, 3)
+        self.scale = nn.Parameter(torch.zeros(()))
+        self.moments = RunningMoments((2,))
+        self.register_buffer("count", torch.zeros(2, dtype=torch.int64))
+        self.register_buffer("passing", torch.zeros(4), persistent=False)
+
+    def fill(self, number: float) -> None:
+        with torch.no_grad():
+            for tensor in self.state_dict().values():
+                tensor.fill_(number)
+
+
+def numbers(net: nn.Module) -> set[float]:
+    """All that it holds: one number in a copy that is whole."""
+    return {value for tensor in net.state_dict().values() for value in (tensor.min().item(), tensor.max().item())}
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Net, SharedWeights, Net, SharedWeights]]:
+    mine, other = Net(), Net()
+    mine.fill(1.0)
+    ours = SharedWeights(mine, version=5)
+    theirs = SharedWeights(other, fd=ours.fd)
+    yield mine, ours, other, theirs
+    theirs.close()
+    ours.close()
+
+
+def test_a_cell_of_this_process_is_only_a_version() -> None:
+    weights = LocalWeights(3)
+    assert weights.pull(have=-1) == 3
+    weights.publish(4)
+    assert weights.pull(have=3) == 4
+    weights.close()
+
+
+def test_what_it_starts_with_is_there_at_once(pair: Any) -> None:
+    _, _, other, theirs = pair
+    assert theirs.pull(have=-1) == 5
+    assert numbers(other) == {1.0}
+
+
+def test_only_what_is_newer_is_copied(pair: Any) -> None:
+    mine, ours, other, theirs = pair
+    other.fill(9.0)
+    assert theirs.pull(have=5) == 5
+    assert numbers(other) == {9.0}, "the same version: nothing is touched"
+    mine.fill(2.0)
+    assert theirs.pull(have=-1) == 5
+    assert numbers(other) == {1.0}, "not published yet"
+    ours.publish(6)
+    assert theirs.pull(have=5) == 6
+    assert numbers(other) == {2.0}
+    mine.fill(3.0)
+    other.fill(9.0)
+    assert theirs.pull(have=6) == 6
+    assert numbers(other) == {9.0}
+
+
+def test_versions_need_not_be_neighbours_and_may_go_back(pair: Any) -> None:
+    mine, ours, other, theirs = pair
+    have = -1
+    for version in (6, 7, 100, 40, 41, 42):
+        mine.fill(float(version))
+        ours.publish(version)
+        have = theirs.pull(have)
+        assert (have, numbers(other)) == (version, {float(version)})
+
+
+def test_several_publications_between_two_pulls(pair: Any) -> None:
+    mine, ours, other, theirs = pair
+    for version in range(6, 11):
+        mine.fill(float(version))
+        ours.publish(version)
+    assert theirs.pull(have=5) == 10
+    assert numbers(other) == {10.0}
+
+
+def test_buffers_travel_in_their_own_type(pair: Any) -> None:
+    """Running statistics are float64: rounded to float32 the actor would see other inputs than the learner."""
+    mine, ours, other, theirs = pair
+    exact = 1.0 + 2.0**-40
+    mine.moments.mean.fill_(exact)
+    mine.count.fill_(2**53 + 1)
+    ours.publish(6)
+    theirs.pull(have=5)
+    assert other.moments.mean.dtype == torch.float64
+    assert other.moments.mean.tolist() == [exact, exact]
+    assert other.count.tolist() == [2**53 + 1] * 2
+    assert not other.passing.any()
+
+
+def test_the_module_itself_is_filled_and_its_gradients_are_untouched(pair: Any) -> None:
+    _, _, other, theirs = pair
+    before = {name: parameter.data_ptr() for name, parameter in other.named_parameters()}
+    theirs.pull(have=-1)
+    assert {name: parameter.data_ptr() for name, parameter in other.named_parameters()} == before
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in other.parameters())
+    other.layer(torch.ones(1, 7)).sum().backward()
+    assert other.layer.weight.grad is not None
+
+
+def read_until(fd: int, size: int, last: int) -> int:
+    """Pulls as fast as it can; how many publications it saw, each of them whole."""
+    net = Net(size)
+    weights = SharedWeights(net, fd=fd)
+    have, pulls = -1, 0
+    deadline = time.monotonic() + 60
+    while have < last:
+        assert time.monotonic() < deadline
+        before, have = have, weights.pull(have)
+        assert have >= before
+        if have > before:
+            pulls += 1
+            assert numbers(net) == {float(have)}
+    weights.close()
+    return pulls
+
+
+def test_a_reader_in_another_process_never_keeps_a_torn_copy() -> None:
+    size, last = 5000, 4000
+    mine = Net(size)
+    mine.fill(0.0)
+    ours = SharedWeights(mine, version=0)
+    from_reader, to_parent = os.pipe()
+    pid = os.fork()
+    if pid == 0:  # nothing of pytest's may run here
+        said = b"failed"
+        try:
+            said = str(read_until(ours.fd, size, last)).encode()
+        finally:
+            os.write(to_parent, said)
+            os._exit(0)
+    os.close(to_parent)
+    for version in range(1, last + 1):
+        mine.fill(float(version))
+        ours.publish(version)
+        if version % 50 == 0:
+            time.sleep(0.001)  # where one core is shared, the reader gets a turn
+    said = os.read(from_reader, 100).decode()
+    os.close(from_reader)
+    os.waitpid(pid, 0)
+    ours.close()
+    assert said != "failed"
+    assert int(said) > 20, "it pulled while there was writing"
+
+
+def test_a_copy_that_is_written_over_meanwhile_is_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the reader meets when it sleeps in the middle of a copy, made certain."""
+    mine, other = Net(), Net()
+    mine.fill(1.0)
+    ours = SharedWeights(mine, version=1)
+    theirs = SharedWeights(other, fd=ours.fd)
+    copied = torch.Tensor.copy_
+    passed = []
+
+    def copy_slowly(target: Any, source: Any) -> Any:
+        out = copied(target, source)
+        if target is theirs._tensors[0] and len(passed) < 3:
+            passed.append(target.item())
+            monkeypatch.setattr(torch.Tensor, "copy_", copied)
+            for _ in range(2):  # both copies are new now
+                mine.fill(mine.scale.item() + 1)
+                ours.publish(int(mine.scale.item()))
+            monkeypatch.setattr(torch.Tensor, "copy_", copy_slowly)
+        return out
+
+    monkeypatch.setattr(torch.Tensor, "copy_", copy_slowly)
+    assert theirs.pull(have=-1) == 7
+    monkeypatch.undo()
+    assert passed == [1.0, 3.0, 5.0]
+    assert numbers(other) == {7.0}
+    theirs.close()
+    ours.close()
+
+
+def test_a_module_of_another_size_is_refused() -> None:
+    ours = SharedWeights(Net(2))
+    with pytest.raises(ValueError, match="shared memory is smaller"):
+        SharedWeights(Net(2000), fd=ours.fd)
+    ours.close()
+
+
+def test_closing_leaves_nothing() -> None:
+    gc.collect()
+    before = sorted(os.listdir("/proc/self/fd"))
+    mine = Net()
+    ours = SharedWeights(mine)
+    theirs = SharedWeights(Net(), fd=ours.fd)
+    assert len(os.listdir("/proc/self/fd")) > len(before)
+    mappings = Path("/proc/self/maps")
+    assert "memfd:remuda" in mappings.read_text()
+    theirs.close()
+    ours.close()
+    gc.collect()
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert "memfd:remuda" not in mappings.read_text()
+    ours.close()  # again does nothing
+    mine.fill(4.0)  # the module itself lives on
+    assert numbers(mine) == {4.0}

@@ -1,0 +1,57 @@
+"""Learning with nested spaces, with memory, and on some env seeds alone: the optimum is known."""
+
+import pytest
+
+import remuda
+
+PPO = {"n_steps": 64, "batch_size": 128, "n_epochs": 4, "learning_rate": "linear(3e-3, 0)", "gamma": 0.5}
+
+
+def learn(tmp_path, env, steps, scheme="serial", seed=1, algorithm="ppo", **settings):
+    options = {"algo": {**PPO, **settings.pop("algo", {})}, "sampler": {"envs": 8, **settings.pop("sampler", {})}}
+    options |= {"eval": {"episodes": 20}, "log": {"tensorboard": False}, **settings}
+    return remuda.train(
+        algorithm, env, steps=steps, seed=seed, scheme=scheme, out=tmp_path / "run", quiet=True, **options
+    )
+
+
+@pytest.mark.parametrize("scheme", ["serial", "parallel"])
+def test_nested_observations_and_multidiscrete_actions(tmp_path, scheme):
+    run = learn(tmp_path, "puzzles:nested", 30_000, scheme)
+    assert run.result["eval"]["mean_reward"] >= 9.5
+
+
+@pytest.mark.parametrize("kind", ["tuple", "dict"])
+def test_actions_of_several_kinds_at_once(tmp_path, kind):
+    agent, kwargs = {"log_std_init": -0.5}, {"kwargs": {"kind": kind}}
+    run = learn(tmp_path, "puzzles:mixed", 40_000, agent=agent, envs=kwargs)
+    assert run.result["eval"]["mean_reward"] >= 9.5
+    policy = remuda.load(run.path)
+    env = __import__("puzzles").mixed(kind=kind)
+    obs, _ = env.reset(seed=3)
+    action, state = policy.act(obs)
+    assert env.action_space.contains(action)
+    assert state is None
+
+
+RECALL = {"cues": 2, "delay": 3}
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru", None])
+def test_a_cue_is_remembered_with_a_core_and_only_then(tmp_path, core):
+    algo = {"gamma": 0.99, "gae_lambda": 0.95, "ent_coef": 0.01, "batch_size": 256}
+    run = learn(
+        tmp_path, "Remuda/Recall-v0", 60_000, algo=algo, agent={"core": core, "core_size": 32},
+        sampler={"envs": 16}, envs={"kwargs": RECALL}, eval={"episodes": 100},
+    )  # fmt: skip
+    right = run.result["eval"]["mean_reward"]
+    assert right >= 0.95 if core else 0.3 <= right <= 0.7
+
+
+def test_a2c_remembers_too(tmp_path):
+    algo = {"n_steps": 16, "learning_rate": "linear(5e-3, 0)", "optimizer": "adam", "gamma": 0.99, "ent_coef": 0.01}
+    run = remuda.train(
+        "a2c", "Remuda/Recall-v0", steps=80_000, seed=1, out=tmp_path / "run", quiet=True, algo=algo,
+        agent={"core": "gru", "core_size": 32}, sampler={"envs": 16}, envs={"kwargs": RECALL}, eval={"episodes": 100},
+    )  # fmt: skip
+    assert run.result["eval"]["mean_reward"] >= 0.95

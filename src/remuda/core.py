@@ -44,6 +44,7 @@ class Space:
     starts: NDArray[Any] | None = None  # multidiscrete only: the smallest value of each
     entries: Mapping[str, Space] = field(default_factory=dict)  # dict and tuple only, by name of the field
     keys: tuple[str, ...] = ()  # dict only: what the env itself calls its entries
+    env_dtype: str = ""  # whole numbers only: of the env's own space
 
     @property
     def is_leaf(self) -> bool:

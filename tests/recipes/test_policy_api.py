@@ -102,7 +102,6 @@ def test_actions_are_what_the_env_takes(name: str, deterministic: bool) -> None:
     assert len(env.taken) == 12
 
 
-@pytest.mark.xfail(strict=True, reason="of spaces of int32 the policy returns int64, which they refuse")
 @pytest.mark.parametrize("name", ["small discrete", "small multi"])
 def test_actions_of_a_smaller_type(name: str) -> None:
     env = Noise(name)

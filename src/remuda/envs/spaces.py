@@ -37,14 +37,18 @@ def action_space(space: Any, label: str) -> Space:
 def _convert(space: Any, label: str, which: str, path: str) -> Space:
     kinds = gymnasium.spaces
     if isinstance(space, kinds.Discrete):
-        return Space("discrete", (), "int64", n=int(space.n), start=int(space.start))
+        return Space(
+            "discrete", (), "int64", n=int(space.n), start=int(space.start), env_dtype=str(np.dtype(space.dtype))
+        )
     if isinstance(space, kinds.Box):
         is_float = np.issubdtype(space.dtype, np.floating)
         if is_float or which == "observation":
             return _box(space, "float32" if is_float else str(np.dtype(space.dtype)))
     if isinstance(space, kinds.MultiDiscrete):
         sizes, starts = (np.array(each, np.int64) for each in (space.nvec, space.start))
-        return Space("multidiscrete", sizes.shape, "int64", sizes=sizes, starts=starts)
+        return Space(
+            "multidiscrete", sizes.shape, "int64", sizes=sizes, starts=starts, env_dtype=str(np.dtype(space.dtype))
+        )
     if isinstance(space, kinds.MultiBinary):
         return Space("multibinary", tuple(int(size) for size in space.shape), "int8")
     if isinstance(space, kinds.Dict) and space.spaces and all(isinstance(key, str) for key in space.spaces):
@@ -110,6 +114,7 @@ def space_to_wire(space: Space) -> dict[str, Any]:
         "arrays": {name: array.tobytes() for name, array in arrays.items() if array is not None},
         "entries": [[name, space_to_wire(entry)] for name, entry in space.entries.items()],
         "keys": space.keys,
+        "env_dtype": space.env_dtype,
     }
 
 
@@ -125,5 +130,6 @@ def space_from_wire(values: Mapping[str, Any]) -> Space:
         start=values["start"],
         entries=entries,
         keys=tuple(values["keys"]),
+        env_dtype=values["env_dtype"],
         **arrays,
     )

@@ -25,6 +25,7 @@ from remuda.logs.rundir import RunDirectory
 from remuda.logs.terminal import Terminal, where_time_went
 from remuda.logs.writers import MetricsFile, TensorBoard, WandB, Writer
 from remuda.recipes.config import RunConfig, to_dict
+from remuda.recipes.parts import eval_episodes
 from remuda.recipes.signals import StopSignals
 from remuda.sampling.evaluation import Evaluation
 
@@ -181,7 +182,7 @@ class Journal:
             self.say(f"{status} after {self.progress.steps:,} steps; continue with: "
                      f"remuda train --resume {self.directory.path}")  # fmt: skip
         if self.evaluation is None and signal is None and self.config.eval.episodes:
-            self.terminal.note(f"evaluating {self.config.eval.episodes} greedy episodes")
+            self.terminal.note(f"evaluating {eval_episodes(self.config)} greedy episodes")
             self._run_evaluation(learner)
         trained = sum(seconds for name, seconds in self._total.items() if name not in ("evaluation", "checkpoint"))
         steps = self.progress.steps - self._first_steps

@@ -120,10 +120,9 @@ def from_user(space: Space, obs: Any) -> Any:
 
 def to_user(space: Space, action: Any) -> Any:
     """The tree of a space to arrays, dicts and tuples as the env takes them; values start where the env's do."""
-    if space.kind == "discrete":
-        return action + space.start
-    if space.kind == "multidiscrete":
-        return action + space.starts
+    if space.kind in ("discrete", "multidiscrete"):
+        shifted = action + (space.start if space.kind == "discrete" else space.starts)
+        return shifted.astype(space.env_dtype or shifted.dtype)
     if space.is_leaf:
         return action
     values = [to_user(entry, value) for entry, value in zip(space.entries.values(), action, strict=True)]

@@ -131,7 +131,7 @@ def parse_seeds(text: str, name: str) -> list[int]:
     seeds: list[int] = []
     for part in text.replace(" ", "").split(","):
         first, dash, last = part.partition("-")
-        if not first.isdigit() or (dash and not (last.isdigit() and int(first) <= int(last))):
+        if not first.isdecimal() or (dash and not (last.isdecimal() and int(first) <= int(last))):
             raise ConfigError(f"{name}={text!r} is not a list of seeds: write numbers and ranges, as 0-199 or 3,5,8.")
         if int(last or first) - int(first) + len(seeds) >= MOST_SEEDS:
             raise ConfigError(f"{name}={text!r} has more than {MOST_SEEDS:,} seeds: leave it out instead.")

@@ -51,12 +51,11 @@ class ActingSampler:
         self.num_envs, self.num_steps, self.row = orders[-1]["last"], num_steps, first_row
         self._weights, self._step_timeout, self._build_timeout = weights, step_timeout, build_timeout
         self._seed: int | None = None
-        self._number = 0  # of the last rollout that was asked for
         self._episodes: list[Episode] = []
         self._restarts = [0] * len(orders)  # envs rebuilt by each worker, as it last said
         self._restarts_before = 0  # those of workers that were lost, and the envs lost with them
         self._lost = [0] * len(orders)  # times that each worker was replaced
-        self._done_at = [0] * len(orders)  # number of the last rollout that each worker finished
+        self._was_useful = [False] * len(orders)  # whether each worker has answered since it was last replaced
         self._notices = 0
         self._seconds: dict[str, float] = {}
         common = {"num_steps": num_steps, "seed": seed}
@@ -84,7 +83,6 @@ class ActingSampler:
 
     def collect(self) -> Rollout:
         """T rows of every env with the weights published last."""
-        self._number += 1
         start = time.perf_counter()
         answers = self._ask({"do": "collect", "row": self.row}, "collected", self._step_timeout)
         elapsed = time.perf_counter() - start
@@ -115,7 +113,7 @@ class ActingSampler:
                     self._tell(member, order)
                 elif message := member.take(key):
                     answers[member.index] = message
-                    self._done_at[member.index] = self._number
+                    self._was_useful[member.index] = True
                     self._report(message["notices"])
                 else:
                     crew.expect(member, seconds, f"while it was asked to {order['do']}")
@@ -140,8 +138,8 @@ class ActingSampler:
         self._lost[index] += 1
         self._restarts_before += self._restarts[index] + member.order["last"] - member.order["first"]
         self._restarts[index] = 0
-        # useful: it finished a rollout since it was last replaced
-        self._crew.revive(member, was_useful=self._done_at[index] >= self._number - 1)
+        self._crew.revive(member, self._was_useful[index])
+        self._was_useful[index] = False
         self._introduce(member, self._seed if is_collecting else None)
 
     def _introduce(self, member: Member, seed: int | None = None) -> None:

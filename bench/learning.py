@@ -152,7 +152,7 @@ def run_all(only: list[str]) -> None:
 
 def run_job(job: Job, seed: int) -> None:
     path = job.path(seed)
-    if (path / "result.json").exists() and result(job, seed)["status"] == "complete":
+    if is_complete(job, seed):
         return
     remuda = [sys.executable, "-m", "remuda", "train"]
     if (path / "checkpoints" / "latest").exists():
@@ -177,6 +177,10 @@ def run_peer(peer: Peer, seed: int) -> None:
     subprocess.run([str(word) for word in command], check=True)
 
 
+def is_complete(job: Job, seed: int) -> bool:
+    return (job.path(seed) / "result.json").exists() and result(job, seed)["status"] == "complete"
+
+
 def result(job: Job, seed: int) -> dict:
     return json.loads((job.path(seed) / "result.json").read_text())
 
@@ -190,8 +194,9 @@ def report() -> None:
 
     results = {}
     for job in JOBS:
-        results[job.name] = {seed: result(job, seed) for seed in job.seeds}
-        plot_runs([job.path(seed) for seed in job.seeds], IMAGES / f"{job.name}.png")
+        results[job.name] = {seed: result(job, seed) for seed in job.seeds if is_complete(job, seed)}
+        if results[job.name]:
+            plot_runs([job.path(seed) for seed in results[job.name]], IMAGES / f"{job.name}.png")
     peers = {peer.name: {s: json.loads(peer.path(s).read_text()) for s in peer.seeds} for peer in PEERS}
     overlaps = {peer.name: compare(peer, peers[peer.name]) for peer in PEERS}
     kept = {
@@ -262,15 +267,17 @@ def page(results: dict, peers: dict, overlaps: dict) -> str:
         "|---|---|---|---|---|---|",
     ]
     for job in JOBS:
-        means = [results[job.name][seed]["eval"]["mean_reward"] for seed in job.seeds]
-        by_seed = ", ".join(f"{value:.1f}" for value in means)
+        means = [found["eval"]["mean_reward"] for found in results[job.name].values()]
+        by_seed = ", ".join(f"{value:.4g}" for value in means)
+        by_seed += " (the other seeds are not run yet)" if 0 < len(means) < len(job.seeds) else ""
         name = f"{job.algo} `{' '.join(job.options)}`" if job.options else job.algo
-        row = [name, job.env, f"{job.steps:,}", job.goal, by_seed, f"**{np.mean(means):.1f}**"]
+        mean = f"**{np.mean(means):.4g}**" if means else "-"
+        row = [name, job.env, f"{job.steps:,}", job.goal, by_seed or "not run yet", mean]
         lines.append("| " + " | ".join(row) + " |")
     lines += ["", *HOW_PRESETS_WERE_CHOSEN, "", "## Curves and commands", ""]
     for job in JOBS:
         lines += [f"### {job.name}", "", "```", *(job.command(seed) for seed in job.seeds), "```", ""]
-        lines += [f"![{job.name}](images/{job.name}.png)", ""]
+        lines += [f"![{job.name}](images/{job.name}.png)", ""] if results[job.name] else ["Not run yet.", ""]
     lines += [
         "## Beside Stable-Baselines3",
         "",

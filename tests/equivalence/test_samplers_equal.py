@@ -32,11 +32,11 @@ def test_same_parameters_after_20_rounds(tmp_path, env, sampler):
     assert serial.result["episodes"] == other.result["episodes"]
 
 
-@pytest.mark.parametrize("core", ["lstm", "gru"])
+@pytest.mark.parametrize("core", ["lstm", pytest.param("gru", marks=pytest.mark.long)])
 def test_with_memory_and_previous_actions(tmp_path, core):
     agent = {"core": core, "core_size": 16, "prev_action": True, "prev_reward": True}
     serial = train(tmp_path, "serial", agent=agent)
-    for name, sampler in (("alternating", ALTERNATING), ("acting", ACTING), ("central", {"workers": 2})):
+    for name, sampler in (("alternating", ALTERNATING), ("acting", ACTING)):
         other = train(tmp_path, name, agent=agent, scheme="parallel", sampler=sampler)
         assert weights(serial) == weights(other), name
 

@@ -291,6 +291,22 @@ def test_killed_before_the_first_rollout() -> None:
 
 
 @pytest.mark.usefixtures("one_server")
+def test_lost_after_it_wrote_the_end_of_a_rollout_that_it_did_not_report() -> None:
+    """Its columns are sampled again, and must begin where the rollout before them ended."""
+    with acting(lengths=[20]) as sampler:
+        sampler.reset(SEED)
+        rollout = sampler.collect()
+        obs, rows = rollout.last_obs.clone(), sampler._buffers.next_state.rows.clone()
+        kill_and_wait(pids(sampler)[1])
+        sampler._buffers.last_obs[2:] = 99.0
+        sampler._buffers.next_state[2:] = 99.0
+        rollout = sampler.collect()
+        assert rollout.steps.mask[0].tolist() == [True, True, False, False]
+        assert torch.equal(rollout.steps.obs[0], obs)
+        assert torch.equal(rollout.state.rows, rows)
+
+
+@pytest.mark.usefixtures("one_server")
 def test_episodes_that_were_told_are_kept_and_lost_ones_are_not_made_up() -> None:
     with acting(num_envs=2, workers=2, T=8, lengths=[8]) as sampler:
         sampler.reset(SEED)

@@ -15,16 +15,15 @@ def learn(tmp_path, env, steps, scheme="serial", seed=1, algorithm="ppo", **sett
     )
 
 
-@pytest.mark.parametrize("scheme", ["serial", "parallel"])
-def test_nested_observations_and_multidiscrete_actions(tmp_path, scheme):
-    run = learn(tmp_path, "puzzles:nested", 30_000, scheme)
+def test_nested_observations_and_multidiscrete_actions(tmp_path):
+    run = learn(tmp_path, "puzzles:nested", 25_000, agent={"shared": True})
     assert run.result["eval"]["mean_reward"] >= 9.5
 
 
 @pytest.mark.parametrize("kind", ["tuple", "dict"])
 def test_actions_of_several_kinds_at_once(tmp_path, kind):
-    agent, kwargs = {"log_std_init": -0.5}, {"kwargs": {"kind": kind}}
-    run = learn(tmp_path, "puzzles:mixed", 40_000, agent=agent, envs=kwargs)
+    agent, kwargs = {"log_std_init": -0.5, "shared": True}, {"kwargs": {"kind": kind}}
+    run = learn(tmp_path, "puzzles:mixed", 30_000, agent=agent, envs=kwargs)
     assert run.result["eval"]["mean_reward"] >= 9.5
     policy = remuda.load(run.path)
     env = __import__("puzzles").mixed(kind=kind)
@@ -37,17 +36,18 @@ def test_actions_of_several_kinds_at_once(tmp_path, kind):
 RECALL = {"cues": 2, "delay": 3}
 
 
-@pytest.mark.parametrize("core", ["lstm", "gru", None])
+@pytest.mark.parametrize("core", ["lstm", pytest.param("gru", marks=pytest.mark.long), None])
 def test_a_cue_is_remembered_with_a_core_and_only_then(tmp_path, core):
     algo = {"gamma": 0.99, "gae_lambda": 0.95, "ent_coef": 0.01, "batch_size": 256}
     run = learn(
-        tmp_path, "Remuda/Recall-v0", 60_000, algo=algo, agent={"core": core, "core_size": 32},
+        tmp_path, "Remuda/Recall-v0", 40_000, algo=algo, agent={"core": core, "core_size": 32, "shared": True},
         sampler={"envs": 16}, envs={"kwargs": RECALL}, eval={"episodes": 100},
     )  # fmt: skip
     right = run.result["eval"]["mean_reward"]
     assert right >= 0.95 if core else 0.3 <= right <= 0.7
 
 
+@pytest.mark.long
 def test_a2c_remembers_too(tmp_path):
     algo = {"n_steps": 16, "learning_rate": "linear(5e-3, 0)", "optimizer": "adam", "gamma": 0.99, "ent_coef": 0.01}
     run = remuda.train(

@@ -22,10 +22,9 @@ PATHS = [  # who acts, workers, slots
     pytest.param("central", 2, 1, id="central inference"),
     pytest.param("central", 2, 2, id="alternating"),
     pytest.param("central", 3, 2, id="alternating, one env a worker and slot"),
-    pytest.param("workers", 1, 1, id="one acting worker"),
     pytest.param("workers", 2, 1, id="acting workers"),
     pytest.param("workers", 4, 1, id="acting workers, uneven"),
-]
+]  # each acting sampler starts a fork server with torch, which takes 2 s
 
 
 @dataclass
@@ -159,7 +158,7 @@ def test_padded_columns_hold_one_episode_each(who, workers, slots):
 
 def test_noise_and_episodes_are_the_same_whoever_acts():
     found = []
-    for who, workers in (("central", 0), ("central", 2), ("workers", 2), ("workers", 3)):
+    for who, workers in (("central", 0), ("central", 2), ("workers", 3)):
         with sampler_of(who, workers, 1, 12, False) as sampler:
             sampler.reset(SEED)
             said = [sampler.collect().steps.policy.log_prob.clone() for _ in range(2)]

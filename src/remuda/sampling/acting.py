@@ -20,8 +20,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from remuda.core import Agent, Episode, Space
-from remuda.data import Rollout
+from remuda.data import Rollout, map_tree
 from remuda.learning.weights import SharedWeights
 from remuda.sampling.buffers import allocate, share
 from remuda.transport.crew import LOOK_SECONDS, Crew, Member
@@ -79,6 +81,7 @@ class ActingSampler:
         """Start every env; returns the random steps that were taken to spread them over their episodes."""
         self._seed = seed
         answers = self._ask({"do": "reset", "seed": seed, "warm_up": warm_up}, "ready", self._build_timeout)
+        self._keep_end()
         return sum(int(answer["ready"]) for answer in answers)
 
     def collect(self) -> Rollout:
@@ -94,9 +97,14 @@ class ActingSampler:
                 self._seconds[name] = self._seconds.get(name, 0.0) + share_of
                 elapsed -= share_of
         self._seconds["wait"] = self._seconds.get("wait", 0.0) + max(0.0, elapsed)
+        self._keep_end()
         self.row += self.num_steps
         buffers = self._buffers
         return Rollout(buffers.steps, buffers.last_obs, buffers.last_value, buffers.state)
+
+    def _keep_end(self) -> None:
+        """Where the next rollout begins: a worker may be lost after it has written the end of that one already."""
+        self._end = map_tree(torch.clone, (self._buffers.last_obs, self._buffers.next_state))
 
     def _ask(self, order: Mapping[str, Any], key: str, seconds: float) -> list[dict[str, Any]]:
         """The same of every worker; whoever is lost meanwhile is replaced and asked again."""
@@ -140,6 +148,11 @@ class ActingSampler:
         self._restarts[index] = 0
         self._crew.revive(member, self._was_useful[index])
         self._was_useful[index] = False
+        if is_collecting:
+            own = slice(member.order["first"], member.order["last"])
+            for shared, kept in zip((self._buffers.last_obs, self._buffers.next_state), self._end, strict=True):
+                if kept is not None:
+                    shared[own] = kept[own]
         self._introduce(member, self._seed if is_collecting else None)
 
     def _introduce(self, member: Member, seed: int | None = None) -> None:

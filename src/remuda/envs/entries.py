@@ -154,10 +154,9 @@ def writer(raw: Any, space: Space) -> Callable[[Any], Any]:
     """
     dtype = None if raw.dtype is None else np.dtype(raw.dtype)
     if space.kind == "discrete":
-        if dtype != np.int64:
+        if space.start or dtype != np.int64:
             return lambda array: (array + space.start).astype(dtype)
-        # Python's own ints: Gymnasium's check of one costs 2 us less than that of numpy's
-        return lambda array: (array + space.start).tolist() if space.start else array.tolist()
+        return lambda array: array  # iterating it makes scalars, which are copies
     if space.kind == "multidiscrete":
         return lambda array: (array + space.starts).astype(dtype)
     if space.is_leaf and not space.shape:

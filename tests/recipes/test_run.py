@@ -157,3 +157,15 @@ class TestEvaluation:
         (tmp_path / "config.yaml").write_text((run.path / "config.yaml").read_text())
         with pytest.raises(CheckpointError, match="has no result yet"):
             _ = remuda.Run(tmp_path).result
+
+
+def test_a_video_shows_whole_games_though_lives_end_episodes(tmp_path):
+    from remuda.recipes.record import record
+
+    options = {"episodic_life": True, "frame_skip": 8, "noop_max": 0}
+    run = remuda.train(
+        "a2c", "ALE/Breakout-v5", steps=40, out=tmp_path / "run", quiet=True, envs=options, eval={"episodes": 1},
+        sampler={"envs": 4}, agent={"net": "a3c"}, log={"tensorboard": False},
+    )  # fmt: skip
+    _, returns = record(run.path, episodes=1)
+    assert returns == run.result["eval"]["returns"]

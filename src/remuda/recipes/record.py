@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from remuda.envs.episodes import CONTINUES
 from remuda.errors import ConfigError, EnvSpecError, Interrupted
 from remuda.learning.checkpoint import load_newest
 from remuda.recipes.api import Run
@@ -102,7 +103,10 @@ def _play(env: Any, policy: Policy, seed: int, film: Film, signals: StopSignals)
             stopped.signal = signals.received
             raise stopped
         action, state = policy.act(obs, state, reward=reward)
-        obs, reward, terminated, truncated, _ = env.step(action)
+        obs, reward, terminated, truncated, info = env.step(action)
         film.add(env.render())
         total, over = total + float(reward), terminated or truncated
+        if over and info.get(CONTINUES):  # an end for the learner alone, such as a lost life: the game goes on
+            obs, _ = env.reset()
+            over, state = False, None
     return total

@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from remuda.envs import worker
+from remuda.transport import serving
 
 BOX = spaces.Box(-1.0, 1.0, (4,), np.float32)
 
@@ -141,7 +141,7 @@ def no_info():
 
 def slow_to_build():
     """Takes its time to be built, but not where it is only looked at."""
-    if worker.IN_WORKER:
+    if serving.IN_WORKER:
         time.sleep(5)
     return Late()
 

@@ -18,7 +18,6 @@ import resource
 import select
 import sys
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -35,10 +34,10 @@ from remuda.envs.single import SingleEnv
 from remuda.envs.spaces import space_to_wire
 from remuda.envs.spec import EnvSpec
 from remuda.errors import EnvSpecError
+from remuda.transport import serving
 from remuda.transport.requests import Answers
 from remuda.transport.wire import Bell, Link
 
-IN_WORKER = False  # True in worker processes: whoever starts workers or training refuses to do so there
 STEP, HOLD, RENEW, KINDS = 0, 1, 2, 4  # the last: numbers of requests differ by so much
 # How long a worker that has nothing to do looks before it sleeps: waking costs up to half as much, and a cold cache.
 LINGER_SECONDS = 1e-4
@@ -47,7 +46,7 @@ LOOK_SECONDS = 1.0  # how often an idle worker looks whether its fork server liv
 
 def refuse_in_worker() -> None:
     """For whoever starts runs or workers: a worker only looks for its env in the user's script."""
-    if IN_WORKER:
+    if serving.IN_WORKER:
         raise EnvSpecError(
             f"an env worker that loaded the user's script was told to start a run: put that under {GUARD}"
         )
@@ -55,21 +54,9 @@ def refuse_in_worker() -> None:
 
 def main(fds: Sequence[int]) -> int:
     """Serve until told to leave or the parent is gone; returns the exit code."""
-    global IN_WORKER
-    IN_WORKER = True
     half = 1 + (len(fds) - 1) // 2
     link, bell, parent_bell = Link.from_fd(fds[0]), Bell(fds[1:half]), Bell(fds[half:])
-    service = _Service(link, bell, parent_bell)
-    try:
-        service.run()
-    except (BrokenPipeError, ConnectionResetError):
-        return 0  # the parent is gone
-    except BaseException as error:
-        link.send({"error": type(error).__name__, "text": str(error), "traceback": traceback.format_exc()})
-        return 1
-    finally:
-        service.close()
-    return 0
+    return serving.serve(link, _Service(link, bell, parent_bell))
 
 
 def _num_cores() -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import select
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from remuda.data import SharedArrays
 from remuda.learning.weights import SharedWeights
 from remuda.sampling.buffers import allocate, attach
 from remuda.sampling.sampler import EnvSampler
+from remuda.transport import serving
 from remuda.transport.wire import Link
 
 LOOK_SECONDS = 1.0  # how often an idle worker looks whether its fork server lives, where the kernel does not tell
@@ -34,17 +34,7 @@ MakeParts = Callable[[Mapping[str, Any], Callable[[], bool], Callable[[str], Non
 def serve(fds: Sequence[int], make_parts: MakeParts) -> int:
     """Until told to leave or the parent is gone; returns the exit code."""
     link = Link.from_fd(fds[0])
-    service = _Service(link, make_parts)
-    try:
-        service.run()
-    except (BrokenPipeError, ConnectionResetError):
-        return 0  # the parent is gone
-    except BaseException as error:
-        link.send({"error": type(error).__name__, "text": str(error), "traceback": traceback.format_exc()})
-        return 1
-    finally:
-        service.close()
-    return 0
+    return serving.serve(link, _Service(link, make_parts))
 
 
 class _Service:

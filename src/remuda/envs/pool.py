@@ -35,7 +35,7 @@ from remuda.envs.spaces import space_from_wire
 from remuda.envs.spec import EnvSpec
 from remuda.errors import ConfigError, Interrupted
 from remuda.transport.crew import LOOK_SECONDS, Crew, Member
-from remuda.transport.requests import Requests, layout
+from remuda.transport.requests import Patience, Requests, layout
 
 NEWS_BYTES = 1024  # for the end of one episode; longer news go through the link
 
@@ -122,7 +122,7 @@ class PooledEnvs:
         self._memory = memory
         self._restarts = memory["restarts"]
         arrays = {name: memory[name] for name in memory.layout}
-        self._requests = Requests(arrays)
+        self._requests, self._patience = Requests(arrays), Patience(num_workers)
         slices = [slice(slot * per_slot, (slot + 1) * per_slot) for slot in range(self.num_slots)]
         views = [slice_rows(arrays, own, self.observation, self.action, info) for own in slices]
         self._steps, self._infos = [rows.step for rows, _ in views], [rows.info for rows, _ in views]
@@ -238,6 +238,8 @@ class PooledEnvs:
         """Until everybody has answered this request, at most so long; number 0 is a reset, which is over."""
         requests, crew = self._requests, self._crew
         if not number or requests.is_done(slot, number):
+            return True
+        if seconds and not crew.has_lost and self._patience.sees(lambda: requests.is_done(slot, number)):
             return True
         requests.sleep(number)
         try:

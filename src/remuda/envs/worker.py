@@ -35,12 +35,10 @@ from remuda.envs.spaces import space_to_wire
 from remuda.envs.spec import EnvSpec
 from remuda.errors import EnvSpecError
 from remuda.transport import serving
-from remuda.transport.requests import Answers
+from remuda.transport.requests import Answers, Patience
 from remuda.transport.wire import Bell, Link
 
 STEP, HOLD, RENEW, KINDS = 0, 1, 2, 4  # the last: numbers of requests differ by so much
-# How long a worker that has nothing to do looks before it sleeps: waking costs up to half as much, and a cold cache.
-LINGER_SECONDS = 1e-4
 LOOK_SECONDS = 1.0  # how often an idle worker looks whether its fork server lives, where the kernel does not tell
 
 
@@ -59,10 +57,6 @@ def main(fds: Sequence[int]) -> int:
     return serving.serve(link, _Service(link, bell, parent_bell))
 
 
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class _Service:
     def __init__(self, link: Link, bell: Bell, parent_bell: Bell) -> None:
         self._link, self._bell, self._parent_bell = link, bell, parent_bell
@@ -70,7 +64,6 @@ class _Service:
         self._answers: Answers | None = None  # until memory is attached: nothing to do
         self._encode = msgspec.msgpack.Encoder().encode
         self._is_leaving = False
-        self._idles = self._in_vain = 0  # how often there was nothing to do; lingerings in a row that saw no request
 
     def run(self) -> None:
         server = os.getppid()
@@ -82,7 +75,7 @@ class _Service:
             if answers is not None:
                 while (asked := answers.oldest()) is not None:
                     self._answer(answers, *asked)
-                if self._linger(answers) or not answers.sleep():
+                if self._patience.sees(answers.is_asked) or not answers.sleep():
                     continue
             events = poll.poll(LOOK_SECONDS * 1000)
             if answers is not None:
@@ -94,19 +87,6 @@ class _Service:
                     self._obey()
             if not events and os.getppid() != server:
                 return
-
-    def _linger(self, answers: Answers) -> bool:
-        """Whether a request comes within a moment; only where each worker can have a core, and while it pays."""
-        self._idles += 1
-        if not self._has_core or (self._in_vain > 3 and self._idles % 32):
-            return False
-        end = time.perf_counter() + LINGER_SECONDS
-        while time.perf_counter() < end:
-            if answers.is_asked():
-                self._in_vain = 0
-                return True
-        self._in_vain += 1
-        return False
 
     def close(self) -> None:
         for lane in self._lanes:
@@ -162,7 +142,7 @@ class _Service:
             self._actions.append(actions)
         self._restarts = memory["restarts"]
         self._answers = Answers(arrays, self._index)
-        self._has_core = self._answers.num_workers <= _num_cores()
+        self._patience = Patience(self._answers.num_workers)
         if order["seed"] is not None:  # in place of a lost worker
             self._seed_libraries(order["seed"])
             for lane in self._lanes:

@@ -1,26 +1,30 @@
 """Env steps per second of an Atari game with random actions: the bare AtariVectorEnv, our native backend, our pool.
 
-    .venv/bin/python bench/atari.py --envs 16 --threads 2 --seconds 3 --slices 7
+    .venv/bin/python bench/atari.py --envs 16 --threads 2 --steps 60 --slices 60
 
-Slices alternate, because the machine's speed drifts, and their order is reversed every time; the median of the ratios
-to `bare` is what counts. `bare again` is a second AtariVectorEnv: how far its ratio is from 1 is the noise of the
-others. All play the same games with the same seeds and actions.
+All play the same games with the same seeds and actions, the same steps in every slice: what a frame costs depends on
+what is in it. Slices alternate, because the machine's speed drifts, and take turns in being first; the median of the
+ratios to `bare` is what counts, beside it the interval in which 95 % of its bootstrap samples lie. `bare again` is a
+second AtariVectorEnv: how far its ratio is from 1 is what this machine cannot tell apart. Every
+contender is a process of its own; CPU time is of it, its threads and its children.
 """
 
 import argparse
 import json
-import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from ale_py.vector_env import AtariVectorEnv
+from turns import Contender, median_and_interval, serve
 
 from remuda.core import env_seed
 from remuda.envs import NativeEnvs, make_envs, resolve
 
 ROOT = Path(__file__).parents[1]
+NAMES = ("bare", "native", "bare again", "pool")
 
 
 def bare(spec, envs: int, threads: int, draw: Callable[[], np.ndarray]):
@@ -42,9 +46,9 @@ def bare(spec, envs: int, threads: int, draw: Callable[[], np.ndarray]):
     return lambda: vector.step(draw())
 
 
-def ours(spec, envs: int, threads: int, backend: str, draw: Callable[[], np.ndarray]):
-    made = make_envs(spec, envs, threads, backend=backend)
-    assert isinstance(made, NativeEnvs) == (backend == "ale")
+def ours(spec, envs: int, threads: int, name: str, draw: Callable[[], np.ndarray]):
+    made = make_envs(spec, envs, threads, backend="ale" if name == "native" else "python")
+    assert isinstance(made, NativeEnvs) == (name == "native")
     made.reset(seed=1)
     made.recv()
 
@@ -52,16 +56,26 @@ def ours(spec, envs: int, threads: int, backend: str, draw: Callable[[], np.ndar
         made.send(0, draw())
         made.recv()
 
-    return made, step
+    return step
 
 
-def rate(step: Callable[[], object], envs: int, seconds: float) -> float:
-    start = time.perf_counter()
-    count = 0
-    while time.perf_counter() - start < seconds:
-        step()
-        count += envs
-    return count / (time.perf_counter() - start)
+def serve_one(name: str, env: str, envs: int, threads: int) -> None:
+    """One contender: slices of so many steps of every env."""
+    spec, generator = resolve(env), np.random.default_rng(0)
+    actions = spec.build().action_space.n
+
+    def draw() -> np.ndarray:
+        return generator.integers(0, actions, envs)
+
+    step = bare(spec, envs, threads, draw) if name.startswith("bare") else ours(spec, envs, threads, name, draw)
+
+    def take(steps: float) -> dict[str, float]:
+        start = time.perf_counter()
+        for _ in range(int(steps)):
+            step()
+        return {"seconds": time.perf_counter() - start}
+
+    serve(take)
 
 
 def main() -> None:
@@ -69,43 +83,51 @@ def main() -> None:
     parser.add_argument("--env", default="ALE/Pong-v5")
     parser.add_argument("--envs", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--slices", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=60, help="of every env in one slice")
+    parser.add_argument("--slices", type=int, default=60)
     parser.add_argument("--pool", action="store_true", help="also the process pool, with as many workers as threads")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "atari.json")
+    parser.add_argument("--serve", choices=NAMES, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    spec = resolve(given.env)
-    actions = resolve(given.env).build().action_space.n
-
-    def drawing() -> Callable[[], np.ndarray]:
-        generator = np.random.default_rng(0)
-        return lambda: generator.integers(0, actions, given.envs)
-
-    native, native_step = ours(spec, given.envs, given.threads, "ale", drawing())
-    contestants = {"bare": bare(spec, given.envs, given.threads, drawing()), "native": native_step}
-    contestants["bare again"] = bare(spec, given.envs, given.threads, drawing())
-    closing = [native]
-    if given.pool:
-        pool, contestants["pool"] = ours(spec, given.envs, given.threads, "python", drawing())
-        closing.append(pool)
-    rates: dict[str, list[float]] = {name: [] for name in contestants}
-    for index in range(given.slices):
-        order = list(contestants)
-        for name in reversed(order) if index % 2 else order:
-            rates[name].append(rate(contestants[name], given.envs, given.seconds))
-    for envs in closing:
-        envs.close()
-    ratios = {
-        name: statistics.median(ours / bare for ours, bare in zip(found, rates["bare"], strict=True))
-        for name, found in rates.items()
-    }
-    settings = {"env": given.env, "envs": given.envs, "threads": given.threads, "seconds": given.seconds}
+    if given.serve:
+        serve_one(given.serve, given.env, given.envs, given.threads)
+        return
+    names = [name for name in NAMES if name != "pool" or given.pool]
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    settings = ["--env", given.env, "--envs", given.envs, "--threads", given.threads]
+    contenders = {name: Contender([[sys.executable, __file__, "--serve", name, *settings]]) for name in names}
+    try:
+        for index in range(given.slices + 1):
+            turn = index % len(names)
+            for name in names[turn:] + names[:turn]:
+                found, cpu = contenders[name].slice(given.steps)
+                if index:  # the first is for warming up
+                    times[name].append((found[0]["seconds"], cpu))
+    finally:
+        for each in contenders.values():
+            each.close()
+    rows = {}
+    frames = given.steps * given.envs
+    for name, found in times.items():
+        seconds, cpus = np.transpose(found)
+        ratio, *interval = median_and_interval([each for each, _ in times["bare"]] / seconds)
+        rows[name] = {
+            "steps_per_second": frames / float(np.median(seconds)),
+            "ratio_to_bare": ratio,
+            "interval": interval,
+            "cpu_seconds_per_1000_steps": 1000 * float(np.median(cpus)) / frames,
+        }
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps({**settings, "steps_per_second": rates, "ratio_to_bare": ratios}, indent=1))
-    print(f"| {given.env}, {given.envs} envs, {given.threads} threads | steps/s, median | ratio to bare, median |")
-    print("|---|---|---|")
-    for name, found in rates.items():
-        print(f"| {name} | {statistics.median(found):,.0f} | {ratios[name]:.3f} |")
+    settings = {name: value for name, value in vars(given).items() if name not in ("out", "serve")}
+    given.out.write_text(json.dumps({**settings, "contestants": rows, "times": times}, indent=1))
+    print(
+        f"| {given.env}, {given.envs} envs, {given.threads} threads | steps/s | ratio to bare | CPU s/1,000 steps |"
+    )
+    print("|---|---|---|---|")
+    for name, row in rows.items():
+        low, high = row["interval"]
+        ratio = f"{row['ratio_to_bare']:.3f} ({low:.3f} to {high:.3f})"
+        print(f"| {name} | {row['steps_per_second']:,.0f} | {ratio} | {row['cpu_seconds_per_1000_steps']:.3f} |")
     print(f"-> {given.out}")
 
 

@@ -6,11 +6,12 @@
 
 Every contender is a process of its own that waits for its turn; slices alternate, because the machine's speed drifts.
 `share` is the rate against `workers` times that of `loop`: one process that makes its envs with gymnasium.make and
-does nothing but env.step and env.reset, taken round by round; its median is what counts. `bare loop` steps envs as
+does nothing but env.step and env.reset, taken round by round; its median is what counts, beside it the interval in
+which 95 % of its bootstrap samples lie. `bare loop` steps envs as
 this package makes them, without Gymnasium's checks of the order of calls; `bare loops` are as many of these as there
 are workers, side by side with a share of the envs each, and never talk: what this machine has to give. Rows on which
 an env of ours was reset are not counted as steps (those of peers are). CPU seconds are of the contender's whole
-process tree. SB3 takes part after `make peers`; MuJoCo envs need `gymnasium[mujoco]` there too.
+process tree. SB3 takes part after `make peers`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from turns import Contender, median_and_interval, serve
 
 ROOT = Path(__file__).parents[1]
 SB3 = ROOT / ".venv-sb3"
@@ -94,76 +95,37 @@ def contender(name: str, env: str, count: int, workers: int) -> tuple[Round, Any
     return step_slots, spec.build().action_space
 
 
-def serve(name: str, env: str, count: int, workers: int) -> None:
-    """One contender: a slice for every line on stdin, which says how many seconds."""
+def serve_one(name: str, env: str, count: int, workers: int) -> None:
+    """One contender: slices of so many seconds."""
     step, space = contender(name, env, count, workers)
     actions = draw_actions(space, count)
     rounds = 0
-    print("ready", flush=True)
-    for line in sys.stdin:
-        begin = start = time.perf_counter()
-        end, steps = begin + float(line), 0
-        while start < end:
+
+    def take(seconds: float) -> dict[str, float]:
+        nonlocal rounds
+        begin = now = time.perf_counter()
+        steps = 0
+        while now < begin + seconds:
             for _ in range(8):
                 steps += step(actions[rounds % DRAWN])
                 rounds += 1
-            start = time.perf_counter()
-        print(json.dumps({"steps": int(steps), "seconds": start - begin}), flush=True)
+            now = time.perf_counter()
+        return {"steps": int(steps), "seconds": now - begin}
+
+    serve(take)
 
 
-class Contender:
-    """The driver's side: one process, or several for `bare loops`."""
-
-    def __init__(self, name: str, env: str, count: int, workers: int) -> None:
-        python = SB3 / "bin/python" if name == "SubprocVecEnv" else sys.executable
-        serve = "bare loop" if name == "bare loops" else name
-        self.processes = []
-        for share in [count // workers] * workers if name == "bare loops" else [count]:
-            words = [python, __file__, "--serve", serve, "--env", env, "--envs", share, "--workers", workers]
-            process = subprocess.Popen(
-                [str(word) for word in words],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # MuJoCo warns for every env that is built
-                text=True,
-            )
-            self.processes.append(process)
-        for process in self.processes:
-            self.read(process)
-
-    @staticmethod
-    def read(process: Any) -> str:
-        line: str = process.stdout.readline()
-        if not line:
-            raise SystemExit(f"a contender failed: {' '.join(process.args)}")
-        return line
-
-    def slice(self, seconds: float) -> tuple[float, float]:
-        """Steps per second, and CPU seconds per 1,000 steps."""
-        before = self.cpu()
-        for process in self.processes:
-            process.stdin.write(f"{seconds}\n")
-            process.stdin.flush()
-        found = [json.loads(self.read(process)) for process in self.processes]
-        steps = sum(each["steps"] for each in found)
-        return sum(each["steps"] / each["seconds"] for each in found), 1000 * (self.cpu() - before) / steps
-
-    def cpu(self) -> float:
-        import psutil
-
-        roots = [psutil.Process(process.pid) for process in self.processes]
-        times = [each.cpu_times() for root in roots for each in (root, *root.children(recursive=True))]
-        return sum(each.user + each.system for each in times)
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.stdin.close()
-            process.kill()
-            process.wait()
+def start(name: str, env: str, count: int, workers: int) -> Contender:
+    python = SB3 / "bin/python" if name == "SubprocVecEnv" else sys.executable
+    shares = [count // workers] * workers if name == "bare loops" else [count]
+    served = "bare loop" if name == "bare loops" else name
+    return Contender(
+        [[python, __file__, "--serve", served, "--env", env, "--envs", n, "--workers", workers] for n in shares]
+    )
 
 
 def compare(names: list[str], env: str, count: int, workers: int, rounds: int, seconds: float) -> dict[str, Any]:
-    contenders = {name: Contender(name, env, count, workers) for name in names}
+    contenders = {name: start(name, env, count, workers) for name in names}
     rates: dict[str, list[float]] = {name: [] for name in names}
     cpu: dict[str, list[float]] = {name: [] for name in names}
     try:
@@ -171,34 +133,36 @@ def compare(names: list[str], env: str, count: int, workers: int, rounds: int, s
             each.slice(min(0.5, seconds))
         for _ in range(rounds):
             for name, each in contenders.items():
-                rate, used = each.slice(seconds)
-                rates[name].append(rate)
-                cpu[name].append(used)
+                found, used = each.slice(seconds)
+                rates[name].append(sum(one["steps"] / one["seconds"] for one in found))
+                cpu[name].append(1000 * used / sum(one["steps"] for one in found))
     finally:
         for each in contenders.values():
             each.close()
-    shares = {name: _ratio(rates[name], [workers * rate for rate in rates["loop"]]) for name in names}
-    found = {
+    best = [workers * rate for rate in rates["loop"]]
+    shares = {name: median_and_interval(_ratios(rates[name], best)) for name in names}
+    result = {
         name: {
             "steps_per_second": statistics.median(rates[name]),
-            "share": shares[name],
+            "share": shares[name][0],
+            "interval": shares[name][1:],
             "cpu_seconds_per_1000_steps": statistics.median(cpu[name]),
             "slices": rates[name],
         }
         for name in names
     }
     peers = {
-        f"{mine} / {peer}": _ratio(rates[mine], rates[peer])
+        f"{mine} / {peer}": statistics.median(_ratios(rates[mine], rates[peer]))
         for mine in names
         if mine.startswith("pool")
         for peer in ALL[len(OURS) :]
         if peer in names
     }
-    return {"env": env, "envs": count, "workers": workers, "rounds": rounds, "contenders": found, "ratios": peers}
+    return {"env": env, "envs": count, "workers": workers, "rounds": rounds, "contenders": result, "ratios": peers}
 
 
-def _ratio(mine: list[float], theirs: list[float]) -> float:
-    return statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
+def _ratios(mine: list[float], theirs: list[float]) -> list[float]:
+    return [a / b for a, b in zip(mine, theirs, strict=True)]
 
 
 def overlap(rounds: int, seconds: float, kind: str) -> dict[str, Any]:
@@ -219,7 +183,7 @@ def overlap(rounds: int, seconds: float, kind: str) -> dict[str, Any]:
         for pool in pools:
             pool.close()
     one, two = (statistics.median(found) for found in rates)
-    ratio = _ratio(rates[1], rates[0])
+    ratio = statistics.median(_ratios(rates[1], rates[0]))
     return {"kind": kind, "one batch": one, "two batches": two, "ratio": ratio, "slices": rates}
 
 
@@ -257,7 +221,7 @@ def main() -> None:
     parser.add_argument("--serve", choices=ALL, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:
-        serve(given.serve, given.env, given.envs, given.workers)
+        serve_one(given.serve, given.env, given.envs, given.workers)
         return
     if given.overlap:
         show(overlap(given.rounds, given.seconds, given.overlap), given.out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -47,6 +48,25 @@ def test_a_missing_package_is_named_with_its_extra(env: str, package: str, extra
     with pytest.raises(EnvSpecError) as caught:
         resolve(env)
     assert str(caught.value) == f"{env} needs the package {package}: pip install 'remuda[{extra}]'."
+
+
+def test_mujoco_warns_in_the_log_of_each_thing_once_and_leaves_no_file(tmp_path: Path) -> None:
+    code = """
+import logging, mujoco
+from remuda.envs import resolve
+logging.basicConfig(level=logging.WARNING, format="%(name)s %(message)s")
+envs = [resolve("HalfCheetah-v5").build() for _ in range(2)]
+for time in ("0.1", "2.5"):
+    mujoco.get_mju_user_warning()(f"Nan, Inf or huge value in QACC at DOF 0. Time = {time}.")
+mujoco.get_mju_user_warning()("Pre-allocated constraint buffer is full.")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stderr.splitlines() == [
+        "remuda.envs MuJoCo: Nan, Inf or huge value in QACC at DOF 0. Time = 0.1.",
+        "remuda.envs MuJoCo: Pre-allocated constraint buffer is full.",
+    ]
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_mujoco_that_is_missing_is_named_with_its_extra() -> None:

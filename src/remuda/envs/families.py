@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 import gymnasium
 
 from remuda.errors import EnvSpecError
+
+logger = logging.getLogger("remuda.envs")
 
 MINIGRID_HIGHEST = 10  # the largest number of an object, colour or state that a MiniGrid image holds
 LEGACY_ATARI = re.compile(r"[A-Z]\w*-v[04]")  # Pong-v4, without a namespace; also what other ids look like
@@ -81,6 +84,26 @@ def is_registered_by_import(name: str, entry_point: object) -> bool:
     """Whether another process registers this id by itself when `register` is called there."""
     family = family_of(name) or (FAMILIES[0] if LEGACY_ATARI.fullmatch(name) else None)
     return name in OWN or (family is not None and str(entry_point).startswith(f"{family.package}."))
+
+
+def hear_mujoco() -> None:
+    """Let MuJoCo warn in the log, of each thing once.
+
+    By itself it prints every warning for every env, and leaves MUJOCO_LOG.TXT wherever the user stands.
+    """
+    mujoco = importlib.import_module("mujoco")
+    if mujoco.get_mju_user_warning() is not None:
+        return
+    told = set()
+
+    def tell(text: str) -> None:
+        what = re.sub(r"[-+\d.]+", "", text)  # times and places differ
+        if what not in told:
+            told.add(what)
+            # what is out of date is in the model's file: the maker of the env can change it, who trains cannot
+            logger.log(logging.DEBUG if "deprecated" in text else logging.WARNING, "MuJoCo: %s", text)
+
+    mujoco.set_mju_user_warning(tell)
 
 
 def adapt(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:

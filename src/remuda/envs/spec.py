@@ -22,7 +22,7 @@ from typing import Any
 import gymnasium
 
 from remuda.envs.atari import ENTRY_POINT, AtariEnv, AtariGame, AtariOptions, settle
-from remuda.envs.families import adapt, is_registered_by_import, register
+from remuda.envs.families import adapt, hear_mujoco, is_registered_by_import, register
 from remuda.envs.paths import as_json, describe, find, load_module, missing, sentence
 from remuda.errors import EnvSpecError, nearest
 
@@ -100,11 +100,13 @@ class EnvSpec:
                 env: Any = AtariEnv(game, kwargs.get("render_mode"))
                 limit = known.max_episode_steps
                 return env if limit is None else gymnasium.wrappers.TimeLimit(env, limit)
+            if _is_mujoco(known):
+                hear_mujoco()
             return adapt(gymnasium.make(known, disable_env_checker=True, **kwargs))
         except EnvSpecError:
             raise
         except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
-            if ".mujoco" in str(gymnasium.registry[self.id].entry_point):
+            if _is_mujoco(known):
                 remedy = "pip install 'remuda[mujoco]' and use the newest version of the id."
             else:
                 remedy = "install what it names."
@@ -163,6 +165,10 @@ def resolve(
     env has (obs_type, continuous, sound_obs). An id's own settings hold where the options say None.
     """
     return _with_atari(_find(env, dict(kwargs or {})), atari)
+
+
+def _is_mujoco(known: Any) -> bool:
+    return ".mujoco" in str(known.entry_point)
 
 
 def _with_atari(spec: EnvSpec, options: AtariOptions | None) -> EnvSpec:

@@ -52,8 +52,8 @@ PPO: dict[str, Preset] = {
             "normalize_reward": True,
         },
     },
-    # With a learning rate of 5e-4 and a vf_coef of 0.5 four fifths of the units of the shared net died in Pong, and the
-    # policy learned nothing in 600,000 steps.
+    # With a learning rate of 5e-4 and a vf_coef of 0.5 four fifths of the units of the shared net died in Pong, and
+    # the policy learned nothing in 600,000 steps.
     "ALE/*": {
         "run": {"steps": 10_000_000},
         "sampler": {"envs": 16},

@@ -66,6 +66,12 @@ class CountingEnv(gymnasium.Env[Any, Any]):
         self.buffer = np.zeros(3, np.float32)
         self.taken: list[Any] = []
 
+    def get_state(self) -> Any:
+        return self.marker, self.episode, self.steps, self.calls
+
+    def set_state(self, state: Any) -> None:
+        self.marker, self.episode, self.steps, self.calls = state
+
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         if seed is not None:

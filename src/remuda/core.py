@@ -92,6 +92,9 @@ class Envs(Protocol):
         envs.send(slot, act(step.obs))      # never blocks
     envs.close()
 
+    Between a rollout's last recv and the next one's first send, what the coming steps depend on can be saved and put
+    back, as plain values and arrays (data/packing.py); envs that cannot be saved raise NoState (envs/states.py).
+
     An env is reset on the step after its end. With `hold` it stays where it ended instead, answering with its last
     observation and mask False, until `renew`, which is answered through recv and touches no other env.
     """
@@ -108,6 +111,8 @@ class Envs(Protocol):
     def recv(self) -> tuple[int, Step]: ...
     def episodes(self) -> list[Episode]: ...  # finished since the last call, in order of env index
     def restarts(self) -> int: ...  # envs rebuilt so far, because they raised or their worker was lost
+    def get_state(self) -> Any: ...
+    def set_state(self, state: Any) -> None: ...  # the next call is a send
     def waited(self) -> float: ...  # seconds in recv so far in which the average worker had nothing to do
     def close(self) -> None: ...
 
@@ -175,6 +180,8 @@ class Sampler(Protocol):
     def take_seconds(self) -> dict[str, float]: ...  # where the time went since the last call
     def episodes(self) -> list[Episode]: ...  # as of Envs
     def restarts(self) -> int: ...
+    def get_state(self) -> bytes: ...  # between two rollouts: with it the next ones are the same, bit by bit
+    def set_state(self, state: bytes) -> None: ...  # instead of reset
     def close(self) -> None: ...
 
 
@@ -196,6 +203,7 @@ class Progress:
     steps: int = 0  # real env steps, warm-up included
     rounds: int = 0  # rollouts that were learned from
     episodes: int = 0
+    restarts: int = 0  # envs that were rebuilt
 
 
 @dataclass(frozen=True)
@@ -211,6 +219,9 @@ class Recipe:
     make_sampler: Callable[[Any, Weights, int, int, Callable[[], bool]], Sampler]
     num_threads: int = 1  # of torch, in the process that learns
     warm_up: int = 0  # random steps per env before the first rollout, at most
+    # Where the state of envs cannot be saved: after so many rounds, always, episodes are cut and envs begin anew, so
+    # that a run that is resumed from there is the same as one that was never stopped. 0: it can be saved.
+    cut_every: int = 0
 
 
 @dataclass
@@ -222,17 +233,20 @@ class Round:
     episodes: list[Episode]
     metrics: dict[str, float]  # train/*, lag/*
     seconds: dict[str, float]  # where the time went: env, inference, update, wait
-    restarts: int = 0
+    # The sampler's state for a checkpoint, None where envs have just begun anew; no function: none can be made now.
+    get_state: Callable[[], bytes | None] | None = None
+    was_cut: bool = False  # episodes have just been cut, so that there can be a checkpoint
 
 
 class Log(Protocol):
     """The run directory's side of a scheme: told of every round, and may stop the run."""
 
-    def resume(self, learner: Learner) -> Progress: ...  # counters and weights to start from
+    # weights into the learner; counters, and the sampler's state if there is one
+    def resume(self, learner: Learner) -> tuple[Progress, bytes | None]: ...
     def begin(self) -> None: ...  # warm-up is over: rates count from here
     def round(self, round: Round) -> bool: ...  # True: stop now
-    def should_stop(self) -> bool: ...  # a signal arrived: stop at the next place where nothing is lost
-    def must_stop(self) -> bool: ...  # it arrived some time ago: cut short what is going on
+    def should_stop(self) -> bool: ...  # a signal arrived: stop at the end of this round
+    def must_stop(self) -> bool: ...  # it arrived some time ago: give this round up
 
 
 class Scheme(Protocol):

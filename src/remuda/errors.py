@@ -7,6 +7,7 @@ RemudaError
 │   └── CheckpointError  a run or checkpoint that is missing, damaged, or of another env
 ├── EnvError             an env broke its contract while stepping: named with env, index, seed and step
 ├── WorkerError          a worker process died, hung or failed more often than its budget allows
+├── NoState              an env whose state cannot be saved, and why
 ├── TrainingError        losses or gradients were not finite for too many updates in a row
 └── Interrupted          a signal asked the run to stop
 """
@@ -43,6 +44,10 @@ class EnvError(RemudaError):
 
 class WorkerError(RemudaError):
     """An env worker could not be kept alive."""
+
+
+class NoState(RemudaError):
+    """The state of an environment cannot be saved."""
 
 
 class TrainingError(RemudaError):

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from remuda.cli import main
-from remuda.learning.checkpoint import load_newest
+from remuda.learning.checkpoint import list_checkpoints, load_newest
 
 TESTS = Path(__file__).parents[1]
 
@@ -137,8 +137,8 @@ def test_a_signal_while_workers_build_their_envs_leaves_nothing(tmp_path):
     wait_for(lambda: all_gone(members), 2)
 
 
-def test_a_signal_during_a_long_update_cuts_it_short(tmp_path):
-    """An update of a minute: what it did in the first seconds is kept."""
+def test_a_signal_during_a_long_update_gives_it_up(tmp_path):
+    """An update of a minute: half of it would be a run that never was; resumed, it is done again."""
     path = tmp_path / "run"
     arguments = ["--algo.n_steps", "512", "--algo.batch_size", "64", "--algo.n_epochs", "200"]
     process = start(path, *arguments, "--agent.hidden", "512,512")
@@ -146,9 +146,15 @@ def test_a_signal_during_a_long_update_cuts_it_short(tmp_path):
     time.sleep(4.0)
     _, err = stop(process, signal.SIGINT)
     assert process.returncode == 130, err
-    found = load_newest(path / "checkpoints")
-    assert found.progress["rounds"] == 1
-    assert 0 < found.learner["version"] < 200 * 64
+    assert list_checkpoints(path / "checkpoints") == []
+    (path / "log.txt").unlink()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "remuda", "train", "--resume", str(path)], stdout=subprocess.PIPE
+    )
+    wait_for(lambda: has_begun(path))
+    out, _ = stop(process, signal.SIGINT)
+    assert process.returncode == 130
+    assert "no checkpoint was written before the run ended: it begins anew" in str(out)
 
 
 def test_a_disk_that_fills_up_costs_checkpoints_and_metrics_but_not_the_run(tmp_path):

@@ -143,12 +143,9 @@ class TestIntervals:
     def test_checkpoints(self, run):
         names = [path.name for path in list_checkpoints(run.path / "checkpoints")]
         assert names == ["step-80", "step-160", "step-240", "step-320", "step-400"]
-        assert load_newest(run.path / "checkpoints").progress == {
-            "steps": 400,
-            "rounds": 10,
-            "episodes": 120,
-            "checkpoints": 5,
-        }
+        progress = load_newest(run.path / "checkpoints").progress
+        counts = {"steps": 400, "rounds": 10, "episodes": 120, "restarts": 0, "checkpoints": 5}
+        assert {name: value for name, value in progress.items() if name != "journal"} == counts
 
     @pytest.mark.parametrize(
         ("keep", "every", "steps"),
@@ -289,7 +286,7 @@ class TestAlone:
         clock.now += seconds
         progress.steps, progress.rounds = progress.steps + steps, progress.rounds + 1
         spent = {"env": seconds / 4, "inference": seconds / 8, "update": seconds / 2}
-        return journal.round(Round(progress, learner, list(episodes), {"train/loss": loss}, spent))
+        return journal.round(Round(progress, learner, list(episodes), {"train/loss": loss}, spent, lambda: None))
 
     def test_rates_by_hand(self, tmp_path, clock, make_journal):
         def play(agent, should_stop):
@@ -299,7 +296,7 @@ class TestAlone:
         groups = {"eval": {"every": 200, "episodes": 2}, "log": {"every": 1, "tensorboard": False}}
         journal, learner = make_journal(settle(steps=1_100, **groups), play), make_learner()
         with journal.open():
-            progress = journal.resume(learner)
+            progress, _ = journal.resume(learner)
             clock.now += 10  # warm-up: 800 steps in 10 seconds
             progress.steps += 800
             journal.begin()
@@ -329,7 +326,7 @@ class TestAlone:
     def test_a_line_is_the_mean_over_its_rounds(self, tmp_path, clock, make_journal):
         journal, learner = make_journal(settle(log={"every": 250, "tensorboard": False})), make_learner()
         with journal.open():
-            progress = journal.resume(learner)
+            progress, _ = journal.resume(learner)
             journal.begin()
             for loss in (1.0, 2.0, 6.0, 10.0, 20.0, 30.0):
                 self.play_round(journal, clock, 1.0, progress, learner, loss=loss)
@@ -342,7 +339,7 @@ class TestAlone:
         journal, learner = make_journal(settle(**groups)), make_learner()
         episodes = [Episode(0, {"ep_rew": value}) for value in (100.0, 2.0, 4.0)]
         with journal.open():
-            progress = journal.resume(learner)
+            progress, _ = journal.resume(learner)
             journal.begin()
             self.play_round(journal, clock, 1.0, progress, learner)
             self.play_round(journal, clock, 1.0, progress, learner, episodes=episodes)
@@ -362,7 +359,7 @@ class TestAlone:
         config = settle(eval={"every": 1, "episodes": 2})
         journal, learner = make_journal(config, play, signals), make_learner()
         with journal.open():
-            progress = journal.resume(learner)
+            progress, _ = journal.resume(learner)
             journal.begin()
             assert self.play_round(journal, clock, 1.0, progress, learner), "the scheme is told to stop"
             result = journal.finish(learner)
@@ -370,7 +367,8 @@ class TestAlone:
         assert result["eval"] is None
         assert load_newest(tmp_path / "alone/checkpoints").step == 100
 
-    def test_what_never_began_can_be_resumed_from_nothing(self, tmp_path, clock, make_journal):
+    def test_what_never_began_leaves_no_checkpoint(self, tmp_path, clock, make_journal):
+        """Resumed, it begins anew: there is nothing to save."""
         signals = StopSignals()
         signals.received = signal.SIGINT
         journal, learner = make_journal(settle(), None, signals), make_learner()
@@ -379,11 +377,10 @@ class TestAlone:
             result = journal.finish(learner)
         assert result["steps"] == 0
         assert result["steps_per_second"] == 0
-        (path,) = list_checkpoints(tmp_path / "alone/checkpoints")
-        assert path.name == "step-0"
+        assert list_checkpoints(tmp_path / "alone/checkpoints") == []
 
     def test_progress_is_shared_with_the_scheme(self, make_journal):
         journal = make_journal(settle())
-        assert journal.resume(make_learner()) is journal.progress
+        assert journal.resume(make_learner())[0] is journal.progress
         assert journal.progress == Progress()
         journal.terminal.close()

@@ -24,8 +24,9 @@ class CountedWeights(LocalWeights):
 class Pieces:
     """Every piece of a recipe, and the log; each call is a line of `calls`."""
 
-    def __init__(self, start=None, minibatches=2, stop_at=None, warm_up=0, steps=REAL * 3):
-        self.calls, self.closed, self.rounds = [], 0, []
+    def __init__(self, start=None, minibatches=2, stop_at=None, warm_up=0, steps=REAL * 3, state=None, cut_every=0):
+        self.calls, self.closed, self.rounds, self.saveable = [], 0, [], []
+        self.state = state
         self.start = start or Progress()
         self.minibatches, self.stop_at = minibatches, stop_at
         self.version = 10 * self.start.rounds
@@ -41,6 +42,7 @@ class Pieces:
             make_sampler=self.make_sampler,
             num_threads=1,
             warm_up=warm_up,
+            cut_every=cut_every,
         )
         self.algorithm = SimpleNamespace(agent="the agent")
         self.seconds = {"env": 2.0, "inference": 1.0}
@@ -60,7 +62,7 @@ class Pieces:
     def make_sampler(self, agent, weights, workers, rounds, should_stop):
         assert agent == "the agent"
         assert weights is self.weights
-        assert should_stop == self.should_stop
+        assert should_stop == self.must_stop
         return self.did(f"sampler {workers} {rounds}")
 
     # sampler
@@ -68,7 +70,13 @@ class Pieces:
     def close(self):
         self.closed += 1
 
-    def reset(self, seed, warm_up):
+    def get_state(self):
+        return b"state"
+
+    def set_state(self, state):
+        self.did(f"set {state}")
+
+    def reset(self, seed, warm_up=0):
         self.did(f"reset {seed} {warm_up}")
         return warm_up
 
@@ -129,7 +137,7 @@ class Pieces:
 
     def resume(self, learner):
         self.did("resume")
-        return self.start
+        return self.start, self.state
 
     def begin(self):
         self.did(f"begin at {self.start.steps}")
@@ -143,7 +151,7 @@ class Pieces:
     def round(self, round):
         self.did("round")
         self.rounds.append((round.progress.steps, round.progress.rounds, dict(round.seconds), dict(round.metrics)))
-        assert round.restarts == 4
+        self.saveable.append(round.get_state and (round.get_state(), round.was_cut))
         return self.stop_after is not None and len(self.rounds) >= self.stop_after
 
 
@@ -225,7 +233,7 @@ def test_a_signal_during_a_rollout_drops_it():
     pieces.fail_in, pieces.error = "collect with 4", Interrupted("now")
     learner = Synchronous().run(pieces.recipe, pieces)
     assert learner is pieces, "the learner comes back, to be saved"
-    assert pieces.start == Progress(steps=2 * REAL, rounds=2, episodes=2), "counters of the last whole round"
+    assert pieces.start == Progress(2 * REAL, rounds=2, episodes=2, restarts=4), "counters of the last whole round"
     assert pieces.calls[-1] == "collect with 4"
     assert pieces.closed == 1
 
@@ -327,9 +335,42 @@ def test_target_kl_ends_a_real_round(tmp_path):
     assert 1 <= counts[1e-9] < 4
 
 
-def test_a_signal_that_has_waited_long_enough_cuts_the_round_short():
-    pieces = Pieces(steps=REAL * 2, minibatches=5)
-    pieces.must_stop_after, pieces.signal_after = 2, 1
+def test_a_signal_that_has_waited_long_enough_gives_the_round_up():
+    pieces = Pieces(steps=REAL * 4, minibatches=5)
+    pieces.must_stop_after = 7
     Synchronous().run(pieces.recipe, pieces)
-    assert pieces.calls.count("step") == 2
-    assert pieces.calls[-2:] == ["finish", "round"], "what was learned is still told"
+    assert pieces.calls.count("step") == 7
+    assert "finish" not in pieces.calls[-2:], "half a round is not learned from"
+    assert pieces.start == Progress(REAL, rounds=1, episodes=1, restarts=4)
+
+
+def test_a_state_is_put_back_instead_of_a_reset():
+    pieces = Pieces(Progress(steps=100, rounds=7, restarts=9), warm_up=50, steps=100 + REAL, state=b"there")
+    Synchronous().run(pieces.recipe, pieces)
+    assert pieces.calls[4:7] == ["sampler 0 7", "set b'there'", "begin at 100"]
+    assert not [call for call in pieces.calls if call.startswith("reset")]
+    assert pieces.start.restarts == 4, "the sampler's state knows of all of them"
+
+
+def test_restarts_before_a_resume_are_counted_where_envs_begin_anew():
+    pieces = Pieces(Progress(steps=100, rounds=7, restarts=9), steps=100 + REAL)
+    Synchronous().run(pieces.recipe, pieces)
+    assert pieces.start.restarts == 9 + 4
+
+
+def test_every_round_can_be_saved():
+    pieces = Pieces(steps=REAL * 3)
+    Synchronous().run(pieces.recipe, pieces)
+    assert pieces.saveable == [(b"state", False)] * 3
+
+
+def test_envs_that_cannot_be_saved_begin_anew_on_a_grid_of_rounds():
+    """In a run that was never stopped as in one that was, so that both are the same."""
+    pieces = Pieces(steps=REAL * 6, cut_every=2)
+    Synchronous().run(pieces.recipe, pieces)
+    assert pieces.saveable == [None, (None, True)] * 3
+    resets = [call for call in pieces.calls if call.startswith("reset")]
+    assert resets == ["reset 3 0", f"reset {env_seed(3, 2)} 0", f"reset {env_seed(3, 4)} 0"], "not after the last"
+    resumed = Pieces(Progress(steps=REAL * 4, rounds=4), steps=REAL * 6, cut_every=2)
+    Synchronous().run(resumed.recipe, resumed)
+    assert [call for call in resumed.calls if call.startswith("reset")] == [f"reset {env_seed(3, 4)} 0"]

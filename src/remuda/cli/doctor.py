@@ -30,7 +30,7 @@ EXTRAS = {  # extra: (package it brings, what for)
 
 def run(command: str, argv: Sequence[str]) -> int:
     parser = Parser(prog="remuda doctor", description="Examine this machine, or an env with --env.")
-    parser.add_argument("--env", help="examine this env: contract, spaces, speed")
+    parser.add_argument("--env", help="examine this env: contract, spaces, speed, how its runs are resumed")
     parser.add_argument("--envs.kwargs", dest="kwargs", default="{}", help="its keyword arguments, as JSON")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     found = parser.parse(argv)
@@ -39,10 +39,13 @@ def run(command: str, argv: Sequence[str]) -> int:
         report: dict[str, Any] = {**machine}
     else:
         from remuda.envs import choose_backend, examine, resolve
+        from remuda.envs.check import BY_THE_GRID
 
         spec = resolve(found.env, coerce(found.kwargs, "dict[str, Any]", "envs.kwargs"))
         chosen = choose_backend(spec)
         report = {**asdict(examine(spec)), "backend": "python" if chosen is None else chosen.NAME}
+        if chosen is not None:  # whatever its single env could do
+            report["resume"] = f"{BY_THE_GRID}, as native envs keep their state to themselves"
         problems = report.pop("problems")
     if found.json:
         print(json.dumps({**report, "problems": problems}))

@@ -29,7 +29,7 @@ from remuda.envs.native import NativeEnvs
 from remuda.envs.pool import PooledEnvs
 from remuda.envs.spec import EnvSpec, resolve
 from remuda.envs.worker import refuse_in_worker
-from remuda.errors import ConfigError, EnvError, EnvSpecError
+from remuda.errors import ConfigError, EnvError, EnvSpecError, NoState
 
 __all__ = [
     "AtariOptions",
@@ -60,6 +60,7 @@ class EnvInfo:
     max_episode_steps: int | None  # None: no limit that Gymnasium knows of
     render_modes: tuple[str, ...]
     fps: float  # at which it wants to be shown; 0: it does not say
+    no_state: str | None = None  # why its state cannot be saved; None: it can
 
 
 def make_envs(
@@ -150,6 +151,7 @@ def probe(spec: EnvSpec, attempts: int = 3) -> EnvInfo:
                 None if known is None else known.max_episode_steps,
                 tuple(metadata.get("render_modes", ())),
                 float(metadata.get("render_fps") or 0.0),
+                _why_no_state(envs),
             )
     except EnvError as error:
         if attempts > 1:
@@ -164,9 +166,17 @@ def _probe_native(spec: EnvSpec) -> EnvInfo:
         with NativeEnvs(spec, chosen, 1) as envs:
             _try_step(envs)
             limit = gymnasium.spec(spec.id).max_episode_steps
-            return EnvInfo(spec.label, envs.observation, envs.action, limit, (), 0.0)
+            return EnvInfo(spec.label, envs.observation, envs.action, limit, (), 0.0, _why_no_state(envs))
     except EnvError as error:
         raise EnvSpecError(str(error)) from error
+
+
+def _why_no_state(envs: LocalEnvs | NativeEnvs) -> str | None:
+    try:
+        envs.get_state()
+    except NoState as error:
+        return str(error)
+    return None
 
 
 def _try_step(envs: LocalEnvs | NativeEnvs) -> None:

@@ -26,6 +26,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from remuda.envs.console import get_console, set_console
 from remuda.errors import EnvSpecError
 
 ENTRY_POINT = "ale_py.env:AtariEnv"
@@ -172,6 +173,7 @@ class AtariEnv(gymnasium.Env[NDArray[np.uint8], int]):  # type: ignore[misc]
         self._draws: np.random.RandomState | None = None
         self._continues = self._is_over = False
         self._carried = 0.0
+        self._taken = [self._no_op, self._no_op]  # the last two actions, newest first
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -238,6 +240,7 @@ class AtariEnv(gymnasium.Env[NDArray[np.uint8], int]):  # type: ignore[misc]
     def _act(self, action: Any) -> tuple[float, bool]:
         """Repeat an action; returns what it earned, and whether the game is over or has lasted long enough."""
         ale, skip, is_over, reward = self._ale, self.game.frame_skip, False, 0
+        self._taken = [action, self._taken[0]]
         count = skip if isinstance(skip, int) else int(self.np_random.integers(*skip))
         for left in range(count, 0, -1):
             reward += ale.act(action)
@@ -270,6 +273,23 @@ class AtariEnv(gymnasium.Env[NDArray[np.uint8], int]):  # type: ignore[misc]
                 listed = ", ".join(str(value) for value in known)
                 raise EnvSpecError(f"{name}={wanted} is not one of {self.game.label}: use one of {listed}.")
             (self._ale.setMode if name == "mode" else self._ale.setDifficulty)(wanted)
+
+    def get_state(self) -> dict[str, Any]:
+        """Of a game that has begun; `envs/states.py` says what for."""
+        assert self._draws is not None
+        return {
+            "console": get_console(self._ale, self.game.sticky, self._taken),
+            "draws": self._draws.get_state(legacy=False),
+            "frames": (self._last, self._before, self._stack),
+            "counts": (self._frames, self._lives, self._carried, self._continues, self._is_over),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        set_console(self._ale, state["console"], self.game.sticky)
+        self._draws = np.random.RandomState()
+        self._draws.set_state(state["draws"])
+        self._last, self._before, self._stack = state["frames"]
+        self._frames, self._lives, self._carried, self._continues, self._is_over = state["counts"]
 
     def render(self) -> Any:
         """The console's screen, in colours."""

@@ -19,15 +19,18 @@ from typing import Any
 import numpy as np
 from gymnasium.utils.env_checker import check_env, data_equivalence
 
+from remuda.data.trees import leaves
 from remuda.envs.entries import stored_action
 from remuda.envs.local import LocalEnvs
 from remuda.envs.paths import sentence
 from remuda.envs.single import FAILURES
 from remuda.envs.spaces import action_space, observation_space
 from remuda.envs.spec import EnvSpec
-from remuda.errors import EnvSpecError, RemudaError
+from remuda.errors import EnvSpecError, NoState, RemudaError
 
 CONTRACT_STEPS = 200
+SAVED_STEPS = 50
+BY_THE_GRID = "episodes are cut at checkpoints"
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -44,13 +47,14 @@ class EnvReport:
     saw_termination: bool = False
     saw_truncation: bool = False
     is_repeatable: bool | None = None  # the same seed gave the same first observations; None: could not tell
+    resume: str = ""  # how a run with this env goes on exactly where it was stopped
     problems: list[str] = field(default_factory=list)
 
 
 def examine(spec: EnvSpec, seconds: float = 1.0) -> EnvReport:
     """Check one env with Gymnasium's checker, then step it at random for so long."""
     report = EnvReport(spec.label)
-    for part in (_look, _check, _keep_contract, _repeat, partial(_measure, seconds=seconds)):
+    for part in (_look, _check, _keep_contract, _repeat, _save, partial(_measure, seconds=seconds)):
         if not _guarded(report, spec, part):
             break
     return report
@@ -103,6 +107,33 @@ def _keep_contract(spec: EnvSpec, env: Any, report: EnvReport) -> None:
         for _ in range(CONTRACT_STEPS):
             slot, _step = envs.recv()
             envs.send(slot, stored_action(envs.action, env.action_space.sample()))
+
+
+def _save(spec: EnvSpec, env: Any, report: EnvReport) -> None:
+    """Whether its state can be saved, and a new env goes on from there as this one does."""
+    env.action_space.seed(0)
+    with LocalEnvs(spec, 1, max_restarts=0) as envs, LocalEnvs(spec, 1, max_restarts=0) as others:
+        envs.reset(seed=0)
+        envs.recv()
+        draws = [stored_action(envs.action, env.action_space.sample()) for _ in range(2 * SAVED_STEPS)]
+        for action in draws[:SAVED_STEPS]:
+            _answer(envs, action)
+        try:
+            others.set_state(envs.get_state())
+        except NoState as error:
+            report.resume = f"{BY_THE_GRID}, as {error}"
+            return
+        report.resume = "its state is saved"
+        if any(_answer(envs, action) != _answer(others, action) for action in draws[SAVED_STEPS:]):
+            report.problems.append(
+                f"{spec.label}: a new env that was given its state went on differently: "
+                "let get_state() return all that changes."
+            )
+
+
+def _answer(envs: LocalEnvs, action: Any) -> list[bytes]:
+    envs.send(0, action)
+    return [np.asarray(leaf).tobytes() for _, leaf in leaves(envs.recv()[1])]
 
 
 def _repeat(spec: EnvSpec, env: Any, report: EnvReport) -> None:

@@ -141,6 +141,18 @@ class Lane:
             env.renew()
         self._require_finite_obs([0.0] * len(self.envs))
 
+    def get_state(self) -> list[tuple[int, bytes]]:
+        """Of every env, each with the steps that all have counted: rewards are added up in blocks of these."""
+        return [(self._ticks, env.get_state()) for env in self.envs]
+
+    def set_state(self, states: Sequence[tuple[int, bytes]]) -> None:
+        """Go on from there at the next step; the rows keep what they hold until then."""
+        self._ticks = states[0][0]
+        for env, (_, state) in zip(self.envs, states, strict=True):
+            env.set_state(state)
+        self._is_held = self.envs[0].is_held
+        self.rows.marked[:] = range(len(self.envs))  # the next step makes them those of an ordinary one
+
     def _hold(self, hold: bool) -> None:
         self._is_held = hold
         for env in self.envs:

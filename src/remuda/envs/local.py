@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -45,6 +46,17 @@ def envs_per_slot(num_envs: int, slots: int) -> int:
             f"envs={num_envs} does not divide by slots={slots}: use {num_envs - num_envs % slots or slots}."
         )
     return num_envs // slots
+
+
+def split_evenly(count: int, parts: int) -> list[tuple[int, int]]:
+    """Contiguous shares that differ by one at the most."""
+    bounds = [part * count // parts for part in range(parts + 1)]
+    return list(pairwise(bounds))
+
+
+def envs_of(blocks: Sequence[tuple[int, int]]) -> list[int]:
+    """Numbers of the envs in these shares."""
+    return [env for block in blocks for env in range(*block)]
 
 
 def write_actions(space: Space, targets: Sequence[NDArray[Any]], action: Any) -> None:
@@ -151,6 +163,21 @@ class LocalEnvs:
         self._restarts_before = -int(self._restarts.sum())
         for lane in self._lanes:
             lane.prepare(seed)
+
+    def get_state(self) -> dict[str, Any]:
+        """What the coming steps depend on, once every slot was received; NoState if the envs hold more."""
+        states = [state for lane in self._lanes for state in lane.get_state()]
+        return {"envs": states, "restarts": self._restarts.copy(), "restarts_before": self._restarts_before}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """As if every slot had just been received: the next call is a send to any of them."""
+        states = list(state["envs"])
+        for lane in self._lanes:
+            own, states = states[: len(lane.envs)], states[len(lane.envs) :]
+            lane.set_state(own)
+        self._restarts[:], self._restarts_before = state["restarts"], state["restarts_before"]
+        self._sent.clear()
+        self._is_owed = [False] * self.num_slots
 
     def send(self, slot: int, action: Any, hold: bool = False) -> None:
         """Arrays [B of the slot], in the tree of the action space; with `hold`, envs that have ended do not reset."""

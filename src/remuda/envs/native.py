@@ -31,7 +31,7 @@ from remuda.envs.paths import sentence
 from remuda.envs.single import FAILURES, WARM_UP_KEY
 from remuda.envs.spaces import action_space, observation_space
 from remuda.envs.spec import EnvSpec
-from remuda.errors import EnvError, EnvSpecError, Interrupted
+from remuda.errors import EnvError, EnvSpecError, Interrupted, NoState
 
 BLOCK = 1024  # rows of rewards that are kept before they are counted
 
@@ -121,6 +121,12 @@ class NativeEnvs:
 
     def restarts(self) -> int:
         return 0
+
+    def get_state(self) -> NoReturn:
+        raise NoState("native envs keep their state to themselves")
+
+    def set_state(self, state: Any) -> NoReturn:
+        raise NoState("native envs keep their state to themselves")
 
     def close(self) -> None:
         while self._slots:

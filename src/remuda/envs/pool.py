@@ -16,11 +16,9 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
-import msgspec
 from numpy.typing import NDArray
 
 from remuda.core import Episode, Step
@@ -29,11 +27,11 @@ from remuda.data.trees import leaves
 from remuda.envs import worker
 from remuda.envs.episodes import EpisodeStats, resolve_stats
 from remuda.envs.lane import rows_layout, slice_rows
-from remuda.envs.local import check_seeds, envs_per_slot, report, write_actions
+from remuda.envs.local import check_seeds, envs_of, envs_per_slot, report, split_evenly, write_actions
 from remuda.envs.paths import describe
 from remuda.envs.spaces import space_from_wire
 from remuda.envs.spec import EnvSpec
-from remuda.errors import ConfigError, Interrupted
+from remuda.errors import ConfigError, Interrupted, NoState
 from remuda.transport.crew import LOOK_SECONDS, Crew, Member
 from remuda.transport.requests import Patience, Requests, layout
 
@@ -80,7 +78,7 @@ class PooledEnvs:
         }
         self._blocks = [
             [(slot * per_slot + first, slot * per_slot + last) for slot in range(slots)]
-            for first, last in _split(per_slot, num_workers)
+            for first, last in split_evenly(per_slot, num_workers)
         ]
         self._seeds, self._played = seeds, [0] * num_envs  # episodes that were told of, by env
         self._memory: SharedArrays | None = None
@@ -150,32 +148,19 @@ class PooledEnvs:
         self._episodes.clear()
         self._news.clear()
         self._played = [0] * self.num_envs
-        order = {"do": "reset", "seed": seed, "warm_up": warm_up}
-        taken: dict[int, int] = {}
         for member in self._crew.members:
             member.inbox.clear()
-            member.heard = self._crew.clock
-            member.tell(order)
-        while len(taken) < len(self._crew.members):
-            for member in self._crew.members:
-                if member.lost is not None and member.index not in taken:
-                    self._replace(member)
-                    member.tell(order)
-                elif message := member.take("ready"):
-                    taken[member.index] = message["ready"]
-                    for notice in message["notices"]:
-                        self._notices += 1
-                        report(notice, self._notices)
-                elif member.index not in taken:
-                    self._crew.expect(member, self._build_timeout, "while resetting an env")
-            if len(taken) < len(self._crew.members):
-                self._crew.listen(LOOK_SECONDS)
+        order = {"do": "reset", "seed": seed, "warm_up": warm_up}
+        answers = self._order_all(order, "ready", self._build_timeout)
+        for notice in (notice for answer in answers for notice in answer["notices"]):
+            self._notices += 1
+            report(notice, self._notices)
         for member in self._crew.members:
             member.inbox.clear()  # news of requests that were given up above
         # a slot that waits for no worker answers with what its rows hold
         self._sent.extend((slot, 0) for slot in range(self.num_slots))
         self._is_owed = [True] * self.num_slots
-        return sum(taken.values())
+        return sum(answer["ready"] for answer in answers)
 
     def send(self, slot: int, action: Any, hold: bool = False) -> None:
         """Arrays [B of the slot], in the tree of the action space; with `hold`, envs that have ended do not reset."""
@@ -286,7 +271,7 @@ class PooledEnvs:
     def _read_news(self) -> None:
         """Episodes may wait until somebody asks for them: reading many at once is cheaper than one at every step."""
         for news in self._news:
-            episodes, notices = _decode(news)
+            episodes, notices = worker.decode_news(news)
             for env, values in episodes:
                 self._played[env] += 1
                 self._episodes.append(Episode(env, values))
@@ -335,9 +320,9 @@ class PooledEnvs:
             news = self._requests.news(index, slot, number)
             news = self._find_news(self._crew.members[index], slot, number) if news is None else news
             if number and news:
-                played.update(env for env, _ in _decode(news)[0])
-        envs = [env for block in self._blocks[index] for env in range(*block)]
-        return {str(env): list(self._seeds[env][self._played[env] + played[env] :]) for env in envs}
+                played.update(env for env, _ in worker.decode_news(news)[0])
+        left = {env: self._seeds[env][self._played[env] + played[env] :] for env in envs_of(self._blocks[index])}
+        return {str(env): list(seeds) for env, seeds in left.items()}
 
     def _introduce(self, member: Member) -> None:
         assert self._memory is not None
@@ -363,16 +348,40 @@ class PooledEnvs:
 
     def inspect_workers(self) -> list[dict[str, Any]]:
         """pid, whether torch is loaded, and the peak of resident memory in bytes, of every worker."""
-        for member in self._crew.members:
-            member.heard = self._crew.clock
-            member.tell({"do": "inspect"})
-        found = []
-        for member in self._crew.members:
-            while (message := member.take("inspected")) is None and member.lost is None:
-                self._crew.listen(LOOK_SECONDS)
-                self._crew.expect(member, self._step_timeout, "while it was inspected")
-            found.append({} if message is None else message["inspected"])
-        return found
+        return [answer["inspected"] for answer in self._order_all({"do": "inspect"}, "inspected", self._step_timeout)]
+
+    def _order_all(self, order: Mapping[str, Any], key: str, seconds: float) -> list[dict[str, Any]]:
+        return self._crew.ask([order] * len(self._crew.members), key, seconds, self._replace)
+
+    def get_state(self) -> dict[str, Any]:
+        """As of LocalEnvs, and the state of each worker's libraries."""
+        answers = self._order_all({"do": "save"}, "saved", self._build_timeout)
+        states: dict[int, Any] = {}
+        for blocks, answer in zip(self._blocks, answers, strict=True):
+            if answer["saved"] is None:
+                raise NoState(answer["why"])
+            states.update(zip(envs_of(blocks), answer["saved"], strict=True))
+        return {
+            "envs": [states[env] for env in range(self.num_envs)],
+            "restarts": self._restarts.copy(),
+            "restarts_before": self._restarts_before,
+            "libraries": [answer["libraries"] for answer in answers],
+            "seed": self._seed,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """As of LocalEnvs; saved by as many workers or by another number of them."""
+        libraries, self._seed = state.get("libraries", []), state.get("seed", 0)  # for workers that will be lost
+        if len(libraries) != len(self._blocks):
+            libraries = [None] * len(self._blocks)
+        orders = [
+            {"do": "load", "states": [state["envs"][env] for env in envs_of(blocks)], "libraries": own}
+            for blocks, own in zip(self._blocks, libraries, strict=True)
+        ]
+        self._restarts[:], self._restarts_before = state["restarts"], state["restarts_before"]
+        self._crew.ask(orders, "loaded", self._build_timeout, self._replace)
+        self._sent.clear()
+        self._is_owed = [False] * self.num_slots
 
     def close(self) -> None:
         """End every process and give back the memory; calling it again does nothing."""
@@ -385,15 +394,3 @@ class PooledEnvs:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _decode(news: bytes) -> tuple[list[tuple[int, dict[str, float]]], list[str]]:
-    """(env, values) of episodes, and notices; after the byte that tells whether there are any."""
-    episodes, notices = msgspec.msgpack.decode(memoryview(news)[1:])
-    return episodes, notices
-
-
-def _split(count: int, parts: int) -> list[tuple[int, int]]:
-    """Contiguous shares that differ by one at the most."""
-    bounds = [part * count // parts for part in range(parts + 1)]
-    return list(pairwise(bounds))

@@ -9,7 +9,7 @@ episode's first observation. Whole-numbered actions are one-hot, so that "none" 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -122,6 +122,13 @@ class WithPrevious:
         own = tuple(step.obs) if not self._envs.observation.is_leaf else (step.obs,)
         wanted = zip(self._previous[slot], (self._has_action, self._has_reward), strict=True)
         return slot, step.replace(obs=self._type(*own, *(value for value, is_wanted in wanted if is_wanted)))
+
+    def get_state(self) -> dict[str, Any]:
+        return {"envs": self._envs.get_state(), "previous": self._previous, "is_over": self._is_over}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self._envs.set_state(state["envs"])
+        self._previous, self._is_over = state["previous"], state["is_over"]
 
     def episodes(self) -> list[Episode]:
         return self._envs.episodes()

@@ -30,16 +30,31 @@ from numpy import ndarray
 from numpy.typing import NDArray
 
 from remuda.core import Step, env_seed
+from remuda.data.packing import Unpackable, pack, unpack
 from remuda.data.trees import leaves, map_tree
 from remuda.envs.entries import Forbidden, reader
 from remuda.envs.episodes import CONTINUES, EpisodeStats, is_number
 from remuda.envs.paths import sentence
 from remuda.envs.spaces import action_space, observation_space
 from remuda.envs.spec import EnvSpec
-from remuda.errors import EnvError
+from remuda.envs.states import get_state, set_state
+from remuda.errors import EnvError, NoState
 
 FAILURES = (Exception, SystemExit)  # an env that calls sys.exit() has failed too
 RESTARTS_IN_A_ROW = 20  # without one completed step: the env is broken for good
+# What is saved of an env beside its own state and its statistics.
+COUNTS = (
+    "is_held",
+    "_seed",
+    "_seeds_used",
+    "_episode",
+    "_current_seed",
+    "_failures",
+    "_is_waiting",
+    "_is_idle",
+    "_is_fresh",
+    "_continues",
+)
 WARM_UP_KEY = 1 << 20  # apart from every restart count, so that drawing actions and resetting never share a seed
 
 
@@ -267,6 +282,34 @@ class SingleEnv:
         self._terminated[row] = self._truncated[row] = self._mask[row] = False
         self._reward[row] = 0.0
         self._rows.marked.append(row)
+
+    # --- saving -------------------------------------------------------------------------------------------------
+
+    def get_state(self) -> bytes:
+        """All that the coming steps depend on; NoState if the env or its statistics hold what cannot be saved."""
+        counts = {name: getattr(self, name) for name in COUNTS}
+        saved = {
+            "env": get_state(self._env),
+            "obs": {path: np.array(array) for path, array in leaves(self._obs)},  # which a row that waits still shows
+            "counts": counts,
+            "stats": vars(self._stats),
+            "rewards": self._rewards,
+        }
+        try:
+            return pack(saved)
+        except Unpackable as error:
+            raise NoState(f"{self.spec.label}: {error}") from error
+
+    def set_state(self, state: bytes) -> None:
+        """Go on from there at the next step; of the row only its observation is written before."""
+        saved = unpack(state)
+        for path, array in leaves(self._obs):
+            array[...] = saved["obs"][path]
+        set_state(self._env, saved["env"])
+        for name, value in saved["counts"].items():
+            setattr(self, name, value)
+        self._stats, self._rewards = self._stats_class(), saved["rewards"]
+        vars(self._stats).update(saved["stats"])
 
     # --- failing ------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 
 from remuda.core import env_seed
+from remuda.data.packing import pack, unpack
 from remuda.data.shared import SharedArrays
 from remuda.envs.episodes import EpisodeStats
 from remuda.envs.lane import Lane, build_all, slice_rows
@@ -33,7 +34,7 @@ from remuda.envs.paths import GUARD, find
 from remuda.envs.single import SingleEnv
 from remuda.envs.spaces import space_to_wire
 from remuda.envs.spec import EnvSpec
-from remuda.errors import EnvSpecError
+from remuda.errors import EnvSpecError, NoState
 from remuda.transport import serving
 from remuda.transport.requests import Answers, Patience
 from remuda.transport.wire import Bell, Link
@@ -102,6 +103,10 @@ class _Service:
                     self._attach(message, fds.pop(0))
                 case "reset":
                     self._reset(message["seed"], message["warm_up"])
+                case "save":
+                    self._save()
+                case "load":
+                    self._load(message["states"], message["libraries"])
                 case "inspect":
                     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
                     has_torch = any(name.split(".")[0] == "torch" for name in sys.modules)
@@ -163,6 +168,25 @@ class _Service:
             lane.rows.notices.clear()
         self._link.send({"ready": taken, "notices": notices}, seconds=None)
 
+    def _save(self) -> None:
+        try:
+            states = [state for lane in self._lanes for state in lane.get_state()]
+        except NoState as error:
+            self._link.send({"saved": None, "why": str(error)})
+            return
+        libraries = pack((random.getstate(), np.random.get_state(legacy=False)))
+        self._link.send({"saved": states, "libraries": libraries}, seconds=None)  # megabytes, and a busy parent
+
+    def _load(self, states: Sequence[Any], libraries: bytes | None) -> None:
+        for lane in self._lanes:
+            own, states = states[: len(lane.envs)], states[len(lane.envs) :]
+            lane.set_state(own)
+        if libraries is not None:
+            of_python, of_numpy = unpack(libraries)
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)
+        self._link.send({"loaded": True})
+
     def _answer(self, answers: Answers, number: int, slot: int) -> None:
         lane = self._lanes[slot]
         start = time.perf_counter()
@@ -185,3 +209,9 @@ class _Service:
                 news = None
         if answers.give(slot, number, seconds, news):
             self._parent_bell.ring()
+
+
+def decode_news(news: bytes) -> tuple[list[tuple[int, dict[str, float]]], list[str]]:
+    """(env, values) of episodes, and notices; after the byte that tells whether there are any."""
+    episodes, notices = msgspec.msgpack.decode(memoryview(news)[1:])
+    return episodes, notices

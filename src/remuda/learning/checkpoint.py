@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from torch import Tensor
 from remuda.errors import CheckpointError
 
 FORMAT = 1
+ASIDE = ".writing-"
+SAMPLER = "sampler"  # among the tensors, as bytes; those of the learner have names that begin with a slash
 FILES = ("state.json", "tensors.safetensors")
 
 
@@ -36,29 +38,56 @@ class Checkpoint:
     step: int
     learner: dict[str, Any]
     progress: dict[str, Any]
+    sampler: bytes | None  # what its get_state said; None: envs begin anew
     skipped: list[str]  # sentences about damaged checkpoints that are newer than this one
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint will hold, apart from what goes on changing."""
+
+    step: int
+    state: bytes  # JSON
+    tensors: dict[str, Tensor]  # clones
+
+
+def snapshot(step: int, learner: dict[str, Any], progress: dict[str, Any], sampler: bytes | None = None) -> Snapshot:
+    tensors: dict[str, Tensor] = {}
+    state = {"learner": _pack(learner, "", tensors), "progress": progress}
+    if sampler is not None:
+        tensors[SAMPLER] = torch.frombuffer(bytearray(sampler), dtype=torch.uint8)
+    return Snapshot(step, json.dumps(state).encode(), tensors)
+
+
 def save(
-    directory: Path, step: int, learner: dict[str, Any], progress: dict[str, Any], keep: str = "last", number: int = 0
+    directory: Path,
+    step: int,
+    learner: dict[str, Any],
+    progress: dict[str, Any],
+    keep: str = "last",
+    number: int = 0,
+    sampler: bytes | None = None,
 ) -> Path:
     """Write checkpoint `step`, point `latest` at it, and delete the old ones that `keep` does not want.
 
     `number` counts the checkpoints of a run: with keep="10" every tenth stays.
     """
-    tensors: dict[str, Tensor] = {}
-    state = {"learner": _pack(learner, "", tensors), "progress": progress}
-    contents = {"state.json": json.dumps(state).encode(), "tensors.safetensors": tensors_to_bytes(tensors)}
+    return write(directory, snapshot(step, learner, progress, sampler), keep, number)
+
+
+def write(directory: Path, snapshot: Snapshot, keep: str = "last", number: int = 0) -> Path:
+    """As `save`, of what was there when the snapshot was taken."""
+    contents = {"state.json": snapshot.state, "tensors.safetensors": tensors_to_bytes(snapshot.tensors)}
     manifest = {
         "format": FORMAT,
-        "step": step,
+        "step": snapshot.step,
         "number": number,
         "files": {
             name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in contents.items()
         },
     }
     manifest["sha256"] = _manifest_sum(manifest)
-    final, aside = directory / f"step-{step}", directory / f".writing-{os.getpid()}"
+    final, aside = directory / f"step-{snapshot.step}", directory / f"{ASIDE}{os.getpid()}"
     shutil.rmtree(aside, ignore_errors=True)  # of a process with this id that was killed while it wrote
     try:
         aside.mkdir(parents=True)
@@ -76,6 +105,12 @@ def save(
     return final
 
 
+def sweep(directory: Path) -> None:
+    """Remove what a process that was killed while it wrote has left; for whoever alone may write there."""
+    for path in directory.glob(f"{ASIDE}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def load(path: Path) -> Checkpoint:
     """One checkpoint, verified against its manifest."""
     try:
@@ -91,8 +126,10 @@ def load(path: Path) -> Checkpoint:
                 raise ValueError(f"{name} does not match its sha256 sum")
             contents[name] = data
         state = json.loads(contents["state.json"])
-        learner = _unpack(state["learner"], tensors_from_bytes(contents["tensors.safetensors"]))
-        return Checkpoint(path, int(manifest["step"]), learner, state["progress"], [])
+        tensors = tensors_from_bytes(contents["tensors.safetensors"])
+        learner = _unpack(state["learner"], tensors)
+        sampler = tensors[SAMPLER].numpy().tobytes() if SAMPLER in tensors else None
+        return Checkpoint(path, int(manifest["step"]), learner, state["progress"], sampler, [])
     except CheckpointError:
         raise
     except Exception as error:
@@ -106,8 +143,7 @@ def load_newest(directory: Path) -> Checkpoint:
     skipped: list[str] = []
     for path in reversed(list_checkpoints(directory)):
         try:
-            found = load(path)
-            return Checkpoint(found.path, found.step, found.learner, found.progress, skipped)
+            return replace(load(path), skipped=skipped)
         except CheckpointError as error:
             skipped.append(str(error))
     if skipped:

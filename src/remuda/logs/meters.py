@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -29,6 +29,13 @@ class Window:
     def add(self, values: Mapping[str, float]) -> None:
         """One finished episode. Everything that costs time is left to `summary`."""
         self._episodes.append(dict(values))
+
+    def get_state(self) -> list[dict[str, float]]:
+        return list(self._episodes)
+
+    def set_state(self, episodes: Iterable[Mapping[str, float]]) -> None:
+        self._episodes.clear()
+        self._episodes.extend(dict(values) for values in episodes)
 
     def summary(self) -> dict[str, float]:
         """Statistics of each field over the episodes in which it was a number; fields without any are left out."""

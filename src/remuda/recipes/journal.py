@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from remuda.core import Progress, Round
-from remuda.errors import CheckpointError, Interrupted
+from remuda.errors import CheckpointError, Interrupted, NoState
 from remuda.learning import checkpoint
 from remuda.learning.learner import Learner
+from remuda.learning.saver import Saver
 from remuda.logs.meters import Window
 from remuda.logs.rundir import RunDirectory
 from remuda.logs.terminal import Terminal, where_time_went
@@ -68,6 +69,7 @@ class Journal:
     ) -> None:
         self.directory, self.config, self.terminal, self.signals = directory, config, terminal, signals
         self.callbacks: Sequence[Callback] = ()
+        self.is_resumed = False
         self.resume_from: checkpoint.Checkpoint | None = None
         self.progress = Progress()
         self.evaluation: dict[str, Any] | None = None
@@ -79,16 +81,20 @@ class Journal:
         self._interval: dict[str, float] = defaultdict(float)  # seconds since the last line, by activity
         self._total: dict[str, float] = defaultdict(float)
         self._log_every = config.log.every or max(1, config.steps // LINES_PER_RUN)
-        self._checkpoints, self._saved_rounds = 0, -1
+        self._checkpoints, self._saved_rounds, self._saved_steps = 0, -1, 0
+        self._saver = Saver(directory.checkpoints, config.checkpoint.keep, self._saved)
+        self._has_begun = False
+        self._kept: dict[str, Any] | None = None  # where the journal of a resumed run stood
         self._learner: Learner | None = None  # once it has learned something
         self._latest: dict[str, float] = {}
         self._started = time.perf_counter()
         self._count_from_here()
 
     @contextmanager
-    def open(self, resume_from: checkpoint.Checkpoint | None = None) -> Iterator[Self]:
-        """Writers are open inside; with a checkpoint, what was logged after it is dropped."""
-        options, self.resume_from = self.config.log, resume_from
+    def open(self, is_resumed: bool = False, resume_from: checkpoint.Checkpoint | None = None) -> Iterator[Self]:
+        """Writers are open inside; what a resumed run logged after its checkpoint, if there is one, is dropped."""
+        options, self.is_resumed, self.resume_from = self.config.log, is_resumed, resume_from
+        done = resume_from.step if resume_from is not None else 0
         with ExitStack() as stack:
             stack.callback(self.terminal.close)
             notices = Notices(self.say)
@@ -96,44 +102,53 @@ class Journal:
             stack.callback(logging.getLogger("remuda").removeHandler, notices)
             files = stack.enter_context(closing(MetricsFile(self.directory.path)))
             self._writers = [files]
-            if resume_from is not None:
-                files.resume(resume_from.step)
+            if is_resumed:
+                files.resume(done)
             if options.tensorboard:
                 board = stack.enter_context(closing(TensorBoard(self.directory.tb)))
                 self._writers.append(board)
-                if resume_from is not None:
-                    board.resume(resume_from.step)
+                if is_resumed:
+                    board.resume(done)
             if options.wandb:
                 online = WandB(options.wandb, self.directory.path, to_dict(self.config))
                 self._writers.append(stack.enter_context(closing(online)))
             yield self
+            self._saver.wait()
             self.say(where_time_went(self._total))
 
     # --- what the scheme calls ---
 
-    def resume(self, learner: Learner) -> Progress:
-        """Counters, and into the learner the weights, that the run starts from."""
+    def resume(self, learner: Learner) -> tuple[Progress, bytes | None]:
+        """Counters and the sampler's state, and into the learner the weights, that the run starts from."""
         self.directory.point_latest()
         found = self.resume_from
         if found is not None:
             with must_fit(found.path):
                 learner.load_state_dict(found.learner)
             self._checkpoints = found.progress.pop("checkpoints", 0)
+            self._kept = found.progress.pop("journal", None)
             self.progress = Progress(**found.progress)
-            self._saved_rounds = self.progress.rounds
+            self._saved_rounds, self._saved_steps = self.progress.rounds, self.progress.steps
             if self.progress.rounds == 0:
                 self.progress.steps = 0  # warm-up is taken again
             for sentence in found.skipped:
                 self.say(f"warning: {sentence}")
             self.say(f"resumed from {found.path.name}: {self.progress.steps:,} of {self.config.steps:,} steps done")
+        elif self.is_resumed:
+            self.say("no checkpoint was written before the run ended: it begins anew, with the same seed")
         self.say(f"{self.directory.path}: {self.config.sampler.envs} envs, settings in config.yaml")
         self._started = time.perf_counter()
-        return self.progress
+        return self.progress, None if found is None else found.sampler
 
     def begin(self) -> None:
         """Warm-up is over: rates and intervals count from here."""
         self.directory.log(f"training begins at {self.progress.steps:,} steps")
+        self._has_begun = True
         self._count_from_here()
+        if self._kept is not None:
+            self._window.set_state(self._kept["window"])
+            self._sums.update(self._kept["sums"])
+            self._line_steps, self._next_line, self._next_checkpoint, self._next_evaluation = self._kept["steps"]
 
     def _count_from_here(self) -> None:
         steps = self._first_steps = self._line_steps = self.progress.steps
@@ -147,39 +162,45 @@ class Journal:
             self._window.add(episode.values)
         for name, value in round.metrics.items():
             self._sums[name].append(value)
+        self._saver.poll()
         self._count(round.seconds)
         self._learner = round.learner
         steps, last = round.progress.steps, round.progress.steps >= self.config.steps
         if last:
-            self.save(round.learner)  # before the evaluation, which an env may still spoil
+            self.save(round)  # before the evaluation, which an env may still spoil
         evaluated = self._evaluate_if_due(round, last)
         if evaluated or last or steps >= self._next_line:
             self._write_line(round)
         self.terminal.update(self._latest, steps)
         every = self.config.checkpoint.every
-        if every and steps >= self._next_checkpoint and not last:
+        is_due = round.was_cut or (every and steps >= self._next_checkpoint)
+        if is_due and not last and round.get_state is not None:
             self._next_checkpoint = steps + every
-            self.save(round.learner)
+            self.save(round)
         if True in [callback(round) for callback in self.callbacks]:  # all of them see it
             self.stopped_by = "callback"
-        return self.stopped_by is not None or self.should_stop()
+        must_end = self.stopped_by is not None or self.should_stop()
+        if must_end and round.get_state is not None:
+            self.save(round)
+        return must_end
 
     def should_stop(self) -> bool:
         return self.signals.received is not None
 
     def must_stop(self) -> bool:
-        return time.monotonic() > self.signals.deadline
+        """Before training begins at once; later a round may take its time to end by itself."""
+        return self.should_stop() and (not self._has_begun or time.monotonic() > self.signals.deadline)
 
     # --- the end ---
 
     def finish(self, learner: Learner) -> dict[str, Any]:
-        """Last checkpoint and evaluation; what result.json says."""
+        """The last evaluation; what result.json says."""
+        self._saver.wait()
         signal = self.signals.received
         complete = self.progress.steps >= self.config.steps
         status = "complete" if complete else f"stopped by {signal.name if signal else self.stopped_by}"
-        self.save(learner)
         if not complete:
-            self.say(f"{status} after {self.progress.steps:,} steps; continue with: "
+            self.say(f"{status} after {self.progress.steps:,} steps{self._what_is_lost()}; continue with: "
                      f"remuda train --resume {self.directory.path}")  # fmt: skip
         if self.evaluation is None and signal is None and self.config.eval.episodes:
             self.terminal.note(f"evaluating {eval_episodes(self.config)} greedy episodes")
@@ -197,27 +218,50 @@ class Journal:
             "eval": self.evaluation,
         }
 
-    def save_after_failure(self) -> None:
-        """What was learned before something broke; nothing if nothing was."""
-        if self._learner is not None:
-            self.save(self._learner)
+    def _what_is_lost(self) -> str:
+        """Of a round that was given up, or of rounds after which this env allows no checkpoint."""
+        lost = self.progress.steps - self._saved_steps
+        return f", of which the last {lost:,} will be done again" if lost else ""
 
-    def save(self, learner: Learner) -> None:
-        """A checkpoint of where the last whole round left the run, unless it is there already."""
-        if self._saved_rounds == self.progress.rounds:
+    def save_after_failure(self) -> None:
+        """What was learned before something broke; nothing if nothing was. The envs begin anew from there."""
+        if self._learner is not None and self._saved_rounds != self.progress.rounds:
+            self._write(self._learner, None)
+        self._saver.wait()
+
+    def save(self, round: Round) -> None:
+        """A checkpoint of the end of this round, unless it is there already."""
+        if self._saved_rounds == round.progress.rounds:
             return
         with self._timed("checkpoint"):
-            self._checkpoints += 1
-            progress = {**asdict(self.progress), "checkpoints": self._checkpoints}
-            keep, number = self.config.checkpoint.keep, self._checkpoints
-            state, directory = learner.state_dict(), self.directory.checkpoints
             try:
-                path = checkpoint.save(directory, self.progress.steps, state, progress, keep, number)
-            except OSError as error:  # a full disk: the run goes on, and the checkpoint before this one is whole
-                self.say(f"warning: no checkpoint was written at {self.progress.steps:,} steps ({error}): make room.")
-                return
-            self._saved_rounds = self.progress.rounds
-            self.directory.log(f"wrote {path.name}")
+                state = round.get_state() if round.get_state is not None else None
+            except NoState as error:  # found out late: statistics of the user's own, an env that changes its kind
+                self.say(
+                    f"warning: envs begin anew where this run is resumed from {self.progress.steps:,} ({error})."
+                )
+                state = None
+            self._write(round.learner, state)
+
+    def _write(self, learner: Learner, sampler: bytes | None) -> None:
+        self._checkpoints += 1
+        kept = {
+            "window": self._window.get_state(),
+            "sums": dict(self._sums),
+            "steps": [self._line_steps, self._next_line, self._next_checkpoint, self._next_evaluation],
+        }
+        progress = {**asdict(self.progress), "checkpoints": self._checkpoints, "journal": kept}
+        self._saved_rounds = self.progress.rounds
+        taken = checkpoint.snapshot(self.progress.steps, learner.state_dict(), progress, sampler)
+        self._saver.save(taken, self._checkpoints)
+
+    def _saved(self, taken: checkpoint.Snapshot, found: Path | OSError) -> None:
+        if isinstance(found, OSError):  # a full disk: the run goes on, and the checkpoint before this one is whole
+            self.say(f"warning: no checkpoint was written at {taken.step:,} steps ({found}): make room.")
+            self._saved_rounds = -1
+            return
+        self._saved_steps = taken.step
+        self.directory.log(f"wrote {found.name}")
 
     def say(self, line: str) -> None:
         self.terminal.note(line)
@@ -242,7 +286,7 @@ class Journal:
         line |= {
             "train/n_updates": float(round.learner.version),  # so far: a count is no mean over rounds
             "rollout/episodes": float(round.progress.episodes),
-            "rollout/restarts": float(round.restarts),
+            "rollout/restarts": float(round.progress.restarts),
             "time/total_timesteps": float(steps),
             "time/iterations": float(round.progress.rounds),
             "time/fps": (steps - self._line_steps) / seconds,

@@ -130,12 +130,18 @@ def make_some_envs(
     return WithPrevious(envs, agent.prev_action, agent.prev_reward)
 
 
-def check_envs(config: RunConfig, spec: EnvSpec) -> None:
-    """What of the env options does not fit this env, before anything is started."""
+def check_envs(config: RunConfig, spec: EnvSpec) -> bool:
+    """Whether envs will be native; ConfigError, before anything is started, for what does not fit this env."""
     options = config.envs
     resolve_stats(options.stats)
     backend = python_only(config, None) if config.sampler.wait_reset else options.backend
-    choose_backend(spec, backend, options.stats, levels=training_seeds(config))
+    return choose_backend(spec, backend, options.stats, levels=training_seeds(config)) is not None
+
+
+def rounds_between_cuts(config: RunConfig) -> int:
+    """How far apart checkpoints lie, and all episodes are cut, where the state of envs cannot be saved."""
+    rows = config.sampler.envs * config.algo_options.n_steps
+    return -(-config.checkpoint.every // rows) or config.steps  # as many rounds as steps: never
 
 
 def training_seeds(config: RunConfig) -> list[int] | None:

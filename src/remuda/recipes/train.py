@@ -16,7 +16,7 @@ from remuda.agents import NetFactory
 from remuda.core import Recipe, Sampler, Scheme
 from remuda.envs import EnvInfo, EnvSpec, refuse_in_worker
 from remuda.errors import ConfigError, Interrupted, RemudaError, nearest
-from remuda.learning.checkpoint import Checkpoint, load_newest
+from remuda.learning.checkpoint import Checkpoint, list_checkpoints, load_newest
 from remuda.learning.learner import Learner, OptimizerOptions
 from remuda.learning.schedules import parse_schedule
 from remuda.learning.weights import LocalWeights, SharedWeights
@@ -34,6 +34,7 @@ from remuda.recipes.parts import (
     make_some_envs,
     num_workers,
     play_episodes,
+    rounds_between_cuts,
 )
 from remuda.recipes.profile import profiled
 from remuda.recipes.signals import StopSignals
@@ -65,7 +66,7 @@ def train(
         raise ConfigError(f"scheme={config.scheme!r} is not known: {nearest(config.scheme, SCHEMES)}")
     recipe = make_recipe(config, spec, info, net)
     scheme = SCHEMES[config.scheme](config)
-    found: Checkpoint | None = load_newest(Path(out) / "checkpoints") if resume and out is not None else None
+    found = newest_checkpoint(Path(out)) if resume and out is not None else None
     # Most of what the user may have got wrong is known by now: only then does a directory appear, or change.
     name = f"{config.algo}-{config.env}-{config.seed}"
     with RunDirectory.create(out, name, to_dict(config), resume=resume) as directory, StopSignals() as signals:
@@ -74,7 +75,10 @@ def train(
         play = partial(play_episodes, config, spec, eval_episodes(config))
         journal = Journal(directory, config, play, terminal, signals)
         try:
-            with journal.open(found), profiled(directory.path / "profile" if profile else None) as count_round:
+            with (
+                journal.open(resume, found),
+                profiled(directory.path / "profile" if profile else None) as count_round,
+            ):
                 journal.callbacks = [*callbacks, count_round]
                 learner = scheme.run(recipe, journal)
                 result = journal.finish(learner)
@@ -96,6 +100,12 @@ def train(
     return {**result, "path": str(directory.path), "signal": signals.received}
 
 
+def newest_checkpoint(run: Path) -> Checkpoint | None:
+    """None where the run ended before it could write any: it begins anew."""
+    directory = run / "checkpoints"
+    return load_newest(directory) if list_checkpoints(directory) else None
+
+
 def sink(quiet: bool) -> io.StringIO | None:
     """Where the terminal view goes: nowhere if quiet, else to standard output."""
     return io.StringIO() if quiet else None
@@ -111,7 +121,7 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
     acts_in_workers = config.sampler.act == "workers"
     if acts_in_workers and config.scheme == "serial":
         raise ConfigError("sampler.act=workers has no workers under --scheme serial: use --scheme parallel.")
-    check_envs(config, spec)
+    no_state = "native envs keep their state to themselves" if check_envs(config, spec) else info.no_state
     make_net = net or find_net(config.agent)
     seen = agent_view(config, info)
     make_algorithm(config, seen, make_net)  # a net that does not fit shows itself before anything is started
@@ -140,4 +150,5 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
         make_sampler=make_sampler,
         num_threads=config.scheme_options.threads,
         warm_up=config.sampler.decorrelate,
+        cut_every=rounds_between_cuts(config) if no_state is not None else 0,
     )

@@ -24,9 +24,11 @@ import torch
 
 from remuda.core import Agent, Episode, Space
 from remuda.data import Rollout, map_tree
+from remuda.data.packing import pack, unpack
+from remuda.errors import ConfigError, NoState
 from remuda.learning.weights import SharedWeights
 from remuda.sampling.buffers import allocate, share
-from remuda.transport.crew import LOOK_SECONDS, Crew, Member
+from remuda.transport.crew import Crew, Member
 
 logger = logging.getLogger("remuda.sampling")
 
@@ -108,30 +110,34 @@ class ActingSampler:
 
     def _ask(self, order: Mapping[str, Any], key: str, seconds: float) -> list[dict[str, Any]]:
         """The same of every worker; whoever is lost meanwhile is replaced and asked again."""
-        crew = self._crew
-        answers: dict[int, dict[str, Any]] = {}
-        for member in crew.members:
-            self._tell(member, order)
-        while len(answers) < len(crew.members):
-            for member in crew.members:
-                if member.index in answers:
-                    continue
-                if member.lost is not None:
-                    self._replace(member, order["do"] == "collect")
-                    self._tell(member, order)
-                elif message := member.take(key):
-                    answers[member.index] = message
-                    self._was_useful[member.index] = True
-                    self._report(message["notices"])
-                else:
-                    crew.expect(member, seconds, f"while it was asked to {order['do']}")
-            if len(answers) < len(crew.members):
-                crew.listen(LOOK_SECONDS)
-        return [answers[index] for index in range(len(crew.members))]
+        is_collecting = order["do"] == "collect"
+        orders = [order] * len(self._crew.members)
+        answers = self._crew.ask(orders, key, seconds, lambda member: self._replace(member, is_collecting))
+        self._was_useful = [True] * len(answers)
+        for answer in answers:
+            self._report(answer.get("notices", ()))
+        return answers
 
-    def _tell(self, member: Member, order: Mapping[str, Any]) -> None:
-        member.heard = self._crew.clock
-        member.tell(order)
+    def get_state(self) -> bytes:
+        """Of every worker's sampler."""
+        answers = self._ask({"do": "save"}, "saved", self._build_timeout)
+        for answer in answers:
+            if answer["saved"] is None:
+                raise NoState(answer["why"])
+        return pack([self._seed, self._restarts_before, self._lost, *(answer["saved"] for answer in answers)])
+
+    def set_state(self, state: bytes) -> None:
+        self._seed, self._restarts_before, self._lost, *samplers = unpack(state)
+        if len(samplers) != len(self._crew.members):
+            raise ConfigError(
+                f"this run was made by {len(samplers)} acting workers, not by {len(self._crew.members)}: "
+                f"resume it where sampler.workers can be {len(samplers)}."
+            )
+        orders = [{"do": "load", "state": state} for state in samplers]
+        self._crew.ask(
+            orders, "loaded", self._build_timeout, lambda member: self._replace(member, is_collecting=False)
+        )
+        self._keep_end()
 
     def _report(self, notices: Sequence[str]) -> None:
         """Tell the user of restarts: of the 1st, 2nd, 4th, 8th ..., as a flaky env would drown everything else."""

@@ -18,6 +18,7 @@ import torch
 
 from remuda.core import Agent
 from remuda.data import SharedArrays
+from remuda.errors import NoState
 from remuda.learning.weights import SharedWeights
 from remuda.sampling.buffers import allocate, attach
 from remuda.sampling.sampler import EnvSampler
@@ -94,6 +95,14 @@ class _Service:
                 }
                 self._link.send(news, seconds=None)  # the parent may be busy
                 self._notices.clear()
+            case "save":
+                try:
+                    self._link.send({"saved": self._sampler.get_state()}, seconds=None)
+                except NoState as error:
+                    self._link.send({"saved": None, "why": str(error)})
+            case "load":
+                self._sampler.set_state(message["state"])
+                self._link.send({"loaded": True})
             case "leave":
                 self._is_leaving = True
 

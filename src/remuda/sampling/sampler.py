@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from remuda.core import Agent, Envs, Episode, Space, Weights
-from remuda.data import Rollout, map_tree
+from remuda.data import Rollout, leaves, map_tree
+from remuda.data.packing import pack, unpack
 from remuda.sampling.buffers import Buffers, allocate, blank_obs
 from remuda.sampling.noise import Noise
 
@@ -107,6 +108,20 @@ class EnvSampler:
         if self._state is not None:
             self._state[...] = self._buffers.next_state
         self._is_over.fill(True)  # the envs are new ones, and wait for their first reset
+
+    def get_state(self) -> bytes:
+        """What the coming rollouts depend on, beside weights and the number of rows done."""
+        seen, memory = (_as_arrays(tree) for tree in (self._obs, self._state))
+        return pack({"obs": seen, "memory": memory, "is_over": self._is_over, "envs": self.envs.get_state()})
+
+    def set_state(self, state: bytes) -> None:
+        saved = unpack(state)
+        self.envs.set_state(saved["envs"])
+        _fill(self._obs, saved["obs"])
+        _fill(self._state, saved["memory"])
+        self._is_over[:] = saved["is_over"]
+        self._keep_end()
+        self._waited = self.envs.waited()
 
     def collect(self) -> Rollout:
         """T rows of every env with one version of the weights."""
@@ -206,3 +221,12 @@ class EnvSampler:
         if self._state is not None:
             self._forget(np.flatnonzero(self._is_over))
         self._is_over.fill(False)
+
+
+def _as_arrays(tree: Any) -> dict[str, Any]:
+    return {path: tensor.numpy() for path, tensor in leaves(tree)}
+
+
+def _fill(tree: Any, arrays: dict[str, Any]) -> None:
+    for path, tensor in leaves(tree):
+        tensor.copy_(torch.from_numpy(arrays[path]))

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from remuda.core import Log, Recipe, Replay, Round, env_seed
+from remuda.core import Log, Progress, Recipe, Replay, Round, Sampler, env_seed
 from remuda.data import Rollout
 from remuda.errors import Interrupted
 from remuda.learning.learner import Learner
@@ -32,19 +32,16 @@ class Synchronous:
         with ExitStack() as stack:
             stack.enter_context(torch_threads(recipe.num_threads))
             learner = recipe.make_learner()
-            progress = log.resume(learner)
+            progress, state = log.resume(learner)
             agent = learner.algorithm.agent
             weights = stack.enter_context(closing(recipe.make_weights(agent, learner.version)))
             replay = recipe.make_replay(progress.rounds)
             sampler = stack.enter_context(
-                closing(recipe.make_sampler(agent, weights, self.workers, progress.rounds, log.should_stop))
+                closing(recipe.make_sampler(agent, weights, self.workers, progress.rounds, log.must_stop))
             )
-            # A signal drops the half-filled rollout; counters stand where the last round left them.
+            # A round that is given up leaves no trace: a run goes on from its last checkpoint.
             with suppress(Interrupted):
-                if progress.steps < recipe.steps:
-                    is_new = progress.rounds == 0
-                    seed = recipe.seed if is_new else env_seed(recipe.seed, progress.rounds)
-                    progress.steps += sampler.reset(seed, recipe.warm_up if is_new else 0)
+                restarts = self._start(recipe, sampler, progress, state)
                 log.begin()
                 while progress.steps < recipe.steps and not log.should_stop():
                     rollout = sampler.collect()
@@ -57,9 +54,35 @@ class Synchronous:
                     seconds = {**sampler.take_seconds(), "update": time.perf_counter() - start}
                     episodes = sampler.episodes()
                     progress.episodes += len(episodes)
-                    if log.round(Round(progress, learner, episodes, metrics, seconds, sampler.restarts())):
+                    progress.restarts = restarts + sampler.restarts()
+                    round = Round(progress, learner, episodes, metrics, seconds)
+                    self._allow_checkpoint(round, recipe, sampler)
+                    if log.round(round):
                         break
             return learner
+
+    @staticmethod
+    def _start(recipe: Recipe, sampler: Sampler, progress: Progress, state: bytes | None) -> int:
+        """Where the run left off, or at the beginning; returns the restarts that the sampler knows nothing of."""
+        if progress.steps >= recipe.steps:
+            return progress.restarts
+        if state is not None:
+            sampler.set_state(state)
+            return 0
+        is_new = progress.rounds == 0
+        seed = recipe.seed if is_new else env_seed(recipe.seed, progress.rounds)
+        progress.steps += sampler.reset(seed, recipe.warm_up if is_new else 0)
+        return progress.restarts
+
+    @staticmethod
+    def _allow_checkpoint(round: Round, recipe: Recipe, sampler: Sampler) -> None:
+        """Where the state of envs cannot be saved, they begin anew on a grid of rounds; there is none in between."""
+        if not recipe.cut_every:
+            round.get_state = sampler.get_state
+        elif round.progress.rounds % recipe.cut_every == 0:
+            round.get_state, round.was_cut = lambda: None, True
+            if round.progress.steps < recipe.steps:
+                sampler.reset(env_seed(recipe.seed, round.progress.rounds))
 
 
 def learn(
@@ -76,7 +99,9 @@ def learn(
         replay.feedback(minibatch.key, result.priority)
         for name, value in result.metrics.items():
             seen[f"train/{name}"].append(value)
-        if result.stop or must_stop():
+        if must_stop():
+            raise Interrupted("asked to stop between two updates")
+        if result.stop:
             break
     learner.finish(rollout)
     # Synchronous: gradients are applied to the parameters they were computed from.

@@ -235,6 +235,33 @@ class Crew:
         error.add_note(member.failure)
         raise error
 
+    def ask(
+        self, orders: Sequence[Mapping[str, Any]], key: str, seconds: float, replace: Callable[[Member], None]
+    ) -> list[dict[str, Any]]:
+        """One order for each member; returns their answers, which are messages with this key.
+
+        Whoever is lost meanwhile is replaced and asked again.
+        """
+        pairs = list(zip(self.members, orders, strict=True))
+        answers: dict[int, dict[str, Any]] = {}
+        for member, order in pairs:
+            member.heard = self.clock
+            member.tell(order)
+        while len(answers) < len(pairs):
+            for member, order in pairs:
+                if member.index in answers:
+                    continue
+                if member.lost is not None:
+                    replace(member)
+                    member.tell(order)
+                elif message := member.take(key):
+                    answers[member.index] = message
+                else:
+                    self.expect(member, seconds, f"while it was asked to {order['do']}")
+            if len(answers) < len(pairs):
+                self.listen(LOOK_SECONDS)
+        return [answers[member.index] for member in self.members]
+
     def expect(self, member: Member, seconds: float, doing: str) -> None:
         """Bury a member that has said nothing for so long."""
         if member.lost is None and self.clock - member.heard > seconds:

@@ -1,0 +1,53 @@
+"""Checkpoints written in a thread of their own: training waits only while their tensors are copied.
+
+saver = Saver(directory, keep="last", done=told)
+saver.save(snapshot(...), number=3)        # waits for the one before, if that is still being written
+saver.poll()                               # tells `done` of what has been written since
+saver.wait()
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from remuda.learning.checkpoint import Snapshot, sweep, write
+
+
+class Saver:
+    """The only writer of its directory; `done` hears in the caller's thread where each was written, or why not."""
+
+    def __init__(self, directory: Path, keep: str, done: Callable[[Snapshot, Path | OSError], None]) -> None:
+        self._directory, self._keep, self._done = directory, keep, done
+        self._thread: threading.Thread | None = None
+        self._found: tuple[Snapshot, Path | Exception] | None = None
+        sweep(directory)
+
+    def save(self, snapshot: Snapshot, number: int) -> None:
+        self.wait()
+        # a daemon: who is told twice to stop does not wait for a disk
+        self._thread = threading.Thread(target=self._write, args=(snapshot, number), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def _write(self, snapshot: Snapshot, number: int) -> None:
+        try:
+            self._found = snapshot, write(self._directory, snapshot, self._keep, number)
+        except Exception as error:
+            self._found = snapshot, error
+
+    def poll(self) -> None:
+        if self._thread is not None and not self._thread.is_alive():
+            self.wait()
+
+    def wait(self) -> None:
+        """Until nothing is being written; raises what is not the disk's fault."""
+        if self._thread is None:
+            return
+        self._thread.join()
+        self._thread = None
+        assert self._found is not None
+        (snapshot, found), self._found = self._found, None
+        if isinstance(found, Exception) and not isinstance(found, OSError):
+            raise found
+        self._done(snapshot, found)

@@ -1,0 +1,163 @@
+"""A run that was stopped and resumed against one that never was: the same parameters, optimizer and metrics (R22)."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import remuda
+from remuda.learning.checkpoint import list_checkpoints, load_newest, parameters_hash
+
+SMALL = {
+    "quiet": True,
+    "sampler": {"envs": 4},
+    "algo": {"n_steps": 32, "batch_size": 64},
+    "eval": {"episodes": 1, "every": 400},
+    "log": {"every": 100, "window": 7, "tensorboard": False},
+    "checkpoint": {"every": 300},
+}
+PARALLEL = {"scheme": "parallel", "sampler": {"workers": 2}}
+
+
+def settings(*changes: dict[str, Any]) -> dict[str, Any]:
+    merged: dict[str, Any] = {name: dict(v) if isinstance(v, dict) else v for name, v in SMALL.items()}
+    for change in changes:
+        for name, value in change.items():
+            merged[name] = {**merged.get(name, {}), **value} if isinstance(value, dict) else value
+    return merged
+
+
+def outcome(path: Path) -> tuple[str, dict[str, Any], list[dict[str, float]]]:
+    """Hash of everything learned, counters, and every metric that is not about time."""
+    found = load_newest(path / "checkpoints")
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    about_time = ("time/fps", "time/time_elapsed", "limits/")
+    kept = [{name: v for name, v in line.items() if not name.startswith(about_time)} for line in lines]
+    counts = {name: found.progress[name] for name in ("steps", "rounds", "episodes", "restarts")}
+    return parameters_hash(found.learner), counts, kept
+
+
+def check(tmp_path: Path, algo: str, env: str, steps: int, stops: list[int], /, **options: Any) -> None:
+    """Stopped by a callback after these rounds, one after the other."""
+    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
+    remuda.train(algo, env, steps=steps, seed=3, out=whole, **options)
+    for number, stop in enumerate(stops):
+        callbacks = [lambda round, stop=stop: round.progress.rounds >= stop]
+        if number == 0:
+            remuda.train(algo, env, steps=steps, seed=3, out=pieces, callbacks=callbacks, **options)
+        else:
+            remuda.resume(pieces, callbacks=callbacks, quiet=True)
+    remuda.resume(pieces, quiet=True)
+    assert outcome(pieces) == outcome(whole)
+
+
+MEMORY = {"agent": {"core": "gru", "prev_action": True, "prev_reward": True}}
+QUICK = {
+    "serial": ("ppo", "CartPole-v1", settings()),
+    "serial, memory": ("ppo", "CartPole-v1", settings(MEMORY)),
+    "parallel": ("ppo", "CartPole-v1", settings(PARALLEL)),
+    "workers act": ("ppo", "CartPole-v1", settings(PARALLEL, MEMORY, {"sampler": {"act": "workers"}})),
+    "waiting, two slots": ("ppo", "CartPole-v1", settings(PARALLEL, {"sampler": {"wait_reset": True, "slots": 2}})),
+    "a2c": ("a2c", "Acrobot-v1", settings({"algo": {"n_steps": 16}, "sampler": {"envs": 8, "decorrelate": 20}})),
+    "normalised": (
+        "ppo",
+        "Pendulum-v1",
+        settings({"agent": {"normalize_obs": True}, "algo": {"normalize_reward": True}}),
+    ),
+    "no state, so by the grid": ("ppo", "MiniGrid-Empty-5x5-v0", settings()),
+}
+del QUICK["a2c"][2]["algo"]["batch_size"]
+
+
+@pytest.mark.parametrize("case", QUICK)
+def test_stopped_twice(case: str, tmp_path: Path) -> None:
+    algo, env, options = QUICK[case]
+    check(tmp_path, algo, env, 700, [2, 4], **options)
+
+
+ATARI = {"agent": {"net": "a3c"}, "eval": {"episodes": 0}}
+LONG = {
+    "half cheetah": ("ppo", "HalfCheetah-v5", settings(), 2000),
+    "half cheetah, parallel, memory": ("ppo", "HalfCheetah-v5", settings(PARALLEL, MEMORY), 2000),
+    "half cheetah, a2c": ("a2c", "HalfCheetah-v5", settings(PARALLEL), 2000),
+    "acrobot, parallel, memory": ("a2c", "Acrobot-v1", settings(PARALLEL, MEMORY), 3000),
+    "minatar": ("ppo", "MinAtar/Breakout-v1", settings(), 3000),
+    "minatar, parallel, memory": ("ppo", "MinAtar/Breakout-v1", settings(PARALLEL, MEMORY), 3000),
+    "minatar, a2c": ("a2c", "MinAtar/Breakout-v1", settings(), 3000),
+    "pong in the pool": ("ppo", "ALE/Pong-v5", settings(PARALLEL, ATARI, {"envs": {"backend": "python"}}), 1500),
+    "pong in the pool, a2c": ("a2c", "ALE/Pong-v5", settings(PARALLEL, ATARI, {"envs": {"backend": "python"}}), 1500),
+    "pong, native": ("ppo", "ALE/Pong-v5", settings(PARALLEL, ATARI), 2000),
+    "pong, native, memory": ("ppo", "ALE/Pong-v5", settings(PARALLEL, ATARI, MEMORY), 2000),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", LONG)
+def test_stopped_three_times(case: str, tmp_path: Path) -> None:
+    algo, env, options, steps = LONG[case]
+    if algo == "a2c":
+        options["algo"].pop("batch_size", None)
+    check(tmp_path, algo, env, steps, [2, 5, 7], **options)
+
+
+def test_a_run_without_a_checkpoint_begins_anew_and_is_the_same(tmp_path: Path) -> None:
+    options = settings({"checkpoint": {"every": 0}})
+    whole, other = tmp_path / "whole", tmp_path / "other"
+    remuda.train("ppo", "CartPole-v1", steps=600, seed=3, out=whole, **options)
+
+    def fail(round: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        remuda.train("ppo", "CartPole-v1", steps=600, seed=3, out=other, callbacks=[fail], **options)
+    assert list_checkpoints(other / "checkpoints") == []
+    remuda.resume(other, quiet=True)
+    assert outcome(other) == outcome(whole)
+
+
+def test_between_two_points_of_the_grid_there_is_no_checkpoint(tmp_path: Path) -> None:
+    """Stopped there, a run goes back to the last one, and says how much it does again."""
+    options = settings({"checkpoint": {"every": 512}})
+    stop = [lambda round: round.progress.rounds >= 6]
+    remuda.train("ppo", "MiniGrid-Empty-5x5-v0", steps=3000, out=tmp_path / "run", callbacks=stop, **options)
+    found = load_newest(tmp_path / "run/checkpoints")
+    assert found.progress["rounds"] == 4, "512 steps are 4 rounds of 4 envs and 32 steps"
+    assert "will be done again" in (tmp_path / "run/log.txt").read_text()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("scheme", ["serial", "parallel"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_signals_at_random_moments(scheme: str, number: signal.Signals, tmp_path: Path) -> None:
+    """As a user would: stopped again and again until it is done."""
+    common = ["ppo", "--env", "CartPole-v1", "--steps", "20000", "--seed", "5", "--scheme", scheme, "--quiet"]
+    common += ["--sampler.envs", "4", "--algo.n_steps", "64", "--algo.batch_size", "64", "--checkpoint.every", "2000"]
+    common += ["--eval.episodes", "2", "--log.every", "500", "--log.tensorboard", "false"]
+    command = [sys.executable, "-m", "remuda", "train"]
+    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, *common, "--out", str(whole)], check=True, env=environment, timeout=300)
+    draw = random.Random(int(number))
+    for _ in range(40):
+        is_new = not (pieces / "config.yaml").exists()
+        arguments = [*common, "--out", str(pieces)] if is_new else ["--resume", str(pieces), "--quiet"]
+        process = subprocess.Popen([*command, *arguments], env=environment, stderr=subprocess.DEVNULL)
+        try:
+            process.wait(draw.uniform(1.5, 5.0))
+        except subprocess.TimeoutExpired:
+            process.send_signal(number)
+            process.wait(30)
+        if process.returncode == 0:
+            break
+        time.sleep(0.1)
+    assert json.loads((pieces / "result.json").read_text())["status"] == "complete"
+    assert outcome(pieces) == outcome(whole)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import psutil
 
 
 def serve(take: Callable[[float], dict[str, Any]]) -> None:
@@ -59,6 +58,8 @@ class Contender:
         return found, self._cpu() - before
 
     def _cpu(self) -> float:
+        import psutil  # which only the driver needs
+
         roots = [psutil.Process(process.pid) for process in self._processes]
         times = [each.cpu_times() for root in roots for each in (root, *root.children(recursive=True))]
         return sum(each.user + each.system for each in times)

@@ -113,7 +113,7 @@ class Envs(Protocol):
     def restarts(self) -> int: ...  # envs rebuilt so far, because they raised or their worker was lost
     def get_state(self) -> Any: ...
     def set_state(self, state: Any) -> None: ...  # the next call is a send
-    def waited(self) -> float: ...  # seconds in recv so far in which the average worker had nothing to do
+    def waited(self) -> float: ...  # seconds in recv so far in which the quickest worker had nothing to do
     def close(self) -> None: ...
 
 

@@ -340,7 +340,7 @@ class PooledEnvs:
         return finished
 
     def waited(self) -> float:
-        """Seconds in recv beyond what the average worker stepped: hand-over, and waiting for the slowest."""
+        """Seconds in recv beyond what the quickest worker stepped: hand-over, and waiting for the slowest."""
         return self._waited
 
     def restarts(self) -> int:

@@ -28,6 +28,7 @@ from remuda.logs.writers import MetricsFile, TensorBoard, WandB, Writer
 from remuda.recipes.config import RunConfig, to_dict
 from remuda.recipes.parts import eval_episodes
 from remuda.recipes.signals import StopSignals
+from remuda.recipes.verdict import remedies_for, verdict
 from remuda.sampling.evaluation import Evaluation
 
 Callback = Callable[[Round], Any]  # sees every round; returning True stops the run
@@ -115,6 +116,7 @@ class Journal:
             yield self
             self._saver.wait()
             self.say(where_time_went(self._total))
+            self.say(verdict(self._total, remedies_for(self.config))[1])
 
     # --- what the scheme calls ---
 
@@ -215,6 +217,7 @@ class Journal:
             "seconds": round(time.perf_counter() - self._started, 3),
             "steps_per_second": round(steps / trained, 1) if trained else 0.0,
             "time": {name: round(seconds, 3) for name, seconds in self._total.items()},
+            "limit": verdict(self._total, {})[0],
             "eval": self.evaluation,
         }
 

@@ -8,6 +8,8 @@ import json
 import os
 import pickle
 import random
+import resource
+import time
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +257,16 @@ def test_what_a_killed_process_of_the_same_id_left_is_in_nobodys_way(tmp_path: P
     assert load(tmp_path / "step-3").learner["x"] == 0
 
 
+def _replace(path: Path, name: str, data: bytes) -> None:
+    """One file of a checkpoint, and the manifest that goes with it: what somebody who means harm would write."""
+    (path / name).write_bytes(data)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    del manifest["sha256"]
+    manifest["sha256"] = checkpoint._manifest_sum(manifest)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
 class Canary:
     """Unpickling this creates a file."""
 
@@ -275,16 +287,50 @@ def test_a_pickle_in_disguise_is_refused_and_not_run(tmp_path: Path, pristine: d
     else:
         torch.save({"weight": Canary(canary)}, target)
     data = target.read_bytes()
-    manifest = json.loads(pristine["manifest.json"])
-    manifest["files"][target.name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    del manifest["sha256"]
-    manifest["sha256"] = checkpoint._manifest_sum(manifest)
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    _replace(path, target.name, data)
     assert_refused(path)
     assert not canary.exists()
     if form == "pickle":  # the trap itself works
         pickle.loads(data)
         assert canary.exists()
+
+
+HOSTILE = {
+    "a header of 2^60 bytes": lambda path: _replace(
+        path, "tensors.safetensors", (1 << 60).to_bytes(8, "little") + b"{}"
+    ),
+    "a header of 50 MB": lambda path: _replace(
+        path, "tensors.safetensors", (50_000_000).to_bytes(8, "little") + b" " * 50_000_000
+    ),
+    "a manifest of 10 GB": lambda path: os.truncate(path / "manifest.json", 10 << 30),
+    "a state of 10 GB": lambda path: os.truncate(path / "state.json", 10 << 30),
+    "tensors of 10 GB": lambda path: os.truncate(path / "tensors.safetensors", 10 << 30),
+    "a state without end": lambda path: _replace(path, "state.json", b"[" * 1_000_000),
+    "a state that names no tensor": lambda path: _replace(
+        path, "state.json", b'{"learner": {"tensor": "../../etc/passwd"}, "progress": {}}'
+    ),
+    "a state of another kind": lambda path: _replace(path, "state.json", b"[1, 2]"),
+    "a device": lambda path: _link(path / "state.json", "/dev/zero"),
+    "a file elsewhere": lambda path: _link(path / "tensors.safetensors", "/etc/passwd"),
+    "a directory": lambda path: ((path / "state.json").unlink(), (path / "state.json").mkdir()),
+    "a pipe": lambda path: ((path / "manifest.json").unlink(), os.mkfifo(path / "manifest.json")),
+}
+
+
+def _link(path: Path, target: str) -> None:
+    path.unlink()
+    path.symlink_to(target)
+
+
+@pytest.mark.parametrize("how", HOSTILE)
+def test_hostile_checkpoints_are_refused_at_once(tmp_path: Path, pristine: dict[str, bytes], how: str) -> None:
+    path = put(tmp_path / "step-12", pristine)
+    HOSTILE[how](path)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.monotonic()
+    assert_refused(path)
+    assert time.monotonic() - start < 1.0
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, "kilobytes"
 
 
 def test_the_hash_of_parameters_tells_every_bit_and_name() -> None:

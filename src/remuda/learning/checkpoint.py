@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from remuda.errors import CheckpointError
 FORMAT = 1
 ASIDE = ".writing-"
 SAMPLER = "sampler"  # among the tensors, as bytes; those of the learner have names that begin with a slash
+MOST_BYTES = {"manifest.json": 1 << 16, "state.json": 1 << 24}
+MOST_HEADER_BYTES = 1 << 22  # of the tensors: their names, kinds and places
 FILES = ("state.json", "tensors.safetensors")
 
 
@@ -114,17 +117,20 @@ def sweep(directory: Path) -> None:
 def load(path: Path) -> Checkpoint:
     """One checkpoint, verified against its manifest."""
     try:
-        manifest = json.loads((path / "manifest.json").read_bytes())
+        manifest = json.loads(_read(path / "manifest.json", MOST_BYTES["manifest.json"]))
         if manifest["format"] != FORMAT:
             raise CheckpointError(f"checkpoint {path} has format {manifest['format']}: this version reads {FORMAT}.")
         if manifest.pop("sha256") != _manifest_sum(manifest):
             raise ValueError("manifest.json does not match its sha256 sum")
         contents = {}
         for name in FILES:
-            expected, data = manifest["files"][name], (path / name).read_bytes()
+            expected = manifest["files"][name]
+            data = _read(path / name, MOST_BYTES.get(name, expected["bytes"]))
             if len(data) != expected["bytes"] or hashlib.sha256(data).hexdigest() != expected["sha256"]:
                 raise ValueError(f"{name} does not match its sha256 sum")
             contents[name] = data
+        if int.from_bytes(contents["tensors.safetensors"][:8], "little") > MOST_HEADER_BYTES:
+            raise ValueError("the header of tensors.safetensors is too large to be one")
         state = json.loads(contents["state.json"])
         tensors = tensors_from_bytes(contents["tensors.safetensors"])
         learner = _unpack(state["learner"], tensors)
@@ -136,6 +142,16 @@ def load(path: Path) -> Checkpoint:
         raise CheckpointError(
             f"checkpoint {path} is damaged ({error}): delete it, or resume from an earlier one."
         ) from None
+
+
+def _read(path: Path, most: int) -> bytes:
+    """A file of a checkpoint: nothing else, and no more of it than there can be."""
+    found = path.lstat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError(f"{path.name} is not a file")
+    if found.st_size > most:
+        raise ValueError(f"{path.name} has {found.st_size:,} bytes, more than the {most:,} that it may have")
+    return path.read_bytes()
 
 
 def load_newest(directory: Path) -> Checkpoint:

@@ -186,6 +186,13 @@ def result(job: Job, seed: int) -> dict:
     return json.loads((job.path(seed) / "result.json").read_text())
 
 
+def wall_clock(job: Job, seed: int) -> float:
+    """Seconds of training, over all the pieces in which a run was made: the clock starts anew with each."""
+    lines = (job.path(seed) / "metrics.jsonl").read_text().splitlines()
+    times = [json.loads(line)["time/time_elapsed"] for line in lines]
+    return sum(time for time, following in zip(times, [*times[1:], 0.0], strict=True) if following < time)
+
+
 # --- the report -------------------------------------------------------------------------------------------------
 
 
@@ -278,7 +285,12 @@ def page(results: dict, peers: dict, overlaps: dict) -> str:
     lines += ["", *HOW_PRESETS_WERE_CHOSEN, "", "## Curves and commands", ""]
     for job in JOBS:
         lines += [f"### {job.name}", "", "```", *(job.command(seed) for seed in job.seeds), "```", ""]
-        lines += [f"![{job.name}](images/{job.name}.png)", ""] if results[job.name] else ["Not run yet.", ""]
+        if not results[job.name]:
+            lines += ["Not run yet.", ""]
+            continue
+        minutes = ", ".join(f"{wall_clock(job, seed) / 60:.0f}" for seed in results[job.name])
+        lines += [f"Minutes by seed, other programs running beside: {minutes}.", ""]
+        lines += [f"![{job.name}](images/{job.name}.png)", ""]
     lines += [
         "## Beside Stable-Baselines3",
         "",

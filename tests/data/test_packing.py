@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -49,6 +49,7 @@ values = st.recursive(
 )
 
 
+@settings(max_examples=50)
 @given(values)
 def test_what_was_packed_comes_back_with_its_types(value: Any) -> None:
     assert is_same(unpack(pack(value)), value)

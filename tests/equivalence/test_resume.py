@@ -65,7 +65,6 @@ QUICK = {
     "serial": ("ppo", "CartPole-v1", settings()),
     "serial, memory": ("ppo", "CartPole-v1", settings(MEMORY)),
     "parallel": ("ppo", "CartPole-v1", settings(PARALLEL)),
-    "workers act": ("ppo", "CartPole-v1", settings(PARALLEL, MEMORY, {"sampler": {"act": "workers"}})),
     "waiting, two slots": ("ppo", "CartPole-v1", settings(PARALLEL, {"sampler": {"wait_reset": True, "slots": 2}})),
     "a2c": ("a2c", "Acrobot-v1", settings({"algo": {"n_steps": 16}, "sampler": {"envs": 8, "decorrelate": 20}})),
     "normalised": (
@@ -86,6 +85,7 @@ def test_stopped_twice(case: str, tmp_path: Path) -> None:
 
 ATARI = {"agent": {"net": "a3c"}, "eval": {"episodes": 0}}
 LONG = {
+    "workers act": ("ppo", "CartPole-v1", settings(PARALLEL, MEMORY, {"sampler": {"act": "workers"}}), 1500),
     "half cheetah": ("ppo", "HalfCheetah-v5", settings(), 2000),
     "half cheetah, parallel, memory": ("ppo", "HalfCheetah-v5", settings(PARALLEL, MEMORY), 2000),
     "half cheetah, a2c": ("a2c", "HalfCheetah-v5", settings(PARALLEL), 2000),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from typing import Any
 
 import gymnasium
@@ -9,7 +12,7 @@ import numpy as np
 import pytest
 
 from remuda.data.packing import pack, unpack
-from remuda.envs import make_envs, resolve
+from remuda.envs import make_envs, probe, resolve
 from remuda.envs.check import examine
 from remuda.envs.episodes import EpisodeStats
 from remuda.envs.previous import WithPrevious
@@ -193,3 +196,28 @@ def test_the_doctor_says_how_runs_are_resumed() -> None:
 def test_the_doctor_notices_a_state_that_is_not_whole() -> None:
     report = examine(resolve(f"{__name__}:Forgetful"), seconds=0.01)
     assert any("went on differently: let get_state() return all that changes" in text for text in report.problems)
+
+
+class Unrelated(Forgetful):
+    """A method of this name that means something else."""
+
+    def get_state(self, agent_id: int) -> int:  # type: ignore[override]
+        return agent_id
+
+
+def test_methods_that_mean_something_else_are_no_state() -> None:
+    assert str(probe(resolve(f"{__name__}:Unrelated")).no_state).startswith(
+        "its state could not be taken and put back"
+    )
+    assert probe(resolve("CartPole-v1")).no_state is None
+
+
+def test_envs_that_were_never_reset_have_nothing_to_save() -> None:
+    """Those of a worker that was lost just before, or that wait for their first reset."""
+    with start("ALE/Breakout-v5", 2, 1) as envs, start("ALE/Breakout-v5", 2, 1) as others:
+        begin(envs, seed=1)
+        os.kill(envs.inspect_workers()[0]["pid"], signal.SIGKILL)
+        time.sleep(0.1)
+        others.set_state(envs.get_state())
+        assert play(others, 5, seed=0) == play(envs, 5, seed=0)
+        assert others.restarts() == envs.restarts() == NUM_ENVS // 2

@@ -22,7 +22,7 @@ def state(step: int) -> dict[str, Any]:
 
 def write_for_ever(directory: Path, first: int) -> None:
     for step in range(first, first + 1_000_000):
-        save(directory, step, state(step), {"steps": step}, number=step, sampler=bytes(50_000))
+        save(directory, step, state(step), {"steps": step}, number=step, blobs={"sampler": bytes(50_000)})
 
 
 def test_a_writer_that_is_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_writer_that_is_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_pat
 def test_a_thousand_damages_are_all_noticed_and_the_one_before_is_used(tmp_path: Path) -> None:
     draw = random.Random(1)
     save(tmp_path, 1, {"weight": torch.arange(50.0)}, {"steps": 1})
-    newest = save(tmp_path, 2, {"weight": torch.arange(50.0) + 1}, {"steps": 2}, sampler=bytes(100))
+    newest = save(tmp_path, 2, {"weight": torch.arange(50.0) + 1}, {"steps": 2}, blobs={"sampler": bytes(100)})
     whole = {path.name: path.read_bytes() for path in newest.iterdir()}
     for _ in range(DAMAGES):
         name, data = draw.choice(list(whole.items()))

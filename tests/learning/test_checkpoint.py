@@ -249,12 +249,13 @@ def test_a_full_disk_leaves_nothing_half_written(
 
 def test_what_a_killed_process_of_the_same_id_left_is_in_nobodys_way(tmp_path: Path) -> None:
     """In a container the process that resumes often has the id of the one that was killed."""
-    half = tmp_path / f".writing-{os.getpid()}"
+    half = tmp_path / f".writing-{os.getpid()}-0"
     half.mkdir()
     (half / "state.json").write_text("{")
     save(tmp_path, 3, {"x": torch.zeros(1)}, {})
-    assert names(tmp_path) == {"step-3", "latest"}
     assert load(tmp_path / "step-3").learner["x"] == 0
+    checkpoint.sweep(tmp_path)
+    assert names(tmp_path) == {"step-3", "latest"}
 
 
 def _replace(path: Path, name: str, data: bytes) -> None:

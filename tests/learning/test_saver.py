@@ -35,12 +35,12 @@ def test_what_was_taken_is_written_whatever_changes_meanwhile(tmp_path: Path) ->
     told = Told()
     saver = Saver(tmp_path, "last", told)
     state = learner(1.0)
-    taken = snapshot(7, state, {"rounds": 2}, b"envs")
+    taken = snapshot(7, state, {"rounds": 2}, {"sampler": b"envs"})
     state["weight"].fill_(9.0)
     saver.save(taken, 1)
     saver.wait()
     found = load_newest(tmp_path)
-    assert (found.step, found.progress, found.sampler) == (7, {"rounds": 2}, b"envs")
+    assert (found.step, found.progress, found.blobs) == (7, {"rounds": 2}, {"sampler": b"envs"})
     assert found.learner["weight"].tolist() == [1.0] * 3
     assert told.steps == [7]
     assert told.found == [tmp_path / "step-7"]

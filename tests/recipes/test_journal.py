@@ -12,6 +12,7 @@ import torch
 
 import remuda
 from remuda.core import Episode, Progress, Round
+from remuda.data.packing import unpack
 from remuda.errors import Interrupted
 from remuda.learning.checkpoint import list_checkpoints, load_newest
 from remuda.logs.rundir import RunDirectory
@@ -145,7 +146,7 @@ class TestIntervals:
         assert names == ["step-80", "step-160", "step-240", "step-320", "step-400"]
         progress = load_newest(run.path / "checkpoints").progress
         counts = {"steps": 400, "rounds": 10, "episodes": 120, "restarts": 0, "checkpoints": 5}
-        assert {name: value for name, value in progress.items() if name != "journal"} == counts
+        assert progress == counts
 
     @pytest.mark.parametrize(
         ("keep", "every", "steps"),
@@ -240,6 +241,8 @@ class Clock:
 
     def perf_counter(self):
         return self.now
+
+    monotonic = perf_counter
 
 
 @pytest.fixture
@@ -348,12 +351,14 @@ class TestAlone:
         assert second["rollout/ep_rew_mean"] == 3.0
 
     def test_a_signal_during_an_evaluation(self, tmp_path, clock, make_journal):
-        """The evaluation is left, nothing of it is written, the checkpoint is."""
+        """The evaluation is left, nothing of it is written, the checkpoint is, and knows that it is owed."""
         signals = StopSignals()
 
-        def play(agent, should_stop):
+        def play(agent, must_stop):
             signals.received = signal.SIGTERM
-            assert should_stop()
+            assert not must_stop(), "it may end by itself"
+            signals.deadline = clock.monotonic() - 1
+            assert must_stop()
             raise Interrupted("stopped")
 
         config = settle(eval={"every": 1, "episodes": 2})
@@ -365,7 +370,10 @@ class TestAlone:
             result = journal.finish(learner)
         assert result["status"] == "stopped by SIGTERM"
         assert result["eval"] is None
-        assert load_newest(tmp_path / "alone/checkpoints").step == 100
+        found = load_newest(tmp_path / "alone/checkpoints")
+        assert found.step == 100
+        assert unpack(found.blobs["journal"])["is_owed"]
+        assert (tmp_path / "alone/metrics.jsonl").read_text() == ""
 
     def test_what_never_began_leaves_no_checkpoint(self, tmp_path, clock, make_journal):
         """Resumed, it begins anew: there is nothing to save."""

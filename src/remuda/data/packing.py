@@ -54,8 +54,9 @@ def _node(value: Any, depth: int) -> Any:
         return ["bytes", value]
     if kind is np.str_:
         return ["str_", str(value)]
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in KINDS and value.dtype.itemsize:
-        name = "array" if isinstance(value, np.ndarray) else "scalar"
+    is_array = kind is np.ndarray  # masked arrays and matrices are more than their numbers
+    if (is_array or isinstance(value, np.generic)) and value.dtype.kind in KINDS and value.dtype.itemsize:
+        name = "array" if is_array else "scalar"
         return [name, value.dtype.str, list(value.shape), value.tobytes()]
     raise Unpackable(f"a {kind.__name__} is neither a plain value nor an array of numbers.")
 

@@ -26,6 +26,7 @@ from remuda.envs.check import EnvReport, examine
 from remuda.envs.episodes import EpisodeStats, resolve_stats
 from remuda.envs.local import LocalEnvs
 from remuda.envs.native import NativeEnvs
+from remuda.envs.paths import sentence
 from remuda.envs.pool import PooledEnvs
 from remuda.envs.spec import EnvSpec, resolve
 from remuda.envs.worker import refuse_in_worker
@@ -172,10 +173,13 @@ def _probe_native(spec: EnvSpec) -> EnvInfo:
 
 
 def _why_no_state(envs: LocalEnvs | NativeEnvs) -> str | None:
+    """Tried both ways: an env may have methods of these names that mean something else."""
     try:
-        envs.get_state()
+        envs.set_state(envs.get_state())
     except NoState as error:
         return str(error)
+    except Exception as error:
+        return f"its state could not be taken and put back ({sentence(error)})"
     return None
 
 

@@ -378,8 +378,9 @@ class PooledEnvs:
             {"do": "load", "states": [state["envs"][env] for env in envs_of(blocks)], "libraries": own}
             for blocks, own in zip(self._blocks, libraries, strict=True)
         ]
-        self._restarts[:], self._restarts_before = state["restarts"], state["restarts_before"]
         self._crew.ask(orders, "loaded", self._build_timeout, self._replace)
+        # after the loading, in which a worker may have been lost too
+        self._restarts[:], self._restarts_before = state["restarts"], state["restarts_before"]
         self._sent.clear()
         self._is_owed = [False] * self.num_slots
 

@@ -288,8 +288,9 @@ class SingleEnv:
     def get_state(self) -> bytes:
         """All that the coming steps depend on; NoState if the env or its statistics hold what cannot be saved."""
         counts = {name: getattr(self, name) for name in COUNTS}
+        is_new = self._is_waiting and self._is_fresh  # never reset: there is no state yet, and none is needed
         saved = {
-            "env": get_state(self._env),
+            "env": None if is_new else get_state(self._env),
             "obs": {path: np.array(array) for path, array in leaves(self._obs)},  # which a row that waits still shows
             "counts": counts,
             "stats": vars(self._stats),
@@ -305,7 +306,8 @@ class SingleEnv:
         saved = unpack(state)
         for path, array in leaves(self._obs):
             array[...] = saved["obs"][path]
-        set_state(self._env, saved["env"])
+        if saved["env"] is not None:
+            set_state(self._env, saved["env"])
         for name, value in saved["counts"].items():
             setattr(self, name, value)
         self._stats, self._rewards = self._stats_class(), saved["rewards"]

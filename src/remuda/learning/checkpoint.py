@@ -14,6 +14,8 @@ import json
 import os
 import shutil
 import stat
+import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ from remuda.errors import CheckpointError
 
 FORMAT = 1
 ASIDE = ".writing-"
-SAMPLER = "sampler"  # among the tensors, as bytes; those of the learner have names that begin with a slash
+BLOB = "blob:"  # bytes among the tensors; the names of the learner's begin with a slash
 MOST_BYTES = {"manifest.json": 1 << 16, "state.json": 1 << 24}
 MOST_HEADER_BYTES = 1 << 22  # of the tensors: their names, kinds and places
 FILES = ("state.json", "tensors.safetensors")
@@ -41,7 +43,7 @@ class Checkpoint:
     step: int
     learner: dict[str, Any]
     progress: dict[str, Any]
-    sampler: bytes | None  # what its get_state said; None: envs begin anew
+    blobs: dict[str, bytes]  # packed by whoever unpacks them
     skipped: list[str]  # sentences about damaged checkpoints that are newer than this one
 
 
@@ -54,11 +56,13 @@ class Snapshot:
     tensors: dict[str, Tensor]  # clones
 
 
-def snapshot(step: int, learner: dict[str, Any], progress: dict[str, Any], sampler: bytes | None = None) -> Snapshot:
+def snapshot(
+    step: int, learner: dict[str, Any], progress: dict[str, Any], blobs: Mapping[str, bytes] | None = None
+) -> Snapshot:
     tensors: dict[str, Tensor] = {}
     state = {"learner": _pack(learner, "", tensors), "progress": progress}
-    if sampler is not None:
-        tensors[SAMPLER] = torch.frombuffer(bytearray(sampler), dtype=torch.uint8)
+    for name, data in (blobs or {}).items():
+        tensors[BLOB + name] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     return Snapshot(step, json.dumps(state).encode(), tensors)
 
 
@@ -69,13 +73,13 @@ def save(
     progress: dict[str, Any],
     keep: str = "last",
     number: int = 0,
-    sampler: bytes | None = None,
+    blobs: Mapping[str, bytes] | None = None,
 ) -> Path:
     """Write checkpoint `step`, point `latest` at it, and delete the old ones that `keep` does not want.
 
     `number` counts the checkpoints of a run: with keep="10" every tenth stays.
     """
-    return write(directory, snapshot(step, learner, progress, sampler), keep, number)
+    return write(directory, snapshot(step, learner, progress, blobs), keep, number)
 
 
 def write(directory: Path, snapshot: Snapshot, keep: str = "last", number: int = 0) -> Path:
@@ -90,8 +94,7 @@ def write(directory: Path, snapshot: Snapshot, keep: str = "last", number: int =
         },
     }
     manifest["sha256"] = _manifest_sum(manifest)
-    final, aside = directory / f"step-{snapshot.step}", directory / f"{ASIDE}{os.getpid()}"
-    shutil.rmtree(aside, ignore_errors=True)  # of a process with this id that was killed while it wrote
+    final, aside = directory / f"step-{snapshot.step}", directory / f"{ASIDE}{os.getpid()}-{uuid.uuid4().hex[:8]}"
     try:
         aside.mkdir(parents=True)
         for name, data in {**contents, "manifest.json": json.dumps(manifest, indent=1).encode()}.items():
@@ -134,8 +137,9 @@ def load(path: Path) -> Checkpoint:
         state = json.loads(contents["state.json"])
         tensors = tensors_from_bytes(contents["tensors.safetensors"])
         learner = _unpack(state["learner"], tensors)
-        sampler = tensors[SAMPLER].numpy().tobytes() if SAMPLER in tensors else None
-        return Checkpoint(path, int(manifest["step"]), learner, state["progress"], sampler, [])
+        found = [name for name in tensors if name.startswith(BLOB)]
+        blobs = {name.removeprefix(BLOB): tensors[name].numpy().tobytes() for name in found}
+        return Checkpoint(path, int(manifest["step"]), learner, state["progress"], blobs, [])
     except CheckpointError:
         raise
     except Exception as error:

@@ -141,6 +141,7 @@ class Learner:
             "version": self.version,
             "progress": self.clock.progress,
             "skipped": self.skipped,
+            "bad_in_a_row": self._bad_in_a_row,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -148,7 +149,7 @@ class Learner:
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
         self.clock = Clock(state["version"], state["progress"])
-        self.skipped = state["skipped"]
+        self.skipped, self._bad_in_a_row = state["skipped"], state.get("bad_in_a_row", 0)
 
     def _skip(self, gradients: Gradients) -> None:
         self.skipped += 1

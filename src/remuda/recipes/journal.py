@@ -11,12 +11,13 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
 from remuda.core import Progress, Round
+from remuda.data.packing import pack, unpack
 from remuda.errors import CheckpointError, Interrupted, NoState
 from remuda.learning import checkpoint
 from remuda.learning.learner import Learner
@@ -86,7 +87,8 @@ class Journal:
         self._saver = Saver(directory.checkpoints, config.checkpoint.keep, self._saved)
         self._has_begun = False
         self._kept: dict[str, Any] | None = None  # where the journal of a resumed run stood
-        self._learner: Learner | None = None  # once it has learned something
+        self._learner: Learner | None = None
+        self._has_learned = False  # in this process
         self._latest: dict[str, float] = {}
         self._started = time.perf_counter()
         self._count_from_here()
@@ -96,6 +98,9 @@ class Journal:
         """Writers are open inside; what a resumed run logged after its checkpoint, if there is one, is dropped."""
         options, self.is_resumed, self.resume_from = self.config.log, is_resumed, resume_from
         done = resume_from.step if resume_from is not None else 0
+        if resume_from is not None and "journal" in resume_from.blobs:
+            self._kept = unpack(resume_from.blobs["journal"])
+            done -= self._kept["is_owed"]  # the line of that step is written again
         with ExitStack() as stack:
             stack.callback(self.terminal.close)
             notices = Notices(self.say)
@@ -113,7 +118,11 @@ class Journal:
             if options.wandb:
                 online = WandB(options.wandb, self.directory.path, to_dict(self.config))
                 self._writers.append(stack.enter_context(closing(online)))
-            yield self
+            try:
+                yield self
+            except Exception:
+                self._saver.wait()  # the directory is about to be somebody else's
+                raise
             self._saver.wait()
             self.say(where_time_went(self._total))
             self.say(verdict(self._total, remedies_for(self.config))[1])
@@ -122,13 +131,13 @@ class Journal:
 
     def resume(self, learner: Learner) -> tuple[Progress, bytes | None]:
         """Counters and the sampler's state, and into the learner the weights, that the run starts from."""
+        self._learner = learner
         self.directory.point_latest()
         found = self.resume_from
         if found is not None:
             with must_fit(found.path):
                 learner.load_state_dict(found.learner)
             self._checkpoints = found.progress.pop("checkpoints", 0)
-            self._kept = found.progress.pop("journal", None)
             self.progress = Progress(**found.progress)
             self._saved_rounds, self._saved_steps = self.progress.rounds, self.progress.steps
             if self.progress.rounds == 0:
@@ -140,7 +149,7 @@ class Journal:
             self.say("no checkpoint was written before the run ended: it begins anew, with the same seed")
         self.say(f"{self.directory.path}: {self.config.sampler.envs} envs, settings in config.yaml")
         self._started = time.perf_counter()
-        return self.progress, None if found is None else found.sampler
+        return self.progress, None if found is None else found.blobs.get("sampler")
 
     def begin(self) -> None:
         """Warm-up is over: rates and intervals count from here."""
@@ -150,7 +159,10 @@ class Journal:
         if self._kept is not None:
             self._window.set_state(self._kept["window"])
             self._sums.update(self._kept["sums"])
-            self._line_steps, self._next_line, self._next_checkpoint, self._next_evaluation = self._kept["steps"]
+            self._next_line, self._next_checkpoint, self._next_evaluation = self._kept["next"]
+            if self._kept["is_owed"]:
+                assert self._learner is not None
+                self._evaluate_and_write(self.progress, self._learner)
 
     def _count_from_here(self) -> None:
         steps = self._first_steps = self._line_steps = self.progress.steps
@@ -166,13 +178,17 @@ class Journal:
             self._sums[name].append(value)
         self._saver.poll()
         self._count(round.seconds)
-        self._learner = round.learner
+        self._learner, self._has_learned = round.learner, True
         steps, last = round.progress.steps, round.progress.steps >= self.config.steps
         if last:
-            self.save(round)  # before the evaluation, which an env may still spoil
-        evaluated = self._evaluate_if_due(round, last)
-        if evaluated or last or steps >= self._next_line:
-            self._write_line(round)
+            self.save(round, is_owed=True)  # before the evaluation, which an env may still spoil
+        try:
+            self._evaluate_and_write(round.progress, round.learner)
+        except Interrupted:
+            self.say("the evaluation was stopped before its end: it is done when the run is resumed")
+            if round.get_state is not None:
+                self.save(round, is_owed=True)
+            return True
         self.terminal.update(self._latest, steps)
         every = self.config.checkpoint.every
         is_due = round.was_cut or (every and steps >= self._next_checkpoint)
@@ -206,7 +222,8 @@ class Journal:
                      f"remuda train --resume {self.directory.path}")  # fmt: skip
         if self.evaluation is None and signal is None and self.config.eval.episodes:
             self.terminal.note(f"evaluating {eval_episodes(self.config)} greedy episodes")
-            self._run_evaluation(learner)
+            with suppress(Interrupted):
+                self._run_evaluation(learner)
         trained = sum(seconds for name, seconds in self._total.items() if name not in ("evaluation", "checkpoint"))
         steps = self.progress.steps - self._first_steps
         return {
@@ -228,12 +245,12 @@ class Journal:
 
     def save_after_failure(self) -> None:
         """What was learned before something broke; nothing if nothing was. The envs begin anew from there."""
-        if self._learner is not None and self._saved_rounds != self.progress.rounds:
+        if self._has_learned and self._learner is not None and self._saved_rounds != self.progress.rounds:
             self._write(self._learner, None)
         self._saver.wait()
 
-    def save(self, round: Round) -> None:
-        """A checkpoint of the end of this round, unless it is there already."""
+    def save(self, round: Round, is_owed: bool = False) -> None:
+        """A checkpoint of the end of this round, unless it is there already; `is_owed`: before its metrics line."""
         if self._saved_rounds == round.progress.rounds:
             return
         with self._timed("checkpoint"):
@@ -244,18 +261,20 @@ class Journal:
                     f"warning: envs begin anew where this run is resumed from {self.progress.steps:,} ({error})."
                 )
                 state = None
-            self._write(round.learner, state)
+            self._write(round.learner, state, is_owed)
 
-    def _write(self, learner: Learner, sampler: bytes | None) -> None:
+    def _write(self, learner: Learner, sampler: bytes | None, is_owed: bool = False) -> None:
         self._checkpoints += 1
         kept = {
             "window": self._window.get_state(),
             "sums": dict(self._sums),
-            "steps": [self._line_steps, self._next_line, self._next_checkpoint, self._next_evaluation],
+            "next": (self._next_line, self._next_checkpoint, self._next_evaluation),
+            "is_owed": is_owed,
         }
-        progress = {**asdict(self.progress), "checkpoints": self._checkpoints, "journal": kept}
+        progress = {**asdict(self.progress), "checkpoints": self._checkpoints}
         self._saved_rounds = self.progress.rounds
-        taken = checkpoint.snapshot(self.progress.steps, learner.state_dict(), progress, sampler)
+        blobs = {"journal": pack(kept)} | ({} if sampler is None else {"sampler": sampler})
+        taken = checkpoint.snapshot(self.progress.steps, learner.state_dict(), progress, blobs)
         self._saver.save(taken, self._checkpoints)
 
     def _saved(self, taken: checkpoint.Snapshot, found: Path | OSError) -> None:
@@ -281,17 +300,23 @@ class Journal:
             self._interval[name] += value
             self._total[name] += value
 
-    def _write_line(self, round: Round) -> None:
-        steps, seconds = round.progress.steps, sum(self._interval.values())
+    def _evaluate_and_write(self, progress: Progress, learner: Learner) -> None:
+        """What is due at the end of a round."""
+        last = progress.steps >= self.config.steps
+        if self._evaluate_if_due(progress, learner, last) or last or progress.steps >= self._next_line:
+            self._write_line(progress, learner)
+
+    def _write_line(self, progress: Progress, learner: Learner) -> None:
+        steps, seconds = progress.steps, sum(self._interval.values()) or 1.0
         line = self._window.summary()
         line |= {name: sum(values) / len(values) for name, values in self._sums.items()}
         line |= {f"limits/{name}": self._interval[name] / seconds for name in ("env", "inference", "update", "wait")}
         line |= {
-            "train/n_updates": float(round.learner.version),  # so far: a count is no mean over rounds
-            "rollout/episodes": float(round.progress.episodes),
-            "rollout/restarts": float(round.progress.restarts),
+            "train/n_updates": float(learner.version),  # so far: a count is no mean over rounds
+            "rollout/episodes": float(progress.episodes),
+            "rollout/restarts": float(progress.restarts),
             "time/total_timesteps": float(steps),
-            "time/iterations": float(round.progress.rounds),
+            "time/iterations": float(progress.rounds),
             "time/fps": (steps - self._line_steps) / seconds,
             "time/time_elapsed": time.perf_counter() - self._started,
         }
@@ -307,24 +332,20 @@ class Journal:
         self._sums.clear()
         self._interval.clear()
 
-    def _evaluate_if_due(self, round: Round, last: bool) -> bool:
+    def _evaluate_if_due(self, progress: Progress, learner: Learner, last: bool) -> bool:
         options = self.config.eval
-        due = options.every and round.progress.steps >= self._next_evaluation
+        due = options.every and progress.steps >= self._next_evaluation
         if not options.episodes or not (due or last):
             return False
-        self._next_evaluation = round.progress.steps + options.every
-        return self._run_evaluation(round.learner)
+        self._run_evaluation(learner)
+        self._next_evaluation = progress.steps + options.every
+        return True
 
-    def _run_evaluation(self, learner: Learner) -> bool:
+    def _run_evaluation(self, learner: Learner) -> None:
         with self._timed("evaluation"):
-            try:
-                found = self._evaluate(learner.algorithm.agent, self.should_stop)
-            except Interrupted:
-                self.say("the evaluation was stopped before its end")
-                return False
+            found = self._evaluate(learner.algorithm.agent, self.must_stop)
         self.evaluation = found.summary()
         self.directory.log(f"evaluation: {self.evaluation['mean_reward']:.2f} over {len(found.returns)} episodes")
-        return True
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:

@@ -12,6 +12,7 @@ import torch
 from remuda.agents import NetFactory, PolicyAgent
 from remuda.algorithms import A2C, PPO
 from remuda.core import Algorithm, Envs, env_seed
+from remuda.data.packing import Unpackable, pack
 from remuda.envs import EnvInfo, EnvSpec, choose_backend, make_envs, resolve_stats
 from remuda.envs.paths import import_named
 from remuda.envs.previous import WithPrevious, with_previous
@@ -138,10 +139,21 @@ def check_envs(config: RunConfig, spec: EnvSpec) -> bool:
     return choose_backend(spec, backend, options.stats, levels=training_seeds(config)) is not None
 
 
+def why_no_state(config: RunConfig, info: EnvInfo, is_native: bool) -> str | None:
+    """What keeps the state of envs from being saved; None if nothing does."""
+    if is_native:
+        return "native envs keep their state to themselves"
+    try:
+        pack(vars(resolve_stats(config.envs.stats)()))
+    except Unpackable as error:
+        return f"envs.stats={config.envs.stats}: {error}"
+    return info.no_state
+
+
 def rounds_between_cuts(config: RunConfig) -> int:
     """How far apart checkpoints lie, and all episodes are cut, where the state of envs cannot be saved."""
     rows = config.sampler.envs * config.algo_options.n_steps
-    return -(-config.checkpoint.every // rows) or config.steps  # as many rounds as steps: never
+    return -(-config.checkpoint.every // rows)  # 0, never, where only the last checkpoint is wanted
 
 
 def training_seeds(config: RunConfig) -> list[int] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from remuda.recipes.parts import (
     num_workers,
     play_episodes,
     rounds_between_cuts,
+    why_no_state,
 )
 from remuda.recipes.profile import profiled
 from remuda.recipes.signals import StopSignals
@@ -64,6 +66,9 @@ def train(
     refuse_in_worker()
     if config.scheme not in SCHEMES:
         raise ConfigError(f"scheme={config.scheme!r} is not known: {nearest(config.scheme, SCHEMES)}")
+    if config.scheme == "parallel" and config.sampler.act == "workers":
+        # the state of acting workers is that of so many, and another machine may have other cores
+        config = replace(config, sampler=replace(config.sampler, workers=num_workers(config)))
     recipe = make_recipe(config, spec, info, net)
     scheme = SCHEMES[config.scheme](config)
     found = newest_checkpoint(Path(out)) if resume and out is not None else None
@@ -121,7 +126,7 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
     acts_in_workers = config.sampler.act == "workers"
     if acts_in_workers and config.scheme == "serial":
         raise ConfigError("sampler.act=workers has no workers under --scheme serial: use --scheme parallel.")
-    no_state = "native envs keep their state to themselves" if check_envs(config, spec) else info.no_state
+    no_state = why_no_state(config, info, is_native=check_envs(config, spec))
     make_net = net or find_net(config.agent)
     seen = agent_view(config, info)
     make_algorithm(config, seen, make_net)  # a net that does not fit shows itself before anything is started

@@ -110,9 +110,9 @@ class ActingSampler:
 
     def _ask(self, order: Mapping[str, Any], key: str, seconds: float) -> list[dict[str, Any]]:
         """The same of every worker; whoever is lost meanwhile is replaced and asked again."""
-        is_collecting = order["do"] == "collect"
+        is_underway = order["do"] in ("collect", "save")  # a worker that is lost goes on from the last rollout's end
         orders = [order] * len(self._crew.members)
-        answers = self._crew.ask(orders, key, seconds, lambda member: self._replace(member, is_collecting))
+        answers = self._crew.ask(orders, key, seconds, lambda member: self._replace(member, is_underway))
         self._was_useful = [True] * len(answers)
         for answer in answers:
             self._report(answer.get("notices", ()))
@@ -127,7 +127,7 @@ class ActingSampler:
         return pack([self._seed, self._restarts_before, self._lost, *(answer["saved"] for answer in answers)])
 
     def set_state(self, state: bytes) -> None:
-        self._seed, self._restarts_before, self._lost, *samplers = unpack(state)
+        seed, restarts_before, lost, *samplers = unpack(state)
         if len(samplers) != len(self._crew.members):
             raise ConfigError(
                 f"this run was made by {len(samplers)} acting workers, not by {len(self._crew.members)}: "
@@ -137,6 +137,8 @@ class ActingSampler:
         self._crew.ask(
             orders, "loaded", self._build_timeout, lambda member: self._replace(member, is_collecting=False)
         )
+        # after the loading, in which a worker may have been lost too
+        self._seed, self._restarts_before, self._lost = seed, restarts_before, lost
         self._keep_end()
 
     def _report(self, notices: Sequence[str]) -> None:

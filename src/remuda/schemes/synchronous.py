@@ -68,7 +68,7 @@ class Synchronous:
             return progress.restarts
         if state is not None:
             sampler.set_state(state)
-            return 0
+            return progress.restarts - sampler.restarts()
         is_new = progress.rounds == 0
         seed = recipe.seed if is_new else env_seed(recipe.seed, progress.rounds)
         progress.steps += sampler.reset(seed, recipe.warm_up if is_new else 0)

@@ -1,4 +1,5 @@
-"""Checkpoints: `step-<N>/` with tensors.safetensors, state.json and a manifest of sha256 sums.
+"""Checkpoints: `step-<N>/` with tensors.safetensors (what was learned), blobs.safetensors (the packed state of envs
+and journal), state.json and a manifest of sha256 sums.
 
     save(directory, step, learner.state_dict(), {"rounds": 12}, keep="last")
     found = load_newest(directory)           # the newest that is whole; damaged ones are named and passed over
@@ -29,7 +30,7 @@ from remuda.errors import CheckpointError
 
 FORMAT = 1
 ASIDE = ".writing-"
-BLOB = "blob:"  # bytes among the tensors; the names of the learner's begin with a slash
+BLOBS = "blobs.safetensors"  # bytes, where there are any
 MOST_BYTES = {"manifest.json": 1 << 16, "state.json": 1 << 24}
 MOST_HEADER_BYTES = 1 << 22  # of the tensors: their names, kinds and places
 FILES = ("state.json", "tensors.safetensors")
@@ -54,6 +55,7 @@ class Snapshot:
     step: int
     state: bytes  # JSON
     tensors: dict[str, Tensor]  # clones
+    blobs: dict[str, Tensor]  # bytes
 
 
 def snapshot(
@@ -61,9 +63,8 @@ def snapshot(
 ) -> Snapshot:
     tensors: dict[str, Tensor] = {}
     state = {"learner": _pack(learner, "", tensors), "progress": progress}
-    for name, data in (blobs or {}).items():
-        tensors[BLOB + name] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    return Snapshot(step, json.dumps(state).encode(), tensors)
+    packed = {name: torch.frombuffer(bytearray(data), dtype=torch.uint8) for name, data in (blobs or {}).items()}
+    return Snapshot(step, json.dumps(state).encode(), tensors, packed)
 
 
 def save(
@@ -85,6 +86,8 @@ def save(
 def write(directory: Path, snapshot: Snapshot, keep: str = "last", number: int = 0) -> Path:
     """As `save`, of what was there when the snapshot was taken."""
     contents = {"state.json": snapshot.state, "tensors.safetensors": tensors_to_bytes(snapshot.tensors)}
+    if snapshot.blobs:  # apart from the tensors: equal runs have equal tensors, however many workers they had
+        contents[BLOBS] = tensors_to_bytes(snapshot.blobs)
     manifest = {
         "format": FORMAT,
         "step": snapshot.step,
@@ -126,19 +129,16 @@ def load(path: Path) -> Checkpoint:
         if manifest.pop("sha256") != _manifest_sum(manifest):
             raise ValueError("manifest.json does not match its sha256 sum")
         contents = {}
-        for name in FILES:
+        for name in (*FILES, *([BLOBS] if BLOBS in manifest["files"] else [])):
             expected = manifest["files"][name]
             data = _read(path / name, MOST_BYTES.get(name, expected["bytes"]))
             if len(data) != expected["bytes"] or hashlib.sha256(data).hexdigest() != expected["sha256"]:
                 raise ValueError(f"{name} does not match its sha256 sum")
             contents[name] = data
-        if int.from_bytes(contents["tensors.safetensors"][:8], "little") > MOST_HEADER_BYTES:
-            raise ValueError("the header of tensors.safetensors is too large to be one")
         state = json.loads(contents["state.json"])
-        tensors = tensors_from_bytes(contents["tensors.safetensors"])
-        learner = _unpack(state["learner"], tensors)
-        found = [name for name in tensors if name.startswith(BLOB)]
-        blobs = {name.removeprefix(BLOB): tensors[name].numpy().tobytes() for name in found}
+        learner = _unpack(state["learner"], _tensors(contents["tensors.safetensors"]))
+        found = _tensors(contents[BLOBS]) if BLOBS in contents else {}
+        blobs = {name: tensor.numpy().tobytes() for name, tensor in found.items()}
         return Checkpoint(path, int(manifest["step"]), learner, state["progress"], blobs, [])
     except CheckpointError:
         raise
@@ -146,6 +146,13 @@ def load(path: Path) -> Checkpoint:
         raise CheckpointError(
             f"checkpoint {path} is damaged ({error}): delete it, or resume from an earlier one."
         ) from None
+
+
+def _tensors(data: bytes) -> dict[str, Tensor]:
+    if int.from_bytes(data[:8], "little") > MOST_HEADER_BYTES:
+        raise ValueError("the header of its tensors is too large to be one")
+    found: dict[str, Tensor] = tensors_from_bytes(data)
+    return found
 
 
 def _read(path: Path, most: int) -> bytes:

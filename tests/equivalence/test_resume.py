@@ -129,7 +129,7 @@ def test_a_run_without_a_checkpoint_begins_anew_and_is_the_same(tmp_path: Path) 
 def test_stopped_within_an_evaluation(evaluation: int, number: signal.Signals, tmp_path: Path) -> None:
     """Which takes too long to wait for: it is done, and its line is written, when the run goes on."""
     code = """
-import os, signal, sys, time
+import json, os, signal, sys, time
 import remuda
 from remuda.recipes import parts, signals
 signals.PATIENCE_SECONDS = 0.2
@@ -142,11 +142,11 @@ def evaluate(*arguments, **options):
         time.sleep(0.5)
     return real(*arguments, **options)
 parts.evaluate = evaluate
-remuda.train("ppo", "CartPole-v1", steps=700, seed=3, out=sys.argv[1], **eval(sys.argv[4]))
+remuda.train("ppo", "CartPole-v1", steps=700, seed=3, out=sys.argv[1], **json.loads(sys.argv[4]))
 """
     whole, pieces, options = tmp_path / "whole", tmp_path / "pieces", settings({"eval": {"every": 250}})
     remuda.train("ppo", "CartPole-v1", steps=700, seed=3, out=whole, **options)
-    arguments = [str(pieces), str(evaluation), str(int(number)), repr(options)]
+    arguments = [str(pieces), str(evaluation), str(int(number)), json.dumps(options)]
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120)
     assert done.returncode == (-9 if number == signal.SIGKILL else 0), done.stderr
     remuda.resume(pieces, quiet=True)

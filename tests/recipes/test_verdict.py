@@ -18,8 +18,8 @@ RUNS: dict[str, tuple[str, str, int, dict[str, Any]]] = {
     "inference": (
         "a2c",
         "Remuda/Mock-v0",
-        320,
-        {"sampler": {"envs": 1}, "algo": {"n_steps": 64}, "agent": {"hidden": (2048, 2048)}},
+        512,
+        {"sampler": {"envs": 1}, "algo": {"n_steps": 256}, "agent": {"hidden": (1024, 1024)}},
     ),
     "update": ("ppo", "Remuda/Mock-v0", 2048, {"algo": {"n_epochs": 20}}),
     "wait": (

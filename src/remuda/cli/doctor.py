@@ -15,7 +15,7 @@ from typing import Any
 
 from remuda.cli.options import Parser
 from remuda.logs.terminal import number
-from remuda.recipes.machine import usable_cores
+from remuda.machine import usable_cores
 from remuda.recipes.values import coerce
 
 EXTRAS = {  # extra: (package it brings, what for)

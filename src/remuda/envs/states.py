@@ -26,51 +26,55 @@ import numpy as np
 
 from remuda.errors import NoState
 
-GYMNASIUM = "gymnasium.envs."
-WRAPPERS = "gymnasium.wrappers."
-# What differs between an env that has been played and a new one, by the name of the class: of exactly this class, as
-# one that is derived from it may have more.
-ATTRIBUTES = {
-    GYMNASIUM + "classic_control.cartpole.CartPoleEnv": ("state", "steps_beyond_terminated"),
-    GYMNASIUM + "classic_control.acrobot.AcrobotEnv": ("state",),
-    GYMNASIUM + "classic_control.pendulum.PendulumEnv": ("state", "last_u"),
-    GYMNASIUM + "classic_control.mountain_car.MountainCarEnv": ("state",),
-    GYMNASIUM + "classic_control.continuous_mountain_car.Continuous_MountainCarEnv": ("state",),
-    GYMNASIUM + "toy_text.frozen_lake.FrozenLakeEnv": ("s", "lastaction"),
-    GYMNASIUM + "toy_text.cliffwalking.CliffWalkingEnv": ("s", "lastaction"),
-    GYMNASIUM + "toy_text.taxi.TaxiEnv": ("s", "lastaction", "fickle_step", "taxi_orientation"),
-    GYMNASIUM + "toy_text.blackjack.BlackjackEnv": (
-        "dealer",
-        "player",
-        "dealer_top_card_suit",
-        "dealer_top_card_value_str",
-    ),
-    WRAPPERS + "common.TimeLimit": ("_elapsed_steps",),
-    WRAPPERS + "common.Autoreset": ("autoreset",),
-    WRAPPERS + "common.OrderEnforcing": ("_has_reset",),
-    WRAPPERS + "common.PassiveEnvChecker": ("checked_reset", "checked_step", "checked_render", "checked_data_reuse"),
-    WRAPPERS + "common.RecordEpisodeStatistics": (
-        "episode_count",
-        "episode_returns",
-        "episode_lengths",
-        "return_queue",
-        "length_queue",
-    ),
-    WRAPPERS + "stateful_observation.DelayObservation": ("observation_queue",),
-    WRAPPERS + "stateful_observation.TimeAwareObservation": ("timesteps",),
-    WRAPPERS + "stateful_observation.FrameStackObservation": ("obs_queue", "padding_value"),
-    WRAPPERS + "stateful_observation.NormalizeObservation": ("obs_rms", "_update_running_mean"),
-    WRAPPERS + "stateful_observation.MaxAndSkipObservation": ("_obs_buffer",),
-    WRAPPERS + "stateful_action.StickyAction": ("last_action", "is_sticky_actions", "num_repeats", "repeats_taken"),
-    WRAPPERS + "stateful_action.RepeatAction": (),
-    WRAPPERS + "stateful_reward.NormalizeReward": ("discounted_reward", "return_rms", "_update_running_mean"),
-    WRAPPERS + "atari_preprocessing.AtariPreprocessing": ("obs_buffer", "lives", "game_over"),
-    "remuda.envs.memory.Recall": ("_cue", "_step"),
-    "remuda.envs.memory.CartPolePositions": (),
-    "remuda.envs.mock.MockEnv": ("_step",),
-    "remuda.envs.families.MiniGridObservation": (),
+WRAPPERS = "gymnasium.wrappers"
+MUJOCO = "gymnasium.envs.mujoco."
+# What differs between an env that has been played and a new one, by module and class: of exactly this class, as one
+# that is derived from it may have more.
+SAVED: dict[str, dict[str, tuple[str, ...]]] = {
+    "gymnasium.envs.classic_control": {
+        "cartpole.CartPoleEnv": ("state", "steps_beyond_terminated"),
+        "acrobot.AcrobotEnv": ("state",),
+        "pendulum.PendulumEnv": ("state", "last_u"),
+        "mountain_car.MountainCarEnv": ("state",),
+        "continuous_mountain_car.Continuous_MountainCarEnv": ("state",),
+    },
+    "gymnasium.envs.toy_text": {
+        "frozen_lake.FrozenLakeEnv": ("s", "lastaction"),
+        "cliffwalking.CliffWalkingEnv": ("s", "lastaction"),
+        "taxi.TaxiEnv": ("s", "lastaction", "fickle_step", "taxi_orientation"),
+        "blackjack.BlackjackEnv": ("dealer", "player", "dealer_top_card_suit", "dealer_top_card_value_str"),
+    },
+    WRAPPERS: {
+        "common.TimeLimit": ("_elapsed_steps",),
+        "common.Autoreset": ("autoreset",),
+        "common.OrderEnforcing": ("_has_reset",),
+        "common.PassiveEnvChecker": ("checked_reset", "checked_step", "checked_render", "checked_data_reuse"),
+        "common.RecordEpisodeStatistics": (
+            "episode_count",
+            "episode_returns",
+            "episode_lengths",
+            "return_queue",
+            "length_queue",
+        ),
+        "stateful_observation.DelayObservation": ("observation_queue",),
+        "stateful_observation.TimeAwareObservation": ("timesteps",),
+        "stateful_observation.FrameStackObservation": ("obs_queue", "padding_value"),
+        "stateful_observation.NormalizeObservation": ("obs_rms", "_update_running_mean"),
+        "stateful_observation.MaxAndSkipObservation": ("_obs_buffer",),
+        "stateful_action.StickyAction": ("last_action", "is_sticky_actions", "num_repeats", "repeats_taken"),
+        "stateful_action.RepeatAction": (),
+        "stateful_reward.NormalizeReward": ("discounted_reward", "return_rms", "_update_running_mean"),
+        "atari_preprocessing.AtariPreprocessing": ("obs_buffer", "lives", "game_over"),
+    },
+    "remuda.envs": {
+        "memory.Recall": ("_cue", "_step"),
+        "memory.CartPolePositions": (),
+        "mock.MockEnv": ("_step",),
+        "families.MiniGridObservation": (),
+    },
 }
-STATELESS = tuple(f"{WRAPPERS}{name}." for name in ("transform_observation", "transform_action", "transform_reward"))
+ATTRIBUTES = {f"{room}.{name}": names for room, classes in SAVED.items() for name, names in classes.items()}
+STATELESS = tuple(f"{WRAPPERS}.{name}." for name in ("transform_observation", "transform_action", "transform_reward"))
 # MuJoCo's arrays that an env may read before the next step computes them anew, by the beginnings of their names
 READABLE = ("x", "c", "q", "geom_", "site_", "actuator_", "sensordata", "subtree_", "ten_length", "ten_velocity")
 MOMENTS = ("mean", "var", "count")  # of Gymnasium's running statistics
@@ -123,7 +127,7 @@ def _adapter(layer: Any) -> Adapter:
         return _listed(ATTRIBUTES[name])
     if name.startswith(STATELESS):
         return _listed(())
-    if name.startswith(GYMNASIUM + "mujoco.") and hasattr(layer, "data"):
+    if name.startswith(MUJOCO) and hasattr(layer, "data"):
         return Adapter(_get_mujoco, _set_mujoco)
     if name.startswith("minatar."):
         return Adapter(_get_minatar, _set_minatar)

@@ -88,7 +88,6 @@ class Journal:
         self._has_begun = False
         self._kept: dict[str, Any] | None = None  # where the journal of a resumed run stood
         self._learner: Learner | None = None
-        self._has_learned = False  # in this process
         self._latest: dict[str, float] = {}
         self._started = time.perf_counter()
         self._count_from_here()
@@ -178,7 +177,7 @@ class Journal:
             self._sums[name].append(value)
         self._saver.poll()
         self._count(round.seconds)
-        self._learner, self._has_learned = round.learner, True
+        self._learner = round.learner
         steps, last = round.progress.steps, round.progress.steps >= self.config.steps
         if last:
             self.save(round, is_owed=True)  # before the evaluation, which an env may still spoil
@@ -245,7 +244,7 @@ class Journal:
 
     def save_after_failure(self) -> None:
         """What was learned before something broke; nothing if nothing was. The envs begin anew from there."""
-        if self._has_learned and self._learner is not None and self._saved_rounds != self.progress.rounds:
+        if self._learner is not None and self.progress.rounds > max(self._saved_rounds, 0):
             self._write(self._learner, None)
         self._saver.wait()
 

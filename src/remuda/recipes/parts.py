@@ -18,9 +18,9 @@ from remuda.envs.paths import import_named
 from remuda.envs.previous import WithPrevious, with_previous
 from remuda.errors import ConfigError
 from remuda.learning.schedules import parse_schedule
+from remuda.machine import usable_cores
 from remuda.nets import NETS, make_net
 from remuda.recipes.config import AgentOptions, PPOOptions, RunConfig
-from remuda.recipes.machine import usable_cores
 from remuda.recipes.values import parse_seeds
 from remuda.sampling.evaluation import Evaluation, evaluate
 from remuda.schemes.synchronous import torch_threads

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from remuda.machine import usable_cores
 from remuda.recipes.config import PPOOptions, RunConfig
-from remuda.recipes.machine import usable_cores
 from remuda.recipes.parts import num_workers
 
 NAMES = {

@@ -134,9 +134,7 @@ class ActingSampler:
                 f"resume it where sampler.workers can be {len(samplers)}."
             )
         orders = [{"do": "load", "state": state} for state in samplers]
-        self._crew.ask(
-            orders, "loaded", self._build_timeout, lambda member: self._replace(member, is_collecting=False)
-        )
+        self._crew.ask(orders, "loaded", self._build_timeout, lambda member: self._replace(member, is_underway=False))
         # after the loading, in which a worker may have been lost too
         self._seed, self._restarts_before, self._lost = seed, restarts_before, lost
         self._keep_end()
@@ -148,7 +146,7 @@ class ActingSampler:
             if self._notices & (self._notices - 1) == 0:
                 logger.warning("%s", notice)
 
-    def _replace(self, member: Member, is_collecting: bool) -> None:
+    def _replace(self, member: Member, is_underway: bool) -> None:
         index = member.index
         member.inbox.clear()
         self._lost[index] += 1
@@ -156,12 +154,12 @@ class ActingSampler:
         self._restarts[index] = 0
         self._crew.revive(member, self._was_useful[index])
         self._was_useful[index] = False
-        if is_collecting:
+        if is_underway:
             own = slice(member.order["first"], member.order["last"])
             for shared, kept in zip((self._buffers.last_obs, self._buffers.next_state), self._end, strict=True):
                 if kept is not None:
                     shared[own] = kept[own]
-        self._introduce(member, self._seed if is_collecting else None)
+        self._introduce(member, self._seed if is_underway else None)
 
     def _introduce(self, member: Member, seed: int | None = None) -> None:
         order = {"do": "attach", "layout": self._memory.layout, "seed": seed, "restarts": self._lost[member.index]}

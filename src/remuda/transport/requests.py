@@ -33,6 +33,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from remuda.machine import usable_cores
+
 ON_LINK = -1  # size of news that had no room in memory and come another way
 LINGER_SECONDS = 4e-4  # how long to look before sleeping
 IN_VAIN = 3  # lingerings in a row, after which only every so many are tried
@@ -67,8 +69,7 @@ class Patience:
     """
 
     def __init__(self, num_workers: int) -> None:
-        num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self._has_core = num_workers <= num_cores
+        self._has_core = num_workers <= usable_cores()
         self._times = self._in_vain = 0
 
     def sees(self, is_there: Callable[[], bool]) -> bool:

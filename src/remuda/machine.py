@@ -1,4 +1,4 @@
-"""What this machine allows."""
+"""What this machine allows; every part may ask."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ import torch
 from remuda.agents import PolicyAgent
 from remuda.algorithms import PPO
 from remuda.envs import make_envs, probe, resolve
-from remuda.learning.learner import Learner, OptimizerOptions
+from remuda.learning.learner import Learner
+from remuda.learning.optimizers import OptimizerOptions
 from remuda.learning.schedules import parse_schedule
 from remuda.learning.weights import LocalWeights
 from remuda.nets import MLP

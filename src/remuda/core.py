@@ -138,6 +138,22 @@ class Losses:
     stop: bool = False  # leave the rest of this round, without applying this batch
 
 
+@dataclass(frozen=True)
+class QuickGradients:
+    """The derivatives of `Losses.groups`, each a vector in the order of its group's parameters."""
+
+    groups: dict[str, Tensor]
+    metrics: dict[str, Tensor | float]
+    stop: bool = False
+
+
+class Quick(Protocol):
+    """What an agent without state may offer to a sampler: choose now, and say what belongs to all rows later."""
+
+    def choose(self, obs: Any, noise: Tensor) -> Any: ...  # actions [B], all of which explore
+    def say(self, obs: Any, action: Any) -> ArrayTuple: ...  # of rows [N], as `Agent.act`
+
+
 class Agent(Protocol):
     """The networks and how they act; an nn.Module."""
 
@@ -147,6 +163,7 @@ class Agent(Protocol):
     def act(
         self, obs: Any, state: Any, explore: Tensor | None, noise: Tensor
     ) -> tuple[Any, ArrayTuple, Any]: ...  # explore [B], 0 is greedy; None: all explore
+    # It may also have find_quick(obs, noise) -> Quick | None.
     def value(self, obs: Any, state: Any) -> Tensor: ...  # of what was seen after `state`, which stays as it is
 
 
@@ -158,6 +175,7 @@ class Algorithm(Protocol):
     def groups(self) -> dict[str, list[nn.Parameter]]: ...
     def prepare(self, rollout: Rollout) -> Batch: ...  # one pass over fresh data, before its first gradient
     def losses(self, batch: Batch, clock: Clock) -> Losses: ...
+    # It may also have quick_gradients(batch, clock) -> QuickGradients | None: by hand, None where it cannot.
     def after_update(self, clock: Clock) -> None: ...  # target networks
     def after_rollout(self, rollout: Rollout) -> None: ...  # normalisers, once per rollout, after its gradients
     def state_dict(self) -> dict[str, Tensor]: ...

@@ -12,7 +12,8 @@ from rollouts import make_agent, make_rollout, random_stream
 from remuda.algorithms import A2C, PPO, ActorCritic, RewardScale
 from remuda.core import Clock
 from remuda.data import Rollout
-from remuda.learning.learner import Learner, OptimizerOptions
+from remuda.learning.learner import Learner
+from remuda.learning.optimizers import OptimizerOptions
 from remuda.maths import explained_variance, gae
 from remuda.replay import Fresh
 

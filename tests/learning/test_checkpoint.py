@@ -21,7 +21,8 @@ from remuda.algorithms import PPO
 from remuda.errors import CheckpointError
 from remuda.learning import checkpoint
 from remuda.learning.checkpoint import list_checkpoints, load, load_newest, parameters_hash, save
-from remuda.learning.learner import Learner, OptimizerOptions
+from remuda.learning.learner import Learner
+from remuda.learning.optimizers import OptimizerOptions
 
 FILES = ("manifest.json", "state.json", "tensors.safetensors")
 PROGRESS = {"steps": 1024, "rounds": 4, "episodes": 17}
@@ -66,7 +67,6 @@ def test_a_learner_comes_back_bit_by_bit_and_continues(tmp_path: Path, shared: b
     found = load(path)
     assert (found.path, found.step, found.progress, found.skipped) == (tmp_path / "step-1024", 1024, PROGRESS, [])
     assert_same(found.learner, learner.state_dict())
-    assert list(found.learner["optimizers"]["policy"]["state"]) == list(range(len(learner.parameters["policy"])))
     other = make_learner(seed=5, shared=shared)
     other.load_state_dict(found.learner)
     train(learner)

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from remuda.algorithms import A2C, PPO
 from remuda.core import Clock, Losses
 from remuda.data import Batch
-from remuda.errors import TrainingError
-from remuda.learning.learner import MAX_BAD_UPDATES, Learner, OptimizerOptions, make_optimizer
+from remuda.errors import ConfigError, TrainingError
+from remuda.learning.learner import MAX_BAD_UPDATES, Learner
+from remuda.learning.optimizers import OptimizerOptions, make_optimizer
 from remuda.learning.schedules import parse_schedule
 from remuda.learning.weights import LocalWeights
 from remuda.replay import Fresh
@@ -86,9 +87,25 @@ def test_each_group_gets_the_gradient_of_its_own_loss() -> None:
     toy, learner = make_toy()
     groups = learner.gradients(BATCH).groups
     shared = float((toy.a.detach() * BATCH).sum())
-    assert groups["first"][0].tolist() == [3 + 1, 5 - 2]  # nothing of the second loss, which also depends on a
-    assert groups["second"][0].tolist() == [[shared], [shared]]
-    assert groups["second"][1].tolist() == [0, 0, 0]  # unused: zero, not None
+    assert groups["first"].tolist() == [3 + 1, 5 - 2]  # nothing of the second loss, which also depends on a
+    assert groups["second"].tolist() == [shared, shared, 0, 0, 0]  # unused: zero
+
+
+def test_parameters_are_views_of_one_vector_in_each_group() -> None:
+    toy, learner = make_toy()
+    assert learner.vectors["second"].tolist() == [0.5, 4.0, 1.0, 1.0, 1.0]
+    with torch.no_grad():
+        learner.vectors["second"][1] = 7.0
+    assert toy.b.tolist() == [[0.5], [7.0]]
+    toy.load_state_dict({name: torch.zeros_like(value) for name, value in toy.state_dict().items()})
+    assert not learner.vectors["second"].any()
+
+
+def test_parameters_of_different_dtypes_are_refused() -> None:
+    toy = Toy()
+    toy.unused.data = toy.unused.data.double()
+    with pytest.raises(ConfigError, match="different dtypes"):
+        Learner(toy, OptimizerOptions(), parse_schedule("0.1"), None)  # type: ignore[arg-type]
 
 
 def test_all_groups_are_computed_before_any_is_stepped() -> None:
@@ -99,36 +116,31 @@ def test_all_groups_are_computed_before_any_is_stepped() -> None:
     assert toy.b.flatten().tolist() == pytest.approx([0.5 + 0.1 * 7, 4 + 0.1 * 7], rel=1e-4)  # 7: of a as it was
 
 
-def by_torch(name: str, decay: float, momentum: float) -> list[torch.optim.Optimizer | list[Tensor]]:
-    parameters = [torch.tensor([1.0, -2.0]), torch.tensor([[0.5], [4.0]])]
+def by_torch(name: str, vector: Tensor, decay: float, momentum: float) -> torch.optim.Optimizer:
     if name == "rmsprop":
-        made: Any = torch.optim.RMSprop(
-            parameters, 0.05, alpha=0.9, eps=1e-5, weight_decay=decay, momentum=momentum, foreach=False
+        return torch.optim.RMSprop(
+            [vector], alpha=0.9, eps=1e-5, weight_decay=decay, momentum=momentum, foreach=False
         )
-    else:
-        kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
-        made = kind(parameters, 0.05, eps=1e-5, weight_decay=decay, foreach=False, fused=False)
-    return [made, parameters]
+    kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
+    return kind([vector], eps=1e-5, weight_decay=decay, foreach=False, fused=False)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop"])
-def test_optimizers_equal_torch_one_tensor_at_a_time(name: str, decay: float) -> None:
-    momentum = 0.5
-    reference, expected = by_torch(name, decay, momentum)
-    parameters = [nn.Parameter(parameter.clone()) for parameter in expected]  # type: ignore[union-attr]
-    options = OptimizerOptions(name, 1e-5, weight_decay=decay, rms_alpha=0.9, momentum=momentum)
-    mine = make_optimizer(parameters, options)
+def test_optimizers_equal_those_of_torch(name: str, decay: float, momentum: float) -> None:
+    expected = torch.tensor([1.0, -2.0, 0.5, 4.0])
+    vector = nn.Parameter(expected.clone())
+    reference = by_torch(name, expected, decay, momentum)
+    mine = make_optimizer(vector, OptimizerOptions(name, 1e-5, decay, rms_alpha=0.9, momentum=momentum))
     generator = torch.Generator().manual_seed(0)
-    for _ in range(20):
-        for a, b in zip(parameters, expected, strict=True):  # type: ignore[arg-type]
-            a.grad = torch.randn(a.shape, generator=generator)
-            b.grad = a.grad.clone()
-        mine.param_groups[0]["lr"] = 0.05
-        mine.step()
-        reference.step()  # type: ignore[union-attr]
-    for a, b in zip(parameters, expected, strict=True):  # type: ignore[arg-type]
-        torch.testing.assert_close(a.detach(), b, atol=1e-6, rtol=1e-5)
+    for step in range(20):
+        rate = 0.05 / (1 + step)
+        expected.grad = torch.randn(4, generator=generator)
+        mine.step(expected.grad.clone(), rate)
+        reference.param_groups[0]["lr"] = rate
+        reference.step()
+    torch.testing.assert_close(vector.detach(), expected, atol=1e-6, rtol=1e-5)
 
 
 def test_adam_by_worked_numbers() -> None:
@@ -143,9 +155,8 @@ def spy_on_steps(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> dict[str,
     seen: dict[str, float] = {}
     for name, optimizer in learner.optimizers.items():
 
-        def step(name: str = name) -> None:
-            gradients = [parameter.grad.flatten() for parameter in learner.parameters[name]]  # type: ignore[union-attr]
-            seen[name] = float(torch.cat(gradients).norm())
+        def step(gradient: Tensor, rate: float, name: str = name) -> None:
+            seen[name] = float(gradient.norm())
 
         monkeypatch.setattr(optimizer, "step", step)
     return seen
@@ -185,10 +196,10 @@ def test_gradients_that_are_not_finite_change_nothing_and_are_counted(bad: float
     toy, learner = make_toy(max_grad_norm=0.5)
     learner.step(BATCH)
     before, state = copies(toy), learner.state_dict()
-    moments = {key: value.clone() for key, value in state["optimizers"]["first"]["state"][0].items()}
+    moments = {key: value.clone() for key, value in state["optimizers"]["first"].items()}
     metrics = learner.step(torch.tensor([3.0, bad])).metrics  # type: ignore[arg-type]
     assert equal(before, toy)
-    now = learner.state_dict()["optimizers"]["first"]["state"][0]
+    now = learner.state_dict()["optimizers"]["first"]
     assert all(torch.equal(moments[key], now[key]) for key in moments)
     assert metrics["skipped_updates"] == 1
     assert (learner.skipped, learner.version, len(toy.updates)) == (1, 1, 1)
@@ -243,8 +254,8 @@ def test_a_loaded_state_continues_bit_by_bit(kind: str, optimizer: str) -> None:
     # A copy, or both would share the optimizer's tensors, as torch's own load_state_dict does.
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     assert (second.version, second.clock, second.skipped) == (first.version, first.clock, 1)
-    first_moments = first.optimizers["policy"].state[first.parameters["policy"][0]]
-    second_moments = second.optimizers["policy"].state[second.parameters["policy"][0]]
+    first_moments = first.optimizers["policy"].state_dict()
+    second_moments = second.optimizers["policy"].state_dict()
     for learner in (first, second):
         learn_rounds(learner, range(3, 5))
     assert first.version == second.version == 5 * 8
@@ -252,7 +263,8 @@ def test_a_loaded_state_continues_bit_by_bit(kind: str, optimizer: str) -> None:
         first.algorithm.state_dict().items(), second.algorithm.state_dict().values(), strict=True
     ):
         assert torch.equal(a, b), name
-    assert all(torch.equal(first_moments[key], second_moments[key]) for key in first_moments)
+    for key, moments in first_moments.items():
+        assert moments is None or torch.equal(moments, second_moments[key])
 
 
 def bad_batch(learner: Learner) -> Batch:

@@ -10,6 +10,7 @@ dict {path: shape}) and whose forward maps float observations [N, *shape] (a nam
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -17,19 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from remuda.agents.heads import PolicyHead
+from remuda.agents.quick import QuickAgent, Said, quick_agent
 from remuda.core import Space
 from remuda.data import ArrayTuple, leaves, map_tree
 from remuda.maths import Distribution
 from remuda.nets import Core, Inputs, orthogonal
 
+logger = logging.getLogger("remuda.agents")
+
 NetFactory = Callable[[Any], nn.Module]  # shape of an observation, or {path: shape} -> net
-
-
-class Said(ArrayTuple):
-    """What the policy said while acting; stored with every row."""
-
-    log_prob: Any
-    value: Any
 
 
 class Outputs(NamedTuple):
@@ -82,6 +79,7 @@ class PolicyAgent(nn.Module):
         orthogonal_init: bool = True,
         log_std_init: float = 0.0,
         normalize_obs: bool = False,
+        quick: bool = True,
         core: Literal["lstm", "gru"] | None = None,
         core_size: int = 128,
     ) -> None:
@@ -101,6 +99,7 @@ class PolicyAgent(nn.Module):
             orthogonal(self.policy_head.linear, 0.01)
             orthogonal(self.value_head, 1.0)
         self.noise = self.policy_head.noise
+        self.quick = quick_agent(self) if quick else None  # the same, by hand, where calls cost more than arithmetic
 
     def initial_state(self, batch: int) -> Any:
         """Of so many envs at the start of their episodes; None without a core."""
@@ -125,6 +124,16 @@ class PolicyAgent(nn.Module):
         action = distribution.choose(noise, explore)
         said = Said(distribution.log_prob(action), self.value_head(values).squeeze(-1))
         return action, said, Memory(policy_state, value_state) if self.is_recurrent else None
+
+    def find_quick(self, obs: Any, noise: Tensor) -> QuickAgent | None:
+        """A quicker way to act, if there is one and it does the same for these observations."""
+        if self.quick is not None:
+            action, said, _ = self.act(obs, None, None, noise)
+            pairs = [(self.quick.choose(obs, noise), action), *zip(self.quick.say(obs, action), said, strict=True)]
+            if not all(torch.allclose(mine, other, rtol=1e-3, atol=1e-4) for mine, other in pairs):
+                self.quick = None
+                logger.warning("agents/quick.py does not do what PolicyAgent.act does, so it is not used.")
+        return self.quick
 
     def value(self, obs: Any, state: Any) -> Tensor:
         """Values [B] alone; no state is advanced."""

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from remuda.agents import PolicyAgent
-from remuda.core import Clock
+from remuda.agents.quick import RowGradients, RowOutputs
+from remuda.core import Clock, QuickGradients
 from remuda.data import ArrayTuple, Batch, Rollout, Steps, map_tree, resets
 from remuda.maths import Distribution, explained_variance, gae
 from remuda.nets import RunningMoments
@@ -99,6 +100,21 @@ class ActorCritic(nn.Module):
         (policy, value), _ = self.agent.unroll(steps.obs, batch.state, resets(steps.mask))
         real = steps.mask
         return policy.rows(real), value[real], steps.replace(obs=None)[real], targets[real]
+
+    def quick_gradients(self, batch: Batch, clock: Clock) -> QuickGradients | None:
+        """By hand, where the agent can; None: by autograd from `losses`, which both must agree with."""
+        quick = self.agent.quick
+        if quick is None or batch.state is not None:
+            return None
+        rows = quick.forward(batch.steps.obs, batch.steps.action)
+        by_rows, metrics, stop = self.quick_losses(rows, batch, clock)
+        return QuickGradients({"policy": quick.backward(rows, by_rows)}, metrics, stop)
+
+    def quick_losses(
+        self, rows: RowOutputs, batch: Batch, clock: Clock
+    ) -> tuple[RowGradients, dict[str, Tensor | float], bool]:
+        """`losses` once more with its derivatives: those by rows, the metrics, and whether to stop."""
+        raise NotImplementedError(f"{type(self).__name__} has no quick_losses: make its agent with quick=False")
 
     def after_update(self, clock: Clock) -> None:
         """No target networks here."""

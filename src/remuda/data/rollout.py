@@ -93,7 +93,7 @@ class Batch:
         """These rows of a flat batch, in this order."""
         parts = (self.steps, self.targets, self.last_obs, self.weight, self.key)
         steps, targets, last_obs, weight, key = map_tree(lambda x: x[index], parts)
-        return replace(self, steps=steps, targets=targets, last_obs=last_obs, weight=weight, key=key)
+        return type(self)(steps, targets, self.state, last_obs, weight, key, self.metrics)
 
     def columns(self, b: Any) -> Self:
         """Whole sequences of these envs: minibatches of recurrent agents."""

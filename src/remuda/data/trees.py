@@ -42,6 +42,8 @@ def _like(node: Any, values: list[Any]) -> Any:
 
 def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """Apply `function` leaf by leaf; the other trees have the same structure as the first, or None."""
+    if not others:
+        return _map_one(function, tree)
     if tree is None or any(other is None for other in others):
         return None
     if not is_branch(tree):
@@ -59,6 +61,17 @@ def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     for index, (_, value) in enumerate(_entries(tree)):
         values.append(map_tree(function, value, *(column[index] for column in columns)))
     return _like(tree, values)
+
+
+def _map_one(function: Callable[..., Any], tree: Any) -> Any:
+    """Nothing to compare with: a third of the time, on a path that every minibatch takes."""
+    if tree is None:
+        return None
+    if not is_branch(tree):
+        return function(tree)
+    if isinstance(tree, ArrayTuple):
+        return tuple.__new__(type(tree), [_map_one(function, value) for value in tree])
+    return _like(tree, [_map_one(function, value) for _, value in _entries(tree)])
 
 
 def _names(node: Any) -> Any:

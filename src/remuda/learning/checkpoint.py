@@ -28,7 +28,7 @@ from torch import Tensor
 
 from remuda.errors import CheckpointError
 
-FORMAT = 1
+FORMAT = 2  # 1 kept the optimizer of every parameter by itself
 ASIDE = ".writing-"
 BLOBS = "blobs.safetensors"  # bytes, where there are any
 MOST_BYTES = {"manifest.json": 1 << 16, "state.json": 1 << 24}

@@ -11,51 +11,41 @@ gradients in one process and apply them in another.
 
 from __future__ import annotations
 
+import logging
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from remuda.core import Algorithm, Clock
+from remuda.core import Algorithm, Clock, QuickGradients
 from remuda.data import Batch, Rollout
-from remuda.errors import TrainingError
+from remuda.errors import ConfigError, TrainingError
+from remuda.learning.optimizers import OptimizerOptions, make_optimizer
 from remuda.learning.schedules import Schedule
+
+logger = logging.getLogger("remuda.learning")
 
 MAX_BAD_UPDATES = 10  # not finite, in a row
 
 
-@dataclass(frozen=True)
-class OptimizerOptions:
-    """Which optimizer, and its constants."""
-
-    name: str = "adam"
-    epsilon: float = 1e-5
-    weight_decay: float = 0.0
-    rms_alpha: float = 0.99
-    momentum: float = 0.0
-
-
-def make_optimizer(parameters: list[nn.Parameter], options: OptimizerOptions) -> torch.optim.Optimizer:
-    """The rate is set before every update. Fused Adam costs a third of the loop over parameters."""
-    if options.name == "rmsprop":
-        return torch.optim.RMSprop(
-            parameters,
-            alpha=options.rms_alpha,
-            eps=options.epsilon,
-            weight_decay=options.weight_decay,
-            momentum=options.momentum,
-            foreach=True,
-        )
-    kind = torch.optim.Adam if options.name == "adam" else torch.optim.AdamW
-    return kind(parameters, eps=options.epsilon, weight_decay=options.weight_decay, fused=True)
+def as_one_vector(parameters: list[nn.Parameter]) -> nn.Parameter:
+    """All of them side by side, and from now on views of it: one call clips, steps or copies them all."""
+    if len({parameter.dtype for parameter in parameters}) > 1:
+        raise ConfigError("the networks mix parameters of different dtypes: make them all float32.")
+    vector = nn.Parameter(torch.cat([parameter.detach().reshape(-1) for parameter in parameters]))
+    places = torch.split(vector.detach(), [parameter.numel() for parameter in parameters])
+    for parameter, place in zip(parameters, places, strict=True):
+        parameter.data = place.view(parameter.shape)
+    return vector
 
 
 @dataclass(frozen=True)
 class Gradients:
     """What G hands to U."""
 
-    groups: dict[str, list[Tensor]]
+    groups: dict[str, Tensor]  # each a vector, in the order of the group's parameters
     version: int  # of the parameters they were computed from
     metrics: dict[str, Tensor | float]
     priority: Tensor | None
@@ -74,10 +64,13 @@ class Learner:
     ) -> None:
         self.algorithm, self.learning_rate, self.max_grad_norm = algorithm, learning_rate, max_grad_norm
         self.parameters = algorithm.groups()
-        self.optimizers = {name: make_optimizer(group, optimizer) for name, group in self.parameters.items()}
+        self.vectors = {name: as_one_vector(group) for name, group in self.parameters.items()}
+        self.optimizers = {name: make_optimizer(vector, optimizer) for name, vector in self.vectors.items()}
         self.clock = Clock()
         self.skipped = 0  # updates left out because a gradient was not finite
         self._bad_in_a_row = 0
+        self._quick = getattr(algorithm, "quick_gradients", None)  # an algorithm need not have it
+        self._compared_at = -1
 
     @property
     def version(self) -> int:
@@ -92,33 +85,53 @@ class Learner:
         return self.algorithm.prepare(rollout)
 
     def gradients(self, batch: Batch) -> Gradients:
-        """G: one backward pass per group, all from the same parameters."""
+        """G: all from the same parameters, by hand where the algorithm can and agrees with its own `losses`."""
+        if self._quick is not None:
+            quick = self._quick(batch, self.clock)
+            if quick is not None and self._agrees(quick, batch):
+                return Gradients(quick.groups, self.version, quick.metrics, None, quick.stop)
+        return self._by_autograd(batch)
+
+    def _agrees(self, quick: QuickGradients, batch: Batch) -> bool:
+        """Looked at in the first update of a process, and again after each doubling of their number."""
+        if self._compared_at >= 0 and self.version < 2 * self._compared_at:
+            return True
+        self._compared_at = max(self.version, 1)
+        exact = self._by_autograd(batch).groups
+        is_same = all(
+            bool((quick.groups[name] - vector).norm() <= 1e-3 * vector.norm() + 1e-6)
+            for name, vector in exact.items()
+            if bool(vector.isfinite().all())  # else there is nothing to compare
+        )
+        if not is_same:
+            self._quick = None
+            name = type(self.algorithm).__name__
+            logger.warning("%s.quick_losses does not have the gradient of %s.losses, so it is not used.", name, name)
+        return is_same
+
+    def _by_autograd(self, batch: Batch) -> Gradients:
+        """One backward pass per group."""
         losses = self.algorithm.losses(batch, self.clock)
         groups = {}
         for index, (name, loss) in enumerate(losses.groups.items()):
             last = index == len(losses.groups) - 1
             found = torch.autograd.grad(loss, self.parameters[name], retain_graph=not last, allow_unused=True)
             pairs = zip(found, self.parameters[name], strict=True)
-            groups[name] = [torch.zeros_like(p) if g is None else g for g, p in pairs]
+            groups[name] = torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in pairs])
         return Gradients(groups, self.version, losses.metrics, losses.priority, losses.stop)
 
     def apply(self, gradients: Gradients) -> dict[str, Tensor | float]:
         """U: clip, step, count. Gradients that are not finite change nothing."""
-        norms = {name: torch.nn.utils.get_total_norm(group) for name, group in gradients.groups.items()}
-        if not all(norm.isfinite() for norm in norms.values()):
+        norms = {name: float(torch.linalg.vector_norm(vector)) for name, vector in gradients.groups.items()}
+        if not all(math.isfinite(norm) for norm in norms.values()):
             self._skip(gradients)
             return {"skipped_updates": self.skipped}
         self._bad_in_a_row = 0
         rate = self.learning_rate(self.clock.progress)
-        for name, group in gradients.groups.items():
-            for parameter, gradient in zip(self.parameters[name], group, strict=True):
-                parameter.grad = gradient
-            if self.max_grad_norm is not None:
-                torch.nn.utils.clip_grads_with_norm_(self.parameters[name], self.max_grad_norm, norms[name])
-            for settings in self.optimizers[name].param_groups:
-                settings["lr"] = rate
-            self.optimizers[name].step()
-            self.optimizers[name].zero_grad(set_to_none=True)
+        for name, gradient in gradients.groups.items():
+            if self.max_grad_norm is not None and norms[name] > self.max_grad_norm:
+                gradient = gradient * (self.max_grad_norm / norms[name])
+            self.optimizers[name].step(gradient, rate)
         self.clock = Clock(self.version + 1, self.clock.progress)
         self.algorithm.after_update(self.clock)
         return {"grad_norm": max(norms.values()), "learning_rate": rate}

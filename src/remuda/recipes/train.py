@@ -18,7 +18,8 @@ from remuda.core import Recipe, Sampler, Scheme
 from remuda.envs import EnvInfo, EnvSpec, refuse_in_worker
 from remuda.errors import ConfigError, Interrupted, RemudaError, nearest
 from remuda.learning.checkpoint import Checkpoint, list_checkpoints, load_newest
-from remuda.learning.learner import Learner, OptimizerOptions
+from remuda.learning.learner import Learner
+from remuda.learning.optimizers import OptimizerOptions
 from remuda.learning.schedules import parse_schedule
 from remuda.learning.weights import LocalWeights, SharedWeights
 from remuda.logs.rundir import RunDirectory

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remuda.core import Agent, Envs, Episode, Space, Weights
+from remuda.core import Agent, Envs, Episode, Quick, Space, Weights
 from remuda.data import Rollout, leaves, map_tree
 from remuda.data.packing import pack, unpack
 from remuda.sampling.buffers import Buffers, allocate, blank_obs
@@ -86,7 +86,10 @@ class EnvSampler:
         self._arrays = map_tree(lambda tensor: tensor.numpy(), self._steps)
         self._obs = blank_obs(envs.observation, B)  # what comes next
         self._obs_arrays = map_tree(lambda tensor: tensor.numpy(), self._obs)
+        self._seen = [(self._obs[columns], self._obs_arrays[columns]) for columns in self._columns]
         self._state, self._blank = agent.initial_state(B), agent.initial_state(B)
+        self._quick: Quick | None = None
+        self._has_looked = False  # whether there is a quick way
         self._is_over = np.zeros(B, bool)  # ended, and waiting for the next rollout
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
@@ -127,19 +130,25 @@ class EnvSampler:
         """T rows of every env with one version of the weights."""
         self.version = self.weights.pull(self.version)
         noise = self._noise.rows(self.row, self.num_steps)
+        noises = [noise[:, columns].unbind() for columns in self._columns]
         buffers = self._buffers
         with torch.inference_mode():
             if self.wait_reset:
                 self._renew()
+            if not self._has_looked:
+                self._has_looked, find = True, getattr(self.agent, "find_quick", None)
+                self._quick = find(self._obs, noise[0]) if find is not None else None
             if self._state is not None:
                 buffers.state[...] = self._state
             for t in range(self.num_steps):
                 for slot in range(len(self._columns)):
                     if t > 0:
                         self._receive(t - 1)
-                    self._act(t, slot, noise[t])
+                    self._act(t, slot, noises[slot][t])
             for _ in self._columns:
                 self._receive(self.num_steps - 1)
+            if self._quick is not None:
+                self._say(self._quick)
             buffers.last_value.copy_(self.agent.value(self._obs, self._state))
             self._keep_end()
         self._steps.version.fill_(self.version)
@@ -171,20 +180,33 @@ class EnvSampler:
     def _act(self, t: int, slot: int, noise: Tensor) -> None:
         start = time.perf_counter()
         columns = self._columns[slot]
-        obs = self._obs[columns]
-        if self._state is None:
-            action, said, _ = self.agent.act(obs, None, None, noise[columns])
+        obs, obs_arrays = self._seen[slot]
+        if self._quick is not None:
+            action, said = self._quick.choose(obs, noise), None
+        elif self._state is None:
+            action, said, _ = self.agent.act(obs, None, None, noise)
         else:
-            action, said, state = self.agent.act(obs, self._state[columns], None, noise[columns])
+            action, said, state = self.agent.act(obs, self._state[columns], None, noise)
             self._state[columns] = state
-        self._steps.obs[t, columns] = obs
-        self._steps.action[t, columns] = action
-        self._steps.policy[t, columns] = said
-        taken = self._to_env(self._arrays.action[t, columns])
+        actions = action.numpy() if isinstance(action, Tensor) else map_tree(lambda x: x.numpy(), action)
+        self._arrays.obs[t, columns] = obs_arrays
+        self._arrays.action[t, columns] = actions
+        if said is not None:
+            self._steps.policy[t, columns] = said
+        taken = self._to_env(actions)
         if self.wait_reset:
             self.envs.send(slot, taken, hold=True)
         else:
             self.envs.send(slot, taken)
+        self._seconds["inference"] += time.perf_counter() - start
+
+    def _say(self, quick: Quick) -> None:
+        """Of all rows in one go."""
+        start = time.perf_counter()
+        steps = self._steps
+        obs, action = map_tree(lambda x: x.reshape(-1, *x.shape[2:]), (steps.obs, steps.action))
+        said = quick.say(obs, action)
+        steps.policy[...] = map_tree(lambda x: x.reshape(*steps.mask.shape, *x.shape[1:]), said)
         self._seconds["inference"] += time.perf_counter() - start
 
     def _receive(self, t: int) -> None:

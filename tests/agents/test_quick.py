@@ -1,0 +1,236 @@
+"""Small agents by hand: the same actions, values and gradients as by modules and autograd, or not at all."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import pytest
+import torch
+from rollouts import box, discrete, make_agent, make_rollout
+from torch import Tensor
+
+from remuda.agents import PolicyAgent
+from remuda.algorithms import A2C, PPO
+from remuda.core import Clock, Losses, Space
+from remuda.data import Batch
+from remuda.learning.learner import Learner
+from remuda.learning.optimizers import OptimizerOptions
+from remuda.learning.weights import LocalWeights
+from remuda.nets import MLP
+from remuda.sampling.sampler import EnvSampler
+
+MULTI = Space("multibinary", (3,), "int8", n=3)
+
+
+def agent_of(action: Space, observation: Space | None = None, hidden: Any = (16, 8), **options: Any) -> Any:
+    activation = options.pop("activation", "tanh")
+    torch.manual_seed(1)
+    agent = PolicyAgent(
+        observation or box((3,)), action, lambda shape: MLP(shape, hidden, activation, False), **options
+    )
+    with torch.no_grad():  # far from uniform
+        agent.policy_head.linear.weight.mul_(3)
+    return agent
+
+
+def moved_batch(algorithm: Any, seed: int = 1) -> Batch:
+    """Of a policy that has moved on since it acted, so that ratios are clipped and values too."""
+    rollout = make_rollout(algorithm.agent, T=16, B=4, seed=seed)
+    flat = algorithm.prepare(rollout).flatten()
+    batch = flat.rows(flat.steps.mask)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in algorithm.agent.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return batch
+
+
+def assert_same(algorithm: Any, batch: Batch, clock: Clock = Clock(progress=0.5)) -> None:  # noqa: B008
+    losses = algorithm.losses(batch, clock)
+    parameters = algorithm.groups()["policy"]
+    exact = torch.autograd.grad(losses.groups["policy"], parameters, allow_unused=True)
+    flat = [(torch.zeros_like(p) if g is None else g).flatten() for g, p in zip(exact, parameters, strict=True)]
+    quick = algorithm.quick_gradients(batch, clock)
+    torch.testing.assert_close(quick.groups["policy"], torch.cat(flat), rtol=1e-3, atol=1e-6)
+    assert quick.stop == losses.stop
+    assert set(quick.metrics) == set(losses.metrics)
+    for name, value in losses.metrics.items():
+        assert float(quick.metrics[name]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
+
+
+OBSERVATIONS = {"vector": box((3,)), "discrete": discrete(5), "table": box((2, 3)), "bytes": box((3,), "uint8")}
+ACTIONS = {"discrete": discrete(4), "two": discrete(2), "box": box((2,)), "scalar": box(())}
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("shared", [False, True], ids=["two nets", "shared"])
+@pytest.mark.parametrize("action", ACTIONS)
+def test_gradients_of_ppo(action: str, shared: bool, activation: str) -> None:
+    agent = agent_of(ACTIONS[action], shared=shared, activation=activation)
+    ppo = PPO(agent, 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2, ent_coef=0.05)
+    assert_same(ppo, moved_batch(ppo))
+
+
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+def test_gradients_of_every_kind_of_observation(observation: str) -> None:
+    space = OBSERVATIONS[observation]
+    agent = agent_of(discrete(3), space, normalize_obs=space.kind == "box")
+    if agent.inputs.has_statistics:
+        agent.inputs.update(torch.randn(50, *space.shape) * 3 + 1)
+    ppo = PPO(agent, 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2)
+    assert_same(ppo, moved_batch(ppo))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clip_range_vf": lambda p: 0.1},
+        {"clip_range_vf": lambda p: 10.0},
+        {"ent_coef": lambda p: 0.1 * p, "vf_coef": 0.25},
+        {"normalize_advantage": False},
+        {"target_kl": 1e-4},
+        {"target_kl": 1e4},
+    ],
+    ids=[
+        "values clipped",
+        "values hardly clipped",
+        "entropy by progress",
+        "raw advantages",
+        "stops",
+        "does not stop",
+    ],
+)
+@pytest.mark.parametrize("action", ["discrete", "box"])
+def test_gradients_of_every_option_of_ppo(action: str, options: dict[str, Any]) -> None:
+    ppo = PPO(agent_of(ACTIONS[action]), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2, **options)
+    for seed in range(3):
+        assert_same(ppo, moved_batch(ppo, seed))
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("action", ACTIONS)
+def test_gradients_of_a2c(action: str, normalize: bool) -> None:
+    a2c = A2C(agent_of(ACTIONS[action]), 4, gamma=0.9, gae_lambda=0.9, ent_coef=0.1, normalize_advantage=normalize)
+    assert_same(a2c, moved_batch(a2c))
+
+
+def test_a_single_row_has_a_gradient_too() -> None:
+    ppo = PPO(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2)
+    assert_same(ppo, moved_batch(ppo).rows(slice(0, 1)))
+
+
+@pytest.mark.parametrize("field", ["advantage", "value"])
+def test_what_is_not_a_number_stays_none(field: str) -> None:
+    ppo = PPO(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2)
+    batch = moved_batch(ppo)
+    getattr(batch.targets, field)[3] = math.nan
+    assert not ppo.quick_gradients(batch, Clock()).groups["policy"].isfinite().all()
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_acting(action: str) -> None:
+    agent = agent_of(ACTIONS[action])
+    (_, width), obs = agent.noise[0], torch.randn(64, 3)
+    noise = torch.rand(64, width) if ACTIONS[action].kind == "discrete" else torch.randn(64, width)
+    with torch.no_grad():
+        chosen, said, _ = agent.act(obs, None, None, noise)
+        quick = agent.find_quick(obs, noise)
+        torch.testing.assert_close(quick.choose(obs, noise), chosen)
+        torch.testing.assert_close(tuple(quick.say(obs, chosen)), tuple(said), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("action", "options"),
+    [
+        (MULTI, {}),
+        (discrete(3), {"core": "lstm"}),
+        (discrete(3), {"hidden": (256,)}),
+        (discrete(3), {"hidden": ()}),
+        (discrete(3), {"activation": "silu"}),
+        (discrete(3), {"quick": False}),
+    ],
+    ids=["multibinary", "memory", "wide", "no layers", "silu", "not wanted"],
+)
+def test_other_agents_have_no_quick_way(action: Space, options: dict[str, Any]) -> None:
+    options = dict(options)
+    hidden = options.pop("hidden", (16,))
+    activation = options.pop("activation", "tanh")
+    agent = PolicyAgent(box((3,)), action, lambda shape: MLP(shape, hidden, activation), **options)
+    assert agent.quick is None
+
+
+class WithPenalty(PPO):
+    """What somebody who tries a new loss would write, knowing of nothing else; its weight grows with progress."""
+
+    def __init__(self, *args: Any, grows: bool, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.grows = grows
+
+    def losses(self, batch: Batch, clock: Clock) -> Losses:
+        found = super().losses(batch, clock)
+        weight = clock.progress if self.grows else 1.0
+        penalty = weight * self.agent.policy_head.linear.weight.square().sum()
+        return Losses({"policy": found.groups["policy"] + penalty}, found.metrics)
+
+
+def by_autograd(algorithm: Any, batch: Batch, clock: Clock) -> Tensor:
+    parameters = algorithm.groups()["policy"]
+    found = torch.autograd.grad(algorithm.losses(batch, clock).groups["policy"], parameters)
+    return torch.cat([gradient.flatten() for gradient in found])
+
+
+def test_a_changed_loss_is_what_is_learned_from(caplog: pytest.LogCaptureFixture) -> None:
+    ppo = WithPenalty(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2, grows=False)
+    learner = Learner(ppo, OptimizerOptions(), lambda p: 1e-3, None)
+    batch = moved_batch(ppo)
+    for _ in range(3):
+        assert torch.equal(learner.gradients(batch).groups["policy"], by_autograd(ppo, batch, learner.clock))
+    assert [record.message for record in caplog.records] == [
+        "WithPenalty.quick_losses does not have the gradient of WithPenalty.losses, so it is not used."
+    ]
+
+
+def test_a_loss_that_changes_later_is_noticed_when_the_updates_have_doubled() -> None:
+    ppo = WithPenalty(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2, grows=True)
+    learner = Learner(ppo, OptimizerOptions(), lambda p: 1e-3, None)
+    batch = moved_batch(ppo)
+    learner.step(batch)
+    learner.set_progress(0.5)
+    for _ in range(3):
+        learner.step(batch)
+    assert torch.equal(learner.gradients(batch).groups["policy"], by_autograd(ppo, batch, learner.clock))
+
+
+class Cold(PolicyAgent):
+    """Acts more greedily than it learns."""
+
+    def act(self, obs: Any, state: Any, explore: Tensor | None, noise: Tensor) -> Any:
+        return super().act(obs, state, explore, noise * 0.5)
+
+
+def test_a_changed_way_to_act_is_taken(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    agent = Cold(box((3,)), discrete(4), lambda shape: MLP(shape, (16,), "tanh"))
+    with caplog.at_level(logging.WARNING), torch.no_grad():
+        assert agent.find_quick(torch.randn(32, 3), torch.rand(32, 1)) is None
+    assert "agents/quick.py does not do what PolicyAgent.act does" in caplog.text
+
+
+def test_a_sampler_gets_the_same_rollout_either_way() -> None:
+    from remuda.envs import LocalEnvs, resolve
+
+    rollouts = []
+    for quick in (True, False):
+        envs = LocalEnvs(resolve("CartPole-v1"), 4)
+        agent = make_agent(box((4,)), discrete(2), quick=quick)
+        assert (agent.quick is not None) == quick
+        sampler = EnvSampler(envs, agent, LocalWeights(), 64, seed=3)
+        sampler.reset(3)
+        rollouts.append(sampler.collect())
+        sampler.close()
+    one, other = (rollout.steps for rollout in rollouts)
+    for field in ("obs", "action", "reward", "mask"):
+        assert torch.equal(getattr(one, field), getattr(other, field)), field
+    torch.testing.assert_close(tuple(one.policy), tuple(other.policy), rtol=1e-4, atol=1e-5)

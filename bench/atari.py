@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 from ale_py.vector_env import AtariVectorEnv
-from turns import Contender, median_and_interval, serve
 
+from remuda.bench.turns import Contender, median_and_interval, serve
 from remuda.core import env_seed
 from remuda.envs import NativeEnvs, make_envs, resolve
 

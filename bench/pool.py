@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from turns import Contender, median_and_interval, serve
+
+from remuda.bench.turns import Contender, median_and_interval, serve
 
 ROOT = Path(__file__).parents[1]
 SB3 = ROOT / ".venv-sb3"

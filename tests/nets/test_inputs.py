@@ -150,3 +150,14 @@ def test_a_copy_has_statistics_of_its_own() -> None:
 def test_observations_of_another_structure_are_refused() -> None:
     with pytest.raises(ValueError, match="trees differ"):
         Inputs(nested())(namedarraytuple("Entries", ("camera", "body"))(torch.zeros(1), torch.zeros(1)))
+
+
+def test_images_lose_their_own_mean_if_asked() -> None:
+    inputs = Inputs(box((2, 2, 3), "uint8", 0, 255), center=True)
+    grey, drawn = torch.full((2, 2, 3), 87, dtype=torch.uint8), torch.zeros(2, 2, 3, dtype=torch.uint8)
+    drawn[0, 0, 0] = 255
+    out = inputs(torch.stack([grey, drawn]))
+    assert out[0].abs().max() < 1e-6
+    assert out[1].flatten().tolist() == pytest.approx([1 - 1 / 12] + [-1 / 12] * 11)
+    plain = box((3,))
+    assert torch.equal(Inputs(plain, center=True)(torch.ones(2, 3)), torch.ones(2, 3))  # only images

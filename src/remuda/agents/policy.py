@@ -79,13 +79,14 @@ class PolicyAgent(nn.Module):
         orthogonal_init: bool = True,
         log_std_init: float = 0.0,
         normalize_obs: bool = False,
+        center_images: bool = False,
         quick: bool = True,
         core: Literal["lstm", "gru"] | None = None,
         core_size: int = 128,
     ) -> None:
         super().__init__()
         self.observation, self.action, self.is_recurrent = observation, action, core is not None
-        self.inputs = Inputs(observation, normalize_obs)
+        self.inputs = Inputs(observation, normalize_obs, center_images)
         policy_net = make_net(self.inputs.shapes)
         value_net = policy_net if shared else make_net(self.inputs.shapes)
         blank = observation.tree(lambda _, leaf: torch.zeros(2, *leaf.shape, dtype=getattr(torch, leaf.dtype)))

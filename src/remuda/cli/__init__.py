@@ -15,6 +15,7 @@ COMMANDS = {  # name: (module, what it does)
     "record": ("record", "make a video of a run's agent"),
     "plot": ("plot", "draw learning curves of one or many runs"),
     "doctor": ("doctor", "say what this machine or an env offers, and what is wrong"),
+    "bench": ("bench", "measure speed, side by side with other ways and other libraries"),
     "algos": ("tables", "list the algorithms"),
     "schemes": ("tables", "list the ways to run them"),
     "envs": ("tables", "list the environments that are registered"),

@@ -14,6 +14,9 @@ What becomes of a leaf:
 | multibinary | 0 and 1 [N, k] |
 | box of ints or bools with three axes: an image | divided by the box's `high`, where that is a bound above 1 |
 | any other box | as it is, or standardised by running statistics if `normalize` |
+
+With `center`, the mean of each image is taken away from it: on a plain background a net then sees little but what is
+drawn on it, and not a grey that switches half of its units on and half of them off whatever happens.
 """
 
 from __future__ import annotations
@@ -37,9 +40,9 @@ Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]  # of a leaf, or by the do
 class Inputs(nn.Module):
     """One LeafInput for each leaf of the space, applied to trees of the space's structure."""
 
-    def __init__(self, space: Space, normalize: bool = False) -> None:
+    def __init__(self, space: Space, normalize: bool = False, center: bool = False) -> None:
         super().__init__()
-        tree = space.tree(lambda path, leaf: LeafInput(leaf, normalize))
+        tree = space.tree(lambda path, leaf: LeafInput(leaf, normalize, center))
         self.leaf_inputs = nn.ModuleList(leaf for _, leaf in leaves(tree))  # a tuple alone would not register them
         self.tree = (tree,)  # wrapped: a single module would be registered twice
         self.shapes: Shapes = tree.shape if space.is_leaf else {path: leaf.shape for path, leaf in leaves(tree)}
@@ -62,8 +65,9 @@ class LeafInput(nn.Module):
     offsets: Tensor  # multidiscrete: where the one-hot of each number begins
     high: Tensor  # images: what to divide by
 
-    def __init__(self, space: Space, normalize: bool) -> None:
+    def __init__(self, space: Space, normalize: bool, center: bool) -> None:
         super().__init__()
+        self.center = center
         self.kind, self.n, self.shape = space.kind, space.n, space.shape
         self.is_image = is_image(space)
         self.standardise: Standardise | None = None
@@ -94,7 +98,8 @@ class LeafInput(nn.Module):
         if self.kind == "multibinary":
             return obs.flatten(1).float()
         if self.is_image:  # scaled by what a pixel can be, not by what was seen
-            return obs.float() / self.high
+            pixels = obs.float() / self.high
+            return pixels - pixels.mean((1, 2, 3), keepdim=True) if self.center else pixels
         obs = obs.float()
         if self.standardise is not None:
             obs = self.standardise(obs)

@@ -133,6 +133,7 @@ class AgentOptions(Checked):
     orthogonal_init: bool = option(True, "orthogonal initial weights of mlp and heads")
     log_std_init: float = option(0.0, "initial logarithm of the deviation of Box actions")
     normalize_obs: bool = option(False, "bring observations to mean 0, deviation 1 by running statistics")
+    center_images: bool = option(False, "take the mean of each image away from it")
     quick: bool = option(True, "small mlps by hand instead of modules and autograd, which it is compared with")
 
 

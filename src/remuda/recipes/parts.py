@@ -75,6 +75,7 @@ def make_agent(options: AgentOptions, info: EnvInfo, make_net: NetFactory) -> Po
             orthogonal_init=options.orthogonal_init,
             log_std_init=options.log_std_init,
             normalize_obs=options.normalize_obs,
+            center_images=options.center_images,
             quick=options.quick,
             core=options.core,  # type: ignore[arg-type]  # one of its choices
             core_size=options.core_size,

@@ -9,12 +9,16 @@ serve(lambda amount: {"steps": ...})       # what such a process does once it is
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
+
+from remuda.errors import ConfigError, TrainingError
 
 
 def serve(take: Callable[[float], dict[str, Any]]) -> None:
@@ -28,7 +32,7 @@ class Contender:
     """The driver's side."""
 
     def __init__(self, commands: Sequence[Sequence[object]]) -> None:
-        self._processes = [
+        self._processes: list[Any] = [
             subprocess.Popen(
                 [str(word) for word in command],
                 stdin=subprocess.PIPE,
@@ -38,14 +42,18 @@ class Contender:
             )
             for command in commands
         ]
-        for process in self._processes:
-            self._read(process)
+        try:
+            for process in self._processes:
+                self._read(process)
+        except BaseException:
+            self.close()
+            raise
 
     @staticmethod
     def _read(process: Any) -> str:
         line: str = process.stdout.readline()
         if not line:
-            raise SystemExit(f"a contender failed: {' '.join(process.args)}")
+            raise TrainingError(f"a contender failed: run it by itself to see why: {shlex.join(process.args)}.")
         return line
 
     def slice(self, amount: float) -> tuple[list[dict[str, Any]], float]:
@@ -58,20 +66,33 @@ class Contender:
         return found, self._cpu() - before
 
     def _cpu(self) -> float:
-        import psutil  # which only the driver needs
-
-        roots = [psutil.Process(process.pid) for process in self._processes]
-        times = [each.cpu_times() for root in roots for each in (root, *root.children(recursive=True))]
-        return sum(each.user + each.system for each in times)
+        return sum(cpu_seconds(process.pid) for process in self._processes)
 
     def close(self) -> None:
         for process in self._processes:
-            process.stdin.close()
+            with suppress(BrokenPipeError):
+                process.stdin.close()
             try:
                 process.wait(10)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            process.stdout.close()
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process and of all that it started."""
+    try:
+        import psutil
+    except ImportError:
+        raise ConfigError("benchmarks count CPU seconds with psutil: pip install psutil.") from None
+    root = psutil.Process(pid)
+    total = 0.0
+    for each in (root, *root.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            times = each.cpu_times()
+            total += times.user + times.system
+    return total
 
 
 def median_and_interval(ratios: Sequence[float]) -> tuple[float, float, float]:

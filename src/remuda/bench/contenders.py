@@ -1,0 +1,151 @@
+"""Contenders of `remuda bench envs|sampler|update`: processes that step, sample or learn as long as they are told.
+
+    python -m remuda.bench.contenders '{"bench": "envs", "name": "pool", "env": "Hopper-v5", "envs": 8, "workers": 2}'
+
+Each answers a number of seconds with {"count": what was done, "seconds": how long it took}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from remuda.bench.job import complete, options
+from remuda.bench.turns import serve
+from remuda.envs import make_envs, resolve
+
+DRAWN = 1000  # rows of actions, used again and again
+Turn = Callable[[], int]  # does a little, and says how much
+
+
+def envs_turn(job: Mapping[str, Any]) -> Turn:
+    """Env steps with random actions: ours in this process or in a pool, or Gymnasium's vector envs."""
+    count, workers = job["envs"], job["workers"]
+    if job["name"].startswith("gymnasium"):
+        import gymnasium
+
+        kind = gymnasium.vector.SyncVectorEnv if job["name"] == "gymnasium sync" else gymnasium.vector.AsyncVectorEnv
+        theirs = kind([lambda: gymnasium.make(job["env"])] * count)
+        theirs.reset(seed=0)
+        theirs.action_space.seed(0)
+        drawn = [theirs.action_space.sample() for _ in range(DRAWN)]
+        return turn_over(drawn, lambda action: len(theirs.step(action)[1]))
+    slots = 2 if "slots" in job["name"] else 1
+    envs = make_envs(resolve(job["env"]), count, 0 if job["name"] == "local" else workers, slots)
+    drawn = draw_actions(envs.action, count // slots)
+    envs.reset(0)
+    for _ in range(slots):
+        slot, _ = envs.recv()
+        envs.send(slot, drawn[0])
+
+    def step(action: Any) -> int:
+        slot, answer = envs.recv()
+        real = int(answer.mask.sum())
+        envs.send(slot, action)
+        return real
+
+    return turn_over(drawn, step)
+
+
+def turn_over(drawn: Sequence[Any], step: Callable[[Any], int]) -> Turn:
+    row = 0
+
+    def turn() -> int:
+        nonlocal row
+        row += 1
+        return step(drawn[row % DRAWN])
+
+    return turn
+
+
+def draw_actions(space: Any, count: int) -> list[Any]:
+    rng = np.random.default_rng(0)
+
+    def leaf(_: str, of: Any) -> Any:
+        if of.kind == "box":
+            low, high = np.maximum(of.low, -1e3), np.minimum(of.high, 1e3)
+            return rng.uniform(low, high, (count, *of.shape)).astype(of.dtype)
+        most = of.n if of.kind == "discrete" else 2 if of.kind == "multibinary" else of.sizes
+        return rng.integers(0, most, (count, *of.shape)).astype(of.dtype)
+
+    return [space.tree(leaf) for _ in range(DRAWN)]
+
+
+def sampler_turn(job: Mapping[str, Any]) -> Turn:
+    """Rollouts of a fresh agent: where the envs are stepped, and who acts."""
+    from remuda.recipes.parts import num_workers
+    from remuda.recipes.settings import settle_config
+    from remuda.recipes.train import make_recipe
+
+    name = job["name"]
+    ways: dict[str, dict[str, Any]] = {"alternating": {"slots": 2}, "workers act": {"act": "workers"}}
+    own = {"envs": job["envs"], "sampler": {"workers": job["workers"], **ways.get(name, {})}}
+    scheme = "serial" if name == "serial" else "parallel"
+    settings = {"algo": "ppo", "env": job["env"], "scheme": scheme}
+    settled = settle_config(settings, options(complete(job["env"], own)))
+    recipe = make_recipe(*settled)
+    learner = recipe.make_learner()
+    agent = learner.algorithm.agent
+    weights = recipe.make_weights(agent, 0)
+    workers = 0 if name == "serial" else num_workers(settled[0])
+    sampler = recipe.make_sampler(agent, weights, workers, 0, lambda: False)
+    sampler.reset(0)
+    return lambda: int(sampler.collect().steps.mask.sum())
+
+
+def update_turn(job: Mapping[str, Any]) -> Turn:
+    """Updates by minibatches of one rollout, which is learned from again and again."""
+    import torch
+
+    from remuda.recipes.settings import settle_config
+    from remuda.recipes.train import make_recipe
+
+    name = job["name"]
+    groups = options(complete(job["env"], {"envs": job["envs"]}))
+    groups["agent"]["quick"] = name != "autograd"
+    settled = settle_config({"algo": "ppo", "env": job["env"]}, groups)
+    torch.set_num_threads(2 if name == "two threads" else 1)
+    recipe = make_recipe(*settled)
+    learner = recipe.make_learner()
+    sampler = recipe.make_sampler(learner.algorithm.agent, recipe.make_weights(None, 0), 0, 0, lambda: False)
+    sampler.reset(0)
+    rollout, replay = sampler.collect(), recipe.make_replay(0)
+    learner.learning_rate = lambda progress: 1e-6  # so that it stays the same work
+
+    def turn() -> int:
+        replay.add(learner.prepare(rollout))
+        return len([learner.step(minibatch) for minibatch in replay.batches()])
+
+    return turn
+
+
+TURNS = {"envs": envs_turn, "sampler": sampler_turn, "update": update_turn}
+NAMES = {
+    "envs": ("local", "pool", "pool of two slots", "gymnasium sync", "gymnasium async"),
+    "sampler": ("serial", "central", "alternating", "workers act"),
+    "update": ("quick", "autograd", "two threads"),
+}
+UNITS = {"envs": "env steps", "sampler": "env steps", "update": "updates"}
+
+
+def main() -> None:
+    job = json.loads(sys.argv[1])
+    turn = TURNS[job["bench"]](job)
+    turn()  # what happens only once is not counted
+
+    def take(seconds: float) -> dict[str, Any]:
+        start, count = time.perf_counter(), 0
+        while (taken := time.perf_counter() - start) < seconds:
+            count += turn()
+        return {"count": count, "seconds": taken}
+
+    serve(take)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""One PPO run with given settings and its speed: our side of `remuda bench ppo`; bench/peers has the others'.
+
+    python -m remuda.bench.job --job JOB.json --out OUT.json
+
+Reads what bench/peers/*.py read, and writes what they write: real env steps, seconds and CPU seconds from the end of
+the warm-up to the end of the last round. It is an ordinary `remuda.train`, with metrics, journal and checkpoints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import remuda
+from remuda.bench.turns import cpu_seconds
+from remuda.core import Round
+
+# What the issue of speed is measured on; any other env gets the settings of the first.
+JOBS: dict[str, dict[str, Any]] = {
+    "CartPole-v1": {
+        "envs": 8,
+        "n_steps": 128,
+        "minibatches": 4,
+        "epochs": 4,
+        "net": "mlp",
+        "hidden": [64, 64],
+        "activation": "tanh",
+        "gamma": 0.99,
+        "gae_lambda": 0.95,
+        "learning_rate": 3e-4,
+        "clip": 0.2,
+        "ent_coef": 0.0,
+        "vf_coef": 0.5,
+        "max_grad_norm": 0.5,
+        "normalize_advantage": True,
+        "normalize_obs": False,
+        "normalize_reward": False,
+        "threads": 1,
+        "warm_up": 8192,
+        "steps": 61_440,
+    },
+    "ALE/Pong-v5": {"net": "nature", "clip": 0.1, "ent_coef": 0.01, "threads": 2, "warm_up": 1024, "steps": 3072},
+    "HalfCheetah-v5": {
+        "n_steps": 256,
+        "minibatches": 16,
+        "epochs": 10,
+        "normalize_obs": True,
+        "normalize_reward": True,
+        "warm_up": 4096,
+        "steps": 12_288,
+    },
+}
+
+
+def complete(env: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole job of an env."""
+    return {**JOBS["CartPole-v1"], **JOBS.get(env, {}), "env": env, "seed": 1, **given}
+
+
+class Stopwatch:
+    """A callback that looks at the clock when the warm-up is over, and when all steps are done."""
+
+    def __init__(self, warm_up: int, steps: int) -> None:
+        self.due = [warm_up, warm_up + steps]
+        self.seen: list[tuple[int, float, float]] = []
+
+    def __call__(self, round: Round) -> None:
+        if self.due and round.progress.steps >= self.due[0]:
+            self.due.pop(0)
+            self.seen.append((round.progress.steps, time.perf_counter(), cpu_seconds(os.getpid())))
+
+    def result(self) -> dict[str, Any]:
+        (steps, seconds, cpu), (last_steps, last_seconds, last_cpu) = self.seen
+        return {"steps": last_steps - steps, "seconds": last_seconds - seconds, "cpu_seconds": last_cpu - cpu}
+
+
+def options(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The job in the groups of our options."""
+    is_image = job["net"] == "nature"
+    return {
+        "sampler": {"envs": job["envs"], "decorrelate": 0, **job.get("sampler", {})},
+        "agent": {
+            "net": job["net"],
+            "hidden": job["hidden"],
+            "activation": job["activation"],
+            "shared": is_image,
+            "normalize_obs": job["normalize_obs"],
+            "center_images": False,
+        },
+        "algo": {
+            "n_steps": job["n_steps"],
+            "batch_size": job["envs"] * job["n_steps"] // job["minibatches"],
+            "n_epochs": job["epochs"],
+            "clip_range": job["clip"],
+            "clip_reward": is_image,
+            **{
+                name: job[name]
+                for name in (
+                    *("gamma", "gae_lambda", "learning_rate", "ent_coef", "vf_coef", "max_grad_norm"),
+                    *("normalize_advantage", "normalize_reward"),
+                )
+            },
+        },
+        "envs": {"sticky": 0.0} if job["env"].startswith("ALE/") else {},
+        "eval": {"episodes": 0},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--job", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    job = json.loads(given.job.read_text())
+    watch = Stopwatch(job["warm_up"], job["steps"])
+    scheme = {"name": job.get("scheme", "serial"), "threads": job["threads"]}
+    with tempfile.TemporaryDirectory() as directory:
+        remuda.train(
+            "ppo",
+            env=job["env"],
+            steps=job["warm_up"] + job["steps"],
+            seed=job["seed"],
+            scheme=scheme,
+            out=Path(directory) / "run",
+            callbacks=watch,
+            quiet=True,
+            **options(job),
+        )
+    found = {"library": "remuda", "version": version("remuda"), **watch.result(), "note": f"scheme {scheme['name']}"}
+    given.out.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""`remuda bench`: speed, measured side by side."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from remuda.bench.turns import Contender, median_and_interval
+from remuda.cli.options import Parser
+from remuda.errors import ConfigError, TrainingError, nearest
+from remuda.machine import usable_cores
+
+WHAT = """\
+envs      env steps with random actions: in this process, in a pool of workers, and Gymnasium's vector envs
+sampler   rollouts of PPO's agent: serial, central inference, two alternating groups, workers that act
+update    PPO's updates by minibatches: by hand (small nets), by autograd, with two threads
+ppo       whole runs of PPO with equal settings, ours and those of other libraries (after `make peers`)
+
+Contenders take turns, slice by slice, because a machine's speed drifts: what counts is the median of the ratios
+within each turn, beside it the interval that holds 95 % of its bootstrap samples. Ratios near 1 need ten slices.
+"""
+PEERS = ("sb3", "cleanrl", "sample-factory", "tianshou", "rllib")
+
+
+def run(command: str, argv: Sequence[str]) -> int:
+    parser = Parser(prog="remuda bench", description="Measure speed, side by side.", epilog=WHAT)
+    parser.add_argument("what", choices=("envs", "sampler", "update", "ppo"), metavar="WHAT", help="see below")
+    parser.add_argument("--env", default="CartPole-v1", help="the env (default: CartPole-v1)")
+    parser.add_argument("--envs", type=int, default=0, help="how many of them (default: 8; of envs: 32)")
+    parser.add_argument("--workers", type=int, default=0, help="worker processes (default: one per core)")
+    parser.add_argument("--slices", type=int, default=3, help="turns of each contender (default: 3)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of a slice, but for ppo (default: 1)")
+    parser.add_argument("--steps", type=int, default=0, help="env steps of a slice of ppo (default: by env)")
+    parser.add_argument("--only", default="", help="contenders, separated by commas (default: all there are)")
+    parser.add_argument("--peers-at", type=Path, default=Path(), help="where `make peers` was run (default: here)")
+    parser.add_argument("--out", type=Path, help="write all that was measured to this file, as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    found = parser.parse(argv)
+    if found.slices < 1 or found.seconds <= 0:
+        raise ConfigError(f"--slices {found.slices} --seconds {found.seconds}: measure something.")
+    turns, unit = measure_runs(found) if found.what == "ppo" else measure_parts(found)
+    report = {"bench": found.what, "env": found.env, "machine": machine(), **summary(turns, unit)}
+    if found.out is not None:
+        found.out.parent.mkdir(parents=True, exist_ok=True)
+        found.out.write_text(json.dumps({**report, "slices": turns}, indent=1) + "\n")
+    print(json.dumps(report) if found.json else table(report))
+    return 0
+
+
+def measure_parts(found: Any) -> tuple[dict[str, list[dict[str, float]]], str]:
+    """Contenders that live as long as the measurement."""
+    from remuda.bench.contenders import NAMES, UNITS
+
+    workers = found.workers or usable_cores()
+    envs = found.envs or (32 if found.what == "envs" else 8)
+    names = chosen(found.only, NAMES[found.what])
+    job = {"bench": found.what, "env": found.env, "envs": envs, "workers": workers}
+    contenders: dict[str, Contender] = {}
+    turns: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    try:
+        for name in names:
+            command = [sys.executable, "-m", "remuda.bench.contenders", json.dumps({**job, "name": name})]
+            contenders[name] = Contender([command])
+        for _ in range(found.slices):
+            for name, contender in contenders.items():
+                (answer,), cpu = contender.slice(found.seconds)
+                turns[name].append({**answer, "cpu_seconds": cpu})
+    finally:
+        for contender in contenders.values():
+            contender.close()
+    return turns, UNITS[found.what]
+
+
+def measure_runs(found: Any) -> tuple[dict[str, list[dict[str, float]]], str]:
+    """A run of its own for every slice; start-up and warm-up are left out."""
+    from remuda.bench.job import complete
+
+    commands = ours_and_peers(found.peers_at)
+    names = chosen(found.only, tuple(commands))
+    given = {"envs": found.envs} if found.envs else {}
+    given |= {"steps": found.steps} if found.steps else {}
+    turns: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for _ in range(found.slices):
+        for name in names:
+            command, settings = commands[name]
+            turns[name].append(one_run([*command], complete(found.env, {**given, **settings})))
+            print(f"  {name}: {rate(turns[name][-1]):,.0f} steps/s", file=sys.stderr)
+    return turns, "env steps"
+
+
+def ours_and_peers(place: Path) -> dict[str, tuple[list[str], dict[str, Any]]]:
+    """How to run every contender, and what is special about its job."""
+    ours = [sys.executable, "-m", "remuda.bench.job"]
+    found: dict[str, tuple[list[str], dict[str, Any]]] = {
+        "remuda": (ours, {}),
+        "remuda parallel": (ours, {"scheme": "parallel"}),
+        "remuda workers act": (ours, {"scheme": "parallel", "sampler": {"act": "workers"}}),
+    }
+    for peer in PEERS:
+        python, scripts = place / f".venv-{peer}" / "bin" / "python", place / "bench" / "peers"
+        script = next(iter(sorted(scripts.glob(f"{peer.replace('-', '_')}*.py"))), None)
+        if (python.parent.parent / ".installed").exists() and script is not None:
+            found[peer] = ([str(python), str(script)], {})
+    return found
+
+
+def one_run(command: list[str], job: dict[str, Any]) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as directory:
+        job_file, out = Path(directory) / "job.json", Path(directory) / "out.json"
+        job_file.write_text(json.dumps(job))
+        words = [*command, "--job", str(job_file), "--out", str(out)]
+        done = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=3600)
+        if done.returncode or not out.exists():
+            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            raise TrainingError(
+                f"{Path(command[-1]).name} failed ({last}): run it by itself, or leave it out by --only."
+            )
+        found = json.loads(out.read_text())
+    return {"count": found["steps"], "seconds": found["seconds"], "cpu_seconds": found["cpu_seconds"]}
+
+
+def chosen(only: str, names: Sequence[str]) -> list[str]:
+    wanted = [name.strip() for name in only.split(",")] if only else list(names)
+    for name in wanted:
+        if name not in names:
+            raise ConfigError(f"--only {name} is not a contender here: {nearest(name, names)}")
+    return wanted
+
+
+def rate(turn: dict[str, float]) -> float:
+    return turn["count"] / turn["seconds"]
+
+
+def summary(turns: dict[str, list[dict[str, float]]], unit: str) -> dict[str, Any]:
+    """The first contender is what the others are compared with."""
+    first = next(iter(turns))
+    rows = {}
+    for name, mine in turns.items():
+        ratios = [rate(first_turn) / rate(turn) for first_turn, turn in zip(turns[first], mine, strict=True)]
+        middle, low, high = median_and_interval(ratios)
+        rows[name] = {
+            "per_second": median_and_interval([rate(turn) for turn in mine])[0],
+            "cpu_seconds_per_1000": median_and_interval([1e3 * t["cpu_seconds"] / t["count"] for t in mine])[0],
+            "first_is_times": middle,
+            "interval": [low, high],
+        }
+    return {"unit": unit, "first": first, "turns": len(turns[first]), "contenders": rows}
+
+
+def table(report: dict[str, Any]) -> str:
+    first, unit = report["first"], report["unit"]
+    lines = [
+        f"{report['bench']}, {report['env']}, {report['turns']} turns of each; {report['machine']}",
+        "",
+        f"| | {unit}/s, median | CPU seconds per 1,000 | {first} is ... times as fast (95 % interval) |",
+        "|---|---|---|---|",
+    ]
+    for name, row in report["contenders"].items():
+        low, high = row["interval"]
+        ratio = "" if name == first else f"{row['first_is_times']:.2f} ({low:.2f} to {high:.2f})"
+        lines.append(f"| {name} | {row['per_second']:,.0f} | {row['cpu_seconds_per_1000']:.3f} | {ratio} |")
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    return (
+        f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, torch {version('torch')}"
+    )

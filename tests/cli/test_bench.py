@@ -1,0 +1,92 @@
+"""`remuda bench`: every part runs, says what it measured, and names what it cannot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from remuda.bench.job import complete
+from remuda.bench.turns import median_and_interval
+from remuda.cli import main
+from remuda.cli.bench import ours_and_peers, summary
+
+
+@pytest.mark.parametrize(
+    ("what", "names"),
+    [
+        ("envs", ["local", "pool of two slots", "gymnasium sync"]),
+        ("sampler", ["serial", "workers act"]),
+        ("update", ["quick", "autograd"]),
+    ],
+)
+def test_parts(what: str, names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "deep" / "found.json"
+    words = ["bench", what, "--envs", "4", "--workers", "2", "--slices", "2", "--seconds", "0.05", "--out", str(out)]
+    assert main([*words, "--only", ",".join(names)]) == 0
+    written = json.loads(out.read_text())
+    assert list(written["contenders"]) == names
+    for name in names:
+        assert len(written["slices"][name]) == 2
+        assert all(turn["count"] > 0 and turn["seconds"] >= 0.05 for turn in written["slices"][name])
+    table = capsys.readouterr().out
+    assert f"| {names[-1]} |" in table
+    assert "95 % interval" in table
+
+
+def test_whole_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", "ppo", "--only", "remuda", "--slices", "1", "--steps", "1024", "--json"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["contenders"]) == ["remuda"]
+    assert all(row["per_second"] > 0 and row["cpu_seconds_per_1000"] > 0 for row in found["contenders"].values())
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["speed"], "invalid choice: 'speed'"),
+        (["envs", "--only", "pol"], "did you mean pool?"),
+        (["envs", "--slices", "0"], "measure something"),
+        (["envs", "--env", "NoSuchEnv-v0"], "run it by itself"),
+    ],
+)
+def test_one_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *words]) in (1, 2)
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.startswith("remuda: ")
+    assert said.count("\n") == 1
+
+
+def test_peers_are_those_that_were_installed(tmp_path: Path) -> None:
+    (tmp_path / "bench" / "peers").mkdir(parents=True)
+    (tmp_path / "bench" / "peers" / "sb3.py").touch()
+    (tmp_path / "bench" / "peers" / "sample_factory_run.py").touch()
+    for name in ("sb3", "sample-factory", "tianshou"):
+        (tmp_path / f".venv-{name}").mkdir()
+        (tmp_path / f".venv-{name}" / ".installed").touch()
+    assert list(ours_and_peers(tmp_path)) == [
+        *("remuda", "remuda parallel", "remuda workers act"),
+        *("sb3", "sample-factory"),
+    ]
+
+
+def test_ratios_are_those_within_a_turn() -> None:
+    """The machine is twice as slow in the second turn, for both: the ratio is 3 all the same."""
+    ours = [{"count": 300, "seconds": 1.0, "cpu_seconds": 1.0}, {"count": 150, "seconds": 1.0, "cpu_seconds": 1.0}]
+    other = [{"count": 100, "seconds": 1.0, "cpu_seconds": 2.0}, {"count": 50, "seconds": 1.0, "cpu_seconds": 2.0}]
+    row = summary({"ours": ours, "other": other}, "steps")["contenders"]["other"]
+    assert (row["first_is_times"], row["interval"]) == (3.0, [3.0, 3.0])
+    assert row["cpu_seconds_per_1000"] == 30.0
+
+
+def test_the_interval_holds_the_median() -> None:
+    middle, low, high = median_and_interval([1.0, 1.1, 1.2, 1.3, 5.0])
+    assert 1.0 <= low <= middle == 1.2 <= high <= 5.0
+
+
+def test_a_job_is_complete_for_any_env() -> None:
+    assert complete("Acrobot-v1", {})["hidden"] == [64, 64]
+    assert complete("ALE/Pong-v5", {"steps": 7}) == {**complete("ALE/Pong-v5", {}), "steps": 7}

@@ -80,6 +80,8 @@ OTHERS = {
     "agent.orthogonal_init": ("false", False),
     "agent.log_std_init": ("-1", -1.0),
     "agent.normalize_obs": ("TRUE", True),
+    "agent.center_images": ("true", True),
+    "agent.quick": ("false", False),
     "scheme.threads": ("2", 2),
     "eval.every": ("10_000", 10_000),
     "eval.episodes": ("3", 3),

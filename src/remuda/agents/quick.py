@@ -4,7 +4,7 @@
     action = quick.choose(obs, noise)                # while acting: as PolicyAgent.act, to rounding
     said = quick.say(obs, action)                    # and, of all rows at once, when the rollout is done
     rows = quick.forward(obs, action)                # log_prob, entropy and value of many rows at once
-    vector = quick.backward(rows, row_gradients)     # of all parameters, side by side
+    vector = quick.gradient(rows, row_gradients)     # of all parameters, side by side
 
 A net of 64x64 on 8 rows takes 10 microseconds of arithmetic and 250 of calls, so what is small is done by hand:
 products and activations in torch, on the agent's own parameters, and what is about single rows in numpy. Whoever
@@ -41,7 +41,7 @@ class Said(ArrayTuple):
 
 @dataclass(frozen=True)
 class RowOutputs:
-    """What the agent says of [N] rows, and what `backward` needs to know."""
+    """What the agent says of [N] rows, and what `gradient` needs to know."""
 
     log_prob: Rows
     entropy: Rows
@@ -201,7 +201,7 @@ class QuickAgent:
         return RowOutputs(log_prob, entropy, value.squeeze(-1).numpy(), (seen, value_seen, kept))
 
     @torch.no_grad()
-    def backward(self, rows: RowOutputs, by: RowGradients) -> Tensor:
+    def gradient(self, rows: RowOutputs, by: RowGradients) -> Tensor:
         """The gradient by all parameters, in the order of `agent.parameters()`."""
         seen, value_seen, kept = rows.kept
         by_outputs = torch.from_numpy(self._policy.backward(kept, by.log_prob, by.entropy))

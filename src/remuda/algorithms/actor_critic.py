@@ -108,7 +108,7 @@ class ActorCritic(nn.Module):
             return None
         rows = quick.forward(batch.steps.obs, batch.steps.action)
         by_rows, metrics, stop = self.quick_losses(rows, batch, clock)
-        return QuickGradients({"policy": quick.backward(rows, by_rows)}, metrics, stop)
+        return QuickGradients({"policy": quick.gradient(rows, by_rows)}, metrics, stop)
 
     def quick_losses(
         self, rows: RowOutputs, batch: Batch, clock: Clock

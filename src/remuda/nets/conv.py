@@ -89,10 +89,10 @@ class NatureCNN(nn.Module):
         layers: list[nn.Module] = [layout]
         depth = layout.channels
         for out, kernel, stride in convolutions:
-            layers += [initialised(nn.Conv2d(depth, out, kernel, stride), orthogonal_init), nn.ReLU()]
+            layers += [initialised(nn.Conv2d(depth, out, kernel, stride), orthogonal_init), nn.ReLU(inplace=True)]
             depth, height, width = out, (height - kernel) // stride + 1, (width - kernel) // stride + 1
         last = initialised(nn.Linear(depth * height * width, features), orthogonal_init)
-        self.layers = nn.Sequential(*layers, nn.Flatten(), last, nn.ReLU())
+        self.layers = nn.Sequential(*layers, nn.Flatten(), last, nn.ReLU(inplace=True))
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.layers(images)
@@ -122,7 +122,8 @@ class SmallCNN(nn.Module):
         layout = ImageLayout(shape, channels_last)
         convolution = initialised(nn.Conv2d(layout.channels, channels, 3), orthogonal_init)
         last = initialised(nn.Linear(channels * (height - 2) * (width - 2), features), orthogonal_init)
-        self.layers = nn.Sequential(layout, convolution, nn.ReLU(), nn.Flatten(), last, nn.ReLU())
+        relu = nn.ReLU(inplace=True)
+        self.layers = nn.Sequential(layout, convolution, relu, nn.Flatten(), last, relu)
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.layers(images)

@@ -142,7 +142,9 @@ class SchemeOptions(Checked):
     """How the run uses this machine."""
 
     _group = "scheme."
-    threads: int = option(1, "threads of torch in the process that learns", low=1)
+    threads: int = option(
+        0, "threads of torch in the process that learns; 0 is one, or for large images one per core", low=0
+    )
 
 
 @dataclass(frozen=True)

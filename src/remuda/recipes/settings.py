@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from remuda.envs.atari import AtariOptions
 from remuda.envs.paths import describe
 from remuda.errors import CheckpointError, ConfigError, EnvSpecError, nearest
 from remuda.logs.rundir import RunDirectory
+from remuda.machine import usable_cores
 from remuda.recipes.config import ALGORITHMS, GROUPS, KINDS, AlgoOptions, EnvsOptions, RunConfig
 from remuda.recipes.presets import find_preset
 from remuda.recipes.values import coerce, fill
@@ -54,6 +55,9 @@ def settle_config(
         attribute: fill(defaults[group], {**preset.get(group, {}), **wanted[group]}, group)
         for group, attribute in GROUPS.items()
     }
+    if filled["scheme_options"].threads == 0:
+        # Written to the run's config: on another number of cores the arithmetic stays that of the first.
+        filled["scheme_options"] = replace(filled["scheme_options"], threads=num_threads(info))
     steps = values.get("steps", preset["run"]["steps"])
     config = RunConfig(
         algo=algo,
@@ -64,6 +68,14 @@ def settle_config(
         **filled,
     )
     return config, spec, info
+
+
+def num_threads(info: EnvInfo) -> int:
+    """Small nets are fastest on one thread, those for large images on every core."""
+    has_images = any(
+        len(leaf.shape) == 3 and min(sorted(leaf.shape)[1:]) >= 36 for _, leaf in info.observation.leaves()
+    )
+    return usable_cores() if has_images else 1
 
 
 def check_groups(groups: Groups) -> None:

@@ -90,7 +90,7 @@ JOBS = [
         2_000_000,
         (1,),
         "mean ≥ 0 and rising",
-        ("--scheme parallel", "--envs.sticky 0", "--agent.net a3c", "--scheme.threads 2"),
+        ("--scheme parallel", "--envs.sticky 0", "--agent.net a3c", "--scheme.threads 1"),
     ),
     Job("ppo-acrobot-plain", "ppo", "Acrobot-v1", 300_000, (1, 2, 3, 4, 5), "beside Stable-Baselines3", PLAIN),
 ]

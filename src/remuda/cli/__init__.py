@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -53,6 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.close(nowhere)
         return 0
     except OSError as error:  # a full or failing disk, a lost directory
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            print(f"remuda: {error.strerror}: raise the limit (ulimit -n), or use fewer workers.", file=sys.stderr)
+            return 2
         print(f"remuda: {error}: make room, or choose another place.", file=sys.stderr)
         return 1
 

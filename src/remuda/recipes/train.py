@@ -102,6 +102,10 @@ def train(
                 directory.write_result({"status": "failed", "error": str(error), "steps": journal.progress.steps})
                 directory.log(f"failed: {error}")
             raise
+        except OSError:  # as of too many open files
+            if journal.progress.rounds == 0 and not resume:
+                directory.discard()
+            raise
         directory.write_result(result)
     return {**result, "path": str(directory.path), "signal": signals.received}
 

@@ -1,0 +1,52 @@
+"""What a machine may lack: one sentence with a remedy and exit code 2, or a run that does not need it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+TRAIN = f"{sys.executable} -m remuda train ppo --env CartPole-v1 --steps 1000 --quiet --eval.episodes 0"
+
+
+def shell(script: str) -> tuple[int, str, float]:
+    start = time.monotonic()
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stderr, time.monotonic() - start
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (
+            f"ulimit -n 24; {TRAIN} --scheme parallel --sampler.envs 16 --sampler.workers 8 --out PLACE/run",
+            "ulimit -n",
+        ),
+        (f"touch PLACE/file; {TRAIN} --out PLACE/file/run", "choose a directory of your own with --out"),
+        (f"{TRAIN} --out /proc/nowhere/run", "choose a directory of your own with --out"),
+        (f"ulimit -f 0; {TRAIN} --out PLACE/run", "choose a directory of your own with --out"),
+        (f"{TRAIN} --env NoSuchGame-v7 --out PLACE/run", "is not a registered Gymnasium id"),
+    ],
+    ids=["few descriptors", "below a file", "nowhere", "no room for a file", "no such env"],
+)
+def test_one_sentence_and_exit_code_2(script: str, words: str, tmp_path: Path) -> None:
+    code, said, seconds = shell(script.replace("PLACE", str(tmp_path)))
+    assert words in said
+    assert said.count("\n") == 1
+    assert code == 2
+    assert seconds < 20  # 3 on a machine that is not busy
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small /dev/shm")
+def test_shared_memory_needs_no_room_in_dev_shm(tmp_path: Path) -> None:
+    mounted = "mount -t tmpfs -o size=4k tmpfs /dev/shm"
+    if subprocess.run(["unshare", "-m", "bash", "-c", mounted], capture_output=True).returncode:
+        pytest.skip("this container may not mount")
+    run = f"{TRAIN} --scheme parallel --sampler.act workers --out {tmp_path}/run"
+    code, said, _ = shell(f"unshare -m bash -c '{mounted}; {run}'")
+    assert code == 0, said

@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 RUN := runs/demo
 
-.PHONY: demo test test-long check bench peers clean
+.PHONY: demo test test-long check bench clean
 
 demo: $(STAMP)
 	rm -rf $(RUN)
@@ -26,11 +26,13 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Side by side with the other libraries, after `make peers`: what docs/speed.md shows.
 bench: $(STAMP)
-	$(BIN)/python bench/throughput.py
-
-# Other libraries for side-by-side measurements, each in a virtual environment of its own.
-peers: .venv-sb3/.installed
+	$(BIN)/remuda bench ppo --env CartPole-v1 --slices 5 --out runs/bench/ppo-cartpole.json
+	$(BIN)/remuda bench ppo --env ALE/Pong-v5 --only remuda,sb3,cleanrl --slices 10 --out runs/bench/ppo-pong.json
+	$(BIN)/remuda bench ppo --env HalfCheetah-v5 --only remuda,sb3 --slices 5 --out runs/bench/ppo-halfcheetah.json
+	$(BIN)/python bench/time_to.py --out runs/bench/time-to.json
+	$(BIN)/python bench/checkpoints.py --out runs/bench/checkpoints.json
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -38,11 +40,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,video,atari,mujoco,minatar,minigrid]'
 	touch $(STAMP)
 
-.venv-sb3/.installed: constraints.txt
-	test -x .venv-sb3/bin/python || $(PYTHON) -m venv .venv-sb3
-	.venv-sb3/bin/python -m pip install --quiet --constraint constraints.txt torch
-	.venv-sb3/bin/python -m pip install --quiet --constraint constraints.txt stable-baselines3==2.9.2 'gymnasium[mujoco]'
-	touch $@
+include bench/peers/Makefile.inc
 
 clean:
 	rm -rf .venv .venv-* runs build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -12,7 +12,6 @@ Names are loaded when they are first used: `import remuda` alone imports no torc
 from __future__ import annotations
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
     from remuda.recipes.policy import Policy
 
 __version__ = "0.1.0"
-
-# Torch reads it when it is loaded: large tensors in large pages, which took a tenth off the updates of image nets.
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 _HOMES = {
     "Batch": "remuda.data",

@@ -85,6 +85,7 @@ class ActorCritic(nn.Module):
         targets = Targets(advantage, advantage + v[:-1])
         explained = explained_variance(steps.policy.value[steps.mask], targets.value[steps.mask])
         metrics = {"explained_variance": explained}
+        steps = steps.replace(obs=self.agent.inputs.arrange(steps.obs))
         return Batch(steps, targets, rollout.state, rollout.last_obs, metrics=metrics)
 
     def real_rows(self, batch: Batch) -> tuple[Distribution, Tensor, Steps, Targets]:

@@ -3,7 +3,7 @@
     python -m remuda.bench.job --job JOB.json --out OUT.json
 
 Reads what bench/peers/*.py read, and writes what they write: real env steps, seconds and CPU seconds from the end of
-the warm-up to the end of the last round. It is an ordinary `remuda.train`, with metrics, journal and checkpoints.
+the warm-up to the end of the last round. It is an ordinary `remuda.train`, with journal and checkpoint.
 """
 
 from __future__ import annotations
@@ -110,6 +110,8 @@ def options(job: Mapping[str, Any]) -> dict[str, Any]:
         },
         "envs": {"sticky": 0.0} if job["env"].startswith("ALE/") else {},
         "eval": {"episodes": 0},
+        # About 200 lines of metrics would be one for every round of so short a run; the others write none.
+        "log": {"every": job["warm_up"] + job["steps"]},
     }
 
 

@@ -56,6 +56,10 @@ class Inputs(nn.Module):
         """Merge rows [N, ...] into the statistics."""
         map_tree(lambda leaf, rows: leaf.update(rows), self.tree[0], obs)
 
+    def arrange(self, obs: Any) -> Any:
+        """The same numbers [..., *shape], laid out in memory as `forward` needs them: once for all epochs."""
+        return map_tree(lambda leaf, rows: leaf.arrange(rows), self.tree[0], obs)
+
     def forward(self, obs: Any) -> Any:
         return map_tree(lambda leaf, rows: leaf(rows), self.tree[0], obs)
 
@@ -91,6 +95,10 @@ class LeafInput(nn.Module):
         if self.standardise is not None:
             self.standardise.update(rows.float())
 
+    def arrange(self, obs: Tensor) -> Tensor:
+        """Channels side by side, as large nets want them: moved as bytes, a quarter of what floats would be."""
+        return obs.movedim(-3, -1).contiguous().movedim(-1, -3) if self.is_channels_first else obs
+
     def forward(self, obs: Tensor) -> Tensor:
         if self.kind == "discrete":
             return F.one_hot(obs, self.n).float()
@@ -100,9 +108,7 @@ class LeafInput(nn.Module):
         if self.kind == "multibinary":
             return obs.flatten(1).float()
         if self.is_image:  # scaled by what a pixel can be, not by what was seen
-            # Channels side by side, as large nets want them: moved as bytes, a quarter of what floats would be.
-            obs = obs.contiguous(memory_format=torch.channels_last) if self.is_channels_first else obs
-            pixels = obs.float().div_(self.high)
+            pixels = self.arrange(obs).float().div_(self.high)
             return pixels - pixels.mean((1, 2, 3), keepdim=True) if self.center else pixels
         obs = obs.float()
         if self.standardise is not None:

@@ -33,6 +33,7 @@ bench: $(STAMP)
 	$(BIN)/remuda bench ppo --env HalfCheetah-v5 --only remuda,sb3 --slices 5 --out runs/bench/ppo-halfcheetah.json
 	$(BIN)/python bench/time_to.py --out runs/bench/time-to.json
 	$(BIN)/python bench/checkpoints.py --out runs/bench/checkpoints.json
+	$(BIN)/python bench/start_up.py --out runs/bench/start-up.json
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

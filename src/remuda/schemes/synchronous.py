@@ -118,9 +118,9 @@ def mean(values: list[Any]) -> float:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Small networks are fastest on one thread; what the caller had is put back."""
+    """So many while it lasts, 0 being one, on which small networks are fastest; what the caller had is put back."""
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    torch.set_num_threads(count or 1)
     try:
         yield
     finally:

@@ -1,0 +1,108 @@
+"""docs/speed.md from what `make bench` wrote.
+
+.venv/bin/python bench/speed_page.py docs/speed          # reads the JSON files there
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from remuda.cli.bench import table
+
+ROOT = Path(__file__).parents[1]
+HEAD = """\
+# How fast
+
+This page is written by `bench/speed_page.py` from the files in [speed/](speed/), which `make peers` and `make bench`
+made. All of it was measured on a virtual machine of two cores that others were using too: its speed drifts by a
+factor of two within minutes, so contenders take turns and what counts are ratios within a turn and CPU seconds; steps
+per second say little. Envs in workers: [envs.md](envs.md#how-fast).
+
+## Whole runs of PPO
+
+Equal settings, the same Python envs, only real steps counted, start-up and warm-up left out (`remuda bench ppo`;
+`remuda/bench/job.py` has the settings, `bench/peers/` the other side). Others are run in the way that was fastest for
+them here: envs in their own process, one thread (Pong: two). What could not be made equal: RLlib normalises
+advantages over the rollout and not each minibatch; Sample Factory samples while it learns, so that its policy lags
+behind; Tianshou computes values and log-probabilities after each rollout once more; a CleanRL-style loop takes
+truncation for termination; constants of Adam and initial weights are those of each library.
+"""
+NAMES = {"ppo-cartpole": "CartPole-v1", "ppo-pong": "ALE/Pong-v5", "ppo-halfcheetah": "HalfCheetah-v5"}
+
+
+def main() -> None:
+    place = Path(sys.argv[1])
+    found: dict[str, Any] = {path.stem: json.loads(path.read_text()) for path in place.glob("*.json")}
+    parts = [HEAD]
+    for name in NAMES:
+        job = found[name]
+        steps = {turn["count"] for turns in job["slices"].values() for turn in turns}
+        parts.append(f"### {NAMES[name]}\n\n{settings(NAMES[name])}; slices of {min(steps):,} steps or more.\n")
+        parts.append(table(job) + "\n")
+    parts.append(time_to(found["time-to"]))
+    parts.append(checkpoints(found["checkpoints"]))
+    parts.append(start_up(found["start-up"]))
+    (ROOT / "docs" / "speed.md").write_text("\n".join(parts))
+
+
+def settings(env: str) -> str:
+    from remuda.bench.job import complete
+
+    job = complete(env, {})
+    net = "Nature's convolutional net" if job["net"] == "nature" else "two 64x64 tanh nets"
+    batches = f"{job['epochs']} epochs of {job['minibatches']} minibatches"
+    return f"{job['envs']} envs x {job['n_steps']} steps, {batches}, {net}"
+
+
+def time_to(report: dict[str, Any]) -> str:
+    lines = [
+        "## Wall-clock time to a good agent\n",
+        "From the start of the process to a mean of the goal over the last 20 training episodes: our preset against",
+        "Stable-Baselines3 with the settings of its zoo, five seeds in turns (`bench/time_to.py`).\n",
+        "| | goal | ours, seconds: median (all) | SB3's zoo | ratio of medians | env steps, medians |",
+        "|---|---|---|---|---|---|",
+    ]
+    for env, row in report.items():
+        sides = {name: [turn[0] for turn in turns] for name, turns in row["seconds and steps"].items()}
+        steps = [statistics.median(turn[1] for turn in turns) for turns in row["seconds and steps"].values()]
+        shown = [
+            f"{statistics.median(side):.1f} ({', '.join(f'{second:.1f}' for second in side)})"
+            for side in sides.values()
+        ]
+        ratio = statistics.median(sides["zoo"]) / statistics.median(sides["ours"])
+        cells = [env, f"{row['goal']:g}", *shown, f"{ratio:.2f}", f"{steps[0]:,.0f}; {steps[1]:,.0f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def checkpoints(report: dict[str, Any]) -> str:
+    middle, low, high = report["ratio"]
+    turns = report["slices"]["one a minute"]
+    seconds = statistics.median(turn["seconds"] for turn in turns)
+    rate = f"{middle:.3f} (95 % interval {low:.3f} to {high:.3f}, {len(turns)} turns)"
+    return (
+        "## Checkpoints\n\n"
+        f"A run with {turns[0]['parameters']:,.0f} parameters that writes one checkpoint in {seconds:.0f} seconds\n"
+        f"has {rate} of the rate of one that writes none\n"
+        "(`bench/checkpoints.py`).\n"
+    )
+
+
+def start_up(report: dict[str, list[float]]) -> str:
+    first, helped = (
+        f"{statistics.median(seconds):.2f} s ({min(seconds):.2f} to {max(seconds):.2f}, {len(seconds)} times)"
+        for seconds in (report["first update"], report["help"])
+    )
+    return (
+        "## Start-up\n\n"
+        f"`remuda train` to the first update on CartPole-v1 with two workers: {first};\n"
+        f"`remuda --help`: {helped} (`bench/start_up.py`).\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -26,7 +26,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Side by side with the other libraries, after `make peers`: what docs/speed.md shows.
+# Side by side with the other libraries, after `make peers`; bench/speed_page.py makes a page of it.
 bench: $(STAMP)
 	$(BIN)/remuda bench ppo --env CartPole-v1 --slices 5 --out runs/bench/ppo-cartpole.json
 	$(BIN)/remuda bench ppo --env ALE/Pong-v5 --only remuda,sb3,cleanrl --slices 10 --out runs/bench/ppo-pong.json

@@ -16,9 +16,9 @@ from remuda.cli.bench import ours_and_peers, summary
 @pytest.mark.parametrize(
     ("what", "names"),
     [
-        ("envs", ["local", "pool of two slots", "gymnasium sync"]),
-        ("sampler", ["serial", "workers act"]),
-        ("update", ["quick", "autograd"]),
+        ("envs", ["local", "gymnasium sync"]),
+        ("sampler", ["workers act"]),
+        ("update", ["autograd"]),
     ],
 )
 def test_parts(what: str, names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """The counting env through every sampling path: each row, mask, reset, final observation and bootstrap by hand."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -113,6 +114,7 @@ def test_every_row_by_hand(workers, slots, reuse_buffer):
     truth = [expected_rows(index, rounds * T) for index in range(NUM_ENVS)]
     algorithm = ActorCritic.__new__(ActorCritic)
     nn.Module.__init__(algorithm)
+    algorithm.agent = SimpleNamespace(inputs=SimpleNamespace(arrange=lambda obs: obs))
     algorithm.gamma, algorithm.gae_lambda, algorithm.reward_scale, algorithm.clip_reward = GAMMA, LAMBDA, None, False
     try:
         sampler.reset(SEED)

@@ -77,7 +77,10 @@ QUICK = {
 del QUICK["a2c"][2]["algo"]["batch_size"]
 
 
-@pytest.mark.parametrize("case", QUICK)
+SLOW = ("serial, memory", "waiting, two slots")  # seconds each, and of kinds that the long cases have too
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.long if c in SLOW else ()) for c in QUICK])
 def test_stopped_twice(case: str, tmp_path: Path) -> None:
     algo, env, options = QUICK[case]
     check(tmp_path, algo, env, 700, [2, 4], **options)
@@ -125,7 +128,7 @@ def test_a_run_without_a_checkpoint_begins_anew_and_is_the_same(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("evaluation", [1, 3])
+@pytest.mark.parametrize("evaluation", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_stopped_within_an_evaluation(evaluation: int, number: signal.Signals, tmp_path: Path) -> None:
     """Which takes too long to wait for: it is done, and its line is written, when the run goes on."""
     code = """

@@ -41,7 +41,9 @@ def test_with_memory_and_previous_actions(tmp_path, core):
         assert weights(serial) == weights(other), name
 
 
-@pytest.mark.parametrize("sampler", [ALTERNATING, ACTING], ids=["alternating", "acting workers"])
+@pytest.mark.parametrize(
+    "sampler", [pytest.param(ALTERNATING, marks=pytest.mark.long), ACTING], ids=["alternating", "acting workers"]
+)
 def test_nested_spaces_and_padding(tmp_path, sampler):
     padded = {"wait_reset": True}
     serial = train(tmp_path, "serial", env="puzzles:nested", sampler=padded)

@@ -68,8 +68,15 @@ def all_gone(members: list[psutil.Process]) -> bool:
     return not [p for p in members if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.parametrize("scheme", ["serial", "parallel"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("scheme", "number"),
+    [
+        ("serial", signal.SIGINT),
+        ("parallel", signal.SIGTERM),
+        pytest.param("serial", signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param("parallel", signal.SIGINT, marks=pytest.mark.long),
+    ],
+)
 def test_one_signal_leaves_a_resumable_checkpoint(tmp_path, scheme, number):
     path, shared_before = tmp_path / "run", set(os.listdir("/dev/shm"))
     process = start(path, "--scheme", scheme, "--log.every", "256", "--checkpoint.every", "0")

@@ -20,7 +20,7 @@ def test_nested_observations_and_multidiscrete_actions(tmp_path):
     assert run.result["eval"]["mean_reward"] >= 9.5
 
 
-@pytest.mark.parametrize("kind", ["tuple", "dict"])
+@pytest.mark.parametrize("kind", ["tuple", pytest.param("dict", marks=pytest.mark.long)])
 def test_actions_of_several_kinds_at_once(tmp_path, kind):
     agent, kwargs = {"log_std_init": -0.5, "shared": True}, {"kwargs": {"kind": kind}}
     run = learn(tmp_path, "puzzles:mixed", 30_000, agent=agent, envs=kwargs)

@@ -26,10 +26,12 @@ per second say little. Envs in workers: [envs.md](envs.md#how-fast).
 
 Equal settings, the same Python envs, only real steps counted, start-up and warm-up left out (`remuda bench ppo`;
 `remuda/bench/job.py` has the settings, `bench/peers/` the other side). Others are run in the way that was fastest for
-them here: envs in their own process, one thread (Pong: two). What could not be made equal: RLlib normalises
-advantages over the rollout and not each minibatch; Sample Factory samples while it learns, so that its policy lags
-behind; Tianshou computes values and log-probabilities after each rollout once more; a CleanRL-style loop takes
-truncation for termination; constants of Adam and initial weights are those of each library.
+them here: envs in their own process and one thread, but for Sample Factory (subprocesses) and Pong
+(Stable-Baselines3: subprocesses; the CleanRL-style loop: ALE's own threads; both with two threads of torch). What
+could not be made equal: RLlib normalises advantages over the rollout and not each minibatch; Sample Factory samples
+while it learns, so that its policy lags behind; Tianshou computes values and log-probabilities after each rollout
+once more; a CleanRL-style loop takes truncation for termination; constants of Adam and initial weights are those of
+each library.
 """
 NAMES = {"ppo-cartpole": "CartPole-v1", "ppo-pong": "ALE/Pong-v5", "ppo-halfcheetah": "HalfCheetah-v5"}
 

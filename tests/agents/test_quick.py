@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from typing import Any
@@ -12,6 +13,7 @@ from rollouts import box, discrete, make_agent, make_rollout
 from torch import Tensor
 
 from remuda.agents import PolicyAgent
+from remuda.agents.quick import QuickCategorical, RowLosses, RowOutputs
 from remuda.algorithms import A2C, PPO
 from remuda.core import Clock, Losses, Space
 from remuda.data import Batch
@@ -162,7 +164,16 @@ def test_other_agents_have_no_quick_way(action: Space, options: dict[str, Any]) 
 
 
 class WithPenalty(PPO):
-    """What somebody who tries a new loss would write, knowing of nothing else; its weight grows with progress."""
+    """What somebody who tries a new loss would write, knowing of nothing else."""
+
+    def losses(self, batch: Batch, clock: Clock) -> Losses:
+        found = super().losses(batch, clock)
+        penalty = self.agent.policy_head.linear.weight.square().sum()
+        return Losses({"policy": found.groups["policy"] + penalty}, found.metrics)
+
+
+class Mistaken(PPO):
+    """Says that it knows the derivatives of its loss, which it does not; the error grows with progress."""
 
     def __init__(self, *args: Any, grows: bool, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -174,6 +185,9 @@ class WithPenalty(PPO):
         penalty = weight * self.agent.policy_head.linear.weight.square().sum()
         return Losses({"policy": found.groups["policy"] + penalty}, found.metrics)
 
+    def quick_losses(self, rows: RowOutputs, batch: Batch, clock: Clock) -> RowLosses:
+        return super().quick_losses(rows, batch, clock)
+
 
 def by_autograd(algorithm: Any, batch: Batch, clock: Clock) -> Tensor:
     parameters = algorithm.groups()["policy"]
@@ -181,19 +195,28 @@ def by_autograd(algorithm: Any, batch: Batch, clock: Clock) -> Tensor:
     return torch.cat([gradient.flatten() for gradient in found])
 
 
-def test_a_changed_loss_is_what_is_learned_from(caplog: pytest.LogCaptureFixture) -> None:
-    ppo = WithPenalty(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2, grows=False)
+def test_who_overrides_losses_alone_learns_from_them(caplog: pytest.LogCaptureFixture) -> None:
+    ppo = WithPenalty(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2)
+    batch = moved_batch(ppo)
+    assert ppo.quick_gradients(batch, Clock()) is None
+    learner = Learner(ppo, OptimizerOptions(), lambda p: 1e-3, None)
+    assert torch.equal(learner.gradients(batch).groups["policy"], by_autograd(ppo, batch, learner.clock))
+    assert not caplog.records
+
+
+def test_derivatives_of_another_loss_are_not_learned_from(caplog: pytest.LogCaptureFixture) -> None:
+    ppo = Mistaken(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2, grows=False)
     learner = Learner(ppo, OptimizerOptions(), lambda p: 1e-3, None)
     batch = moved_batch(ppo)
     for _ in range(3):
         assert torch.equal(learner.gradients(batch).groups["policy"], by_autograd(ppo, batch, learner.clock))
     assert [record.message for record in caplog.records] == [
-        "WithPenalty.quick_losses does not have the gradient of WithPenalty.losses, so it is not used."
+        "Mistaken.quick_losses does not have the gradient of Mistaken.losses, so it is not used."
     ]
 
 
 def test_a_loss_that_changes_later_is_noticed_when_the_updates_have_doubled() -> None:
-    ppo = WithPenalty(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2, grows=True)
+    ppo = Mistaken(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2, grows=True)
     learner = Learner(ppo, OptimizerOptions(), lambda p: 1e-3, None)
     batch = moved_batch(ppo)
     learner.step(batch)
@@ -210,12 +233,32 @@ class Cold(PolicyAgent):
         return super().act(obs, state, explore, noise * 0.5)
 
 
-def test_a_changed_way_to_act_is_taken(caplog: pytest.LogCaptureFixture) -> None:
-    torch.manual_seed(0)
-    agent = Cold(box((3,)), discrete(4), lambda shape: MLP(shape, (16,), "tanh"))
+def test_a_subclass_acts_in_its_own_way() -> None:
+    assert Cold(box((3,)), discrete(4), lambda shape: MLP(shape, (16,), "tanh")).quick is None
+
+
+def test_a_quick_way_that_acts_otherwise_is_dropped(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(QuickCategorical, "sample", lambda self, outputs, noise: outputs.argmax(-1))
+    agent = agent_of(discrete(4))
     with caplog.at_level(logging.WARNING), torch.no_grad():
         assert agent.find_quick(torch.randn(32, 3), torch.rand(32, 1)) is None
+    assert agent.quick is None
     assert "agents/quick.py does not do what PolicyAgent.act does" in caplog.text
+
+
+@pytest.mark.parametrize("action", ["discrete", "box"])
+def test_a_copied_agent_has_gradients_of_its_own(action: str) -> None:
+    ppo = PPO(agent_of(ACTIONS[action]), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2, ent_coef=0.1)
+    batch = moved_batch(ppo)
+    copied = copy.deepcopy(ppo)
+    before = ppo.quick_gradients(batch, Clock()).groups["policy"]
+    with torch.no_grad():
+        for parameter in copied.agent.parameters():
+            parameter.mul_(0.5)
+    assert_same(copied, batch)
+    assert torch.equal(ppo.quick_gradients(batch, Clock()).groups["policy"], before)
 
 
 def test_a_sampler_gets_the_same_rollout_either_way() -> None:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from remuda.bench.job import complete
 from remuda.bench.turns import median_and_interval
+from remuda.cli import bench as bench_command
 from remuda.cli import main
 from remuda.cli.bench import ours_and_peers, summary
+from remuda.errors import TrainingError
 
 
 @pytest.mark.parametrize(
@@ -49,15 +56,43 @@ def test_whole_runs(capsys: pytest.CaptureFixture[str]) -> None:
         (["speed"], "invalid choice: 'speed'"),
         (["envs", "--only", "pol"], "did you mean pool?"),
         (["envs", "--slices", "0"], "measure something"),
-        (["envs", "--env", "NoSuchEnv-v0"], "run it by itself"),
+        (["envs", "--env", "NoSuchEnv-v0"], "NoSuchEnv"),
+        (["ppo", "--envs", "-8"], "--envs -8 is below 0"),
+        (["sampler", "--only", "workers act", "--envs", "1", "--workers", "2"], "workers act: "),
     ],
 )
 def test_one_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *words]) in (1, 2)
+    assert main(["bench", *words]) == 2
     said = capsys.readouterr().err
     assert sentence in said
     assert said.startswith("remuda: ")
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("what", ["ppo", "envs"])
+def test_a_signal_leaves_nothing_behind(what: str) -> None:
+    words = ["bench", what, "--slices", "100", "--seconds", "0.5", "--steps", "10_000_000"]
+    bench = subprocess.Popen([sys.executable, "-m", "remuda", *words], stderr=subprocess.PIPE, text=True)
+    root, deadline = psutil.Process(bench.pid), time.monotonic() + 30
+    while not root.children() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(1)  # in the middle of it
+    started = root.children(recursive=True)
+    assert started
+    bench.send_signal(signal.SIGTERM)
+    _, said = bench.communicate(timeout=30)
+    assert bench.returncode == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM" in said
+    _, alive = psutil.wait_procs(started, timeout=10)
+    assert not alive
+
+
+def test_a_run_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_command, "LONGEST_RUN_SECONDS", 0.5)
+    words = ["sh", "-c", f"echo $$ > {tmp_path / 'pid'}; sleep 60"]
+    with pytest.raises(TrainingError, match="fewer --steps"):
+        bench_command.run_to_the_end(words, tmp_path / "log")
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
 
 
 def test_peers_are_those_that_were_installed(tmp_path: Path) -> None:

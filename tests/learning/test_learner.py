@@ -130,7 +130,7 @@ def by_torch(name: str, vector: Tensor, decay: float, momentum: float) -> torch.
 @pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop"])
 def test_optimizers_equal_those_of_torch(name: str, decay: float, momentum: float) -> None:
     expected = torch.tensor([1.0, -2.0, 0.5, 4.0])
-    vector = nn.Parameter(expected.clone())
+    vector = expected.detach().clone()
     reference = by_torch(name, expected, decay, momentum)
     mine = make_optimizer(vector, OptimizerOptions(name, 1e-5, decay, rms_alpha=0.9, momentum=momentum))
     generator = torch.Generator().manual_seed(0)

@@ -8,16 +8,23 @@ action = policy.choose(noise, explore)         # an array, or the named array tu
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from remuda.core import Space
-from remuda.data import namedarraytuple
+from remuda.data import ArrayTuple, namedarraytuple
 from remuda.maths import Bernoulli, Categorical, Distribution, Gaussian, Joint, MultiCategorical
 
 NoiseParts = tuple[tuple[Literal["uniform", "normal"], int], ...]
+
+
+class Said(ArrayTuple):
+    """What the policy said while acting; stored with every row."""
+
+    log_prob: Any
+    value: Any
 
 
 class PolicyHead(nn.Module):

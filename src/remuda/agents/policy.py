@@ -17,8 +17,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from remuda.agents.heads import PolicyHead
-from remuda.agents.quick import QuickAgent, Said, quick_agent
+from remuda.agents.heads import PolicyHead, Said
+from remuda.agents.quick import QuickAgent, quick_agent
 from remuda.core import Space
 from remuda.data import ArrayTuple, leaves, map_tree
 from remuda.maths import Distribution
@@ -100,7 +100,8 @@ class PolicyAgent(nn.Module):
             orthogonal(self.policy_head.linear, 0.01)
             orthogonal(self.value_head, 1.0)
         self.noise = self.policy_head.noise
-        self.quick = quick_agent(self) if quick else None  # the same, by hand, where calls cost more than arithmetic
+        # The same by hand, where calls cost more than arithmetic; a subclass may do something else.
+        self.quick = quick_agent(self) if quick and type(self) is PolicyAgent else None
 
     def initial_state(self, batch: int) -> Any:
         """Of so many envs at the start of their episodes; None without a core."""

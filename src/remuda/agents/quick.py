@@ -6,17 +6,17 @@
     rows = quick.forward(obs, action)                # log_prob, entropy and value of many rows at once
     vector = quick.gradient(rows, row_gradients)     # of all parameters, side by side
 
-A net of 64x64 on 8 rows takes 10 microseconds of arithmetic and 250 of calls, so what is small is done by hand:
-products and activations in torch, on the agent's own parameters, and what is about single rows in numpy. Whoever
-changes the agent or a loss need not care: `PolicyAgent.find_quick` and `Learner.gradients` compare both ways, and
-drop this one with a warning where they differ.
+A small net takes far less time for arithmetic than for calls, so it is done by hand: products and activations in
+torch, on the agent's own parameters, and what is about single rows in numpy. Whoever changes the agent or a loss need
+not care: a subclass that overrides one does without, and `PolicyAgent.find_quick` and `Learner.gradients` compare
+both ways and drop this one with a warning where they differ.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -24,19 +24,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remuda.data import ArrayTuple
+from remuda.agents.heads import Said
 from remuda.maths.distributions import LOG_SQRT_2_PI
 from remuda.nets import MLP
 
 WIDEST = 128  # of a layer; beyond it the arithmetic counts, and not the calls
 Rows = NDArray[np.float32]
-
-
-class Said(ArrayTuple):
-    """What the policy said while acting; stored with every row."""
-
-    log_prob: Any
-    value: Any
 
 
 @dataclass(frozen=True)
@@ -56,6 +49,14 @@ class RowGradients:
     log_prob: Rows
     value: Rows
     entropy: float
+
+
+class RowLosses(NamedTuple):
+    """What an algorithm makes of `RowOutputs`: its loss by rows, and what `Losses` says beside it."""
+
+    by_rows: RowGradients
+    metrics: dict[str, Tensor | float]
+    stop: bool = False
 
 
 class QuickPolicy(Protocol):
@@ -94,7 +95,7 @@ class QuickGaussian:
     """A Box, flat; where its deviations belong is where their gradient goes."""
 
     def __init__(self, log_std: nn.Parameter, into: Tensor) -> None:
-        self.log_std, self.into = log_std, into.numpy()
+        self.log_std, self.into = log_std, into
 
     def sample(self, outputs: Rows, noise: Rows) -> Rows:
         action: Rows = outputs + np.exp(self.log_std.detach().numpy()) * noise
@@ -112,7 +113,7 @@ class QuickGaussian:
     def backward(self, kept: Any, log_prob: Rows, entropy: float) -> Rows:
         z, precision = kept
         by_mean: Rows = z * log_prob[:, None]
-        self.into[:] = np.einsum("ij,ij->j", by_mean, z) - log_prob.sum() + len(z) * entropy
+        self.into.numpy()[:] = np.einsum("ij,ij->j", by_mean, z) - log_prob.sum() + len(z) * entropy
         by_mean *= precision
         return by_mean
 

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from remuda.agents import PolicyAgent
-from remuda.agents.quick import RowGradients, RowOutputs, quick_standardised
+from remuda.agents.quick import RowGradients, RowLosses, RowOutputs, quick_standardised
 from remuda.algorithms.actor_critic import ActorCritic, over_progress
 from remuda.core import Clock, Losses
 from remuda.data import Batch
@@ -53,9 +53,7 @@ class A2C(ActorCritic):
             },
         )
 
-    def quick_losses(
-        self, rows: RowOutputs, batch: Batch, clock: Clock
-    ) -> tuple[RowGradients, dict[str, Tensor | float], bool]:
+    def quick_losses(self, rows: RowOutputs, batch: Batch, clock: Clock) -> RowLosses:
         n, ent_coef = len(rows.value), self.ent_coef(clock.progress)
         advantage, target = (tensor.numpy() for tensor in batch.targets)
         if self.normalize_advantage:
@@ -74,4 +72,4 @@ class A2C(ActorCritic):
             "value_loss": value_loss,
             "entropy_loss": -entropy,
         }
-        return by_rows, metrics, False
+        return RowLosses(by_rows, metrics)

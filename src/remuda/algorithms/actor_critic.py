@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from remuda.agents import PolicyAgent
-from remuda.agents.quick import RowGradients, RowOutputs
+from remuda.agents.quick import RowLosses, RowOutputs
 from remuda.core import Clock, QuickGradients
 from remuda.data import ArrayTuple, Batch, Rollout, Steps, map_tree, resets
 from remuda.maths import Distribution, explained_variance, gae
@@ -69,6 +69,13 @@ class ActorCritic(nn.Module):
         super().__init__()
         self.agent, self.gamma, self.gae_lambda, self.clip_reward = agent, gamma, gae_lambda, clip_reward
         self.reward_scale = RewardScale(num_envs, gamma) if normalize_reward else None
+        # Who overrides `losses` alone means it: what a base class says of its derivatives no longer holds.
+        self._knows_quick_losses = issubclass(self._author("quick_losses"), self._author("losses"))
+
+    @classmethod
+    def _author(cls, method: str) -> type:
+        """The class that wrote it."""
+        return next((each for each in cls.__mro__ if method in vars(each)), object)
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         return {"policy": list(self.agent.parameters())}
@@ -105,17 +112,15 @@ class ActorCritic(nn.Module):
     def quick_gradients(self, batch: Batch, clock: Clock) -> QuickGradients | None:
         """By hand, where the agent can; None: by autograd from `losses`, which both must agree with."""
         quick = self.agent.quick
-        if quick is None or batch.state is not None:
+        if quick is None or not self._knows_quick_losses or batch.state is not None:
             return None
         rows = quick.forward(batch.steps.obs, batch.steps.action)
-        by_rows, metrics, stop = self.quick_losses(rows, batch, clock)
-        return QuickGradients({"policy": quick.gradient(rows, by_rows)}, metrics, stop)
+        losses = self.quick_losses(rows, batch, clock)
+        return QuickGradients({"policy": quick.gradient(rows, losses.by_rows)}, losses.metrics, losses.stop)
 
-    def quick_losses(
-        self, rows: RowOutputs, batch: Batch, clock: Clock
-    ) -> tuple[RowGradients, dict[str, Tensor | float], bool]:
-        """`losses` once more with its derivatives: those by rows, the metrics, and whether to stop."""
-        raise NotImplementedError(f"{type(self).__name__} has no quick_losses: make its agent with quick=False")
+    def quick_losses(self, rows: RowOutputs, batch: Batch, clock: Clock) -> RowLosses:
+        """`losses` once more, with its derivatives by rows; not called where only `losses` was written."""
+        raise TypeError(f"{type(self).__name__} has no quick_losses")
 
     def after_update(self, clock: Clock) -> None:
         """No target networks here."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from remuda.agents import PolicyAgent
-from remuda.agents.quick import RowGradients, RowOutputs, quick_standardised
+from remuda.agents.quick import RowGradients, RowLosses, RowOutputs, quick_standardised
 from remuda.algorithms.actor_critic import ActorCritic, over_progress
 from remuda.core import Clock, Losses
 from remuda.data import Batch
@@ -70,9 +70,7 @@ class PPO(ActorCritic):
             stop=self.target_kl is not None and float(kl) > 1.5 * self.target_kl,
         )
 
-    def quick_losses(
-        self, rows: RowOutputs, batch: Batch, clock: Clock
-    ) -> tuple[RowGradients, dict[str, Tensor | float], bool]:
+    def quick_losses(self, rows: RowOutputs, batch: Batch, clock: Clock) -> RowLosses:
         steps, n, progress = batch.steps, len(rows.value), clock.progress
         clip, ent_coef = self.clip_range(progress), self.ent_coef(progress)
         advantage, target = (tensor.numpy() for tensor in batch.targets)
@@ -108,4 +106,4 @@ class PPO(ActorCritic):
             "clip_fraction": np.count_nonzero(np.abs(ratio - 1) > clip) / n,
             "clip_range": clip,
         }
-        return by_rows, metrics, self.target_kl is not None and kl > 1.5 * self.target_kl
+        return RowLosses(by_rows, metrics, self.target_kl is not None and kl > 1.5 * self.target_kl)

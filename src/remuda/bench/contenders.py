@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from remuda.bench.job import complete, options
-from remuda.bench.turns import serve
+from remuda.bench.turns import REFUSAL, serve
 from remuda.envs import make_envs, resolve
+from remuda.errors import RemudaError
 
 DRAWN = 1000  # rows of actions, used again and again
 Turn = Callable[[], int]  # does a little, and says how much
@@ -135,8 +136,12 @@ UNITS = {"envs": "env steps", "sampler": "env steps", "update": "updates"}
 
 def main() -> None:
     job = json.loads(sys.argv[1])
-    turn = TURNS[job["bench"]](job)
-    turn()  # what happens only once is not counted
+    try:
+        turn = TURNS[job["bench"]](job)
+        turn()  # what happens only once is not counted
+    except RemudaError as error:
+        print(f"{REFUSAL}{job['name']}: {error}", flush=True)
+        return
 
     def take(seconds: float) -> dict[str, Any]:
         start, count = time.perf_counter(), 0

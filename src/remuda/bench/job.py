@@ -22,7 +22,7 @@ import remuda
 from remuda.bench.turns import cpu_seconds
 from remuda.core import Round
 
-# What the issue of speed is measured on; any other env gets the settings of the first.
+# Settings that every library can be given alike; an env that is not here gets those of the first.
 JOBS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {
         "envs": 8,

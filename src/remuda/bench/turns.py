@@ -20,6 +20,8 @@ import numpy as np
 
 from remuda.errors import ConfigError, TrainingError
 
+REFUSAL = "cannot: "  # what a contender says instead of being ready, and the reason
+
 
 def serve(take: Callable[[float], dict[str, Any]]) -> None:
     """A slice for every line on stdin, which says how much."""
@@ -52,6 +54,8 @@ class Contender:
     @staticmethod
     def _read(process: Any) -> str:
         line: str = process.stdout.readline()
+        if line.startswith(REFUSAL):
+            raise ConfigError(line.removeprefix(REFUSAL).strip())
         if not line:
             raise TrainingError(f"a contender failed: run it by itself to see why: {shlex.join(process.args)}.")
         return line

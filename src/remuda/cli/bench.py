@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from remuda.bench.turns import Contender, median_and_interval
 from remuda.cli.options import Parser
-from remuda.errors import ConfigError, TrainingError, nearest
+from remuda.errors import ConfigError, Interrupted, TrainingError, nearest
 from remuda.machine import usable_cores
 
 WHAT = """\
@@ -28,6 +32,7 @@ Contenders take turns, slice by slice, because a machine's speed drifts: what co
 within each turn, beside it the interval that holds 95 % of its bootstrap samples. Ratios near 1 need ten slices.
 """
 PEERS = ("sb3", "cleanrl", "sample-factory", "tianshou", "rllib")
+LONGEST_RUN_SECONDS = 3600.0
 
 
 def run(command: str, argv: Sequence[str]) -> int:
@@ -46,13 +51,42 @@ def run(command: str, argv: Sequence[str]) -> int:
     found = parser.parse(argv)
     if found.slices < 1 or found.seconds <= 0:
         raise ConfigError(f"--slices {found.slices} --seconds {found.seconds}: measure something.")
-    turns, unit = measure_runs(found) if found.what == "ppo" else measure_parts(found)
+    for name in ("envs", "workers", "steps"):
+        if (number := getattr(found, name)) < 0:
+            raise ConfigError(f"--{name} {number} is below 0: leave it out, or say how many.")
+    check_env(found.env)
+    with ended_by_signals():
+        turns, unit = measure_runs(found) if found.what == "ppo" else measure_parts(found)
     report = {"bench": found.what, "env": found.env, "machine": machine(), **summary(turns, unit)}
     if found.out is not None:
         found.out.parent.mkdir(parents=True, exist_ok=True)
         found.out.write_text(json.dumps({**report, "slices": turns}, indent=1) + "\n")
     print(json.dumps(report) if found.json else table(report))
     return 0
+
+
+def check_env(env: str) -> None:
+    """Here, where it is one sentence, and not in the first contender."""
+    from remuda.envs import probe, resolve
+
+    probe(resolve(env))
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGINT and SIGTERM as exceptions, so that whoever started a process ends it."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopped = Interrupted(f"stopped by {signal.Signals(number).name}: nothing was measured to the end.")
+        stopped.signal = number
+        raise stopped
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def measure_parts(found: Any) -> tuple[dict[str, list[dict[str, float]]], str]:
@@ -117,14 +151,31 @@ def one_run(command: list[str], job: dict[str, Any]) -> dict[str, float]:
         job_file, out = Path(directory) / "job.json", Path(directory) / "out.json"
         job_file.write_text(json.dumps(job))
         words = [*command, "--job", str(job_file), "--out", str(out)]
-        done = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=3600)
-        if done.returncode or not out.exists():
-            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        said = run_to_the_end(words, Path(directory) / "stderr.txt")
+        if not out.exists():
             raise TrainingError(
-                f"{Path(command[-1]).name} failed ({last}): run it by itself, or leave it out by --only."
+                f"{Path(command[-1]).name} failed ({said}): run it by itself, or leave it out by --only."
             )
         found = json.loads(out.read_text())
     return {"count": found["steps"], "seconds": found["seconds"], "cpu_seconds": found["cpu_seconds"]}
+
+
+def run_to_the_end(words: list[str], log: Path) -> str:
+    """The last line on stderr; whatever happens, nothing of it is left running."""
+    with log.open("w+") as stderr:
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True)
+        try:
+            process.wait(LONGEST_RUN_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise TrainingError(
+                f"{shlex.join(words[:2])} took more than {LONGEST_RUN_SECONDS:.0f} seconds: give it fewer --steps."
+            ) from None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its own children too
+            process.wait()
+        stderr.seek(0)
+        return (stderr.read().strip().splitlines() or ["it said nothing"])[-1]
 
 
 def chosen(only: str, names: Sequence[str]) -> list[str]:

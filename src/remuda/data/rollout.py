@@ -71,9 +71,7 @@ class Rollout:
 
 
 def pick_rows(x: Any, index: Any) -> Any:
-    """x[index], whole rows at a time where they lie in one piece: of images, five times as fast."""
-    if not hasattr(x, "index_select") or index.dtype != index.long().dtype:
-        return x[index]
+    """x[index] of int64 tensors, whole rows at a time: of images, much faster than by x[index]."""
     if x.dim() == 4 and not x.is_contiguous():  # images with their channels side by side stay so
         return x.movedim(1, -1).index_select(0, index).movedim(-1, 1)
     return x.index_select(0, index)
@@ -101,7 +99,8 @@ class Batch:
     def rows(self, index: Any) -> Self:
         """These rows of a flat batch, in this order."""
         parts = (self.steps, self.targets, self.last_obs, self.weight, self.key)
-        pick = (lambda x: x[index]) if isinstance(index, slice) else (lambda x: pick_rows(x, index))
+        is_tensor = str(getattr(index, "dtype", None)) == "torch.int64"  # by name: nothing here imports torch
+        pick = (lambda x: pick_rows(x, index)) if is_tensor else (lambda x: x[index])
         steps, targets, last_obs, weight, key = map_tree(pick, parts)
         return type(self)(steps, targets, self.state, last_obs, weight, key, self.metrics)
 

@@ -30,12 +30,12 @@ logger = logging.getLogger("remuda.learning")
 MAX_BAD_UPDATES = 10  # not finite, in a row
 
 
-def as_one_vector(parameters: list[nn.Parameter]) -> nn.Parameter:
+def as_one_vector(parameters: list[nn.Parameter]) -> Tensor:
     """All of them side by side, and from now on views of it: one call clips, steps or copies them all."""
     if len({parameter.dtype for parameter in parameters}) > 1:
         raise ConfigError("the networks mix parameters of different dtypes: make them all float32.")
-    vector = nn.Parameter(torch.cat([parameter.detach().reshape(-1) for parameter in parameters]))
-    places = torch.split(vector.detach(), [parameter.numel() for parameter in parameters])
+    vector = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+    places = torch.split(vector, [parameter.numel() for parameter in parameters])
     for parameter, place in zip(parameters, places, strict=True):
         parameter.data = place.view(parameter.shape)
     return vector
@@ -70,7 +70,7 @@ class Learner:
         self.skipped = 0  # updates left out because a gradient was not finite
         self._bad_in_a_row = 0
         self._quick = getattr(algorithm, "quick_gradients", None)  # an algorithm need not have it
-        self._compared_at = -1
+        self._compare_at = 0  # the version whose gradients are computed both ways
 
     @property
     def version(self) -> int:
@@ -94,9 +94,9 @@ class Learner:
 
     def _agrees(self, quick: QuickGradients, batch: Batch) -> bool:
         """Looked at in the first update of a process, and again after each doubling of their number."""
-        if self._compared_at >= 0 and self.version < 2 * self._compared_at:
+        if self.version < self._compare_at:
             return True
-        self._compared_at = max(self.version, 1)
+        self._compare_at = 2 * max(self.version, 1)
         exact = self._by_autograd(batch).groups
         is_same = all(
             bool((quick.groups[name] - vector).norm() <= 1e-3 * vector.norm() + 1e-6)
@@ -162,7 +162,7 @@ class Learner:
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
         self.clock = Clock(state["version"], state["progress"])
-        self.skipped, self._bad_in_a_row = state["skipped"], state.get("bad_in_a_row", 0)
+        self.skipped, self._bad_in_a_row = state["skipped"], state["bad_in_a_row"]
 
     def _skip(self, gradients: Gradients) -> None:
         self.skipped += 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
@@ -39,8 +39,8 @@ class Optimizer(Protocol):
 class Adam:
     """Adam (1412.6980), or AdamW (1711.05101), where the decay does not pass through the moments."""
 
-    def __init__(self, vector: nn.Parameter, options: OptimizerOptions) -> None:
-        self.vector, self.options = vector.detach(), options
+    def __init__(self, vector: Tensor, options: OptimizerOptions) -> None:
+        self.vector, self.options = vector, options
         self._update = adamw if options.name == "adamw" else adam
         self.steps = torch.zeros(())
         self.mean, self.square = torch.zeros_like(self.vector), torch.zeros_like(self.vector)
@@ -70,8 +70,8 @@ class Adam:
 class RMSprop:
     """As torch.optim.RMSprop: epsilon outside of the root, and momentum of the step where it is asked for."""
 
-    def __init__(self, vector: nn.Parameter, options: OptimizerOptions) -> None:
-        self.vector, self.options = vector.detach(), options
+    def __init__(self, vector: Tensor, options: OptimizerOptions) -> None:
+        self.vector, self.options = vector, options
         self.square = torch.zeros_like(self.vector)
         self.momentum = torch.zeros_like(self.vector) if options.momentum else None
 
@@ -96,5 +96,5 @@ class RMSprop:
             self.momentum.copy_(state["momentum"])
 
 
-def make_optimizer(vector: nn.Parameter, options: OptimizerOptions) -> Optimizer:
+def make_optimizer(vector: Tensor, options: OptimizerOptions) -> Optimizer:
     return RMSprop(vector, options) if options.name == "rmsprop" else Adam(vector, options)

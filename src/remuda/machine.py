@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 from contextlib import suppress
 
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # of mallopt, in malloc.h
@@ -14,6 +15,11 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def has_compiler() -> bool:
+    """One for C++, as torch.compile needs."""
+    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "c++", "clang++"))
 
 
 def keep_memory() -> None:

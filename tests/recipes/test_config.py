@@ -82,6 +82,7 @@ OTHERS = {
     "agent.normalize_obs": ("TRUE", True),
     "agent.center_images": ("true", True),
     "agent.quick": ("false", False),
+    "agent.compile": ("true", True),
     "scheme.threads": ("2", 2),
     "eval.every": ("10_000", 10_000),
     "eval.episodes": ("3", 3),

@@ -103,6 +103,12 @@ class PolicyAgent(nn.Module):
         # The same by hand, where calls cost more than arithmetic; a subclass may do something else.
         self.quick = quick_agent(self) if quick and type(self) is PolicyAgent else None
 
+    def compile_nets(self) -> None:
+        """By torch.compile from their next call on; parameters and their names stay what they are."""
+        self.quick = None
+        for net in {id(trunk.net): trunk.net for trunk in (self.policy_trunk, self.value_trunk)}.values():
+            net.compile(dynamic=True)  # minibatches differ by a few rows
+
     def initial_state(self, batch: int) -> Any:
         """Of so many envs at the start of their episodes; None without a core."""
         if self.policy_trunk.core is None:

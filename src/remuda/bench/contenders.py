@@ -108,7 +108,7 @@ def update_turn(job: Mapping[str, Any]) -> Turn:
 
     name = job["name"]
     groups = options(complete(job["env"], {"envs": job["envs"]}))
-    groups["agent"]["quick"] = name != "autograd"
+    groups["agent"] |= {"quick": name != "autograd", "compile": name == "compiled"}
     settled = settle_config({"algo": "ppo", "env": job["env"]}, groups)
     torch.set_num_threads(2 if name == "two threads" else 1)
     recipe = make_recipe(*settled)
@@ -129,7 +129,7 @@ TURNS = {"envs": envs_turn, "sampler": sampler_turn, "update": update_turn}
 NAMES = {
     "envs": ("local", "pool", "pool of two slots", "gymnasium sync", "gymnasium async"),
     "sampler": ("serial", "central", "alternating", "workers act"),
-    "update": ("quick", "autograd", "two threads"),
+    "update": ("quick", "autograd", "compiled", "two threads"),
 }
 UNITS = {"envs": "env steps", "sampler": "env steps", "update": "updates"}
 

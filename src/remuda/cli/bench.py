@@ -25,7 +25,7 @@ from remuda.machine import usable_cores
 WHAT = """\
 envs      env steps with random actions: in this process, in a pool of workers, and Gymnasium's vector envs
 sampler   rollouts of PPO's agent: serial, central inference, two alternating groups, workers that act
-update    PPO's updates by minibatches: by hand (small nets), by autograd, with two threads
+update    PPO's updates by minibatches: by hand (small nets), by autograd, by torch.compile, with two threads
 ppo       whole runs of PPO with equal settings, ours and those of other libraries (after `make peers`)
 
 Contenders take turns, slice by slice, because a machine's speed drifts: what counts is the median of the ratios

@@ -135,6 +135,9 @@ class AgentOptions(Checked):
     normalize_obs: bool = option(False, "bring observations to mean 0, deviation 1 by running statistics")
     center_images: bool = option(False, "take the mean of each image away from it")
     quick: bool = option(True, "small mlps by hand instead of modules and autograd, which it is compared with")
+    compile: bool = option(
+        False, "nets by torch.compile where the run learns: up to a minute at the start, and on a CPU seldom faster"
+    )
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from remuda.learning.schedules import parse_schedule
 from remuda.learning.weights import LocalWeights, SharedWeights
 from remuda.logs.rundir import RunDirectory
 from remuda.logs.terminal import Terminal
-from remuda.machine import keep_memory
+from remuda.machine import has_compiler, keep_memory
 from remuda.recipes.actors import make_acting_sampler
 from remuda.recipes.config import PPOOptions, RunConfig, to_dict
 from remuda.recipes.journal import Callback, Journal
@@ -142,6 +142,8 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
     no_state = why_no_state(config, info, is_native=check_envs(config, spec))
     make_net = net or find_net(config.agent)
     seen = agent_view(config, info)
+    if config.agent.compile and not has_compiler():
+        raise ConfigError("agent.compile=true needs a C++ compiler: install g++, or leave it out.")
     make_algorithm(config, seen, make_net)  # a net that does not fit shows itself before anything is started
 
     def make_learner() -> Learner:
@@ -149,7 +151,10 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
             options.optimizer, options.optimizer_eps, options.weight_decay, options.rms_alpha, options.momentum
         )
         rate = parse_schedule(options.learning_rate, "algo.learning_rate")
-        return Learner(make_algorithm(config, seen, make_net), optimizer, rate, options.max_grad_norm or None)
+        algorithm = make_algorithm(config, seen, make_net)
+        if config.agent.compile:
+            algorithm.agent.compile_nets()
+        return Learner(algorithm, optimizer, rate, options.max_grad_norm or None)
 
     def make_sampler(agent: Any, weights: Any, workers: int, rounds: int, should_stop: Callable[[], bool]) -> Sampler:
         first_row = rounds * options.n_steps

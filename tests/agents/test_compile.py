@@ -1,0 +1,39 @@
+"""Nets by torch.compile: the same run to rounding, or one sentence where there is no compiler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import remuda
+from remuda.errors import ConfigError
+from remuda.learning.checkpoint import load_newest
+
+
+def trained(out: Path, **agent: Any) -> dict[str, torch.Tensor]:
+    algo = {"n_steps": 32, "n_epochs": 1}
+    remuda.train(
+        "ppo", env="CartPole-v1", steps=256, seed=1, algo=algo, agent=agent, out=out, eval={"episodes": 0}, quiet=True
+    )
+    found: dict[str, torch.Tensor] = load_newest(out / "checkpoints").learner["algorithm"]
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch compiles by what it deprecates
+@pytest.mark.parametrize("core", [None, "lstm"])
+def test_a_compiled_run_is_the_same_run(tmp_path: Path, core: str | None) -> None:
+    eager = trained(tmp_path / "eager", quick=False, core=core)
+    compiled = trained(tmp_path / "compiled", compile=True, core=core)
+    assert eager.keys() == compiled.keys()
+    for name, value in eager.items():
+        torch.testing.assert_close(torch.as_tensor(compiled[name]), torch.as_tensor(value), rtol=1e-3, atol=1e-4)
+
+
+def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="needs a C\\+\\+ compiler: install g\\+\\+, or leave it out"):
+        trained(tmp_path / "run", compile=True)

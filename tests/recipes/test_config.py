@@ -318,7 +318,7 @@ class TestPresets:
         config, spec, info = settle_config({"algo": "ppo", "env": env}, {})
         assert config.steps == 200_000
         assert config.algo_options.n_epochs == 20
-        assert config.algo_options.learning_rate == "linear(1e-3, 0)"
+        assert config.algo_options.learning_rate == "linear(2e-3, 0)"
         assert spec.label == config.env == env
         assert info.action.n == 2
 

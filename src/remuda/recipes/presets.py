@@ -15,6 +15,7 @@ from remuda.core import Space
 Preset = Mapping[str, Mapping[str, Any]]
 
 PPO: dict[str, Preset] = {
+    # Chosen on seeds 11 to 16, among eleven: with half the learning rate it takes half as long again to reach 475.
     "CartPole-*": {
         "run": {"steps": 200_000},
         "sampler": {"envs": 8},
@@ -24,7 +25,7 @@ PPO: dict[str, Preset] = {
             "n_epochs": 20,
             "gamma": 0.98,
             "gae_lambda": 0.8,
-            "learning_rate": "linear(1e-3, 0)",
+            "learning_rate": "linear(2e-3, 0)",
             "clip_range": "linear(0.2, 0)",
         },
     },
@@ -52,8 +53,8 @@ PPO: dict[str, Preset] = {
             "normalize_reward": True,
         },
     },
-    # Larger steps than these (learning rates of 5e-4 to 1e-3, a clip_range of 0.2) drove Pong's paddle to a wall
-    # within 200,000 steps, where nothing it does makes a difference any more.
+    # Pong, before images were centred, learned nothing in 50,000 to 600,000 steps at learning rates of 4e-4 to 1e-3;
+    # centred, with 5e-4 and a clip_range of 0.2, its paddle went to a wall, where nothing it does makes a difference.
     "ALE/*": {
         "run": {"steps": 10_000_000},
         "sampler": {"envs": 16},

@@ -14,7 +14,7 @@ demo: $(STAMP)
 	$(BIN)/remuda record $(RUN) --out $(RUN)/videos/cartpole.mp4
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 # Learning runs, soaks and hundreds of kills: minutes each.
 test-long: $(STAMP)
@@ -26,14 +26,16 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Side by side with the other libraries, after `make peers`; bench/speed_page.py makes a page of it.
+# Side by side with the other libraries, after `make peers`: about an hour in which nothing else should run.
 bench: $(STAMP)
-	$(BIN)/remuda bench ppo --env CartPole-v1 --slices 5 --out runs/bench/ppo-cartpole.json
-	$(BIN)/remuda bench ppo --env ALE/Pong-v5 --only remuda,sb3,cleanrl --slices 10 --out runs/bench/ppo-pong.json
-	$(BIN)/remuda bench ppo --env HalfCheetah-v5 --only remuda,sb3 --slices 5 --out runs/bench/ppo-halfcheetah.json
-	$(BIN)/python bench/time_to.py --out runs/bench/time-to.json
-	$(BIN)/python bench/checkpoints.py --out runs/bench/checkpoints.json
-	$(BIN)/python bench/start_up.py --out runs/bench/start-up.json
+	$(BIN)/remuda bench ppo --env CartPole-v1 --slices 5 --out docs/speed/ppo-cartpole.json
+	$(BIN)/remuda bench ppo --env ALE/Pong-v5 --only remuda,sb3,cleanrl --slices 10 --out docs/speed/ppo-pong.json
+	$(BIN)/remuda bench ppo --env ALE/Pong-v5 --only 'remuda single envs,sb3' --slices 5 --out docs/speed/ppo-pong-single.json
+	$(BIN)/remuda bench ppo --env HalfCheetah-v5 --only remuda,sb3 --slices 5 --out docs/speed/ppo-halfcheetah.json
+	$(BIN)/python bench/time_to.py --out docs/speed/time-to.json
+	$(BIN)/python bench/checkpoints.py --out docs/speed/checkpoints.json
+	$(BIN)/python bench/start_up.py --out docs/speed/start-up.json
+	$(BIN)/python bench/speed_page.py
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

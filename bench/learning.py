@@ -16,6 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import yaml
+
+from remuda.recipes.config import to_dict
+from remuda.recipes.settings import settle_config
 
 ROOT = Path(__file__).parents[1]
 RUNS = Path(os.environ.get("REMUDA_RESULTS", ROOT / "runs" / "results"))
@@ -155,6 +159,7 @@ def run_all(only: list[str]) -> None:
 
 def run_job(job: Job, seed: int) -> None:
     path = job.path(seed)
+    refuse_if_changed(job, seed)
     if is_complete(job, seed):
         return
     remuda = [sys.executable, "-m", "remuda", "train"]
@@ -167,9 +172,35 @@ def run_job(job: Job, seed: int) -> None:
     subprocess.run([*remuda, *arguments, "--quiet"], check=True)
 
 
+def refuse_if_changed(job: Job, seed: int) -> None:
+    path = job.path(seed)
+    if (path / "config.yaml").exists() and (changed := what_changed(job, seed)):
+        raise SystemExit(f"{path} was made with another {changed}: move it away to run {job.name} anew.")
+
+
+def what_changed(job: Job, seed: int) -> str:
+    """The first setting of a kept run that its command would now set otherwise: presets change."""
+    groups: dict[str, dict[str, str]] = {}
+    short = {"algo": job.algo, "env": job.env, "steps": job.steps, "seed": seed}
+    for name, value in (words.removeprefix("--").split(" ", 1) for words in job.options):
+        group, _, field = name.partition(".")
+        if field:
+            groups.setdefault(group, {})[field] = value
+        else:
+            short[name] = value
+    wanted = to_dict(settle_config(short, groups)[0])["options"]
+    kept = yaml.safe_load((job.path(seed) / "config.yaml").read_text())["options"]
+    for group in ("algo", "sampler", "envs", "agent"):
+        for field, value in kept[group].items():
+            if wanted[group].get(field, value) != value:
+                return f"{group}.{field} ({value})"
+    return ""
+
+
 def run_peer(peer: Peer, seed: int) -> None:
     python = ROOT / ".venv-sb3" / "bin" / "python"
     if peer.path(seed).exists():
+        peer_result(peer, seed)
         return
     if not python.exists():
         print(f"{peer.name}: no .venv-sb3, run `make peers` first", flush=True)
@@ -178,6 +209,13 @@ def run_peer(peer: Peer, seed: int) -> None:
     command = [python, ROOT / "bench" / "sb3_run.py", "--env", peer.env, "--seed", seed, "--steps", peer.steps]
     command += ["--envs", peer.envs, "--settings", json.dumps(peer.settings), "--out", peer.path(seed)]
     subprocess.run([str(word) for word in command], check=True)
+
+
+def peer_result(peer: Peer, seed: int) -> dict:
+    found = json.loads(peer.path(seed).read_text())
+    if found["settings"] != peer.settings:
+        raise SystemExit(f"{peer.path(seed)} was made with other settings: move it away to run {peer.name} anew.")
+    return found
 
 
 def is_complete(job: Job, seed: int) -> bool:
@@ -204,10 +242,12 @@ def report() -> None:
 
     results = {}
     for job in JOBS:
+        for seed in job.seeds:
+            refuse_if_changed(job, seed)
         results[job.name] = {seed: result(job, seed) for seed in job.seeds if is_complete(job, seed)}
         if results[job.name]:
             plot_runs([job.path(seed) for seed in results[job.name]], IMAGES / f"{job.name}.png")
-    peers = {peer.name: {s: json.loads(peer.path(s).read_text()) for s in peer.seeds} for peer in PEERS}
+    peers = {peer.name: {seed: peer_result(peer, seed) for seed in peer.seeds} for peer in PEERS}
     overlaps = {peer.name: compare(peer, peers[peer.name]) for peer in PEERS}
     kept = {
         name: {seed: {key: value for key, value in found.items() if key != "time"} for seed, found in seeds.items()}

@@ -34,6 +34,14 @@ class Curve(BaseCallback):
             self.returns.append(float(np.mean([episode["r"] for episode in self.model.ep_info_buffer])))
 
 
+def with_schedules(settings):
+    """[a, b] becomes a function that goes from a to b in a line."""
+    return {
+        name: (lambda left, ab=value: ab[1] + (ab[0] - ab[1]) * left) if isinstance(value, list) else value
+        for name, value in settings.items()
+    }
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", required=True)
@@ -47,10 +55,7 @@ def main():
     given = parser.parse_args()
 
     torch.set_num_threads(1)
-    settings = {
-        name: (lambda left, ab=value: ab[1] + (ab[0] - ab[1]) * left) if isinstance(value, list) else value
-        for name, value in given.settings.items()
-    }
+    settings = with_schedules(given.settings)
     envs = make_vec_env(given.env, n_envs=given.envs, seed=given.seed)
     model = PPO("MlpPolicy", envs, seed=given.seed, device="cpu", **settings)
     curve = Curve()
@@ -60,6 +65,7 @@ def main():
     test_envs = make_vec_env(given.env, n_envs=8, seed=1_000_000)
     returns, _ = evaluate_policy(model, test_envs, n_eval_episodes=100, return_episode_rewards=True)
     result = {
+        "settings": given.settings,
         "steps": curve.steps,
         "returns": curve.returns,
         "eval": [float(value) for value in returns],

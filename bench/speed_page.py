@@ -1,13 +1,12 @@
 """docs/speed.md from what `make bench` wrote.
 
-.venv/bin/python bench/speed_page.py docs/speed          # reads the JSON files there
+.venv/bin/python bench/speed_page.py          # reads the JSON files in docs/speed
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +23,35 @@ per second say little. Envs in workers: [envs.md](envs.md#how-fast).
 
 ## Whole runs of PPO
 
-Equal settings, the same Python envs, only real steps counted, start-up and warm-up left out (`remuda bench ppo`;
-`remuda/bench/job.py` has the settings, `bench/peers/` the other side). Others are run in the way that was fastest for
-them here: envs in their own process and one thread, but for Sample Factory (subprocesses) and Pong
-(Stable-Baselines3: subprocesses; the CleanRL-style loop: ALE's own threads; both with two threads of torch). What
-could not be made equal: RLlib normalises advantages over the rollout and not each minibatch; Sample Factory samples
-while it learns, so that its policy lags behind; Tianshou computes values and log-probabilities after each rollout
-once more; a CleanRL-style loop takes truncation for termination; constants of Adam and initial weights are those of
+Equal settings, only real steps counted, start-up and warm-up left out (`remuda bench ppo`; `remuda/bench/job.py` has
+the settings, `bench/peers/` the other side). Envs are Gymnasium's own, in Python, for all; but on Pong `remuda` and
+the CleanRL-style loop step ale-py's vector env in C++, and Stable-Baselines3 its `AtariWrapper`s in subprocesses,
+which is what the second table compares with our single envs in Python. Others are run in the way that was fastest for
+them here: envs in their own process and one thread of torch, but for Sample Factory (subprocesses) and Pong (two
+threads of torch). What could not be made equal: RLlib normalises advantages over the rollout and not each minibatch,
+and learns one minibatch more in each round; Sample Factory samples while it learns, so that its policy lags behind,
+and clips ratios to 1 / (1 + c) below; Tianshou computes values and log-probabilities after each rollout once more; a
+CleanRL-style loop takes truncation for termination; Stable-Baselines3 moves statistics of observations with every
+step and we with every rollout; constants of Adam, initial weights and versions of Gymnasium and numpy are those of
 each library.
 """
-NAMES = {"ppo-cartpole": "CartPole-v1", "ppo-pong": "ALE/Pong-v5", "ppo-halfcheetah": "HalfCheetah-v5"}
+TABLES = {
+    "ppo-cartpole": "CartPole-v1",
+    "ppo-pong": "ALE/Pong-v5",
+    "ppo-pong-single": "ALE/Pong-v5, single envs in Python",
+    "ppo-halfcheetah": "HalfCheetah-v5",
+}
 
 
 def main() -> None:
-    place = Path(sys.argv[1])
-    found: dict[str, Any] = {path.stem: json.loads(path.read_text()) for path in place.glob("*.json")}
+    found: dict[str, Any] = {
+        path.stem: json.loads(path.read_text()) for path in (ROOT / "docs" / "speed").glob("*.json")
+    }
     parts = [HEAD]
-    for name in NAMES:
+    for name, title in TABLES.items():
         job = found[name]
         steps = {turn["count"] for turns in job["slices"].values() for turn in turns}
-        parts.append(f"### {NAMES[name]}\n\n{settings(NAMES[name])}; slices of {min(steps):,} steps or more.\n")
+        parts.append(f"### {title}\n\n{settings(job['env'])}; slices of {min(steps):,} steps or more.\n")
         parts.append(table(job) + "\n")
     parts.append(time_to(found["time-to"]))
     parts.append(checkpoints(found["checkpoints"]))
@@ -83,14 +91,15 @@ def time_to(report: dict[str, Any]) -> str:
 
 def checkpoints(report: dict[str, Any]) -> str:
     middle, low, high = report["ratio"]
-    turns = report["slices"]["one a minute"]
+    turns = report["slices"]["one"]
     seconds = statistics.median(turn["seconds"] for turn in turns)
     rate = f"{middle:.3f} (95 % interval {low:.3f} to {high:.3f}, {len(turns)} turns)"
+    a_minute, most = (100 * (1 - ratio) * seconds / 60 for ratio in (middle, low))
     return (
         "## Checkpoints\n\n"
-        f"A run with {turns[0]['parameters']:,.0f} parameters that writes one checkpoint in {seconds:.0f} seconds\n"
-        f"has {rate} of the rate of one that writes none\n"
-        "(`bench/checkpoints.py`).\n"
+        f"A run with {turns[0]['parameters']:,.0f} parameters that writes one checkpoint in {seconds:.0f} seconds has\n"
+        f"{rate} of the rate of one that writes none: with one a minute\n"
+        f"it loses {a_minute:.1f} % (at most {most:.1f} %) of its rate (`bench/checkpoints.py`).\n"
     )
 
 

@@ -78,16 +78,14 @@ def ours(env: str, seed: int, scheme: str) -> tuple[float, int] | None:
 
 def zoo(env: str, seed: int) -> tuple[float, int] | None:
     import torch
+    from sb3_run import with_schedules
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import VecNormalize
 
     torch.set_num_threads(1)  # the fastest for nets this small
-    settings = {
-        name: (lambda left, ab=value: ab[1] + (ab[0] - ab[1]) * left) if isinstance(value, list) else value
-        for name, value in ZOO[env].items()
-    }
+    settings = with_schedules(ZOO[env])
     steps, count = settings.pop("steps"), settings.pop("n_envs")
     envs: Any = make_vec_env(env, n_envs=count, seed=seed)
     if settings.pop("normalize", False):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import sys
 from contextlib import suppress
 
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # of mallopt, in malloc.h
@@ -18,17 +19,17 @@ def usable_cores() -> int:
 
 
 def has_compiler() -> bool:
-    """One for C++, as torch.compile needs."""
-    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "c++", "clang++"))
+    """The one for C++ that torch.compile would take."""
+    return shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")) is not None
 
 
 def keep_memory() -> None:
     """Let this process keep large blocks that it frees, instead of giving them back and asking for them anew.
 
     Every minibatch of images needs the same tens of megabytes, and each time the kernel would fill them with zeros
-    page by page: without that an update of Nature's net took 5 to 20 % less. Only glibc can be asked.
+    page by page. Only glibc can be asked, and it stays so until the process ends.
     """
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(MMAP_THRESHOLD, 1 << 30)
-        mallopt(TRIM_THRESHOLD, (1 << 31) - 1)
+        if mallopt(MMAP_THRESHOLD, 1 << 30) or mallopt(MMAP_THRESHOLD, 32 << 20):  # older ones allow no more
+            mallopt(TRIM_THRESHOLD, (1 << 31) - 1)

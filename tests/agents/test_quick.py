@@ -172,6 +172,33 @@ class WithPenalty(PPO):
         return Losses({"policy": found.groups["policy"] + penalty}, found.metrics)
 
 
+class WithMore(PPO):
+    """Learns something of its own beside the agent."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.more = torch.nn.Parameter(torch.ones(2))
+
+    def groups(self) -> dict[str, list[torch.nn.Parameter]]:
+        return {"policy": [*self.agent.parameters(), self.more]}
+
+
+def test_other_groups_of_parameters_are_learned_by_autograd() -> None:
+    ppo = WithMore(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2)
+    learner = Learner(ppo, OptimizerOptions(), lambda p: 1e-3, None)
+    batch = moved_batch(ppo)
+    assert learner.gradients(batch).groups["policy"].shape == learner.vectors["policy"].shape
+
+
+def test_layers_made_from_other_parameters_are_left_to_modules() -> None:
+    def make(shape: Any) -> MLP:
+        net = MLP(shape, (16,), "tanh")
+        torch.nn.utils.parametrizations.weight_norm(net.layers[0])
+        return net
+
+    assert PolicyAgent(box((3,)), discrete(4), make).quick is None
+
+
 class Mistaken(PPO):
     """Says that it knows the derivatives of its loss, which it does not; the error grows with progress."""
 

@@ -43,7 +43,7 @@ def test_parts(what: str, names: list[str], tmp_path: Path, capsys: pytest.Captu
 
 
 def test_whole_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["bench", "ppo", "--only", "remuda", "--slices", "1", "--steps", "1024", "--json"]
+    words = ["bench", "ppo", "--only", "remuda", "--slices", "1", "--steps", "100", "--json"]
     assert main(words) == 0
     found = json.loads(capsys.readouterr().out)
     assert list(found["contenders"]) == ["remuda"]
@@ -74,11 +74,12 @@ def test_a_signal_leaves_nothing_behind(what: str) -> None:
     words = ["bench", what, "--slices", "100", "--seconds", "0.5", "--steps", "10_000_000"]
     bench = subprocess.Popen([sys.executable, "-m", "remuda", *words], stderr=subprocess.PIPE, text=True)
     root, deadline = psutil.Process(bench.pid), time.monotonic() + 30
-    while not root.children() and time.monotonic() < deadline:
+    is_stepping = {"ppo": lambda: root.children(), "envs": lambda: len(root.children(recursive=True)) > 5}[what]
+    while not is_stepping() and time.monotonic() < deadline:
         time.sleep(0.1)
     time.sleep(1)  # in the middle of it
     started = root.children(recursive=True)
-    assert started
+    assert len(started) > (5 if what == "envs" else 0)  # contenders, and the workers of some
     bench.send_signal(signal.SIGTERM)
     _, said = bench.communicate(timeout=30)
     assert bench.returncode == 128 + signal.SIGTERM
@@ -89,10 +90,13 @@ def test_a_signal_leaves_nothing_behind(what: str) -> None:
 
 def test_a_run_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_command, "LONGEST_RUN_SECONDS", 0.5)
-    words = ["sh", "-c", f"echo $$ > {tmp_path / 'pid'}; sleep 60"]
+    words = ["sh", "-c", f"sleep 60 & echo $! > {tmp_path / 'pid'}; wait"]
+    start = time.monotonic()
     with pytest.raises(TrainingError, match="fewer --steps"):
         bench_command.run_to_the_end(words, tmp_path / "log")
-    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+    assert time.monotonic() - start < 30
+    child = int((tmp_path / "pid").read_text())  # killed, and gone or waiting for init
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
 
 def test_peers_are_those_that_were_installed(tmp_path: Path) -> None:
@@ -102,10 +106,9 @@ def test_peers_are_those_that_were_installed(tmp_path: Path) -> None:
     for name in ("sb3", "sample-factory", "tianshou"):
         (tmp_path / f".venv-{name}").mkdir()
         (tmp_path / f".venv-{name}" / ".installed").touch()
-    assert list(ours_and_peers(tmp_path)) == [
-        *("remuda", "remuda parallel", "remuda workers act"),
-        *("sb3", "sample-factory"),
-    ]
+    ours = ["remuda", "remuda parallel", "remuda workers act"]
+    assert list(ours_and_peers(tmp_path, "CartPole-v1")) == [*ours, "sb3", "sample-factory"]
+    assert list(ours_and_peers(tmp_path, "ALE/Pong-v5")) == [*ours, "remuda single envs", "sb3", "sample-factory"]
 
 
 def test_ratios_are_those_within_a_turn() -> None:
@@ -124,4 +127,13 @@ def test_the_interval_holds_the_median() -> None:
 
 def test_a_job_is_complete_for_any_env() -> None:
     assert complete("Acrobot-v1", {})["hidden"] == [64, 64]
-    assert complete("ALE/Pong-v5", {"steps": 7}) == {**complete("ALE/Pong-v5", {}), "steps": 7}
+    assert complete("ALE/Breakout-v5", {})["net"] == "nature"
+    assert complete("ALE/Pong-v5", {"steps": 7})["steps"] == 7
+
+
+def test_a_contender_that_cannot_run_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", "sampler", "--envs", "2", "--workers", "2", "--slices", "1", "--seconds", "0.05", "--json"]
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert "left out: alternating: sampler.workers=2 is more than the 1 envs of a slot" in said.err
+    assert set(json.loads(said.out)["contenders"]) == {"serial", "central", "workers act"}

@@ -254,6 +254,9 @@ def quick_agent(agent: Any) -> QuickAgent | None:
         return None
     if max(layer.out_features for layer in layers) > WIDEST or math.prod(agent.observation.shape) > WIDEST:
         return None
+    known = {id(parameter) for parameter in agent.parameters()}
+    if not all(id(layer.weight) in known and id(layer.bias) in known for layer in layers):  # made from others
+        return None
     if agent.action.kind not in ("discrete", "box") or any(p.device.type != "cpu" for p in agent.parameters()):
         return None
     return QuickAgent(agent)

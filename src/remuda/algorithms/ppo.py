@@ -91,7 +91,7 @@ class PPO(ActorCritic):
             error = np.where(is_held, np.float32(0), error)
         policy_loss = -float(np.minimum(gain, clipped_gain).sum()) / n
         value_loss, entropy = float(squared) / n, float(rows.entropy.sum()) / n
-        kl = float((ratio - 1 - log_ratio).sum()) / n
+        kl = float((np.expm1(log_ratio) - log_ratio).sum()) / n
         by_rows = RowGradients(
             log_prob=np.where(gain > clipped_gain, np.float32(0), gain) * np.float32(-1 / n),  # NaN stays NaN
             value=error * np.float32(2 * self.vf_coef / n),

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from remuda.bench.job import complete, options
+from remuda.bench.job import complete, options, settings_for
 from remuda.bench.turns import REFUSAL, serve
 from remuda.envs import make_envs, resolve
 from remuda.errors import RemudaError
+from remuda.machine import usable_cores
 
 DRAWN = 1000  # rows of actions, used again and again
 Turn = Callable[[], int]  # does a little, and says how much
@@ -26,18 +27,12 @@ Turn = Callable[[], int]  # does a little, and says how much
 
 def envs_turn(job: Mapping[str, Any]) -> Turn:
     """Env steps with random actions: ours in this process or in a pool, or Gymnasium's vector envs."""
-    count, workers = job["envs"], job["workers"]
+    count = job["envs"]
     if job["name"].startswith("gymnasium"):
-        import gymnasium
-
-        kind = gymnasium.vector.SyncVectorEnv if job["name"] == "gymnasium sync" else gymnasium.vector.AsyncVectorEnv
-        theirs = kind([lambda: gymnasium.make(job["env"])] * count)
-        theirs.reset(seed=0)
-        theirs.action_space.seed(0)
-        drawn = [theirs.action_space.sample() for _ in range(DRAWN)]
-        return turn_over(drawn, lambda action: len(theirs.step(action)[1]))
+        return gymnasium_turn(job)
     slots = 2 if "slots" in job["name"] else 1
-    envs = make_envs(resolve(job["env"]), count, 0 if job["name"] == "local" else workers, slots)
+    workers = 0 if job["name"] == "local" else job["workers"] or min(usable_cores(), count // slots)
+    envs = make_envs(resolve(job["env"]), count, workers, slots, backend="python")
     drawn = draw_actions(envs.action, count // slots)
     envs.reset(0)
     for _ in range(slots):
@@ -51,6 +46,26 @@ def envs_turn(job: Mapping[str, Any]) -> Turn:
         return real
 
     return turn_over(drawn, step)
+
+
+def gymnasium_turn(job: Mapping[str, Any]) -> Turn:
+    """The same envs, their steps counted as ours are: a call that resets an env is none."""
+    import gymnasium
+
+    kind = gymnasium.vector.SyncVectorEnv if job["name"] == "gymnasium sync" else gymnasium.vector.AsyncVectorEnv
+    theirs = kind([lambda: resolve(job["env"]).build()] * job["envs"])
+    theirs.reset(seed=0)
+    theirs.action_space.seed(0)
+    has_ended = np.zeros(job["envs"], bool)
+
+    def step(action: Any) -> int:
+        nonlocal has_ended
+        real = int((~has_ended).sum())
+        _, _, terminated, truncated, _ = theirs.step(action)
+        has_ended = terminated | truncated
+        return real
+
+    return turn_over([theirs.action_space.sample() for _ in range(DRAWN)], step)
 
 
 def turn_over(drawn: Sequence[Any], step: Callable[[Any], int]) -> Turn:
@@ -79,6 +94,8 @@ def draw_actions(space: Any, count: int) -> list[Any]:
 
 def sampler_turn(job: Mapping[str, Any]) -> Turn:
     """Rollouts of a fresh agent: where the envs are stepped, and who acts."""
+    import torch
+
     from remuda.recipes.parts import num_workers
     from remuda.recipes.settings import settle_config
     from remuda.recipes.train import make_recipe
@@ -88,8 +105,9 @@ def sampler_turn(job: Mapping[str, Any]) -> Turn:
     own = {"envs": job["envs"], "sampler": {"workers": job["workers"], **ways.get(name, {})}}
     scheme = "serial" if name == "serial" else "parallel"
     settings = {"algo": "ppo", "env": job["env"], "scheme": scheme}
-    settled = settle_config(settings, options(complete(job["env"], own)))
+    settled = settle_config(settings, any_net(options(complete(job["env"], own)), job["env"]))
     recipe = make_recipe(*settled)
+    torch.set_num_threads(recipe.num_threads or 1)  # as in a run
     learner = recipe.make_learner()
     agent = learner.algorithm.agent
     weights = recipe.make_weights(agent, 0)
@@ -107,7 +125,7 @@ def update_turn(job: Mapping[str, Any]) -> Turn:
     from remuda.recipes.train import make_recipe
 
     name = job["name"]
-    groups = options(complete(job["env"], {"envs": job["envs"]}))
+    groups = any_net(options(complete(job["env"], {"envs": job["envs"]})), job["env"])
     groups["agent"] |= {"quick": name != "autograd", "compile": name == "compiled"}
     settled = settle_config({"algo": "ppo", "env": job["env"]}, groups)
     torch.set_num_threads(2 if name == "two threads" else 1)
@@ -123,6 +141,13 @@ def update_turn(job: Mapping[str, Any]) -> Turn:
         return len([learner.step(minibatch) for minibatch in replay.batches()])
 
     return turn
+
+
+def any_net(groups: dict[str, Any], env: str) -> dict[str, Any]:
+    """Where no job says otherwise, the net that a run would take."""
+    if settings_for(env) is None:
+        groups["agent"] |= {"net": "auto"}
+    return groups
 
 
 TURNS = {"envs": envs_turn, "sampler": sampler_turn, "update": update_turn}

@@ -14,6 +14,7 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import remuda
 from remuda.bench.turns import cpu_seconds
 from remuda.core import Round
 
-# Settings that every library can be given alike; an env that is not here gets those of the first.
+# Settings that every library can be given alike; an env that none of these patterns knows gets those of the first.
 JOBS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {
         "envs": 8,
@@ -46,7 +47,7 @@ JOBS: dict[str, dict[str, Any]] = {
         "warm_up": 8192,
         "steps": 61_440,
     },
-    "ALE/Pong-v5": {"net": "nature", "clip": 0.1, "ent_coef": 0.01, "threads": 2, "warm_up": 1024, "steps": 3072},
+    "ALE/*": {"net": "nature", "clip": 0.1, "ent_coef": 0.01, "threads": 2, "warm_up": 1024, "steps": 3072},
     "HalfCheetah-v5": {
         "n_steps": 256,
         "minibatches": 16,
@@ -61,20 +62,26 @@ JOBS: dict[str, dict[str, Any]] = {
 
 def complete(env: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The whole job of an env."""
-    return {**JOBS["CartPole-v1"], **JOBS.get(env, {}), "env": env, "seed": 1, **given}
+    return {**JOBS["CartPole-v1"], **(settings_for(env) or {}), "env": env, "seed": 1, **given}
+
+
+def settings_for(env: str) -> dict[str, Any] | None:
+    return next((settings for pattern, settings in JOBS.items() if fnmatchcase(env, pattern)), None)
 
 
 class Stopwatch:
-    """A callback that looks at the clock when the warm-up is over, and when all steps are done."""
+    """A callback that looks at the clock when the warm-up is over, and again, to end the run, so many steps later."""
 
     def __init__(self, warm_up: int, steps: int) -> None:
-        self.due = [warm_up, warm_up + steps]
+        self.due, self.steps = warm_up, steps
         self.seen: list[tuple[int, float, float]] = []
 
-    def __call__(self, round: Round) -> None:
-        if self.due and round.progress.steps >= self.due[0]:
-            self.due.pop(0)
-            self.seen.append((round.progress.steps, time.perf_counter(), cpu_seconds(os.getpid())))
+    def __call__(self, round: Round) -> bool:
+        done = round.progress.steps
+        if done >= self.due and len(self.seen) < 2:
+            self.seen.append((done, time.perf_counter(), cpu_seconds(os.getpid())))
+            self.due = done + self.steps
+        return len(self.seen) == 2
 
     def result(self) -> dict[str, Any]:
         (steps, seconds, cpu), (last_steps, last_seconds, last_cpu) = self.seen
@@ -85,7 +92,12 @@ def options(job: Mapping[str, Any]) -> dict[str, Any]:
     """The job in the groups of our options."""
     is_image = job["net"] == "nature"
     return {
-        "sampler": {"envs": job["envs"], "decorrelate": 0, **job.get("sampler", {})},
+        "sampler": {
+            "envs": job["envs"],
+            "workers": job.get("workers", 0),
+            "decorrelate": 0,
+            **job.get("sampler", {}),
+        },
         "agent": {
             "net": job["net"],
             "hidden": job["hidden"],
@@ -108,7 +120,7 @@ def options(job: Mapping[str, Any]) -> dict[str, Any]:
                 )
             },
         },
-        "envs": {"sticky": 0.0} if job["env"].startswith("ALE/") else {},
+        "envs": {"backend": job.get("backend", "auto"), **({"sticky": 0.0} if job["env"].startswith("ALE/") else {})},
         "eval": {"episodes": 0},
         # About 200 lines of metrics would be one for every round of so short a run; the others write none.
         "log": {"every": job["warm_up"] + job["steps"]},
@@ -127,7 +139,7 @@ def main() -> None:
         remuda.train(
             "ppo",
             env=job["env"],
-            steps=job["warm_up"] + job["steps"],
+            steps=job["warm_up"] + job["steps"] + 2 * job["envs"] * job["n_steps"],  # the stopwatch ends it
             seed=job["seed"],
             scheme=scheme,
             out=Path(directory) / "run",
@@ -135,7 +147,9 @@ def main() -> None:
             quiet=True,
             **options(job),
         )
-    found = {"library": "remuda", "version": version("remuda"), **watch.result(), "note": f"scheme {scheme['name']}"}
+    envs_in = "native envs" if job["env"].startswith("ALE/") and job.get("backend", "auto") == "auto" else "Python"
+    found = {"library": "remuda", "version": version("remuda"), **watch.result(), "envs_in": envs_in}
+    found["note"] = f"scheme {scheme['name']}, torch threads {scheme['threads']}"
     given.out.write_text(json.dumps(found))
 
 

@@ -64,8 +64,9 @@ class Contender:
         """What every process found, and the CPU seconds of all of them and their children."""
         before = self._cpu()
         for process in self._processes:
-            process.stdin.write(f"{amount}\n")
-            process.stdin.flush()
+            with suppress(BrokenPipeError):  # it has died: reading says so
+                process.stdin.write(f"{amount}\n")
+                process.stdin.flush()
         found = [json.loads(self._read(process)) for process in self._processes]
         return found, self._cpu() - before
 

@@ -7,6 +7,7 @@ import os
 import platform
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,6 @@ from typing import Any
 from remuda.bench.turns import Contender, median_and_interval
 from remuda.cli.options import Parser
 from remuda.errors import ConfigError, Interrupted, TrainingError, nearest
-from remuda.machine import usable_cores
 
 WHAT = """\
 envs      env steps with random actions: in this process, in a pool of workers, and Gymnasium's vector envs
@@ -34,13 +34,15 @@ within each turn, beside it the interval that holds 95 % of its bootstrap sample
 PEERS = ("sb3", "cleanrl", "sample-factory", "tianshou", "rllib")
 LONGEST_RUN_SECONDS = 3600.0
 
+Turns = dict[str, list[dict[str, Any]]]  # of each contender, in order
+
 
 def run(command: str, argv: Sequence[str]) -> int:
     parser = Parser(prog="remuda bench", description="Measure speed, side by side.", epilog=WHAT)
     parser.add_argument("what", choices=("envs", "sampler", "update", "ppo"), metavar="WHAT", help="see below")
     parser.add_argument("--env", default="CartPole-v1", help="the env (default: CartPole-v1)")
     parser.add_argument("--envs", type=int, default=0, help="how many of them (default: 8; of envs: 32)")
-    parser.add_argument("--workers", type=int, default=0, help="worker processes (default: one per core)")
+    parser.add_argument("--workers", type=int, default=0, help="worker processes of ours (default: one per core)")
     parser.add_argument("--slices", type=int, default=3, help="turns of each contender (default: 3)")
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a slice, but for ppo (default: 1)")
     parser.add_argument("--steps", type=int, default=0, help="env steps of a slice of ppo (default: by env)")
@@ -89,20 +91,24 @@ def ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def measure_parts(found: Any) -> tuple[dict[str, list[dict[str, float]]], str]:
+def measure_parts(found: Any) -> tuple[Turns, str]:
     """Contenders that live as long as the measurement."""
     from remuda.bench.contenders import NAMES, UNITS
 
-    workers = found.workers or usable_cores()
     envs = found.envs or (32 if found.what == "envs" else 8)
     names = chosen(found.only, NAMES[found.what])
-    job = {"bench": found.what, "env": found.env, "envs": envs, "workers": workers}
+    job = {"bench": found.what, "env": found.env, "envs": envs, "workers": found.workers}
     contenders: dict[str, Contender] = {}
-    turns: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     try:
         for name in names:
             command = [sys.executable, "-m", "remuda.bench.contenders", json.dumps({**job, "name": name})]
-            contenders[name] = Contender([command])
+            try:
+                contenders[name] = Contender([command])
+            except (ConfigError, TrainingError) as error:
+                if found.only:
+                    raise
+                print(f"  left out: {error}", file=sys.stderr)
+        turns: Turns = {name: [] for name in contenders}
         for _ in range(found.slices):
             for name, contender in contenders.items():
                 (answer,), cpu = contender.slice(found.seconds)
@@ -113,15 +119,14 @@ def measure_parts(found: Any) -> tuple[dict[str, list[dict[str, float]]], str]:
     return turns, UNITS[found.what]
 
 
-def measure_runs(found: Any) -> tuple[dict[str, list[dict[str, float]]], str]:
+def measure_runs(found: Any) -> tuple[Turns, str]:
     """A run of its own for every slice; start-up and warm-up are left out."""
     from remuda.bench.job import complete
 
-    commands = ours_and_peers(found.peers_at)
+    commands = ours_and_peers(found.peers_at, found.env)
     names = chosen(found.only, tuple(commands))
-    given = {"envs": found.envs} if found.envs else {}
-    given |= {"steps": found.steps} if found.steps else {}
-    turns: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    given = {name: getattr(found, name) for name in ("envs", "steps", "workers") if getattr(found, name)}
+    turns: Turns = {name: [] for name in names}
     for _ in range(found.slices):
         for name in names:
             command, settings = commands[name]
@@ -130,14 +135,18 @@ def measure_runs(found: Any) -> tuple[dict[str, list[dict[str, float]]], str]:
     return turns, "env steps"
 
 
-def ours_and_peers(place: Path) -> dict[str, tuple[list[str], dict[str, Any]]]:
+def ours_and_peers(place: Path, env: str) -> dict[str, tuple[list[str], dict[str, Any]]]:
     """How to run every contender, and what is special about its job."""
+    from remuda.envs import choose_backend, resolve
+
     ours = [sys.executable, "-m", "remuda.bench.job"]
     found: dict[str, tuple[list[str], dict[str, Any]]] = {
         "remuda": (ours, {}),
         "remuda parallel": (ours, {"scheme": "parallel"}),
         "remuda workers act": (ours, {"scheme": "parallel", "sampler": {"act": "workers"}}),
     }
+    if choose_backend(resolve(env)) is not None:  # others have Python envs only
+        found["remuda single envs"] = ours, {"scheme": "parallel", "backend": "python"}
     for peer in PEERS:
         python, scripts = place / f".venv-{peer}" / "bin" / "python", place / "bench" / "peers"
         script = next(iter(sorted(scripts.glob(f"{peer.replace('-', '_')}*.py"))), None)
@@ -146,7 +155,7 @@ def ours_and_peers(place: Path) -> dict[str, tuple[list[str], dict[str, Any]]]:
     return found
 
 
-def one_run(command: list[str], job: dict[str, Any]) -> dict[str, float]:
+def one_run(command: list[str], job: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         job_file, out = Path(directory) / "job.json", Path(directory) / "out.json"
         job_file.write_text(json.dumps(job))
@@ -157,7 +166,8 @@ def one_run(command: list[str], job: dict[str, Any]) -> dict[str, float]:
                 f"{Path(command[-1]).name} failed ({said}): run it by itself, or leave it out by --only."
             )
         found = json.loads(out.read_text())
-    return {"count": found["steps"], "seconds": found["seconds"], "cpu_seconds": found["cpu_seconds"]}
+    how = f"{found['library']} {found['version']}; envs in {found['envs_in']}; {found['note']}"
+    return {"count": found["steps"], "seconds": found["seconds"], "cpu_seconds": found["cpu_seconds"], "how": how}
 
 
 def run_to_the_end(words: list[str], log: Path) -> str:
@@ -186,11 +196,12 @@ def chosen(only: str, names: Sequence[str]) -> list[str]:
     return wanted
 
 
-def rate(turn: dict[str, float]) -> float:
-    return turn["count"] / turn["seconds"]
+def rate(turn: dict[str, Any]) -> float:
+    found: float = turn["count"] / turn["seconds"]
+    return found
 
 
-def summary(turns: dict[str, list[dict[str, float]]], unit: str) -> dict[str, Any]:
+def summary(turns: Turns, unit: str) -> dict[str, Any]:
     """The first contender is what the others are compared with."""
     first = next(iter(turns))
     rows = {}
@@ -198,11 +209,11 @@ def summary(turns: dict[str, list[dict[str, float]]], unit: str) -> dict[str, An
         ratios = [rate(first_turn) / rate(turn) for first_turn, turn in zip(turns[first], mine, strict=True)]
         middle, low, high = median_and_interval(ratios)
         rows[name] = {
-            "per_second": median_and_interval([rate(turn) for turn in mine])[0],
-            "cpu_seconds_per_1000": median_and_interval([1e3 * t["cpu_seconds"] / t["count"] for t in mine])[0],
+            "per_second": statistics.median(rate(turn) for turn in mine),
+            "cpu_seconds_per_1000": statistics.median(1e3 * turn["cpu_seconds"] / turn["count"] for turn in mine),
             "first_is_times": middle,
             "interval": [low, high],
-        }
+        } | ({"how": mine[0]["how"]} if "how" in mine[0] else {})
     return {"unit": unit, "first": first, "turns": len(turns[first]), "contenders": rows}
 
 
@@ -218,7 +229,8 @@ def table(report: dict[str, Any]) -> str:
         low, high = row["interval"]
         ratio = "" if name == first else f"{row['first_is_times']:.2f} ({low:.2f} to {high:.2f})"
         lines.append(f"| {name} | {row['per_second']:,.0f} | {row['cpu_seconds_per_1000']:.3f} | {ratio} |")
-    return "\n".join(lines)
+    told = [f"- {name}: {row['how']}" for name, row in report["contenders"].items() if "how" in row]
+    return "\n".join([*lines, "", *told] if told else lines)
 
 
 def machine() -> str:

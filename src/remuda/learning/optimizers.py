@@ -4,7 +4,7 @@
     optimizer.step(gradient, rate=3e-4)              # changes the vector in place
     optimizer.load_state_dict(optimizer.state_dict())
 
-torch.optim.Adam took 110 microseconds for the 9,000 parameters of a small agent, its inner function takes 41.
+For the parameters of a small agent most of what torch.optim.Adam takes is not its inner function, which is used here.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def train(
             ):
                 journal.callbacks = [*callbacks, count_round]
                 keep_memory()
-                # What was imported stays: looking through it for garbage again and again took 4 % of small runs.
+                # What was imported stays: it need not be looked through for garbage again and again.
                 gc.collect()
                 gc.freeze()
                 learner = scheme.run(recipe, journal)

@@ -97,8 +97,8 @@ def checkpoints(report: dict[str, Any]) -> str:
     a_minute, most = (100 * (1 - ratio) * seconds / 60 for ratio in (middle, low))
     return (
         "## Checkpoints\n\n"
-        f"A run with {turns[0]['parameters']:,.0f} parameters that writes one checkpoint in {seconds:.0f} seconds has\n"
-        f"{rate} of the rate of one that writes none: with one a minute\n"
+        f"A run with {turns[0]['parameters']:,.0f} parameters that writes one checkpoint in {seconds:.0f} seconds\n"
+        f"has {rate} of the rate of one that writes none: with one a minute\n"
         f"it loses {a_minute:.1f} % (at most {most:.1f} %) of its rate (`bench/checkpoints.py`).\n"
     )
 

@@ -233,6 +233,16 @@ def wall_clock(job: Job, seed: int) -> float:
     return sum(time for time, following in zip(times, [*times[1:], 0.0], strict=True) if following < time)
 
 
+def so_far(job: Job) -> str:
+    """Of a job none of whose runs has ended."""
+    found = []
+    for seed in job.seeds:
+        if (job.path(seed) / "metrics.jsonl").exists():
+            steps, returns = our_curve(job, seed)
+            found.append(f"{returns[-1]:.4g} in the last 100 training episodes at {steps[-1]:,.0f} steps")
+    return f"not finished: {'; '.join(found)}" if found else "not run yet"
+
+
 # --- the report -------------------------------------------------------------------------------------------------
 
 
@@ -245,8 +255,8 @@ def report() -> None:
         for seed in job.seeds:
             refuse_if_changed(job, seed)
         results[job.name] = {seed: result(job, seed) for seed in job.seeds if is_complete(job, seed)}
-        if results[job.name]:
-            plot_runs([job.path(seed) for seed in results[job.name]], IMAGES / f"{job.name}.png")
+        if begun := [job.path(seed) for seed in job.seeds if (job.path(seed) / "metrics.jsonl").exists()]:
+            plot_runs(begun, IMAGES / f"{job.name}.png")
     peers = {peer.name: {seed: peer_result(peer, seed) for seed in peer.seeds} for peer in PEERS}
     overlaps = {peer.name: compare(peer, peers[peer.name]) for peer in PEERS}
     kept = {
@@ -322,15 +332,16 @@ def page(results: dict, peers: dict, overlaps: dict) -> str:
         by_seed += " (the other seeds are not run yet)" if 0 < len(means) < len(job.seeds) else ""
         name = f"{job.algo} `{' '.join(job.options)}`" if job.options else job.algo
         mean = f"**{np.mean(means):.4g}**" if means else "-"
-        row = [name, job.env, f"{job.steps:,}", job.goal, by_seed or "not run yet", mean]
+        row = [name, job.env, f"{job.steps:,}", job.goal, by_seed or so_far(job), mean]
         lines.append("| " + " | ".join(row) + " |")
     lines += ["", *HOW_PRESETS_WERE_CHOSEN, "", "## Curves and commands", ""]
     for job in JOBS:
         lines += [f"### {job.name}", "", "```", *(job.command(seed) for seed in job.seeds), "```", ""]
-        if not results[job.name]:
+        begun = [seed for seed in job.seeds if (job.path(seed) / "metrics.jsonl").exists()]
+        if not begun:
             lines += ["Not run yet.", ""]
             continue
-        minutes = ", ".join(f"{wall_clock(job, seed) / 60:.0f}" for seed in results[job.name])
+        minutes = ", ".join(f"{wall_clock(job, seed) / 60:.0f}" for seed in begun)
         lines += [f"Minutes by seed, other programs running beside: {minutes}.", ""]
         lines += [f"![{job.name}](images/{job.name}.png)", ""]
     lines += [

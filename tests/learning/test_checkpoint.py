@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 import torch
 from rollouts import make_agent, make_rollout
+from safetensors.torch import load as tensors_from_bytes
 
 from remuda.algorithms import PPO
 from remuda.errors import CheckpointError
 from remuda.learning import checkpoint
-from remuda.learning.checkpoint import list_checkpoints, load, load_newest, parameters_hash, save
+from remuda.learning.checkpoint import DTYPES, list_checkpoints, load, load_newest, parameters_hash, safetensors, save
 from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
 
@@ -343,3 +344,17 @@ def test_the_hash_of_parameters_tells_every_bit_and_name() -> None:
     assert parameters_hash({"b": torch.tensor(3), "a": torch.tensor([1.0, 0.0])}) == digest
     assert parameters_hash({**state, "a": torch.tensor([1.0, -0.0])}) != digest
     assert parameters_hash({"a": state["a"], "c": state["b"]}) != digest
+
+
+def test_tensors_of_every_kind_are_read_back_by_the_library_of_their_format() -> None:
+    tensors = {
+        **{str(kind): torch.arange(7).to(kind) for kind in DTYPES},
+        "a scalar": torch.tensor(2.5),
+        "nothing": torch.zeros(0, 3),
+        "turned": torch.arange(6.0).reshape(2, 3).T,
+    }
+    read = tensors_from_bytes(b"".join(safetensors(tensors)))
+    assert read.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert read[name].dtype == tensor.dtype
+        assert torch.equal(read[name], tensor), name

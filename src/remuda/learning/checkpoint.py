@@ -16,14 +16,13 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load as tensors_from_bytes
-from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 from remuda.errors import CheckpointError
@@ -34,6 +33,20 @@ BLOBS = "blobs.safetensors"  # bytes, where there are any
 MOST_BYTES = {"manifest.json": 1 << 16, "state.json": 1 << 24}
 MOST_HEADER_BYTES = 1 << 22  # of the tensors: their names, kinds and places
 FILES = ("state.json", "tensors.safetensors")
+DTYPES = {  # as safetensors calls them
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+Piece = bytes | memoryview  # of a file
 
 
 @dataclass(frozen=True)
@@ -85,23 +98,27 @@ def save(
 
 def write(directory: Path, snapshot: Snapshot, keep: str = "last", number: int = 0) -> Path:
     """As `save`, of what was there when the snapshot was taken."""
-    contents = {"state.json": snapshot.state, "tensors.safetensors": tensors_to_bytes(snapshot.tensors)}
+    contents: dict[str, list[Piece]] = {
+        "state.json": [snapshot.state],
+        "tensors.safetensors": safetensors(snapshot.tensors),
+    }
     if snapshot.blobs:  # apart from the tensors: equal runs have equal tensors, however many workers they had
-        contents[BLOBS] = tensors_to_bytes(snapshot.blobs)
+        contents[BLOBS] = safetensors(snapshot.blobs)
     manifest = {
         "format": FORMAT,
         "step": snapshot.step,
         "number": number,
         "files": {
-            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in contents.items()
+            name: {"bytes": sum(map(len, pieces)), "sha256": _sha256(pieces)} for name, pieces in contents.items()
         },
     }
     manifest["sha256"] = _manifest_sum(manifest)
     final, aside = directory / f"step-{snapshot.step}", directory / f"{ASIDE}{os.getpid()}-{uuid.uuid4().hex[:8]}"
     try:
         aside.mkdir(parents=True)
-        for name, data in {**contents, "manifest.json": json.dumps(manifest, indent=1).encode()}.items():
-            _write_through(aside / name, data)
+        for name, pieces in contents.items():
+            _write_through(aside / name, pieces)
+        _write_through(aside / "manifest.json", [json.dumps(manifest, indent=1).encode()])
         _flush_directory(aside)
         if final.exists():  # written before and resumed from: the same step again
             shutil.rmtree(final)
@@ -112,6 +129,25 @@ def write(directory: Path, snapshot: Snapshot, keep: str = "last", number: int =
     _flush_directory(directory)
     _prune(directory, keep)
     return final
+
+
+def safetensors(tensors: Mapping[str, Tensor]) -> list[Piece]:
+    """A file of that format, in pieces that are views of the tensors.
+
+    Its own library copies everything twice, and nothing else runs in this process meanwhile; hashing and writing of
+    large pieces let training go on.
+    """
+    header: dict[str, Any] = {}
+    pieces: list[Piece] = []
+    end = 0
+    for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):  # so that all are aligned
+        tensor = tensors[name].contiguous()
+        pieces.append(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        start, end = end, end + len(pieces[-1])
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little"), text, *pieces]
 
 
 def sweep(directory: Path) -> None:
@@ -214,11 +250,19 @@ def _manifest_sum(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def _write_through(path: Path, data: bytes) -> None:
+def _write_through(path: Path, pieces: Sequence[Piece]) -> None:
     with open(path, "wb") as file:
-        file.write(data)
+        for piece in pieces:
+            file.write(piece)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _sha256(pieces: Sequence[Piece]) -> str:
+    sums = hashlib.sha256()
+    for piece in pieces:
+        sums.update(piece)
+    return sums.hexdigest()
 
 
 def _flush_directory(directory: Path) -> None:

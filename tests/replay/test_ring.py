@@ -1,0 +1,212 @@
+"""The ring against a model that forgets nothing: lists of rows, episode by episode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from remuda.replay.frames import FrameRing
+from remuda.replay.ring import Ring, Row
+
+FRAMES, GAMMA = 3, 0.9
+
+
+@dataclass
+class Model:
+    """Envs whose observations are stacks of numbered frames, and every row they ever gave."""
+
+    envs: int
+    rng: np.random.Generator
+    mean_length: float
+    rows: list[list[tuple[Any, ...]]] = field(
+        default_factory=list
+    )  # of each env: obs, action, reward, discount, mask
+
+    def __post_init__(self) -> None:
+        self.rows = [[] for _ in range(self.envs)]
+        self.next_frame = 1
+        self.now = [self.first() for _ in range(self.envs)]
+        self.has_ended = [False] * self.envs
+
+    def frame(self) -> int:
+        self.next_frame += 1
+        return self.next_frame
+
+    def first(self) -> np.ndarray:
+        """Some envs begin with blanks, others with copies: here with anything."""
+        return np.array([self.frame() for _ in range(FRAMES)]).reshape(FRAMES, 1, 1)
+
+    def step(self, env: int) -> None:
+        obs = self.now[env]
+        action, reward = int(self.rng.integers(5)), float(self.rng.integers(-3, 4))
+        if self.has_ended[env]:  # the reset row: what was seen last, and no action
+            self.rows[env].append((obs, action, 0.0, 1.0, False))
+            self.now[env], self.has_ended[env] = self.first(), False
+            return
+        ends, terminated = self.rng.random() < 1 / self.mean_length, self.rng.random() < 0.5
+        self.rows[env].append((obs, action, reward, 0.0 if ends and terminated else 1.0, True))
+        self.now[env] = np.concatenate([obs[1:], np.full((1, 1, 1), self.frame())])
+        self.has_ended[env] = bool(ends)
+
+    def rollout(self, T: int, envs: range) -> tuple[Row, np.ndarray]:
+        for env in envs:
+            for _ in range(T):
+                self.step(env)
+        columns = [zip(*self.rows[env][len(self.rows[env]) - T :], strict=True) for env in envs]
+        stacked = [np.stack([np.stack(list(part)) for part in parts], 1) for parts in zip(*columns, strict=True)]
+        obs, action, reward, discount, mask = stacked
+        last = np.stack([self.now[env] for env in envs])
+        return Row(obs, action, reward.astype(np.float32), discount.astype(np.float32), mask), last
+
+    def cut(self, envs: range) -> None:
+        """All episodes end where they are, as when envs are built anew."""
+        for env in envs:
+            self.rows[env].append((self.now[env], 0, 0.0, 1.0, False))
+            self.now[env], self.has_ended[env] = self.first(), False
+
+    def seen(self, row: int, env: int) -> np.ndarray:
+        return self.now[env] if row == len(self.rows[env]) else self.rows[env][row][0]
+
+    def n_steps(self, row: int, env: int, n: int) -> tuple[float, float, int]:
+        """As one would by hand."""
+        total, product = 0.0, 1.0
+        for _ in range(n):
+            if row == len(self.rows[env]) or not self.rows[env][row][4]:
+                break
+            _, _, reward, discount, _ = self.rows[env][row]
+            total += product * reward
+            product *= GAMMA * discount
+            row += 1
+            if discount == 0:
+                break
+        return total, product, row
+
+
+EXAMPLE = Row(
+    obs=np.zeros((FRAMES, 1, 1), np.int64),
+    action=np.zeros((), np.int64),
+    reward=np.zeros((), np.float32),
+    discount=np.zeros((), np.float32),
+    mask=np.zeros((), bool),
+)
+
+
+def make(kind: str, capacity: int, envs: int, groups: int) -> Ring:
+    if kind == "frames":
+        return FrameRing(EXAMPLE, capacity, envs, FRAMES, groups)
+    return Ring(EXAMPLE, capacity, envs, groups)
+
+
+def check(ring: Ring, model: Model) -> int:
+    """Every row that can be drawn is as it was; returns how many."""
+    row, env = ring.at(np.arange(ring.count))
+    assert len(set(zip(row.tolist(), env.tolist(), strict=True))) == ring.count
+    kept = ring.is_stored(row, env)
+    row, env = row[kept], env[kept]
+    taken = ring.take(row, env)
+    for i, (r, e) in enumerate(zip(row.tolist(), env.tolist(), strict=True)):
+        obs, action, reward, discount, mask = model.rows[e][r]
+        np.testing.assert_array_equal(taken.obs[i], obs)
+        assert (taken.action[i], taken.reward[i], taken.discount[i], taken.mask[i]) == (
+            action,
+            reward,
+            discount,
+            mask,
+        )
+    real = ring.is_real(row, env)
+    assert real.tolist() == taken.mask.tolist()
+    row, env = row[real], env[real]
+    for n in (1, 2, 5):
+        found = ring.n_steps(row, env, n, GAMMA)
+        after = ring.obs(found.row, env)
+        for i, (r, e) in enumerate(zip(row.tolist(), env.tolist(), strict=True)):
+            reward, discount, last = model.n_steps(r, e, n)
+            assert found.reward[i] == pytest.approx(reward, abs=1e-5)
+            assert found.discount[i] == pytest.approx(discount, abs=1e-6)
+            assert found.row[i] == last
+            np.testing.assert_array_equal(after[i], model.seen(last, e))
+    return len(row)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    kind=st.sampled_from(["rows", "frames"]),
+    capacity=st.integers(3, 40),
+    groups=st.sampled_from([1, 2]),
+    lengths=st.lists(st.tuples(st.integers(1, 60), st.integers(0, 1), st.booleans()), min_size=1, max_size=8),
+    mean_length=st.sampled_from([1.5, 4.0, 30.0]),
+    seed=st.integers(0, 2**31),
+)
+@example(kind="frames", capacity=7, groups=1, lengths=[(7, 0, False)], mean_length=4.0, seed=0)
+def test_any_lengths(
+    kind: str, capacity: int, groups: int, lengths: list[tuple[int, int, bool]], mean_length: float, seed: int
+) -> None:
+    model = Model(4, np.random.default_rng(seed), mean_length)
+    ring = make(kind, capacity, 4, groups)
+    try:
+        for T, which, is_cut in lengths:
+            group = which % groups
+            envs = range(group * ring.width, (group + 1) * ring.width)
+            ring.append(*model.rollout(T, envs), group)
+            if is_cut:
+                last = np.stack([model.now[env] for env in envs])
+                model.cut(envs)
+                ring.cut(last, group)
+            check(ring, model)
+    finally:
+        ring.close()
+
+
+def test_the_newest_row_can_be_drawn_at_once() -> None:
+    model = Model(2, np.random.default_rng(0), 1e9)
+    ring = make("frames", 10, 2, 1)
+    ring.append(*model.rollout(1, range(2)))
+    assert check(ring, model) == 2
+    ring.close()
+
+
+def test_frames_of_long_episodes_are_all_kept() -> None:
+    """Only where more than one row in 64 begins an episode can rows be lost before they are overwritten."""
+    model = Model(2, np.random.default_rng(0), 1e9)
+    ring = make("frames", 300, 2, 1)
+    for _ in range(40):
+        ring.append(*model.rollout(17, range(2)))
+    assert check(ring, model) == 299 * 2
+    ring.close()
+
+
+def test_a_row_that_was_overwritten_is_known_by_its_number() -> None:
+    model = Model(1, np.random.default_rng(0), 5.0)
+    ring = make("rows", 8, 1, 1)
+    ring.append(*model.rollout(7, range(1)))
+    zero, env = np.array([0]), np.array([0])
+    assert ring.is_stored(zero, env).all()
+    ring.append(*model.rollout(1, range(1)))
+    assert not ring.is_stored(zero, env).any()
+    assert not ring.is_stored(np.array([8]), env).any()  # not written yet
+    ring.close()
+
+
+def test_worked_numbers() -> None:
+    """Rewards 1, 2, 4 and an end that is truncated, then 8 and one that is terminated."""
+    ring = Ring(EXAMPLE.replace(obs=np.zeros((), np.int64)), 20, 1)
+    mask = np.array([True, True, True, False, True, False, True])
+    rows = Row(
+        obs=np.arange(7),
+        action=np.zeros(7, np.int64),
+        reward=np.array([1, 2, 4, 0, 8, 0, 16], np.float32),
+        discount=np.array([1, 1, 1, 1, 0, 1, 1], np.float32),
+        mask=mask,
+    )
+    ring.append(Row(*(x[:, None] for x in rows)), np.array([7]))
+    row = np.flatnonzero(mask)
+    found = ring.n_steps(row, np.zeros_like(row), 2, 0.5)
+    assert found.reward.tolist() == [2.0, 4.0, 4.0, 8.0, 16.0]
+    assert found.discount.tolist() == [0.25, 0.25, 0.5, 0.0, 0.5]
+    assert ring.obs(found.row, np.zeros_like(row))[[0, 1, 2, 4]].tolist() == [2, 3, 3, 7]
+    ring.close()

@@ -14,7 +14,8 @@ demo: $(STAMP)
 	$(BIN)/remuda record $(RUN) --out $(RUN)/videos/cartpole.mp4
 
 test: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --ignore tests/faults
+	$(BIN)/python -m pytest tests/faults  # one at a time: they kill, and look at the clock
 
 # Learning runs, soaks and hundreds of kills: minutes each.
 test-long: $(STAMP)

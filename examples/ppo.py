@@ -28,7 +28,7 @@ def main(env: str = "CartPole-v1", steps: int = 50_000, seed: int = 1, num_envs:
     agent = PolicyAgent(info.observation, info.action, lambda shape: MLP(shape, (64, 64), "tanh"))
     ppo = PPO(agent, num_envs, gamma=0.98, gae_lambda=0.8, clip_range=parse_schedule("linear(0.2, 0)"))
     learner = Learner(
-        ppo, OptimizerOptions("adam", epsilon=1e-5), parse_schedule("linear(1e-3, 0)"), max_grad_norm=0.5
+        ppo, OptimizerOptions("adam", epsilon=1e-5), parse_schedule("linear(2e-3, 0)"), max_grad_norm=0.5
     )
     replay = Fresh(num_epochs=20, batch_size=256, seed=seed)
     weights = LocalWeights()

@@ -192,9 +192,18 @@ def what_changed(job: Job, seed: int) -> str:
     kept = yaml.safe_load((job.path(seed) / "config.yaml").read_text())["options"]
     for group in ("algo", "sampler", "envs", "agent"):
         for field, value in kept[group].items():
-            if wanted[group].get(field, value) != value:
+            now = plain(wanted[group].get(field, value))
+            if now not in (plain(value), "auto"):  # auto may well take what was kept
                 return f"{group}.{field} ({value})"
     return ""
+
+
+def plain(value: object) -> str:
+    """A number may have been kept as such or as text."""
+    try:
+        return str(float(str(value)))
+    except ValueError:
+        return str(value).replace(" ", "")
 
 
 def run_peer(peer: Peer, seed: int) -> None:
@@ -342,7 +351,7 @@ def page(results: dict, peers: dict, overlaps: dict) -> str:
             lines += ["Not run yet.", ""]
             continue
         minutes = ", ".join(f"{wall_clock(job, seed) / 60:.0f}" for seed in begun)
-        lines += [f"Minutes by seed, other programs running beside: {minutes}.", ""]
+        lines += [f"Minutes by seed, with other programs beside and pauses included: {minutes}.", ""]
         lines += [f"![{job.name}](images/{job.name}.png)", ""]
     lines += [
         "## Beside Stable-Baselines3",

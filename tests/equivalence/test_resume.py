@@ -145,13 +145,14 @@ def evaluate(*arguments, **options):
         time.sleep(0.5)
     return real(*arguments, **options)
 parts.evaluate = evaluate
-remuda.train("ppo", "CartPole-v1", steps=700, seed=3, out=sys.argv[1], **json.loads(sys.argv[4]))
+remuda.train("ppo", "CartPole-v1", steps=900, seed=3, out=sys.argv[1], **json.loads(sys.argv[4]))
 """
-    whole, pieces, options = tmp_path / "whole", tmp_path / "pieces", settings({"eval": {"every": 250}})
-    remuda.train("ppo", "CartPole-v1", steps=700, seed=3, out=whole, **options)
+    whole, pieces, options = tmp_path / "whole", tmp_path / "pieces", settings({"eval": {"every": 200}})
+    remuda.train("ppo", "CartPole-v1", steps=900, seed=3, out=whole, **options)
     arguments = [str(pieces), str(evaluation), str(int(number)), json.dumps(options)]
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120)
     assert done.returncode == (-9 if number == signal.SIGKILL else 0), done.stderr
+    assert "complete" not in [json.loads(path.read_text())["status"] for path in pieces.glob("result.json")]
     remuda.resume(pieces, quiet=True)
     assert outcome(pieces) == outcome(whole)
 

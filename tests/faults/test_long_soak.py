@@ -90,8 +90,10 @@ def test_training_survives_envs_that_fail_by_chance(tmp_path):
     assert np.median([steps for steps, _ in flaky]) <= 1.3 * np.median([steps for steps, _ in clean])
 
 
-# The env is CartPole under another name: its preset has to be given.
+# The env is CartPole under another name: its preset has to be given. With smaller steps than that has, seeds differ
+# less among themselves, and more envs fail on the way.
 PRESET = {group: values for group, values in PPO["CartPole-*"].items() if group != "run"}
+PRESET["algo"] = {**PRESET["algo"], "learning_rate": "linear(1e-3, 0)"}
 
 
 def test_thirty_kills_of_the_whole_run_each_resumed(tmp_path):

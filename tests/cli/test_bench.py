@@ -99,6 +99,26 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
 
+def test_a_peer_that_fails_is_left_out_unless_it_was_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = [sys.executable, "-c", "raise SystemExit('normalize_obs: not here')"]
+    turn = {"count": 10, "seconds": 1.0, "cpu_seconds": 1.0}
+    real = bench_command.one_run
+    run = lambda command, job: dict(turn) if command == ["fine"] else real(command, job)  # noqa: E731
+    monkeypatch.setattr(bench_command, "ours_and_peers", lambda *_: {"ours": (["fine"], {}), "peer": (broken, {})})
+    monkeypatch.setattr(bench_command, "one_run", run)
+    assert main(["bench", "ppo", "--slices", "2", "--json"]) == 0
+    said = capsys.readouterr()
+    assert said.err.count("left out: ") == 1
+    assert "normalize_obs: not here" in said.err
+    assert list(json.loads(said.out)["contenders"]) == ["ours"]
+    assert main(["bench", "ppo", "--only", "peer"]) == 1
+    monkeypatch.setattr(bench_command, "ours_and_peers", lambda *_: {"peer": (broken, {})})
+    assert main(["bench", "ppo"]) == 1
+    assert "no contender could run" in capsys.readouterr().err
+
+
 def test_peers_are_those_that_were_installed(tmp_path: Path) -> None:
     (tmp_path / "bench" / "peers").mkdir(parents=True)
     (tmp_path / "bench" / "peers" / "sb3.py").touch()

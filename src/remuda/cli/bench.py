@@ -105,9 +105,7 @@ def measure_parts(found: Any) -> tuple[Turns, str]:
             try:
                 contenders[name] = Contender([command])
             except (ConfigError, TrainingError) as error:
-                if found.only:
-                    raise
-                print(f"  left out: {error}", file=sys.stderr)
+                leave_out(found.only, error)
         turns: Turns = {name: [] for name in contenders}
         for _ in range(found.slices):
             for name, contender in contenders.items():
@@ -128,11 +126,23 @@ def measure_runs(found: Any) -> tuple[Turns, str]:
     given = {name: getattr(found, name) for name in ("envs", "steps", "workers") if getattr(found, name)}
     turns: Turns = {name: [] for name in names}
     for _ in range(found.slices):
-        for name in names:
+        for name in list(turns):
             command, settings = commands[name]
-            turns[name].append(one_run([*command], complete(found.env, {**given, **settings})))
+            try:
+                turns[name].append(one_run([*command], complete(found.env, {**given, **settings})))
+            except TrainingError as error:
+                leave_out(found.only, error)
+                del turns[name]
+                continue
             print(f"  {name}: {rate(turns[name][-1]):,.0f} steps/s", file=sys.stderr)
     return turns, "env steps"
+
+
+def leave_out(only: str, error: ConfigError | TrainingError) -> None:
+    """Go on without a contender that cannot run, unless it was asked for by name."""
+    if only:
+        raise error
+    print(f"  left out: {error}", file=sys.stderr)
 
 
 def ours_and_peers(place: Path, env: str) -> dict[str, tuple[list[str], dict[str, Any]]]:
@@ -203,6 +213,8 @@ def rate(turn: dict[str, Any]) -> float:
 
 def summary(turns: Turns, unit: str) -> dict[str, Any]:
     """The first contender is what the others are compared with."""
+    if not turns:
+        raise TrainingError("no contender could run: what each said is above.")
     first = next(iter(turns))
     rows = {}
     for name, mine in turns.items():

@@ -58,6 +58,7 @@ class Peer:
     seeds: tuple[int, ...]
     envs: int
     settings: dict = field(default_factory=dict)
+    algo: str = "ppo"
 
     def path(self, seed: int) -> Path:
         return RUNS / f"{self.name}-{seed}.json"
@@ -97,6 +98,20 @@ JOBS = [
         ("--scheme parallel", "--envs.sticky 0", "--agent.net a3c", "--scheme.threads 1"),
     ),
     Job("ppo-acrobot-plain", "ppo", "Acrobot-v1", 300_000, (1, 2, 3, 4, 5), "beside Stable-Baselines3", PLAIN),
+    Job("dqn-cartpole", "dqn", "CartPole-v1", 200_000, (1, 2, 3), "mean ≥ 450", ("--algo.double false",)),
+    Job("dueling-cartpole", "dqn", "CartPole-v1", 200_000, (1, 2, 3), "mean ≥ 450", ("--algo.dueling true",)),
+    Job("c51-cartpole", "dqn", "CartPole-v1", 200_000, (1, 2, 3), "mean ≥ 450", ("--algo.atoms 51",)),
+    Job("rainbow-cartpole", "rainbow", "CartPole-v1", 200_000, (1, 2, 3), "mean ≥ 450"),
+    Job("dqn-minatar-breakout", "dqn", "MinAtar/Breakout-v1", 2_000_000, (1, 2, 3), "mean ≥ 7"),
+    Job("rainbow-minatar-breakout", "rainbow", "MinAtar/Breakout-v1", 2_000_000, (1, 2, 3), "as dqn"),
+    Job("r2d1-recall", "r2d1", "Remuda/Recall-v0", 500_000, (1, 2, 3), "mean ≥ 0.95"),
+    Job("dqn-recall", "dqn", "Remuda/Recall-v0", 500_000, (1, 2, 3), "chance: 0.5"),
+    Job("r2d1-positions", "r2d1", "Remuda/CartPolePositions-v0", 500_000, (1, 2, 3), "mean ≥ 450"),
+    Job("ddpg-pendulum", "ddpg", "Pendulum-v1", 20_000, (1, 2, 3), "mean ≥ −200"),
+    Job("td3-pendulum", "td3", "Pendulum-v1", 20_000, (1, 2, 3), "mean ≥ −200"),
+    Job("sac-pendulum", "sac", "Pendulum-v1", 20_000, (1, 2, 3), "mean ≥ −200"),
+    Job("sac-halfcheetah", "sac", "HalfCheetah-v5", 100_000, (1, 2, 3), "beside Stable-Baselines3"),
+    Job("td3-halfcheetah", "td3", "HalfCheetah-v5", 100_000, (1, 2, 3), "none given"),
 ]
 
 PEERS = [
@@ -125,6 +140,17 @@ PEERS = [
         (1, 2, 3, 4, 5),
         16,
         {"n_steps": 128, "batch_size": 256, "n_epochs": 4, "gamma": 0.99, "gae_lambda": 0.94, "learning_rate": 3e-4},
+    ),
+    # All else are SB3's own defaults, which our preset for MuJoCo has too.
+    Peer(
+        "sb3-sac-halfcheetah",
+        "sac-halfcheetah",
+        "HalfCheetah-v5",
+        100_000,
+        (1, 2, 3),
+        1,
+        {"learning_starts": 10_000},
+        "sac",
     ),
 ]
 
@@ -190,8 +216,8 @@ def what_changed(job: Job, seed: int) -> str:
             short[name] = value
     wanted = to_dict(settle_config(short, groups)[0])["options"]
     kept = yaml.safe_load((job.path(seed) / "config.yaml").read_text())["options"]
-    for group in ("algo", "sampler", "envs", "agent"):
-        for field, value in kept[group].items():
+    for group in ("algo", "replay", "sampler", "envs", "agent"):
+        for field, value in kept.get(group, {}).items():
             now = plain(wanted[group].get(field, value))
             if now not in (plain(value), "auto"):  # auto may well take what was kept
                 return f"{group}.{field} ({value})"
@@ -216,7 +242,16 @@ def run_peer(peer: Peer, seed: int) -> None:
         return
     print(f"{peer.name} seed {seed}", flush=True)
     command = [python, ROOT / "bench" / "sb3_run.py", "--env", peer.env, "--seed", seed, "--steps", peer.steps]
-    command += ["--envs", peer.envs, "--settings", json.dumps(peer.settings), "--out", peer.path(seed)]
+    command += [
+        "--algo",
+        peer.algo,
+        "--envs",
+        peer.envs,
+        "--settings",
+        json.dumps(peer.settings),
+        "--out",
+        peer.path(seed),
+    ]
     subprocess.run([str(word) for word in command], check=True)
 
 
@@ -266,8 +301,8 @@ def report() -> None:
         results[job.name] = {seed: result(job, seed) for seed in job.seeds if is_complete(job, seed)}
         if begun := [job.path(seed) for seed in job.seeds if (job.path(seed) / "metrics.jsonl").exists()]:
             plot_runs(begun, IMAGES / f"{job.name}.png")
-    peers = {peer.name: {seed: peer_result(peer, seed) for seed in peer.seeds} for peer in PEERS}
-    overlaps = {peer.name: compare(peer, peers[peer.name]) for peer in PEERS}
+    peers = {peer.name: {seed: peer_result(peer, seed) for seed in peer.seeds} for peer in both_run(results)}
+    overlaps = {peer.name: compare(peer, peers[peer.name]) for peer in both_run(results)}
     kept = {
         name: {seed: {key: value for key, value in found.items() if key != "time"} for seed, found in seeds.items()}
         for name, seeds in results.items()
@@ -275,6 +310,17 @@ def report() -> None:
     summary = {"remuda": kept, "sb3": {name: evals(seeds) for name, seeds in peers.items()}, "overlap": overlaps}
     (ROOT / "docs" / "results.json").write_text(json.dumps(summary, indent=1) + "\n")
     (ROOT / "docs" / "results.md").write_text(page(results, peers, overlaps))
+
+
+def both_run(results: dict) -> list[Peer]:
+    """Peers of which all seeds are run, on both sides."""
+    jobs = {job.name: job for job in JOBS}
+    return [
+        peer
+        for peer in PEERS
+        if len(results[peer.job]) == len(jobs[peer.job].seeds)
+        and all(peer.path(seed).exists() for seed in peer.seeds)
+    ]
 
 
 def evals(seeds: dict) -> dict:
@@ -306,7 +352,11 @@ def compare(peer: Peer, theirs: dict) -> dict:
     for label, y, colour in (("Remuda", ours_y, "tab:blue"), ("Stable-Baselines3", peer_y, "tab:orange")):
         axes.plot(grid, y.mean(0), color=colour, label=f"{label}, mean of {len(y)} seeds")
         axes.fill_between(grid, y.min(0), y.max(0), color=colour, alpha=0.2, lw=0, label="lowest to highest seed")
-    axes.set(xlabel="environment steps", ylabel="mean return of the last 100 episodes", title=f"PPO on {peer.env}")
+    axes.set(
+        xlabel="environment steps",
+        ylabel="mean return of the last 100 episodes",
+        title=f"{peer.algo.upper()} on {peer.env}",
+    )
     axes.legend(frameon=False, fontsize=8)
     axes.grid(alpha=0.3)
     figure.savefig(IMAGES / f"{peer.name}.png", dpi=90)
@@ -356,21 +406,21 @@ def page(results: dict, peers: dict, overlaps: dict) -> str:
     lines += [
         "## Beside Stable-Baselines3",
         "",
-        "The same settings in both, five seeds each, single thread; `bench/sb3_run.py` is what runs the other side.",
+        "The same settings in both, as many seeds, one thread; `bench/sb3_run.py` runs the other side.",
         "",
-        "| env | seeds' bands overlap over | mean of the curve, Remuda / SB3 | final return, Remuda / SB3 |",
+        "| algorithm, env | seeds' bands overlap over | mean of the curve, Remuda / SB3 | final, Remuda / SB3 |",
         "|---|---|---|---|",
     ]
-    for peer in PEERS:
+    for peer in both_run(results):
         found, job = overlaps[peer.name], next(job for job in JOBS if job.name == peer.job)
         ours = np.mean([results[job.name][seed]["eval"]["mean_reward"] for seed in job.seeds])
         theirs = np.mean([np.mean(run["eval"]) for run in peers[peer.name].values()])
         area = found["area_under_curve"]
         lines.append(
-            f"| {peer.env} | {100 * found['share_of_run_where_bands_overlap']:.0f} % of the run "
+            f"| {peer.algo}, {peer.env} | {100 * found['share_of_run_where_bands_overlap']:.0f} % of the run "
             f"| {area['remuda']:.1f} / {area['sb3']:.1f} | {ours:.1f} / {theirs:.1f} |"
         )
-    for peer in PEERS:
+    for peer in both_run(results):
         lines += ["", f"![{peer.name}](images/{peer.name}.png)"]
     return "\n".join([*lines, ""])
 

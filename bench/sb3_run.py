@@ -1,6 +1,6 @@
 """One Stable-Baselines3 run with given settings, in its own virtual environment (`make peers`).
 
-    .venv-sb3/bin/python bench/sb3_run.py --env CartPole-v1 --seed 1 --steps 100000 --settings '{...}' --out FILE.json
+    .venv-sb3/bin/python bench/sb3_run.py --algo ppo --env CartPole-v1 --seed 1 --steps 100000 --out FILE.json
 
 Writes {"steps": [...], "returns": [...], "eval": [...], "seconds": ..., "steps_per_second": ...}: the running mean
 over the last 100 episodes after each rollout, as Remuda's rollout/ep_rew_mean, and 100 greedy episodes at the end.
@@ -12,24 +12,27 @@ import time
 
 import numpy as np
 import torch
-from stable_baselines3 import PPO
+from stable_baselines3 import PPO, SAC
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 
 
 class Curve(BaseCallback):
-    """The mean return of the last 100 episodes, after each rollout."""
+    """The mean return of the last 100 episodes, after each rollout in which one ended, and the seconds so far."""
 
     def __init__(self):
         super().__init__()
-        self.steps, self.returns = [], []
+        self.steps, self.returns, self.seconds = [], [], []
+        self._start, self._newest = time.perf_counter(), None
 
     def _on_step(self):
         return True
 
     def _on_rollout_end(self):
-        if self.model.ep_info_buffer:
+        if self.model.ep_info_buffer and self.model.ep_info_buffer[-1] is not self._newest:
+            self._newest = self.model.ep_info_buffer[-1]
+            self.seconds.append(time.perf_counter() - self._start)
             self.steps.append(self.num_timesteps)
             self.returns.append(float(np.mean([episode["r"] for episode in self.model.ep_info_buffer])))
 
@@ -44,12 +47,13 @@ def with_schedules(settings):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--algo", choices=["ppo", "sac"], default="ppo")
     parser.add_argument("--env", required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--envs", type=int, default=8)
     parser.add_argument(
-        "--settings", type=json.loads, default={}, help="PPO's arguments; [a, b] is a linear schedule"
+        "--settings", type=json.loads, default={}, help="the algorithm's arguments; [a, b] is a linear schedule"
     )
     parser.add_argument("--out", required=True)
     given = parser.parse_args()
@@ -57,7 +61,8 @@ def main():
     torch.set_num_threads(1)
     settings = with_schedules(given.settings)
     envs = make_vec_env(given.env, n_envs=given.envs, seed=given.seed)
-    model = PPO("MlpPolicy", envs, seed=given.seed, device="cpu", **settings)
+    kind = {"ppo": PPO, "sac": SAC}[given.algo]
+    model = kind("MlpPolicy", envs, seed=given.seed, device="cpu", **settings)
     curve = Curve()
     start = time.perf_counter()
     model.learn(given.steps, callback=curve)
@@ -68,6 +73,7 @@ def main():
         "settings": given.settings,
         "steps": curve.steps,
         "returns": curve.returns,
+        "seconds_at": curve.seconds,
         "eval": [float(value) for value in returns],
         "seconds": seconds,
         "steps_per_second": curve.steps[-1] / seconds,

@@ -14,6 +14,7 @@ from remuda.agents import Said
 from remuda.data import ArrayTuple
 from remuda.envs import EnvSpec, LocalEnvs
 from remuda.sampling.actor import serve
+from remuda.sampling.exploration import Exploration
 
 
 class Count(ArrayTuple):
@@ -25,6 +26,7 @@ class CountingRNN(nn.Module):
     """See the module; one parameter, to be published."""
 
     noise = (("uniform", 1),)
+    exploration = 1.0
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,8 +48,8 @@ def main(fds: Sequence[int]) -> int:
     return serve(fds, make_parts)
 
 
-def make_parts(order: Mapping[str, Any], beat: Any, tell: Any) -> tuple[Any, Any]:
+def make_parts(order: Mapping[str, Any], beat: Any, tell: Any) -> tuple[Any, Any, Any]:
     size = order["last"] - order["first"]
     spec = EnvSpec.from_json(order["spec"])
     envs = LocalEnvs(spec, size, gamma=order["gamma"], should_stop=beat, first_env=order["first"], tell=tell)
-    return envs, CountingRNN()
+    return envs, CountingRNN(), Exploration()

@@ -177,6 +177,18 @@ def integer_action():
     return env
 
 
+def unbounded():
+    env = Late()
+    env.action_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    return env
+
+
+def two_choices():
+    env = Late()
+    env.action_space = spaces.MultiDiscrete([2, 3])
+    return env
+
+
 def no_env():
     return {"not": "an env"}
 

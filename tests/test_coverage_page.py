@@ -26,10 +26,12 @@ def test_every_row_is_there_once():
     assert rows() == expected
 
 
-PAGES = ("coverage.md", "envs.md", "agents.md", "samplers.md")
+PAGES = ("coverage.md", "envs.md", "agents.md", "samplers.md", "replay.md")
 
 
-@pytest.mark.parametrize("page", [*PAGES, "algorithms/ppo.md", "algorithms/a2c.md", "schemes/synchronous.md"])
+@pytest.mark.parametrize(
+    "page", [*PAGES, "algorithms/ppo.md", "algorithms/a2c.md", "algorithms/dqn.md", "schemes/synchronous.md"]
+)
 def test_every_test_that_a_page_names_exists(page):
     text = (ROOT / "docs" / page).read_text()
     for path in set(re.findall(r"tests/[\w/]+\.py", text)):

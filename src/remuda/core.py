@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -145,6 +146,7 @@ class QuickGradients:
     groups: dict[str, Tensor]
     metrics: dict[str, Tensor | float]
     stop: bool = False
+    priority: Tensor | None = None
 
 
 class Quick(Protocol):
@@ -160,11 +162,15 @@ class Agent(Protocol):
     noise: tuple[tuple[Literal["uniform", "normal"], int], ...]  # kinds and widths that `act` wants for each env
 
     def initial_state(self, batch: int) -> Any: ...
+
+    exploration: float  # how much it explores where nobody says: see `act`
+
     def act(
         self, obs: Any, state: Any, explore: Tensor | None, noise: Tensor
-    ) -> tuple[Any, ArrayTuple, Any]: ...  # explore [B], 0 is greedy; None: all explore
-    # It may also have find_quick(obs, noise) -> Quick | None.
-    def value(self, obs: Any, state: Any) -> Tensor: ...  # of what was seen after `state`, which stays as it is
+    ) -> tuple[Any, ArrayTuple | None, Any]: ...  # explore [B]: how much, 0 is greedy; None: as much as it can
+
+    # It may also have find_quick(obs, noise) -> Quick | None, and
+    # value(obs, state) -> [B], of what was seen after `state`, which stays as it is.
 
 
 class Algorithm(Protocol):
@@ -188,6 +194,11 @@ class Replay(Protocol):
     def add(self, batch: Batch) -> None: ...
     def batches(self) -> Iterator[Batch]: ...  # ONE FINITE ROUND of what is due now, maybe empty
     def feedback(self, key: Any, priority: Tensor | None) -> None: ...
+    def cut(self) -> None: ...  # envs begin anew: what comes next does not follow what came last
+    # State for a checkpoint: plain values, and files of its own that they name. Only what is new is written.
+    def save(self, directory: Path) -> dict[str, Any] | None: ...  # None: there is nothing to save
+    def load(self, directory: Path, state: dict[str, Any]) -> None: ...
+    def close(self) -> None: ...
 
 
 class Sampler(Protocol):
@@ -231,7 +242,7 @@ class Recipe:
     seed: int
     steps: int  # real env steps after which the run is done
     make_learner: Callable[[], Learner]
-    make_replay: Callable[[int], Replay]  # rounds done so far -> Replay
+    make_replay: Callable[[Any, int], Replay]  # agent, rounds done so far -> Replay
     make_weights: Callable[[Any, int], Weights]  # agent, its version -> the cell through which samplers get it
     # agent, weights, env workers (0: envs in this process), rounds done, should_stop -> Sampler
     make_sampler: Callable[[Any, Weights, int, int, Callable[[], bool]], Sampler]
@@ -251,6 +262,7 @@ class Round:
     episodes: list[Episode]
     metrics: dict[str, float]  # train/*, lag/*
     seconds: dict[str, float]  # where the time went: env, inference, update, wait
+    replay: Replay
     # The sampler's state for a checkpoint, None where envs have just begun anew; no function: none can be made now.
     get_state: Callable[[], bytes | None] | None = None
     was_cut: bool = False  # episodes have just been cut, so that there can be a checkpoint
@@ -261,6 +273,7 @@ class Log(Protocol):
 
     # weights into the learner; counters, and the sampler's state if there is one
     def resume(self, learner: Learner) -> tuple[Progress, bytes | None]: ...
+    def restore(self, replay: Replay) -> None: ...  # what the run had collected; before its first round
     def begin(self) -> None: ...  # warm-up is over: rates count from here
     def round(self, round: Round) -> bool: ...  # True: stop now
     def should_stop(self) -> bool: ...  # a signal arrived: stop at the end of this round
@@ -274,5 +287,5 @@ class Scheme(Protocol):
 
 
 def env_seed(seed: int, *keys: int) -> int:
-    """A seed of 31 bits for one env (index, restart), unrelated to the seeds of its neighbours."""
+    """A seed of 31 bits for one env (index, restart) or update, unrelated to the seeds of its neighbours."""
     return int(np.random.SeedSequence((seed, *keys)).generate_state(1)[0] >> 1)

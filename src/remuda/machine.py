@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # of mallopt, in malloc.h
 
@@ -16,6 +17,19 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def free_memory() -> int:
+    """Bytes that this process may still take: of the machine, or of the container that it is in."""
+    found = [sys.maxsize]
+    with suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]))
+    with suppress(OSError, ValueError):  # "max" is no number: no limit
+        group = Path("/sys/fs/cgroup")
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        found.append(max(0, limit - used))
+    return min(found)
 
 
 def has_compiler() -> bool:

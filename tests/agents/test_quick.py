@@ -238,7 +238,7 @@ def test_derivatives_of_another_loss_are_not_learned_from(caplog: pytest.LogCapt
     for _ in range(3):
         assert torch.equal(learner.gradients(batch).groups["policy"], by_autograd(ppo, batch, learner.clock))
     assert [record.message for record in caplog.records] == [
-        "Mistaken.quick_losses does not have the gradient of Mistaken.losses, so it is not used."
+        "what Mistaken does by hand has not the gradient of its losses, so it is not used."
     ]
 
 

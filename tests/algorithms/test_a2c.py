@@ -14,7 +14,7 @@ from remuda.core import Clock, Space
 from remuda.data import Batch, Steps
 from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
-from remuda.recipes.config import A2COptions
+from remuda.recipes.algo_options import A2COptions
 from remuda.replay import Fresh
 
 

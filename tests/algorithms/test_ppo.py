@@ -17,7 +17,7 @@ from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
 from remuda.learning.schedules import parse_schedule
 from remuda.learning.weights import LocalWeights
-from remuda.recipes.config import PPOOptions
+from remuda.recipes.algo_options import PPOOptions
 from remuda.replay import Fresh
 from remuda.sampling.sampler import EnvSampler, ToEnv
 from remuda.schemes.synchronous import learn

@@ -13,7 +13,8 @@ import pytest
 
 import remuda
 from remuda.cli import COMMANDS, main
-from remuda.recipes.config import ALGORITHMS, KINDS
+from remuda.recipes.algo_options import ALGORITHMS
+from remuda.recipes.config import KINDS
 
 TESTS = Path(__file__).parents[1]
 SMALL = ["--algo.n_steps", "16", "--algo.batch_size", "32", "--algo.n_epochs", "2", "--sampler.envs", "4"]

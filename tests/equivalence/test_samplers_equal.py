@@ -15,8 +15,10 @@ from test_bit_equal import train, weights
 from remuda.envs import probe, resolve
 from remuda.learning.weights import LocalWeights, SharedWeights
 from remuda.recipes.actors import make_acting_sampler
-from remuda.recipes.config import PPOOptions, RunConfig, SamplerOptions
-from remuda.recipes.parts import find_net, make_algorithm, make_some_envs
+from remuda.recipes.algo_options import PPOOptions
+from remuda.recipes.algorithms import make_algorithm
+from remuda.recipes.config import RunConfig, SamplerOptions
+from remuda.recipes.parts import find_net, make_some_envs
 from remuda.sampling.sampler import EnvSampler
 
 ALTERNATING = {"slots": 2, "workers": 2}
@@ -55,7 +57,7 @@ def first_rollout(workers, slots, act):
     """Of a run's own parts; a copy."""
     config = RunConfig(
         "ppo", "CartPole-v1", 1000, 3, "parallel", PPOOptions(n_steps=32, batch_size=64),
-        SamplerOptions(envs=8, slots=slots, act=act),
+        sampler=SamplerOptions(envs=8, slots=slots, act=act),
     )  # fmt: skip
     spec = resolve("CartPole-v1")
     agent = make_algorithm(config, probe(spec), find_net(config.agent)).agent

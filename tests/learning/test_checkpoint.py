@@ -8,22 +8,28 @@ import json
 import os
 import pickle
 import random
+import signal
 import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rollouts import make_agent, make_rollout
 from safetensors.torch import load as tensors_from_bytes
 
 from remuda.algorithms import PPO
+from remuda.data.packing import pack, unpack
 from remuda.errors import CheckpointError
 from remuda.learning import checkpoint
 from remuda.learning.checkpoint import DTYPES, list_checkpoints, load, load_newest, parameters_hash, safetensors, save
 from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
+from remuda.replay.frames import FrameRing
+from remuda.replay.ring import Row
+from remuda.replay.saving import RingFiles
 
 FILES = ("manifest.json", "state.json", "tensors.safetensors")
 PROGRESS = {"steps": 1024, "rounds": 4, "episodes": 17}
@@ -336,6 +342,162 @@ def test_hostile_checkpoints_are_refused_at_once(tmp_path: Path, pristine: dict[
         assert tracemalloc.get_traced_memory()[1] < 100_000_000, "bytes, at the peak"
     finally:
         tracemalloc.stop()
+
+
+def share(directory: Path, *given: str) -> list[str]:
+    """Files that checkpoints name."""
+    (directory / "replay").mkdir(parents=True, exist_ok=True)
+    for name in given:
+        (directory / "replay" / name).write_bytes(b"rows")
+    return list(given)
+
+
+def test_files_that_are_shared_are_named_in_the_manifest_and_nothing_else_changes(tmp_path: Path) -> None:
+    for files in ([], share(tmp_path, "a", "b")):
+        path = save(tmp_path, 1 + len(files), {"x": torch.zeros(1)}, {}, files=files)
+        manifest = json.loads((path / "manifest.json").read_text())
+        assert manifest.pop("replay", []) == files
+        assert manifest.keys() == {"format", "step", "number", "files", "sha256"}
+        assert manifest["format"] == 2
+        assert load(path).step == 1 + len(files)
+
+
+def test_shared_files_are_deleted_with_the_last_checkpoint_that_names_them(tmp_path: Path) -> None:
+    named = {1: "ab", 2: "bc", 3: "cd", 4: "de", 5: ""}
+    left = {1: "abx", 2: "abcx", 3: "bcdx", 4: "cdex", 5: "dex"}
+    share(tmp_path, "x")  # written for a checkpoint that is not there yet
+    for number, needed in named.items():
+        share(tmp_path, *set(needed) - names(tmp_path / "replay"))
+        save(tmp_path, number, {}, {}, number=number, files=list(needed))
+        assert names(tmp_path / "replay") == set(left[number])
+    checkpoint.sweep(tmp_path)
+    assert names(tmp_path / "replay") == {"d", "e"}
+
+
+def test_a_step_that_is_written_again_gives_up_what_it_named(tmp_path: Path) -> None:
+    save(tmp_path, 1, {}, {}, keep="all", files=share(tmp_path, "a", "b", "c"))
+    save(tmp_path, 2, {}, {}, keep="all", files=["b"])
+    save(tmp_path, 1, {}, {}, keep="all", files=["c"])
+    assert names(tmp_path / "replay") == {"b", "c"}
+
+
+@pytest.mark.parametrize(("keep", "left"), [("all", "abcdefg"), ("last", "fg"), ("3", "cfg")])
+def test_what_is_kept_keeps_what_it_names(tmp_path: Path, keep: str, left: str) -> None:
+    for number, name in enumerate("abcdefg", 1):
+        save(tmp_path, 10 * number, {}, {}, keep=keep, number=number, files=share(tmp_path, name))
+    assert names(tmp_path / "replay") == set(left)
+
+
+@pytest.mark.parametrize("damage", ["unreadable", "gone", "another name"])
+def test_a_checkpoint_that_does_not_tell_keeps_all_that_is_older(tmp_path: Path, damage: str) -> None:
+    for number, name in enumerate("ab", 1):
+        save(tmp_path, number, {}, {}, number=number, files=share(tmp_path, name))
+    manifest = tmp_path / "step-2" / "manifest.json"
+    if damage == "unreadable":
+        manifest.write_bytes(b"\xff")
+    elif damage == "gone":
+        manifest.unlink()
+    else:
+        manifest.write_text(manifest.read_text().replace('"b"', '"x"'))
+    checkpoint.sweep(tmp_path)
+    assert names(tmp_path / "replay") == {"a", "b"}
+    for number, name in enumerate("cdefg", 3):
+        save(tmp_path, number, {}, {}, keep="100", number=number, files=share(tmp_path, name))
+        os.utime(tmp_path / "replay" / name, (time.time() + number, time.time() + number))
+    told = damage == "another name"  # its number can be read, so it was not kept for ever
+    assert steps_kept(tmp_path) == ([6, 7] if told else [2, 6, 7])
+    assert names(tmp_path / "replay") >= {"b", "f", "g"}
+    checkpoint.sweep(tmp_path)
+    assert names(tmp_path / "replay") == ({"f", "g"} if told else {"a", "b", "f", "g"})
+
+
+def test_what_a_killed_process_left_of_shared_files_is_swept(tmp_path: Path) -> None:
+    save(tmp_path, 1, {}, {}, files=share(tmp_path, "a"))
+    share(tmp_path, "b", ".writing-1-2")
+    checkpoint.sweep(tmp_path)
+    assert names(tmp_path / "replay") == {"a"}
+    (tmp_path / "step-1" / "manifest.json").unlink()
+    os.utime(tmp_path / "step-1", (time.time() + 60, time.time() + 60))
+    share(tmp_path, "b", ".writing-1-2")
+    checkpoint.sweep(tmp_path)
+    assert names(tmp_path / "replay") == {"a", "b"}, "it might need them"
+
+
+def test_a_manifest_deletes_nothing_elsewhere(tmp_path: Path) -> None:
+    checkpoints, other = tmp_path / "checkpoints", tmp_path / "other"
+    other.write_text("")
+    for number in range(1, 5):
+        save(checkpoints, number, {}, {}, number=number, files=[*share(checkpoints, str(number)), "../../other"])
+    assert names(checkpoints / "replay") == {"3", "4"}
+    assert other.exists()
+
+
+def test_the_newest_stays_though_damaged_ones_of_later_steps_are_there(tmp_path: Path) -> None:
+    for number in range(1, 4):
+        save(tmp_path, 100 * number, {}, {}, keep="100", number=number)
+    for step in (200, 300):
+        (tmp_path / f"step-{step}" / "state.json").write_bytes(b"")
+    save(tmp_path, 150, {}, {}, keep="last", files=share(tmp_path, "a"))
+    assert load_newest(tmp_path).step == 150
+    assert names(tmp_path / "replay") == {"a"}
+
+
+def example_ring() -> FrameRing:
+    number = np.zeros((), np.float32)
+    row = Row(np.zeros((2, 6, 6), np.uint8), np.zeros((), np.int64), number, number, np.zeros((), bool))
+    return FrameRing(row, 50, 2, 2)
+
+
+def train_for_ever(directory: Path, found: checkpoint.Checkpoint | None) -> None:
+    """Every row says its number, so that a ring can be told to be whole."""
+    os.fsync = lambda fd: None  # what a killed process has written is not lost with it, and disks are slow
+    ring, saved = example_ring(), RingFiles(directory / "replay")
+    if found is not None:
+        saved.read(ring, unpack(found.blobs["replay"]))
+    for step in range(found.step + 1 if found else 1, 1_000_000):
+        number = np.arange(7 * (step - 1), 7 * step + 1, dtype=np.float32)[:, None].repeat(2, 1)
+        obs = number.astype(np.uint8)[:, :, None, None, None] + np.zeros((8, 2, 2, 6, 6), np.uint8)
+        ones = np.ones((7, 2), np.float32)
+        ring.append(Row(obs[:-1], ones.astype(np.int64), number[:-1], ones, ones.astype(bool)), obs[-1])
+        blobs = {"replay": pack(saved.write(ring))}
+        save(directory, step, {}, {}, number=step, blobs=blobs, files=saved.files)
+
+
+def test_a_replay_is_whole_however_its_writer_is_killed(tmp_path: Path) -> None:
+    draw, found, newest = random.Random(0), None, 0
+    for kills in range(200):
+        if kills >= 25 and newest > 10:  # a machine that is busy takes longer to get there
+            break
+        child = os.fork()
+        if child == 0:
+            try:
+                train_for_ever(tmp_path, found)
+            finally:
+                os._exit(1)
+        time.sleep(draw.uniform(0.01, 0.08))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        if not list_checkpoints(tmp_path):
+            continue
+        found = load_newest(tmp_path)
+        assert found.skipped == []
+        assert found.step >= newest
+        newest = found.step
+        ring = example_ring()
+        RingFiles(tmp_path / "replay").read(ring, unpack(found.blobs["replay"]))
+        assert ring.written[0] == 7 * newest
+        row, env = ring.at(np.arange(ring.count))
+        taken = ring.take(row, env)
+        assert taken.reward.tolist() == row.tolist()
+        assert taken.obs[:, -1, 0, 0].tolist() == (row % 256).tolist()
+        ring.close()
+        checkpoint.sweep(tmp_path)
+        named = [
+            set(json.loads((path / "manifest.json").read_text())["replay"]) for path in list_checkpoints(tmp_path)
+        ]
+        assert names(tmp_path / "replay") == set().union(*named)
+    else:
+        pytest.fail("they wrote next to nothing meanwhile")
 
 
 def test_the_hash_of_parameters_tells_every_bit_and_name() -> None:

@@ -289,7 +289,8 @@ class TestAlone:
         clock.now += seconds
         progress.steps, progress.rounds = progress.steps + steps, progress.rounds + 1
         spent = {"env": seconds / 4, "inference": seconds / 8, "update": seconds / 2}
-        return journal.round(Round(progress, learner, list(episodes), {"train/loss": loss}, spent, lambda: None))
+        metrics = {"train/loss": loss}
+        return journal.round(Round(progress, learner, list(episodes), metrics, spent, None, lambda: None))
 
     def test_rates_by_hand(self, tmp_path, clock, make_journal):
         def play(agent, should_stop):

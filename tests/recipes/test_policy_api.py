@@ -16,7 +16,8 @@ from torch import nn
 import remuda
 from remuda.envs import LocalEnvs
 from remuda.errors import ConfigError
-from remuda.recipes.parts import agent_view, eval_seed, find_net, make_algorithm, play_episodes
+from remuda.recipes.algorithms import make_algorithm
+from remuda.recipes.parts import agent_view, eval_seed, find_net, play_episodes
 from remuda.recipes.policy import Policy, PolicyState
 from remuda.recipes.settings import settle_config
 from remuda.sampling.evaluation import evaluate

@@ -89,9 +89,102 @@ def test_errors_do_not_add_up() -> None:
     assert tree.total == 1000.0
 
 
-@pytest.mark.parametrize("bad", [-1.0, np.nan])
+@pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf])
 def test_bad_priorities_are_refused(bad: float) -> None:
     tree = SumTree(10)
-    with pytest.raises(ValueError, match="negative or not a number"):
+    with pytest.raises(ValueError, match=f"{bad}: none is negative or not a number"):
         tree[np.array([1, 2])] = np.array([1.0, bad])
     assert tree.total == 0.0
+
+
+Change = tuple[int, list[int]]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.sampled_from([1, 15, 16, 17, 255, 256, 257, 600]),
+    st.lists(st.tuples(st.integers(0, 599), st.lists(st.integers(0, 9), min_size=1, max_size=40)), max_size=20),
+    st.lists(st.floats(0, 1, exclude_max=True), max_size=10),
+)
+def test_it_is_a_list_of_numbers(capacity: int, changes: list[Change], shares: list[float]) -> None:
+    """Neighbours from some place on are set; whole numbers, whose sums are exact."""
+    tree, plain = SumTree(capacity), [0] * capacity
+    for first, priorities in changes:
+        places = [(first + k) % capacity for k in range(len(priorities))]
+        tree[np.array(places)] = np.array(priorities)
+        for place, priority in zip(places, priorities, strict=True):
+            plain[place] = priority
+    assert tree[:].tolist() == plain
+    assert tree.total == sum(plain)
+    assert len(tree) == capacity
+    mass = np.array([share * sum(plain) for share in shares])
+    if sum(plain):
+        assert tree.find(mass).tolist() == [slow_find(np.array(plain), each) for each in mass]
+    elif shares:
+        with pytest.raises(ValueError, match="no place has a priority"):
+            tree.find(mass)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**31), st.floats(0, 12))
+def test_priorities_of_any_size(seed: int, decades: float) -> None:
+    """What is found has running sums on both sides of the mass, but for rounding."""
+    rng = np.random.default_rng(seed)
+    tree = SumTree(3000)
+    tree[:] = 10.0 ** rng.uniform(-decades, 0, 3000) * (rng.random(3000) < 0.7)
+    position = np.arange(64) + rng.random(64)
+    place, priority = tree.draw(position)
+    np.testing.assert_array_equal(priority, tree[place])
+    assert (priority > 0).all()
+    ends, mass, error = np.cumsum(tree[:]), position * tree.total / 64, 1e-12 * tree.total
+    assert (ends[place] >= mass - error).all()
+    assert (ends[place] - priority <= mass + error).all()
+
+
+def test_what_was_found_stays_when_more_is_found() -> None:
+    tree = SumTree(500)
+    tree[:] = 1.0
+    first, priority = tree.draw(np.arange(20) + 0.5)
+    before = first.tolist()
+    tree[:] = 2.0
+    tree.draw(np.arange(20) + 0.1)
+    tree.find(np.array([3.0]))
+    assert first.tolist() == before == [12 + 25 * k for k in range(20)]
+    assert (priority == 1.0).all()
+    assert tree.find(np.zeros(0)).tolist() == []
+
+
+@pytest.mark.parametrize("count", [900, 5000])
+def test_many_at_once_in_any_order(count: int) -> None:
+    rng = np.random.default_rng(count)
+    tree, plain = SumTree(20_000), np.zeros(20_000)
+    ring = np.arange(19_000, 19_000 + count) % 20_000  # over the end, as rows of a ring are
+    for index in (rng.integers(0, 20_000, count), np.arange(300, 300 + count), ring, ring[::-1]):
+        priority = rng.integers(0, 9, count).astype(float)
+        tree[index] = priority
+        plain[index] = priority
+        np.testing.assert_array_equal(tree[:], plain)
+        assert tree.total == plain.sum()
+        assert tree.find(np.array([plain.sum() / 2 + 0.5])) == slow_find(plain, plain.sum() / 2 + 0.5)
+
+
+def test_the_same_is_found_from_its_state_bit_by_bit() -> None:
+    rng = np.random.default_rng(3)
+    tree, restored = SumTree(7000), SumTree(7000)
+    for _ in range(300):
+        tree[rng.integers(0, 7000, 37)] = 10.0 ** rng.uniform(-9, 3, 37)
+    state = tree.get_state()
+    restored[:] = 5.0
+    restored.set_state(state)
+    before = tree[:].copy()
+    for _ in range(50):
+        assert restored.total == tree.total
+        position = np.arange(100) + rng.random(100)
+        (place, priority), (same_place, same_priority) = tree.draw(position), restored.draw(position)
+        np.testing.assert_array_equal(place, same_place)
+        np.testing.assert_array_equal(priority, same_priority)
+        fresh = 10.0 ** rng.uniform(-9, 3, 100)
+        tree[place], restored[place] = fresh, fresh
+    np.testing.assert_array_equal(state["places"], before)  # a copy
+    with pytest.raises(ValueError, match="7000 places, and this tree has 6999"):
+        SumTree(6999).set_state(state)

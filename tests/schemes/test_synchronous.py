@@ -37,7 +37,7 @@ class Pieces:
             seed=3,
             steps=steps,
             make_learner=lambda: self.did("learner"),
-            make_replay=lambda rounds: self.did(f"replay {rounds}"),
+            make_replay=lambda agent, rounds: self.did(f"replay {rounds}"),
             make_weights=self.make_weights,
             make_sampler=self.make_sampler,
             num_threads=1,
@@ -133,11 +133,17 @@ class Pieces:
         assert priority == "a priority"
         self.did(f"feedback {key}")
 
+    def cut(self):
+        self.did("cut")
+
     # log
 
     def resume(self, learner):
         self.did("resume")
         return self.start, self.state
+
+    def restore(self, replay):
+        self.did("restore")
 
     def begin(self):
         self.did(f"begin at {self.start.steps}")
@@ -155,6 +161,7 @@ class Pieces:
         return self.stop_after is not None and len(self.rounds) >= self.stop_after
 
 
+BEFORE_THE_SAMPLER = ("learner", "resume", "weights", "replay", "sampler")
 ROUND = ["prepare", "add", "step", "feedback key 0", "step", "feedback key 1", "finish", "round"]
 
 
@@ -162,11 +169,11 @@ def test_the_order_of_calls():
     pieces = Pieces(steps=REAL * 2)
     assert Synchronous(workers=2).run(pieces.recipe, pieces) is pieces
     assert pieces.calls == [
-        *("learner", "resume", "weights", "replay 0", "sampler 2 0", "reset 3 0", "begin at 0"),
+        *("learner", "resume", "weights", "replay 0", "sampler 2 0", "restore", "reset 3 0", "begin at 0"),
         *("collect with 0", "progress 0.00", *ROUND),
         *("collect with 2", "progress 0.50", *ROUND),
     ]
-    assert pieces.closed == 1
+    assert pieces.closed == 2
 
 
 def test_it_ends_with_the_first_round_that_reaches_the_steps():
@@ -189,9 +196,11 @@ def test_warm_up_counts_as_steps_before_the_log_begins():
 def test_a_resumed_run_starts_elsewhere_and_is_not_warmed_up_again():
     pieces = Pieces(Progress(steps=100, rounds=7, episodes=9), warm_up=50, steps=100 + REAL)
     Synchronous().run(pieces.recipe, pieces)
-    assert pieces.calls[3:8] == [
+    assert pieces.calls[3:10] == [
         "replay 7",
         "sampler 0 7",
+        "restore",
+        "cut",
         f"reset {env_seed(3, 7)} 0",
         "begin at 100",
         "collect with 70",
@@ -203,8 +212,8 @@ def test_a_resumed_run_starts_elsewhere_and_is_not_warmed_up_again():
 def test_a_run_that_is_complete_does_nothing():
     pieces = Pieces(Progress(steps=100, rounds=7), steps=100)
     Synchronous().run(pieces.recipe, pieces)
-    assert pieces.calls == ["learner", "resume", "weights", "replay 7", "sampler 0 7", "begin at 100"]
-    assert pieces.closed == 1
+    assert pieces.calls == ["learner", "resume", "weights", "replay 7", "sampler 0 7", "restore", "begin at 100"]
+    assert pieces.closed == 2
 
 
 def test_the_log_may_stop_it():
@@ -213,7 +222,7 @@ def test_the_log_may_stop_it():
     Synchronous().run(pieces.recipe, pieces)
     assert len(pieces.rounds) == 2
     assert pieces.calls[-1] == "round"
-    assert pieces.closed == 1
+    assert pieces.closed == 2
 
 
 def test_a_signal_stops_it_between_rounds():
@@ -235,7 +244,7 @@ def test_a_signal_during_a_rollout_drops_it():
     assert learner is pieces, "the learner comes back, to be saved"
     assert pieces.start == Progress(2 * REAL, rounds=2, episodes=2, restarts=4), "counters of the last whole round"
     assert pieces.calls[-1] == "collect with 4"
-    assert pieces.closed == 1
+    assert pieces.closed == 2
 
 
 @pytest.mark.parametrize(
@@ -248,7 +257,8 @@ def test_whatever_fails_what_was_made_is_closed(place, kind):
     pieces.fail_in, pieces.error = place, kind("here")
     with pytest.raises(kind, match="here"):
         Synchronous().run(pieces.recipe, pieces)
-    assert pieces.closed == (place not in ("learner", "resume", "weights", "replay", "sampler"))
+    made = (place not in ("learner", "resume", "weights", "replay")) + (place not in BEFORE_THE_SAMPLER)
+    assert pieces.closed == made, "replay and sampler"
     assert place in ("learner", "resume", "weights") or pieces.weights.closed == 1
     assert torch.get_num_threads() == threads
 
@@ -347,7 +357,7 @@ def test_a_signal_that_has_waited_long_enough_gives_the_round_up():
 def test_a_state_is_put_back_instead_of_a_reset():
     pieces = Pieces(Progress(steps=100, rounds=7, restarts=9), warm_up=50, steps=100 + REAL, state=b"there")
     Synchronous().run(pieces.recipe, pieces)
-    assert pieces.calls[4:7] == ["sampler 0 7", "set b'there'", "begin at 100"]
+    assert pieces.calls[4:8] == ["sampler 0 7", "restore", "set b'there'", "begin at 100"]
     assert not [call for call in pieces.calls if call.startswith("reset")]
     assert pieces.start.restarts == 9, "the sampler knows of 4 of them: none is counted twice"
 

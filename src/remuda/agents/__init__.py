@@ -1,7 +1,21 @@
 """Agents: the networks, and how they act."""
 
+from remuda.agents.actor import ActorAgent, Critic
 from remuda.agents.heads import PolicyHead, Said
-from remuda.agents.policy import Memory, NetFactory, Outputs, PolicyAgent
+from remuda.agents.policy import Memory, Outputs, PolicyAgent
+from remuda.agents.q import QAgent
 from remuda.agents.quick import QuickAgent
+from remuda.agents.trunk import NetFactory
 
-__all__ = ["Memory", "NetFactory", "Outputs", "PolicyAgent", "PolicyHead", "QuickAgent", "Said"]
+__all__ = [
+    "ActorAgent",
+    "Critic",
+    "Memory",
+    "NetFactory",
+    "Outputs",
+    "PolicyAgent",
+    "PolicyHead",
+    "QAgent",
+    "QuickAgent",
+    "Said",
+]

@@ -11,7 +11,6 @@ dict {path: shape}) and whose forward maps float observations [N, *shape] (a nam
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -19,14 +18,13 @@ from torch import Tensor, nn
 
 from remuda.agents.heads import PolicyHead, Said
 from remuda.agents.quick import QuickAgent, quick_agent
+from remuda.agents.trunk import NetFactory, Trunk, leading_axes, net_width
 from remuda.core import Space
-from remuda.data import ArrayTuple, leaves, map_tree
+from remuda.data import ArrayTuple, map_tree
 from remuda.maths import Distribution
-from remuda.nets import Core, Inputs, orthogonal
+from remuda.nets import Inputs, orthogonal
 
 logger = logging.getLogger("remuda.agents")
-
-NetFactory = Callable[[Any], nn.Module]  # shape of an observation, or {path: shape} -> net
 
 
 class Outputs(NamedTuple):
@@ -43,31 +41,10 @@ class Memory(ArrayTuple):
     value: Any
 
 
-class Trunk(nn.Module):
-    """A net, and the recurrent core on top of it if there is one."""
-
-    def __init__(self, net: nn.Module, width: int, core: Literal["lstm", "gru"] | None, size: int) -> None:
-        super().__init__()
-        self.net = net
-        self.core = Core(core, width, size) if core is not None else None
-        self.width = width if core is None else size
-
-    def step(self, inputs: Any, state: Any) -> tuple[Tensor, Any]:
-        """Features of one row of each env."""
-        features = self.net(inputs)
-        return (features, None) if self.core is None else self.core.step(features, state)
-
-    def unroll(self, inputs: Any, leading: tuple[int, ...], state: Any, reset: Tensor | None) -> tuple[Tensor, Any]:
-        """Features of rows, or of sequences whose first two axes were made one for the net."""
-        features = self.net(inputs)
-        if self.core is None:
-            return features, None
-        sequence, state = self.core.unroll(features.reshape(*leading, -1), state, reset)
-        return sequence.flatten(0, 1), state
-
-
 class PolicyAgent(nn.Module):
     """Policy and value trunks (one for both if `shared`), with linear heads."""
+
+    exploration = 1.0  # it samples, or it does not
 
     def __init__(
         self,
@@ -89,9 +66,7 @@ class PolicyAgent(nn.Module):
         self.inputs = Inputs(observation, normalize_obs, center_images)
         policy_net = make_net(self.inputs.shapes)
         value_net = policy_net if shared else make_net(self.inputs.shapes)
-        blank = observation.tree(lambda _, leaf: torch.zeros(2, *leaf.shape, dtype=getattr(torch, leaf.dtype)))
-        with torch.no_grad():
-            width = policy_net(self.inputs(blank)).shape[-1]
+        width = net_width(policy_net, self.inputs, observation)
         self.policy_trunk = Trunk(policy_net, width, core, core_size)
         self.value_trunk = self.policy_trunk if shared else Trunk(value_net, width, core, core_size)
         self.policy_head = PolicyHead(action, self.policy_trunk.width, log_std_init)
@@ -156,7 +131,7 @@ class PolicyAgent(nn.Module):
 
         Before row t the state of env b is put back where reset[t, b]. An agent without a core has no state to carry.
         """
-        leading = self._leading(obs)
+        leading = leading_axes(self.observation, obs)
         inputs = self.inputs(obs if len(leading) == 1 else map_tree(lambda x: x.flatten(0, 1), obs))
         memory = state if state is not None else Memory(None, None)
         features, policy_state = self.policy_trunk.unroll(inputs, leading, memory.policy, reset)
@@ -169,8 +144,3 @@ class PolicyAgent(nn.Module):
             features, value = features.reshape(*leading, -1), value.reshape(leading)
         outputs = Outputs(self.policy_head(features), value)
         return outputs, Memory(policy_state, value_state) if self.is_recurrent else None
-
-    def _leading(self, obs: Any) -> tuple[int, ...]:
-        """Axes before those of the observation: [N] or [T, B]."""
-        (_, leaf), (_, tensor) = next(self.observation.leaves()), next(leaves(obs))
-        return tuple(tensor.shape[: tensor.dim() - len(leaf.shape)])

@@ -133,7 +133,7 @@ def update_turn(job: Mapping[str, Any]) -> Turn:
     learner = recipe.make_learner()
     sampler = recipe.make_sampler(learner.algorithm.agent, recipe.make_weights(None, 0), 0, 0, lambda: False)
     sampler.reset(0)
-    rollout, replay = sampler.collect(), recipe.make_replay(0)
+    rollout, replay = sampler.collect(), recipe.make_replay(learner.algorithm.agent, 0)
     learner.learning_rate = lambda progress: 1e-6  # so that it stays the same work
 
     def turn() -> int:

@@ -7,8 +7,14 @@ from collections.abc import Sequence
 from remuda.cli.options import Parser
 
 ALGOS = [
-    ("a2c", "advantage actor-critic: one gradient of each rollout", "Discrete, Box", "serial, parallel"),
-    ("ppo", "proximal policy optimisation: several epochs, clipped ratio", "Discrete, Box", "serial, parallel"),
+    ("a2c", "advantage actor-critic: one gradient of each rollout", "any", "serial, parallel"),
+    ("ddpg", "deep deterministic policy gradients, from a replay", "Box", "serial, parallel"),
+    ("dqn", "deep Q-learning: double, dueling, C51, noisy by an option each", "Discrete", "serial, parallel"),
+    ("ppo", "proximal policy optimisation: several epochs, clipped ratio", "any", "serial, parallel"),
+    ("r2d1", "deep Q-learning with memory, from sequences", "Discrete", "serial, parallel"),
+    ("rainbow", "deep Q-learning with all of these, n-step and prioritised", "Discrete", "serial, parallel"),
+    ("sac", "soft actor-critic: reward and entropy", "Box", "serial, parallel"),
+    ("td3", "DDPG with two critics, a delayed actor and smoothed targets", "Box", "serial, parallel"),
 ]
 SCHEMES = [
     ("serial", "envs, policy and learner in one process"),

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from remuda.cli.options import Parser, add_group, given
 from remuda.errors import ConfigError, nearest
-from remuda.recipes.config import ALGORITHMS, KINDS, AlgoOptions
+from remuda.recipes.algo_options import ALGORITHMS, AlgoOptions
+from remuda.recipes.config import KINDS
 
 DESCRIPTION = """\
 Train an agent. Values that you do not set come from a preset for the algorithm and the env.

@@ -86,7 +86,7 @@ class Batch:
     state: Any = None  # [B]: recurrent state before the first row; sequences only
     last_obs: Any = None  # what comes after the last row, to bootstrap from: [B] of sequences, [N] of rows
     weight: Any = None  # importance weight of a prioritised draw: [N] for rows, [B] for sequences
-    key: Any = None  # (index, generation) of a prioritised draw, for feedback of priorities; axes as weight
+    key: Any = None  # names each draw for feedback, and never means another; axes as weight
     metrics: Mapping[str, Any] = field(default_factory=dict)  # what `prepare` has to say of the rollout
 
     def flatten(self) -> Self:

@@ -4,6 +4,9 @@ and journal), state.json and a manifest of sha256 sums.
     save(directory, step, learner.state_dict(), {"rounds": 12}, keep="last")
     found = load_newest(directory)           # the newest that is whole; damaged ones are named and passed over
 
+What is too large to be written every time lies in files in `replay/`, which several checkpoints may share (see
+replay/saving.py): the manifest names those that its checkpoint needs, and they are deleted with the last that does.
+
 A checkpoint is written aside, flushed to disk and renamed, so it exists whole or not at all. Nothing in it is
 code: tensors and JSON only.
 """
@@ -16,7 +19,8 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,9 +33,11 @@ from remuda.errors import CheckpointError
 
 FORMAT = 2  # 1 kept the optimizer of every parameter by itself
 ASIDE = ".writing-"
+REPLAY = "replay"  # the directory of files that checkpoints share
 BLOBS = "blobs.safetensors"  # bytes, where there are any
 MOST_BYTES = {"manifest.json": 1 << 16, "state.json": 1 << 24}
 MOST_HEADER_BYTES = 1 << 22  # of the tensors: their names, kinds and places
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)  # of a manifest
 FILES = ("state.json", "tensors.safetensors")
 DTYPES = {  # as safetensors calls them
     torch.float64: "F64",
@@ -69,15 +75,20 @@ class Snapshot:
     state: bytes  # JSON
     tensors: dict[str, Tensor]  # clones
     blobs: dict[str, Tensor]  # bytes
+    files: tuple[str, ...] = ()  # names in replay/ that were written for it or before
 
 
 def snapshot(
-    step: int, learner: dict[str, Any], progress: dict[str, Any], blobs: Mapping[str, bytes] | None = None
+    step: int,
+    learner: dict[str, Any],
+    progress: dict[str, Any],
+    blobs: Mapping[str, bytes] | None = None,
+    files: Sequence[str] = (),
 ) -> Snapshot:
     tensors: dict[str, Tensor] = {}
     state = {"learner": _pack(learner, "", tensors), "progress": progress}
     packed = {name: torch.frombuffer(bytearray(data), dtype=torch.uint8) for name, data in (blobs or {}).items()}
-    return Snapshot(step, json.dumps(state).encode(), tensors, packed)
+    return Snapshot(step, json.dumps(state).encode(), tensors, packed, tuple(files))
 
 
 def save(
@@ -88,12 +99,14 @@ def save(
     keep: str = "last",
     number: int = 0,
     blobs: Mapping[str, bytes] | None = None,
+    files: Sequence[str] = (),
 ) -> Path:
     """Write checkpoint `step`, point `latest` at it, and delete the old ones that `keep` does not want.
 
-    `number` counts the checkpoints of a run: with keep="10" every tenth stays.
+    `number` counts the checkpoints of a run: with keep="10" every tenth stays. `files` are in `replay/` already, and
+    flushed to disk.
     """
-    return write(directory, snapshot(step, learner, progress, blobs), keep, number)
+    return write(directory, snapshot(step, learner, progress, blobs, files), keep, number)
 
 
 def write(directory: Path, snapshot: Snapshot, keep: str = "last", number: int = 0) -> Path:
@@ -112,8 +125,11 @@ def write(directory: Path, snapshot: Snapshot, keep: str = "last", number: int =
             name: {"bytes": sum(map(len, pieces)), "sha256": _sha256(pieces)} for name, pieces in contents.items()
         },
     }
+    if snapshot.files:
+        manifest[REPLAY] = list(snapshot.files)
     manifest["sha256"] = _manifest_sum(manifest)
-    final, aside = directory / f"step-{snapshot.step}", directory / f"{ASIDE}{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    unused: set[str] = set()
+    final, aside = directory / f"step-{snapshot.step}", _aside(directory)
     try:
         aside.mkdir(parents=True)
         for name, pieces in contents.items():
@@ -121,13 +137,16 @@ def write(directory: Path, snapshot: Snapshot, keep: str = "last", number: int =
         _write_through(aside / "manifest.json", [json.dumps(manifest, indent=1).encode()])
         _flush_directory(aside)
         if final.exists():  # written before and resumed from: the same step again
-            shutil.rmtree(final)
+            unused |= _files_of(final) or set()
+            _remove(final)
         aside.rename(final)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     _point_latest(directory, final.name)
     _flush_directory(directory)
-    _prune(directory, keep)
+    unused |= _prune(directory, keep, final)
+    if unused:  # only what some checkpoint has needed: the next one's files may be there already
+        _delete_unnamed(directory, unused.__contains__)
     return final
 
 
@@ -154,16 +173,22 @@ def sweep(directory: Path) -> None:
     """Remove what a process that was killed while it wrote has left; for whoever alone may write there."""
     for path in directory.glob(f"{ASIDE}*"):
         shutil.rmtree(path, ignore_errors=True)
+    for path in (directory / REPLAY).glob(f"{ASIDE}*"):
+        path.unlink(missing_ok=True)
+    _delete_unnamed(directory, lambda name: True)
 
 
 def load(path: Path) -> Checkpoint:
     """One checkpoint, verified against its manifest."""
     try:
-        manifest = json.loads(_read(path / "manifest.json", MOST_BYTES["manifest.json"]))
+        manifest = _manifest(path)
         if manifest["format"] != FORMAT:
             raise CheckpointError(f"checkpoint {path} has format {manifest['format']}: this version reads {FORMAT}.")
         if manifest.pop("sha256") != _manifest_sum(manifest):
             raise ValueError("manifest.json does not match its sha256 sum")
+        for name in manifest.get(REPLAY, ()):
+            if not (path.parent / REPLAY / name).is_file():
+                raise ValueError(f"{REPLAY}/{name} is missing")
         contents = {}
         for name in (*FILES, *([BLOBS] if BLOBS in manifest["files"] else [])):
             expected = manifest["files"][name]
@@ -280,21 +305,71 @@ def _point_latest(directory: Path, name: str) -> None:
     link.replace(directory / "latest")
 
 
-def _prune(directory: Path, keep: str) -> None:
-    """keep: "all", "last" (the newest two, so that one may be damaged), or N: these and every Nth."""
+def _prune(directory: Path, keep: str, newest: Path) -> set[str]:
+    """keep: "all", "last" (the newest two, so that one may be damaged), or N: these and every Nth.
+
+    Returns the names in `replay/` that those needed which are gone.
+    """
+    names: set[str] = set()
     if keep == "all":
-        return
+        return names
     for path in list_checkpoints(directory)[:-2]:
-        if keep == "last" or _number(path) % int(keep):
-            shutil.rmtree(path, ignore_errors=True)
+        # Damaged ones of later steps, which the run was not resumed from, do not make the newest an old one.
+        if path != newest and (keep == "last" or _number(path) % int(keep)):
+            names |= _files_of(path) or set()
+            with suppress(OSError):  # it is too much, and harms nobody
+                _remove(path)
+    return names
+
+
+def _remove(path: Path) -> None:
+    """Whoever is killed meanwhile leaves no half of it."""
+    aside = path.rename(_aside(path.parent))
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _aside(directory: Path) -> Path:
+    """A name that nobody reads."""
+    return directory / f"{ASIDE}{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
 def _number(path: Path) -> int:
     """Which checkpoint of the run this is; 0, which is always kept, where the manifest cannot be read."""
     try:
-        return int(json.loads((path / "manifest.json").read_bytes())["number"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return int(_manifest(path)["number"])
+    except UNREADABLE:
         return 0
+
+
+def _files_of(path: Path) -> set[str] | None:
+    """Names in `replay/` that a checkpoint needs; None where the manifest cannot be read."""
+    try:
+        manifest = _manifest(path)
+        return set(manifest.get(REPLAY, ())) if manifest.pop("sha256") == _manifest_sum(manifest) else None
+    except UNREADABLE:
+        return None
+
+
+def _manifest(path: Path) -> Any:
+    return json.loads(_read(path / "manifest.json", MOST_BYTES["manifest.json"]))
+
+
+def _delete_unnamed(directory: Path, may_go: Callable[[str], bool]) -> None:
+    """Files in `replay/` that no checkpoint needs; one that does not tell may need all that is older than itself."""
+    if not (directory / REPLAY).is_dir():
+        return
+    named: set[str] = set()
+    kept_until = 0.0
+    for path in list_checkpoints(directory):
+        names = _files_of(path)
+        if names is None:
+            kept_until = max(kept_until, path.stat().st_mtime)
+        else:
+            named |= names
+    for path in (directory / REPLAY).iterdir():
+        if path.name not in named and may_go(path.name) and path.lstat().st_mtime > kept_until:
+            with suppress(OSError):  # the checkpoint is written all the same
+                path.unlink()
 
 
 def parameters_hash(state: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -93,7 +93,7 @@ class Learner:
         if self._quick is not None:
             quick = self._quick(batch, self.clock)
             if quick is not None and self._agrees(quick, batch):
-                return Gradients(quick.groups, self.version, quick.metrics, None, quick.stop)
+                return Gradients(quick.groups, self.version, quick.metrics, quick.priority, quick.stop)
         return self._by_autograd(batch)
 
     def _agrees(self, quick: QuickGradients, batch: Batch) -> bool:
@@ -110,7 +110,7 @@ class Learner:
         if not is_same:
             self._quick = None
             name = type(self.algorithm).__name__
-            logger.warning("%s.quick_losses does not have the gradient of %s.losses, so it is not used.", name, name)
+            logger.warning("what %s does by hand has not the gradient of its losses, so it is not used.", name)
         return is_same
 
     def _by_autograd(self, batch: Batch) -> Gradients:
@@ -144,7 +144,10 @@ class Learner:
         """G, then U unless the algorithm asked to stop; the metrics of both are in what is returned."""
         gradients = self.gradients(batch)
         if not gradients.stop:
+            skipped = self.skipped
             gradients.metrics.update(self.apply(gradients))
+            if self.skipped > skipped:  # errors that are not finite say nothing of how to draw
+                return replace(gradients, priority=None)
         return gradients
 
     def finish(self, rollout: Rollout) -> None:

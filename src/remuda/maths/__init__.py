@@ -1,8 +1,17 @@
 """Pure functions of tensors; nothing here knows of networks, devices or processes."""
 
-from remuda.maths.distributions import Bernoulli, Categorical, Distribution, Gaussian, Joint, MultiCategorical
+from remuda.maths.distributions import (
+    Bernoulli,
+    Categorical,
+    Distribution,
+    Gaussian,
+    Joint,
+    MultiCategorical,
+    SquashedGaussian,
+)
 from remuda.maths.losses import approximate_kl, clipped_surrogate, standardised, value_loss
 from remuda.maths.returns import discounted_returns, explained_variance, gae, n_step_returns
+from remuda.maths.values import huber, project, rescale, unscale
 
 __all__ = [
     "Bernoulli",
@@ -11,12 +20,17 @@ __all__ = [
     "Gaussian",
     "Joint",
     "MultiCategorical",
+    "SquashedGaussian",
     "approximate_kl",
     "clipped_surrogate",
     "discounted_returns",
     "explained_variance",
     "gae",
+    "huber",
     "n_step_returns",
+    "project",
+    "rescale",
     "standardised",
+    "unscale",
     "value_loss",
 ]

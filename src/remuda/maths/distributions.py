@@ -166,6 +166,43 @@ class Gaussian(Distribution):
         return part
 
 
+class SquashedGaussian:
+    """Independent normals passed through tanh, from mean and log_std [..., d]: actions between -1 and 1 (1801.01290).
+
+    Its entropy has no closed form: the mean of -log_prob over samples stands for it.
+
+    The density of a = tanh(u) is that of u divided by 1 - tanh(u)^2, whose logarithm is taken as
+    2 (log 2 - u - softplus(-2 u)): the plain form is log 0 wherever tanh rounds to 1.
+    """
+
+    def __init__(self, mean: Tensor, log_std: Tensor) -> None:
+        self.mean, self.log_std = mean, log_std
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """Standard normal noise [..., d], shifted, scaled and squashed."""
+        return (self.mean + self.log_std.exp() * noise).tanh()
+
+    def sample_with_log_prob(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Both from the same u: the way back from an action near 1 would lose it."""
+        u = self.mean + self.log_std.exp() * noise
+        log_prob = -(0.5 * noise.square() + self.log_std + LOG_SQRT_2_PI + self._log_slope(u)).sum(-1)
+        return u.tanh(), log_prob
+
+    @staticmethod
+    def _log_slope(u: Tensor) -> Tensor:
+        return 2 * (math.log(2.0) - u - F.softplus(-2 * u))
+
+    def mode(self) -> Tensor:
+        """Of the normals, squashed."""
+        return self.mean.tanh()
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """Of actions strictly inside of -1 to 1; those at the edge are taken as the nearest inside."""
+        u = action.clamp(-1 + 1e-6, 1 - 1e-6).atanh()
+        z = (u - self.mean) * (-self.log_std).exp()
+        return -(0.5 * z.square() + self.log_std + LOG_SQRT_2_PI + self._log_slope(u)).sum(-1)
+
+
 class Joint(Distribution):
     """Independent parts, as many as `type_` has fields: the action is a named array tuple of theirs.
 

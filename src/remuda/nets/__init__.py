@@ -4,6 +4,7 @@ from remuda.nets.conv import A3CNet, NatureCNN, SmallCNN, is_channels_first
 from remuda.nets.encoder import NETS, EntriesNet, make_net
 from remuda.nets.inputs import Inputs, Shapes
 from remuda.nets.mlp import ACTIVATIONS, MLP, orthogonal
+from remuda.nets.noisy import NoisyLinear
 from remuda.nets.normalise import RunningMoments, Standardise
 from remuda.nets.recurrent import Core, GRUState, LSTMState
 from remuda.nets.residual import ImpalaNet
@@ -20,6 +21,7 @@ __all__ = [
     "Inputs",
     "LSTMState",
     "NatureCNN",
+    "NoisyLinear",
     "RunningMoments",
     "Shapes",
     "SmallCNN",

@@ -6,22 +6,24 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from remuda.agents import PolicyAgent
+from remuda.core import Agent
 from remuda.envs import EnvInfo, EnvSpec, LocalEnvs
 from remuda.envs.previous import WithPrevious
 from remuda.errors import ConfigError
 from remuda.learning.weights import SharedWeights
+from remuda.recipes.algorithms import make_algorithm, make_exploration
 from remuda.recipes.config import RunConfig, from_dict, to_dict
-from remuda.recipes.parts import WORKER_LIMITS, find_net, make_algorithm, training_seeds
+from remuda.recipes.parts import WORKER_LIMITS, find_net, training_seeds
 from remuda.sampling.acting import ActingSampler
 from remuda.sampling.actor import serve
+from remuda.sampling.exploration import Exploration
 
 
 def make_acting_sampler(
     config: RunConfig,
     spec: EnvSpec,
     workers: int,
-    agent: PolicyAgent,
+    agent: Any,
     weights: SharedWeights,
     first_row: int,
     should_stop: Callable[[], bool],
@@ -48,7 +50,7 @@ def make_acting_sampler(
         for first, last in pairwise(bounds)
     ]
     limits = {"should_stop": should_stop, **{name: getattr(config.envs, name) for name in WORKER_LIMITS}}
-    n_steps, seed = config.algo_options.n_steps, config.seed
+    n_steps, seed = config.algo_options.rows_per_round, config.seed
     return ActingSampler(
         __name__,
         orders,
@@ -68,8 +70,8 @@ def main(fds: Sequence[int]) -> int:
 
 def make_parts(
     order: Mapping[str, Any], beat: Callable[[], bool], tell: Callable[[str], None]
-) -> tuple[Any, PolicyAgent]:
-    """The envs and the agent of one worker."""
+) -> tuple[Any, Agent, Exploration]:
+    """The envs and the agent of one worker, and how that explores."""
     config = from_dict(order["config"])
     options = config.agent
     envs: Any = LocalEnvs(
@@ -86,5 +88,5 @@ def make_parts(
     if options.prev_action or options.prev_reward:
         envs = WithPrevious(envs, options.prev_action, options.prev_reward)
     seen = EnvInfo(config.env, envs.observation, envs.action, None, (), 0.0)
-    agent: PolicyAgent = make_algorithm(config, seen, find_net(options)).agent
-    return envs, agent
+    agent: Any = make_algorithm(config, seen, find_net(options)).agent
+    return envs, agent, make_exploration(config).columns(order["first"], order["last"])

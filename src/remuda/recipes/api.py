@@ -14,12 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from remuda.agents import NetFactory, PolicyAgent
+from remuda.agents import NetFactory
 from remuda.errors import CheckpointError, ConfigError
 from remuda.learning.checkpoint import load_newest
 from remuda.logs.rundir import RunDirectory
+from remuda.recipes.algorithms import make_algorithm
 from remuda.recipes.journal import Callback, must_fit
-from remuda.recipes.parts import agent_view, find_net, make_algorithm, play_episodes
+from remuda.recipes.parts import agent_view, find_net, play_episodes
 from remuda.recipes.policy import Policy
 from remuda.recipes.settings import Setup, callable_name, resume_config, settle_config
 from remuda.recipes.train import train as run_training
@@ -51,14 +52,14 @@ class Run:
     def setup(self) -> Setup:
         return resume_config(self.path, {}, {}, self._env)
 
-    def agent(self) -> PolicyAgent:
+    def agent(self) -> Any:
         """The agent with the newest whole checkpoint's weights."""
         config, _, info = self.setup()
         algorithm = make_algorithm(config, agent_view(config, info), self._net or find_net(config.agent))
         found = load_newest(self.path / "checkpoints")
         with must_fit(found.path):
             algorithm.load_state_dict(found.learner["algorithm"])
-        agent: PolicyAgent = algorithm.agent
+        agent: Any = algorithm.agent
         return agent
 
     def policy(self) -> Policy:

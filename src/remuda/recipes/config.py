@@ -11,55 +11,16 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from remuda.errors import ConfigError
+from remuda.recipes.algo_options import (
+    ALGORITHMS,
+    AlgoOptions,
+    DQNOptions,
+    OffPolicyOptions,
+    PPOOptions,
+    R2D1Options,
+    ReplayOptions,
+)
 from remuda.recipes.values import Checked, fill, option, parse_seeds
-
-
-@dataclass(frozen=True)
-class AlgoOptions(Checked):
-    """What A2C and PPO have in common; names are those of Stable-Baselines3."""
-
-    _group = "algo."
-    learning_rate: str = option("3e-4", "step size: a number or a schedule such as linear(3e-4, 0)", schedule=True)
-    n_steps: int = option(128, "rows of each env in one rollout", low=1, high=1_000_000)
-    gamma: float = option(0.99, "discount per step", low=0.0, high=1.0)
-    gae_lambda: float = option(0.95, "lambda of generalised advantage estimation", low=0.0, high=1.0)
-    ent_coef: str = option("0", "weight of the entropy bonus: a number or a schedule", schedule=True)
-    vf_coef: float = option(0.5, "weight of the value loss", low=0.0)
-    max_grad_norm: float = option(0.5, "largest norm of a gradient; 0 never clips", low=0.0)
-    normalize_advantage: bool = option(True, "bring advantages of each minibatch to mean 0, deviation 1")
-    normalize_reward: bool = option(False, "divide rewards by the running deviation of the discounted return")
-    clip_reward: bool = option(False, "clip rewards to -1..1 when learning; what is logged stays as the env gave it")
-    optimizer: str = option("adam", "optimizer", choices=("adam", "adamw", "rmsprop"))
-    optimizer_eps: float = option(1e-5, "the optimizer's epsilon", above=0.0)
-    weight_decay: float = option(0.0, "weight decay of the optimizer", low=0.0)
-    rms_alpha: float = option(0.99, "smoothing constant of RMSprop", low=0.0, high=1.0)
-    momentum: float = option(0.0, "momentum of RMSprop", low=0.0, high=1.0)
-
-
-@dataclass(frozen=True)
-class PPOOptions(AlgoOptions):
-    """Proximal policy optimisation."""
-
-    batch_size: int = option(256, "rows of a minibatch; must divide n_steps x envs", low=1)
-    n_epochs: int = option(4, "passes over each rollout", low=1)
-    clip_range: str = option("0.2", "clip range of the probability ratio: a number or a schedule", schedule=True)
-    clip_range_vf: str | None = option(
-        None, "clip range of the value's change, a number or a schedule; none does not clip", schedule=True
-    )
-    target_kl: float | None = option(
-        None, "end a rollout's updates when the KL passes 1.5 x this; none never", above=0.0
-    )
-
-
-@dataclass(frozen=True)
-class A2COptions(AlgoOptions):
-    """Advantage actor-critic."""
-
-    learning_rate: str = option("7e-4", "step size: a number or a schedule such as linear(7e-4, 0)", schedule=True)
-    n_steps: int = option(8, "rows of each env in one rollout", low=1, high=1_000_000)
-    gae_lambda: float = option(1.0, "lambda of generalised advantage estimation", low=0.0, high=1.0)
-    normalize_advantage: bool = option(False, "bring advantages of each rollout to mean 0, deviation 1")
-    optimizer: str = option("rmsprop", "optimizer", choices=("adam", "adamw", "rmsprop"))
 
 
 @dataclass(frozen=True)
@@ -131,6 +92,7 @@ class AgentOptions(Checked):
     activation: str = option("tanh", "activation of the mlp", choices=("tanh", "relu", "elu", "silu"))
     shared: bool = option(False, "one net for policy and value instead of two")
     orthogonal_init: bool = option(True, "orthogonal initial weights of mlp and heads")
+    head_hidden: int = option(0, "width of a hidden layer in the heads of Q-learning; 0 has none", low=0)
     log_std_init: float = option(0.0, "initial logarithm of the deviation of Box actions")
     normalize_obs: bool = option(False, "bring observations to mean 0, deviation 1 by running statistics")
     center_images: bool = option(False, "take the mean of each image away from it")
@@ -208,6 +170,7 @@ class RunConfig:
     seed: int
     scheme: str
     algo_options: AlgoOptions
+    replay: ReplayOptions = field(default_factory=ReplayOptions)
     sampler: SamplerOptions = field(default_factory=SamplerOptions)
     envs: EnvsOptions = field(default_factory=EnvsOptions)
     agent: AgentOptions = field(default_factory=AgentOptions)
@@ -228,6 +191,7 @@ class RunConfig:
             raise ConfigError(f"sampler.slots={slots} with sampler.act=workers: actors take no turns, use 1.")
         if isinstance(options, PPOOptions):
             check_minibatches(options, envs, self.agent.core)
+        check_replay(options, self.replay, self.agent.core, envs)
 
 
 def check_minibatches(options: PPOOptions, envs: int, core: str | None) -> None:
@@ -249,10 +213,46 @@ def check_minibatches(options: PPOOptions, envs: int, core: str | None) -> None:
         )
 
 
-ALGORITHMS: dict[str, type[AlgoOptions]] = {"a2c": A2COptions, "ppo": PPOOptions}
+def check_replay(options: AlgoOptions, replay: ReplayOptions, core: str | None, envs: int) -> None:
+    """What does not fit together, in one sentence each."""
+    if not isinstance(options, OffPolicyOptions):
+        if replay != ReplayOptions():
+            raise ConfigError("replay options are set, and this algorithm forgets each rollout: leave them out.")
+        return
+    if isinstance(options, DQNOptions) and options.atoms > 1 and options.v_min >= options.v_max:
+        raise ConfigError(f"algo.v_min={options.v_min:g} is not below algo.v_max={options.v_max:g}: swap them.")
+    if isinstance(options, R2D1Options) and options.atoms > 1:
+        raise ConfigError(
+            f"algo.atoms={options.atoms} for r2d1, which learns values: use 1, or train dqn with memory."
+        )
+    if isinstance(options, R2D1Options) and core is None:
+        raise ConfigError("r2d1 without agent.core has no memory: use agent.core=lstm or gru, or train dqn.")
+    if core is not None and not replay.sequence:
+        raise ConfigError(
+            f"agent.core={core} cannot learn from single rows: set replay.sequence, for example replay.sequence=40."
+        )
+    if replay.sequence and core is None:
+        raise ConfigError(
+            f"replay.sequence={replay.sequence} without memory: set agent.core=lstm, or leave the sequence out."
+        )
+    if replay.burn_in and not replay.sequence:
+        raise ConfigError(f"replay.burn_in={replay.burn_in} without replay.sequence: it is a part of sequences.")
+    if replay.sequence and replay.n_step > replay.sequence:
+        raise ConfigError(
+            f"replay.n_step={replay.n_step} is longer than replay.sequence={replay.sequence}: "
+            f"use at most {replay.sequence}."
+        )
+    rows, wanted = replay.capacity // envs, replay.burn_in + replay.sequence + replay.n_step
+    if rows - 1 < wanted:
+        raise ConfigError(
+            f"replay.capacity={replay.capacity} keeps {rows} rows of each of {envs} envs, and one draw is over "
+            f"{wanted}: use at least {(wanted + 1) * envs}."
+        )
+
 
 # Group of options: its dataclass. The options of `algo` depend on the algorithm.
 KINDS: dict[str, type[Checked]] = {
+    "replay": ReplayOptions,
     "sampler": SamplerOptions,
     "envs": EnvsOptions,
     "agent": AgentOptions,
@@ -281,5 +281,5 @@ def from_dict(values: Mapping[str, Any]) -> RunConfig:
     """The inverse of `to_dict`: nothing is looked up or probed, as a worker needs it."""
     short = {name: values[name] for name in ("algo", "env", "steps", "seed", "scheme")}
     kinds: dict[str, type[Any]] = {"algo": ALGORITHMS[values["algo"]], **KINDS}
-    groups = {GROUPS[group]: fill(kinds[group](), values["options"][group], group) for group in GROUPS}
+    groups = {GROUPS[group]: fill(kinds[group](), values["options"].get(group, {}), group) for group in GROUPS}
     return RunConfig(**short, **groups)

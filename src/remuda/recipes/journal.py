@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
-from remuda.core import Progress, Round
+from remuda.core import Progress, Replay, Round
 from remuda.data.packing import pack, unpack
 from remuda.errors import CheckpointError, Interrupted, NoState
 from remuda.learning import checkpoint
@@ -88,6 +88,7 @@ class Journal:
         self._has_begun = False
         self._kept: dict[str, Any] | None = None  # where the journal of a resumed run stood
         self._learner: Learner | None = None
+        self._replay: Replay | None = None
         self._latest: dict[str, float] = {}
         self._started = time.perf_counter()
         self._count_from_here()
@@ -149,6 +150,13 @@ class Journal:
         self.say(f"{self.directory.path}: {self.config.sampler.envs} envs, settings in config.yaml")
         self._started = time.perf_counter()
         return self.progress, None if found is None else found.blobs.get("sampler")
+
+    def restore(self, replay: Replay) -> None:
+        """What the run had collected when its checkpoint was written."""
+        self._replay = replay
+        found = self.resume_from
+        if found is not None and "replay" in found.blobs:
+            replay.load(self.directory.checkpoints / checkpoint.REPLAY, unpack(found.blobs.pop("replay")))
 
     def begin(self) -> None:
         """Warm-up is over: rates and intervals count from here."""
@@ -273,16 +281,30 @@ class Journal:
         progress = {**asdict(self.progress), "checkpoints": self._checkpoints}
         self._saved_rounds = self.progress.rounds
         blobs = {"journal": pack(kept)} | ({} if sampler is None else {"sampler": sampler})
-        taken = checkpoint.snapshot(self.progress.steps, learner.state_dict(), progress, blobs)
+        files: list[str] = []
+        self._saver.wait()  # who prunes must know all files that are there
+        try:
+            directory = self.directory.checkpoints / checkpoint.REPLAY
+            replayed = None if self._replay is None else self._replay.save(directory)
+        except OSError as error:
+            self._not_saved(self.progress.steps, error)
+            return
+        if replayed is not None:
+            blobs["replay"], files = pack(replayed), replayed["files"]
+        taken = checkpoint.snapshot(self.progress.steps, learner.state_dict(), progress, blobs, files)
         self._saver.save(taken, self._checkpoints)
 
     def _saved(self, taken: checkpoint.Snapshot, found: Path | OSError) -> None:
-        if isinstance(found, OSError):  # a full disk: the run goes on, and the checkpoint before this one is whole
-            self.say(f"warning: no checkpoint was written at {taken.step:,} steps ({found}): make room.")
-            self._saved_rounds = -1
+        if isinstance(found, OSError):
+            self._not_saved(taken.step, found)
             return
         self._saved_steps = taken.step
         self.directory.log(f"wrote {found.name}")
+
+    def _not_saved(self, step: int, error: OSError) -> None:
+        """A full disk: the run goes on, and the checkpoint before this one is whole."""
+        self.say(f"warning: no checkpoint was written at {step:,} steps ({error}): make room.")
+        self._saved_rounds = -1
 
     def say(self, line: str) -> None:
         self.terminal.note(line)

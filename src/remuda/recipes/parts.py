@@ -1,4 +1,4 @@
-"""The parts of a run from its configuration: agent, algorithm, envs, and episodes to evaluate with."""
+"""The parts of a run from its configuration: net, envs, and episodes to evaluate with."""
 
 from __future__ import annotations
 
@@ -7,53 +7,22 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-import torch
-
-from remuda.agents import NetFactory, PolicyAgent
-from remuda.algorithms import A2C, PPO
-from remuda.core import Algorithm, Envs, env_seed
+from remuda.agents import NetFactory
+from remuda.core import Envs, env_seed
 from remuda.data.packing import Unpackable, pack
 from remuda.envs import EnvInfo, EnvSpec, choose_backend, make_envs, resolve_stats
 from remuda.envs.paths import import_named
 from remuda.envs.previous import WithPrevious, with_previous
 from remuda.errors import ConfigError
-from remuda.learning.schedules import parse_schedule
 from remuda.machine import usable_cores
 from remuda.nets import NETS, make_net
-from remuda.recipes.config import AgentOptions, PPOOptions, RunConfig
+from remuda.recipes.config import AgentOptions, RunConfig
 from remuda.recipes.values import parse_seeds
 from remuda.sampling.evaluation import Evaluation, evaluate
 from remuda.schemes.synchronous import torch_threads
 
 MAX_EVAL_ENVS = 8
 WORKER_LIMITS = ("step_timeout", "build_timeout", "max_worker_restarts")
-
-
-def make_algorithm(config: RunConfig, info: EnvInfo, make_net: NetFactory) -> Algorithm:
-    """Networks are drawn from the run's seed, without touching the caller's generator."""
-    options, envs = config.algo_options, config.sampler.envs
-    with torch.random.fork_rng(devices=[]), torch_threads(config.scheme_options.threads):
-        torch.manual_seed(config.seed)
-        agent = make_agent(config.agent, info, make_net)
-    common: dict[str, Any] = {
-        name: getattr(options, name)
-        for name in (
-            *("gamma", "gae_lambda", "vf_coef"),
-            *("normalize_advantage", "normalize_reward", "clip_reward"),
-        )
-    }
-    common["ent_coef"] = parse_schedule(options.ent_coef, "algo.ent_coef")
-    if not isinstance(options, PPOOptions):
-        return A2C(agent, envs, **common)
-    value_clip = options.clip_range_vf
-    return PPO(
-        agent,
-        envs,
-        clip_range=parse_schedule(options.clip_range, "algo.clip_range"),
-        clip_range_vf=None if value_clip is None else parse_schedule(value_clip, "algo.clip_range_vf"),
-        target_kl=options.target_kl,
-        **common,
-    )
 
 
 def agent_view(config: RunConfig, info: EnvInfo) -> EnvInfo:
@@ -63,31 +32,6 @@ def agent_view(config: RunConfig, info: EnvInfo) -> EnvInfo:
         return info
     seen = with_previous(info.observation, info.action, options.prev_action, options.prev_reward)
     return replace(info, observation=seen)
-
-
-def make_agent(options: AgentOptions, info: EnvInfo, make_net: NetFactory) -> PolicyAgent:
-    try:
-        return PolicyAgent(
-            info.observation,
-            info.action,
-            make_net,
-            shared=options.shared,
-            orthogonal_init=options.orthogonal_init,
-            log_std_init=options.log_std_init,
-            normalize_obs=options.normalize_obs,
-            center_images=options.center_images,
-            quick=options.quick,
-            core=options.core,  # type: ignore[arg-type]  # one of its choices
-            core_size=options.core_size,
-        )
-    except ConfigError:
-        raise
-    except Exception as error:
-        shapes = info.observation.shape if info.observation.is_leaf else [p for p, _ in info.observation.leaves()]
-        raise ConfigError(
-            f"agent.net={options.net} does not fit observations of shape {shapes} "
-            f"({type(error).__name__}: {error}): Net(shape) must map [N, *shape] to features [N, F]."
-        ) from error
 
 
 def find_net(options: AgentOptions) -> NetFactory:
@@ -154,7 +98,7 @@ def why_no_state(config: RunConfig, info: EnvInfo, is_native: bool) -> str | Non
 
 def rounds_between_cuts(config: RunConfig) -> int:
     """How far apart checkpoints lie, and all episodes are cut, where the state of envs cannot be saved."""
-    rows = config.sampler.envs * config.algo_options.n_steps
+    rows = config.sampler.envs * config.algo_options.rows_per_round
     return -(-config.checkpoint.every // rows)  # 0, never, where only the last checkpoint is wanted
 
 

@@ -61,7 +61,7 @@ class Policy:
         noise = torch.as_tensor(np.concatenate(parts, axis=1))
         memory = state.memory if state is not None else self.agent.initial_state(count)
         with torch.inference_mode():
-            explore = torch.full((count,), 0.0 if deterministic else 1.0)
+            explore = torch.full((count,), 0.0 if deterministic else self.agent.exploration)
             action, _, memory = self.agent.act(rows, memory, explore, noise)
         stored = self._to_env(map_tree(lambda x: x.numpy(), action))
         out = to_user(self.agent.action, stored)

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from remuda.core import Space
+from remuda.recipes import value_presets
 
 Preset = Mapping[str, Mapping[str, Any]]
 
@@ -138,7 +139,16 @@ A2C: dict[str, Preset] = {
     },
 }
 
-PRESETS = {"ppo": PPO, "a2c": A2C}
+PRESETS = {
+    "a2c": A2C,
+    "ddpg": value_presets.DDPG,
+    "dqn": value_presets.DQN,
+    "ppo": PPO,
+    "r2d1": value_presets.R2D1,
+    "rainbow": value_presets.RAINBOW,
+    "sac": value_presets.SAC,
+    "td3": value_presets.TD3,
+}
 
 
 def find_preset(algo: str, env: str, action: Space) -> Preset:
@@ -149,4 +159,5 @@ def find_preset(algo: str, env: str, action: Space) -> Preset:
         if fnmatchcase(name, pattern):
             return preset
     is_continuous = all(leaf.kind == "box" for _, leaf in action.leaves())
-    return table["box" if is_continuous else "discrete"]
+    # What an algorithm cannot learn at all is refused later, with the reason.
+    return table.get("box" if is_continuous else "discrete", next(iter(table.values())))

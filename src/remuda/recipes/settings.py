@@ -15,7 +15,8 @@ from remuda.envs.paths import describe
 from remuda.errors import CheckpointError, ConfigError, EnvSpecError, nearest
 from remuda.logs.rundir import RunDirectory
 from remuda.machine import usable_cores
-from remuda.recipes.config import ALGORITHMS, GROUPS, KINDS, AlgoOptions, EnvsOptions, RunConfig
+from remuda.recipes.algo_options import ALGORITHMS, AlgoOptions
+from remuda.recipes.config import GROUPS, KINDS, EnvsOptions, RunConfig
 from remuda.recipes.presets import find_preset
 from remuda.recipes.values import coerce, fill
 

@@ -27,14 +27,14 @@ from remuda.logs.rundir import RunDirectory
 from remuda.logs.terminal import Terminal
 from remuda.machine import has_compiler, keep_memory
 from remuda.recipes.actors import make_acting_sampler
-from remuda.recipes.config import PPOOptions, RunConfig, to_dict
+from remuda.recipes.algorithms import make_algorithm, make_exploration
+from remuda.recipes.config import RunConfig, to_dict
 from remuda.recipes.journal import Callback, Journal
 from remuda.recipes.parts import (
     agent_view,
     check_envs,
     eval_episodes,
     find_net,
-    make_algorithm,
     make_some_envs,
     num_workers,
     play_episodes,
@@ -42,8 +42,8 @@ from remuda.recipes.parts import (
     why_no_state,
 )
 from remuda.recipes.profile import profiled
+from remuda.recipes.replays import make_replay, refuse_too_large
 from remuda.recipes.signals import StopSignals
-from remuda.replay import Fresh
 from remuda.sampling.sampler import EnvSampler
 from remuda.schemes.synchronous import Synchronous
 
@@ -132,10 +132,6 @@ def sink(quiet: bool) -> io.StringIO | None:
 def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory | None = None) -> Recipe:
     """What to learn, as factories."""
     options, seed = config.algo_options, config.seed
-    if isinstance(options, PPOOptions):
-        epochs, batch_size = options.n_epochs, options.batch_size
-    else:
-        epochs, batch_size = 1, None  # A2C: one gradient of each rollout
     acts_in_workers = config.sampler.act == "workers"
     if acts_in_workers and config.scheme == "serial":
         raise ConfigError("sampler.act=workers has no workers under --scheme serial: use --scheme parallel.")
@@ -144,7 +140,8 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
     seen = agent_view(config, info)
     if config.agent.compile and not has_compiler():
         raise ConfigError("agent.compile=true needs a C++ compiler: install g++, or leave it out.")
-    make_algorithm(config, seen, make_net)  # a net that does not fit shows itself before anything is started
+    # A net or a replay that does not fit shows itself before anything is started.
+    refuse_too_large(config, seen, make_algorithm(config, seen, make_net).agent.initial_state(1))
 
     def make_learner() -> Learner:
         optimizer = OptimizerOptions(
@@ -157,19 +154,22 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
         return Learner(algorithm, optimizer, rate, options.max_grad_norm or None)
 
     def make_sampler(agent: Any, weights: Any, workers: int, rounds: int, should_stop: Callable[[], bool]) -> Sampler:
-        first_row = rounds * options.n_steps
+        first_row = rounds * options.rows_per_round
         if acts_in_workers:
             return make_acting_sampler(config, spec, workers, agent, weights, first_row, should_stop)
         envs = make_some_envs(config, spec, config.sampler.envs, config.sampler.slots, workers, should_stop)
         wait_reset = config.sampler.wait_reset
-        return EnvSampler(envs, agent, weights, options.n_steps, seed, first_row, wait_reset=wait_reset)
+        explore = make_exploration(config)
+        return EnvSampler(
+            envs, agent, weights, options.rows_per_round, seed, first_row, wait_reset=wait_reset, explore=explore
+        )
 
     return Recipe(
         seed=seed,
         steps=config.steps,
         make_learner=make_learner,
         make_weights=SharedWeights if acts_in_workers else lambda _, version: LocalWeights(version),
-        make_replay=lambda first_round: Fresh(epochs, batch_size, seed, first_round),
+        make_replay=lambda agent, first_round: make_replay(config, seen, agent.initial_state(1), first_round),
         make_sampler=make_sampler,
         num_threads=config.scheme_options.threads,
         warm_up=config.sampler.decorrelate,

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from remuda.machine import usable_cores
-from remuda.recipes.config import PPOOptions, RunConfig
+from remuda.recipes.algo_options import OffPolicyOptions, PPOOptions
+from remuda.recipes.config import RunConfig
 from remuda.recipes.parts import num_workers
 
 NAMES = {
@@ -65,6 +66,8 @@ def _for_updates(config: RunConfig, cores: int) -> str:
     ways = ["a smaller net"]
     if isinstance(config.algo_options, PPOOptions):
         ways = ["fewer epochs (--algo.n_epochs)", "larger minibatches (--algo.batch_size)", *ways]
+    if isinstance(config.algo_options, OffPolicyOptions):
+        ways = ["fewer drawn rows per step (--replay.ratio)", *ways]
     if config.scheme_options.threads < cores:
         ways.append(f"for a large net more threads (--scheme.threads {cores})")
     return f"{', '.join(ways[:-1])} or {ways[-1]} would lift it" if len(ways) > 1 else f"{ways[0]} would lift it"

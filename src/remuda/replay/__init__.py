@@ -1,5 +1,9 @@
 """Replays: batches in, the batches that are due out."""
 
+from remuda.replay.experience import Experience, Priorities
+from remuda.replay.frames import FrameRing
 from remuda.replay.fresh import Fresh
+from remuda.replay.ring import Ring, Row
+from remuda.replay.sequences import Sequences
 
-__all__ = ["Fresh"]
+__all__ = ["Experience", "FrameRing", "Fresh", "Priorities", "Ring", "Row", "Sequences"]

@@ -4,18 +4,20 @@
 
 Frames lie in a ring of their own, in which every env moves at its own pace: one frame for each row, and the whole
 stack where an episode begins, so what is put together again is what was seen. A row remembers where its newest
-frame is; those before it are the ones before that.
+frame is; those before it are the ones before that. The frames of one env lie one after the other in memory, so a
+stack is read in one go, and so is what an env has added since the last checkpoint.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from remuda.data import SharedArrays
-from remuda.replay.ring import Index, Ring, Row
+from remuda.replay.ring import Index, Ring, Row, Span, unbroken
 
 ROWS_PER_EXTRA_FRAME = 64  # room for beginnings; if there are more, the oldest rows can no longer be drawn
 
@@ -31,7 +33,7 @@ class FrameRing(Ring):
         frame = (stack.shape[0] // frames, *stack.shape[1:])
         self._images = SharedArrays(
             {
-                "frames": ((self._room, envs, *frame), str(stack.dtype)),
+                "frames": ((envs, self._room, *frame), str(stack.dtype)),
                 "kept": ((envs,), "int64"),
                 "begins": ((envs,), "bool"),
             }
@@ -62,10 +64,10 @@ class FrameRing(Ring):
         env = np.broadcast_to(np.arange(columns.start, columns.stop), (T, B))
         gone = newest[-1] - self._room  # frames up to here would be overwritten by later ones of the same rows
         t, b = np.nonzero(newest > gone)
-        self.images[newest[t, b] % self._room, env[t, b]] = stacks[t, b, -1]
+        self.images[env[t, b], newest[t, b] % self._room] = stacks[t, b, -1]
         for back in range(1, self.frames):
             t, b = np.nonzero(begins & (newest - back > gone))
-            self.images[(newest[t, b] - back) % self._room, env[t, b]] = stacks[t, b, -1 - back]
+            self.images[env[t, b], (newest[t, b] - back) % self._room] = stacks[t, b, -1 - back]
         return newest
 
     def _leave_out(self, columns: slice) -> None:
@@ -80,8 +82,61 @@ class FrameRing(Ring):
     def obs(self, row: Index, env: Index) -> NDArray[Any]:
         newest = self.rows.obs[row % self.capacity, env]
         place = (newest[:, None] + np.arange(1 - self.frames, 1)) % self._room
-        stacks: NDArray[Any] = self.images[place, env[:, None]].reshape(len(row), *self._shape)
+        stacks: NDArray[Any] = self.images[env[:, None], place].reshape(len(row), *self._shape)
         return stacks
+
+    # --- for whoever saves it ---
+
+    @property
+    def memory(self) -> list[SharedArrays]:
+        return [*super().memory, self._images]
+
+    def layout(self) -> dict[str, Any]:
+        stacks = f"{self.images.dtype.str}{list(self._shape)}"
+        return {**super().layout(), "frames": self.frames, "room for frames": self._room, "stacks": stacks}
+
+    def span(self, group: int, first: int, last: int) -> Span:
+        """With the frames before the first row that its stack is made of: no other span is needed to draw it."""
+        columns = self.columns(group)
+        oldest = self.rows.obs[first % self.capacity, columns] - self.frames + 1
+        end = self.rows.obs[(last - 1) % self.capacity, columns] + 1
+        # Of many beginnings some frames are gone before their rows are: as in is_stored.
+        begin = np.clip(self.kept[columns] + self.frames - self._room, oldest, end)
+        return Span(group, first, last, np.stack([begin, end], -1))
+
+    def views(self, span: Span) -> list[NDArray[Any]]:
+        views, count = super().views(span), span.frames[:, 1] - span.frames[:, 0]
+        if (
+            len(span.frames) != self.width
+            or (span.frames < 0).any()
+            or (count < 0).any()
+            or (count > self._room).any()
+        ):
+            raise ValueError(f"the frames of rows {span.first} to {span.last} have no place")
+        columns = self.columns(span.group)
+        for env, (begin, end) in zip(range(columns.start, columns.stop), span.frames.tolist(), strict=True):
+            views += [self.images[env, places] for places, _ in unbroken(begin, end, self._room)]
+        return views
+
+    def get_tail(self) -> dict[str, Any]:
+        """With the frames that are not counted yet."""
+        env, place = self._uncounted(self.kept)
+        frames = self.images[env, place]
+        return {**super().get_tail(), "kept": self.kept.copy(), "begins": self.begins.copy(), "frames": frames}
+
+    def set_tail(self, tail: Mapping[str, Any]) -> None:
+        env, place = self._uncounted(tail["kept"])
+        self.images[env, place] = tail["frames"]
+        self.kept[:], self.begins[:] = tail["kept"], tail["begins"]
+        super().set_tail(tail)
+
+    def _uncounted(self, kept: Index) -> tuple[Index, Index]:
+        """Env and place of what may have been written beyond `kept`."""
+        return np.arange(self.envs)[:, None], (kept[:, None] + np.arange(self.frames)) % self._room
+
+    def clear(self) -> None:
+        super().clear()
+        self.kept[:], self.begins[:] = 0, True
 
     def close(self) -> None:
         super().close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,3 +75,15 @@ class Fresh:
 
     def feedback(self, key: Any, priority: Any) -> None:
         """Uniform: priorities change nothing."""
+
+    def cut(self) -> None:
+        """Rollouts are never put together."""
+
+    def save(self, directory: Path) -> None:
+        """Between two rounds there is nothing here."""
+
+    def load(self, directory: Path, state: dict[str, Any]) -> None:
+        """Nothing was saved."""
+
+    def close(self) -> None:
+        """Nothing to give back."""

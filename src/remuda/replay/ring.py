@@ -16,6 +16,7 @@ Envs may be appended in groups, each at its own pace.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +43,15 @@ class NSteps(NamedTuple):
     reward: NDArray[np.float32]
     discount: NDArray[np.float32]  # gamma ** k, or 0 beyond the end of an episode
     row: Index  # whose observation the value is taken of
+
+
+class Span(NamedTuple):
+    """Rows `first` to `last` of a group, and the frames that are theirs where frames are kept apart."""
+
+    group: int
+    first: int
+    last: int
+    frames: Index  # [envs of the group, 2], from and to; none where observations are kept whole
 
 
 class Ring:
@@ -73,12 +83,12 @@ class Ring:
         T = len(rows.mask)
         start = int(self.written[group])
         skipped = max(0, T - self.capacity + 1)
-        columns = slice(group * self.width, (group + 1) * self.width)
+        columns = self.columns(group)
         if skipped:
             self._leave_out(columns)
-        for first, last in self._pieces(start + skipped, start + T):
-            place = first % self.capacity
-            self._write(slice(place, place + last - first), columns, rows[first - start : last - start])
+        for places, first in unbroken(start + skipped, start + T, self.capacity):
+            taken = slice(first - start, first - start + places.stop - places.start)
+            self._write(places, columns, rows[taken])
         self._write_obs((start + T) % self.capacity, columns, last_obs)
         self.written[group] = start + T
 
@@ -88,10 +98,9 @@ class Ring:
         obs = map_tree(lambda x: np.asarray(x)[None], last_obs)
         self.append(blank.replace(obs=obs, discount=np.ones_like(blank.discount)), last_obs, group)
 
-    def _pieces(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Rows first to last without the jump from the ring's end to its beginning."""
-        turn = (first // self.capacity + 1) * self.capacity
-        return [(first, last)] if last <= turn else [(first, turn), (turn, last)]
+    def columns(self, group: int) -> slice:
+        """The envs of a group."""
+        return slice(group * self.width, (group + 1) * self.width)
 
     def _write(self, places: slice, columns: slice, rows: Row) -> None:
         self.rows[places, columns] = rows
@@ -153,5 +162,56 @@ class Ring:
             goes_on = goes_on & (discount > 0)
         return NSteps(reward, discount, at)
 
+    # --- for whoever saves it (see saving.py) ---
+
+    @property
+    def memory(self) -> list[SharedArrays]:
+        """All that it lies in."""
+        return [self._memory]
+
+    def layout(self) -> dict[str, Any]:
+        """What another ring must have in common with this one for its bytes to mean the same."""
+        arrays = {name: self._memory[name] for name in self._names}
+        sizes = {"capacity": self.capacity, "envs": self.envs, "groups": self.groups}
+        return {**sizes, **{name: f"{array.dtype.str}{list(array.shape)}" for name, array in arrays.items()}}
+
+    def span(self, group: int, first: int, last: int) -> Span:
+        """Of stored rows: where everything lies that is needed to draw them."""
+        return Span(group, first, last, np.zeros((0, 2), np.int64))
+
+    def views(self, span: Span) -> list[NDArray[Any]]:
+        """The memory of these rows, as arrays whose first axis is time; ValueError if there cannot be such rows."""
+        rows = span.last - span.first
+        if not (0 <= span.group < self.groups and span.first >= 0 and 0 <= rows < self.capacity):
+            raise ValueError(f"rows {span.first} to {span.last} of group {span.group} have no place")
+        columns, places = self.columns(span.group), unbroken(span.first, span.last, self.capacity)
+        return [self._memory[name][place, columns] for name in self._names for place, _ in places]
+
+    def get_tail(self) -> dict[str, Any]:
+        """The counters, and what is there but is no row yet: a copy, and small."""
+        place = np.repeat(self.written % self.capacity, self.width)
+        seen = [x[place, np.arange(self.envs)] for _, x in leaves(self.rows.obs)]
+        return {"written": self.written.copy(), "obs": seen}
+
+    def set_tail(self, tail: Mapping[str, Any]) -> None:
+        """Once the rows are there; ValueError where it is another ring's."""
+        if (tail["written"] < 0).any():
+            raise ValueError("rows cannot be fewer than none")
+        place = np.repeat(tail["written"] % self.capacity, self.width)
+        for (_, x), seen in zip(leaves(self.rows.obs), tail["obs"], strict=True):
+            x[place, np.arange(self.envs)] = seen
+        self.written[:] = tail["written"]
+
+    def clear(self) -> None:
+        """As if no row had ever been given."""
+        self.written[:] = 0
+
     def close(self) -> None:
         self._memory.close()
+
+
+def unbroken(first: int, last: int, room: int) -> list[tuple[slice, int]]:
+    """Places of first to last in a ring, cut where it jumps from its end to its beginning; and the first of each."""
+    turn = (first // room + 1) * room
+    parts = [(first, last)] if last <= turn else [(first, turn), (turn, last)]
+    return [(slice(a % room, a % room + b - a), a) for a, b in parts]

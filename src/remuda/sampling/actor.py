@@ -3,7 +3,7 @@
 A module names what is built and serves it, so that a fork server can load both:
 
     def main(fds):
-        return serve(fds, make_parts)                # make_parts(order, beat, tell) -> (envs, agent)
+        return serve(fds, make_parts)                # make_parts(order, beat, tell) -> (envs, agent, exploration)
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from remuda.data import SharedArrays
 from remuda.errors import NoState
 from remuda.learning.weights import SharedWeights
 from remuda.sampling.buffers import allocate, attach
+from remuda.sampling.exploration import Exploration
 from remuda.sampling.sampler import EnvSampler
 from remuda.transport import serving
 from remuda.transport.wire import Link
@@ -28,8 +29,8 @@ from remuda.transport.wire import Link
 LOOK_SECONDS = 1.0  # how often an idle worker looks whether its fork server lives, where the kernel does not tell
 BEAT_SECONDS = 0.25  # how often a busy one says that it lives
 
-# order, heartbeat (asked at every step), who hears of envs that were rebuilt -> envs, agent
-MakeParts = Callable[[Mapping[str, Any], Callable[[], bool], Callable[[str], None]], tuple[Any, Agent]]
+# order, heartbeat (asked at every step), who hears of envs that were rebuilt -> envs, agent, exploration
+MakeParts = Callable[[Mapping[str, Any], Callable[[], bool], Callable[[str], None]], tuple[Any, Agent, Exploration]]
 
 
 def serve(fds: Sequence[int], make_parts: MakeParts) -> int:
@@ -75,7 +76,7 @@ class _Service:
             case "build":
                 self._order = message
                 self._beat()
-                self._envs, self._agent = self._make_parts(message, self._beat, self._notices.append)
+                self._envs, self._agent, self._explore = self._make_parts(message, self._beat, self._notices.append)
                 self._link.send({"built": True})
             case "attach":
                 self._attach(message, fds.pop(0), fds.pop(0))
@@ -113,7 +114,7 @@ class _Service:
         for fd in (memory_fd, weights_fd):
             os.close(fd)
         first, last = order["first"], order["last"]
-        own = allocate(agent, envs.observation, order["num_steps"], self._memory["last_value"].shape[0])
+        own = allocate(agent, envs.observation, order["num_steps"], self._memory["steps.mask"].shape[1])
         self._sampler = EnvSampler(
             envs,
             agent,
@@ -123,6 +124,7 @@ class _Service:
             wait_reset=order["wait_reset"],
             first_env=first,
             buffers=attach(own, self._memory).columns(first, last),
+            explore=self._explore,
         )
         if message["seed"] is not None:  # in place of a lost worker
             envs.prepare(message["seed"], message["restarts"])

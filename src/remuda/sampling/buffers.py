@@ -22,7 +22,7 @@ class Buffers(NamedTuple):
 
     steps: Steps  # [T, B]
     last_obs: Any  # [B]
-    last_value: Tensor  # [B]
+    last_value: Tensor | None  # [B]; None of agents without one
     state: Any  # [B], goes into row 0; None without memory
     next_state: Any  # [B], goes into row 0 of the next rollout
 
@@ -52,7 +52,8 @@ def allocate(agent: Agent, observation: Space, T: int, B: int) -> Buffers:
         policy=map_tree(over_time, said),
         version=torch.zeros(T, B, dtype=torch.int64),
     )
-    return Buffers(steps, obs, torch.zeros(B), agent.initial_state(B), agent.initial_state(B))
+    last_value = torch.zeros(B) if hasattr(agent, "value") else None
+    return Buffers(steps, obs, last_value, agent.initial_state(B), agent.initial_state(B))
 
 
 def share(buffers: Buffers) -> tuple[SharedArrays, Buffers]:

@@ -50,7 +50,7 @@ def evaluate(
     """Play until every env has used up its list of seeds: env i plays episodes i, i + B, i + 2B, ..."""
     played: list[list[Any]] = [[] for _ in range(envs.num_envs)]
     to_env = ToEnv(envs.action)
-    exploring = torch.full((envs.num_envs,), float(explore))
+    exploring = torch.full((envs.num_envs,), agent.exploration if explore else 0.0)
     noise = Noise(seed, range(envs.num_envs), agent.noise)
     state, blank = agent.initial_state(envs.num_envs), agent.initial_state(envs.num_envs)
     envs.reset(seed)

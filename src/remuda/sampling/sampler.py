@@ -13,6 +13,7 @@ envs of its own: see acting.py.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from remuda.core import Agent, Envs, Episode, Quick, Space, Weights
 from remuda.data import Rollout, leaves, map_tree
 from remuda.data.packing import pack, unpack
 from remuda.sampling.buffers import Buffers, allocate, blank_obs
+from remuda.sampling.exploration import Exploration, RandomActions
 from remuda.sampling.noise import Noise
 
 
@@ -70,6 +72,7 @@ class EnvSampler:
         wait_reset: bool = False,
         first_env: int = 0,
         buffers: Buffers | None = None,
+        explore: Exploration = Exploration(),  # noqa: B008  (it never changes)
     ) -> None:
         self.envs, self.agent, self.weights, self.num_steps = envs, agent, weights, num_steps
         self.seed, self.row, self.wait_reset = seed, first_row, wait_reset
@@ -80,6 +83,10 @@ class EnvSampler:
         B, width = envs.num_envs, envs.num_envs // envs.num_slots
         self._columns = [slice(slot * width, (slot + 1) * width) for slot in range(envs.num_slots)]
         self._noise = Noise(seed, range(first_env, first_env + B), agent.noise)
+        self._explore, self._amount = explore, explore.at(first_row)
+        self._random: RandomActions | None = None
+        if explore.random_rows > first_row:
+            self._random = RandomActions(envs.action, seed, range(first_env, first_env + B))
         self._buffers = buffers or allocate(agent, envs.observation, num_steps, B)
         # The same memory as numpy, for what envs write.
         self._steps = self._buffers.steps
@@ -140,20 +147,31 @@ class EnvSampler:
                 self._quick = find(self._obs, noise[0]) if find is not None else None
             if self._state is not None:
                 buffers.state[...] = self._state
+            random = self._random_actions()
             for t in range(self.num_steps):
+                self._amount = self._explore.at(self.row + t)
                 for slot in range(len(self._columns)):
                     if t > 0:
                         self._receive(t - 1)
-                    self._act(t, slot, noises[slot][t])
+                    self._act(t, slot, noises[slot][t], random[t] if t < len(random) else None)
             for _ in self._columns:
                 self._receive(self.num_steps - 1)
             if self._quick is not None:
                 self._say(self._quick)
-            buffers.last_value.copy_(self.agent.value(self._obs, self._state))
+            if buffers.last_value is not None:
+                value: Callable[..., Tensor] = self.agent.value  # type: ignore[attr-defined]  # the buffers say so
+                buffers.last_value.copy_(value(self._obs, self._state))
             self._keep_end()
         self._steps.version.fill_(self.version)
         self.row += self.num_steps
         return Rollout(self._steps, buffers.last_obs, buffers.last_value, buffers.state)
+
+    def _random_actions(self) -> Any:
+        """[up to T, B] of the rows that are still to be random."""
+        count = min(self.num_steps, self._explore.random_rows - self.row)
+        if self._random is None or count <= 0:
+            return ()
+        return self._random.rows(self.row, count)
 
     def _keep_end(self) -> None:
         """What comes after the last row."""
@@ -177,18 +195,25 @@ class EnvSampler:
     def close(self) -> None:
         self.envs.close()
 
-    def _act(self, t: int, slot: int, noise: Tensor) -> None:
+    def _act(self, t: int, slot: int, noise: Tensor, random: Any) -> None:
         start = time.perf_counter()
         columns = self._columns[slot]
         obs, obs_arrays = self._seen[slot]
-        if self._quick is not None:
-            action, said = self._quick.choose(obs, noise), None
-        elif self._state is None:
-            action, said, _ = self.agent.act(obs, None, None, noise)
+        said = None
+        if random is not None and self._state is None:
+            actions = random[columns]
         else:
-            action, said, state = self.agent.act(obs, self._state[columns], None, noise)
-            self._state[columns] = state
-        actions = action.numpy() if isinstance(action, Tensor) else map_tree(lambda x: x.numpy(), action)
+            if self._quick is not None:
+                action = self._quick.choose(obs, noise)
+            else:
+                explore = None if self._amount is None else self._amount[columns]
+                state = None if self._state is None else self._state[columns]
+                action, said, state = self.agent.act(obs, state, explore, noise)
+                if self._state is not None:
+                    self._state[columns] = state
+            actions = action.numpy() if isinstance(action, Tensor) else map_tree(lambda x: x.numpy(), action)
+            if random is not None:
+                actions = random[columns]
         self._arrays.obs[t, columns] = obs_arrays
         self._arrays.action[t, columns] = actions
         if said is not None:

@@ -35,13 +35,14 @@ class Synchronous:
             progress, state = log.resume(learner)
             agent = learner.algorithm.agent
             weights = stack.enter_context(closing(recipe.make_weights(agent, learner.version)))
-            replay = recipe.make_replay(progress.rounds)
+            replay = stack.enter_context(closing(recipe.make_replay(agent, progress.rounds)))
             sampler = stack.enter_context(
                 closing(recipe.make_sampler(agent, weights, self.workers, progress.rounds, log.must_stop))
             )
             # A round that is given up leaves no trace: a run goes on from its last checkpoint.
             with suppress(Interrupted):
-                restarts = self._start(recipe, sampler, progress, state)
+                log.restore(replay)
+                restarts = self._start(recipe, sampler, replay, progress, state)
                 log.begin()
                 while progress.steps < recipe.steps and not log.should_stop():
                     rollout = sampler.collect()
@@ -55,14 +56,14 @@ class Synchronous:
                     episodes = sampler.episodes()
                     progress.episodes += len(episodes)
                     progress.restarts = restarts + sampler.restarts()
-                    round = Round(progress, learner, episodes, metrics, seconds)
+                    round = Round(progress, learner, episodes, metrics, seconds, replay)
                     self._allow_checkpoint(round, recipe, sampler)
                     if log.round(round):
                         break
             return learner
 
     @staticmethod
-    def _start(recipe: Recipe, sampler: Sampler, progress: Progress, state: bytes | None) -> int:
+    def _start(recipe: Recipe, sampler: Sampler, replay: Replay, progress: Progress, state: bytes | None) -> int:
         """Where the run left off, or at the beginning; returns the restarts that the sampler knows nothing of."""
         if progress.steps >= recipe.steps:
             return progress.restarts
@@ -70,6 +71,8 @@ class Synchronous:
             sampler.set_state(state)
             return progress.restarts - sampler.restarts()
         is_new = progress.rounds == 0
+        if not is_new:
+            replay.cut()
         seed = recipe.seed if is_new else env_seed(recipe.seed, progress.rounds)
         progress.steps += sampler.reset(seed, recipe.warm_up if is_new else 0)
         return progress.restarts
@@ -83,6 +86,7 @@ class Synchronous:
             round.get_state, round.was_cut = lambda: None, True
             if round.progress.steps < recipe.steps:
                 sampler.reset(env_seed(recipe.seed, round.progress.rounds))
+                round.replay.cut()
 
 
 def learn(

@@ -1,0 +1,233 @@
+"""Draws from a replay of a million rows: prioritised against Tianshou's (numba), uniform against Stable-Baselines3's.
+
+    .venv/bin/python bench/replay.py                                   # all figures, 30 rounds: about a minute
+    .venv/bin/python bench/replay.py --only prioritised --rounds 60 --out docs/speed/replay.json
+
+Every contender is a process of its own, with one thread, that waits for its turn: within a round each of them takes
+one slice. Of a round counts the ratio of cycles per second; its median over rounds, and beside it the interval in
+which 95 % of its bootstrap samples lie. CPU seconds are of all slices together.
+
+Both sides of `prioritised` and of `uniform` hold 1,000,000 rows of HalfCheetah's sizes, and 256 are drawn at a time.
+
+prioritised  A batch with observations, actions, rewards, what was seen next and importance weights is drawn, and
+             random positive errors of its rows are fed back. Ours does more of a learner's work: it adds up rewards
+             over n steps (here 1), gives tensors, and leaves rows alone that were overwritten since.
+tree         Only the places to draw, in proportion to a million priorities, and setting new ones there.
+uniform      A batch as above without weights or feedback. Stable-Baselines3 gives tensors too.
+
+Peers take part after `make peers`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from remuda.bench.turns import Contender, median_and_interval, serve
+
+ROOT = Path(__file__).parents[1]
+ROWS, BATCH, ENVS, OBS, ACTION, ALPHA, BETA = 1_000_000, 256, 8, 17, 6, 0.6, 0.4
+PEERS = {"prioritised": "tianshou", "tree": "tianshou", "uniform": "sb3"}
+DRAWN = 1000  # batches of errors, used again and again
+WARM_UP = 4000  # cycles: then every priority was set about once
+Cycle = Callable[[], object]
+
+
+def ours(figure: str) -> Cycle:
+    if figure == "tree":
+        from remuda.replay.sumtree import SumTree
+
+        tree, numbers = SumTree(ROWS), np.random.default_rng(0)
+        tree[:] = 1.0
+
+        def find_and_set(priority: np.ndarray) -> None:
+            index = tree.find(numbers.random(BATCH) * tree.total)
+            tree[index] = priority
+
+        return turn_over([each.numpy().astype(np.float64) for each in draw_errors()], find_and_set)
+    replay = filled(figure == "prioritised")
+    if figure == "uniform":
+        return replay.draw
+
+    def draw_and_feed_back(errors: torch.Tensor) -> None:
+        replay.feedback(replay.draw().key, errors)
+
+    return turn_over(draw_errors(), draw_and_feed_back)
+
+
+def filled(is_prioritised: bool) -> Any:
+    from remuda.data import Batch, Steps
+    from remuda.replay.experience import Experience, Priorities
+    from remuda.replay.ring import Ring, Row
+
+    one = np.zeros((), np.float32)
+    example = Row(np.zeros(OBS, np.float32), np.zeros(ACTION, np.float32), one, one, np.zeros((), bool))
+    ring = Ring(example, ROWS // ENVS + 1, ENVS)  # one place of each env is always empty
+    priorities = Priorities(ring, ALPHA) if is_prioritised else None
+    options = {"batch_size": BATCH, "ratio": 1.0, "warm_up": 0, "n_step": 1, "gamma": 0.99, "seed": 0}
+    replay = Experience(ring, **options, priorities=priorities)
+    axes = (1000, ENVS)
+    for _ in range(ROWS // ENVS // axes[0]):
+        obs, action = torch.rand(*axes, OBS), torch.rand(*axes, ACTION)
+        steps = Steps(obs, action, torch.rand(axes), torch.ones(axes), torch.ones(axes, dtype=torch.bool), None, None)
+        replay.add(Batch(steps, last_obs=torch.rand(ENVS, OBS)))
+    assert ring.count == ROWS
+    return replay
+
+
+def tianshou(figure: str) -> Cycle:
+    from tianshou.data import PrioritizedReplayBuffer, ReplayBuffer, SegmentTree
+
+    if figure == "tree":
+        tree, numbers = SegmentTree(ROWS), np.random.default_rng(0)
+        tree[np.arange(ROWS)] = np.ones(ROWS)
+
+        def find_and_set(priority: np.ndarray) -> None:
+            index = tree.get_prefix_sum_idx(numbers.random(BATCH) * tree.reduce())
+            tree[index] = priority
+
+        return turn_over([each.numpy().astype(np.float64) for each in draw_errors()], find_and_set)
+    never = np.zeros(ROWS, bool)
+    fields = {"obs": rand(ROWS, OBS), "act": rand(ROWS, ACTION), "rew": rand(ROWS), "obs_next": rand(ROWS, OBS)}
+    buffer = PrioritizedReplayBuffer(size=ROWS, alpha=ALPHA, beta=BETA)
+    # One by one, a million rows would take a quarter of an hour.
+    buffer.update(ReplayBuffer.from_data(**fields, terminated=never, truncated=never, done=never))
+    assert len(buffer) == ROWS
+
+    def sample_and_update(errors: torch.Tensor) -> None:
+        _, index = buffer.sample(BATCH)
+        buffer.update_weight(index, errors)
+
+    return turn_over(draw_errors(), sample_and_update)
+
+
+def sb3(figure: str) -> Cycle:
+    import gymnasium
+    from stable_baselines3.common.buffers import ReplayBuffer
+
+    spaces = (gymnasium.spaces.Box(-1, 1, (size,), np.float32) for size in (OBS, ACTION))
+    buffer = ReplayBuffer(ROWS, *spaces, device="cpu", n_envs=ENVS)
+    for array in (buffer.observations, buffer.next_observations, buffer.actions, buffer.rewards):
+        array[:] = rand(*array.shape)  # a quarter of a million calls of add otherwise
+    buffer.full = True
+    return lambda: buffer.sample(BATCH)
+
+
+def rand(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).random(shape, np.float32)
+
+
+def draw_errors() -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.rand(BATCH) + 0.01 for _ in range(DRAWN)]
+
+
+def turn_over(inputs: list[Any], cycle: Callable[[Any], None]) -> Cycle:
+    at = 0
+
+    def turn() -> None:
+        nonlocal at
+        at += 1
+        cycle(inputs[at % len(inputs)])
+
+    return turn
+
+
+def serve_one(who: str, figure: str) -> None:
+    torch.set_num_threads(1)
+    cycle = {"ours": ours, "tianshou": tianshou, "sb3": sb3}[who](figure)
+    for _ in range(WARM_UP):
+        cycle()
+
+    def take(seconds: float) -> dict[str, float]:
+        begin = now = time.perf_counter()
+        cycles = 0
+        while now < begin + seconds:
+            for _ in range(20):
+                cycle()
+            cycles += 20
+            now = time.perf_counter()
+        return {"cycles": cycles, "seconds": now - begin}
+
+    serve(take)
+
+
+def start(who: str, figure: str) -> Contender:
+    python = sys.executable if who == "ours" else ROOT / f".venv-{who}/bin/python"
+    # A peer's interpreter has no remuda; of it only the module that takes turns is imported there, which needs numpy.
+    words = ["env", f"PYTHONPATH={ROOT / 'src'}", "OMP_NUM_THREADS=1", "NUMBA_NUM_THREADS=1", python, __file__]
+    return Contender([[*words, "--serve", who, "--only", figure]])
+
+
+def compare(figure: str, rounds: int, seconds: float) -> dict[str, Any]:
+    names = ("ours", PEERS[figure])
+    contenders: dict[str, Contender] = {}
+    slices: dict[str, list[float]] = {name: [] for name in names}  # microseconds per cycle
+    cpu, cycles = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
+    try:
+        for name in names:
+            contenders[name] = start(name, figure)
+        for turn in range(rounds + 1):
+            for name in names if turn % 2 else names[::-1]:  # nobody always comes after the other
+                (found,), used = contenders[name].slice(seconds)
+                if turn:  # the first is for warming up
+                    slices[name].append(1e6 * found["seconds"] / found["cycles"])
+                    cpu[name] += used
+                    cycles[name] += found["cycles"]
+    finally:
+        for each in contenders.values():
+            each.close()
+    middle, *interval = median_and_interval([b / a for a, b in zip(*slices.values(), strict=True)])
+    sides = {
+        name: {
+            "microseconds_per_cycle": statistics.median(slices[name]),
+            "cpu_seconds_per_1000_cycles": 1000 * cpu[name] / cycles[name],
+            "slices": slices[name],
+        }
+        for name in names
+    }
+    return {"ratio": middle, "interval": interval, **sides}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(PEERS), default=list(PEERS))
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--seconds", type=float, default=0.25, help="of every slice")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--serve", choices=["ours", "tianshou", "sb3"], help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.serve:
+        serve_one(given.serve, given.only[0])
+        return
+    job = {"rows": ROWS, "batch": BATCH, "envs": ENVS, "rounds": given.rounds, "seconds": given.seconds}
+    figures: dict[str, Any] = {}
+    for figure in given.only:
+        peer = PEERS[figure]
+        if not (ROOT / f".venv-{peer}/.installed").exists():
+            print(f"{figure}: left out, because {peer} is not installed (make peers)")
+            continue
+        found = figures[figure] = compare(figure, given.rounds, given.seconds)
+        low, high = found["interval"]
+        sides = ", ".join(
+            f"{name} {found[name]['microseconds_per_cycle']:.0f} us"
+            f" ({1000 * found[name]['cpu_seconds_per_1000_cycles']:.0f} us of CPU)"
+            for name in ("ours", peer)
+        )
+        print(f"{figure}: {found['ratio']:.2f} ({low:.2f} to {high:.2f}) times as fast; {sides}", flush=True)
+    if given.out is not None:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(json.dumps({**job, "figures": figures}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Agents of Q-policy gradients: an actor that chooses one action, or a distribution over them; and critics of both.
+
+action, _, state = agent.act(obs, state, explore, noise)         # of the env's size; explore [B], 0 is greedy
+features, _ = agent.features(obs, state, reset)                  # learning: rows [N] or sequences [T, B]
+action, log_prob = agent.choose(features, noise)                 # between -1 and 1, as critics take them
+q = critic(critic.features(obs)[0], action)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from remuda.agents.heads import NoiseParts
+from remuda.agents.trunk import NetFactory, Trunk, make_trunk, unroll_trunk
+from remuda.core import Space
+from remuda.data import ArrayTuple
+from remuda.maths import SquashedGaussian
+from remuda.nets import MLP, Inputs
+
+LOG_STD = (-20.0, 2.0)  # of a stochastic actor's outputs, as in the code of 1812.05905
+DRIFT = 0.15  # of Ornstein-Uhlenbeck noise: the share of itself that it loses in each step (1509.02971)
+
+
+class ActorState(ArrayTuple):
+    """What goes from row to row of an env: recurrent state, and noise that drifts."""
+
+    memory: Any
+    drift: Any
+
+
+class ActorAgent(nn.Module):
+    """Actions between the bounds of a Box: by tanh, with noise added to them or drawn from a squashed Gaussian."""
+
+    middle: Tensor
+    reach: Tensor
+
+    def __init__(
+        self,
+        observation: Space,
+        action: Space,
+        make_net: NetFactory,
+        *,
+        stochastic: bool,
+        noise: Literal["gaussian", "ou"] = "gaussian",
+        noise_std: float = 0.1,
+        normalize_obs: bool = False,
+        center_images: bool = False,
+        core: Literal["lstm", "gru"] | None = None,
+        core_size: int = 128,
+    ) -> None:
+        super().__init__()
+        self.observation, self.action, self.stochastic = observation, action, stochastic
+        self.is_recurrent, self.exploration = core is not None, 1.0
+        self.drifts, self.noise_std = noise == "ou" and not stochastic, noise_std
+        self.width = math.prod(action.shape)
+        self.noise: NoiseParts = (("normal", self.width),)
+        self.inputs = Inputs(observation, normalize_obs, center_images)
+        self.trunk = make_trunk(self.inputs, observation, make_net, core, core_size)
+        self.head = nn.Linear(self.trunk.width, (2 if stochastic else 1) * self.width)
+        low, high = (torch.as_tensor(bound).float().reshape(-1) for bound in (action.low, action.high))
+        self.register_buffer("middle", (high + low) / 2, persistent=False)
+        self.register_buffer("reach", (high - low) / 2, persistent=False)
+
+    def compile_nets(self) -> None:
+        """By torch.compile from their next call on; parameters and their names stay what they are."""
+        self.trunk.net.compile(dynamic=True)
+
+    def initial_state(self, batch: int) -> ActorState | None:
+        memory = None if self.trunk.core is None else self.trunk.core.initial_state(batch)
+        drift = torch.zeros(batch, self.width) if self.drifts else None
+        return None if memory is None and drift is None else ActorState(memory, drift)
+
+    def act(self, obs: Any, state: Any, explore: Tensor | None, noise: Tensor) -> tuple[Tensor, None, Any]:
+        """Actions for [B] observations; explore [B] multiplies the noise, None is 1 everywhere."""
+        memory, drift = (None, None) if state is None else state
+        features, memory = self.trunk.step(self.inputs(obs), memory)
+        if drift is not None:
+            drift = noise = (1 - DRIFT) * drift + noise
+        if explore is not None:
+            noise = noise * explore.unsqueeze(-1)
+        if self.stochastic:
+            action = self.distribution(features).sample(noise)
+        else:
+            action = (self.head(features).tanh() + self.noise_std * noise).clamp(-1, 1)
+        following = None if state is None else ActorState(memory, drift)
+        return self.middle + self.reach * action, None, following
+
+    def features(self, obs: Any, state: Any = None, reset: Tensor | None = None) -> tuple[Tensor, Any]:
+        """Of rows [N, ...], or of sequences [T, B, ...] from `state` [B]; and the state after them."""
+        memory = None if state is None else state.memory
+        features, memory = unroll_trunk(self.trunk, self.inputs, self.observation, obs, memory, reset)
+        return features, None if memory is None else ActorState(memory, None)
+
+    def distribution(self, features: Tensor) -> SquashedGaussian:
+        mean, log_std = self.head(features).chunk(2, -1)
+        return SquashedGaussian(mean, log_std.clamp(*LOG_STD))
+
+    def choose(self, features: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Actions between -1 and 1, differentiable, and of a stochastic actor the logarithm of their density."""
+        if not self.stochastic:
+            return self.head(features).tanh(), None
+        assert noise is not None
+        return self.distribution(features).sample_with_log_prob(noise)
+
+    def normalised(self, action: Tensor) -> Tensor:
+        """The env's actions as critics take them."""
+        return (action - self.middle) / self.reach.clamp(min=1e-30)  # where only one action is allowed: 0
+
+
+class Critic(nn.Module):
+    """The value of an action: what the observation is made into, beside the action, through an MLP."""
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        observation: Space,
+        action: Space,
+        make_net: NetFactory | None,
+        hidden: Sequence[int],
+        activation: str,
+        core: Literal["lstm", "gru"] | None = None,
+        core_size: int = 128,
+    ) -> None:
+        """Without `make_net` a vector of observations goes beside the action as it is."""
+        super().__init__()
+        self.observation, self._inputs = observation, (inputs,)  # the agent's: not a part of the critic
+        if make_net is None and core is None:
+            self.trunk = Trunk(nn.Flatten(), math.prod(observation.shape), None, 0)
+        else:
+            self.trunk = make_trunk(inputs, observation, make_net or (lambda _: nn.Flatten()), core, core_size)
+        self.body = MLP((self.trunk.width + math.prod(action.shape),), hidden, activation, orthogonal_init=False)
+        self.head = nn.Linear(hidden[-1], 1)
+
+    def features(self, obs: Any, state: Any = None, reset: Tensor | None = None) -> tuple[Tensor, Any]:
+        """Of rows [N, ...], or of sequences [T, B, ...] from `state` [B], None being an episode's beginning."""
+        if self.trunk.core is not None and state is None:
+            assert reset is not None
+            state = self.trunk.core.initial_state(reset.shape[1])
+        return unroll_trunk(self.trunk, self._inputs[0], self.observation, obs, state, reset)
+
+    def forward(self, features: Tensor, action: Tensor) -> Tensor:
+        values: Tensor = self.head(self.body(torch.cat([features, action], -1))).squeeze(-1)
+        return values

@@ -1,0 +1,119 @@
+"""The agent of deep Q-learning: a value for every action, or a distribution over returns, with or without memory.
+
+action, _, state = agent.act(obs, state, explore, noise)         # explore [B]: the chance of a random action
+outputs, state = agent.unroll(obs, state, reset)                 # [..., A], or logits [..., A, atoms]
+q = agent.expected(outputs)                                      # [..., A]
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from remuda.agents.heads import NoiseParts
+from remuda.agents.trunk import NetFactory, make_trunk, unroll_trunk
+from remuda.core import Space
+from remuda.nets import Inputs, NoisyLinear
+
+
+class Stream(nn.Module):
+    """From features to so many outputs, through a hidden layer if one is asked for."""
+
+    def __init__(self, width: int, hidden: int, outputs: int, noisy: bool) -> None:
+        super().__init__()
+        widths = [width, *([hidden] if hidden else []), outputs]
+        pairs = list(pairwise(widths))
+        self.layers = nn.ModuleList(NoisyLinear(a, b) if noisy else nn.Linear(a, b) for a, b in pairs)
+        self.noise_widths = [a + b for a, b in pairs] if noisy else []
+
+    def forward(self, x: Tensor, noise: Tensor | None) -> Tensor:
+        parts = [None] * len(self.layers) if noise is None else torch.split(noise, self.noise_widths, -1)
+        for index, (layer, part) in enumerate(zip(self.layers, parts, strict=True)):
+            x = layer(x.relu() if index else x, part) if self.noise_widths else layer(x.relu() if index else x)
+        return x
+
+
+class QHead(nn.Module):
+    """Values [..., A], or logits [..., A, atoms]; dueling (1511.06581) adds a stream for the value of the state."""
+
+    def __init__(self, width: int, actions: int, atoms: int, hidden: int, dueling: bool, noisy: bool) -> None:
+        super().__init__()
+        self.shape = (actions, atoms)
+        self.advantage = Stream(width, hidden, actions * atoms, noisy)
+        self.state = Stream(width, hidden, atoms, noisy) if dueling else None
+        streams = [self.advantage] if self.state is None else [self.advantage, self.state]
+        self.noise_widths: list[int] = [sum(stream.noise_widths) for stream in streams]
+
+    def forward(self, features: Tensor, noise: Tensor | None) -> Tensor:
+        parts = [None, None] if noise is None else [*torch.split(noise, self.noise_widths, -1), None]
+        outputs: Tensor = self.advantage(features, parts[0]).unflatten(-1, self.shape)
+        if self.state is not None:
+            outputs = outputs - outputs.mean(-2, keepdim=True) + self.state(features, parts[1]).unsqueeze(-2)
+        return outputs.squeeze(-1) if self.shape[1] == 1 else outputs
+
+
+class QAgent(nn.Module):
+    """Greedy but for a chance of random actions, or for the noise on its weights."""
+
+    support: Tensor
+
+    def __init__(
+        self,
+        observation: Space,
+        action: Space,
+        make_net: NetFactory,
+        *,
+        dueling: bool = False,
+        noisy: bool = False,
+        atoms: int = 1,
+        v_min: float = -10.0,
+        v_max: float = 10.0,
+        head_hidden: int = 0,
+        normalize_obs: bool = False,
+        center_images: bool = False,
+        core: Literal["lstm", "gru"] | None = None,
+        core_size: int = 128,
+        exploration: float = 0.05,
+    ) -> None:
+        super().__init__()
+        self.observation, self.action, self.is_recurrent = observation, action, core is not None
+        self.exploration = (
+            exploration  # how much it explores where it is not told: when it is looked at after training
+        )
+        self.inputs = Inputs(observation, normalize_obs, center_images)
+        self.trunk = make_trunk(self.inputs, observation, make_net, core, core_size)
+        self.head = QHead(self.trunk.width, action.n, atoms, head_hidden, dueling, noisy)
+        self.register_buffer("support", torch.linspace(v_min, v_max, atoms), persistent=False)
+        self.noise_width = sum(self.head.noise_widths)
+        parts: NoiseParts = (("uniform", 2),)  # whether to act at random, and how
+        self.noise: NoiseParts = (*parts, ("normal", self.noise_width)) if noisy else parts
+
+    def compile_nets(self) -> None:
+        """By torch.compile from their next call on; parameters and their names stay what they are."""
+        self.trunk.net.compile(dynamic=True)
+
+    def initial_state(self, batch: int) -> Any:
+        return None if self.trunk.core is None else self.trunk.core.initial_state(batch)
+
+    def act(self, obs: Any, state: Any, explore: Tensor | None, noise: Tensor) -> tuple[Tensor, None, Any]:
+        """Actions for [B] observations; where explore is 0, nothing is random. None: all actions are."""
+        features, state = self.trunk.step(self.inputs(obs), state)
+        chance = torch.ones(len(noise)) if explore is None else explore
+        on_weights = None
+        if self.noise_width:
+            on_weights = noise[:, 2:] * (chance > 0).unsqueeze(-1)
+        best = self.expected(self.head(features, on_weights)).argmax(-1)
+        random = (noise[:, 1] * self.action.n).long()
+        return torch.where(noise[:, 0] < chance, random, best), None, state
+
+    def unroll(self, obs: Any, state: Any, reset: Tensor | None, noise: Tensor | None = None) -> tuple[Tensor, Any]:
+        """Outputs of rows [N, ...], or of sequences [T, B, ...] from `state` [B]; one noise for all of them."""
+        features, state = unroll_trunk(self.trunk, self.inputs, self.observation, obs, state, reset)
+        return self.head(features, noise), state
+
+    def expected(self, outputs: Tensor) -> Tensor:
+        """Values [..., A] of outputs: means, where they are logits of distributions."""
+        return outputs if len(self.support) == 1 else outputs.softmax(-1) @ self.support

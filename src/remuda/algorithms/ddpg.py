@@ -1,0 +1,78 @@
+"""Deep deterministic policy gradients, 1509.02971, and what TD3 (td3.py) adds to them.
+
+All losses come from the same parameters, then all are stepped; elsewhere the critic is stepped first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from remuda.agents import ActorAgent, Critic
+from remuda.algorithms.actor_critic import over_progress
+from remuda.algorithms.off_policy import OffPolicy, smallest
+from remuda.core import Clock, Losses
+from remuda.data import Batch
+
+
+class DDPG(OffPolicy):
+    """The actor climbs its critic; the critic learns what target nets say came of the actions taken."""
+
+    def __init__(
+        self,
+        agent: ActorAgent,
+        critics: list[Critic],
+        seed: int,
+        *,
+        tau: float = 0.005,
+        target_interval: int = 1,
+        policy_delay: int = 1,
+        target_noise: float = 0.0,
+        target_noise_clip: float = 0.5,
+        beta: float | Callable[[float], float] = 0.4,
+        clip_reward: bool = False,
+        burn_in: int = 0,
+    ) -> None:
+        """The actor, and no target before it, moves in every `policy_delay`-th update."""
+        super().__init__(agent, seed, tau, target_interval * policy_delay, clip_reward, burn_in)
+        self.critics, self._critics = nn.ModuleList(critics), critics
+        self.target, self.target_critics = self.make_target(agent), self.make_target(self.critics)
+        self._target_critics = cast("list[Critic]", list(self.target_critics))
+        self.policy_delay, self.beta = policy_delay, over_progress(beta)
+        self.target_noise, self.target_noise_clip = target_noise, target_noise_clip
+
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"critic": list(self.critics.parameters()), "actor": list(self.agent.parameters())}
+
+    def losses(self, batch: Batch, clock: Clock) -> Losses:
+        rows = self.rows(batch)
+        with torch.no_grad():
+            next_action, _ = self.target.choose(self.after(batch, self.target.features, batch.state))
+            next_action = self.smoothed(next_action, clock)
+            next_q = smallest([c(self.after(batch, c.features), next_action) for c in self._target_critics])
+            goal = rows.reward + rows.discount * next_q
+        action, weight = self.agent.normalised(rows.action), rows.weight ** self.beta(clock.progress)
+        seen = [self.now(batch, critic.features) for critic in self._critics]
+        values = [critic(own, action) for critic, own in zip(self._critics, seen, strict=True)]
+        critic_loss = sum((weight * (goal - q).square()).mean() for q in values)
+        assert isinstance(critic_loss, Tensor)
+        groups = {"critic": critic_loss}
+        metrics: dict[str, Tensor | float] = {
+            "critic_loss": critic_loss.detach(),
+            "q_mean": values[0].detach().mean(),
+        }
+        if (clock.version + 1) % self.policy_delay == 0:
+            chosen, _ = self.agent.choose(self.now(batch, self.agent.features, batch.state))
+            groups["actor"] = -self._critics[0](seen[0], chosen).mean()
+            metrics["actor_loss"] = groups["actor"].detach()
+        return Losses(groups, metrics, self.priority((goal - values[0]).detach().abs(), batch))
+
+    def smoothed(self, action: Tensor, clock: Clock) -> Tensor:
+        """A target action and its neighbours should be worth the same: TD3 looks at one of them at random."""
+        if not self.target_noise:
+            return action
+        noise = self.target_noise * torch.randn(action.shape, generator=self.generator(clock))
+        return (action + noise.clamp(-self.target_noise_clip, self.target_noise_clip)).clamp(-1, 1)

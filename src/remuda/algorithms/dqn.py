@@ -1,0 +1,101 @@
+"""Deep Q-learning: DQN, double, dueling, distributional, noisy, prioritised, n-step, and all at once: Rainbow.
+
+What the agent's outputs are (scalars or distributions, dueling or not, noisy or not) is the agent's business, how
+rows are drawn and how many rewards are added up is the replay's; what is left is one loss. Every detail is listed
+with its test in docs/algorithms/dqn.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from remuda.agents import QAgent
+from remuda.algorithms.actor_critic import over_progress
+from remuda.algorithms.off_policy import OffPolicy, Rows
+from remuda.core import Clock, Losses
+from remuda.data import Batch
+from remuda.maths import huber, project
+
+
+class DQN(OffPolicy):
+    """The value of the action taken is brought near to what came of it, as a target network sees it."""
+
+    def __init__(
+        self,
+        agent: QAgent,
+        seed: int,
+        *,
+        double: bool = True,
+        delta: float | None = 1.0,
+        beta: float | Callable[[float], float] = 0.4,
+        tau: float = 1.0,
+        target_interval: int = 1000,
+        clip_reward: bool = False,
+        burn_in: int = 0,
+    ) -> None:
+        """`delta` is where Huber's loss becomes straight, None never; `beta` corrects for prioritised draws."""
+        super().__init__(agent, seed, tau, target_interval, clip_reward, burn_in)
+        self.is_double, self.delta, self.beta = double, delta, over_progress(beta)
+        self.target = self.make_target(agent)
+
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"q": list(self.agent.parameters())}
+
+    def losses(self, batch: Batch, clock: Clock) -> Losses:
+        rows = self.rows(batch)
+        mine, theirs = self._noises(clock)
+        online, target = partial(self.agent.unroll, noise=mine), partial(self.target.unroll, noise=theirs)
+        if self.is_double:  # the online net says which action is best, the target net how good it is (1509.06461)
+            outputs, chooser = self.now_and_after(batch, online, batch.state)
+        else:
+            outputs, chooser = self.now(batch, online, batch.state), None
+        with torch.no_grad():
+            later = self.after(batch, target, batch.state)
+            best = self.agent.expected(later if chooser is None else chooser).argmax(-1)
+            later = pick(later, best)
+        chosen = pick(outputs, rows.action)
+        if len(self.agent.support) == 1:
+            each, size = self.scalar_loss(chosen, later, rows)
+        else:
+            each, size = self.categorical_loss(chosen, later, rows)
+        weight = rows.weight ** self.beta(clock.progress)
+        loss = (weight * each).mean()
+        with torch.no_grad():
+            metrics: dict[str, Tensor | float] = {
+                "loss": loss.detach(),
+                "q_mean": self.agent.expected(outputs).amax(-1).mean(),
+                "td_error": size.mean(),
+            }
+        return Losses({"q": loss}, metrics, self.priority(size, batch))
+
+    def scalar_loss(self, q: Tensor, next_q: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Of every row: its loss, and the size of its error."""
+        error = self.target_value(rows, next_q) - q
+        each = 0.5 * error.square() if self.delta is None else huber(error, self.delta)
+        return each, error.detach().abs()
+
+    def target_value(self, rows: Rows, next_q: Tensor) -> Tensor:
+        return rows.reward + rows.discount * next_q
+
+    def categorical_loss(self, logits: Tensor, next_logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Cross-entropy with the projected distribution (1707.06887); the error is the KL divergence from it."""
+        goal = project(next_logits.softmax(-1), rows.reward, rows.discount, self.agent.support)
+        each = -(goal * logits.log_softmax(-1)).sum(-1)
+        own = -(goal * goal.clamp(min=1e-38).log()).sum(-1)
+        return each, (each.detach() - own).clamp(min=0.0)
+
+    def _noises(self, clock: Clock) -> tuple[Tensor | None, Tensor | None]:
+        """On the weights of both nets, anew in every update and the same for all rows; None for quiet nets."""
+        if not self.agent.noise_width:
+            return None, None
+        mine, theirs = torch.randn(2, self.agent.noise_width, generator=self.generator(clock))
+        return mine, theirs
+
+
+def pick(outputs: Tensor, action: Tensor) -> Tensor:
+    """What is said of one action of each row: [N, A] or [N, A, atoms] without the axis A."""
+    return outputs[torch.arange(len(action)), action]

@@ -1,0 +1,142 @@
+"""What algorithms with a replay share: what goes into it, the rows that come out of it, and target networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from remuda.core import Clock, env_seed
+from remuda.data import Batch, Rollout, map_tree, resets
+
+# obs, state, reset -> what is said of every row, and the state after the last
+Unroll = Callable[[Any, Any, Tensor | None], tuple[Tensor, Any]]
+Module = TypeVar("Module", bound=nn.Module)
+
+
+class Rows(NamedTuple):
+    """The rows [N] that a loss is about."""
+
+    action: Any
+    reward: Tensor  # over the next n steps
+    discount: Tensor  # of the value after them
+    weight: Tensor | float  # of a prioritised draw, to be raised to beta
+
+
+class OffPolicy(nn.Module):
+    """Base of the algorithms that learn from a replay; each adds `groups` and `losses`."""
+
+    eta = 0.9  # the share of the largest error in the priority of a sequence, the rest being the mean's
+
+    def __init__(
+        self, agent: Any, seed: int, tau: float, target_interval: int, clip_reward: bool = False, burn_in: int = 0
+    ) -> None:
+        """Every `target_interval` updates the targets move by the share `tau` of the way."""
+        super().__init__()
+        self.agent, self.seed, self.tau, self.target_interval = agent, seed, tau, target_interval
+        self.clip_reward, self.burn_in = clip_reward, burn_in
+        self._online: list[Tensor] = []  # parameters, and their targets
+        self._targets: list[Tensor] = []
+
+    def make_target(self, online: Module) -> Module:
+        """A copy that follows it; running statistics of observations stay those of the agent."""
+        inputs = self.agent.inputs
+        target = deepcopy(online, {id(inputs): inputs})
+        self._online += online.parameters()
+        self._targets += target.parameters()
+        return target.requires_grad_(False)
+
+    def prepare(self, rollout: Rollout) -> Batch:
+        steps = rollout.steps
+        if self.clip_reward:  # here and not in the env: what is logged is what the game gave
+            steps = steps.replace(reward=steps.reward.clamp(-1.0, 1.0))
+        return Batch(steps, state=rollout.state, last_obs=rollout.last_obs)
+
+    @torch.no_grad()
+    def after_update(self, clock: Clock) -> None:
+        if clock.version % self.target_interval:
+            return
+        if self.tau == 1.0:
+            torch._foreach_copy_(self._targets, self._online)
+        else:
+            torch._foreach_lerp_(self._targets, self._online, self.tau)
+
+    def after_rollout(self, rollout: Rollout) -> None:
+        """Replays hold observations as they came, so that statistics may move at any time."""
+        if self.agent.inputs.has_statistics:
+            self.agent.inputs.update(map_tree(lambda x: x.flatten(0, 1), rollout.steps.obs))
+
+    def generator(self, clock: Clock) -> torch.Generator:
+        """Whose numbers are a function of the run's seed and the update: nothing random has to be saved."""
+        return torch.Generator().manual_seed(env_seed(self.seed, clock.version))
+
+    # --- rows of a batch ---
+
+    def rows(self, batch: Batch) -> Rows:
+        """Drawn rows are all real; of sequences those after the burn-in on which an action was taken."""
+        steps, targets = batch.steps, batch.targets
+        weight = 1.0 if batch.weight is None else batch.weight
+        if batch.state is None:
+            return Rows(steps.action, targets.reward, targets.discount, weight)
+        real = self.real(batch)
+        if batch.weight is not None:
+            weight = batch.weight.expand(real.shape)[real]
+        learned = steps.action[self.burn_in : self.burn_in + len(real)]
+        return Rows(learned[real], targets.reward[real], targets.discount[real], weight)
+
+    def real(self, batch: Batch) -> Tensor:
+        """Of sequences: which of the rows after the burn-in [T, B] are no reset rows."""
+        mask: Tensor = batch.steps.mask[self.burn_in : self.burn_in + len(batch.targets.reward)]
+        return mask
+
+    def now(self, batch: Batch, unroll: Unroll, state: Any = None) -> Tensor:
+        """What is said of the rows."""
+        if batch.state is None:
+            return unroll(batch.steps.obs, None, None)[0]
+        return self._sequence(batch, unroll, state)[: len(batch.targets.reward)][self.real(batch)]
+
+    def after(self, batch: Batch, unroll: Unroll, state: Any = None) -> Tensor:
+        """What is said of the rows from which their values are taken, n steps later."""
+        if batch.state is None:
+            return unroll(batch.last_obs, None, None)[0]
+        return self._later(batch, self._sequence(batch, unroll, state))
+
+    def now_and_after(self, batch: Batch, unroll: Unroll, state: Any = None) -> tuple[Tensor, Tensor]:
+        """Both; no gradient goes through the latter."""
+        if batch.state is None:
+            with torch.no_grad():
+                after = self.after(batch, unroll)
+            return self.now(batch, unroll), after
+        sequence = self._sequence(batch, unroll, state)
+        now = sequence[: len(batch.targets.reward)][self.real(batch)]
+        return now, self._later(batch, sequence.detach())
+
+    def priority(self, size: Tensor, batch: Batch) -> Tensor:
+        """Of each drawn row the size of its error; of a sequence a mixture of those of its real rows."""
+        if batch.state is None:
+            return size
+        real = self.real(batch)
+        sizes = torch.zeros(real.shape)
+        sizes[real] = size
+        mean = sizes.sum(0) / real.sum(0).clamp(min=1)
+        return self.eta * sizes.amax(0) + (1 - self.eta) * mean
+
+    def _sequence(self, batch: Batch, unroll: Unroll, state: Any) -> Tensor:
+        """From the end of the burn-in on, which only brings the state up to date."""
+        obs, reset, burn_in = batch.steps.obs, resets(batch.steps.mask), self.burn_in
+        if burn_in:
+            with torch.no_grad():
+                _, state = unroll(map_tree(lambda x: x[:burn_in], obs), state, reset[:burn_in])
+        return unroll(map_tree(lambda x: x[burn_in:], obs), state, reset[burn_in:])[0]
+
+    def _later(self, batch: Batch, sequence: Tensor) -> Tensor:
+        columns = torch.arange(sequence.shape[1])
+        return sequence[batch.targets.row - self.burn_in, columns][self.real(batch)]
+
+
+def smallest(values: Sequence[Tensor]) -> Tensor:
+    """Of several critics: two that err differently seldom both say too much (1802.09477)."""
+    return values[0] if len(values) == 1 else torch.stack(list(values)).amin(0)

@@ -1,0 +1,88 @@
+"""Soft actor-critic, 1812.05905: reward and entropy, weighed by a temperature that is learned or fixed.
+
+All losses come from the same parameters, then all are stepped; elsewhere the critic is stepped before the actor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from remuda.agents import ActorAgent, Critic
+from remuda.algorithms.actor_critic import over_progress
+from remuda.algorithms.off_policy import OffPolicy, smallest
+from remuda.algorithms.quick_sac import quick_sac
+from remuda.core import Clock, Losses, QuickGradients
+from remuda.data import Batch
+
+
+class SAC(OffPolicy):
+    """Two critics, their targets, and an actor whose entropy is held at `target_entropy`."""
+
+    def __init__(
+        self,
+        agent: ActorAgent,
+        critics: list[Critic],
+        seed: int,
+        *,
+        tau: float = 0.005,
+        target_interval: int = 1,
+        ent_coef: float | None = None,
+        ent_coef_init: float = 1.0,
+        target_entropy: float | None = None,
+        beta: float | Callable[[float], float] = 0.4,
+        clip_reward: bool = False,
+        burn_in: int = 0,
+        quick: bool = True,
+    ) -> None:
+        """`ent_coef` fixes the temperature; None learns it. `target_entropy` None: minus the number of actions."""
+        super().__init__(agent, seed, tau, target_interval, clip_reward, burn_in)
+        self.critics, self._critics = nn.ModuleList(critics), critics
+        self.target_critics = self.make_target(self.critics)
+        self._target_critics = cast("list[Critic]", list(self.target_critics))
+        self.learns_alpha, self.beta = ent_coef is None, over_progress(beta)
+        self.log_alpha = nn.Parameter(torch.tensor([math.log(ent_coef_init if ent_coef is None else ent_coef)]))
+        self.target_entropy = -float(agent.width) if target_entropy is None else target_entropy
+        self.quick = quick_sac(self) if quick and type(self) is SAC else None  # a subclass may do something else
+
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        groups = {"critic": list(self.critics.parameters()), "actor": list(self.agent.parameters())}
+        return {**groups, "alpha": [self.log_alpha]} if self.learns_alpha else groups
+
+    def quick_gradients(self, batch: Batch, clock: Clock) -> QuickGradients | None:
+        """By hand, where that can be done; None: by autograd from `losses`, which both must agree with."""
+        return None if self.quick is None or batch.state is not None else self.quick.gradients(batch, clock)
+
+    def losses(self, batch: Batch, clock: Clock) -> Losses:
+        rows, alpha, draw = self.rows(batch), self.log_alpha.detach().exp(), self.generator(clock)
+        features, next_features = self.now_and_after(batch, self.agent.features, batch.state)
+        noise, next_noise = torch.randn(2, len(features), self.agent.width, generator=draw)
+        with torch.no_grad():
+            next_action, next_log_prob = self.agent.choose(next_features, next_noise)
+            next_q = smallest([c(self.after(batch, c.features), next_action) for c in self._target_critics])
+            goal = rows.reward + rows.discount * (next_q - alpha * next_log_prob)
+        taken, weight = self.agent.normalised(rows.action), rows.weight ** self.beta(clock.progress)
+        seen = [self.now(batch, critic.features) for critic in self._critics]
+        values = [critic(own, taken) for critic, own in zip(self._critics, seen, strict=True)]
+        critic_loss = sum(0.5 * (weight * (goal - q).square()).mean() for q in values)
+        action, log_prob = self.agent.choose(features, noise)
+        best = smallest([critic(own, action) for critic, own in zip(self._critics, seen, strict=True)])
+        assert isinstance(critic_loss, Tensor)
+        assert log_prob is not None
+        actor_loss = (alpha * log_prob - best).mean()
+        groups = {"critic": critic_loss, "actor": actor_loss}
+        metrics: dict[str, Tensor | float] = {
+            "critic_loss": critic_loss.detach(),
+            "actor_loss": actor_loss.detach(),
+            "ent_coef": alpha,
+            "entropy": -log_prob.detach().mean(),
+            "q_mean": values[0].detach().mean(),
+        }
+        if self.learns_alpha:  # Eq. 18, by the logarithm of alpha as its authors' code does
+            groups["alpha"] = -(self.log_alpha * (log_prob.detach() + self.target_entropy)).mean()
+            metrics["ent_coef_loss"] = groups["alpha"].detach()
+        return Losses(groups, metrics, self.priority((goal - values[0]).detach().abs(), batch))

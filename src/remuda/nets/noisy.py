@@ -1,0 +1,39 @@
+"""Layers with noise on their weights (1706.10295): how much each weight varies is learned, and is the exploration.
+
+    layer = NoisyLinear(64, 6)
+    y = layer(x, noise)                     # noise [..., layer.noise_width], standard normal; None: the mean weights
+
+The noise of a weight is the product of one number for its input and one for its output, so that every row can have
+noise of its own without having weights of its own: y = W x + b + e_out * (S (e_in * x) + s).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+SIGMA = 0.5  # of the paper, for noise in products
+
+
+class NoisyLinear(nn.Module):
+    """A linear layer whose weights and biases have a mean and a deviation each."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        self.width, self.noise_width = width, width + outputs
+        bound = 1 / math.sqrt(width)
+        self.weight = nn.Parameter(torch.empty(outputs, width).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(outputs).uniform_(-bound, bound))
+        self.weight_sigma = nn.Parameter(torch.full((outputs, width), SIGMA * bound))
+        self.bias_sigma = nn.Parameter(torch.full((outputs,), SIGMA * bound))
+
+    def forward(self, x: Tensor, noise: Tensor | None) -> Tensor:
+        y = F.linear(x, self.weight, self.bias)
+        if noise is None:
+            return y
+        e = noise.sign() * noise.abs().sqrt()
+        e_in, e_out = e[..., : self.width], e[..., self.width :]
+        return y + e_out * F.linear(x * e_in, self.weight_sigma, self.bias_sigma)

@@ -1,0 +1,112 @@
+"""The replay of a run from its configuration; refused before it is allocated if it cannot fit."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from remuda.core import Replay, Space
+from remuda.data import leaves
+from remuda.envs import EnvInfo
+from remuda.errors import ConfigError
+from remuda.machine import free_memory
+from remuda.recipes.algo_options import OffPolicyOptions, PPOOptions
+from remuda.recipes.config import RunConfig
+from remuda.replay import Experience, FrameRing, Fresh, Priorities, Ring, Row, Sequences
+
+SPARE = 0.9  # the share of free memory that a replay may take
+
+
+def make_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int) -> Replay:
+    """`state` is what goes from row to row of one env, None without memory."""
+    options, replay, seed = config.algo_options, config.replay, config.seed
+    if not isinstance(options, OffPolicyOptions):
+        if isinstance(options, PPOOptions):
+            return Fresh(options.n_epochs, options.batch_size, seed, first_round)
+        return Fresh(1, None, seed, first_round)  # A2C: one gradient of each rollout
+    ring = make_ring(config, info, state)
+    settings: dict[str, Any] = {
+        "batch_size": options.batch_size,
+        "ratio": ratio(options, config),
+        "warm_up": options.learning_starts,
+        "n_step": replay.n_step,
+        "gamma": options.gamma,
+        "seed": seed,
+    }
+    if replay.sequence:
+        alpha = replay.alpha if replay.prioritized else None
+        lengths = {"burn_in": replay.burn_in, "length": replay.sequence}
+        return Sequences(ring, state, **settings, **lengths, priorities=alpha)
+    return Experience(ring, **settings, priorities=Priorities(ring, replay.alpha) if replay.prioritized else None)
+
+
+def ratio(options: OffPolicyOptions, config: RunConfig) -> float:
+    """Drawn rows for every env step: as asked, or what so many updates in each round come to."""
+    if options.gradient_steps is None:
+        return config.replay.ratio
+    drawn = options.gradient_steps * options.batch_size * max(1, config.replay.sequence)
+    return drawn / (options.train_freq * config.sampler.envs)
+
+
+def make_ring(config: RunConfig, info: EnvInfo, state: Any) -> Ring:
+    refuse_too_large(config, info, state)
+    envs, frames = config.sampler.envs, num_frames(config, info.observation)
+    rows = -(-config.replay.capacity // envs) + 1  # of which one cannot be drawn
+    example = example_row(info)
+    return FrameRing(example, rows, envs, frames) if frames > 1 else Ring(example, rows, envs)
+
+
+def bytes_per_step(config: RunConfig, info: EnvInfo, state: Any) -> int:
+    example, frames = example_row(info), num_frames(config, info.observation)
+    per_step: int = sum(array.nbytes for _, array in leaves(example))
+    if frames > 1:
+        per_step -= example.obs.nbytes * (frames - 1) // frames - 8
+    if config.replay.prioritized:
+        per_step += 16
+    if config.replay.sequence:  # one state for each rollout
+        per_step += sum(tensor.nbytes for _, tensor in leaves(state)) // config.algo_options.rows_per_round
+    return per_step
+
+
+def example_row(info: EnvInfo) -> Row:
+    """Of one env, as the sampler stores it: Box actions are flat."""
+    action = info.action
+    is_box = action.kind == "box"
+    return Row(
+        obs=info.observation.tree(lambda _, leaf: np.zeros(leaf.shape, leaf.dtype)),
+        action=np.zeros(math.prod(action.shape), np.float32) if is_box else np.zeros((), np.int64),
+        reward=np.zeros((), np.float32),
+        discount=np.zeros((), np.float32),
+        mask=np.zeros((), bool),
+    )
+
+
+def num_frames(config: RunConfig, observation: Space) -> int:
+    """Images in an observation that were in the one before already, but for the newest."""
+    asked, stack = config.replay.frames, config.envs.frame_stack
+    is_stack = observation.kind == "box" and len(observation.shape) == 3
+    if asked == 0:
+        is_atari = config.env.rpartition(":")[2].startswith("ALE/")
+        return stack if is_atari and is_stack and observation.shape[0] == stack else 1
+    if asked > 1 and (not is_stack or observation.shape[0] % asked):
+        raise ConfigError(
+            f"replay.frames={asked} does not divide the first axis of observations of shape {observation.shape}: "
+            "leave it out, or use 1 to keep them whole."
+        )
+    return asked
+
+
+def refuse_too_large(config: RunConfig, info: EnvInfo, state: Any) -> None:
+    """Before anything is allocated: memory that is shared is only taken page by page, and then it is too late."""
+    if not isinstance(config.algo_options, OffPolicyOptions):
+        return
+    per_step, free = bytes_per_step(config, info, state), free_memory()
+    needed = config.replay.capacity * per_step
+    if needed > SPARE * free:
+        most = int(SPARE * free / per_step)
+        raise ConfigError(
+            f"replay.capacity={config.replay.capacity} takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of "
+            f"memory are free: use at most {most}."
+        )

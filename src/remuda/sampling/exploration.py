@@ -1,0 +1,60 @@
+"""How much every env explores at every row of a run: a function of the row, so that there is nothing to save.
+
+    explore = Exploration(amount, random_rows=100)
+    explore.at(row)                     # [B], handed to Agent.act: of Q-learning the chance of a random action
+    sampler = EnvSampler(envs, agent, weights, T, seed, explore=explore)
+
+Before row `random_rows` actions are drawn uniformly from their space, whatever the agent says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from remuda.core import Space
+from remuda.sampling.noise import Noise
+
+RANDOM_KEY = 1 << 40  # added to an env's number: its random actions and its agent's noise share no numbers
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """Of the envs of a sampler."""
+
+    amount: Callable[[int], Tensor] | None = None  # row -> [B]; None: the agent explores as it does by itself
+    random_rows: int = 0
+
+    def at(self, row: int) -> Tensor | None:
+        return None if self.amount is None else self.amount(row)
+
+    def columns(self, first: int, last: int) -> Exploration:
+        """Of some of the envs."""
+        amount = self.amount
+        return Exploration(None if amount is None else lambda row: amount(row)[first:last], self.random_rows)
+
+
+class RandomActions:
+    """Uniform over a Discrete or bounded Box space, of each env and row."""
+
+    def __init__(self, action: Space, seed: int, envs: Sequence[int]) -> None:
+        self.action = action
+        width = 1 if action.kind == "discrete" else int(np.prod(action.shape))
+        self._noise = Noise(seed, [RANDOM_KEY + env for env in envs], [("uniform", width)])
+
+    def rows(self, first: int, count: int) -> NDArray[Any]:
+        """[count, B] actions as agents make them, Box ones flat."""
+        uniform = self._noise.rows(first, count).numpy()
+        if self.action.kind == "discrete":
+            chosen: NDArray[Any] = (uniform[..., 0] * self.action.n).astype(np.int64)
+            return chosen
+        assert self.action.low is not None
+        assert self.action.high is not None
+        low, high = self.action.low.reshape(-1), self.action.high.reshape(-1)
+        drawn: NDArray[Any] = (low + uniform * (high - low)).astype(np.float32)
+        return drawn

@@ -1,0 +1,97 @@
+"""Algorithms with a replay: the same run twice, in other processes, and stopped and resumed (R22, R23)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import remuda
+from remuda.data.packing import pack, unpack
+from remuda.learning.checkpoint import load_newest, parameters_hash
+
+SMALL: dict[str, Any] = {
+    "quiet": True,
+    "sampler": {"envs": 4},
+    "agent": {"hidden": (16,)},
+    "algo": {"train_freq": 8, "batch_size": 16, "learning_starts": 64},
+    "replay": {"capacity": 400, "ratio": 4.0},  # which wraps
+    "eval": {"episodes": 1, "every": 400},
+    "log": {"every": 100, "window": 7, "tensorboard": False},
+    "checkpoint": {"every": 200},
+}
+SEQUENCES = {"sequence": 8, "burn_in": 4, "n_step": 2}
+MEMORY = {"agent": {"core": "lstm", "core_size": 8}, "replay": SEQUENCES, "algo": {"batch_size": 4}}
+PRIORITIES = {"replay": {"prioritized": True, "n_step": 3}}
+CASES: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
+    "dqn": ("dqn", "CartPole-v1", []),
+    "rainbow": ("rainbow", "CartPole-v1", []),
+    "r2d1": ("r2d1", "CartPole-v1", [MEMORY]),
+    "ddpg with drifting noise": ("ddpg", "Pendulum-v1", [{"algo": {"noise": "ou"}}]),
+    "td3, prioritised": ("td3", "Pendulum-v1", [PRIORITIES]),
+    "sac, normalised": ("sac", "Pendulum-v1", [{"agent": {"normalize_obs": True}}]),
+    "sac with memory": ("sac", "Pendulum-v1", [MEMORY]),
+    "dqn, no state, so by the grid": ("dqn", "MiniGrid-Empty-5x5-v0", [PRIORITIES]),
+}
+PARALLEL = {"scheme": "parallel", "sampler": {"workers": 2}}
+
+
+def settings(*changes: dict[str, Any]) -> dict[str, Any]:
+    merged = {name: dict(value) if isinstance(value, dict) else value for name, value in SMALL.items()}
+    for change in changes:
+        for name, value in change.items():
+            merged[name] = {**merged.get(name, {}), **value} if isinstance(value, dict) else value
+    return merged
+
+
+def outcome(path: Path) -> tuple[Any, ...]:
+    """Hash of everything learned, counters, what the replay would draw next, and metrics that are not about time."""
+    found = load_newest(path / "checkpoints")
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    about_time = ("time/fps", "time/time_elapsed", "limits/")
+    kept = [{name: v for name, v in line.items() if not name.startswith(about_time)} for line in lines]
+    counts = {name: found.progress[name] for name in ("steps", "rounds", "episodes", "restarts")}
+    replay = unpack(found.blobs["replay"])
+    assert found.learner["version"] > 20
+    return parameters_hash(found.learner), counts, pack(replay["replay"]), pack(replay["rows"]["tail"]), kept
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_seed_twice_and_in_worker_processes(case: str, tmp_path: Path) -> None:
+    algo, env, changes = CASES[case]
+    found = []
+    for name, more in {"first": {}, "second": {}, "parallel": PARALLEL}.items():
+        remuda.train(algo, env, steps=700, seed=3, out=tmp_path / name, **settings(*changes, more))
+        found.append(outcome(tmp_path / name))
+    assert found[0] == found[1]
+    assert found[0] == found[2]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_stopped_twice(case: str, tmp_path: Path) -> None:
+    algo, env, changes = CASES[case]
+    options = settings(*changes)
+    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
+    remuda.train(algo, env, steps=700, seed=3, out=whole, **options)
+    remuda.train(algo, env, steps=700, seed=3, out=pieces, callbacks=[lambda r: r.progress.rounds >= 9], **options)
+    remuda.resume(pieces, callbacks=[lambda r: r.progress.rounds >= 15], quiet=True)
+    remuda.resume(pieces, quiet=True)
+    assert outcome(pieces) == outcome(whole)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("scheme", ["serial", "parallel"])
+def test_stopped_while_it_plays_pong_from_frames(scheme: str, tmp_path: Path) -> None:
+    """Frames that are kept once are restored too; native envs begin anew by the grid."""
+    options = settings({"replay": {"capacity": 600}, "scheme": scheme, "eval": {"episodes": 0}})
+    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
+    remuda.train("dqn", "ALE/Pong-v5", steps=1500, seed=3, out=whole, **options)
+    remuda.train("dqn", "ALE/Pong-v5", steps=1500, seed=3, out=pieces, callbacks=[at_20], **options)
+    remuda.resume(pieces, quiet=True)
+    assert outcome(pieces) == outcome(whole)
+
+
+def at_20(round: Any) -> bool:
+    return bool(round.progress.rounds >= 20)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -209,4 +210,12 @@ def test_worked_numbers() -> None:
     assert found.reward.tolist() == [2.0, 4.0, 4.0, 8.0, 16.0]
     assert found.discount.tolist() == [0.25, 0.25, 0.5, 0.0, 0.5]
     assert ring.obs(found.row, np.zeros_like(row))[[0, 1, 2, 4]].tolist() == [2, 3, 3, 7]
+    ring.close()
+
+
+def test_a_transition_of_atari_takes_little_more_than_one_frame() -> None:
+    """84x84 in stacks of four, 100,000 of them in eight envs: other replays keep the stack, or two."""
+    ring = FrameRing(EXAMPLE.replace(obs=np.zeros((4, 84, 84), np.uint8)), 12_500, 8, 4)
+    taken = sum(os.fstat(memory.fd).st_size for memory in ring.memory)  # of pages that nobody has touched yet
+    assert 84 * 84 < taken / 100_000 <= 7_300
     ring.close()

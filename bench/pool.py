@@ -121,7 +121,12 @@ def start(name: str, env: str, count: int, workers: int) -> Contender:
     shares = [count // workers] * workers if name == "bare loops" else [count]
     served = "bare loop" if name == "bare loops" else name
     return Contender(
-        [[python, __file__, "--serve", served, "--env", env, "--envs", n, "--workers", workers] for n in shares]
+        [
+            # peers' environments do not have this package
+            ["env", f"PYTHONPATH={ROOT / 'src'}", python, __file__]
+            + ["--serve", served, "--env", env, "--envs", n, "--workers", workers]
+            for n in shares
+        ]
     )
 
 

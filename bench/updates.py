@@ -151,6 +151,7 @@ def compare(names: list[str], algo: str, batch: int, threads: int, rounds: int, 
         name: Contender(
             [
                 [
+                    *("env", f"PYTHONPATH={ROOT / 'src'}"),  # peers' environments do not have it
                     SB3 / "bin/python" if name == "sb3" else sys.executable,
                     *(__file__, algo, "--serve", name, "--batch", batch, "--threads", threads),
                 ]

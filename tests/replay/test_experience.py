@@ -446,6 +446,8 @@ def test_a_state_is_a_copy_and_of_the_same_size() -> None:
     state = replay.get_state()
     replay.feedback(keys(np.arange(5)), torch.full((5,), 9.0))
     other = restored(replay)
+    other.add(fresh(1, 2, 10))
+    np.testing.assert_allclose(priorities_of(other)[10], 9**0.6, rtol=1e-5)  # the largest so far is known too
     other.set_state(state)
     assert set(priorities_of(other).flat) == {0.0, 1.0}
     with pytest.raises(ValueError, match="40 places, and this tree has 42"):

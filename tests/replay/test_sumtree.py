@@ -80,6 +80,12 @@ def test_slices_and_single_places() -> None:
     assert tree.find(np.array([0.0, 99.5, 103.0])).tolist() == [0, 97, 201]
 
 
+def test_a_mass_beyond_the_end_belongs_to_the_last_place_with_a_priority() -> None:
+    tree = SumTree(600)
+    tree[np.array([300, 310])] = np.array([1.0, 2.0])
+    assert tree.find(np.array([0.5, 2.999, 3.0, np.nextafter(3, 4), 9.0])).tolist() == [300, 310, 310, 310, 310]
+
+
 def test_errors_do_not_add_up() -> None:
     rng = np.random.default_rng(0)
     tree = SumTree(1000)

@@ -120,11 +120,11 @@ def start(name: str, env: str, count: int, workers: int) -> Contender:
     python = SB3 / "bin/python" if name == "SubprocVecEnv" else sys.executable
     shares = [count // workers] * workers if name == "bare loops" else [count]
     served = "bare loop" if name == "bare loops" else name
+    arguments = ["--serve", served, "--env", env, "--workers", workers]
     return Contender(
         [
             # peers' environments do not have this package
-            ["env", f"PYTHONPATH={ROOT / 'src'}", python, __file__]
-            + ["--serve", served, "--env", env, "--envs", n, "--workers", workers]
+            ["env", f"PYTHONPATH={ROOT / 'src'}", python, __file__, *arguments, "--envs", n]
             for n in shares
         ]
     )

@@ -32,8 +32,11 @@ Update = Callable[[], Any]
 
 
 def ours(algo: str, batch: int, threads: int, **settings: Any) -> Update:
+    from remuda.machine import keep_memory
     from remuda.recipes.settings import settle_config
     from remuda.recipes.train import make_recipe
+
+    keep_memory()  # as `remuda train` does
 
     groups: dict[str, Any] = {
         "algo": {"batch_size": batch, "learning_starts": STORED, **settings},

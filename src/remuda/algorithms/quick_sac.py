@@ -1,4 +1,4 @@
-"""The gradients of `SAC.losses` by hand, for fully connected nets: some hundred rows at a time, all in the cache.
+"""The gradients of `SAC.losses` by hand, for fully connected nets: some thousand rows at a time, all in the cache.
 
 `Learner.gradients` compares both ways now and then and drops this one, with a warning, where they differ; whoever
 changes a loss need not care.
@@ -94,9 +94,15 @@ class QuickSAC:
         values = torch.stack([each[-1][:, 0] for each in looked])
         best, lower = values[:, n:].min(0)
         by_action = torch.zeros_like(noise)
+        actions = slice(obs.shape[1], None)
         for index, (critic, each) in enumerate(zip(self.critics, looked, strict=True)):
-            by_q = torch.cat([weight * (values[index, :n] - goal), -(lower == index).float()]).mul_(1 / count)
-            by_action += critic.differentiate(each, by_q.unsqueeze(-1), rows=n)[:, obs.shape[1] :]
+            by_q = (weight * (values[index, :n] - goal)).mul_(1 / count)
+            critic.differentiate([x[:n] for x in each], by_q.unsqueeze(-1))
+            # a row's action is judged by one critic, the lower: half of the way back is spared
+            judged = (lower == index).nonzero().squeeze(-1)
+            way = [x[n:].index_select(0, judged) for x in each[1:-1]]
+            down = torch.full((len(judged), 1), -1 / count)
+            by_action[judged] = critic.to_input([obs, *way], down, actions)
         # the actor: through tanh, and d log_prob / du = 2 tanh(u)
         squashed = action[n:]
         by_u = by_action * (1 - squashed.square()) + (2 * alpha / count) * squashed

@@ -2,7 +2,7 @@
 
     net = QuickNet(layers, into)                     # relu between them; `into` is where gradients are added up
     seen = net.forward(x)                            # x, what every layer made of it, and the output at the end
-    net.differentiate(seen, by_output)               # adds to the gradients of all weights
+    net.differentiate(seen, by_output, len(x))       # adds to the gradients of all weights
     by_action = net.to_input(seen, by_output, slice(17, 23))
 
 What autograd does of the same is right, but twice as slow: it keeps what it need not, and goes through memory where
@@ -21,6 +21,9 @@ from remuda.nets import MLP
 
 ROWS = 2048  # at a time: with 512 the products are too small, with 8192 what is between them leaves the cache
 
+FEW = 1024  # rows up to which a call more costs more than a product that could be spared
+ALL = slice(None)
+
 
 class QuickNet:
     """Layers that share the parameters of modules."""
@@ -36,15 +39,16 @@ class QuickNet:
             seen.append(x if index == last else x.relu_())
         return seen
 
-    def differentiate(self, seen: list[Tensor], by_output: Tensor) -> None:
-        """From the gradient of the output to those of all weights, which are added to what is there."""
+    def differentiate(self, seen: list[Tensor], by_output: Tensor, rows: int, columns: slice = ALL) -> Tensor:
+        """Of the first `rows` rows to all weights, added to what is there; of the others to columns of the input."""
         assert self.into is not None
         for index in reversed(range(len(self.layers))):
             by_weight, by_bias = self.into[index]
-            by_weight.addmm_(by_output.t(), seen[index])
-            by_bias.add_(by_output.sum(0))
+            by_weight.addmm_(by_output[:rows].t(), seen[index][:rows])
+            by_bias.add_(by_output[:rows].sum(0))
             if index:
                 by_output = self._below(index, seen[index], by_output)
+        return by_output[rows:] @ self.layers[0][0][:, columns]
 
     def to_input(self, seen: list[Tensor], by_output: Tensor, columns: slice) -> Tensor:
         """From the gradient of the output to that of some columns of the input."""

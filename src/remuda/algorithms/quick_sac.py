@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remuda.agents.actor import LOG_STD, Critic
-from remuda.agents.quick_net import ROWS, QuickNet, gradient_places, linear_layers
+from remuda.agents.quick_net import FEW, ROWS, QuickNet, gradient_places, linear_layers
 from remuda.core import Clock, QuickGradients
 from remuda.data import Batch
 from remuda.maths.distributions import LOG_SQRT_2_PI
@@ -97,17 +97,20 @@ class QuickSAC:
         actions = slice(obs.shape[1], None)
         for index, (critic, each) in enumerate(zip(self.critics, looked, strict=True)):
             by_q = (weight * (values[index, :n] - goal)).mul_(1 / count)
-            critic.differentiate([x[:n] for x in each], by_q.unsqueeze(-1))
+            if n <= FEW:
+                down = (lower == index) * (-1 / count)
+                by_action += critic.differentiate(each, torch.cat([by_q, down]).unsqueeze(-1), n, actions)
+                continue
+            critic.differentiate([x[:n] for x in each], by_q.unsqueeze(-1), n)
             # a row's action is judged by one critic, the lower: half of the way back is spared
             judged = (lower == index).nonzero().squeeze(-1)
             way = [x[n:].index_select(0, judged) for x in each[1:-1]]
-            down = torch.full((len(judged), 1), -1 / count)
-            by_action[judged] = critic.to_input([obs, *way], down, actions)
+            by_action[judged] = critic.to_input([obs, *way], torch.full((len(judged), 1), -1 / count), actions)
         # the actor: through tanh, and d log_prob / du = 2 tanh(u)
         squashed = action[n:]
         by_u = by_action * (1 - squashed.square()) + (2 * alpha / count) * squashed
         by_log_std = (by_u * scaled[n:] - alpha / count) * ((raw[n:] >= LOG_STD[0]) & (raw[n:] <= LOG_STD[1]))
-        self.actor.differentiate([x[n:] for x in seen], torch.cat([by_u, by_log_std], -1))
+        self.actor.differentiate([x[n:] for x in seen], torch.cat([by_u, by_log_std], -1), n)
         squares = (goal - values[:, :n]).square().sum(0)
         return log_prob[n:], best, values[0, :n], (goal - values[0, :n]).abs(), squares
 

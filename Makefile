@@ -36,6 +36,12 @@ bench: $(STAMP)
 	$(BIN)/python bench/time_to.py --out docs/speed/time-to.json
 	$(BIN)/python bench/checkpoints.py --out docs/speed/checkpoints.json
 	$(BIN)/python bench/start_up.py --out docs/speed/start-up.json
+	$(BIN)/python bench/updates.py sac --batch 256 --out docs/speed/sac-256.json
+	$(BIN)/python bench/updates.py sac --batch 8192 --seconds 3 --out docs/speed/sac-8192.json
+	$(BIN)/python bench/updates.py dqn --batch 32 --seconds 2 --out docs/speed/dqn-32.json
+	$(BIN)/python bench/replay.py --out docs/speed/replay.json
+	$(BIN)/python bench/end_to_end.py --out docs/speed/sac-end-to-end.json
+	$(BIN)/python bench/replay_checkpoint.py --out docs/speed/replay-checkpoint.json
 	$(BIN)/python bench/speed_page.py
 
 $(STAMP): pyproject.toml constraints.txt

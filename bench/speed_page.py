@@ -56,6 +56,7 @@ def main() -> None:
     parts.append(time_to(found["time-to"]))
     parts.append(checkpoints(found["checkpoints"]))
     parts.append(start_up(found["start-up"]))
+    parts.append(value_families(found))
     (ROOT / "docs" / "speed.md").write_text("\n".join(parts))
 
 
@@ -113,6 +114,34 @@ def start_up(report: dict[str, list[float]]) -> str:
         f"`remuda train` to the first update on CartPole-v1 with two workers: {first};\n"
         f"`remuda --help`: {helped} (`bench/start_up.py`).\n"
     )
+
+
+def value_families(found: dict[str, Any]) -> str:
+    """One row for each measurement that was made."""
+    lines = [
+        "## Algorithms with a replay\n",
+        "Ratios of rates, medians of turns with 95 % intervals. `products` are the matrix products of an update",
+        "of SAC and nothing else (`bench/updates.py`, `bench/replay.py`, `bench/end_to_end.py`).\n",
+        "| what | beside | ratio | CPU seconds of each, ours; theirs |",
+        "|---|---|---|---|",
+    ]
+    updates = {name: report for name, report in sorted(found.items()) if "updates_per_second" in report}
+    for report in updates.values():
+        what = f"update of {report['algo'].upper()}, batch {report['batch']:,}, {report['threads']} threads"
+        for other, ratio in report["ratios"].items():
+            peer = other.removeprefix("remuda / ")
+            cpu = report["cpu_seconds_per_update"]
+            lines.append(f"| {what} | {peer} | {with_interval(*ratio)} | {cpu['remuda']:.2g}; {cpu[peer]:.2g} |")
+    for kind, figure in found.get("replay", {"figures": {}})["figures"].items():
+        wall, medians = figure["wall"], figure["cpu"]["medians"]
+        peer = next(name for name in medians if name != "ours")
+        cpu = f"{1e-6 * medians['ours']:.2g}; {1e-6 * medians[peer]:.2g}"
+        lines.append(f"| replay, {kind} | {peer} | {with_interval(wall['ratio'], *wall['interval'])} | {cpu} |")
+    return "\n".join(lines) + "\n"
+
+
+def with_interval(middle: float, low: float, high: float) -> str:
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
         {"replay": {"capacity": 160, "sequence": 20, "n_step": 3}, "sampler": {"envs": 16}},
         r"keeps 10 rows of each of 16 envs, and one draw is over 23: use at least 384\.",
     ),
-    ("dqn", "CartPole-v1", {"replay": {"capacity": 2}}, r"one draw is over 1: use at least 16\."),
+    ("dqn", "CartPole-v1", {"replay": {"capacity": 2}}, r"one draw is over 3: use at least 32\."),
     (
         "dqn",
         "CartPole-v1",

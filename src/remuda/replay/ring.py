@@ -65,6 +65,7 @@ class Ring:
         self._memory = SharedArrays({**layout, "written": ((groups,), "int64")})
         names = iter(self._names)
         self.rows = map_tree(lambda _: self._memory[next(names)], example)
+        self._flat = map_tree(lambda x: x.reshape(-1, *x.shape[2:]), self.rows)
         self.written = self._memory["written"]  # rows that each group was ever given
 
     @property
@@ -138,15 +139,20 @@ class Ring:
 
     def take(self, row: Index, env: Index) -> Row:
         """These rows, copied."""
-        place = row % self.capacity
-        rest = map_tree(lambda x: x[place, env], self.rows.replace(obs=None))
+        place = self._place(row, env)
+        rest = map_tree(lambda x: x.take(place, 0), self._flat.replace(obs=None))
         taken: Row = rest.replace(obs=self.obs(row, env))
         return taken
 
     def obs(self, row: Index, env: Index) -> Any:
         """What was seen in these rows, or after the newest."""
-        place = row % self.capacity
-        return map_tree(lambda x: x[place, env], self.rows.obs)
+        place = self._place(row, env)
+        return map_tree(lambda x: x.take(place, 0), self._flat.obs)
+
+    def _place(self, row: Index, env: Index) -> Index:
+        """Of rows in `_flat`: to take them by one number costs a third of what it costs by two."""
+        place: Index = row % self.capacity * self.envs + env
+        return place
 
     def n_steps(self, row: Index, env: Index, n: int, gamma: float) -> NSteps:
         """From real rows on: over fewer than n rewards where the episode ends, or where the newest row is passed."""
@@ -154,10 +160,10 @@ class Ring:
         end = self.written[env // self.width]
         at, goes_on = row, np.ones(len(row), bool)
         for _ in range(n):
-            place = at % self.capacity
-            goes_on = goes_on & (at < end) & self.rows.mask[place, env]
-            reward += np.where(goes_on, discount * self.rows.reward[place, env], 0)
-            discount *= np.where(goes_on, np.float32(gamma) * self.rows.discount[place, env], 1)
+            place = self._place(at, env)
+            goes_on = goes_on & (at < end) & self._flat.mask.take(place)
+            reward += np.where(goes_on, discount * self._flat.reward.take(place), 0)
+            discount *= np.where(goes_on, np.float32(gamma) * self._flat.discount.take(place), 1)
             at = at + goes_on
             goes_on = goes_on & (discount > 0)
         return NSteps(reward, discount, at)

@@ -15,7 +15,8 @@ and a log that keeps nothing and, between slices, waits; peers log nothing eithe
 `remuda.train`, metrics files and TensorBoard included, which waits in a callback.
 
 Ratios are taken round by round, their medians are what counts; beside them lies 95 % of their bootstrap samples.
-`best` is whichever peer was fastest in a round. CPU seconds are of the contender's whole process tree.
+`best` is whichever peer was fastest in a round. CPU seconds are of the contender's whole process tree. Two threads
+wait for each other: where anything else runs they may fall to a tenth of their rate, and only @1 says something.
 """
 
 from __future__ import annotations

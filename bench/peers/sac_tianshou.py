@@ -2,7 +2,8 @@
 
 echo 2 | .venv-tianshou/bin/python bench/peers/sac_tianshou.py --threads 1
 
-By hand is the faster way: after each collection its trainer looks through the whole buffer for missing values.
+By hand is the faster way: after each collection the trainer looks through all that is stored for missing values,
+which took 1.5 ms of CPU with 1,300 rows and 17 ms with 20,000.
 """
 
 from importlib.metadata import version

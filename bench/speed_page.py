@@ -137,7 +137,41 @@ def value_families(found: dict[str, Any]) -> str:
         peer = next(name for name in medians if name != "ours")
         cpu = f"{1e-6 * medians['ours']:.2g}; {1e-6 * medians[peer]:.2g}"
         lines.append(f"| replay, {kind} | {peer} | {with_interval(wall['ratio'], *wall['interval'])} | {cpu} |")
-    return "\n".join(lines) + "\n"
+    if (whole := found.get("sac-end-to-end")) is not None:
+        each = {name: contender["cpu_seconds_per_step"] for name, contender in whole["contenders"].items()}
+        for other, ratio in whole["ratios"].items():
+            peer = other.removeprefix("remuda / ")
+            cpu = f"{each['remuda']:.2g}; {each[peer]:.2g}" if peer in each else "-"
+            what = f"step and update of SAC on {whole['env']}, {whole['threads']} threads"
+            lines.append(f"| {what} | {peer} | {with_interval(*ratio)} | {cpu} |")
+    return (
+        "\n".join(lines)
+        + "\n"
+        + (replay_checkpoint(found["replay-checkpoint"]) if "replay-checkpoint" in found else "")
+    )
+
+
+def replay_checkpoint(report: dict[str, Any]) -> str:
+    """Rates beside those of dd, turn by turn."""
+
+    def share(side: str, mine: str, other: str) -> str:
+        pairs = zip(report[side][mine], report[side][other], strict=True)
+        return f"{statistics.median(a / b for a, b in pairs):.2f}"
+
+    write, read, same = report["write"], report["read"], "dd write, the ring's bytes"
+    memory = max(*write["first: memory / ring"], *read["read: memory / ring"])
+    bytes_again = statistics.median(write["second: bytes / what is new"])
+    return (
+        f"\nA ring of {report['rows']:,} stacks of 84x84 frames, {write['bytes'] / 1e9:.1f} GB, in a checkpoint and\n"
+        f"back (`bench/replay_checkpoint.py`, medians of {len(write['first'])} turns): written at\n"
+        f"{share('write', 'first', 'dd write, zeros')} of the rate of `dd conv=fsync` of zeros, "
+        f"{share('write', 'first', same)} of the same bytes,\n"
+        f"{share('write', 'first', f'{same}, direct')} with `oflag=direct`; "
+        f"read at {share('read', 'read', 'dd read')} of plain `dd`,\n"
+        f"{share('read', 'read', 'dd read, direct')} with `iflag=direct` to /dev/null, which keeps nothing. "
+        f"A second checkpoint wrote {bytes_again:.2f} of the\n"
+        f"bytes of what was new. Memory was at most {memory:.3f} of the ring.\n"
+    )
 
 
 def with_interval(middle: float, low: float, high: float) -> str:

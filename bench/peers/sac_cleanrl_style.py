@@ -156,7 +156,7 @@ class Loop:
 
 def main():
     given = common.arguments(__doc__, ("--fused", "Adam in one kernel, which CleanRL does not ask for"))
-    common.borrow_mujoco()
+    common.require_mujoco()
     torch.set_num_threads(given.threads)
     torch.manual_seed(1)
     np.random.seed(1)

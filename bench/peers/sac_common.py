@@ -30,12 +30,10 @@ def arguments(doc, *flags):
     return parser.parse_args()
 
 
-def borrow_mujoco():
-    """`make peers` puts MuJoCo beside SB3 alone: who has none looks there, after everything of its own."""
+def require_mujoco():
+    """Environments that were made before it was asked for lack it."""
     if importlib.util.find_spec("mujoco") is None:
-        sys.path += [str(path) for path in (ROOT / ".venv-sb3").glob("lib/python3*/site-packages")]
-    if importlib.util.find_spec("mujoco") is None:
-        print("cannot: MuJoCo is neither here nor in .venv-sb3: run make peers.", flush=True)
+        print("cannot: there is no MuJoCo here: run make peers.", flush=True)
         raise SystemExit(1)
 
 

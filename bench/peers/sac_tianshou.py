@@ -91,7 +91,7 @@ def main():
     given = common.arguments(
         __doc__, ("--trainer", "let OffPolicyTrainer do it"), ("--fused", "Adam in one kernel, if asked to")
     )
-    common.borrow_mujoco()
+    common.require_mujoco()
     torch.set_num_threads(given.threads)
     torch.manual_seed(1)
     np.random.seed(1)

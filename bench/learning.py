@@ -171,8 +171,8 @@ HOW_PRESETS_WERE_CHOSEN = [
     "were each given 50,000 to 300,000 steps of seed 1 and learned nothing; the preset's values are the next ones,",
     "and what the row of Pong shows is the first run with them (these figures too were noted by hand).",
     "",
-    "DQN on CartPole: with single rewards and without double, seeds 1 to 3 ended at 107, 500 and 154, so its preset adds",
-    "up three; a target net that moves every 20 updates diverged on seed 11. With three rewards seed 11 ended at 500.",
+    "DQN on CartPole: with single rewards and without double, seeds 1 to 3 ended at 107, 500 and 154, so its preset",
+    "adds up three, with which seed 11 ended at 500; a target net that moves every 20 updates diverged there.",
     "Pendulum: the first values tried, on seed 11 (SAC -148, TD3 -151). R2D1: the first values tried, on seed 11 of",
     "Recall (1.0 after 150,000 steps). (Noted by hand.)",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from remuda.agents import PolicyAgent
 from remuda.core import Space
-from remuda.data import Rollout, Steps
+from remuda.data import Rollout, Steps, map_tree
 from remuda.nets import MLP
 
 torch.set_num_threads(1)  # more are many times slower on networks this small when the machine is busy
@@ -91,3 +92,23 @@ def make_rollout(agent: Any, T: int = 8, B: int = 4, seed: int = 0, version: int
         version=torch.full((T, B), version),
     )
     return Rollout(steps, obs[T], last_value)
+
+
+def somewhere(agent: Any, batch: int) -> Any:
+    """Recurrent state that is not the initial one."""
+    generator = torch.Generator().manual_seed(1)
+    return map_tree(lambda x: torch.randn(x.shape, generator=generator) * 0.5, agent.initial_state(batch))
+
+
+def observations(space: Space, *leading: int) -> Any:
+    """Random ones of any space, with these leading axes."""
+    generator = torch.Generator().manual_seed(2)
+
+    def make(_: str, leaf: Space) -> torch.Tensor:
+        if leaf.kind == "discrete":
+            return torch.arange(math.prod(leading)).reshape(leading) % leaf.n
+        if leaf.dtype == "uint8":
+            return torch.randint(256, (*leading, *leaf.shape), generator=generator, dtype=torch.uint8)
+        return torch.randn(*leading, *leaf.shape, generator=generator)
+
+    return space.tree(make)

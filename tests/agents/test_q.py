@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from rollouts import box, discrete
+from rollouts import box, discrete, observations, somewhere
 from torch import Tensor, nn
 
 from remuda.agents import QAgent
@@ -278,24 +277,6 @@ def test_the_noise_it_asks_for(kind: str) -> None:
 
 
 # --- memory and other observations ---
-
-
-def somewhere(agent: QAgent, batch: int) -> Any:
-    generator = torch.Generator().manual_seed(1)
-    return map_tree(lambda x: torch.randn(x.shape, generator=generator) * 0.5, agent.initial_state(batch))
-
-
-def observations(space: Space, *leading: int) -> Any:
-    generator = torch.Generator().manual_seed(2)
-
-    def make(_: str, leaf: Space) -> Tensor:
-        if leaf.kind == "discrete":
-            return torch.arange(math.prod(leading)).reshape(leading) % leaf.n
-        if leaf.dtype == "uint8":
-            return torch.randint(256, (*leading, *leaf.shape), generator=generator, dtype=torch.uint8)
-        return torch.randn(*leading, *leaf.shape, generator=generator)
-
-    return space.tree(make)
 
 
 @pytest.mark.parametrize("core", ["lstm", "gru"])

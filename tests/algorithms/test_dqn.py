@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from references import slow_projection
 from rollouts import box, discrete
 from test_off_policy import copies, drawn_rows, is_same, make_learner, numbers, shaken
 from torch import Tensor, nn
@@ -296,21 +297,6 @@ def test_the_target_follows_while_learning(tau: float, interval: int) -> None:
 
 
 # --- distributions over returns ---
-
-
-def slow_projection(p: Floats, r: float, discount: float, support: Floats) -> list[float]:
-    """Algorithm 1 of 1707.06887, atom by atom."""
-    low, high, step = support[0], support[-1], support[1] - support[0]
-    out = [0.0] * len(support)
-    for probability, z in zip(p, support, strict=True):
-        b = (min(max(r + discount * z, low), high) - low) / step
-        lower, upper = math.floor(b), math.ceil(b)
-        if lower == upper:
-            out[lower] += probability
-        else:
-            out[lower] += probability * (upper - b)
-            out[upper] += probability * (b - lower)
-    return out
 
 
 @pytest.mark.parametrize("batch", BATCHES)

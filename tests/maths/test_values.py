@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from references import slow_projection
 from torch import Tensor
 
 from remuda.maths.values import huber, project, rescale, unscale
-
-
-def slow_projection(p: list[float], r: float, discount: float, support: list[float]) -> list[float]:
-    """Atom by atom, as the paper writes it."""
-    low, high = support[0], support[-1]
-    step = (high - low) / (len(support) - 1)
-    out = [0.0] * len(support)
-    for probability, z in zip(p, support, strict=True):
-        b = (min(max(r + discount * z, low), high) - low) / step
-        lower, upper = math.floor(b), math.ceil(b)
-        if lower == upper:
-            out[lower] += probability
-        else:
-            out[lower] += probability * (upper - b)
-            out[upper] += probability * (b - lower)
-    return out
 
 
 @given(st.integers(0, 10_000), st.integers(2, 51), st.floats(-30, 30), st.floats(0, 1))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from references import slow_n_steps
 
 from remuda.replay.frames import FrameRing
 from remuda.replay.ring import Ring, Row
@@ -74,18 +75,7 @@ class Model:
         return self.now[env] if row == len(self.rows[env]) else self.rows[env][row][0]
 
     def n_steps(self, row: int, env: int, n: int) -> tuple[float, float, int]:
-        """As one would by hand."""
-        total, product = 0.0, 1.0
-        for _ in range(n):
-            if row == len(self.rows[env]) or not self.rows[env][row][4]:
-                break
-            _, _, reward, discount, _ = self.rows[env][row]
-            total += product * reward
-            product *= GAMMA * discount
-            row += 1
-            if discount == 0:
-                break
-        return total, product, row
+        return slow_n_steps(self.rows[env], len(self.rows[env]), row, n, GAMMA)
 
 
 EXAMPLE = Row(

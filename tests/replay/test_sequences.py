@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from references import slow_n_steps
 
 from remuda.data import ArrayTuple, Batch, Steps
 from remuda.errors import ConfigError
@@ -107,18 +108,7 @@ class Model:
         return found
 
     def n_steps(self, row: int, env: int, n: int) -> tuple[float, float, int]:
-        """As one would by hand."""
-        total, product = 0.0, 1.0
-        for _ in range(n):
-            if row == self.written or not self.rows[env][row][4]:
-                break
-            _, _, reward, discount, _ = self.rows[env][row]
-            total += product * reward
-            product *= GAMMA * discount
-            row += 1
-            if discount == 0:
-                break
-        return total, product, row
+        return slow_n_steps(self.rows[env], self.written, row, n, GAMMA)
 
 
 def make(ring: Ring, **options: Any) -> Sequences:

@@ -24,11 +24,6 @@ class AlgoOptions(Checked):
     momentum: float = option(0.0, "momentum of RMSprop", low=0.0, high=1.0)
     variant: str | None = option(None, "your own subclass of the algorithm, as package.module:Class")
 
-    @property
-    def rows_per_round(self) -> int:
-        """Rows of each env in one rollout."""
-        raise NotImplementedError
-
 
 @dataclass(frozen=True)
 class OnPolicyOptions(AlgoOptions):
@@ -43,6 +38,7 @@ class OnPolicyOptions(AlgoOptions):
 
     @property
     def rows_per_round(self) -> int:
+        """Rows of each env in one rollout."""
         return self.n_steps
 
 
@@ -88,6 +84,7 @@ class OffPolicyOptions(AlgoOptions):
 
     @property
     def rows_per_round(self) -> int:
+        """Rows of each env in one rollout."""
         return self.train_freq
 
 

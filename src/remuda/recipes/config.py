@@ -16,6 +16,7 @@ from remuda.recipes.algo_options import (
     AlgoOptions,
     DQNOptions,
     OffPolicyOptions,
+    OnPolicyOptions,
     PPOOptions,
     R2D1Options,
     ReplayOptions,
@@ -169,7 +170,7 @@ class RunConfig:
     steps: int
     seed: int
     scheme: str
-    algo_options: AlgoOptions
+    algo_options: OnPolicyOptions | OffPolicyOptions
     replay: ReplayOptions = field(default_factory=ReplayOptions)
     sampler: SamplerOptions = field(default_factory=SamplerOptions)
     envs: EnvsOptions = field(default_factory=EnvsOptions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,19 @@ from remuda.replay.ring import Ring
 from remuda.replay.saving import RingFiles
 
 
-class Stored:
+class Stored(ABC):
     """Base of replays whose rows are in a ring; each says what else it must save."""
 
     ring: Ring
     _files: RingFiles | None = None
 
+    @abstractmethod
     def get_state(self) -> dict[str, Any]:
         """All but the ring's rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def set_state(self, state: Mapping[str, Any]) -> None:
-        raise NotImplementedError
+        """With the ring as it was then."""
 
     def cut(self) -> None:
         """Envs begin anew: what comes next does not follow what came last. Again, nothing happens."""

@@ -42,14 +42,15 @@ class RewardScale(nn.Module):
         self.moments, self.gamma, self.clip = RunningMoments(), gamma, clip
         self.register_buffer("carry", torch.zeros(num_envs, dtype=torch.float64))
 
-    def forward(self, r_t: Tensor, mask_t: Tensor) -> Tensor:
-        """Scaled rewards [T, B]; called once per rollout, because it counts what it sees."""
+    def forward(self, r_t: Tensor, mask_t: Tensor, envs: Tensor | None = None) -> Tensor:
+        """Scaled rewards [T, B] of these envs, by default of all; called once per rollout: it counts what it sees."""
         returns = torch.empty(r_t.shape, dtype=torch.float64)
-        carry = self.carry
+        own = slice(None) if envs is None else envs
+        carry = self.carry[own]
         for t in range(len(r_t)):
             carry = mask_t[t] * (self.gamma * carry + r_t[t])  # a reset row starts from nothing
             returns[t] = carry
-        self.carry.copy_(carry)
+        self.carry[own] = carry
         self.moments.update(returns[mask_t])
         return (r_t / (self.moments.var + 1e-8).sqrt().float()).clamp(-self.clip, self.clip)
 
@@ -86,7 +87,7 @@ class ActorCritic(nn.Module):
         # Clipped here and not in the env: what is logged is what the game gave.
         reward = steps.reward.clamp(-1.0, 1.0) if self.clip_reward else steps.reward
         if self.reward_scale is not None:
-            reward = self.reward_scale(reward, steps.mask)
+            reward = self.reward_scale(reward, steps.mask, rollout.envs)
         v = torch.cat([steps.policy.value, rollout.last_value.unsqueeze(0)])
         advantage = gae(reward, steps.discount, steps.mask, v, self.gamma, self.gae_lambda)
         targets = Targets(advantage, advantage + v[:-1])

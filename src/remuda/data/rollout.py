@@ -51,6 +51,7 @@ class Rollout:
     last_obs: Any  # [B]: what row T would see
     last_value: Any = None  # [B]: its value, computed without advancing any state; None for agents without one
     state: Any = None  # [B]: recurrent state that goes into row 0, after any reset
+    envs: Any = None  # [B]: which env each column is of; None: all of them, in order
 
     def window(self, t0: int, t1: int, b: Any = slice(None)) -> Rollout:
         """Rows t0 to t1 of envs b as a rollout of its own, its end bootstrapped from row t1.
@@ -67,7 +68,8 @@ class Rollout:
             last_obs = map_tree(lambda x: x[t1, b], self.steps.obs)
             last_value = said.value[t1, b] if said is not None and "value" in said else None
         state = map_tree(lambda x: x[b], self.state) if t0 == 0 else None
-        return Rollout(self.steps[t0:t1, b], last_obs, last_value, state)
+        envs = None if self.envs is None else self.envs[b]
+        return Rollout(self.steps[t0:t1, b], last_obs, last_value, state, envs)
 
 
 def pick_rows(x: Any, index: Any) -> Any:

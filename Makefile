@@ -41,6 +41,7 @@ bench: $(STAMP)
 	$(BIN)/python bench/updates.py dqn --batch 32 --seconds 2 --out docs/speed/dqn-32.json
 	$(BIN)/python bench/replay.py --out docs/speed/replay.json
 	$(BIN)/python bench/end_to_end.py --out docs/speed/sac-end-to-end.json
+	$(BIN)/python bench/actor_learner.py --out docs/speed/actor-learner.json
 	$(BIN)/python bench/replay_checkpoint.py --out docs/speed/replay-checkpoint.json
 	$(BIN)/python bench/speed_page.py
 

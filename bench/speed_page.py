@@ -56,6 +56,8 @@ def main() -> None:
     parts.append(time_to(found["time-to"]))
     parts.append(checkpoints(found["checkpoints"]))
     parts.append(start_up(found["start-up"]))
+    if "actor-learner" in found:
+        parts.append(actor_learner(found["actor-learner"]))
     parts.append(value_families(found))
     (ROOT / "docs" / "speed.md").write_text("\n".join(parts))
 
@@ -113,6 +115,30 @@ def start_up(report: dict[str, list[float]]) -> str:
         "## Start-up\n\n"
         f"`remuda train` to the first update on CartPole-v1 with two workers: {first};\n"
         f"`remuda --help`: {helped} (`bench/start_up.py`).\n"
+    )
+
+
+def actor_learner(report: dict[str, Any]) -> str:
+    lines = [
+        "## Actors and learners\n",
+        f"Whole training on {report['env']} with Nature's net, each step learned from once, {report['cores']} cores;",
+        "others are run in the way that was fastest for them here, with their own wrappers around single games.",
+        f"Medians of {report['rounds']} turns of {report['seconds']:g} seconds (`bench/actor_learner.py`).\n",
+        "| | env steps/s | CPU ms per step | remuda is ... times as fast (95 % interval) | how |",
+        "|---|---|---|---|---|",
+    ]
+    for name, each in report["contenders"].items():
+        ratio = report["ratios"].get(f"remuda / {name}")
+        cells = [name, f"{each['steps_per_second']:,.0f}", f"{1000 * each['cpu_seconds_per_step']:.2f}"]
+        cells += [with_interval(*ratio) if ratio else "", f"{each['note']}; steps {each['counts']}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    alone, crowded = report["limit"].values()
+    costs = ", ".join(f"{1000 * cost:.2f} for {part}" for part, cost in alone["cpu_seconds_per_step"].items())
+    shares = [with_interval(*each["shares"]["remuda"]) for each in (alone, crowded)]
+    return (
+        "\n".join(lines) + f"\n\nA step's CPU milliseconds if nothing else were done, on one core: {costs}.\n"
+        f"All cores would allow {alone['steps_per_second']:,.0f} steps/s, of which `remuda` reaches {shares[0]};\n"
+        f"with all cores at it at once {crowded['steps_per_second']:,.0f}, of which it reaches {shares[1]}.\n"
     )
 
 

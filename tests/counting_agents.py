@@ -12,7 +12,7 @@ from torch import nn
 
 from remuda.agents import Said
 from remuda.data import ArrayTuple
-from remuda.envs import EnvSpec, LocalEnvs
+from remuda.envs import ApartEnvs, EnvSpec, LocalEnvs
 from remuda.sampling.actor import serve
 from remuda.sampling.exploration import Exploration
 
@@ -51,5 +51,9 @@ def main(fds: Sequence[int]) -> int:
 def make_parts(order: Mapping[str, Any], beat: Any, tell: Any) -> tuple[Any, Any, Any]:
     size = order["last"] - order["first"]
     spec = EnvSpec.from_json(order["spec"])
+    if order.get("is_central"):
+        groups, limits = order["groups"], order["limits"]
+        envs = ApartEnvs(spec, size, groups, groups, order["gamma"], should_stop=beat, **limits)
+        return envs, CountingRNN(), Exploration()
     envs = LocalEnvs(spec, size, gamma=order["gamma"], should_stop=beat, first_env=order["first"], tell=tell)
     return envs, CountingRNN(), Exploration()

@@ -23,6 +23,36 @@ def slow_projection(p: Sequence[float], r: float, discount: float, support: Sequ
     return out
 
 
+def slow_vtrace(
+    column: Sequence[tuple[float, float, float, bool]],
+    v: Sequence[float],
+    gamma: float,
+    lambda_: float,
+    clips: tuple[float | None, float | None, float | None],
+) -> tuple[list[float], list[float]]:
+    """Eq. 1 of 1802.01561 for the rows (rho, reward, discount, mask) of one env: targets and weighted advantages."""
+    rho_clip, c_clip, pg_rho_clip = (math.inf if clip is None else clip for clip in clips)
+    T = len(column)
+
+    def target(s: int) -> float:
+        total, weight = v[s], 1.0
+        for t in range(s, T):
+            rho, reward, discount, mask = column[t]
+            if not mask:
+                break
+            total += weight * min(rho_clip, rho) * (reward + gamma * discount * v[t + 1] - v[t])
+            weight *= gamma * discount * lambda_ * min(c_clip, rho)
+            if discount == 0:
+                break
+        return total
+
+    def advantage(s: int) -> float:
+        rho, reward, discount, mask = column[s]
+        return min(pg_rho_clip, rho) * (reward + gamma * discount * target(s + 1) - v[s]) if mask else 0.0
+
+    return [target(s) for s in range(T)], [advantage(s) for s in range(T)]
+
+
 def slow_n_steps(rows: Sequence[Any], written: int, row: int, n: int, gamma: float) -> tuple[float, float, int]:
     """Return, product of discounts and bootstrap row; of each row the last three are reward, discount and mask."""
     total, product = 0.0, 1.0

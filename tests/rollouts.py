@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from remuda.agents import PolicyAgent
+from remuda.agents.heads import Said
+from remuda.agents.policy import Outputs
 from remuda.core import Space
-from remuda.data import Rollout, Steps, map_tree
+from remuda.data import Batch, Rollout, Steps, map_tree
+from remuda.maths import Categorical
 from remuda.nets import MLP
 
 torch.set_num_threads(1)  # more are many times slower on networks this small when the machine is busy
@@ -112,3 +115,44 @@ def observations(space: Space, *leading: int) -> Any:
         return torch.randn(*leading, *leaf.shape, generator=generator)
 
     return space.tree(make)
+
+
+def move(agent: Any, by: float = 0.3, seed: int = 1) -> None:
+    """Other parameters: what the agent said while acting is no longer what it says."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in agent.parameters():
+            parameter.add_(by * torch.randn(parameter.shape, generator=generator))
+
+
+class TableAgent(torch.nn.Module):
+    """Logits and a value for each of n observations: for numbers that are worked by hand."""
+
+    quick, observation = None, discrete(1)
+
+    def __init__(self, logits: list[list[float]], values: list[float]) -> None:
+        super().__init__()
+        self.logits = torch.nn.Parameter(torch.tensor(logits))
+        self.values = torch.nn.Parameter(torch.tensor(values))
+
+    def unroll(self, obs: Tensor, state: Any, reset: Any) -> tuple[Outputs, Any]:
+        return Outputs(Categorical(self.logits[obs]), self.values[obs]), None
+
+
+def worked_batch() -> tuple[Any, Batch]:
+    """r=1 with a ratio of 2; r=3 with 1/2, truncated; its reset row. Values are 1, 2, 4, and 8 after the last row.
+
+    Both policies choose between two actions; that of now says 1/2, the one that acted said 1/4, then 1.
+    """
+    agent = TableAgent([[0.0, 0.0]] * 4, [1.0, 2.0, 4.0, 8.0])
+    one = torch.ones(3, 1)
+    steps = Steps(
+        obs=torch.tensor([[0], [1], [2]]),
+        action=torch.tensor([[0], [1], [0]]),
+        reward=torch.tensor([[1.0], [3.0], [0.0]]),
+        discount=one,
+        mask=torch.tensor([[True], [True], [False]]),
+        policy=Said(torch.tensor([[0.25], [1.0], [1.0]]).log(), torch.tensor([[1.5], [2.0], [0.0]])),
+        version=one,
+    )
+    return agent, Batch(steps, last_obs=torch.tensor([3]))

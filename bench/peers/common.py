@@ -6,9 +6,13 @@ try another configuration than the one taken for the fastest, so that the choice
 
 import argparse
 import json
+import sys
 import time
 
 import psutil
+
+ATARI = "ALE/Pong-v5"  # of impala_*.py: 84x84, four frames stacked and skipped, no sticky actions
+WARM_UP = 1_000  # steps that they learn from before the first slice
 
 
 def arguments(doc, places=("this process",)):
@@ -87,3 +91,30 @@ def write(given, meter, library, version, envs_in, notes):
     print(
         f"{library} {version}: {meter.steps / meter.seconds:.0f} steps/s, {meter.cpu:.1f} s of CPU, {result['note']}"
     )
+
+
+class Turns:
+    """Slices of a library that has the loop itself; speaks as `remuda.bench.turns.serve` does, from inside a run.
+
+    Call `round_ended` with the steps so far after every update: where a slice is over it answers and waits for the
+    next one, whose length is a line on stdin. It says when to stop.
+    """
+
+    def __init__(self, warm_up, about):
+        self.warm_up, self.about = warm_up, about
+        self.begin = self.end = 0.0
+        self.before = None
+
+    def round_ended(self, steps):
+        now = time.perf_counter()
+        if now < self.end or steps < self.warm_up:
+            return False
+        if self.before is None:
+            print("ready", flush=True)
+        else:
+            answer = {"steps": int(steps - self.before), "seconds": now - self.begin, **self.about}
+            print(json.dumps(answer), flush=True)
+        line = sys.stdin.readline()
+        self.before, self.begin = steps, time.perf_counter()
+        self.end = self.begin + float(line or 0)
+        return not line

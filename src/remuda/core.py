@@ -214,6 +214,21 @@ class Sampler(Protocol):
     def close(self) -> None: ...
 
 
+class Stream(Protocol):
+    """Envs x Agent -> Rollouts of workers that act by themselves, each as it is ready; owns its envs."""
+
+    dropped: int  # rollouts that were too old to be used
+
+    def start(self, seed: int, warm_up: int = 0) -> int: ...  # as Sampler.reset
+    def take(self, version: int, should_stop: Callable[[], bool]) -> Rollout: ...  # for a learner of this version
+    def release(self, version: int) -> None: ...  # it is learned from, and newer weights are published
+    def metrics(self) -> dict[str, float]: ...
+    def take_seconds(self) -> dict[str, float]: ...
+    def episodes(self) -> list[Episode]: ...
+    def restarts(self) -> int: ...
+    def close(self) -> None: ...
+
+
 class Weights(Protocol):
     """A versioned cell that holds the newest parameters."""
 
@@ -233,6 +248,7 @@ class Progress:
     rounds: int = 0  # rollouts that were learned from
     episodes: int = 0
     restarts: int = 0  # envs that were rebuilt
+    dropped: int = 0  # rollouts that were too old to learn from
 
 
 @dataclass(frozen=True)
@@ -246,6 +262,8 @@ class Recipe:
     make_weights: Callable[[Any, int], Weights]  # agent, its version -> the cell through which samplers get it
     # agent, weights, env workers (0: envs in this process), rounds done, should_stop -> Sampler
     make_sampler: Callable[[Any, Weights, int, int, Callable[[], bool]], Sampler]
+    # agent, weights, acting workers, rounds done, max_lag, should_stop -> Stream
+    make_stream: Callable[[Any, Weights, int, int, int | None, Callable[[], bool]], Stream]
     num_threads: int = 1  # of torch, in the process that learns
     warm_up: int = 0  # random steps per env before the first rollout, at most
     # Where the state of envs cannot be saved: after so many rounds, always, episodes are cut and envs begin anew, so

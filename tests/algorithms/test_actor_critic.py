@@ -9,7 +9,7 @@ import pytest
 import torch
 from rollouts import make_agent, make_rollout, random_stream
 
-from remuda.algorithms import A2C, PPO, ActorCritic, RewardScale
+from remuda.algorithms import A2C, APPO, IMPALA, PPO, ActorCritic, RewardScale
 from remuda.core import Clock
 from remuda.data import Rollout
 from remuda.learning.learner import Learner
@@ -119,18 +119,19 @@ def test_reward_statistics_are_part_of_the_state() -> None:
         assert torch.equal(first.prepare(rollout).targets.advantage, second.prepare(rollout).targets.advantage)
 
 
-@pytest.mark.parametrize("kind", [PPO, A2C])
+@pytest.mark.parametrize("kind", [PPO, A2C, IMPALA, APPO])
 def test_observation_statistics_are_frozen_until_the_rollout_is_finished(kind: type[ActorCritic]) -> None:
     agent = make_agent(normalize_obs=True)
-    clip = {"clip_range": lambda progress: 0.2} if kind is PPO else {}
-    algorithm = kind(agent, 4, gamma=GAMMA, gae_lambda=LAMBDA, **clip)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"clip_range": lambda progress: 0.2} if kind in (PPO, APPO) else {}
+    options |= {"gae_lambda": LAMBDA} if kind in (PPO, A2C) else {}
+    algorithm = kind(agent, 4, gamma=GAMMA, **options)
     learner = Learner(algorithm, OptimizerOptions(), lambda progress: 1e-3, 0.5)
     rollout = make_rollout(agent, seed=1)
 
     def statistics() -> dict[str, torch.Tensor]:
         return {name: x.clone() for name, x in agent.state_dict().items() if "standardise" in name}
 
-    before, replay = statistics(), Fresh(2, 8, 0)
+    before, replay = statistics(), Fresh(2, 8, 0, whole=kind in (IMPALA, APPO))
     replay.add(learner.prepare(rollout))
     for batch in replay.batches():
         learner.step(batch)

@@ -19,7 +19,9 @@ def weights(run: remuda.Run) -> str:
 def train(tmp_path: Path, name: str, algo: str = "ppo", env: str = "CartPole-v1", **settings) -> remuda.Run:
     rows = SMALL["n_steps"] * 8 * ROUNDS
     options = {"steps": rows, "seed": 3, "quiet": True, "out": tmp_path / name, "eval": {"episodes": 0}}
-    options["algo"] = SMALL if algo == "ppo" else {"n_steps": SMALL["n_steps"]}
+    # Of IMPALA and APPO two updates a round, each of half of the envs.
+    of_algo = {"ppo": SMALL, "a2c": {"n_steps": 16}}
+    options["algo"] = of_algo.get(algo, {"n_steps": 16, "batch_size": 4})
     options["sampler"] = {"envs": 8}
     for key, value in settings.items():
         options[key] = {**options[key], **value} if isinstance(options.get(key), dict) else value
@@ -27,6 +29,7 @@ def train(tmp_path: Path, name: str, algo: str = "ppo", env: str = "CartPole-v1"
 
 
 CASES = [("ppo", "CartPole-v1"), ("a2c", "CartPole-v1"), ("ppo", "Pendulum-v1"), ("ppo", "Acrobot-v1")]
+CASES += [("impala", "CartPole-v1"), ("appo", "Pendulum-v1")]
 
 
 @pytest.mark.parametrize(("algo", "env"), CASES)
@@ -45,7 +48,7 @@ def test_uneven_workers_change_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("scheme", ["serial", "parallel"])
-@pytest.mark.parametrize("algo", ["ppo", "a2c"])
+@pytest.mark.parametrize("algo", ["ppo", "a2c", "impala", "appo"])
 def test_same_seed_twice(tmp_path, algo, scheme):
     first, second = (train(tmp_path, name, algo, scheme=scheme) for name in ("first", "second"))
     assert weights(first) == weights(second)

@@ -67,6 +67,8 @@ QUICK = {
     "parallel": ("ppo", "CartPole-v1", settings(PARALLEL)),
     "waiting, two slots": ("ppo", "CartPole-v1", settings(PARALLEL, {"sampler": {"wait_reset": True, "slots": 2}})),
     "a2c": ("a2c", "Acrobot-v1", settings({"algo": {"n_steps": 16}, "sampler": {"envs": 8, "decorrelate": 20}})),
+    "impala": ("impala", "CartPole-v1", settings(PARALLEL, {"algo": {"batch_size": 2, "normalize_reward": True}})),
+    "appo, memory": ("appo", "CartPole-v1", settings(MEMORY, {"algo": {"batch_size": 2}})),
     "normalised": (
         "ppo",
         "Pendulum-v1",

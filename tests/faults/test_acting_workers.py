@@ -196,7 +196,7 @@ class Witness:
         for member, pid in zip(self.sampler._crew.members, before, strict=True):
             for b in range(member.order["first"], member.order["last"]):
                 if member.pid != pid:
-                    self.hands[b].lose(self.sampler._lost[member.index])
+                    self.hands[b].lose(self.sampler._news.lost[member.index])
                     self.replaced += 1
                 check_column(rollout, b, self.hands[b])
         assert rollout.steps.version.unique().tolist() == [7]
@@ -251,7 +251,7 @@ def test_killed_twenty_times_at_random_moments() -> None:
                 timer.join()
         for _ in range(2):
             witness.collect()
-        assert sum(sampler._lost) == 20, "each was noticed once"
+        assert sum(sampler._news.lost) == 20, "each was noticed once"
         assert sampler.restarts() == witness.replaced
         assert witness.replaced >= 20
 
@@ -331,8 +331,8 @@ def test_killed_again_and_again_ends_in_one_named_error() -> None:
         kill_and_wait(pids(sampler)[1])
         with pytest.raises(WorkerError, match=sentence):
             sampler.collect()
-        assert sampler._lost[1] == 3
-        assert sampler._lost[0] == 0
+        assert sampler._news.lost[1] == 3
+        assert sampler._news.lost[0] == 0
 
 
 @pytest.mark.usefixtures("one_server")

@@ -18,13 +18,13 @@ from remuda.learning.checkpoint import list_checkpoints, load_newest
 TESTS = Path(__file__).parents[1]
 
 
-def start(path: Path, *arguments: str, env: str = "CartPole-v1") -> subprocess.Popen:
+def start(path: Path, *arguments: str, env: str = "CartPole-v1", algo: str = "ppo") -> subprocess.Popen:
     command = [
         sys.executable,
         "-m",
         "remuda",
         "train",
-        "ppo",
+        algo,
         "--env",
         env,
         "--out",

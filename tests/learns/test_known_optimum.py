@@ -8,10 +8,12 @@ import remuda
 
 PPO = {"n_steps": 64, "batch_size": 128, "n_epochs": 4, "learning_rate": "linear(3e-3, 0)", "ent_coef": 0.01}
 A2C = {"n_steps": 16, "learning_rate": "linear(1e-2, 0)", "optimizer": "adam", "normalize_advantage": True}
+VTRACE = {"n_steps": 16, "learning_rate": "linear(1e-2, 0)"}
+OPTIONS = {"ppo": PPO, "a2c": A2C, "impala": VTRACE, "appo": VTRACE}
 
 
 def learn(tmp_path, algorithm, env, steps, scheme="serial", seed=1, gamma=0.5, **settings):
-    options = {"algo": {**(PPO if algorithm == "ppo" else A2C), "gamma": gamma, **settings.pop("algo", {})}}
+    options = {"algo": {**OPTIONS[algorithm], "gamma": gamma, **settings.pop("algo", {})}}
     options |= {"sampler": {"envs": 8}, "eval": {"episodes": 20}, "log": {"tensorboard": False}, **settings}
     return remuda.train(
         algorithm, env, steps=steps, seed=seed, scheme=scheme, out=tmp_path / "run", quiet=True, **options
@@ -24,7 +26,7 @@ def test_ppo_names_what_it_sees_in_every_kind_of_observation(tmp_path, kind):
     assert run.result["eval"]["mean_reward"] >= 9.9
 
 
-@pytest.mark.parametrize("algo", ["ppo", "a2c"])
+@pytest.mark.parametrize("algo", ["ppo", "a2c", "impala", "appo"])
 @pytest.mark.parametrize("ends", ["truncate", "terminate"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_identity_is_learned_however_episodes_end(tmp_path, algo, ends, seed):

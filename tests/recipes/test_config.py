@@ -8,7 +8,7 @@ import yaml
 
 from remuda.core import Space
 from remuda.errors import ConfigError
-from remuda.recipes.algo_options import ALGORITHMS, PPOOptions
+from remuda.recipes.algo_options import ALGORITHMS, DQNOptions, OnPolicyOptions, PPOOptions
 from remuda.recipes.config import GROUPS, KINDS, CheckpointOptions, RunConfig, to_dict
 from remuda.recipes.presets import PRESETS, find_preset
 from remuda.recipes.settings import settle_config
@@ -46,6 +46,12 @@ OTHERS = {
     "algo.clip_range": ("0.1", "0.1"),
     "algo.clip_range_vf": ("linear(0.2, 0.1)", "linear(0.2, 0.1)"),
     "algo.target_kl": ("0.02", 0.02),
+    "algo.correction": ("none", "none"),
+    "algo.vtrace_lambda": ("0.5", 0.5),
+    "algo.rho_clip": ("2", 2.0),
+    "algo.c_clip": ("none", None),
+    "algo.pg_rho_clip": ("3", 3.0),
+    "algo.reduction": ("sum", "sum"),
     "algo.train_freq": ("16", 16),
     "algo.learning_starts": ("1e4", 10_000),
     "algo.gradient_steps": ("3", 3),
@@ -119,6 +125,7 @@ OTHERS = {
     "agent.quick": ("false", False),
     "agent.compile": ("true", True),
     "scheme.threads": ("2", 2),
+    "scheme.max_lag": ("3", 3),
     "eval.every": ("10_000", 10_000),
     "eval.episodes": ("3", 3),
     "eval.seed": ("12", 12),
@@ -260,6 +267,20 @@ class TestWholeConfig:
             CheckpointOptions(keep=keep)
 
 
+def foreign_heads(algo):
+    """Options of agents of another kind."""
+    names = () if issubclass(ALGORITHMS[algo], OnPolicyOptions) else ("shared", "log_std_init")
+    return names if issubclass(ALGORITHMS[algo], DQNOptions) else (*names, "head_hidden")
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_options_of_other_agents_are_refused(algo):
+    for name in foreign_heads(algo):
+        text = OTHERS[f"agent.{name}"][0]
+        with pytest.raises(ConfigError, match=f"agent.{name}=.* means nothing to {algo}: leave it out"):
+            settle_config({"algo": algo, "env": "CartPole-v1"}, {"agent": {name: text}})
+
+
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_yaml_and_back(algo, tmp_path):
     """What config.yaml holds gives the same run, with every option away from its default."""
@@ -269,10 +290,13 @@ def test_yaml_and_back(algo, tmp_path):
         if group != "algo" or option in {item.name for item in fields(ALGORITHMS[algo])}:
             groups[group][option] = text
     groups["sampler"]["slots"] = "1"  # workers that act have no turns to take
-    if algo in ("a2c", "ppo"):
+    if algo in ("a2c", "appo", "impala", "ppo"):
         groups["replay"].clear()
     if algo == "r2d1":
         groups["algo"]["atoms"] = "1"
+    groups["scheme"].pop("max_lag")  # only async has one
+    for name in foreign_heads(algo):
+        groups["agent"].pop(name)
     settings = {"algo": algo, "env": "ALE/Pong-v5", "steps": "1e5", "seed": "9", "scheme": "parallel"}
     config, *_ = settle_config(settings, groups)
     file = tmp_path / "config.yaml"
@@ -322,7 +346,7 @@ EVERY_PRESET = [(algo, pattern) for algo, table in PRESETS.items() for pattern i
 class TestPresets:
     def test_every_algorithm_has_fallbacks(self):
         assert set(PRESETS) == set(ALGORITHMS)
-        assert all({"discrete", "box"} <= set(PRESETS[algo]) for algo in ("a2c", "ppo"))
+        assert all({"discrete", "box"} <= set(PRESETS[algo]) for algo in ("a2c", "appo", "impala", "ppo"))
         assert all("discrete" in PRESETS[algo] for algo in ("dqn", "rainbow", "r2d1"))
         assert all("box" in PRESETS[algo] for algo in ("ddpg", "sac", "td3"))
 
@@ -350,7 +374,7 @@ class TestPresets:
             ("package.module:make", BOX, "box"),
         ],
     )
-    @pytest.mark.parametrize("algo", ["a2c", "ppo", "dqn", "rainbow"])
+    @pytest.mark.parametrize("algo", ["a2c", "appo", "impala", "ppo", "dqn", "rainbow"])
     def test_which_one_counts(self, algo, env, action, pattern):
         if pattern == "box" and algo in ("dqn", "rainbow"):
             assert find_preset(algo, env, action) in PRESETS[algo].values()  # which is then refused

@@ -265,7 +265,7 @@ def test_what_is_logged_is_what_the_env_gave(tmp_path: Path) -> None:
     assert lines[True][0]["rollout/ep_rew_mean"] == lines[False][0]["rollout/ep_rew_mean"], "the same first rollout"
 
 
-@pytest.mark.parametrize("algo", ["ppo", "a2c"])
+@pytest.mark.parametrize("algo", ["ppo", "a2c", "impala", "appo"])
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -277,10 +277,14 @@ def test_what_is_logged_is_what_the_env_gave(tmp_path: Path) -> None:
 def test_the_entropy_bonus_follows_its_schedule(algo: str, text: str, expected: tuple[float, ...]) -> None:
     config, _, info = settle({"algo": {"ent_coef": text, "vf_coef": 0.5}}, algo=algo)
     algorithm = make_algorithm(config, info, find_net(config.agent))
-    batch = algorithm.prepare(make_rollout(algorithm.agent, T=8, B=4)).flatten()
+    batch = algorithm.prepare(make_rollout(algorithm.agent, T=8, B=4))
+    batch = batch.flatten() if algo in ("ppo", "a2c") else batch
     for progress, coefficient in zip((0.0, 0.5, 1.0), expected, strict=True):
         metrics = algorithm.losses(batch, Clock(progress=progress)).metrics
-        rest = metrics["policy_gradient_loss" if algo == "ppo" else "policy_loss"] + 0.5 * metrics["value_loss"]
+        rest = (
+            metrics["policy_gradient_loss" if algo in ("ppo", "appo") else "policy_loss"]
+            + 0.5 * metrics["value_loss"]
+        )
         bonus = (metrics["loss"] - rest) / metrics["entropy_loss"]
         assert float(bonus) == pytest.approx(coefficient, abs=1e-5)
 

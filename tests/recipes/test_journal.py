@@ -145,7 +145,7 @@ class TestIntervals:
         names = [path.name for path in list_checkpoints(run.path / "checkpoints")]
         assert names == ["step-80", "step-160", "step-240", "step-320", "step-400"]
         progress = load_newest(run.path / "checkpoints").progress
-        counts = {"steps": 400, "rounds": 10, "episodes": 120, "restarts": 0, "checkpoints": 5}
+        counts = {"steps": 400, "rounds": 10, "episodes": 120, "restarts": 0, "dropped": 0, "checkpoints": 5}
         assert progress == counts
 
     @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Minibatches of recurrent agents: whole columns of a fresh rollout, reset rows included."""
+"""Minibatches of whole columns of a fresh rollout, reset rows included: of recurrent agents, and where asked for."""
 
 from __future__ import annotations
 
@@ -124,3 +124,56 @@ def test_a_round_is_used_once_and_reset_rows_alone_give_nothing() -> None:
     assert len(round_of(replay, whole(4, 2))) == 4
     assert list(replay.batches()) == []
     assert round_of(replay, numbered(torch.zeros(4, 2, dtype=torch.bool))) == []
+
+
+def without_state(batch: Batch) -> Batch:
+    return Batch(batch.steps, None, None, batch.last_obs)
+
+
+@settings(deadline=None, database=None, max_examples=40)
+@given(st.integers(1, 6), st.integers(1, 12), st.integers(1, 15), st.integers(1, 3), st.integers(0, 2**63 - 1))
+def test_whole_sequences_without_memory(T: int, B: int, batch_size: int, epochs: int, seed: int) -> None:
+    """batch_size counts sequences: no minibatch has more, and all have as many as they evenly can."""
+    minibatches = round_of(Fresh(epochs, batch_size, seed, whole=True), without_state(whole(T, B)))
+    per_epoch = -(-B // batch_size)
+    assert len(minibatches) == epochs * per_epoch
+    assert [sorted(epoch) for epoch in epochs_of(minibatches, per_epoch)] == [list(range(B))] * epochs
+    sizes = [len(envs_of(minibatch)) for minibatch in minibatches]
+    assert max(sizes) <= batch_size
+    assert max(sizes) - min(sizes) <= 1
+    for minibatch in minibatches:
+        envs = torch.tensor(envs_of(minibatch))
+        assert minibatch.state is None
+        assert torch.equal(minibatch.steps.obs, torch.arange(T).unsqueeze(1) * B + envs), "rows stay in order"
+
+
+def test_with_memory_whole_changes_only_what_batch_size_counts() -> None:
+    rows, sequences = Fresh(2, 8, 5), Fresh(2, 2, 5, whole=True)
+    found = [[envs_of(minibatch) for minibatch in round_of(replay, whole(4, 6))] for replay in (rows, sequences)]
+    assert found[0] == found[1]
+    assert len(found[0]) == 6
+
+
+def test_whole_sequences_keep_their_reset_rows() -> None:
+    mask = torch.ones(5, 4, dtype=torch.bool)
+    mask[2, 1] = mask[0, 3] = mask[4, 3] = False
+    for minibatch in round_of(Fresh(2, 2, 0, whole=True), without_state(numbered(mask))):
+        assert minibatch.steps.mask.shape == (5, 2)
+        assert torch.equal(minibatch.steps.mask, mask[:, envs_of(minibatch)])
+
+
+def test_whole_sequences_without_a_real_row_give_nothing() -> None:
+    mask = torch.ones(3, 4, dtype=torch.bool)
+    mask[:, 2] = False
+    minibatches = round_of(Fresh(2, 1, 0, whole=True), without_state(numbered(mask)))
+    assert [sorted(epoch) for epoch in epochs_of(minibatches, 3)] == [[0, 1, 3]] * 2
+    nothing = without_state(numbered(torch.zeros(3, 4, dtype=torch.bool)))
+    assert round_of(Fresh(2, 1, 0, whole=True), nothing) == []
+
+
+@pytest.mark.parametrize("batch_size", [None, 3, 100])
+def test_all_sequences_at_once_are_the_rollout_itself(batch_size: int | None) -> None:
+    batch = without_state(whole(4, 3))
+    minibatches = round_of(Fresh(2, batch_size, 0, whole=True), batch)
+    assert [envs_of(minibatch) for minibatch in minibatches] == [[0, 1, 2]] * 2
+    assert all(minibatch.steps.obs is batch.steps.obs for minibatch in minibatches), "nothing is copied"

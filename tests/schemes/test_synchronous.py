@@ -40,6 +40,7 @@ class Pieces:
             make_replay=lambda agent, rounds: self.did(f"replay {rounds}"),
             make_weights=self.make_weights,
             make_sampler=self.make_sampler,
+            make_stream=self.make_stream,
             num_threads=1,
             warm_up=warm_up,
             cut_every=cut_every,
@@ -64,6 +65,9 @@ class Pieces:
         assert weights is self.weights
         assert should_stop == self.must_stop
         return self.did(f"sampler {workers} {rounds}")
+
+    def make_stream(self, agent, weights, workers, rounds, max_lag, should_stop):
+        raise AssertionError("nothing here is asynchronous")
 
     # sampler
 
@@ -295,6 +299,7 @@ class TestLearn:
             "train/loss": 2.0,  # of 1, 2, 3
             "train/learning_rate": pytest.approx(0.1),
             "lag/collect_to_gradient": 1.0,  # of 0, 1, 2
+            "lag/collect_to_gradient_max": 2.0,
             "lag/gradient_to_update": 0.0,
         }
         assert all(type(value) is float for value in metrics.values())

@@ -1,7 +1,8 @@
-"""What A2C and PPO share: an actor-critic agent, advantages of a fresh rollout, and the running normalisers."""
+"""What A2C, PPO, IMPALA and APPO share: an actor-critic agent, its rewards, advantages, and running normalisers."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -45,25 +46,36 @@ class RewardScale(nn.Module):
     def forward(self, r_t: Tensor, mask_t: Tensor, envs: Tensor | None = None) -> Tensor:
         """Scaled rewards [T, B] of these envs, by default of all; called once per rollout: it counts what it sees."""
         returns = torch.empty(r_t.shape, dtype=torch.float64)
-        own = slice(None) if envs is None else envs
-        carry = self.carry[own]
-        for t in range(len(r_t)):
-            carry = mask_t[t] * (self.gamma * carry + r_t[t])  # a reset row starts from nothing
-            returns[t] = carry
-        self.carry[own] = carry
+        envs = torch.arange(len(self.carry)) if envs is None else envs
+        for columns in one_by_one(envs):
+            carry = self.carry[envs[columns]]
+            for t in range(len(r_t)):
+                carry = mask_t[t, columns] * (self.gamma * carry + r_t[t, columns])  # a reset row starts from nothing
+                returns[t, columns] = carry
+            self.carry[envs[columns]] = carry
         self.moments.update(returns[mask_t])
         return (r_t / (self.moments.var + 1e-8).sqrt().float()).clamp(-self.clip, self.clip)
 
 
+def one_by_one(envs: Tensor) -> list[Tensor]:
+    """Columns in groups that hold every env once at the most: of two rollouts of an env the first goes first."""
+    groups: dict[int, list[int]] = defaultdict(list)
+    times: Counter[int] = Counter()
+    for column, env in enumerate(envs.tolist()):
+        groups[times[env]].append(column)
+        times[env] += 1
+    return [torch.tensor(group) for group in groups.values()]
+
+
 class ActorCritic(nn.Module):
-    """Base of the on-policy algorithms; each adds `losses`."""
+    """Base of the algorithms that learn from fresh rollouts; each adds `losses`."""
 
     def __init__(
         self,
         agent: PolicyAgent,
         num_envs: int,
         gamma: float,
-        gae_lambda: float,
+        gae_lambda: float = 1.0,
         normalize_reward: bool = False,
         clip_reward: bool = False,
     ) -> None:
@@ -81,13 +93,17 @@ class ActorCritic(nn.Module):
     def groups(self) -> dict[str, list[nn.Parameter]]:
         return {"policy": list(self.agent.parameters())}
 
+    def rewards(self, rollout: Rollout) -> Tensor:
+        """[T, B], clipped and scaled as asked; once per rollout, as scaling counts what it sees."""
+        steps = rollout.steps
+        # Clipped here and not in the env: what is logged is what the game gave.
+        reward: Tensor = steps.reward.clamp(-1.0, 1.0) if self.clip_reward else steps.reward
+        return reward if self.reward_scale is None else self.reward_scale(reward, steps.mask, rollout.envs)
+
     def prepare(self, rollout: Rollout) -> Batch:
         """Advantages and value targets from the values that were said while acting."""
         steps = rollout.steps
-        # Clipped here and not in the env: what is logged is what the game gave.
-        reward = steps.reward.clamp(-1.0, 1.0) if self.clip_reward else steps.reward
-        if self.reward_scale is not None:
-            reward = self.reward_scale(reward, steps.mask, rollout.envs)
+        reward = self.rewards(rollout)
         v = torch.cat([steps.policy.value, rollout.last_value.unsqueeze(0)])
         advantage = gae(reward, steps.discount, steps.mask, v, self.gamma, self.gae_lambda)
         targets = Targets(advantage, advantage + v[:-1])

@@ -8,8 +8,15 @@ from remuda.cli.options import Parser
 
 ALGOS = [
     ("a2c", "advantage actor-critic: one gradient of each rollout", "any", "serial, parallel"),
+    (
+        "appo",
+        "asynchronous PPO: clipped ratio, data of older policies corrected by V-trace",
+        "any",
+        "serial, parallel, async",
+    ),
     ("ddpg", "deep deterministic policy gradients, from a replay", "Box", "serial, parallel"),
     ("dqn", "deep Q-learning: double, dueling, C51, noisy by an option each", "Discrete", "serial, parallel"),
+    ("impala", "policy gradient, data of older policies corrected by V-trace", "any", "serial, parallel, async"),
     ("ppo", "proximal policy optimisation: several epochs, clipped ratio", "any", "serial, parallel"),
     ("r2d1", "deep Q-learning with memory, from sequences", "Discrete", "serial, parallel"),
     ("rainbow", "deep Q-learning with all of these, n-step and prioritised", "Discrete", "serial, parallel"),
@@ -19,6 +26,7 @@ ALGOS = [
 SCHEMES = [
     ("serial", "envs, policy and learner in one process"),
     ("parallel", "envs in worker processes, policy and learner in this one; same parameters as serial"),
+    ("async", "workers act and a learner learns, each at its own pace; for impala and appo"),
 ]
 
 

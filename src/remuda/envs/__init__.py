@@ -21,6 +21,7 @@ import numpy as np
 
 from remuda.core import Space
 from remuda.envs import backends
+from remuda.envs.apart import ApartEnvs
 from remuda.envs.atari import AtariOptions
 from remuda.envs.check import EnvReport, examine
 from remuda.envs.episodes import EpisodeStats, resolve_stats
@@ -33,6 +34,7 @@ from remuda.envs.worker import refuse_in_worker
 from remuda.errors import ConfigError, EnvError, EnvSpecError, NoState
 
 __all__ = [
+    "ApartEnvs",
     "AtariOptions",
     "EnvInfo",
     "EnvReport",

@@ -33,6 +33,7 @@ from remuda.envs.lane import Lane, build_all, rows_layout, slice_rows
 from remuda.envs.single import Rows, SingleEnv
 from remuda.envs.spec import EnvSpec
 from remuda.errors import ConfigError, Interrupted
+from remuda.transport.requests import server_of
 
 logger = logging.getLogger("remuda.envs")
 
@@ -46,6 +47,27 @@ def envs_per_slot(num_envs: int, slots: int) -> int:
             f"envs={num_envs} does not divide by slots={slots}: use {num_envs - num_envs % slots or slots}."
         )
     return num_envs // slots
+
+
+def blocks_of(num_envs: int, slots: int, num_workers: int, alone: bool) -> list[list[tuple[int, int]]]:
+    """The envs of each worker, as first and last of its share of every slot, or with `alone` of slots of its own."""
+    per_slot = envs_per_slot(num_envs, slots)
+    starts = range(0, num_envs, per_slot)
+    if alone:
+        if not 1 <= num_workers <= slots:
+            raise ConfigError(f"workers={num_workers} for {slots} slots, each of which belongs to one: use fewer.")
+        servers = [server_of(slot, slots, num_workers) for slot in range(slots)]
+        return [
+            [(start, start + per_slot) for start, server in zip(starts, servers, strict=True) if server == worker]
+            for worker in range(num_workers)
+        ]
+    if not 1 <= num_workers <= per_slot:
+        raise ConfigError(
+            f"workers={num_workers} for {per_slot} envs per slot: every worker serves every slot, "
+            f"so use 1 to {per_slot} workers."
+        )
+    shares = split_evenly(per_slot, num_workers)
+    return [[(start + first, start + last) for start in starts] for first, last in shares]
 
 
 def split_evenly(count: int, parts: int) -> list[tuple[int, int]]:

@@ -49,6 +49,7 @@ class NativeEnvs:
         gamma: float = 0.99,
         stats: str | type[EpisodeStats] | None = None,
         should_stop: Callable[[], bool] | None = None,
+        first_env: int = 0,
     ) -> None:
         per_slot = envs_per_slot(num_envs, slots)
         self.num_envs, self.num_slots, self.should_stop = num_envs, slots, should_stop
@@ -64,7 +65,7 @@ class NativeEnvs:
                         "change envs.kwargs or use envs.backend=python."
                     ) from error
                 label = f"{spec.label} in this process (backend {backend.NAME})"
-                self._slots.append(_Slot(games, label, slot * per_slot, per_slot, gamma, stats_class))
+                self._slots.append(_Slot(games, label, first_env + slot * per_slot, per_slot, gamma, stats_class))
         except BaseException:
             self.close()
             raise

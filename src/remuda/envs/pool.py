@@ -6,9 +6,10 @@
             slot, step = envs.recv()             # in the order of sending; views of shared memory
             envs.send(slot, act(step.obs))       # copies the actions, rings the workers
 
-Every worker serves its share of every slot. A worker that dies, or owes an answer for longer than `step_timeout`,
-is replaced; the envs it had answer their pending or next request with a reset row. Answers do not depend on timing:
-the same seed and actions give what LocalEnvs gives, bit by bit, as long as no worker is lost.
+Every worker serves its share of every slot; with `alone` it has slots of its own (envs/apart.py). A worker that dies,
+or owes an answer for longer than `step_timeout`, is replaced; the envs it had answer their pending or next request
+with a reset row. Answers do not depend on timing: the same seed and actions give what LocalEnvs gives, bit by bit, as
+long as no worker is lost.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from remuda.data.trees import leaves
 from remuda.envs import worker
 from remuda.envs.episodes import EpisodeStats, resolve_stats
 from remuda.envs.lane import rows_layout, slice_rows
-from remuda.envs.local import check_seeds, envs_of, envs_per_slot, report, split_evenly, write_actions
+from remuda.envs.local import blocks_of, check_seeds, envs_of, envs_per_slot, report, write_actions
 from remuda.envs.paths import describe
 from remuda.envs.spaces import space_from_wire
 from remuda.envs.spec import EnvSpec
-from remuda.errors import ConfigError, Interrupted, NoState
+from remuda.errors import Interrupted, NoState
 from remuda.transport.crew import LOOK_SECONDS, Crew, Member
 from remuda.transport.requests import Patience, Requests, layout
 
@@ -58,14 +59,11 @@ class PooledEnvs:
         levels: Sequence[int] | None = None,
         info: Sequence[str] = (),
         seed: int | None = None,  # with one, reset() may be left out: the first send to a slot resets it
+        alone: bool = False,
     ) -> None:
-        worker.refuse_in_worker()
-        per_slot = envs_per_slot(num_envs, slots)
-        if not 1 <= num_workers <= per_slot:
-            raise ConfigError(
-                f"workers={num_workers} for {per_slot} envs per slot: every worker serves every slot, "
-                f"so use 1 to {per_slot} workers."
-            )
+        if not alone:  # an inference process is a worker, and has such a pool of its own
+            worker.refuse_in_worker()
+        per_slot, self._is_alone = envs_per_slot(num_envs, slots), alone
         check_seeds(seeds, levels, info, num_envs)
         stats_class = resolve_stats(stats)
         order = {
@@ -76,10 +74,7 @@ class PooledEnvs:
             "levels": None if levels is None else [int(level) for level in levels],
             "info": list(info),
         }
-        self._blocks = [
-            [(slot * per_slot + first, slot * per_slot + last) for slot in range(slots)]
-            for first, last in split_evenly(per_slot, num_workers)
-        ]
+        self._blocks = blocks_of(num_envs, slots, num_workers, alone)
         self._seeds, self._played = seeds, [0] * num_envs  # episodes that were told of, by env
         self._memory: SharedArrays | None = None
         self._sent: deque[tuple[int, int]] = deque()
@@ -110,7 +105,7 @@ class PooledEnvs:
             raise
 
     def _allocate(self, num_workers: int, per_slot: int, info: Sequence[str]) -> None:
-        room = NEWS_BYTES * -(-per_slot // num_workers)
+        room = NEWS_BYTES * (per_slot if self._is_alone else -(-per_slot // num_workers))
         memory = SharedArrays(
             {
                 **rows_layout(self.observation, self.action, self.num_envs, info),
@@ -120,7 +115,7 @@ class PooledEnvs:
         self._memory = memory
         self._restarts = memory["restarts"]
         arrays = {name: memory[name] for name in memory.layout}
-        self._requests, self._patience = Requests(arrays), Patience(num_workers)
+        self._requests, self._patience = Requests(arrays, self._is_alone), Patience(num_workers)
         slices = [slice(slot * per_slot, (slot + 1) * per_slot) for slot in range(self.num_slots)]
         views = [slice_rows(arrays, own, self.observation, self.action, info) for own in slices]
         self._steps, self._infos = [rows.step for rows, _ in views], [rows.info for rows, _ in views]
@@ -259,7 +254,8 @@ class PooledEnvs:
     # --- news and losses ----------------------------------------------------------------------------------------
 
     def _take_news(self, slot: int, number: int) -> None:
-        for member in self._crew.members:
+        for index in self._requests.servers[slot]:
+            member = self._crew.members[index]
             news = self._requests.news(member.index, slot, number)
             if news is None:
                 news = self._receive_news(member, slot, number)
@@ -297,6 +293,11 @@ class PooledEnvs:
 
     def _replace(self, member: Member) -> None:
         """A new process; what the old one left half done is asked again, what it had done stays."""
+        self._crew.revive(member, self._give_up(member))
+        self._introduce(member)
+
+    def _give_up(self, member: Member) -> bool:
+        """On what a lost worker left; returns whether it was of any use."""
         index = member.index
         owed = self._requests.owed(index)
         for slot in owed:
@@ -308,8 +309,7 @@ class PooledEnvs:
         # A new worker answers every slot once with a reset row; only after that does it step.
         was_useful = self._number > self._lost_at[index] + 2 * self.num_slots * worker.KINDS
         self._lost_at[index] = self._number
-        self._crew.revive(member, was_useful)
-        self._introduce(member)
+        return was_useful
 
     def _seeds_left(self, index: int) -> dict[str, list[int]] | None:
         """The seeds that a worker's envs have still to play; episodes that it told of unheard are played already."""
@@ -327,7 +327,8 @@ class PooledEnvs:
     def _introduce(self, member: Member) -> None:
         assert self._memory is not None
         # one message: with the seed in a second one, a pending request could be answered in between
-        member.tell({"do": "attach", "layout": self._memory.layout, "seed": self._seed}, [self._memory.fd])
+        order = {"do": "attach", "layout": self._memory.layout, "seed": self._seed, "alone": self._is_alone}
+        member.tell(order, [self._memory.fd])
         member.heard = self._crew.clock
 
     def info(self, slot: int) -> dict[str, NDArray[Any]]:

@@ -108,8 +108,13 @@ class WithPrevious:
         self._is_renewing[slot] = True
         self._envs.renew(slot)
 
-    def recv(self) -> tuple[int, Step]:
-        slot, step = self._envs.recv()
+    def ready(self, seconds: float) -> list[int]:
+        """As of ApartEnvs."""
+        slots: list[int] = self._envs.ready(seconds)  # type: ignore[attr-defined]
+        return slots
+
+    def recv(self, slot: int | None = None) -> tuple[int, Step]:
+        slot, step = self._envs.recv() if slot is None else self._envs.recv(slot)  # type: ignore[call-arg]
         is_over, mask = self._is_over[slot], step.mask[:, None]
         taken, reward = self._previous[slot]
         if self._is_renewing[slot]:  # only those that were over have begun anew

@@ -44,7 +44,7 @@ LOOK_SECONDS = 1.0  # how often an idle worker looks whether its fork server liv
 
 
 def refuse_in_worker() -> None:
-    """For whoever starts runs or workers: a worker only looks for its env in the user's script."""
+    """For whoever starts runs or pools: a worker only looks for its env in the user's script."""
     if serving.IN_WORKER:
         raise EnvSpecError(
             f"an env worker that loaded the user's script was told to start a run: put that under {GUARD}"
@@ -146,7 +146,8 @@ class _Service:
             lane.attach(rows)
             self._actions.append(actions)
         self._restarts = memory["restarts"]
-        self._answers = Answers(arrays, self._index)
+        self._answers = Answers(arrays, self._index, order["alone"])
+        self._lane_of = dict(zip(self._answers.slots, zip(self._lanes, self._actions, strict=True), strict=True))
         self._patience = Patience(self._answers.num_workers)
         if order["seed"] is not None:  # in place of a lost worker
             self._seed_libraries(order["seed"])
@@ -188,13 +189,13 @@ class _Service:
         self._link.send({"loaded": True})
 
     def _answer(self, answers: Answers, number: int, slot: int) -> None:
-        lane = self._lanes[slot]
+        lane, actions = self._lane_of[slot]
         start = time.perf_counter()
         kind = number % KINDS
         if kind == RENEW:
             lane.renew()
         else:
-            lane.step(self._actions[slot], kind == HOLD)
+            lane.step(actions, kind == HOLD)
         seconds = time.perf_counter() - start
         rows = lane.rows
         news: bytes | None = b""

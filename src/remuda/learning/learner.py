@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +22,9 @@ from torch import Tensor, nn
 from remuda.core import Algorithm, Clock, QuickGradients
 from remuda.data import Batch, Rollout
 from remuda.errors import ConfigError, TrainingError
+from remuda.learning.gradients import Gradients
 from remuda.learning.optimizers import OptimizerOptions, make_optimizer
+from remuda.learning.parts import Parts
 from remuda.learning.schedules import Schedule
 
 logger = logging.getLogger("remuda.learning")
@@ -45,17 +47,6 @@ def shapes(groups: dict[str, Tensor]) -> dict[str, torch.Size]:
     return {name: vector.shape for name, vector in groups.items()}
 
 
-@dataclass(frozen=True)
-class Gradients:
-    """What G hands to U."""
-
-    groups: dict[str, Tensor]  # each a vector, in the order of the group's parameters
-    version: int  # of the parameters they were computed from
-    metrics: dict[str, Tensor | float]
-    priority: Tensor | None
-    stop: bool
-
-
 class Learner:
     """Owns an algorithm's parameters and their optimizers."""
 
@@ -65,6 +56,7 @@ class Learner:
         optimizer: OptimizerOptions,
         learning_rate: Schedule,
         max_grad_norm: float | None,
+        num_parts: int = 1,  # of a batch, whose gradients are computed at the same time
     ) -> None:
         self.algorithm, self.learning_rate, self.max_grad_norm = algorithm, learning_rate, max_grad_norm
         self.parameters = algorithm.groups()
@@ -74,6 +66,8 @@ class Learner:
         self.skipped = 0  # updates left out because a gradient was not finite
         self._bad_in_a_row = 0
         self._quick = getattr(algorithm, "quick_gradients", None)  # an algorithm need not have it
+        adds_up = getattr(algorithm, "adds_up", None)  # how gradients of parts make up that of the whole, if they do
+        self._parts = Parts(num_parts, adds_up) if num_parts > 1 and adds_up is not None else None
         self._compare_at = 0  # the version whose gradients are computed both ways
 
     @property
@@ -94,6 +88,8 @@ class Learner:
             quick = self._quick(batch, self.clock)
             if quick is not None and self._agrees(quick, batch):
                 return Gradients(quick.groups, self.version, quick.metrics, quick.priority, quick.stop)
+        if self._parts is not None:
+            return self._parts.gradients(self._by_autograd, batch)
         return self._by_autograd(batch)
 
     def _agrees(self, quick: QuickGradients, batch: Batch) -> bool:
@@ -153,6 +149,12 @@ class Learner:
     def finish(self, rollout: Rollout) -> None:
         """After the last gradient of a rollout: running statistics of observations."""
         self.algorithm.after_rollout(rollout)
+
+    def close(self) -> None:
+        """End its threads; what was learned stays."""
+        if self._parts is not None:
+            self._parts.close()
+            self._parts = None
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -12,6 +12,7 @@ from remuda.maths.distributions import (
 from remuda.maths.losses import approximate_kl, clipped_surrogate, standardised, value_loss
 from remuda.maths.returns import discounted_returns, explained_variance, gae, n_step_returns
 from remuda.maths.values import huber, project, rescale, unscale
+from remuda.maths.vtrace import one_step_advantages, vtrace
 
 __all__ = [
     "Bernoulli",
@@ -28,9 +29,11 @@ __all__ = [
     "gae",
     "huber",
     "n_step_returns",
+    "one_step_advantages",
     "project",
     "rescale",
     "standardised",
     "unscale",
     "value_loss",
+    "vtrace",
 ]

@@ -7,16 +7,18 @@ from itertools import pairwise
 from typing import Any
 
 from remuda.core import Agent
-from remuda.envs import EnvInfo, EnvSpec, LocalEnvs
+from remuda.envs import ApartEnvs, EnvInfo, EnvSpec, LocalEnvs, NativeEnvs, choose_backend
 from remuda.envs.previous import WithPrevious
 from remuda.errors import ConfigError
 from remuda.learning.weights import SharedWeights
+from remuda.recipes.algo_options import OnPolicyOptions
 from remuda.recipes.algorithms import make_algorithm, make_exploration
 from remuda.recipes.config import RunConfig, from_dict, to_dict
 from remuda.recipes.parts import WORKER_LIMITS, find_net, training_seeds
 from remuda.sampling.acting import ActingSampler
 from remuda.sampling.actor import serve
 from remuda.sampling.exploration import Exploration
+from remuda.sampling.stream import RolloutStream
 
 
 def make_acting_sampler(
@@ -33,35 +35,65 @@ def make_acting_sampler(
         raise ConfigError(
             f"envs.backend={config.envs.backend} with sampler.act=workers: they step single envs, use python."
         )
-    if config.agent.net.startswith("<"):
-        raise ConfigError(
-            f"agent.net={config.agent.net} has no import path, by which workers that act could find it: move it to a "
-            "module, or use sampler.act=central."
-        )
-    bounds = [worker * config.sampler.envs // workers for worker in range(workers + 1)]
-    orders = [
-        {
-            "config": to_dict(config),
-            "spec": spec.to_json(),
-            "wait_reset": config.sampler.wait_reset,
-            "first": first,
-            "last": last,
-        }
-        for first, last in pairwise(bounds)
-    ]
-    limits = {"should_stop": should_stop, **{name: getattr(config.envs, name) for name in WORKER_LIMITS}}
     n_steps, seed = config.algo_options.rows_per_round, config.seed
     return ActingSampler(
         __name__,
-        orders,
+        make_orders(config, spec, workers),
         agent,
         agent.observation,
         weights,
         n_steps,
         seed,
         first_row,
-        **limits,
+        should_stop=should_stop,
+        **worker_limits(config),
     )
+
+
+def make_rollout_stream(
+    config: RunConfig,
+    spec: EnvSpec,
+    workers: int,
+    agent: Any,
+    weights: SharedWeights,
+    first_row: int,
+    max_lag: int | None,
+    should_stop: Callable[[], bool],
+) -> RolloutStream:
+    """Workers of equal shares of the envs, some of whose rollouts make a round; or one that acts for all of them."""
+    options, envs = config.algo_options, config.sampler.envs
+    assert isinstance(options, OnPolicyOptions)
+    is_central = config.sampler.act == "central"
+    orders = make_orders(config, spec, 1 if is_central else workers)
+    return RolloutStream(
+        __name__,
+        [{**order, "groups": workers if is_central else 1} for order in orders],
+        agent,
+        agent.observation,
+        weights,
+        options.n_steps,
+        max(1, options.columns_per_round(envs) * workers // envs),
+        config.seed,
+        max_lag=max_lag,
+        first_row=first_row,
+        should_stop=should_stop,
+        **worker_limits(config),
+    )
+
+
+def make_orders(config: RunConfig, spec: EnvSpec, workers: int) -> list[dict[str, Any]]:
+    if config.agent.net.startswith("<"):
+        raise ConfigError(
+            f"agent.net={config.agent.net} has no import path, by which workers that act could find it: move it to a "
+            "module, or use sampler.act=central."
+        )
+    bounds = [worker * config.sampler.envs // workers for worker in range(workers + 1)]
+    common = {"config": to_dict(config), "spec": spec.to_json(), "wait_reset": config.sampler.wait_reset}
+    return [{**common, "first": first, "last": last} for first, last in pairwise(bounds)]
+
+
+def worker_limits(config: RunConfig) -> dict[str, Any]:
+    return {name: getattr(config.envs, name) for name in WORKER_LIMITS}
 
 
 def main(fds: Sequence[int]) -> int:
@@ -74,19 +106,36 @@ def make_parts(
     """The envs and the agent of one worker, and how that explores."""
     config = from_dict(order["config"])
     options = config.agent
-    envs: Any = LocalEnvs(
-        EnvSpec.from_json(order["spec"]),
-        order["last"] - order["first"],
-        gamma=config.algo_options.gamma,
-        stats=config.envs.stats,
-        levels=training_seeds(config),
-        max_restarts=config.envs.max_restarts,
-        should_stop=beat,
-        first_env=order["first"],
-        tell=tell,
-    )
+    envs: Any = make_own_envs(config, order, beat, tell)
     if options.prev_action or options.prev_reward:
         envs = WithPrevious(envs, options.prev_action, options.prev_reward)
     seen = EnvInfo(config.env, envs.observation, envs.action, None, (), 0.0)
     agent: Any = make_algorithm(config, seen, find_net(options)).agent
     return envs, agent, make_exploration(config).columns(order["first"], order["last"])
+
+
+def make_own_envs(
+    config: RunConfig, order: Mapping[str, Any], beat: Callable[[], bool], tell: Callable[[str], None]
+) -> LocalEnvs | NativeEnvs | ApartEnvs:
+    """In this process; native ones only where no worker has to go on with another's episodes."""
+    spec, count, levels = EnvSpec.from_json(order["spec"]), order["last"] - order["first"], training_seeds(config)
+    options, gamma, first = config.envs, config.algo_options.gamma, order["first"]
+    if config.scheme == "async" and config.sampler.act == "central":
+        limits = {"max_restarts": options.max_restarts, **worker_limits(config)}
+        groups = order["groups"]
+        return ApartEnvs(spec, count, groups, groups, gamma, options.stats, levels=levels, should_stop=beat, **limits)
+    if config.scheme == "async" and not config.sampler.wait_reset:
+        backend = choose_backend(spec, options.backend, options.stats, levels=levels)
+        if backend is not None:
+            return NativeEnvs(spec, backend, count, 1, 1, gamma, options.stats, beat, first_env=first)
+    return LocalEnvs(
+        spec,
+        count,
+        gamma=gamma,
+        stats=options.stats,
+        levels=levels,
+        max_restarts=options.max_restarts,
+        should_stop=beat,
+        first_env=first,
+        tell=tell,
+    )

@@ -27,23 +27,38 @@ class AlgoOptions(Checked):
 
 @dataclass(frozen=True)
 class OnPolicyOptions(AlgoOptions):
-    """What A2C and PPO have in common."""
+    """What algorithms that learn from fresh rollouts have in common."""
 
     n_steps: int = option(128, "rows of each env in one rollout", low=1, high=1_000_000)
-    gae_lambda: float = option(0.95, "lambda of generalised advantage estimation", low=0.0, high=1.0)
     ent_coef: str = option("0", "weight of the entropy bonus: a number or a schedule", schedule=True)
     vf_coef: float = option(0.5, "weight of the value loss", low=0.0)
-    normalize_advantage: bool = option(True, "bring advantages of each minibatch to mean 0, deviation 1")
     normalize_reward: bool = option(False, "divide rewards by the running deviation of the discounted return")
+    correction: str = option(
+        "on-policy",
+        "data of an older policy: on-policy refuses schemes that give it, none learns from it as it is",
+        choices=("on-policy", "none"),
+    )
 
     @property
     def rows_per_round(self) -> int:
         """Rows of each env in one rollout."""
         return self.n_steps
 
+    def columns_per_round(self, envs: int) -> int:
+        """Sequences that one round of an asynchronous scheme learns from."""
+        return envs
+
 
 @dataclass(frozen=True)
-class PPOOptions(OnPolicyOptions):
+class GAEOptions(OnPolicyOptions):
+    """What A2C and PPO have in common."""
+
+    gae_lambda: float = option(0.95, "lambda of generalised advantage estimation", low=0.0, high=1.0)
+    normalize_advantage: bool = option(True, "bring advantages of each minibatch to mean 0, deviation 1")
+
+
+@dataclass(frozen=True)
+class PPOOptions(GAEOptions):
     """Proximal policy optimisation."""
 
     batch_size: int = option(256, "rows of a minibatch; must divide n_steps x envs", low=1)
@@ -58,7 +73,7 @@ class PPOOptions(OnPolicyOptions):
 
 
 @dataclass(frozen=True)
-class A2COptions(OnPolicyOptions):
+class A2COptions(GAEOptions):
     """Advantage actor-critic."""
 
     learning_rate: str = option("7e-4", "step size: a number or a schedule such as linear(7e-4, 0)", schedule=True)
@@ -66,6 +81,51 @@ class A2COptions(OnPolicyOptions):
     gae_lambda: float = option(1.0, "lambda of generalised advantage estimation", low=0.0, high=1.0)
     normalize_advantage: bool = option(False, "bring advantages of each rollout to mean 0, deviation 1")
     optimizer: str = option("rmsprop", "optimizer", choices=("adam", "adamw", "rmsprop"))
+
+
+@dataclass(frozen=True)
+class VTraceOptions(OnPolicyOptions):
+    """What IMPALA and APPO have in common."""
+
+    learning_rate: str = option("6e-4", "step size: a number or a schedule such as linear(6e-4, 0)", schedule=True)
+    n_steps: int = option(20, "rows of each env in one sequence", low=1, high=1_000_000)
+    batch_size: int = option(8, "sequences of n_steps rows in one update", low=1)
+    vtrace_lambda: float = option(1.0, "lambda of V-trace: 1 is that of the paper", low=0.0, high=1.0)
+    rho_clip: float | None = option(1.0, "largest ratio in errors of the values; none does not clip", above=0.0)
+    c_clip: float | None = option(1.0, "largest ratio that carries errors back; none does not clip", above=0.0)
+    correction: str = option(
+        "vtrace",
+        "data of an older policy: vtrace corrects for it, none learns from it as it is",
+        choices=("vtrace", "none"),
+    )
+
+    def columns_per_round(self, envs: int) -> int:
+        """Those of one update, whoever they come from."""
+        return self.batch_size
+
+
+@dataclass(frozen=True)
+class ImpalaOptions(VTraceOptions):
+    """IMPALA: the policy gradient, corrected by V-trace."""
+
+    max_grad_norm: float = option(40.0, "largest norm of a gradient; 0 never clips", low=0.0)
+    pg_rho_clip: float | None = option(1.0, "largest ratio in the policy gradient; none does not clip", above=0.0)
+    reduction: str = option("mean", "losses of rows are added up or averaged", choices=("sum", "mean"))
+
+
+@dataclass(frozen=True)
+class APPOOptions(VTraceOptions):
+    """Asynchronous PPO: its clipped surrogate on targets of V-trace."""
+
+    n_epochs: int = option(1, "passes over each batch", low=1)
+    clip_range: str = option("0.2", "clip range of the probability ratio: a number or a schedule", schedule=True)
+    clip_range_vf: str | None = option(
+        None, "clip range of the value's change, a number or a schedule; none does not clip", schedule=True
+    )
+    target_kl: float | None = option(
+        None, "end a rollout's updates when the KL passes 1.5 x this; none never", above=0.0
+    )
+    normalize_advantage: bool = option(True, "bring advantages of each minibatch to mean 0, deviation 1")
 
 
 @dataclass(frozen=True)
@@ -190,7 +250,7 @@ class SACOptions(ActorCriticOptions):
 
 @dataclass(frozen=True)
 class ReplayOptions(Checked):
-    """What is kept to learn from, and how it is drawn; for all algorithms but A2C and PPO."""
+    """What is kept to learn from, and how it is drawn; for all algorithms that do not learn from fresh rollouts."""
 
     _group = "replay."
     capacity: int = option(100_000, "steps that are kept, over all envs", low=2)
@@ -208,8 +268,10 @@ class ReplayOptions(Checked):
 
 ALGORITHMS: dict[str, type[AlgoOptions]] = {
     "a2c": A2COptions,
+    "appo": APPOOptions,
     "ddpg": DDPGOptions,
     "dqn": DQNOptions,
+    "impala": ImpalaOptions,
     "ppo": PPOOptions,
     "r2d1": R2D1Options,
     "rainbow": RainbowOptions,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from remuda.agents import ActorAgent, Critic, NetFactory, PolicyAgent, QAgent
-from remuda.algorithms import A2C, DDPG, DQN, PPO, R2D1, SAC, TD3
+from remuda.algorithms import A2C, APPO, DDPG, DQN, IMPALA, PPO, R2D1, SAC, TD3
 from remuda.core import Algorithm, Space
 from remuda.envs import EnvInfo
 from remuda.envs.paths import import_named
@@ -19,6 +19,7 @@ from remuda.learning.schedules import parse_schedule
 from remuda.recipes.algo_options import (
     ActorCriticOptions,
     AlgoOptions,
+    APPOOptions,
     DDPGOptions,
     DQNOptions,
     OffPolicyOptions,
@@ -27,6 +28,7 @@ from remuda.recipes.algo_options import (
     R2D1Options,
     SACOptions,
     TD3Options,
+    VTraceOptions,
 )
 from remuda.recipes.config import AgentOptions, RunConfig
 from remuda.sampling.exploration import Exploration
@@ -81,20 +83,34 @@ def on_policy(options: OnPolicyOptions, config: RunConfig, info: EnvInfo, make_n
         quick=config.agent.quick,
         **common_of(config.agent),
     )
-    names = ("gamma", "gae_lambda", "vf_coef", "normalize_advantage", "normalize_reward", "clip_reward")
+    names = ("gamma", "vf_coef", "normalize_reward", "clip_reward")
     common: dict[str, Any] = {name: getattr(options, name) for name in names}
     common["ent_coef"] = parse_schedule(options.ent_coef, "algo.ent_coef")
-    if not isinstance(options, PPOOptions):
-        return variant_of(A2C, options)(agent, config.sampler.envs, **common)
+    if isinstance(options, PPOOptions | APPOOptions):
+        common |= near_old_policy(options)
+    if isinstance(options, VTraceOptions):
+        return by_vtrace(options, agent, config.sampler.envs, common)
+    common |= {name: getattr(options, name) for name in ("gae_lambda", "normalize_advantage")}
+    kind: type[A2C] | type[PPO] = PPO if isinstance(options, PPOOptions) else A2C
+    return variant_of(kind, options)(agent, config.sampler.envs, **common)
+
+
+def by_vtrace(options: VTraceOptions, agent: PolicyAgent, envs: int, common: dict[str, Any]) -> IMPALA:
+    is_clipped = isinstance(options, APPOOptions)
+    own = ("normalize_advantage",) if is_clipped else ("pg_rho_clip", "reduction")
+    names = ("vtrace_lambda", "rho_clip", "c_clip", "correction", *own)
+    kind: type[IMPALA] = APPO if is_clipped else IMPALA
+    return variant_of(kind, options)(agent, envs, **common, **{name: getattr(options, name) for name in names})
+
+
+def near_old_policy(options: PPOOptions | APPOOptions) -> dict[str, Any]:
+    """What keeps a policy near the one that acted."""
     value_clip = options.clip_range_vf
-    return variant_of(PPO, options)(
-        agent,
-        config.sampler.envs,
-        clip_range=parse_schedule(options.clip_range, "algo.clip_range"),
-        clip_range_vf=None if value_clip is None else parse_schedule(value_clip, "algo.clip_range_vf"),
-        target_kl=options.target_kl,
-        **common,
-    )
+    return {
+        "clip_range": parse_schedule(options.clip_range, "algo.clip_range"),
+        "clip_range_vf": None if value_clip is None else parse_schedule(value_clip, "algo.clip_range_vf"),
+        "target_kl": options.target_kl,
+    }
 
 
 def q_learning(options: DQNOptions, config: RunConfig, info: EnvInfo, make_net: NetFactory) -> DQN:

@@ -33,7 +33,9 @@ class SamplerOptions(Checked):
     workers: int = option(0, "env worker processes of the parallel scheme; 0 takes one per core", low=0)
     slots: int = option(1, "groups of envs that take turns; 2 acts for one while the other steps", low=1, high=8)
     act: str = option(
-        "central", "who runs the policy: this process, or the env workers themselves", choices=("central", "workers")
+        "auto",
+        "who runs the policy: one process for all envs, or the env workers themselves; auto is workers under async",
+        choices=("auto", "central", "workers"),
     )
     wait_reset: bool = option(
         False, "reset an ended env only when the next rollout begins: one episode per column, padded"
@@ -110,6 +112,9 @@ class SchemeOptions(Checked):
     _group = "scheme."
     threads: int = option(
         0, "threads of torch in the process that learns; 0 is one, or for large images one per core", low=0
+    )
+    max_lag: int | None = option(
+        None, "async: updates by which a rollout may be behind, what is older is dropped; none uses all", low=0
     )
 
 
@@ -193,6 +198,8 @@ class RunConfig:
         if isinstance(options, PPOOptions):
             check_minibatches(options, envs, self.agent.core)
         check_replay(options, self.replay, self.agent.core, envs)
+        check_scheme(self)
+        check_heads(self.algo, options, self.agent)
 
 
 def check_minibatches(options: PPOOptions, envs: int, core: str | None) -> None:
@@ -249,6 +256,55 @@ def check_replay(options: AlgoOptions, replay: ReplayOptions, core: str | None, 
             f"replay.capacity={replay.capacity} keeps {rows} rows of each of {envs} envs, and one draw is over "
             f"{wanted}: use at least {(wanted + 1) * envs}."
         )
+
+
+def check_scheme(config: RunConfig) -> None:
+    """Which algorithms may learn from rollouts of older weights."""
+    options, max_lag = config.algo_options, config.scheme_options.max_lag
+    if config.scheme != "async":
+        if max_lag is not None:
+            raise ConfigError(
+                f"scheme.max_lag={max_lag} under --scheme {config.scheme}, where nothing lags: leave it out."
+            )
+        return
+    if not isinstance(options, OnPolicyOptions):
+        raise ConfigError(
+            f"--scheme async learns from rollouts as they come, {config.algo} from a replay: use --scheme parallel."
+        )
+    if options.correction == "on-policy":
+        raise ConfigError(
+            f"{config.algo} is only right for rollouts of the newest weights, and under --scheme async they are "
+            "older: use impala or appo, or --algo.correction none to learn from them as they are."
+        )
+    sampler = config.sampler
+    if sampler.act == "central":
+        check_inference_process(sampler, config.envs)
+
+
+def check_inference_process(sampler: SamplerOptions, envs: EnvsOptions) -> None:
+    if sampler.wait_reset:
+        raise ConfigError(
+            "sampler.wait_reset with sampler.act=central under --scheme async: use sampler.act=workers."
+        )
+    if sampler.slots > 1:
+        raise ConfigError(
+            f"sampler.slots={sampler.slots} under --scheme async, where groups of envs need not take turns: use 1."
+        )
+    if envs.backend not in ("auto", "python"):
+        raise ConfigError(
+            f"envs.backend={envs.backend} with sampler.act=central under --scheme async: its env workers step single "
+            "envs, use python or sampler.act=workers."
+        )
+
+
+def check_heads(algo: str, options: AlgoOptions, agent: AgentOptions) -> None:
+    """What belongs to agents of another kind."""
+    default = AgentOptions()
+    foreign = ("shared", "log_std_init") if isinstance(options, OffPolicyOptions) else ()
+    foreign = foreign if isinstance(options, DQNOptions) else (*foreign, "head_hidden")
+    for name in foreign:
+        if getattr(agent, name) != getattr(default, name):
+            raise ConfigError(f"agent.{name}={getattr(agent, name)} means nothing to {algo}: leave it out.")
 
 
 # Group of options: its dataclass. The options of `algo` depend on the algorithm.

@@ -330,12 +330,13 @@ class Journal:
     def _write_line(self, progress: Progress, learner: Learner) -> None:
         steps, seconds = progress.steps, sum(self._interval.values()) or 1.0
         line = self._window.summary()
-        line |= {name: sum(values) / len(values) for name, values in self._sums.items()}
+        line |= {name: max(of) if name.endswith("_max") else sum(of) / len(of) for name, of in self._sums.items()}
         line |= {f"limits/{name}": self._interval[name] / seconds for name in ("env", "inference", "update", "wait")}
         line |= {
             "train/n_updates": float(learner.version),  # so far: a count is no mean over rounds
             "rollout/episodes": float(progress.episodes),
             "rollout/restarts": float(progress.restarts),
+            "rollout/dropped": float(progress.dropped),
             "time/total_timesteps": float(steps),
             "time/iterations": float(progress.rounds),
             "time/fps": (steps - self._line_steps) / seconds,

@@ -16,6 +16,7 @@ from remuda.envs.previous import WithPrevious, with_previous
 from remuda.errors import ConfigError
 from remuda.machine import usable_cores
 from remuda.nets import NETS, make_net
+from remuda.recipes.algo_options import OnPolicyOptions
 from remuda.recipes.config import AgentOptions, RunConfig
 from remuda.recipes.values import parse_seeds
 from remuda.sampling.evaluation import Evaluation, evaluate
@@ -123,7 +124,23 @@ def num_workers(config: RunConfig) -> int:
             f"sampler.workers={asked} is more than the {per_slot} envs of a slot: "
             f"use at most {per_slot} workers or more envs."
         )
+    if config.scheme == "async":
+        return num_actors(config, asked)
     return asked or min(usable_cores(), per_slot)
+
+
+def num_actors(config: RunConfig, asked: int) -> int:
+    """Workers with equal shares of the envs, whole numbers of which make a round."""
+    envs, options = config.sampler.envs, config.algo_options
+    assert isinstance(options, OnPolicyOptions)
+    columns = options.columns_per_round(envs)
+    fitting = [count for count in range(1, envs + 1) if envs % count == 0 and columns % (envs // count) == 0]
+    if asked and asked not in fitting:
+        raise ConfigError(
+            f"sampler.workers={asked} cannot share {envs} envs so that whole shares make a round of {columns} "
+            f"sequences: use {' or '.join(map(str, sorted(fitting, key=lambda count: abs(count - asked))[:2]))}."
+        )
+    return asked or max((count for count in fitting if count <= usable_cores()), default=min(fitting))
 
 
 def play_episodes(

@@ -12,7 +12,7 @@ from remuda.data import leaves
 from remuda.envs import EnvInfo
 from remuda.errors import ConfigError
 from remuda.machine import free_memory
-from remuda.recipes.algo_options import OffPolicyOptions, PPOOptions
+from remuda.recipes.algo_options import APPOOptions, OffPolicyOptions, PPOOptions, VTraceOptions
 from remuda.recipes.config import RunConfig
 from remuda.replay import Experience, FrameRing, Fresh, Priorities, Ring, Row, Sequences
 
@@ -25,6 +25,9 @@ def make_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int) 
     if not isinstance(options, OffPolicyOptions):
         if isinstance(options, PPOOptions):
             return Fresh(options.n_epochs, options.batch_size, seed, first_round)
+        if isinstance(options, VTraceOptions):
+            epochs = options.n_epochs if isinstance(options, APPOOptions) else 1
+            return Fresh(epochs, options.batch_size, seed, first_round, whole=True)
         return Fresh(1, None, seed, first_round)  # A2C: one gradient of each rollout
     ring = make_ring(config, info, state)
     settings: dict[str, Any] = {

@@ -59,6 +59,8 @@ def settle_config(
     if filled["scheme_options"].threads == 0:
         # Written to the run's config: on another number of cores the arithmetic stays that of the first.
         filled["scheme_options"] = replace(filled["scheme_options"], threads=num_threads(info))
+    if filled["sampler"].act == "auto":
+        filled["sampler"] = replace(filled["sampler"], act="workers" if values["scheme"] == "async" else "central")
     steps = values.get("steps", preset["run"]["steps"])
     config = RunConfig(
         algo=algo,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from remuda.agents import NetFactory
-from remuda.core import Recipe, Sampler, Scheme
+from remuda.core import Recipe, Sampler, Scheme, Stream
 from remuda.envs import EnvInfo, EnvSpec, refuse_in_worker
 from remuda.errors import ConfigError, Interrupted, RemudaError, nearest
 from remuda.learning.checkpoint import Checkpoint, list_checkpoints, load_newest
@@ -26,7 +26,7 @@ from remuda.learning.weights import LocalWeights, SharedWeights
 from remuda.logs.rundir import RunDirectory
 from remuda.logs.terminal import Terminal
 from remuda.machine import has_compiler, keep_memory
-from remuda.recipes.actors import make_acting_sampler
+from remuda.recipes.actors import make_acting_sampler, make_rollout_stream
 from remuda.recipes.algorithms import make_algorithm, make_exploration
 from remuda.recipes.config import RunConfig, to_dict
 from remuda.recipes.journal import Callback, Journal
@@ -45,11 +45,13 @@ from remuda.recipes.profile import profiled
 from remuda.recipes.replays import make_replay, refuse_too_large
 from remuda.recipes.signals import StopSignals
 from remuda.sampling.sampler import EnvSampler
+from remuda.schemes.asynchronous import Asynchronous
 from remuda.schemes.synchronous import Synchronous
 
 SCHEMES: dict[str, Callable[[RunConfig], Scheme]] = {
     "serial": lambda config: Synchronous(workers=0),
     "parallel": lambda config: Synchronous(workers=num_workers(config)),
+    "async": lambda config: Asynchronous(num_workers(config), config.scheme_options.max_lag),
 }
 
 
@@ -69,7 +71,7 @@ def train(
     refuse_in_worker()
     if config.scheme not in SCHEMES:
         raise ConfigError(f"scheme={config.scheme!r} is not known: {nearest(config.scheme, SCHEMES)}")
-    if config.scheme == "parallel" and config.sampler.act == "workers":
+    if config.scheme != "serial" and config.sampler.act == "workers":
         # the state of acting workers is that of so many, and another machine may have other cores
         config = replace(config, sampler=replace(config.sampler, workers=num_workers(config)))
     recipe = make_recipe(config, spec, info, net)
@@ -141,7 +143,13 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
     if config.agent.compile and not has_compiler():
         raise ConfigError("agent.compile=true needs a C++ compiler: install g++, or leave it out.")
     # A net or a replay that does not fit shows itself before anything is started.
-    refuse_too_large(config, seen, make_algorithm(config, seen, make_net).agent.initial_state(1))
+    algorithm = make_algorithm(config, seen, make_net)
+    refuse_too_large(config, seen, algorithm.agent.initial_state(1))
+
+    # Beside busy actors, parts of a batch on a thread each are quicker than products on several.
+    num_threads = config.scheme_options.threads
+    adds_up = getattr(algorithm, "adds_up", None) is not None
+    num_parts, num_threads = (num_threads, 1) if config.scheme == "async" and adds_up else (1, num_threads)
 
     def make_learner() -> Learner:
         optimizer = OptimizerOptions(
@@ -151,7 +159,7 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
         algorithm = make_algorithm(config, seen, make_net)
         if config.agent.compile:
             algorithm.agent.compile_nets()
-        return Learner(algorithm, optimizer, rate, options.max_grad_norm or None)
+        return Learner(algorithm, optimizer, rate, options.max_grad_norm or None, num_parts)
 
     def make_sampler(agent: Any, weights: Any, workers: int, rounds: int, should_stop: Callable[[], bool]) -> Sampler:
         first_row = rounds * options.rows_per_round
@@ -164,14 +172,23 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
             envs, agent, weights, options.rows_per_round, seed, first_row, wait_reset=wait_reset, explore=explore
         )
 
+    def make_stream(
+        agent: Any, weights: Any, workers: int, rounds: int, max_lag: int | None, should_stop: Callable[[], bool]
+    ) -> Stream:
+        first_row = rounds * options.rows_per_round
+        return make_rollout_stream(config, spec, workers, agent, weights, first_row, max_lag, should_stop)
+
     return Recipe(
         seed=seed,
         steps=config.steps,
         make_learner=make_learner,
-        make_weights=SharedWeights if acts_in_workers else lambda _, version: LocalWeights(version),
+        make_weights=SharedWeights
+        if acts_in_workers or config.scheme == "async"
+        else lambda _, version: LocalWeights(version),
         make_replay=lambda agent, first_round: make_replay(config, seen, agent.initial_state(1), first_round),
         make_sampler=make_sampler,
-        num_threads=config.scheme_options.threads,
+        make_stream=make_stream,
+        num_threads=num_threads,
         warm_up=config.sampler.decorrelate,
         cut_every=rounds_between_cuts(config) if no_state is not None else 0,
     )

@@ -1,4 +1,4 @@
-"""The replay of on-policy algorithms: each rollout is used for a few epochs, then forgotten."""
+"""The replay of algorithms that learn from fresh rollouts: each rollout is used for a few epochs, then forgotten."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ class Fresh:
     Rows of agents without memory are shuffled one by one, and reset rows are left out: the real rows are split as
     evenly as they go into T * B / batch_size parts, so that the number of updates per rollout does not depend on
     where episodes happened to end. Recurrent agents (the batch has a state) get whole sequences of some envs instead,
-    batch_size / T at a time, reset rows included.
+    batch_size / T at a time, reset rows included. With `whole` every agent does, and batch_size counts sequences: no
+    minibatch has more of them, and all have as many as they evenly can.
 
     The order is drawn from (seed, round, epoch): nothing random has to be saved to resume.
     """
 
-    def __init__(self, num_epochs: int, batch_size: int | None, seed: int, first_round: int = 0) -> None:
-        self.num_epochs, self.batch_size, self.seed = num_epochs, batch_size, seed
+    def __init__(
+        self, num_epochs: int, batch_size: int | None, seed: int, first_round: int = 0, whole: bool = False
+    ) -> None:
+        self.num_epochs, self.batch_size, self.seed, self.whole = num_epochs, batch_size, seed, whole
         self.round = first_round
         self._batch: Batch | None = None
 
@@ -40,7 +43,8 @@ class Fresh:
         batch, self._batch = self._batch, None
         if not bool(batch.steps.mask.any()):
             return
-        yield from self._rows(batch.flatten()) if batch.state is None else self._sequences(batch)
+        is_whole = self.whole or batch.state is not None
+        yield from self._sequences(batch) if is_whole else self._rows(batch.flatten())
 
     def _rows(self, flat: Batch) -> Iterator[Batch]:
         mask = flat.steps.mask
@@ -61,11 +65,13 @@ class Fresh:
 
     def _sequences(self, batch: Batch) -> Iterator[Batch]:
         T, B = batch.steps.mask.shape
-        size = B if self.batch_size is None else self.batch_size // T
+        size = B if self.batch_size is None else self.batch_size if self.whole else self.batch_size // T
+        num_minibatches = -(-B // size)
+        bounds = np.linspace(0, B, num_minibatches + 1).astype(int).tolist()
         for epoch in range(self.num_epochs):
             order = self._order(epoch, B)
-            for start in range(0, B, size):
-                part = batch if size == B else batch.columns(order[start : start + size])
+            for start, end in pairwise(bounds):
+                part = batch if num_minibatches == 1 else batch.columns(order[start:end])
                 if bool(part.steps.mask.any()):
                     yield part
 

@@ -15,7 +15,6 @@ row 0 with a reset, which ends their episodes as truncations, and no update is l
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -28,9 +27,8 @@ from remuda.data.packing import pack, unpack
 from remuda.errors import ConfigError, NoState
 from remuda.learning.weights import SharedWeights
 from remuda.sampling.buffers import allocate, share
+from remuda.sampling.news import News
 from remuda.transport.crew import Crew, Member
-
-logger = logging.getLogger("remuda.sampling")
 
 
 class ActingSampler:
@@ -55,13 +53,9 @@ class ActingSampler:
         self.num_envs, self.num_steps, self.row = orders[-1]["last"], num_steps, first_row
         self._weights, self._step_timeout, self._build_timeout = weights, step_timeout, build_timeout
         self._seed: int | None = None
-        self._episodes: list[Episode] = []
-        self._restarts = [0] * len(orders)  # envs rebuilt by each worker, as it last said
-        self._restarts_before = 0  # those of workers that were lost, and the envs lost with them
-        self._lost = [0] * len(orders)  # times that each worker was replaced
+        self._news = News(len(orders))
         self._was_useful = [False] * len(orders)  # whether each worker has answered since it was last replaced
-        self._notices = 0
-        self._seconds: dict[str, float] = {}
+        self._waited = 0.0
         common = {"num_steps": num_steps, "seed": seed}
         # memory first: it is what may not fit
         self._memory, self._buffers = share(allocate(agent, observation, num_steps, self.num_envs))
@@ -90,15 +84,10 @@ class ActingSampler:
         """T rows of every env with the weights published last."""
         start = time.perf_counter()
         answers = self._ask({"do": "collect", "row": self.row}, "collected", self._step_timeout)
-        elapsed = time.perf_counter() - start
+        busy = [answer["seconds"]["env"] + answer["seconds"]["inference"] for answer in answers]
+        self._waited += max(0.0, time.perf_counter() - start - sum(busy) / len(busy))
         for index, answer in enumerate(answers):
-            self._restarts[index] = answer["restarts"]
-            self._episodes += [Episode(env, values) for env, values in answer["episodes"]]
-            for name in ("env", "inference"):
-                share_of = answer["seconds"][name] / len(answers)
-                self._seconds[name] = self._seconds.get(name, 0.0) + share_of
-                elapsed -= share_of
-        self._seconds["wait"] = self._seconds.get("wait", 0.0) + max(0.0, elapsed)
+            self._news.add(index, answer)
         self._keep_end()
         self.row += self.num_steps
         buffers = self._buffers
@@ -115,7 +104,7 @@ class ActingSampler:
         answers = self._crew.ask(orders, key, seconds, lambda member: self._replace(member, is_underway))
         self._was_useful = [True] * len(answers)
         for answer in answers:
-            self._report(answer.get("notices", ()))
+            self._news.report(answer.get("notices", ()))
         return answers
 
     def get_state(self) -> bytes:
@@ -124,7 +113,8 @@ class ActingSampler:
         for answer in answers:
             if answer["saved"] is None:
                 raise NoState(answer["why"])
-        return pack([self._seed, self._restarts_before, self._lost, *(answer["saved"] for answer in answers)])
+        kept = [self._seed, self._news.restarts_before, self._news.lost]
+        return pack([*kept, *(answer["saved"] for answer in answers)])
 
     def set_state(self, state: bytes) -> None:
         seed, restarts_before, lost, *samplers = unpack(state)
@@ -136,22 +126,13 @@ class ActingSampler:
         orders = [{"do": "load", "state": state} for state in samplers]
         self._crew.ask(orders, "loaded", self._build_timeout, lambda member: self._replace(member, is_underway=False))
         # after the loading, in which a worker may have been lost too
-        self._seed, self._restarts_before, self._lost = seed, restarts_before, lost
+        self._seed, self._news.restarts_before, self._news.lost = seed, restarts_before, lost
         self._keep_end()
-
-    def _report(self, notices: Sequence[str]) -> None:
-        """Tell the user of restarts: of the 1st, 2nd, 4th, 8th ..., as a flaky env would drown everything else."""
-        for notice in notices:
-            self._notices += 1
-            if self._notices & (self._notices - 1) == 0:
-                logger.warning("%s", notice)
 
     def _replace(self, member: Member, is_underway: bool) -> None:
         index = member.index
         member.inbox.clear()
-        self._lost[index] += 1
-        self._restarts_before += self._restarts[index] + member.order["last"] - member.order["first"]
-        self._restarts[index] = 0
+        self._news.lose(index, member.order["last"] - member.order["first"])
         self._crew.revive(member, self._was_useful[index])
         self._was_useful[index] = False
         if is_underway:
@@ -162,21 +143,25 @@ class ActingSampler:
         self._introduce(member, self._seed if is_underway else None)
 
     def _introduce(self, member: Member, seed: int | None = None) -> None:
-        order = {"do": "attach", "layout": self._memory.layout, "seed": seed, "restarts": self._lost[member.index]}
+        order = {
+            "do": "attach",
+            "layout": self._memory.layout,
+            "seed": seed,
+            "restarts": self._news.lost[member.index],
+        }
         member.tell(order, [self._memory.fd, self._weights.fd])
         member.heard = self._crew.clock
 
     def take_seconds(self) -> dict[str, float]:
         """Where the time went since the last call, on average over the workers."""
-        seconds, self._seconds = self._seconds, {}
-        return {"env": 0.0, "inference": 0.0, "wait": 0.0, **seconds}
+        waited, self._waited = self._waited, 0.0
+        return {"env": 0.0, "inference": 0.0, **self._news.take_seconds(), "wait": waited}
 
     def episodes(self) -> list[Episode]:
-        finished, self._episodes = self._episodes, []
-        return finished
+        return self._news.take_episodes()
 
     def restarts(self) -> int:
-        return self._restarts_before + sum(self._restarts)
+        return self._news.restarts()
 
     def close(self) -> None:
         """End every process and give back the memory; calling it again does nothing."""

@@ -1,4 +1,7 @@
-"""What runs in a worker that acts: builds its envs and its agent, then samples its columns whenever it is asked.
+"""What runs in a worker that acts: builds its envs and its agent, then samples whenever it is asked.
+
+Under synchronous schemes it samples its columns of the running rollout; under asynchronous ones it fills slots, each
+with a rollout of all its envs, or, with groups of envs in processes of their own, of one group.
 
 A module names what is built and serves it, so that a fork server can load both:
 
@@ -8,6 +11,7 @@ A module names what is built and serves it, so that a fork server can load both:
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import time
@@ -16,17 +20,20 @@ from typing import Any
 
 import torch
 
-from remuda.core import Agent
+from remuda.core import Agent, env_seed
 from remuda.data import SharedArrays
 from remuda.errors import NoState
 from remuda.learning.weights import SharedWeights
-from remuda.sampling.buffers import allocate, attach
+from remuda.machine import keep_memory
+from remuda.sampling.buffers import Buffers, allocate, attach, attach_slots
 from remuda.sampling.exploration import Exploration
+from remuda.sampling.groups import GroupSampler
 from remuda.sampling.sampler import EnvSampler
 from remuda.transport import serving
 from remuda.transport.wire import Link
 
 LOOK_SECONDS = 1.0  # how often an idle worker looks whether its fork server lives, where the kernel does not tell
+WORK_SECONDS = 0.02  # how long groups of envs are waited for before orders are looked at
 BEAT_SECONDS = 0.25  # how often a busy one says that it lives
 
 # order, heartbeat (asked at every step), who hears of envs that were rebuilt -> envs, agent, exploration
@@ -39,6 +46,17 @@ def serve(fds: Sequence[int], make_parts: MakeParts) -> int:
     return serving.serve(link, _Service(link, make_parts))
 
 
+class _Notices(logging.Handler):
+    """Warnings of the package, such as of lost env workers: the parent has the run's log."""
+
+    def __init__(self, notices: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._notices = notices
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._notices.append(record.getMessage())
+
+
 class _Service:
     def __init__(self, link: Link, make_parts: MakeParts) -> None:
         self._link, self._make_parts = link, make_parts
@@ -46,18 +64,26 @@ class _Service:
         self._is_leaving = False
         self._beaten = 0.0
         self._notices: list[str] = []
+        logging.getLogger("remuda").addHandler(_Notices(self._notices))
+        self._groups: GroupSampler | None = None
 
     def run(self) -> None:
         torch.set_num_threads(1)  # there is one of these for every core
+        keep_memory()
         server = os.getppid()
         poll = select.poll()
         poll.register(self._link, select.POLLIN)
         while not self._is_leaving and os.getppid() == server:
-            if poll.poll(LOOK_SECONDS * 1000):
+            is_idle = self._groups is None or self._groups.is_idle
+            if poll.poll(LOOK_SECONDS * 1000 if is_idle else 0):
                 messages, fds = self._link.receive()
                 for message in messages:
                     self._obey(message, fds)
                 self._is_leaving |= self._link.has_ended
+            if self._groups is not None and not self._groups.is_idle:
+                self._beat()
+                for filled in self._groups.work(WORK_SECONDS):
+                    self._tell({"filled": filled.slot, "first": filled.first_env, "version": filled.version})
 
     def close(self) -> None:
         if self._envs is not None:
@@ -81,21 +107,20 @@ class _Service:
             case "attach":
                 self._attach(message, fds.pop(0), fds.pop(0))
             case "reset":
-                taken = self._sampler.reset(message["seed"], message["warm_up"])
+                taken = (self._groups or self._sampler).reset(message["seed"], message["warm_up"])
                 self._link.send({"ready": taken, "notices": self._notices}, seconds=None)
                 self._notices.clear()
             case "collect":
                 self._sampler.row = message["row"]
                 self._sampler.collect()
-                news = {
-                    "collected": message["row"],
-                    "episodes": [(episode.env, episode.values) for episode in self._envs.episodes()],
-                    "notices": self._notices,
-                    "restarts": self._envs.restarts(),
-                    "seconds": self._sampler.take_seconds(),
-                }
-                self._link.send(news, seconds=None)  # the parent may be busy
-                self._notices.clear()
+                self._tell({"collected": message["row"]})
+            case "fill" if self._groups is not None:
+                self._groups.give(message["slot"])
+            case "fill":
+                self._sampler.write_to(self._slots[message["slot"]])
+                self._sampler.collect()
+                first, version = self._order["first"], self._sampler.version
+                self._tell({"filled": message["slot"], "first": first, "version": version})
             case "save":
                 try:
                     self._link.send({"saved": self._sampler.get_state()}, seconds=None)
@@ -107,6 +132,16 @@ class _Service:
             case "leave":
                 self._is_leaving = True
 
+    def _tell(self, answer: Mapping[str, Any]) -> None:
+        news = {
+            "episodes": [(episode.env, episode.values) for episode in self._envs.episodes()],
+            "notices": self._notices,
+            "restarts": self._envs.restarts(),
+            "seconds": (self._groups or self._sampler).take_seconds(),
+        }
+        self._link.send({**answer, **news}, seconds=None)  # the parent may be busy
+        self._notices.clear()
+
     def _attach(self, message: Mapping[str, Any], memory_fd: int, weights_fd: int) -> None:
         order, envs, agent = self._order, self._envs, self._agent
         self._memory = SharedArrays.attach(memory_fd, message["layout"])
@@ -114,18 +149,36 @@ class _Service:
         for fd in (memory_fd, weights_fd):
             os.close(fd)
         first, last = order["first"], order["last"]
-        own = allocate(agent, envs.observation, order["num_steps"], self._memory["steps.mask"].shape[1])
+        buffers: Buffers | None = None
+        if message.get("streams"):
+            width = self._memory["steps.mask"].shape[2]
+            self._slots = attach_slots(allocate(agent, envs.observation, order["num_steps"], width), self._memory)
+        else:
+            own = allocate(agent, envs.observation, order["num_steps"], self._memory["steps.mask"].shape[1])
+            buffers = attach(own, self._memory).columns(first, last)
+        if message.get("streams") and envs.num_slots > 1:
+            common = (envs, agent, weights, order["num_steps"], order["seed"])
+            self._groups = GroupSampler(*common, self._slots, order["row"])
+            if message["seed"] is not None:
+                self._groups.reset(env_seed(message["seed"], first, message["restarts"]))
+            return
         self._sampler = EnvSampler(
             envs,
             agent,
             weights,
             order["num_steps"],
             order["seed"],
+            order.get("row", 0),
             wait_reset=order["wait_reset"],
             first_env=first,
-            buffers=attach(own, self._memory).columns(first, last),
+            buffers=buffers,
             explore=self._explore,
         )
-        if message["seed"] is not None:  # in place of a lost worker
+        if message["seed"] is None:
+            return
+        # in place of a lost worker
+        if message.get("streams"):
+            self._sampler.reset(env_seed(message["seed"], first, message["restarts"]))
+        else:
             envs.prepare(message["seed"], message["restarts"])
             self._sampler.resume()

@@ -4,10 +4,14 @@ buffers = allocate(agent, envs.observation, T, B)          # torch tensors [T, B
 memory, shared = share(buffers)                            # the same trees over a SharedArrays
 theirs = attach(buffers, memory)                           # in another process, in the shape of its own buffers
 theirs.columns(4, 8)                                       # what the worker of envs 4 to 7 writes
+
+memory, slots = share_slots(buffers, 6)                    # six of them, each for a rollout of its own
+theirs = attach_slots(buffers, memory)                     # in another process
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -65,5 +69,23 @@ def share(buffers: Buffers) -> tuple[SharedArrays, Buffers]:
 
 def attach(buffers: Buffers, memory: SharedArrays) -> Buffers:
     """Trees like these whose leaves are the shared arrays."""
+    return _like(buffers, lambda path: torch.from_numpy(memory[path]))
+
+
+def share_slots(buffers: Buffers, count: int) -> tuple[SharedArrays, list[Buffers]]:
+    """So many of these arrays in shared memory; whoever asked closes it."""
+    named = dict(leaves(buffers._asdict()))
+    memory = SharedArrays({path: ((count, *x.shape), str(x.numpy().dtype)) for path, x in named.items()})
+    return memory, attach_slots(buffers, memory)
+
+
+def attach_slots(buffers: Buffers, memory: SharedArrays) -> list[Buffers]:
+    def slot(number: int) -> Buffers:
+        return _like(buffers, lambda path: torch.from_numpy(memory[path][number]))
+
+    return [slot(number) for number in range(len(memory["steps.mask"]))]
+
+
+def _like(buffers: Buffers, leaf: Callable[[str], Tensor]) -> Buffers:
     names = iter([path for path, _ in leaves(buffers._asdict())])
-    return Buffers(**map_tree(lambda _: torch.from_numpy(memory[next(names)]), buffers._asdict()))
+    return Buffers(**map_tree(lambda _: leaf(next(names)), buffers._asdict()))

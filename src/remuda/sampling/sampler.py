@@ -87,10 +87,7 @@ class EnvSampler:
         self._random: RandomActions | None = None
         if explore.random_rows > first_row:
             self._random = RandomActions(envs.action, seed, range(first_env, first_env + B))
-        self._buffers = buffers or allocate(agent, envs.observation, num_steps, B)
-        # The same memory as numpy, for what envs write.
-        self._steps = self._buffers.steps
-        self._arrays = map_tree(lambda tensor: tensor.numpy(), self._steps)
+        self.write_to(buffers or allocate(agent, envs.observation, num_steps, B))
         self._obs = blank_obs(envs.observation, B)  # what comes next
         self._obs_arrays = map_tree(lambda tensor: tensor.numpy(), self._obs)
         self._seen = [(self._obs[columns], self._obs_arrays[columns]) for columns in self._columns]
@@ -98,6 +95,12 @@ class EnvSampler:
         self._quick: Quick | None = None
         self._has_looked = False  # whether there is a quick way
         self._is_over = np.zeros(B, bool)  # ended, and waiting for the next rollout
+
+    def write_to(self, buffers: Buffers) -> None:
+        """Where the next rollout goes."""
+        self._buffers, self._steps = buffers, buffers.steps
+        # The same memory as numpy, for what envs write.
+        self._arrays = map_tree(lambda tensor: tensor.numpy(), self._steps)
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
         """Start every env; returns the random steps that were taken to spread them over their episodes."""

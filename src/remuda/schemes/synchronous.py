@@ -94,11 +94,13 @@ def learn(
 ) -> dict[str, float]:
     """One round: everything that is due after a fresh rollout. Returns the mean of each metric."""
     batch = learner.prepare(rollout)
-    collected_by = float(rollout.steps.version.float().mean())
+    version = rollout.steps.version
+    collected_by, oldest = float(version.float().mean()), int(version.min())
     seen: dict[str, list[Any]] = defaultdict(list, {f"train/{name}": [x] for name, x in batch.metrics.items()})
     replay.add(batch)
     for minibatch in replay.batches():
         seen["lag/collect_to_gradient"].append(learner.version - collected_by)
+        seen["lag/collect_to_gradient_max"] = [learner.version - oldest]
         result = learner.step(minibatch)
         replay.feedback(minibatch.key, result.priority)
         for name, value in result.metrics.items():

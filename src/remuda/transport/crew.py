@@ -116,16 +116,21 @@ class Crew:
 
         One that hangs is lost too seldom for any budget per minute: if it `was_useful` for nothing, that counts too.
         """
-        if was_useful:
-            member.fruitless = 0
         while True:
-            self._spend(member)
-            self._launch(member)
+            self.relaunch(member, was_useful)
+            was_useful = False
             while member.lost is None:
                 if member.take("built"):
                     return
                 self.listen(LOOK_SECONDS)
                 self.expect(member, self._build_timeout, "while building its envs")
+
+    def relaunch(self, member: Member, was_useful: bool) -> None:
+        """As `revive`, without waiting: it says "built" when it is ready."""
+        if was_useful:
+            member.fruitless = 0
+        self._spend(member)
+        self._launch(member)
 
     def _spend(self, member: Member) -> None:
         assert member.lost is not None

@@ -18,8 +18,9 @@
         ...
         answers.wake()
 
-Every slot has one request at a time, and every worker does its share of every request. No locks, so none dies with
-its holder: each number has one writer. A side that is about to sleep first says so and then looks once more; the
+Every slot has one request at a time, and every worker does its share of every request; with `alone`, every slot
+belongs to one worker, and how long the others take does not matter to it. No locks, so none dies with its holder:
+each number has one writer. A side that is about to sleep first says so and then looks once more; the
 other first writes and then looks whether anybody sleeps. A fence between the two, on both sides, loses no wake-up.
 """
 
@@ -35,6 +36,7 @@ from numpy.typing import NDArray
 
 from remuda.machine import usable_cores
 
+ANY = -1  # as the request that the parent sleeps for
 ON_LINK = -1  # size of news that had no room in memory and come another way
 LINGER_SECONDS = 4e-4  # how long to look before sleeping
 IN_VAIN = 3  # lingerings in a row, after which only every so many are tried
@@ -102,6 +104,11 @@ def layout(num_slots: int, num_workers: int, room: int) -> dict[str, tuple[tuple
     }
 
 
+def server_of(slot: int, num_slots: int, num_workers: int) -> int:
+    """Whose slot this is, of those that serve slots alone."""
+    return slot * num_workers // num_slots
+
+
 def _view(array: NDArray[Any]) -> Any:
     return memoryview(array)  # type: ignore[arg-type]  # reading one number costs 30 ns, of an array itself 100
 
@@ -109,36 +116,44 @@ def _view(array: NDArray[Any]) -> Any:
 class Requests:
     """The parent's side."""
 
-    def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+    def __init__(self, arrays: Mapping[str, NDArray[Any]], alone: bool = False) -> None:
         self._todo, self._asleep, self._awaited = (_view(arrays[name]) for name in ("todo", "asleep", "awaited"))
-        done = arrays["done"]
-        self._slots, self._workers = range(done.shape[0]), range(done.shape[1])
+        num_slots, num_workers = arrays["done"].shape
+        self._slots = range(num_slots)
+        self.servers = [range(num_workers)] * num_slots  # of each slot
+        if alone:
+            firsts = [server_of(slot, num_slots, num_workers) for slot in self._slots]
+            self.servers = [range(first, first + 1) for first in firsts]
         self._done, self._said, self._size, self._busy = (
-            [_view(arrays[name][slot]) for slot in self._slots] for name in ("done", "said", "size", "busy")
+            [_view(arrays[name][slot, of.start : of.stop]) for slot, of in enumerate(self.servers)]
+            for name in ("done", "said", "size", "busy")
         )
-        self._news = [[_view(arrays["news"][slot, worker]) for worker in self._workers] for slot in self._slots]
+        self._news = [[_view(arrays["news"][slot, worker]) for worker in of] for slot, of in enumerate(self.servers)]
         self._fence = Fence()
 
     def ask(self, slot: int, number: int) -> list[int]:
-        """Everybody, for this slot; returns who must be woken."""
+        """Whoever serves this slot; returns who must be woken."""
         self._fence()  # what is asked lies in memory before the number that asks for it
         self._todo[slot] = number
         self._fence()
-        return [worker for worker, asleep in enumerate(self._asleep.tolist()) if asleep]
+        asleep = self._asleep.tolist()
+        return [worker for worker in self.servers[slot] if asleep[worker]]
 
     def is_done(self, slot: int, number: int) -> bool:
-        return bool(self._done[slot].tolist() == [number] * len(self._workers))
+        return bool(self._done[slot].tolist() == [number] * len(self.servers[slot]))
 
     def pending(self, slot: int, number: int) -> list[int]:
         """Workers that have not answered yet."""
-        return [worker for worker, done in enumerate(self._done[slot].tolist()) if done != number]
+        answered = zip(self.servers[slot], self._done[slot].tolist(), strict=True)
+        return [worker for worker, done in answered if done != number]
 
     def owed(self, worker: int) -> list[int]:
         """Slots that this worker has not answered yet."""
-        return [slot for slot in self._slots if self._done[slot][worker] != self._todo[slot]]
+        own = [slot for slot in self._slots if worker in self.servers[slot]]
+        return [slot for slot in own if self._done[slot][worker - self.servers[slot].start] != self._todo[slot]]
 
     def sleep(self, number: int) -> None:
-        """From now on whoever completes this request rings: look once more before sleeping."""
+        """From now on whoever completes this request, or ANY, rings: look once more before sleeping."""
         self._awaited[0] = number
         self._fence()
 
@@ -155,43 +170,51 @@ class Requests:
 
     def news(self, worker: int, slot: int, number: int) -> bytes | None:
         """What this worker had to say with its answer; empty for nothing, None for what comes by its link."""
-        if self._said[slot][worker] != number:
+        place = worker - self.servers[slot].start
+        if self._said[slot][place] != number:
             return b""
-        size = self._size[slot][worker]
-        return None if size == ON_LINK else bytes(self._news[slot][worker][:size])
+        size = self._size[slot][place]
+        return None if size == ON_LINK else bytes(self._news[slot][place][:size])
 
     def forget(self, worker: int, slot: int) -> None:
         """News of an answer that will be given again."""
-        self._said[slot][worker] = 0
+        self._said[slot][worker - self.servers[slot].start] = 0
 
 
 class Answers:
     """A worker's side."""
 
-    def __init__(self, arrays: Mapping[str, NDArray[Any]], worker: int) -> None:
-        self._worker = worker
+    def __init__(self, arrays: Mapping[str, NDArray[Any]], worker: int, alone: bool = False) -> None:
+        self._worker, self._is_alone = worker, alone
         self._todo, self._asleep, self._awaited = (_view(arrays[name]) for name in ("todo", "asleep", "awaited"))
         done = arrays["done"]
         slots = range(done.shape[0])
         self.num_workers = done.shape[1]
+        self.slots = [s for s in slots if not alone or server_of(s, done.shape[0], done.shape[1]) == worker]
         self._done, self._said, self._size, self._busy = (
             [_view(arrays[name][slot]) for slot in slots] for name in ("done", "said", "size", "busy")
         )
         self._news = [_view(arrays["news"][slot, worker]) for slot in slots]
-        self._given = [done[worker] for done in self._done]
+        self._given = [self._done[slot][worker] for slot in self.slots]
         self._fence = Fence()
+
+    def _asked(self) -> list[int]:
+        """The numbers of the last requests for its own slots."""
+        todo: list[int] = self._todo.tolist()
+        return [todo[slot] for slot in self.slots] if self._is_alone else todo
 
     def oldest(self) -> tuple[int, int] | None:
         """(number, slot) of the request that has waited longest."""
-        todo = self._todo.tolist()
-        if todo == self._given:
+        asked = self._asked()
+        if asked == self._given:
             return None
-        number, slot = min((number, slot) for slot, number in enumerate(todo) if number != self._given[slot])
+        waiting = zip(asked, self._given, self.slots, strict=True)
+        number, slot = min((number, slot) for number, given, slot in waiting if number != given)
         self._fence()  # what is asked is read after the number that asks for it
         return number, slot
 
     def is_asked(self) -> bool:
-        return bool(self._todo.tolist() != self._given)
+        return self._asked() != self._given
 
     def has_room(self, slot: int, news: bytes) -> bool:
         return len(news) <= len(self._news[slot])
@@ -205,10 +228,11 @@ class Answers:
             self._said[slot][self._worker] = number
         self._busy[slot][self._worker] = seconds
         self._fence()
-        self._done[slot][self._worker] = self._given[slot] = number
+        self._done[slot][self._worker] = self._given[self.slots.index(slot)] = number
         self._fence()
         # waking the parent for every worker would take a core from those that are still at it
-        return bool(self._awaited[0] == number) and self._done[slot].tolist() == [number] * self.num_workers
+        is_done = self._is_alone or self._done[slot].tolist() == [number] * self.num_workers
+        return is_done and self._awaited[0] in (number, ANY)
 
     def sleep(self) -> bool:
         """Whether there is nothing to do, and the parent knows that it must ring."""

@@ -1,0 +1,112 @@
+"""What a lag costs, with and without V-trace: returns after training with rollouts of older weights.
+
+    .venv/bin/python bench/lags.py --out docs/schemes/lags.json    # about twenty minutes; lags.md too
+
+Every rollout is sampled by the weights of exactly `lag` updates before: the run is synchronous, and what is published
+is held back so long. That is a forced lag: under --scheme async it comes by itself, and differs from rollout to
+rollout. `none` takes those rollouts as if the newest weights had sampled them (NAPPO's ablation).
+"""
+
+import argparse
+import json
+import tempfile
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from remuda.learning.weights import SharedWeights
+from remuda.recipes import train as training
+from remuda.recipes.settings import settle_config
+
+ROOT = Path(__file__).parents[1]
+LAGS, CORRECTIONS = (0, 4, 16), ("vtrace", "none")
+
+
+class LaggingWeights(SharedWeights):
+    """What was published `lag` updates ago; at first the initial weights."""
+
+    def __init__(self, module, version=0, lag=0):
+        self._lag, self._kept = lag, deque()
+        super().__init__(module, version)
+
+    def publish(self, version):
+        newest = [tensor.clone() for tensor in self._tensors]
+        self._kept.append((version, newest))
+        while len(self._kept) > 1 and self._kept[1][0] <= version - self._lag:
+            self._kept.popleft()
+        version, old = self._kept[0]
+        with torch.no_grad():
+            for tensor, kept in zip(self._tensors, old, strict=True):
+                tensor.copy_(kept)
+            super().publish(version)
+            for tensor, kept in zip(self._tensors, newest, strict=True):
+                tensor.copy_(kept)
+
+
+def returns_of(algo, env, steps, seed, lag, correction):
+    """Greedy returns of the final weights."""
+    groups = {
+        "algo": {"correction": correction},
+        "sampler": {"act": "workers"},
+        "eval": {"episodes": 100},
+        "log": {"tensorboard": False},
+    }
+    settings = {"algo": algo, "env": env, "steps": steps, "seed": seed, "scheme": "parallel"}
+    setup = settle_config(settings, groups)
+    make_recipe = training.make_recipe
+
+    def lagging(*args):
+        return replace(make_recipe(*args), make_weights=lambda agent, version: LaggingWeights(agent, version, lag))
+
+    training.make_recipe = lagging
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            result = training.train(*setup, out=Path(directory) / "run", quiet=True)
+            line = json.loads((Path(directory) / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    finally:
+        training.make_recipe = make_recipe
+    assert round(line["lag/collect_to_gradient"]) == lag, "the lag is not the one that was forced"
+    return result["eval"]["mean_reward"]
+
+
+def page(found):
+    lines = [
+        "# What a lag costs, with and without V-trace",
+        "",
+        f"{found['algo']} on {found['env']}, {found['steps']:,} steps, seeds {found['seeds']}: mean return of 100",
+        "greedy episodes of the final weights, of each seed. Every rollout was sampled by weights exactly so many",
+        "updates old. `none` learns from them as if they were new. Written by `bench/lags.py`.",
+        "",
+        "| lag in updates | V-trace | no correction |",
+        "|---|---|---|",
+    ]
+    for lag in LAGS:
+        cells = [found["returns"][f"{correction} {lag}"] for correction in CORRECTIONS]
+        shown = [f"{np.mean(cell):.0f} ({', '.join(f'{value:.0f}' for value in cell)})" for cell in cells]
+        lines.append(f"| {lag} | {' | '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--algo", default="impala")
+    parser.add_argument("--env", default="CartPole-v1")
+    parser.add_argument("--steps", type=int, default=200_000)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "schemes" / "lags.json")
+    given = parser.parse_args()
+    found = {"algo": given.algo, "env": given.env, "steps": given.steps, "seeds": given.seeds, "returns": {}}
+    for lag in LAGS:
+        for correction in CORRECTIONS:
+            own = [returns_of(given.algo, given.env, given.steps, seed, lag, correction) for seed in given.seeds]
+            found["returns"][f"{correction} {lag}"] = own
+            print(f"lag {lag:2} {correction:7} {np.mean(own):7.1f}  {own}", flush=True)
+            given.out.write_text(json.dumps(found, indent=1) + "\n")
+    given.out.with_suffix(".md").write_text(page(found))
+
+
+if __name__ == "__main__":
+    main()

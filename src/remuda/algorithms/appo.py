@@ -1,0 +1,67 @@
+"""Asynchronous PPO: PPO's clipped surrogate (1707.06347) on targets and advantages of V-trace (1802.01561)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from remuda.agents import PolicyAgent
+from remuda.algorithms.impala import IMPALA
+from remuda.core import Clock, Losses
+from remuda.data import Batch
+from remuda.maths import approximate_kl, clipped_surrogate, standardised, value_loss
+
+
+class APPO(IMPALA):
+    """Like IMPALA, but held near the policy that acted, so that a batch can be learned from more than once."""
+
+    def __init__(
+        self,
+        agent: PolicyAgent,
+        num_envs: int,
+        *,
+        clip_range: Callable[[float], float],
+        clip_range_vf: Callable[[float], float] | None = None,
+        normalize_advantage: bool = True,
+        target_kl: float | None = None,
+        **options: Any,
+    ) -> None:
+        """`options` are those of IMPALA, without reduction: losses are means."""
+        super().__init__(agent, num_envs, reduction="mean", **options)
+        self.clip_range, self.clip_range_vf = clip_range, clip_range_vf
+        self.normalize_advantage, self.target_kl = normalize_advantage, target_kl
+        # What is found over a whole batch cannot be found in parts of it.
+        self.adds_up = None if normalize_advantage or target_kl is not None else "mean"
+
+    def losses(self, batch: Batch, clock: Clock) -> Losses:
+        rows = self.corrected_rows(batch)
+        # Not weighted by rho: the surrogate's ratio is that weight already.
+        advantage = standardised(rows.advantage) if self.normalize_advantage else rows.advantage
+        clip = self.clip_range(clock.progress)
+        value_clip = self.clip_range_vf(clock.progress) if self.clip_range_vf else None
+
+        policy_loss = clipped_surrogate(rows.log_rho, advantage, clip)
+        critic_loss = value_loss(rows.value, rows.target, rows.steps.policy.value, value_clip)
+        entropy = self.reduced(rows.policy.entropy())
+        loss = policy_loss + self.vf_coef * critic_loss - self.ent_coef(clock.progress) * entropy
+
+        with torch.no_grad():
+            kl = approximate_kl(rows.log_rho)
+            clipped = self.reduced(((rows.log_rho.exp() - 1).abs() > clip).float())
+        return Losses(
+            groups={"policy": loss},
+            metrics={
+                "loss": loss.detach(),
+                "policy_gradient_loss": policy_loss.detach(),
+                "value_loss": critic_loss.detach(),
+                "entropy_loss": -entropy.detach(),
+                "approx_kl": kl,
+                "clip_fraction": clipped,
+                "clip_range": clip,
+                **self.ratio_metrics(rows),
+            },
+            # As PPO: half as much again as the target ends the round, before this batch is applied.
+            stop=self.target_kl is not None and float(kl) > 1.5 * self.target_kl,
+        )

@@ -1,0 +1,120 @@
+"""IMPALA, 1802.01561: the policy gradient of sequences that a somewhat older policy sampled, corrected by V-trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from remuda.agents import PolicyAgent
+from remuda.algorithms.actor_critic import ActorCritic, over_progress
+from remuda.core import Clock, Losses
+from remuda.data import Batch, Rollout, Steps, map_tree, resets
+from remuda.maths import Distribution, one_step_advantages, vtrace
+
+
+class RealRows(NamedTuple):
+    """The real rows [N] of a batch: what the parameters of now say of them, and what they should say."""
+
+    steps: Steps
+    policy: Distribution
+    value: Tensor
+    log_prob: Tensor
+    log_rho: Tensor  # against the policy that acted
+    target: Tensor  # of the value; a constant, as are the next two
+    pg_advantage: Tensor  # weighted by the clipped ratio
+    advantage: Tensor  # not weighted
+
+
+class IMPALA(ActorCritic):
+    """One gradient of each batch of whole sequences; targets are of the current values and probabilities."""
+
+    # How gradients of some columns of a batch make up that of all: they are added, or averaged by their real rows.
+    # None: they do not.
+    adds_up: Literal["sum", "mean"] | None
+
+    def __init__(
+        self,
+        agent: PolicyAgent,
+        num_envs: int,
+        *,
+        gamma: float,
+        vtrace_lambda: float = 1.0,
+        rho_clip: float | None = 1.0,
+        c_clip: float | None = 1.0,
+        pg_rho_clip: float | None = 1.0,
+        correction: Literal["vtrace", "none"] = "vtrace",
+        reduction: Literal["sum", "mean"] = "mean",
+        ent_coef: float | Callable[[float], float] = 0.0,
+        vf_coef: float = 0.5,
+        normalize_reward: bool = False,
+        clip_reward: bool = False,
+    ) -> None:
+        super().__init__(agent, num_envs, gamma, normalize_reward=normalize_reward, clip_reward=clip_reward)
+        self.vtrace_lambda, self.rho_clip, self.c_clip, self.pg_rho_clip = (
+            vtrace_lambda,
+            rho_clip,
+            c_clip,
+            pg_rho_clip,
+        )
+        self.correction, self.reduction, self.adds_up = correction, reduction, reduction
+        self.ent_coef, self.vf_coef = over_progress(ent_coef), vf_coef
+
+    def prepare(self, rollout: Rollout) -> Batch:
+        """Rewards alone: targets are of the parameters that learn, which move between two batches of a rollout."""
+        return Batch(
+            rollout.steps.replace(reward=self.rewards(rollout)), state=rollout.state, last_obs=rollout.last_obs
+        )
+
+    def corrected_rows(self, batch: Batch) -> RealRows:
+        """One unroll over the T rows and the observation after them, and V-trace of what it says."""
+        steps, mask = batch.steps, batch.steps.mask
+        no_row = torch.zeros_like(mask[:1])
+        obs = map_tree(lambda rows, last: torch.cat([rows, last.unsqueeze(0)]), steps.obs, batch.last_obs)
+        reset = None if batch.state is None else resets(torch.cat([mask, no_row]))
+        (policy, v), _ = self.agent.unroll(obs, batch.state, reset)
+        real, policy = steps.replace(obs=None)[mask], policy.rows(torch.cat([mask, no_row]))
+        log_prob = policy.log_prob(real.action)
+        log_rho = log_prob - real.policy.log_prob
+
+        log_rho_t = torch.zeros_like(steps.reward)
+        if self.correction == "vtrace":  # otherwise rows are taken as if this policy had sampled them
+            log_rho_t[mask] = log_rho.detach()
+        rows = (steps.reward, steps.discount, mask, v.detach())
+        clips = (self.rho_clip, self.c_clip, self.pg_rho_clip)
+        vs_t, pg_advantage_t = vtrace(log_rho_t, *rows, self.gamma, self.vtrace_lambda, *clips)
+        advantage_t = one_step_advantages(vs_t, *rows, self.gamma)
+        return RealRows(
+            real, policy, v[:-1][mask], log_prob, log_rho, vs_t[mask], pg_advantage_t[mask], advantage_t[mask]
+        )
+
+    def losses(self, batch: Batch, clock: Clock) -> Losses:
+        rows = self.corrected_rows(batch)
+        policy_loss = self.reduced(-rows.pg_advantage * rows.log_prob)
+        value_loss = self.reduced(0.5 * (rows.target - rows.value).square())
+        entropy = self.reduced(rows.policy.entropy())
+        loss = policy_loss + self.vf_coef * value_loss - self.ent_coef(clock.progress) * entropy
+        return Losses(
+            groups={"policy": loss},
+            metrics={
+                "loss": loss.detach(),
+                "policy_loss": policy_loss.detach(),
+                "value_loss": value_loss.detach(),
+                "entropy_loss": -entropy.detach(),
+                **self.ratio_metrics(rows),
+            },
+        )
+
+    def reduced(self, rows: Tensor) -> Tensor:
+        """The sum or mean over real rows; 0 where there are none, as in a part of a batch there may be."""
+        return rows.sum() if self.reduction == "sum" else rows.sum() / max(1, len(rows))
+
+    @torch.no_grad()
+    def ratio_metrics(self, rows: RealRows) -> dict[str, Tensor | float]:
+        """How far the policy that acted is from this one: the mean ratio, and the share that V-trace clips."""
+        rho, count = rows.log_rho.exp(), max(1, len(rows.log_rho))
+        # By more than rounding: data of this very policy is not clipped.
+        clipped = 0.0 if self.rho_clip is None else (rho > self.rho_clip * (1 + 1e-4)).sum() / count
+        return {"rho": rho.sum() / count, "rho_clipped": clipped}

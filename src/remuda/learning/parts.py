@@ -1,0 +1,56 @@
+"""Gradients of a batch of sequences in parts, at the same time: each thread takes some columns.
+
+Torch's own threads share every product and wait for each other after it: beside processes that are busy too, most of
+that is waiting. Parts wait once in an update, so that whoever has a core to spare can use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import pairwise
+from typing import Literal
+
+from torch import Tensor
+
+from remuda.data import Batch
+from remuda.learning.gradients import Gradients
+
+
+class Parts:
+    """So many threads; close it."""
+
+    def __init__(self, count: int, adds_up: Literal["sum", "mean"]) -> None:
+        self.count, self.adds_up = count, adds_up  # a sum, or a mean over real rows
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="remuda-gradients")
+
+    def gradients(self, of: Callable[[Batch], Gradients], batch: Batch) -> Gradients:
+        """What `of` says of the whole batch, from what it says of parts."""
+        columns = batch.steps.mask.shape[1]
+        bounds = [part * columns // self.count for part in range(self.count + 1)]
+        parts = [batch.columns(slice(first, last)) for first, last in pairwise(bounds) if first < last]
+        rows = [float(part.steps.mask.sum()) for part in parts]
+        parts, rows = (
+            [part for part, count in zip(parts, rows, strict=True) if count],
+            [count for count in rows if count],
+        )
+        if not parts:
+            return of(batch)
+        found = list(self._pool.map(of, parts))
+        shares = [count / sum(rows) for count in rows]
+        weights = [1.0] * len(parts) if self.adds_up == "sum" else shares
+        groups = {}
+        for name in found[0].groups:
+            total = found[0].groups[name].mul_(weights[0])
+            for weight, part in zip(weights[1:], found[1:], strict=True):
+                total.add_(part.groups[name], alpha=weight)
+            groups[name] = total
+        metrics: dict[str, Tensor | float] = {}
+        for name in found[0].metrics:
+            of_parts = weights if name.endswith("loss") else shares
+            metrics[name] = sum(weight * part.metrics[name] for weight, part in zip(of_parts, found, strict=True))
+        return replace(found[0], groups=groups, metrics=metrics, stop=any(part.stop for part in found))
+
+    def close(self) -> None:
+        self._pool.shutdown()

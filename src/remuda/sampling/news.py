@@ -1,0 +1,54 @@
+"""What acting workers tell beside their steps: episodes, envs that were rebuilt, where their time went."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from remuda.core import Episode
+
+logger = logging.getLogger("remuda.sampling")
+
+
+class News:
+    """Of so many workers, added up until somebody asks."""
+
+    def __init__(self, num_workers: int) -> None:
+        self.lost = [0] * num_workers  # times that each worker was replaced
+        self.restarts_before = 0  # envs of workers that were lost, and those that these had rebuilt
+        self._restarts = [0] * num_workers  # envs rebuilt by each worker, as it last said
+        self._episodes: list[Episode] = []
+        self._seconds: dict[str, float] = {}
+        self._notices = 0
+
+    def add(self, worker: int, answer: Mapping[str, Any]) -> None:
+        """After a rollout."""
+        self._restarts[worker] = answer["restarts"]
+        self._episodes += [Episode(env, values) for env, values in answer["episodes"]]
+        for name, seconds in answer["seconds"].items():
+            self._seconds[name] = self._seconds.get(name, 0.0) + seconds / len(self.lost)
+
+    def report(self, notices: Sequence[str]) -> None:
+        """Tell the user of restarts: of the 1st, 2nd, 4th, 8th ..., as a flaky env would drown everything else."""
+        for notice in notices:
+            self._notices += 1
+            if self._notices & (self._notices - 1) == 0:
+                logger.warning("%s", notice)
+
+    def lose(self, worker: int, num_envs: int) -> None:
+        self.lost[worker] += 1
+        self.restarts_before += self._restarts[worker] + num_envs
+        self._restarts[worker] = 0
+
+    def restarts(self) -> int:
+        return self.restarts_before + sum(self._restarts)
+
+    def take_episodes(self) -> list[Episode]:
+        finished, self._episodes = self._episodes, []
+        return finished
+
+    def take_seconds(self) -> dict[str, float]:
+        """Where the time went since the last call, on average over the workers."""
+        seconds, self._seconds = self._seconds, {}
+        return seconds

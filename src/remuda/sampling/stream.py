@@ -1,0 +1,314 @@
+"""Rollouts as they fill: actors never wait for the learner as long as a slot is free, nor the learner for actors.
+
+    stream = RolloutStream("remuda.recipes.actors", orders, agent, observation, weights, ...)
+    stream.start(seed)
+    while training:
+        rollout = stream.take(learner.version, should_stop)   # some slots side by side, none older than max_lag
+        ...                                                   # learn, publish weights
+        stream.release(learner.version)                       # these slots may be filled again
+
+A slot is shared memory for one rollout of one worker. Who may write it is decided here alone, by messages to each
+worker over its own link: there is no queue and no lock that a dying process could hold. What a lost worker had not
+finished goes back to the free slots, and its successor begins new episodes.
+
+A thread of its own deals slots, hears of full ones, replaces workers, and puts the next rollout together while the
+learner is still busy with the last.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from remuda.core import Agent, Episode, Space
+from remuda.data import Rollout
+from remuda.errors import Interrupted
+from remuda.learning.weights import SharedWeights
+from remuda.sampling.buffers import Buffers, allocate, share_slots
+from remuda.sampling.news import News
+from remuda.transport.crew import LOOK_SECONDS, Crew, Member
+
+AHEAD = 2  # slots that a worker may hold for each of its groups of envs: the one that is filled and the next
+
+
+@dataclass(frozen=True)
+class Full:
+    """A slot that a worker has filled."""
+
+    slot: int
+    first_env: int  # of its columns
+    version: int  # of the weights that acted, the oldest
+
+
+class RolloutStream:
+    """The learner's side; `orders` say what each worker builds, all with equal shares of the envs.
+
+    A worker with `groups` of envs fills slots for each of them by itself.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        orders: Sequence[Mapping[str, Any]],
+        agent: Agent,
+        observation: Space,
+        weights: SharedWeights,
+        num_steps: int,
+        per_round: int,
+        seed: int,
+        *,
+        max_lag: int | None = None,
+        first_row: int = 0,
+        step_timeout: float = 60.0,
+        build_timeout: float = 120.0,
+        max_worker_restarts: int = 10,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> None:
+        self._weights, self._per_round, self._max_lag = weights, per_round, max_lag
+        self._step_timeout, self._build_timeout = step_timeout, build_timeout
+        self._news, self._seed = News(len(orders)), seed
+        self._turn = threading.Condition()  # guards all that follows
+        self._held: list[list[int]] = [[] for _ in orders]  # slots that each worker fills, in this order
+        self._is_ready = [True] * len(orders)  # False while a successor builds its envs
+        self._was_useful = [False] * len(orders)
+        self._next_row = [first_row] * len(orders)  # none of whose noise was drawn
+        self._num_steps = num_steps
+        self._full: deque[Full] = deque()
+        self._staged: list[Full] | None = None  # what `take` will give
+        self._taken: list[Full] = []
+        self._version, self._ages, self.dropped = 0, [0.0], 0
+        self._waiting = list(range(len(orders)))  # workers, by when they were last given a slot
+        self._taken_at, self._updates = 0, 1  # the version of the last `take`, and the updates of the last round
+        self._is_closing = False
+        self._error: BaseException | None = None
+        groups = orders[0]["groups"]
+        self._most = AHEAD * groups
+        num_slots = slots_for(per_round, groups * len(orders), max_lag)
+        self._free = deque(range(num_slots))
+        self._width = width = (orders[0]["last"] - orders[0]["first"]) // groups
+        # memory first: it is what may not fit
+        self._memory, self._slots = share_slots(allocate(agent, observation, num_steps, width), num_slots)
+        self._stages = deque(allocate(agent, observation, num_steps, width * per_round) for _ in range(2))
+        try:
+            full = [{**order, "num_steps": num_steps, "seed": seed, "row": first_row} for order in orders]
+            self._crew = Crew(module, full, build_timeout, max_worker_restarts, should_stop)
+        except BaseException:
+            self._memory.close()
+            raise
+        self._thread = threading.Thread(target=self._serve, name="remuda-stream", daemon=True)
+        try:
+            self._crew.start()
+            for member in self._crew.members:
+                self._introduce(member)
+        except BaseException:
+            self.close()
+            raise
+
+    # --- the learner's thread -----------------------------------------------------------------------------------
+
+    def start(self, seed: int, warm_up: int = 0) -> int:
+        """Start every env and deal the first slots; returns the random steps that were taken to spread the envs."""
+        self._seed = seed
+        orders = [{"do": "reset", "seed": seed, "warm_up": warm_up}] * len(self._held)
+        answers = self._crew.ask(orders, "ready", self._build_timeout, self._replace_at_start)
+        for answer in answers:
+            self._news.report(answer["notices"])
+        self._crew.should_stop = None  # from now on `take` asks
+        self._thread.start()
+        return sum(int(answer["ready"]) for answer in answers)
+
+    def _replace_at_start(self, member: Member) -> None:
+        self._crew.revive(member, was_useful=False)
+        self._introduce(member)
+
+    def take(self, version: int, should_stop: Callable[[], bool]) -> Rollout:
+        """The next rollout for a learner of this version; what is too old for it is dropped and counted."""
+        with self._turn:
+            while (taken := self._fresh(version)) is None:
+                if self._error is not None:
+                    raise self._error
+                if should_stop():
+                    raise Interrupted("asked to stop while waiting for rollouts")
+                self._turn.wait(LOOK_SECONDS)
+            self._taken, self._staged, self._taken_at = taken, None, version
+            self._stages.rotate(1)
+        self._crew.bell.ring()
+        stage = self._stages[0]
+        envs = torch.tensor([full.first_env + env for full in taken for env in range(self._width)])
+        return Rollout(stage.steps, stage.last_obs, stage.last_value, stage.state, envs)
+
+    def _fresh(self, version: int) -> list[Full] | None:
+        """What is staged, if all of it may be used; else what may be goes back to where it came from."""
+        self._version = version
+        if self._staged is None or not any(map(self._is_stale, self._staged)):
+            return self._staged
+        self._full.extendleft(reversed(self._staged))
+        self._staged = None
+        self._crew.bell.ring()
+        return None
+
+    def _is_stale(self, full: Full) -> bool:
+        return self._max_lag is not None and self._version - full.version > self._max_lag
+
+    def release(self, version: int) -> None:
+        """What was taken last is learned from, and the weights of this version are published."""
+        with self._turn:
+            self._free.extend(full.slot for full in self._taken)
+            self._updates = max(1, version - self._taken_at)
+            self._taken, self._version = [], version
+        self._crew.bell.ring()
+
+    def metrics(self) -> dict[str, float]:
+        """Slots now, and by how many updates the weights were behind that acted in what has come in since."""
+        with self._turn:
+            ages, self._ages = self._ages, self._ages[-1:]
+            full = len(self._full) + len(self._staged or ())
+            return {
+                "async/slots_free": float(len(self._free)),
+                "async/slots_full": float(full),
+                "lag/acting_weights": sum(ages) / len(ages),
+            }
+
+    def take_seconds(self) -> dict[str, float]:
+        """What the workers did since the last call, on average."""
+        with self._turn:
+            return {"env": 0.0, "inference": 0.0, "wait": 0.0, **self._news.take_seconds()}
+
+    def episodes(self) -> list[Episode]:
+        with self._turn:
+            return self._news.take_episodes()
+
+    def restarts(self) -> int:
+        with self._turn:
+            return self._news.restarts()
+
+    def close(self) -> None:
+        """End the thread and every process, and give back the memory; calling it again does nothing."""
+        self._is_closing = True
+        if self._thread.is_alive():
+            self._crew.bell.ring()
+            self._thread.join()
+        self._crew.close()
+        self._memory.close()
+
+    # --- the stream's own thread --------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        try:
+            while not self._is_closing:
+                self._crew.listen(LOOK_SECONDS)
+                with self._turn:
+                    for member in self._crew.members:
+                        self._hear(member)
+                    self._drop_stale()
+                    self._deal()
+                self._stage()
+        except BaseException as error:  # for whoever takes the next rollout
+            with self._turn:
+                self._error = error
+                self._turn.notify_all()
+
+    def _hear(self, member: Member) -> None:
+        index = member.index
+        while (answer := member.take("filled")) is not None:
+            self._held[index].remove(answer["filled"])
+            self._was_useful[index] = True
+            self._news.add(index, answer)
+            self._news.report(answer["notices"])
+            self._full.append(Full(answer["filled"], answer["first"], answer["version"]))
+            self._ages.append(self._version - answer["version"])
+        if member.lost is not None:
+            self._replace(member)
+        elif not self._is_ready[index] and member.take("built") is not None:
+            self._introduce(member, self._seed)
+            self._is_ready[index] = True
+        elif not self._is_ready[index]:
+            self._crew.expect(member, self._build_timeout, "while building its envs")
+        elif self._held[index]:
+            self._crew.expect(member, self._step_timeout, "while it owed a rollout")
+
+    def _replace(self, member: Member) -> None:
+        """Its envs go on in a successor, which is heard of once it has built them; nobody waits for that."""
+        index = member.index
+        member.inbox.clear()
+        self._free.extend(self._held[index])
+        self._held[index].clear()
+        self._news.lose(index, member.order["last"] - member.order["first"])
+        self._is_ready[index] = False
+        member.order = {**member.order, "row": self._next_row[index]}
+        self._crew.relaunch(member, self._was_useful[index])
+        self._was_useful[index] = False
+
+    def _introduce(self, member: Member, seed: int | None = None) -> None:
+        restarts = self._news.lost[member.index]
+        order = {"do": "attach", "layout": self._memory.layout, "seed": seed, "restarts": restarts, "streams": True}
+        member.tell(order, [self._memory.fd, self._weights.fd])
+        member.heard = self._crew.clock
+
+    def _drop_stale(self) -> None:
+        kept = [full for full in self._full if not self._is_stale(full)]
+        if len(kept) < len(self._full):
+            self.dropped += len(self._full) - len(kept)
+            self._free.extend(full.slot for full in self._full if self._is_stale(full))
+            self._full = deque(kept)
+
+    def _deal(self) -> None:
+        """Free slots to whoever has the fewest, and among them to whoever has waited longest."""
+        while self._free and len(self._slots) - len(self._free) < self._most_in_use():
+            ready = [index for index in self._waiting if self._is_ready[index]]
+            index = min(ready, key=lambda index: len(self._held[index]), default=None)
+            if index is None or len(self._held[index]) >= self._most:
+                return
+            self._waiting.remove(index)
+            self._waiting.append(index)
+            member = self._crew.members[index]
+            if not self._held[index]:
+                member.heard = self._crew.clock
+            slot = self._free.popleft()
+            self._held[index].append(slot)
+            self._next_row[index] += self._num_steps
+            member.tell({"do": "fill", "slot": slot})
+
+    def _most_in_use(self) -> int:
+        """Slots, where a round is of several updates: those for which max_lag leaves the time."""
+        if self._max_lag is None:
+            return len(self._slots)
+        return (self._max_lag // self._updates + 1) * self._per_round
+
+    def _stage(self) -> None:
+        """Put the next rollout together, in the order of envs: what comes of equal rollouts is then equal."""
+        with self._turn:
+            if self._staged is not None or len(self._full) < self._per_round:
+                return
+            chosen = sorted((self._full.popleft() for _ in range(self._per_round)), key=lambda full: full.first_env)
+            stage = self._stages[1]  # the other one is being learned from
+        for place, full in enumerate(chosen):
+            copy_columns(self._slots[full.slot], stage, place)
+        with self._turn:
+            self._staged = chosen
+            self._turn.notify_all()
+
+
+def slots_for(per_round: int, num_groups: int, max_lag: int | None) -> int:
+    """For a round that is learned from, one that is ready, and what groups of envs fill.
+
+    A rollout that begins has at most all other slots before it: with no more than this many, only one that others
+    overtake can grow older than max_lag.
+    """
+    wanted = 2 * per_round + num_groups
+    return wanted if max_lag is None else min(wanted, (max_lag + 1) * per_round)
+
+
+def copy_columns(source: Buffers, target: Buffers, place: int) -> None:
+    """All columns of a slot to that place among as many."""
+    width = source.steps.mask.shape[1]
+    own = target.columns(place * width, (place + 1) * width)
+    own.steps[...] = source.steps
+    for theirs, ours in zip(source[1:4], own[1:4], strict=True):
+        if theirs is not None:
+            ours[...] = theirs

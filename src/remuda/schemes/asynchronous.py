@@ -1,0 +1,85 @@
+"""The scheme whose actors never wait for the learner, nor the learner for actors: `async`.
+
+Workers fill slots with rollouts, each at its own pace and with the newest weights when it begins one; the learner
+takes what is full, learns, and publishes. Every batch knows how old it is: `lag/*` on every metrics line, and what is
+older than `max_lag` updates is dropped. With max_lag=0 nobody begins before the newest weights are out, and the run
+is the synchronous one.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+
+from remuda.core import Log, Progress, Recipe, Replay, Round, Stream, env_seed
+from remuda.errors import Interrupted
+from remuda.learning.learner import Learner
+from remuda.schemes.synchronous import learn, torch_threads
+
+
+@dataclass(frozen=True)
+class Asynchronous:
+    """Runs a recipe with this many acting workers."""
+
+    workers: int
+    max_lag: int | None = None  # updates by which a rollout may be behind its learner; None: any
+
+    def run(self, recipe: Recipe, log: Log) -> Learner:
+        with ExitStack() as stack:
+            stack.enter_context(torch_threads(recipe.num_threads))
+            learner = recipe.make_learner()
+            stack.callback(learner.close)
+            progress, _ = log.resume(learner)  # envs begin anew: what they were doing belongs to no round
+            agent = learner.algorithm.agent
+            weights = stack.enter_context(closing(recipe.make_weights(agent, learner.version)))
+            replay = stack.enter_context(closing(recipe.make_replay(agent, progress.rounds)))
+            stream = stack.enter_context(
+                closing(
+                    recipe.make_stream(agent, weights, self.workers, progress.rounds, self.max_lag, log.must_stop)
+                )
+            )
+            with suppress(Interrupted):
+                log.restore(replay)
+                dropped, restarts = progress.dropped, progress.restarts
+                self._start(recipe, stream, progress)
+                log.begin()
+                while progress.steps < recipe.steps and not log.should_stop():
+                    round = self._round(recipe, learner, replay, stream, progress, log)
+                    weights.publish(learner.version)
+                    stream.release(learner.version)
+                    progress.dropped, progress.restarts = dropped + stream.dropped, restarts + stream.restarts()
+                    if log.round(round):
+                        break
+            return learner
+
+    @staticmethod
+    def _start(recipe: Recipe, stream: Stream, progress: Progress) -> None:
+        if progress.steps >= recipe.steps:
+            return
+        is_new = progress.rounds == 0
+        seed = recipe.seed if is_new else env_seed(recipe.seed, progress.rounds)
+        progress.steps += stream.start(seed, recipe.warm_up if is_new else 0)
+
+    @staticmethod
+    def _round(
+        recipe: Recipe, learner: Learner, replay: Replay, stream: Stream, progress: Progress, log: Log
+    ) -> Round:
+        """One rollout, as soon as there is one."""
+        start = time.perf_counter()
+        rollout = stream.take(learner.version, log.must_stop)
+        waited = time.perf_counter() - start
+        learner.set_progress(progress.steps / recipe.steps)
+        metrics = learn(learner, replay, rollout, log.must_stop) | stream.metrics()
+        progress.steps += int(rollout.steps.mask.sum())
+        progress.rounds += 1
+        episodes = stream.episodes()
+        progress.episodes += len(episodes)
+        seconds = {"update": time.perf_counter() - start - waited, **shares(waited, stream.take_seconds())}
+        return Round(progress, learner, episodes, metrics, seconds, replay, get_state=lambda: None)
+
+
+def shares(waited: float, busy: dict[str, float]) -> dict[str, float]:
+    """What the learner waited for, by what its workers did meanwhile."""
+    total = sum(busy.values())
+    return {name: waited * seconds / total if total else 0.0 for name, seconds in busy.items()}

@@ -1,0 +1,362 @@
+"""Asynchronous sampling whose processes are killed, hang and fail: rows go on or begin anew, none is there twice.
+
+Both forms: workers that act, and one process that acts for groups of envs in env workers of their own. The envs count
+their steps and the agent its rows, so that a rollout shows what was repeated, skipped or mixed up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from counting_agents import CountingRNN
+from test_acting_workers import FORBIDDEN, LENGTHS, SEED, is_alive
+from test_acting_workers import _nothing_is_left as _nothing_is_left
+from test_acting_workers import one_server as one_server
+from test_acting_workers import server as server
+
+from remuda.core import env_seed
+from remuda.data import Rollout
+from remuda.envs import ApartEnvs, make_envs, resolve
+from remuda.errors import EnvError, WorkerError
+from remuda.learning.weights import SharedWeights
+from remuda.sampling.stream import RolloutStream
+from remuda.transport import crew
+from remuda.transport.forkserver import ForkServer
+
+FORMS = ("workers", "central")
+SOON = 30.0  # seconds for what takes one on an idle machine: long after that it hangs
+torch.set_num_threads(1)  # more are many times slower on arrays this small when the machine is busy
+pytestmark = pytest.mark.usefixtures("one_server", "_no_thread_is_left")
+
+
+@pytest.fixture
+def _no_thread_is_left() -> Iterator[None]:
+    yield
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("remuda-")] == []
+
+
+@contextlib.contextmanager
+def streaming(
+    form: str, num_envs: int = 4, workers: int = 2, T: int = 6, per_round: int = 2, **options: Any
+) -> Iterator[RolloutStream]:
+    """Options of the env by their names, the others are those of the stream."""
+    names = ("fault", "at", "once", "only", "lengths", "raise_step", "raise_reset")
+    kwargs = {"lengths": list(LENGTHS), **{name: options.pop(name) for name in names if name in options}}
+    spec, agent = resolve(*options.pop("env", ("counting:make", kwargs))), CountingRNN()
+    limits = {"step_timeout": 60.0, "build_timeout": 120.0, "max_worker_restarts": 1000}
+    limits = {name: options.pop(name, value) for name, value in limits.items()}
+    is_central = form == "central"
+    common = {"spec": spec.to_json(), "gamma": 0.9, "wait_reset": False, "is_central": is_central, "limits": limits}
+    shares = pairwise(worker * num_envs // workers for worker in range(workers + 1))
+    bounds = [(0, num_envs)] if is_central else list(shares)
+    groups = workers if is_central else 1
+    orders = [{**common, "first": first, "last": last, "groups": groups} for first, last in bounds]
+    observation = make_envs(resolve("counting:make"), 1).observation
+    with contextlib.closing(SharedWeights(agent, version=7)) as weights, contextlib.closing(
+        RolloutStream("counting_agents", orders, agent, observation, weights, T, per_round, SEED, **limits, **options)
+    ) as stream:  # fmt: skip
+        yield stream
+
+
+def actors(stream: RolloutStream) -> list[psutil.Process]:
+    """Who acts: all workers, or the one for all groups."""
+    found = []
+    for member in stream._crew.members:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it is being replaced
+            found.append(psutil.Process(member.pid))
+    return [process for process in found if is_alive(process)]
+
+
+def steppers(form: str, stream: RolloutStream) -> list[psutil.Process]:
+    """Who steps envs, oldest first: those who act, or the env workers below the one who does."""
+    if form == "workers":
+        return actors(stream)
+    with contextlib.suppress(psutil.NoSuchProcess, IndexError):
+        servers = actors(stream)[0].children()
+        return sorted((child for one in servers for child in one.children()), key=lambda child: child.create_time())
+    return []
+
+
+def wait_for(condition: Any, seconds: float = SOON) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.005)
+
+
+def kill(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.kill()
+
+
+class Witness:
+    """Takes rollouts and follows every env from row to row; counts how often one began anew without having ended."""
+
+    def __init__(self, stream: RolloutStream) -> None:
+        self.stream, self.begun_anew, self.rows, self.taken = stream, 0, 0, 0
+        self.last: dict[int, tuple[list[float], float]] = {}  # by env: what it shows next, and the agent's rows
+        self.noises: set[tuple[float, ...]] = set()
+        stream.start(SEED)
+
+    def see_all(self, num_envs: int) -> None:
+        """Who was never seen cannot be seen to begin anew."""
+        take_until(self, lambda: len(self.last) == num_envs)
+
+    def take(self, rollouts: int = 1) -> Rollout:
+        for _ in range(rollouts):
+            deadline = time.monotonic() + SOON
+            rollout = self.stream.take(7, lambda: time.monotonic() > deadline)  # noqa: B023  (asked at once)
+            for column, env in enumerate(rollout.envs.tolist()):
+                self.follow(rollout, column, env)
+            self.stream.release(7)
+            self.taken += 1
+        return rollout
+
+    def follow(self, rollout: Rollout, column: int, env: int) -> None:
+        steps, rows = rollout.steps, float(rollout.state.rows[column])
+        shown = [*steps.obs[:, column].tolist(), rollout.last_obs[column].tolist()]
+        if (shown[0], rows) != self.last.get(env, (shown[0], 0.0)):
+            assert (shown[0][1:], rows) == ([1.0, 0.0], 0.0), "it goes on, or begins with another worker"
+            self.begun_anew += 1
+        noise = (env, *steps.policy.log_prob[:2, column].tolist())
+        assert noise not in self.noises, "who takes the place of another draws noise of its own"
+        self.noises.add(noise)
+        for t, (obs, following) in enumerate(pairwise(shown)):
+            rows = self.follow_row(obs, following, rows, map_row(steps, t, column))
+        assert float(rollout.last_value[column]) // 100 == rows
+        self.last[env] = (shown[-1], rows)
+
+    def follow_row(self, obs: list[float], following: list[float], rows: float, row: tuple[Any, ...]) -> float:
+        """One row by the rules of the env and its agent; returns the agent's rows after it."""
+        action, reward, discount, mask = row
+        marker, episode, step = obs
+        has_ended = step == LENGTHS[int(episode - 1) % len(LENGTHS)]
+        assert action == rows % 4
+        if mask:
+            assert not has_ended
+            assert following == [marker, episode, step + 1], "no step is skipped or applied twice"
+            assert reward == 100 * episode + step + 1 + action / 4
+            ends = step + 1 == LENGTHS[int(episode - 1) % len(LENGTHS)]
+            assert discount == (0.0 if ends and episode % 2 == 1 else 1.0)
+            self.rows += 1
+            return rows + 1
+        assert (reward, discount, following[2]) == (0.0, 1.0, 0.0), "cut as by a truncation"
+        if not (has_ended and following == [marker, episode + 1, 0.0]):
+            assert following[1] == 1.0
+            self.begun_anew += 1
+        return 0.0
+
+
+def map_row(steps: Any, t: int, column: int) -> tuple[Any, ...]:
+    return tuple(array[t, column].item() for array in (steps.action, steps.reward, steps.discount, steps.mask))
+
+
+def take_until(witness: Witness, condition: Any, seconds: float = SOON) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        witness.take()
+
+
+# --- R1, R2: killed -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_of_eight_killed_twenty_times_at_random_moments(form: str) -> None:
+    """No rollout is lost or torn: envs of the one that was killed begin anew, all others go on."""
+    chance = random.Random(4)
+    with streaming(form, num_envs=8, workers=8, T=20, per_round=4) as stream:
+        witness = Witness(stream)
+        witness.see_all(8)
+        killed: list[psutil.Process] = []
+        while len(killed) < 20:
+            take_until(witness, lambda: len(set(steppers(form, stream)) - set(killed)) > 4)
+            killed.append(chance.choice([process for process in steppers(form, stream) if process not in killed]))
+            timer = threading.Timer(chance.random() * 0.05, kill, (killed[-1],))
+            timer.start()
+            witness.take(chance.randint(1, 4))
+            timer.join()
+        take_until(witness, lambda: stream.restarts() == 20)
+        take_until(witness, lambda: len(steppers(form, stream)) == 8)
+        assert 0 < witness.begun_anew <= 20, "some are killed before their first rollout"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_all_killed_at_once(form: str) -> None:
+    with streaming(form, num_envs=6, workers=3) as stream:
+        witness = Witness(stream)
+        witness.see_all(6)
+        old = steppers(form, stream)
+        for process in old:
+            kill(process)
+        take_until(witness, lambda: witness.begun_anew == 6)
+        assert stream.restarts() == 6
+        assert not set(old) & set(steppers(form, stream))
+        assert not any(map(is_alive, old))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_same_one_killed_again_and_again_ends_in_one_named_error(form: str) -> None:
+    with streaming(form, max_worker_restarts=2) as stream:
+        witness = Witness(stream)
+        witness.see_all(4)
+        sentence = r"worker 1 \(pid \d+\) was killed by SIGKILL, more than 2 times within 60 s: .*\.$"
+        with pytest.raises(WorkerError, match=sentence) as caught:
+            kill_thrice(form, witness)
+        assert "\n" not in str(caught.value)
+        assert witness.begun_anew == 4
+
+
+def kill_thrice(form: str, witness: Witness) -> None:
+    for times in range(1, 4):
+        take_until(witness, lambda: len(steppers(form, witness.stream)) == 2)
+        kill(second(form, witness.stream))
+        take_until(witness, lambda: witness.begun_anew == 2 * times)  # noqa: B023  (asked at once)
+
+
+def second(form: str, stream: RolloutStream) -> psutil.Process:
+    """The worker of the last envs: the first one is never lost, and so the oldest."""
+    return actors(stream)[1] if form == "workers" else steppers(form, stream)[-1]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_worker_that_dies_in_every_rollout_ends_in_one_too(form: str) -> None:
+    with streaming(form, num_envs=2, workers=2, fault="kill", at=3, max_worker_restarts=2) as stream:
+        stream.start(SEED)
+        with pytest.raises(WorkerError, match=r"worker [01] .* was killed by SIGKILL, more than 2 times"):
+            take_finite(stream)
+
+
+def take_finite(stream: RolloutStream) -> None:
+    """Until something is raised: whatever was taken before may be learned from."""
+    deadline = time.monotonic() + SOON
+    while time.monotonic() < deadline:
+        rollout = stream.take(7, lambda: time.monotonic() > deadline)
+        assert torch.isfinite(rollout.steps.obs).all()
+        assert torch.isfinite(rollout.steps.reward).all()
+        stream.release(7)
+
+
+# --- R3, R4: raising and hanging ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_envs_that_raise_by_chance_are_rebuilt_and_counted(form: str) -> None:
+    with streaming(form, T=50, raise_step=0.02, raise_reset=0.02) as stream:
+        witness = Witness(stream)
+        first = stream.restarts()  # an env may have failed in its first reset
+        take_until(witness, lambda: witness.begun_anew >= 30)
+        assert stream.restarts() - first >= witness.begun_anew
+        assert len(steppers(form, stream)) == 2
+        assert stream._news.lost == [0] * len(stream._news.lost)
+
+
+@pytest.mark.parametrize(("form", "fault"), [("workers", "sleep"), ("workers", "hold"), ("central", "hold")])
+def test_an_env_that_hangs_is_replaced_and_the_others_go_on(form: str, fault: str, tmp_path: Path) -> None:
+    """A round is of one worker's rollout: others have filled many when it comes back."""
+    hung = {"fault": fault, "at": 30, "once": str(tmp_path / "done"), "step_timeout": 1.0}
+    with streaming(form, num_envs=6, workers=3, per_round=1, **hung) as stream:
+        witness = Witness(stream)
+        take_until(witness, lambda: (tmp_path / "done").exists())
+        start, taken = time.monotonic(), witness.taken
+        take_until(witness, lambda: witness.begun_anew == 2)
+        assert witness.taken - taken > 20
+        assert time.monotonic() - start < 8.0, "the limit of 1 s, and what a busy machine adds"
+        assert stream.restarts() == 2
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_env_that_always_hangs_ends_in_one_named_error(form: str) -> None:
+    hung = {"fault": "sleep", "at": 2, "step_timeout": 0.4, "max_worker_restarts": 1}
+    with streaming(form, num_envs=2, workers=2, **hung) as stream:
+        stream.start(SEED)
+        with pytest.raises(WorkerError, match=r"worker [01] \(pid \d+\) was silent for 0.4 s while it owed"):
+            take_finite(stream)
+
+
+def test_a_worker_that_hangs_seldom_and_always_ends_in_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With limits of 60 s there is one loss a minute: what others do meanwhile must not count for it."""
+    monkeypatch.setattr(crew, "WINDOW_SECONDS", 0.1)
+    monkeypatch.setattr(crew, "ForkServer", ForkServer)  # without torch
+    spec = resolve("counting:make", {"lengths": [50]})
+    with ApartEnvs(spec, 2, 2, 2, step_timeout=0.3, max_worker_restarts=2) as envs:
+        envs.reset(SEED)
+        with pytest.raises(WorkerError, match=r"worker 1 .* was silent .*, more than 2 times without a step in betw"):
+            step_while_suspended(envs)
+
+
+def step_while_suspended(envs: ApartEnvs) -> None:
+    """Slot 0 is stepped all the time, and whoever serves slot 1 hangs from the beginning."""
+    deadline, hung = time.monotonic() + SOON, 0
+    while time.monotonic() < deadline:
+        member = envs._crew.members[1]
+        if member.pid != hung and member not in envs._building:
+            psutil.Process(member.pid).suspend()
+            hung = member.pid
+        for slot in envs.ready(0.02):
+            envs.recv(slot)
+            envs.send(slot, np.zeros(1, np.int64))
+
+
+# --- R5: broken promises --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("form", "fault"), [*(("workers", fault) for fault in FORBIDDEN), ("central", "nan"), ("central", "nan reward")]
+)
+def test_what_its_space_forbids_is_named_before_it_is_learned_from(form: str, fault: str) -> None:
+    seed = env_seed(SEED, 3, 0)
+    with streaming(form, fault=fault, at=5, only=seed % 1000, lengths=[50]) as stream:
+        stream.start(SEED)
+        with pytest.raises(EnvError) as caught:
+            take_finite(stream)
+    text = str(caught.value)
+    assert re.search(FORBIDDEN[fault], text), text
+    assert text.startswith("env 3 of counting:make")
+    assert f"(seed {seed}, step 5 of its episode 1)" in text
+    assert "\n" not in text
+    assert "Traceback" in caught.value.__notes__[0]
+
+
+# --- R7: the one who acts for all -----------------------------------------------------------------------------------
+
+
+def test_the_inference_process_killed_in_mid_batch(caplog: pytest.LogCaptureFixture) -> None:
+    """Its env workers end with it, what it had not finished is filled again, and no step is there twice."""
+    chance = random.Random(6)
+    with streaming("central", num_envs=8, workers=4, T=20, per_round=2) as stream:
+        witness = Witness(stream)
+        for times in range(1, 4):
+            witness.see_all(8)
+            victim = actors(stream)[0]
+            below = victim.children(recursive=True)
+            assert len(below) == 5
+            threading.Timer(chance.random() * 0.05, kill, (victim,)).start()
+            take_until(witness, lambda: witness.begun_anew == 8 * times)  # noqa: B023  (asked at once)
+            wait_for(lambda: not any(map(is_alive, below)), 5.0)  # noqa: B023
+            assert stream.restarts() == 8 * times
+        assert caplog.text.count("was killed by SIGKILL; it is replaced.") == 3
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_closing_while_somebody_hangs_needs_no_answer(form: str, tmp_path: Path) -> None:
+    hung = {"fault": "hold", "at": 8, "once": str(tmp_path / "done")}
+    with streaming(form, **hung) as stream:
+        stream.start(SEED)
+        wait_for((tmp_path / "done").exists)
+        everyone = [process for actor in actors(stream) for process in (actor, *actor.children(recursive=True))]
+        stream.close()
+        stream.close()
+        wait_for(lambda: not any(map(is_alive, everyone)), 5.0)

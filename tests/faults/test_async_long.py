@@ -1,0 +1,135 @@
+"""Asynchronous sampling for minutes: the rate of those who are not hurt, learning beside failures, what piles up."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from test_acting_workers import one_server as one_server
+from test_acting_workers import server as server
+from test_async import FORMS, SEED, steppers, streaming
+from test_async_runs import kill_one, train, workers_below
+
+pytestmark = pytest.mark.long
+
+UPDATES = 10_000
+KILL_SECONDS = 30.0
+MIN_SECONDS = 150.0  # so that some are killed, however fast the machine
+MOCK = {"observation": {"box": [3]}, "action": {"discrete": 4}, "seconds": 0.01, "wait": "sleep"}
+
+
+# --- R1, R4: the others ---------------------------------------------------------------------------------------------
+
+
+def rate_of_others(form: str, hurt: Callable[[psutil.Process], None], times: int = 8, seconds: float = 3.0) -> float:
+    """Rollouts of three workers while the fourth is hurt and replaced, over what they fill in peace."""
+    in_peace = beside_it = 0
+    limits = {"step_timeout": 1.0, "env": ("Remuda/Mock-v0", MOCK)}
+    with streaming(form, num_envs=4, workers=4, T=10, per_round=1, **limits) as stream:
+        stream.start(SEED)
+
+        def count(seconds: float) -> list[int]:
+            counts, end = [0] * 4, time.monotonic() + seconds
+            while time.monotonic() < end:
+                counts[int(stream.take(7, lambda: False).envs[0])] += 1
+                stream.release(7)
+            return counts
+
+        for _ in range(times):
+            count(1.0)
+            in_peace += sum(count(seconds)) * 3 // 4
+            hurt(steppers(form, stream)[0])
+            counts = sorted(count(seconds))
+            beside_it += sum(counts[1:])  # whoever was hurt has filled the fewest
+            assert stream.restarts() > 0
+    return beside_it / in_peace
+
+
+@pytest.mark.usefixtures("one_server")
+@pytest.mark.parametrize("hurt", [psutil.Process.kill, psutil.Process.suspend], ids=["killed", "hung"])
+@pytest.mark.parametrize("form", FORMS)
+def test_the_others_keep_nine_tenths_of_their_rate(form: str, hurt: Any) -> None:
+    """Envs that sleep, so that nobody waits for a core; a process that is suspended hangs as hard as one can."""
+    rate = rate_of_others(form, hurt)
+    print(f"{form}: {rate:.1%} of their rate")
+    assert rate >= 0.9
+
+
+# --- R3: envs that raise --------------------------------------------------------------------------------------------
+
+
+def steps_to_400(path: Path, form: str, seed: int, chances: dict[str, float]) -> tuple[int, int]:
+    """Env steps until the last 20 episodes had a mean of 400, and how many envs were rebuilt on the way."""
+    returns: list[float] = []
+    reached = []
+
+    def watch(round: Any) -> bool:
+        returns.extend(episode.values["ep_rew"] for episode in round.episodes)
+        if len(returns) >= 20 and np.mean(returns[-20:]) >= 400:
+            reached.append((round.progress.steps, round.progress.restarts))
+        return bool(reached)
+
+    options: dict[str, Any] = {"env": "own_things:flaky_cartpole", "envs": {"kwargs": chances}}
+    train(path, form, watch, steps=400_000, seed=seed, algo={"learning_rate": "1e-3"}, **options)
+    return reached[0] if reached else (400_000, 0)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("form", FORMS)
+def test_training_survives_envs_that_fail_by_chance(form: str, tmp_path: Path) -> None:
+    """5e-4 per step and 5e-3 per reset: CartPole still reaches 400 within 1.3 x the clean number of steps."""
+    seeds = range(1, 8)  # of a few seeds the spread between them would be larger than what is looked for
+    clean = [steps_to_400(tmp_path / f"clean-{seed}", form, seed, {"step": 0.0, "reset": 0.0}) for seed in seeds]
+    flaky = [steps_to_400(tmp_path / f"flaky-{seed}", form, seed, {"step": 5e-4, "reset": 5e-3}) for seed in seeds]
+    print(form, "clean", clean, "flaky", flaky)
+    assert all(restarts > 5 for _, restarts in flaky)
+    assert np.median([steps for steps, _ in flaky]) <= 1.3 * np.median([steps for steps, _ in clean])
+
+
+# --- R24: soak ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("form", FORMS)
+def test_ten_thousand_updates_with_a_worker_killed_every_thirty_seconds(form: str, tmp_path: Path) -> None:
+    me, chance = psutil.Process(), random.Random(3)
+    seen: list[tuple[int, list[int], int, int]] = []  # updates, resident bytes of each, descriptors, threads
+    begin = time.monotonic()
+    killed, next_kill, next_look = 0, begin + KILL_SECONDS, 0
+
+    def watch(round: Any) -> bool:
+        nonlocal killed, next_kill, next_look
+        now, updates = time.monotonic(), round.learner.version
+        if now >= next_kill:
+            kill_one(workers_below(me), chance)
+            killed, next_kill = killed + 1, now + KILL_SECONDS
+        if updates >= next_look and now < next_kill - KILL_SECONDS / 2:  # not while somebody is replaced
+            next_look = updates + 500
+            lasting = [me, *acting_for_all(me)]
+            memory = [int(process.memory_info().rss) for process in lasting]
+            seen.append((updates, memory, sum(process.num_fds() for process in lasting), threading.active_count()))
+        return bool(updates >= UPDATES and now - begin >= MIN_SECONDS)
+
+    # what a line of metrics sums up is kept until it is written
+    options = {"algo": {"n_steps": 8, "batch_size": 8}, "checkpoint": {"every": 20_000}, "log": {"every": 10_000}}
+    train(tmp_path / "run", form, watch, steps=100_000_000, env="Acrobot-v1", **options)
+    print(form, seen)
+    assert killed >= 4
+    settled = [row for row in seen if row[0] >= 2000]
+    (first, memory, *counts), (last, memory_at_the_end, *counts_at_the_end) = settled[0], settled[-1]
+    for before, after in zip(memory, memory_at_the_end, strict=True):
+        grown = (after - before) / 2**20 / ((last - first) / 1000)
+        assert grown <= 1.0, f"{grown:.2f} MB per 1,000 updates: {seen}"
+    assert [abs(a - b) <= 2 for a, b in zip(counts, counts_at_the_end, strict=True)] == [True, True], seen
+
+
+def acting_for_all(me: psutil.Process) -> list[psutil.Process]:
+    """The inference process, which outlives its env workers: a child of a fork server that has a fork server."""
+    return [child for one in me.children() for child in one.children() if child.children()]

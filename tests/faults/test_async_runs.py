@@ -1,0 +1,219 @@
+"""Whole runs under the asynchronous scheme that are stopped, killed, resumed, held up or fed with nonsense."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from test_signals import all_gone, family, has_trained, start, stop, wait_for
+
+import remuda
+from remuda.cli import main
+from remuda.core import env_seed
+from remuda.errors import TrainingError
+from remuda.learning.checkpoint import load_newest
+
+FORMS: dict[str, dict[str, Any]] = {
+    "workers": {"envs": 8, "workers": 2, "act": "workers"},
+    "central": {"envs": 8, "workers": 2, "act": "central"},
+}
+INTERVAL = 1280  # steps between two checkpoints, and between two lines of metrics at least half of them
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    shared, children = set(os.listdir("/dev/shm")), set(psutil.Process().children(recursive=True))
+    yield
+    wait_for(lambda: all_gone(list(set(psutil.Process().children(recursive=True)) - children)), 5)
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("remuda-")] == []
+    assert set(os.listdir("/dev/shm")) <= shared
+
+
+@contextmanager
+def running(path: Path, form: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A run as a user starts it, that has begun to train."""
+    sampler = [text for name, value in FORMS[form].items() for text in (f"--sampler.{name}", str(value))]
+    every = ["--log.every", str(INTERVAL // 2)]
+    process = start(path, "--scheme", "async", *sampler, *every, *arguments, algo="impala")
+    try:
+        wait_for(lambda: has_trained(path), 120)
+        yield process
+    finally:
+        if process.poll() is None:  # the test has failed
+            process.kill()
+            process.communicate()
+
+
+def train(path: Path, form: str, callback: Any, scheme: dict[str, Any] | None = None, **options: Any) -> Any:
+    """The same in this process."""
+    settings: dict[str, Any] = {"steps": 10_000_000, "quiet": True, "eval": {"episodes": 0}, **options}
+    names = {"name": "async", **(scheme or {})}
+    env = settings.pop("env", "CartPole-v1")
+    sampler = {**FORMS[form], **settings.pop("sampler", {})}
+    return remuda.train("impala", env, scheme=names, out=path, callbacks=callback, sampler=sampler, **settings)
+
+
+def lines(path: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+# --- R8, R20, R21: the end, by whoever ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", [pytest.param("workers", marks=pytest.mark.long), "central"])
+def test_killed_it_leaves_no_orphan_and_loses_at_most_one_checkpoint_interval(form: str, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with running(path, form, "--checkpoint.every", str(INTERVAL)) as process:
+        wait_for((path / "checkpoints/latest").exists)
+        time.sleep(random.Random(form).random())
+        members = family(process)
+        process.kill()
+        process.communicate(timeout=10)
+    wait_for(lambda: all_gone(members), 2)
+    logged, saved = lines(path)[-1]["time/total_timesteps"], load_newest(path / "checkpoints").step
+    # A round is of 8 x 20 rows, and a checkpoint is written beside the one that follows it.
+    assert saved >= logged - INTERVAL - 2 * 160
+    end = str(saved + 600)
+    assert main(["train", "--resume", str(path), "--steps", end, "--quiet", "--eval.episodes", "0"]) == 0
+    steps = [line["time/total_timesteps"] for line in lines(path)]
+    assert steps == sorted(set(steps)), "one curve without repetition"
+    assert json.loads((path / "result.json").read_text())["status"] == "complete"
+
+
+@pytest.mark.parametrize(
+    ("form", "number"),
+    [
+        ("workers", signal.SIGTERM),
+        pytest.param("central", signal.SIGINT, marks=pytest.mark.long),
+        pytest.param("workers", signal.SIGINT, marks=pytest.mark.long),
+        pytest.param("central", signal.SIGTERM, marks=pytest.mark.long),
+    ],
+)
+def test_one_signal_leaves_a_resumable_checkpoint(form: str, number: signal.Signals, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with running(path, form, "--checkpoint.every", "0") as process:
+        members = family(process)
+        assert len(members) == (4 if form == "workers" else 6), "fork servers, workers, and who acts for them"
+        out, err = stop(process, number)
+    assert process.returncode == 128 + number, err
+    assert err == ""
+    assert f"remuda train --resume {path}" in out
+    wait_for(lambda: all_gone(members), 2)
+    result = json.loads((path / "result.json").read_text())
+    assert result["status"] == f"stopped by {number.name}"
+    assert load_newest(path / "checkpoints").step == result["steps"] > 0
+
+
+@pytest.mark.parametrize("form", [pytest.param("workers", marks=pytest.mark.long), "central"])
+def test_two_signals_stop_at_once(form: str, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with running(path, form) as process:
+        members = family(process)
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.1)  # or both would be one
+        # The first is still being obeyed when the second comes; whichever way it ends, it ends now.
+        process.communicate(timeout=20)
+    assert process.returncode == 130
+    wait_for(lambda: all_gone(members), 2)
+
+
+def test_an_env_worker_of_the_inference_process_that_is_killed_is_told_of_and_counted(tmp_path: Path) -> None:
+    """It is the child of a child: what it leaves must still reach the run's log."""
+    path, killed = tmp_path / "run", []
+
+    def watch(round: Any) -> bool:
+        if round.progress.rounds == 10:
+            killed.append(kill_one(workers_below(psutil.Process()), random.Random(1)))
+        return bool(round.progress.restarts)
+
+    run = train(path, "central", watch, log={"every": 160})
+    assert run.result["steps"] > 0
+    assert f"(pid {killed[0]}) was killed by SIGKILL; it is replaced." in (path / "log.txt").read_text()
+    assert lines(path)[-1]["rollout/restarts"] in (0.0, 4.0), "half of the envs lived in that worker"
+
+
+def workers_below(process: psutil.Process) -> list[psutil.Process]:
+    """Those that step envs: forked, and so of the same command as their parent, without children of their own."""
+    found = []
+    for child in process.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if not child.children() and child.cmdline() == child.parent().cmdline():
+                found.append(child)
+    return found
+
+
+def kill_one(processes: list[psutil.Process], chance: random.Random) -> int:
+    victim = chance.choice(processes)
+    victim.kill()
+    return int(victim.pid)
+
+
+# --- R6: gradients that are not finite ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["workers", pytest.param("central", marks=pytest.mark.long)])
+def test_gradients_that_are_not_finite_change_nothing_and_end_the_run_after_ten(form: str, tmp_path: Path) -> None:
+    seen: list[tuple[int, list[torch.Tensor]]] = []  # updates left out, parameters
+
+    def spoil(round: Any) -> bool:
+        learner = round.learner
+        if round.progress.rounds == 3:
+            losses = learner.algorithm.losses
+            learner.algorithm.losses = lambda batch, clock: nan_losses(losses(batch, clock))
+        if round.progress.rounds >= 3:
+            seen.append((learner.skipped, [vector.clone() for vector in learner.vectors.values()]))
+        return False
+
+    sentence = r"gradients were not finite in 10 updates in a row after update 3 .*: lower the learning rate"
+    with pytest.raises(TrainingError, match=sentence) as caught:
+        train(tmp_path / "run", form, spoil, log={"every": 160})
+    assert "\n" not in str(caught.value)
+    assert [skipped for skipped, _ in seen] == list(range(10)), "the tenth ends the run"
+    for _, vectors in seen:
+        assert all(map(torch.equal, vectors, seen[0][1]))
+    assert lines(tmp_path / "run")[-1]["train/skipped_updates"] > 0
+
+
+def nan_losses(losses: Any) -> Any:
+    return replace(losses, groups={name: loss * float("nan") for name, loss in losses.groups.items()})
+
+
+# --- R25: a learner that is held up ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["workers", pytest.param("central", marks=pytest.mark.long)])
+def test_a_learner_that_sleeps_finds_no_more_than_its_slots_and_nothing_too_old(form: str, tmp_path: Path) -> None:
+    """One env is so slow that others overtake it: what it has collected is too old when it is ready, and dropped."""
+    max_lag, rounds, slots = 1, 60, []
+
+    def sleep(round: Any) -> bool:
+        slots.append(round.metrics["async/slots_free"] + round.metrics["async/slots_full"])
+        if round.progress.rounds == 20:
+            time.sleep(3.0)
+        return bool(round.progress.rounds >= rounds)
+
+    slow = {"seconds": 0.02, "only_seed": env_seed(0, 0)}
+    options = {"env": "own_things:slow", "envs": {"kwargs": slow}, "log": {"every": 1}, "algo": {"batch_size": 4}}
+    train(tmp_path / "run", form, sleep, {"max_lag": max_lag}, sampler={"workers": 4}, **options)
+    found = lines(tmp_path / "run")
+    assert len(found) == rounds
+    lags = [line["lag/collect_to_gradient_max"] for line in found]
+    assert max(lags) == max_lag, lags
+    assert max(slots) <= (max_lag + 1) * 2, "rounds of two slots, as many as can be used before they are too old"
+    dropped = [line["rollout/dropped"] for line in found]
+    assert dropped == sorted(dropped)
+    assert dropped[-1] > 0

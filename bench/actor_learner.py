@@ -52,7 +52,7 @@ COMMON += (
     " --agent.shared true --steps 1_000_000_000 --eval.episodes 0 --checkpoint.every 0 --envs.step_timeout 86400"
 )
 OURS = {
-    "remuda": [*COMMON.split()],
+    "remuda": [*COMMON.split(), "--sampler.envs", "32", "--algo.n_steps", "40", "--algo.batch_size", "16"],
     "remuda, batch-1 actors": [*COMMON.split(), "--sampler.envs", "8", "--sampler.workers", "8"],
 }
 # Peer: its environment, and its runner.

@@ -128,13 +128,13 @@ JOBS = [
     Job("appo-pendulum", "appo", "Pendulum-v1", 300_000, (1, 2, 3), "mean ≥ −300", ASYNC),
     Job("impala-recall-lstm", "impala", "Remuda/Recall-v0", 500_000, (1, 2, 3), "mean ≥ 0.95", (*ASYNC, *LSTM)),
     Job(
-        "impala-pong",
-        "impala",
+        "appo-pong",
+        "appo",
         "ALE/Pong-v5",
-        5_000_000,
+        2_000_000,
         (1,),
         "mean ≥ 15",
-        (*ASYNC, "--envs.sticky 0", "--agent.net a3c"),
+        (*ASYNC, "--envs.sticky 0", "--agent.net a3c", "--scheme.threads 1"),
     ),
 ]
 

@@ -1,6 +1,6 @@
 """Env steps per second of whole training on Pong by actors and learners, against SB3, Sample Factory and RLlib.
 
-    .venv/bin/python bench/actor_learner.py                                 # after `make peers`: ten minutes
+    .venv/bin/python bench/actor_learner.py                                 # after `make peers`: twenty minutes
     .venv/bin/python bench/actor_learner.py --rounds 15 --out docs/speed/actor-learner.json
     .venv/bin/python bench/actor_learner.py --only sb3@1 sb3@2 sb3@3 sb3@4  # ways to run one, to find its fastest
 
@@ -8,8 +8,8 @@ ALE/Pong-v5, 84x84 grey, four frames skipped and four stacked, no sticky actions
 policy and value share; every step is learned from once. `remuda` is IMPALA in the async scheme, `remuda, batch-1
 actors` the same with one env in each acting worker, which is MonoBeast's design. The others are A2C of
 Stable-Baselines3 (20 steps of 16 envs), APPO of Sample Factory and IMPALA of RLlib (`bench/peers/impala_*.py`), with
-their own wrappers around single games, and with the settings that were fastest for them here: WAYS has all that were
-tried. All may use every core.
+their own wrappers around single games; WAYS lists ways to run each, the first of which is taken. All may use every
+core.
 
 Each contender is a process, with children, that trains on and on; while it is not its turn all of them are stopped
 (SIGSTOP), so that nobody works ahead. It has learned from 1,000 steps before its first slice, and the first round is
@@ -61,7 +61,7 @@ PEERS = {
     "sample-factory": (ROOT / ".venv-sample-factory", "impala_sample_factory.py"),
     "rllib": (ROOT / ".venv-rllib", "impala_rllib.py"),
 }
-# Ways to run a peer, named NAME@1, NAME@2 and so on: the first is what was fastest, and what NAME alone means.
+# Ways to run a peer, named NAME@1, NAME@2 and so on: NAME alone means the first.
 WAYS = {
     "sb3": (
         ["--envs-in", "this process", "--threads", 1],

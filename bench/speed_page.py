@@ -122,7 +122,8 @@ def actor_learner(report: dict[str, Any]) -> str:
     lines = [
         "## Actors and learners\n",
         f"Whole training on {report['env']} with Nature's net, each step learned from once, {report['cores']} cores;",
-        "others are run in the way that was fastest for them here, with their own wrappers around single games.",
+        "others are run in the first of the ways that `bench/actor_learner.py` lists, with their own wrappers around",
+        "single games.",
         f"Medians of {report['rounds']} turns of {report['seconds']:g} seconds (`bench/actor_learner.py`).\n",
         "| | env steps/s | CPU ms per step | remuda is ... times as fast (95 % interval) | how |",
         "|---|---|---|---|---|",

@@ -43,6 +43,7 @@ bench: $(STAMP)
 	$(BIN)/python bench/end_to_end.py --out docs/speed/sac-end-to-end.json
 	$(BIN)/python bench/actor_learner.py --out docs/speed/actor-learner.json
 	$(BIN)/python bench/replay_checkpoint.py --out docs/speed/replay-checkpoint.json
+	$(BIN)/python bench/slow_env.py --out docs/speed/slow-env.json
 	$(BIN)/python bench/speed_page.py
 
 $(STAMP): pyproject.toml constraints.txt

@@ -251,7 +251,8 @@ def what_changed(job: Job, seed: int) -> str:
     for group in ("algo", "replay", "sampler", "envs", "agent"):
         for field, value in kept.get(group, {}).items():
             now = plain(wanted[group].get(field, value))
-            if now not in (plain(value), "auto"):  # auto may well take what was kept
+            # auto may well take what was kept, and no number of workers takes as many as there are cores
+            if now not in (plain(value), "auto") and (field, now) != ("workers", "0.0"):
                 return f"{group}.{field} ({value})"
     return ""
 

@@ -154,7 +154,7 @@ def play_episodes(
     """Episodes with the seeds of the evaluation, in envs of their own: training is not disturbed."""
     count = min(episodes, MAX_EVAL_ENVS)
     seeds = [[eval_seed(config, k) for k in range(i, episodes, count)] for i in range(count)]
-    workers = min(num_workers(config), count) if config.scheme == "parallel" else 0
+    workers = 0 if config.scheme == "serial" else min(num_workers(config), count)
     limited = replace(spec, max_steps=config.eval.max_steps or None)
     envs = make_some_envs(config, limited, count, 1, workers, should_stop, seeds)
     # With more threads than it needs, a small net was 80 times slower on a busy machine of two cores.

@@ -39,7 +39,7 @@ def verdict(seconds: Mapping[str, float], remedies: Mapping[str, str]) -> tuple[
 def remedies_for(config: RunConfig, cores: int | None = None) -> dict[str, str]:
     """What would lift each limit, with the options that this run has."""
     cores = usable_cores() if cores is None else cores
-    is_parallel = config.scheme == "parallel"
+    is_parallel = config.scheme != "serial"
     workers = num_workers(config) if is_parallel else 0
     return {
         "env": _for_envs(is_parallel, workers, cores),

@@ -116,6 +116,9 @@ class Stoppable(Contender):
         self._send(signal.SIGCONT)
         super().close()
         self._send(signal.SIGKILL)  # whoever was left behind
+        for process in self._known:  # torch's shared memory has a name, which outlives who was killed
+            for file in Path("/dev/shm").glob(f"torch_{process.pid}_*"):
+                file.unlink(missing_ok=True)
 
     def _send(self, what: signal.Signals) -> None:
         for process in self._processes:

@@ -58,6 +58,8 @@ def main() -> None:
     parts.append(start_up(found["start-up"]))
     if "actor-learner" in found:
         parts.append(actor_learner(found["actor-learner"]))
+    if "slow-env" in found:
+        parts.append(slow_env(found["slow-env"]))
     parts.append(value_families(found))
     (ROOT / "docs" / "speed.md").write_text("\n".join(parts))
 
@@ -140,6 +142,14 @@ def actor_learner(report: dict[str, Any]) -> str:
         "\n".join(lines) + f"\n\nA step's CPU milliseconds if nothing else were done, on one core: {costs}.\n"
         f"All cores would allow {alone['steps_per_second']:,.0f} steps/s, of which `remuda` reaches {shares[0]};\n"
         f"with all cores at it at once {crowded['steps_per_second']:,.0f}, of which it reaches {shares[1]}.\n"
+    )
+
+
+def slow_env(report: dict[str, Any]) -> str:
+    shares = [f"{with_interval(*each['share'])} with act={act}" for act, each in report["acting"].items()]
+    return (
+        f"Of {report['envs']} envs, each in a worker of its own, one is {report['slower']} times as slow: the others keep\n"
+        f"{' and '.join(shares)} of the rate that they have without it (`bench/slow_env.py`).\n"
     )
 
 

@@ -1,7 +1,7 @@
 """Gradients of a batch of sequences in parts, at the same time: each thread takes some columns.
 
-Torch's own threads share every product and wait for each other after it: beside processes that are busy too, most of
-that is waiting. Parts wait once in an update, so that whoever has a core to spare can use it.
+Torch's own threads share every product and wait for each other after it: beside processes that are busy too, one that
+has lost its core holds up the rest. Parts wait for each other once in an update.
 """
 
 from __future__ import annotations

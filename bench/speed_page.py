@@ -148,7 +148,7 @@ def actor_learner(report: dict[str, Any]) -> str:
 def slow_env(report: dict[str, Any]) -> str:
     shares = [f"{with_interval(*each['share'])} with act={act}" for act, each in report["acting"].items()]
     return (
-        f"Of {report['envs']} envs, each in a worker of its own, one is {report['slower']} times as slow: the others\n"
+        f"Of {report['envs']} envs, each in a worker of its own, one is {report['slower']} times as slow: the rest\n"
         f"keep {' and '.join(shares)} of the rate that they have\nwithout it (`bench/slow_env.py`).\n"
     )
 

@@ -146,6 +146,15 @@ def test_dueling_values_have_the_value_of_the_state_as_their_mean(hidden: int) -
     torch.testing.assert_close(agent.unroll(obs, None, None)[0], values, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["dueling", "noisy"])
+def test_streams_have_a_hidden_layer_each(kind: str) -> None:
+    """Without one, dueling would only be a linear head in other words."""
+    streams = [make_agent(**KINDS[kind]).head.advantage, make_agent(**KINDS["dueling"]).head.state]
+    assert [len(stream.layers) for stream in streams] == [2, 2]
+    assert [len(make_agent(**KINDS[name]).head.advantage.layers) for name in ("plain", "C51")] == [1, 1]
+    assert len(make_agent(**KINDS[kind], head_hidden=0).head.advantage.layers) == 1
+
+
 def test_dueling_logits_have_those_of_the_state_as_their_mean() -> None:
     agent, obs = make_agent(dueling=True, atoms=7), torch.randn(6, 3)
     logits = agent.unroll(obs, None, None)[0]
@@ -268,9 +277,8 @@ def test_the_noise_it_asks_for(kind: str) -> None:
     if "noisy" not in options:
         assert agent.noise == (("uniform", 2),)
         return
-    layers = [(8, 4 * len(agent.support))]
-    if "head_hidden" in options:
-        layers = [(8, 6), (6, 4 * len(agent.support))]
+    hidden = options.get("head_hidden", 8)  # or as wide as the features
+    layers = [(8, hidden), (hidden, 4 * len(agent.support))]
     if "dueling" in options:
         layers += [(8, 6), (6, len(agent.support))]
     assert agent.noise == (("uniform", 2), ("normal", sum(a + b for a, b in layers)))

@@ -380,7 +380,7 @@ def test_quiet_nets_say_the_same_in_every_update() -> None:
 @pytest.mark.parametrize("double", [False, True], ids=["plain", "double"])
 def test_each_net_has_a_noise_of_its_own_that_all_rows_share(double: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which are told here, and written out as weights."""
-    dqn, batch = make_dqn(make_agent(noisy=True), double=double), BATCHES[0]
+    dqn, batch = make_dqn(make_agent(noisy=True, head_hidden=0), double=double), BATCHES[0]
     mine, theirs = torch.randn(2, 9, generator=torch.Generator().manual_seed(3))
     monkeypatch.setattr(dqn, "_noises", lambda clock: (mine, theirs))
 
@@ -449,7 +449,11 @@ def test_the_target_is_saved_and_loaded() -> None:
     ("agent", "options"),
     [
         pytest.param({}, {"target_interval": 10}, id="double"),
-        pytest.param({"dueling": True}, {"double": False, "tau": 0.05, "target_interval": 1}, id="dueling, soft"),
+        pytest.param(
+            {"dueling": True, "head_hidden": 16},
+            {"double": False, "tau": 0.05, "target_interval": 1},
+            id="dueling, soft",
+        ),
         pytest.param({"atoms": 21, "v_min": 0.0, "v_max": 4.0}, {"target_interval": 10}, id="distributional"),
     ],
 )

@@ -441,6 +441,14 @@ def test_rewards_are_clipped_when_they_are_prepared_and_nowhere_else() -> None:
     assert rollout.steps.reward.tolist() == torch.tensor([[-5.0, 0.3], [2.0, -0.7]]).tolist()
 
 
+def test_rewards_are_scaled_after_they_are_clipped() -> None:
+    reward = torch.tensor([[-5.0, 0.5]])
+    steps = Steps(torch.zeros(1, 2, 3), torch.zeros(1, 2), reward, torch.ones(1, 2), torch.ones(1, 2), None, None)
+    prepare = OffPolicy(Leaky(), 0, 1.0, 1, clip_reward=True, reward_scale=4.0).prepare
+    assert prepare(Rollout(steps, torch.ones(2, 3))).steps.reward.tolist() == [[-4.0, 2.0]]
+    assert reward.tolist() == [[-5.0, 0.5]], "what is logged stays"
+
+
 def test_the_smallest_of_several() -> None:
     values = [torch.tensor([1.0, 5.0, -2.0]), torch.tensor([2.0, 4.0, -3.0]), torch.tensor([0.0, 9.0, -1.0])]
     assert smallest(values).tolist() == [0.0, 4.0, -3.0]

@@ -179,7 +179,7 @@ def test_loss_and_priorities_one_sequence_at_a_time(core: Any, options: dict[str
 
 
 def test_dueling_values_from_memory() -> None:
-    r2d1 = make_r2d1(make_agent(dueling=True))
+    r2d1 = make_r2d1(make_agent(dueling=True, head_hidden=0))
     batch = make_batch(r2d1.agent)
     losses, errors = r2d1.losses(batch, Clock()), slow_errors(r2d1, batch)
     expected = sum(0.5 * error**2 for error in errors.values()) / len(errors)

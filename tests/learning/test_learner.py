@@ -191,6 +191,18 @@ def test_the_learning_rate_is_set_before_every_update() -> None:
     assert learner.version == 4
 
 
+def test_a_group_may_have_a_rate_of_its_own() -> None:
+    toy = Toy()
+    own_rates = {"second": parse_schedule("linear(0.4, 0)")}
+    learner = Learner(toy, OptimizerOptions(epsilon=1e-12), parse_schedule("0.1"), None, own_rates=own_rates)  # type: ignore[arg-type]
+    for progress, own_rate in ((0.0, 0.4), (0.5, 0.2), (1.0, 0.0)):
+        learner.set_progress(progress)
+        before = toy.a.detach().clone(), toy.b.detach().clone()
+        learner.step(BATCH)
+        assert (toy.a.detach() - before[0]).abs().max().item() == pytest.approx(0.1, rel=0.05)
+        assert (toy.b.detach() - before[1]).abs().max().item() == pytest.approx(own_rate, rel=0.05, abs=1e-7)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_gradients_that_are_not_finite_change_nothing_and_are_counted(bad: float) -> None:
     toy, learner = make_toy(max_grad_norm=0.5)

@@ -69,6 +69,8 @@ OTHERS = {
     "algo.rescale": ("false", False),
     "algo.eta": ("0.5", 0.5),
     "algo.critics": ("3", 3),
+    "algo.actor_learning_rate": ("linear(1e-4, 0)", "linear(1e-4, 0)"),
+    "algo.reward_scale": ("5", 5.0),
     "algo.noise": ("ou", "ou"),
     "algo.noise_std": ("0.3", 0.3),
     "algo.policy_delay": ("4", 4),

@@ -14,6 +14,7 @@ from remuda.recipes import replays
 from remuda.recipes.algo_options import ReplayOptions
 from remuda.recipes.replays import make_ring, num_frames
 from remuda.recipes.settings import settle_config
+from remuda.recipes.train import make_recipe
 
 MEMORY = {"agent": {"core": "lstm"}, "replay": {"sequence": 20}}
 CASES: list[tuple[str, str, dict[str, Any], str]] = [
@@ -65,6 +66,13 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("sac", "Pendulum-v1", {"algo": {"ent_coef": "-1"}}, r"algo\.ent_coef='-1' is not a weight"),
     ("sac", "Pendulum-v1", {"algo": {"ent_coef": "auto_0"}}, r"algo\.ent_coef='auto_0' is not a weight"),
     ("dqn", "CartPole-v1", {"replay": {"frames": 3}}, r"replay\.frames=3 does not divide .* of shape \(4,\)"),
+    (
+        "dqn",
+        "CartPole-v1",
+        {"replay": {"alpha": 0.5}},
+        r"replay\.alpha=0\.5 without replay\.prioritized means nothing: set both or neither\.",
+    ),
+    ("dqn", "CartPole-v1", {"algo": {"epsilon": "linear(1.5, 0)"}}, r"algo\.epsilon=linear\(1\.5, 0\) is too large"),
     ("ppo", "CartPole-v1", {"replay": {"n_step": 3}}, r"this algorithm forgets each rollout: leave them out\."),
     ("dqn", "CartPole-v1", {"algo": {"variant": "own_things:endless"}}, r"is not a subclass of DQN: derive it from"),
 ]
@@ -101,6 +109,15 @@ def test_a_replay_that_does_not_fit_is_refused_with_the_largest_that_does(
 def test_frames_are_found(env: str, asked: int, found: int) -> None:
     config, _, info = settle_config({"algo": "dqn", "env": env}, {"replay": {"frames": asked}})
     assert num_frames(config, info.observation) == found
+
+
+@pytest.mark.parametrize("algo", ["ddpg", "td3", "sac"])
+def test_actors_may_have_a_rate_of_their_own_and_rewards_a_scale(algo: str) -> None:
+    groups = {"algo": {"actor_learning_rate": "linear(1e-5, 0)", "reward_scale": "5"}}
+    config, spec, info = settle_config({"algo": algo, "env": "Pendulum-v1"}, groups)
+    learner = make_recipe(config, spec, info).make_learner()
+    assert {name: rate(0.5) for name, rate in learner.own_rates.items()} == {"actor": pytest.approx(5e-6)}
+    assert learner.algorithm.reward_scale == 5.0
 
 
 def test_the_options_of_a_replay_are_not_those_of_ppo() -> None:

@@ -71,13 +71,17 @@ class QAgent(nn.Module):
         atoms: int = 1,
         v_min: float = -10.0,
         v_max: float = 10.0,
-        head_hidden: int = 0,
+        head_hidden: int | None = None,
         normalize_obs: bool = False,
         center_images: bool = False,
         core: Literal["lstm", "gru"] | None = None,
         core_size: int = 128,
         exploration: float = 0.05,
     ) -> None:
+        """`head_hidden` None: as wide as the features in dueling and noisy heads, else 0, which is no such layer.
+
+        Two linear streams would only be one linear head in other words.
+        """
         super().__init__()
         self.observation, self.action, self.is_recurrent = observation, action, core is not None
         self.exploration = (
@@ -85,6 +89,8 @@ class QAgent(nn.Module):
         )
         self.inputs = Inputs(observation, normalize_obs, center_images)
         self.trunk = make_trunk(self.inputs, observation, make_net, core, core_size)
+        if head_hidden is None:
+            head_hidden = self.trunk.width if dueling or noisy else 0
         self.head = QHead(self.trunk.width, action.n, atoms, head_hidden, dueling, noisy)
         self.register_buffer("support", torch.linspace(v_min, v_max, atoms), persistent=False)
         self.noise_width = sum(self.head.noise_widths)

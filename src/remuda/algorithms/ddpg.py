@@ -35,9 +35,10 @@ class DDPG(OffPolicy):
         beta: float | Callable[[float], float] = 0.4,
         clip_reward: bool = False,
         burn_in: int = 0,
+        reward_scale: float = 1.0,
     ) -> None:
         """The actor, and no target before it, moves in every `policy_delay`-th update."""
-        super().__init__(agent, seed, tau, target_interval * policy_delay, clip_reward, burn_in)
+        super().__init__(agent, seed, tau, target_interval * policy_delay, clip_reward, burn_in, reward_scale)
         self.critics, self._critics = nn.ModuleList(critics), critics
         self.target, self.target_critics = self.make_target(agent), self.make_target(self.critics)
         self._target_critics = cast("list[Critic]", list(self.target_critics))

@@ -32,12 +32,19 @@ class OffPolicy(nn.Module):
     eta = 0.9  # the share of the largest error in the priority of a sequence, the rest being the mean's
 
     def __init__(
-        self, agent: Any, seed: int, tau: float, target_interval: int, clip_reward: bool = False, burn_in: int = 0
+        self,
+        agent: Any,
+        seed: int,
+        tau: float,
+        target_interval: int,
+        clip_reward: bool = False,
+        burn_in: int = 0,
+        reward_scale: float = 1.0,
     ) -> None:
         """Every `target_interval` updates the targets move by the share `tau` of the way."""
         super().__init__()
         self.agent, self.seed, self.tau, self.target_interval = agent, seed, tau, target_interval
-        self.clip_reward, self.burn_in = clip_reward, burn_in
+        self.clip_reward, self.burn_in, self.reward_scale = clip_reward, burn_in, reward_scale
         self._online: list[Tensor] = []  # parameters, and their targets
         self._targets: list[Tensor] = []
 
@@ -53,6 +60,8 @@ class OffPolicy(nn.Module):
         steps = rollout.steps
         if self.clip_reward:  # here and not in the env: what is logged is what the game gave
             steps = steps.replace(reward=steps.reward.clamp(-1.0, 1.0))
+        if self.reward_scale != 1.0:
+            steps = steps.replace(reward=steps.reward * self.reward_scale)
         return Batch(steps, state=rollout.state, last_obs=rollout.last_obs)
 
     @torch.no_grad()

@@ -37,10 +37,11 @@ class SAC(OffPolicy):
         beta: float | Callable[[float], float] = 0.4,
         clip_reward: bool = False,
         burn_in: int = 0,
+        reward_scale: float = 1.0,
         quick: bool = True,
     ) -> None:
         """`ent_coef` fixes the temperature; None learns it. `target_entropy` None: minus the number of actions."""
-        super().__init__(agent, seed, tau, target_interval, clip_reward, burn_in)
+        super().__init__(agent, seed, tau, target_interval, clip_reward, burn_in, reward_scale)
         self.critics, self._critics = nn.ModuleList(critics), critics
         self.target_critics = self.make_target(self.critics)
         self._target_critics = cast("list[Critic]", list(self.target_critics))

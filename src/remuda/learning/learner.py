@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -57,7 +58,9 @@ class Learner:
         learning_rate: Schedule,
         max_grad_norm: float | None,
         num_parts: int = 1,  # of a batch, whose gradients are computed at the same time
+        own_rates: Mapping[str, Schedule] | None = None,  # of groups that do not take the learning rate
     ) -> None:
+        self.own_rates = own_rates or {}
         self.algorithm, self.learning_rate, self.max_grad_norm = algorithm, learning_rate, max_grad_norm
         self.parameters = algorithm.groups()
         self.vectors = {name: as_one_vector(group) for name, group in self.parameters.items()}
@@ -131,7 +134,8 @@ class Learner:
         for name, gradient in gradients.groups.items():
             if self.max_grad_norm is not None and norms[name] > self.max_grad_norm:
                 gradient = gradient * (self.max_grad_norm / norms[name])
-            self.optimizers[name].step(gradient, rate)
+            own_rate = self.own_rates.get(name)
+            self.optimizers[name].step(gradient, rate if own_rate is None else own_rate(self.clock.progress))
         self.clock = Clock(self.version + 1, self.clock.progress)
         self.algorithm.after_update(self.clock)
         return {"grad_norm": max(norms.values()), "learning_rate": rate}

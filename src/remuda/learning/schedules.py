@@ -31,6 +31,11 @@ def parse_schedule(text: str | float, name: str = "schedule") -> Schedule:
     return lambda progress: _interpolate(points, progress)
 
 
+def largest_value(text: str | float) -> float:
+    """The most that a schedule ever is."""
+    return max(value for _, value in _points(str(text).strip()))
+
+
 def _points(text: str) -> list[tuple[float, float]]:
     call = _CALL.match(text)
     if call is None:

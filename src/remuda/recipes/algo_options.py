@@ -158,7 +158,7 @@ class DQNOptions(OffPolicyOptions):
     target_update_interval: int = option(500, "updates between two updates of the target net", low=1)
     max_grad_norm: float = option(10.0, "largest norm of a gradient; 0 never clips", low=0.0)
     epsilon: str = option(
-        "piecewise(0:1, 0.1:0.05)", "chance of a random action: a number or a schedule", schedule=True
+        "piecewise(0:1, 0.1:0.05)", "chance of a random action: a number or a schedule", schedule=True, high=1.0
     )
     epsilon_power: float = option(
         0.0, "env i of B has epsilon ** (1 + power * i / (B - 1)): 7 is Ape-X's, 0 gives all the same", low=0.0
@@ -176,7 +176,7 @@ class DQNOptions(OffPolicyOptions):
 class RainbowOptions(DQNOptions):
     """DQN with everything: double, dueling, distributional, noisy, n-step and prioritised."""
 
-    epsilon: str = option("0", "chance of a random action: a number or a schedule", schedule=True)
+    epsilon: str = option("0", "chance of a random action: a number or a schedule", schedule=True, high=1.0)
     dueling: bool = option(True, "a value of the state and advantages of actions instead of values of actions")
     noisy: bool = option(True, "explore by learned noise on the weights of the head")
     atoms: int = option(51, "atoms of a distribution over returns; 1 learns its mean alone", low=1)
@@ -199,6 +199,10 @@ class ActorCriticOptions(OffPolicyOptions):
     """What DDPG, TD3 and SAC have in common."""
 
     critics: int = option(2, "critics, of which the smallest value counts", low=1, high=10)
+    actor_learning_rate: str | None = option(
+        None, "step size of the actor, a number or a schedule; none takes learning_rate", schedule=True
+    )
+    reward_scale: float = option(1.0, "what rewards are multiplied by when learning", above=0.0)
 
 
 @dataclass(frozen=True)
@@ -210,6 +214,7 @@ class DDPGOptions(ActorCriticOptions):
     noise: str = option("gaussian", "kind of noise on actions, ou drifts", choices=("gaussian", "ou"))
     noise_std: float = option(0.1, "its deviation, where actions go from -1 to 1", low=0.0)
     policy_delay: int = option(1, "updates of the critics for one of the actor", low=1)
+    target_update_interval: int = option(1, "updates of the actor between two updates of the target nets", low=1)
     target_noise: float = option(0.0, "deviation of the noise on target actions", low=0.0)
     target_noise_clip: float = option(0.5, "largest noise on target actions", low=0.0)
 
@@ -257,7 +262,9 @@ class ReplayOptions(Checked):
     ratio: float = option(8.0, "drawn rows for every env step", above=0.0)
     prioritized: bool = option(False, "draw rows in proportion to their last error")
     alpha: float = option(0.6, "power of the error: 0 draws all alike", low=0.0, high=1.0)
-    beta: str = option("linear(0.4, 1)", "how much of that is corrected for: a number or a schedule", schedule=True)
+    beta: str = option(
+        "linear(0.4, 1)", "how much of that is corrected for: a number or a schedule", schedule=True, high=1.0
+    )
     n_step: int = option(1, "rewards that are added up before a value is taken", low=1)
     sequence: int = option(0, "rows of the drawn sequences of recurrent agents; 0 draws single rows", low=0)
     burn_in: int = option(0, "rows before each sequence that only bring its state up to date", low=0)

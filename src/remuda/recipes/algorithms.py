@@ -168,7 +168,7 @@ def q_policy_gradient(
         )
         for _ in range(options.critics)
     ]
-    settings = off_policy(options, config)
+    settings = off_policy(options, config) | {"reward_scale": options.reward_scale}
     if isinstance(options, SACOptions):
         fixed, start = options.entropy_weight()
         settings |= {"ent_coef": fixed, "ent_coef_init": start, "target_entropy": options.target_entropy}

@@ -95,7 +95,12 @@ class AgentOptions(Checked):
     activation: str = option("tanh", "activation of the mlp", choices=("tanh", "relu", "elu", "silu"))
     shared: bool = option(False, "one net for policy and value instead of two")
     orthogonal_init: bool = option(True, "orthogonal initial weights of mlp and heads")
-    head_hidden: int = option(0, "width of a hidden layer in the heads of Q-learning; 0 has none", low=0)
+    head_hidden: int | None = option(
+        None,
+        "width of a hidden layer in the heads of Q-learning, 0 for no such layer; none: as wide as the features in "
+        "dueling and noisy heads, else 0",
+        low=0,
+    )
     log_std_init: float = option(0.0, "initial logarithm of the deviation of Box actions")
     normalize_obs: bool = option(False, "bring observations to mean 0, deviation 1 by running statistics")
     center_images: bool = option(False, "take the mean of each image away from it")
@@ -227,6 +232,10 @@ def check_replay(options: AlgoOptions, replay: ReplayOptions, core: str | None, 
         if replay != ReplayOptions():
             raise ConfigError("replay options are set, and this algorithm forgets each rollout: leave them out.")
         return
+    default = ReplayOptions()
+    for name in () if replay.prioritized else ("alpha", "beta"):
+        if (value := getattr(replay, name)) != getattr(default, name):
+            raise ConfigError(f"replay.{name}={value} without replay.prioritized means nothing: set both or neither.")
     if isinstance(options, DQNOptions) and options.atoms > 1 and options.v_min >= options.v_max:
         raise ConfigError(f"algo.v_min={options.v_min:g} is not below algo.v_max={options.v_max:g}: swap them.")
     if isinstance(options, R2D1Options) and options.atoms > 1:

@@ -163,7 +163,8 @@ IMPALA: dict[str, Preset] = {
     "ALE/*": {
         "run": {"steps": 10_000_000},
         "sampler": {"envs": 16},
-        "agent": {"shared": True},
+        # With the last action and reward shown, these go beside the features to the heads or the memory, as they are.
+        "agent": {"shared": True, "hidden": ()},
         "algo": {
             "n_steps": 80,
             "batch_size": 8,
@@ -242,7 +243,7 @@ APPO: dict[str, Preset] = {
     "ALE/*": {
         "run": {"steps": 10_000_000},
         "sampler": {"envs": 16},
-        "agent": {"shared": True, "center_images": True},
+        "agent": {"shared": True, "center_images": True, "hidden": ()},
         "algo": {
             "n_steps": 64,
             "batch_size": 8,

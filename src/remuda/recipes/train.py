@@ -156,10 +156,12 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
             options.optimizer, options.optimizer_eps, options.weight_decay, options.rms_alpha, options.momentum
         )
         rate = parse_schedule(options.learning_rate, "algo.learning_rate")
+        of_actor = getattr(options, "actor_learning_rate", None)
+        own_rates = {} if of_actor is None else {"actor": parse_schedule(of_actor, "algo.actor_learning_rate")}
         algorithm = make_algorithm(config, seen, make_net)
         if config.agent.compile:
             algorithm.agent.compile_nets()
-        return Learner(algorithm, optimizer, rate, options.max_grad_norm or None, num_parts)
+        return Learner(algorithm, optimizer, rate, options.max_grad_norm or None, num_parts, own_rates)
 
     def make_sampler(agent: Any, weights: Any, workers: int, rounds: int, should_stop: Callable[[], bool]) -> Sampler:
         first_row = rounds * options.rows_per_round

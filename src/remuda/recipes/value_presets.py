@@ -89,7 +89,8 @@ SEQUENCES: Mapping[str, Any] = {
 R2D1: dict[str, Preset] = {
     "ALE/*": over(
         ATARI,
-        agent={"core": "lstm", "core_size": 512, "prev_action": True, "prev_reward": True},
+        # Features, last action and last reward go into the memory as they are.
+        agent={"core": "lstm", "core_size": 512, "prev_action": True, "prev_reward": True, "hidden": ()},
         algo={"batch_size": 32, "train_freq": 40, "learning_rate": "1e-4", "optimizer_eps": 1e-3, "gamma": 0.997},
         replay={**SEQUENCES, "sequence": 80, "burn_in": 40, "n_step": 5},
     ),

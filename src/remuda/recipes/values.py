@@ -9,7 +9,7 @@ from dataclasses import field, fields
 from typing import Any
 
 from remuda.errors import ConfigError, nearest
-from remuda.learning.schedules import parse_schedule
+from remuda.learning.schedules import largest_value, parse_schedule
 
 
 def option(default: Any, help: str, **checks: Any) -> Any:
@@ -34,6 +34,8 @@ def check_value(name: str, value: Any, rules: Mapping[str, Any]) -> None:
         raise ConfigError(f"{name}={value!r} is not one of {choices}: choose one of these.")
     if rules.get("schedule") and value is not None:
         parse_schedule(value, name)
+        if "high" in rules and largest_value(value) > rules["high"]:
+            raise ConfigError(f"{name}={value} is too large: keep it at most {rules['high']} all along.")
     numbers = value if isinstance(value, tuple) else (value,)
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, (int, float)):

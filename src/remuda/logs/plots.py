@@ -89,17 +89,31 @@ def plot_runs(
         rows.append(table)
         names.append(labels[index] if labels is not None else "")
     groups, shared_env = _group(runs, names if labels is not None else None)
+    drawn = {name: [curves[member] for member in members] for name, members in groups.items()}
+    points = {}
+    if metric == RETURN:
+        points = {name: _evaluations([rows[member] for member in members]) for name, members in groups.items()}
+    return plot_curves(drawn, out, metric, title if title is not None else shared_env, points)
 
+
+def plot_curves(
+    groups: Mapping[str, Sequence[Curve]],
+    out: Path,
+    metric: str = RETURN,
+    title: str = "",
+    points: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+) -> Path:
+    """Draw the curves of each group, with the mean and band of several, and beside them its points, into `out`."""
     from matplotlib.figure import Figure  # 0.8 s to import, so only here; without pyplot there is no global state
 
     figure = Figure(figsize=(8.0, 4.8), dpi=110, layout="constrained")
     axes = figure.add_subplot()
-    for index, (name, members) in enumerate(groups.items()):
+    for index, (name, curves) in enumerate(groups.items()):
         colour = COLOURS[index % len(COLOURS)]
-        _draw_group(axes, name, [curves[member] for member in members], colour)
-        if metric == RETURN:
-            _draw_evaluations(axes, name, [rows[member] for member in members], colour)
-    _decorate(axes, metric, title if title is not None else shared_env)
+        _draw_group(axes, name, curves, colour)
+        if points and points.get(name):
+            _draw_evaluations(axes, name, points[name], colour)
+    _decorate(axes, metric, title)
     try:
         figure.savefig(out)
     except ValueError as error:
@@ -168,15 +182,16 @@ def _draw_group(axes: Any, name: str, curves: Sequence[Curve], colour: str) -> N
     axes.fill_between(grid, low, high, color=colour, alpha=0.18, linewidth=0)
 
 
-def _draw_evaluations(
-    axes: Any, name: str, tables: Sequence[Sequence[Mapping[str, float | None]]], colour: str
-) -> None:
-    points = [(row[STEP], row[EVALUATION]) for rows in tables for row in rows if row.get(EVALUATION) is not None]
-    if points:
-        steps, values = zip(*points, strict=True)
-        axes.plot(
-            steps, values, "o", markersize=5, markerfacecolor="white", markeredgecolor=colour, label=f"{name}: eval"
-        )
+def _evaluations(tables: Sequence[Sequence[Mapping[str, float | None]]]) -> list[tuple[float, float]]:
+    rows = [(row[STEP], row.get(EVALUATION)) for table in tables for row in table]
+    return [(steps, value) for steps, value in rows if steps is not None and value is not None]
+
+
+def _draw_evaluations(axes: Any, name: str, points: Sequence[tuple[float, float]], colour: str) -> None:
+    steps, values = zip(*points, strict=True)
+    axes.plot(
+        steps, values, "o", markersize=5, markerfacecolor="white", markeredgecolor=colour, label=f"{name}: eval"
+    )
 
 
 def _limit(axes: Any) -> None:

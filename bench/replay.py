@@ -65,7 +65,7 @@ def ours(figure: str) -> Cycle:
 
 def filled(is_prioritised: bool) -> Any:
     from remuda.data import Batch, Steps
-    from remuda.replay.experience import Experience, Priorities
+    from remuda.replay import Experience, Priorities
     from remuda.replay.ring import Ring, Row
 
     one = np.zeros((), np.float32)

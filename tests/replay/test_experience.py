@@ -11,8 +11,9 @@ import torch
 
 from remuda.data import ArrayTuple, Batch, Steps, leaves, map_tree, namedarraytuple
 from remuda.data.packing import pack, unpack
-from remuda.replay.experience import Experience, Numbers, Priorities, Returns, as_row
+from remuda.replay.experience import Experience, Returns, as_row
 from remuda.replay.frames import FrameRing
+from remuda.replay.priorities import Numbers, Priorities
 from remuda.replay.ring import Ring, Row
 
 EXAMPLE = Row(

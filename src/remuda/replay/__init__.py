@@ -1,8 +1,9 @@
 """Replays: batches in, the batches that are due out."""
 
-from remuda.replay.experience import Experience, Priorities
+from remuda.replay.experience import Experience
 from remuda.replay.frames import FrameRing
 from remuda.replay.fresh import Fresh
+from remuda.replay.priorities import Priorities
 from remuda.replay.ring import Ring, Row
 from remuda.replay.sequences import Sequences
 

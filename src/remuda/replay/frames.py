@@ -10,7 +10,7 @@ stack is read in one go, and so is what an env has added since the last checkpoi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,17 @@ ROWS_PER_EXTRA_FRAME = 64  # room for beginnings; if there are more, the oldest 
 class FrameRing(Ring):
     """Rows whose observation is a stack of frames, [frames * channels, H, W]."""
 
-    def __init__(self, example: Row, capacity: int, envs: int, frames: int, groups: int = 1) -> None:
+    def __init__(
+        self,
+        example: Row,
+        capacity: int,
+        envs: int,
+        frames: int,
+        groups: int = 1,
+        fds: Sequence[int] | None = None,
+    ) -> None:
         stack = np.asarray(example.obs)
-        super().__init__(example.replace(obs=np.zeros((), np.int64)), capacity, envs, groups)
+        super().__init__(example.replace(obs=np.zeros((), np.int64)), capacity, envs, groups, fds)
         self.frames, self._shape = frames, stack.shape
         self._room = capacity + capacity // ROWS_PER_EXTRA_FRAME + 2 * frames
         frame = (stack.shape[0] // frames, *stack.shape[1:])
@@ -35,13 +43,17 @@ class FrameRing(Ring):
             {
                 "frames": ((envs, self._room, *frame), str(stack.dtype)),
                 "kept": ((envs,), "int64"),
+                "promised": ((envs,), "int64"),
                 "begins": ((envs,), "bool"),
-            }
+            },
+            fds[1] if fds else None,
         )
         self.images = self._images["frames"]
         self.kept = self._images["kept"]  # frames that each env was ever given
+        self.promised = self._images["promised"]  # frames that are being written, those that are not counted too
         self.begins = self._images["begins"]  # whether an env's next row is the first of an episode
-        self.begins[:] = True
+        if not fds:
+            self.begins[:] = True
 
     def _write(self, places: slice, columns: slice, rows: Row) -> None:
         mask = np.asarray(rows.mask)
@@ -62,6 +74,8 @@ class FrameRing(Ring):
         stacks = stacks.reshape(T, B, self.frames, *self.images.shape[2:])
         newest: Index = self.kept[columns] - 1 + np.where(begins, self.frames, 1).cumsum(0)
         env = np.broadcast_to(np.arange(columns.start, columns.stop), (T, B))
+        with self._fence:
+            self.promised[columns] = newest[-1] + 1  # before any of it is written
         gone = newest[-1] - self._room  # frames up to here would be overwritten by later ones of the same rows
         t, b = np.nonzero(newest > gone)
         self.images[env[t, b], newest[t, b] % self._room] = stacks[t, b, -1]
@@ -77,7 +91,10 @@ class FrameRing(Ring):
         oldest = self.rows.obs[row % self.capacity, env] - self.frames + 1
         # As many again may have been written without being counted.
         has_frames: NDArray[np.bool_] = oldest >= self.kept[env] + self.frames - self._room
-        return super().is_stored(row, env) & has_frames
+        has_frames &= oldest >= self.promised[env] - self._room
+        return (
+            super().is_stored(row, env) & has_frames
+        )  # last: of a row that is gone, the place of frames is another's
 
     def obs(self, row: Index, env: Index) -> NDArray[Any]:
         newest = self.rows.obs[row % self.capacity, env]
@@ -128,6 +145,7 @@ class FrameRing(Ring):
         env, place = self._uncounted(tail["kept"])
         self.images[env, place] = tail["frames"]
         self.kept[:], self.begins[:] = tail["kept"], tail["begins"]
+        self.promised[:] = self.kept
         super().set_tail(tail)
 
     def _uncounted(self, kept: Index) -> tuple[Index, Index]:
@@ -136,7 +154,7 @@ class FrameRing(Ring):
 
     def clear(self) -> None:
         super().clear()
-        self.kept[:], self.begins[:] = 0, True
+        self.kept[:], self.promised[:], self.begins[:] = 0, 0, True
 
     def close(self) -> None:
         super().close()

@@ -11,20 +11,33 @@ row that was overwritten can tell. A reset row is kept like any other (its obser
 bootstrapped from); what follows the newest row lies in the place of the oldest, which is therefore not used: the
 newest row can be drawn at once.
 
-Envs may be appended in groups, each at its own pace.
+Envs may be appended in groups, each at its own pace, and each by a process of its own:
+
+    theirs = Ring(example, capacity=100_000, envs=8, groups=2, fds=ring.fds)      # the same memory
+    theirs.append(steps, last_obs, group=1)
+
+A group has one writer. Before it overwrites anything it says how far it will go, and when all is there, how far it
+has come (`begun`, `written`): whoever gathers rows looks afterwards whether they were still there (`is_stored`), and
+nobody waits for a lock. While a reader must have peace, it holds the writers (`still`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from remuda.data import ArrayTuple, SharedArrays, leaves, map_tree
+from remuda.errors import WorkerError
 
 Index = NDArray[np.int64]
+HOLD_SECONDS = 30.0  # after which a writer that does not stop is an error
+LOOK_SECONDS = 0.001
 
 
 class Row(ArrayTuple):
@@ -57,21 +70,33 @@ class Span(NamedTuple):
 class Ring:
     """Rows [capacity, B]; of each group of envs all but one can be drawn."""
 
-    def __init__(self, example: Row, capacity: int, envs: int, groups: int = 1) -> None:
-        """`example` is a row of one env, as arrays of its shape and dtype."""
+    def __init__(
+        self, example: Row, capacity: int, envs: int, groups: int = 1, fds: Sequence[int] | None = None
+    ) -> None:
+        """`example` is a row of one env, as arrays of its shape and dtype; `fds` are those of a ring like this."""
         self.capacity, self.envs, self.groups, self.width = capacity, envs, groups, envs // groups
         self._names = [path for path, _ in leaves(example)]
         layout = {path: ((capacity, envs, *array.shape), str(array.dtype)) for path, array in leaves(example)}
-        self._memory = SharedArrays({**layout, "written": ((groups,), "int64")})
+        counts: Any = dict.fromkeys(("written", "begun", "real"), ((groups,), "int64"))
+        self._memory = SharedArrays({**layout, **counts, "is_held": ((1,), "int64")}, fds[0] if fds else None)
         names = iter(self._names)
         self.rows = map_tree(lambda _: self._memory[next(names)], example)
         self._flat = map_tree(lambda x: x.reshape(-1, *x.shape[2:]), self.rows)
         self.written = self._memory["written"]  # rows that each group was ever given
+        self.begun = self._memory["begun"]  # and those that are being written
+        self.real = self._memory["real"]  # of the rows that were given since this memory is there, the real ones
+        self._is_held = self._memory["is_held"]
+        self._fence = threading.Lock()  # taking it orders memory between processes
+
+    @property
+    def fds(self) -> list[int]:
+        """With these another process makes a ring over the same memory."""
+        return [memory.fd for memory in self.memory]
 
     @property
     def stored(self) -> Index:
         """Rows of each group that can be drawn."""
-        found: Index = np.minimum(self.written, self.capacity - 1)
+        found: Index = np.maximum(self.written - np.maximum(self.begun - self.capacity + 1, 0), 0)
         return found
 
     @property
@@ -85,13 +110,48 @@ class Ring:
         start = int(self.written[group])
         skipped = max(0, T - self.capacity + 1)
         columns = self.columns(group)
+        self._begin(group, start, start + T)
         if skipped:
             self._leave_out(columns)
         for places, first in unbroken(start + skipped, start + T, self.capacity):
             taken = slice(first - start, first - start + places.stop - places.start)
             self._write(places, columns, rows[taken])
         self._write_obs((start + T) % self.capacity, columns, last_obs)
-        self.written[group] = start + T
+        self.real[group] += np.count_nonzero(rows.mask)
+        with self._fence:
+            self.written[group] = start + T
+
+    def _begin(self, group: int, start: int, end: int) -> None:
+        """Say that rows up to `end` are about to be written, once nobody holds the writers."""
+        while True:
+            self.begun[group] = end
+            with self._fence:  # what was said must be seen before it is looked whether somebody holds
+                if not self._is_held[0]:
+                    return
+            self.begun[group] = start
+            time.sleep(LOOK_SECONDS)
+
+    @contextmanager
+    def still(self, seconds: float = HOLD_SECONDS) -> Iterator[None]:
+        """Nothing is written while it lasts: writers finish what they began, and wait."""
+        self._is_held[0] = 1
+        try:
+            deadline = time.monotonic() + seconds
+            with self._fence:
+                pass
+            while (self.begun != self.written).any():
+                if time.monotonic() > deadline:
+                    groups = np.flatnonzero(self.begun != self.written).tolist()
+                    raise WorkerError(f"writers of groups {groups} of the replay did not stop within {seconds:g} s.")
+                time.sleep(LOOK_SECONDS)
+            yield
+        finally:
+            self._is_held[0] = 0
+
+    def abandon(self, group: int) -> None:
+        """Its writer is gone: what it had begun is given up."""
+        self._leave_out(self.columns(group))
+        self.begun[group] = self.written[group]
 
     def cut(self, last_obs: Any, group: int = 0) -> None:
         """All episodes of a group end here, neither terminated nor continued: what comes next is another's."""
@@ -110,7 +170,7 @@ class Ring:
         self.rows.obs[place, columns] = obs
 
     def _leave_out(self, columns: slice) -> None:
-        """Rows were too many to be kept: what is written next does not follow what is there."""
+        """What is written next does not follow what is there: rows were too many to be kept, or were given up."""
 
     def at(self, index: Index) -> tuple[Index, Index]:
         """Row and env of the index-th of `count` rows, from the oldest."""
@@ -124,13 +184,14 @@ class Ring:
 
     def oldest(self, group: int) -> int:
         """The first row of a group that can be drawn."""
-        return int(self.written[group] - self.stored[group])
+        return max(0, int(self.begun[group]) - self.capacity + 1)
 
     def is_stored(self, row: Index, env: Index) -> NDArray[np.bool_]:
-        """Whether a row can still be drawn."""
-        group = env // self.width
-        found: NDArray[np.bool_] = (row < self.written[group]) & (row >= self.written[group] - self.stored[group])
-        return found
+        """Whether a row can still be drawn, and what was taken of it before this call was whole."""
+        with self._fence:
+            group = env // self.width
+            found: NDArray[np.bool_] = (row < self.written[group]) & (row > self.begun[group] - self.capacity)
+            return found
 
     def is_real(self, row: Index, env: Index) -> NDArray[np.bool_]:
         """Of stored rows: whether an action was taken there."""
@@ -206,11 +267,11 @@ class Ring:
         place = np.repeat(tail["written"] % self.capacity, self.width)
         for (_, x), seen in zip(leaves(self.rows.obs), tail["obs"], strict=True):
             x[place, np.arange(self.envs)] = seen
-        self.written[:] = tail["written"]
+        self.written[:] = self.begun[:] = tail["written"]
 
     def clear(self) -> None:
         """As if no row had ever been given."""
-        self.written[:] = 0
+        self.written[:] = self.begun[:] = 0
 
     def close(self) -> None:
         self._memory.close()

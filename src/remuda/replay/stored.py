@@ -29,16 +29,27 @@ class Stored(ABC):
 
     def cut(self) -> None:
         """Envs begin anew: what comes next does not follow what came last. Again, nothing happens."""
-        env, written = np.arange(self.ring.envs), int(self.ring.written[0])
-        if written and self.ring.is_real(np.full(self.ring.envs, written - 1), env).any():
-            self.ring.cut(self.ring.obs(np.full(self.ring.envs, written), env))
+        for group in range(self.ring.groups):
+            self.cut_group(group)
+
+    def cut_group(self, group: int) -> None:
+        columns, written = self.ring.columns(group), int(self.ring.written[group])
+        env = np.arange(columns.start, columns.stop)
+        if written and self.ring.is_real(np.full(len(env), written - 1), env).any():
+            self.ring.cut(self.ring.obs(np.full(len(env), written), env), group)
+
+    def lose(self, group: int) -> None:
+        """The process that wrote these envs' rows is dead; another may begin where it left off."""
+        self.ring.abandon(group)
+        self.cut_group(group)
 
     def save(self, directory: Path) -> dict[str, Any]:
         """Rows since the last time go to files in the directory; the rest is returned, with the names of all."""
         if self._files is None or self._files.directory != directory:
             self._files = RingFiles(directory)
-        rows = self._files.write(self.ring)
-        return {"rows": rows, "files": list(self._files.files), "replay": self.get_state()}
+        with self.ring.still():
+            rows = self._files.write(self.ring)
+            return {"rows": rows, "files": list(self._files.files), "replay": self.get_state()}
 
     def load(self, directory: Path, state: Mapping[str, Any]) -> None:
         self._files = RingFiles(directory)

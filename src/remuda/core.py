@@ -201,6 +201,17 @@ class Replay(Protocol):
     def close(self) -> None: ...
 
 
+class SharedReplay(Replay, Protocol):
+    """A replay that other processes write to."""
+
+    @property
+    def is_due(self) -> bool: ...  # whether `batches` has any, of which it then gives some and not all
+    def follow(self) -> int: ...  # take note of what was written since; returns the real steps among it
+    def fresh(self) -> Iterator[Rollout]: ...  # what was written since the last call, for statistics of observations
+    def lose(self, group: int) -> int: ...  # its writer is dead; returns the row at which another begins
+    def metrics(self) -> dict[str, float]: ...
+
+
 class Sampler(Protocol):
     """Envs x Agent -> Rollouts; owns its envs."""
 
@@ -223,6 +234,18 @@ class Stream(Protocol):
     def take(self, version: int, should_stop: Callable[[], bool]) -> Rollout: ...  # for a learner of this version
     def release(self, version: int) -> None: ...  # it is learned from, and newer weights are published
     def metrics(self) -> dict[str, float]: ...
+    def take_seconds(self) -> dict[str, float]: ...
+    def episodes(self) -> list[Episode]: ...
+    def restarts(self) -> int: ...
+    def close(self) -> None: ...
+
+
+class Feed(Protocol):
+    """Envs x Agent -> rows of a replay, by workers that write them there themselves; owns its envs."""
+
+    def start(self, seed: int, warm_up: int = 0) -> int: ...  # as Sampler.reset
+    def look(self, version: int) -> None: ...  # for a learner of this version; raises what a worker could not handle
+    def take_ages(self) -> float: ...  # by how many updates acting weights were behind
     def take_seconds(self) -> dict[str, float]: ...
     def episodes(self) -> list[Episode]: ...
     def restarts(self) -> int: ...
@@ -258,12 +281,14 @@ class Recipe:
     seed: int
     steps: int  # real env steps after which the run is done
     make_learner: Callable[[], Learner]
-    make_replay: Callable[[Any, int], Replay]  # agent, rounds done so far -> Replay
+    make_replay: Callable[[Any, int], Any]  # agent, rounds done so far -> Replay, or SharedReplay
     make_weights: Callable[[Any, int], Weights]  # agent, its version -> the cell through which samplers get it
     # agent, weights, env workers (0: envs in this process), rounds done, should_stop -> Sampler
     make_sampler: Callable[[Any, Weights, int, int, Callable[[], bool]], Sampler]
     # agent, weights, acting workers, rounds done, max_lag, should_stop -> Stream
     make_stream: Callable[[Any, Weights, int, int, int | None, Callable[[], bool]], Stream]
+    # weights, replay, acting workers, rounds done, should_stop -> Feed
+    make_feed: Callable[[Weights, Any, int, int, Callable[[], bool]], Feed]
     num_threads: int = 1  # of torch, in the process that learns
     warm_up: int = 0  # random steps per env before the first rollout, at most
     # Where the state of envs cannot be saved: after so many rounds, always, episodes are cut and envs begin anew, so

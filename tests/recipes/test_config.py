@@ -128,6 +128,8 @@ OTHERS = {
     "agent.compile": ("true", True),
     "scheme.threads": ("2", 2),
     "scheme.max_lag": ("3", 3),
+    "scheme.publish_every": ("25", 25),
+    "scheme.throttle": ("off", False),
     "eval.every": ("10_000", 10_000),
     "eval.episodes": ("3", 3),
     "eval.seed": ("12", 12),
@@ -296,7 +298,8 @@ def test_yaml_and_back(algo, tmp_path):
         groups["replay"].clear()
     if algo == "r2d1":
         groups["algo"]["atoms"] = "1"
-    groups["scheme"].pop("max_lag")  # only async has one
+    for name in ("max_lag", "publish_every", "throttle"):  # only async has them
+        groups["scheme"].pop(name)
     for name in foreign_heads(algo):
         groups["agent"].pop(name)
     settings = {"algo": algo, "env": "ALE/Pong-v5", "steps": "1e5", "seed": "9", "scheme": "parallel"}

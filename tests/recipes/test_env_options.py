@@ -19,7 +19,7 @@ import remuda
 from remuda.core import Clock, env_seed
 from remuda.envs import LocalEnvs, make_envs, resolve
 from remuda.errors import ConfigError, EnvSpecError
-from remuda.recipes.actors import make_acting_sampler, make_parts
+from remuda.recipes.actors import Worker, make_acting_sampler
 from remuda.recipes.algorithms import make_algorithm
 from remuda.recipes.config import from_dict, to_dict
 from remuda.recipes.parts import (
@@ -159,7 +159,7 @@ def test_the_seeds_reach_every_kind_of_sampler(where: str) -> None:
     config, spec, _ = settle({"envs": {"seeds": "11,22,33"}})
     if where == "acting":
         order = {"config": to_dict(config), "spec": spec.to_json(), "first": 4, "last": 8}
-        envs, _, _ = make_parts(order, lambda: False, print)
+        envs, _, _ = Worker().make_parts(order, lambda: False, print)
     else:
         envs = make_some_envs(config, spec, 4, 1, 1 if where == "pool" else 0, lambda: False)
     envs.reset(seed=1)
@@ -395,7 +395,7 @@ def test_envs_and_agent_of_a_worker_are_those_of_the_run() -> None:
     """The agent that a worker builds from its order has the run's own first weights."""
     config, spec, info = settle({"agent": {"core": "gru", "prev_action": True}, "sampler": {"act": "workers"}})
     order = {"config": to_dict(config), "spec": spec.to_json(), "first": 2, "last": 4}
-    envs, agent, _ = make_parts(order, lambda: False, print)
+    envs, agent, _ = Worker().make_parts(order, lambda: False, print)
     own = make_algorithm(config, agent_view(config, info), find_net(config.agent)).agent
     assert envs.num_envs == 2
     assert envs.observation.entries.keys() == own.observation.entries.keys()

@@ -531,11 +531,6 @@ def test_lengths_that_do_not_fit_are_refused(options: dict[str, int], sentence: 
     make(Ring(EXAMPLE, 20, 2), burn_in=10, length=6, n_step=3)
 
 
-def test_rings_of_groups_are_refused() -> None:
-    with pytest.raises(ConfigError, match="2 groups"):
-        make(Ring(EXAMPLE, 20, 2, groups=2))
-
-
 def test_rollouts_between_which_no_sequence_fits_are_refused() -> None:
     """A start is 10 rows back, which is too short, and then 20, which is more than are kept."""
     with pytest.raises(ConfigError, match="rollouts of 10 rows never leave a whole sequence"):

@@ -147,8 +147,13 @@ def settled(name: str, kind: str = "async", env: str = "CartPole-v1", **groups: 
 REFUSED = [
     ("ppo", "async", {}, "--algo.correction none"),
     ("a2c", "async", {}, "--algo.correction none"),
-    ("dqn", "async", {}, "use --scheme parallel"),
-    ("rainbow", "async", {}, "use --scheme parallel"),
+    ("dqn", "async", {"scheme": {"max_lag": 3}}, "leave it out"),
+    ("dqn", "async", {"sampler": {"act": "central"}}, "use workers"),
+    ("dqn", "async", {"algo": {"gradient_steps": 2}}, "set replay.ratio"),
+    ("dqn", "async", {"sampler": {"envs": 8, "workers": 3}}, "use 2 or 4"),
+    ("dqn", "parallel", {"replay": {"ratio": "none"}}, "give a number"),
+    ("dqn", "serial", {"scheme": {"publish_every": 3}}, "leave it out"),
+    ("impala", "async", {"scheme": {"throttle": False}}, "leave it out"),
     ("impala", "async", {"sampler": {"envs": 8, "workers": 4}, "algo": {"batch_size": 3}}, "use 8"),
     ("impala", "async", {"sampler": {"envs": 8, "workers": 3}, "algo": {"batch_size": 8}}, "use 2 or 4"),
     ("impala", "async", {"sampler": {"envs": 8, "workers": 2}, "algo": {"batch_size": 2}}, "use 4 or 8"),
@@ -167,11 +172,6 @@ def test_what_does_not_fit_is_refused_in_one_sentence(algo: str, scheme: str, gr
     assert remedy in text
     assert "\n" not in text
     assert text.endswith(".")
-
-
-def test_continuous_off_policy_is_refused_too() -> None:
-    with pytest.raises(ConfigError, match="use --scheme parallel"):
-        settled("sac", env="Pendulum-v1")
 
 
 def test_a_refused_run_leaves_nothing_behind(tmp_path: Path) -> None:

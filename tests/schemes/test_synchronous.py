@@ -41,6 +41,7 @@ class Pieces:
             make_weights=self.make_weights,
             make_sampler=self.make_sampler,
             make_stream=self.make_stream,
+            make_feed=self.make_feed,
             num_threads=1,
             warm_up=warm_up,
             cut_every=cut_every,
@@ -67,6 +68,9 @@ class Pieces:
         return self.did(f"sampler {workers} {rounds}")
 
     def make_stream(self, agent, weights, workers, rounds, max_lag, should_stop):
+        raise AssertionError("nothing here is asynchronous")
+
+    def make_feed(self, weights, replay, workers, rounds, should_stop):
         raise AssertionError("nothing here is asynchronous")
 
     # sampler

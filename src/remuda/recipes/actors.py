@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from remuda.core import Agent
+from remuda.data import Batch, Rollout, map_tree
 from remuda.envs import ApartEnvs, EnvInfo, EnvSpec, LocalEnvs, NativeEnvs, choose_backend
 from remuda.envs.previous import WithPrevious
 from remuda.errors import ConfigError
@@ -15,9 +16,12 @@ from remuda.recipes.algo_options import OnPolicyOptions
 from remuda.recipes.algorithms import make_algorithm, make_exploration
 from remuda.recipes.config import RunConfig, from_dict, to_dict
 from remuda.recipes.parts import WORKER_LIMITS, find_net, training_seeds
+from remuda.recipes.replays import make_ring
+from remuda.replay import Ring, States, as_row
 from remuda.sampling.acting import ActingSampler
 from remuda.sampling.actor import serve
 from remuda.sampling.exploration import Exploration
+from remuda.sampling.feed import ReplayFeed
 from remuda.sampling.stream import RolloutStream
 
 
@@ -81,6 +85,29 @@ def make_rollout_stream(
     )
 
 
+def make_replay_feed(
+    config: RunConfig,
+    spec: EnvSpec,
+    workers: int,
+    weights: SharedWeights,
+    replay: Any,
+    should_stop: Callable[[], bool],
+) -> ReplayFeed:
+    """Workers of equal shares of the envs, each of which is a group of the replay's."""
+    return ReplayFeed(
+        __name__,
+        make_orders(config, spec, workers),
+        weights,
+        replay.fds,
+        config.algo_options.rows_per_round,
+        config.seed,
+        on_loss=replay.lose,
+        first_row=int(replay.ring.written.max()),
+        should_stop=should_stop,
+        **worker_limits(config),
+    )
+
+
 def make_orders(config: RunConfig, spec: EnvSpec, workers: int) -> list[dict[str, Any]]:
     if config.agent.net.startswith("<"):
         raise ConfigError(
@@ -97,21 +124,48 @@ def worker_limits(config: RunConfig) -> dict[str, Any]:
 
 
 def main(fds: Sequence[int]) -> int:
-    return serve(fds, make_parts)
+    worker = Worker()
+    return serve(fds, worker.make_parts, worker.make_writer)
 
 
-def make_parts(
-    order: Mapping[str, Any], beat: Callable[[], bool], tell: Callable[[str], None]
-) -> tuple[Any, Agent, Exploration]:
-    """The envs and the agent of one worker, and how that explores."""
-    config = from_dict(order["config"])
-    options = config.agent
-    envs: Any = make_own_envs(config, order, beat, tell)
-    if options.prev_action or options.prev_reward:
-        envs = WithPrevious(envs, options.prev_action, options.prev_reward)
-    seen = EnvInfo(config.env, envs.observation, envs.action, None, (), 0.0)
-    agent: Any = make_algorithm(config, seen, find_net(options)).agent
-    return envs, agent, make_exploration(config).columns(order["first"], order["last"])
+class Worker:
+    """What one worker is made of."""
+
+    def make_parts(
+        self, order: Mapping[str, Any], beat: Callable[[], bool], tell: Callable[[str], None]
+    ) -> tuple[Any, Agent, Exploration]:
+        """Its envs and its agent, and how that explores."""
+        self.config = config = from_dict(order["config"])
+        options = config.agent
+        envs: Any = make_own_envs(config, order, beat, tell)
+        if options.prev_action or options.prev_reward:
+            envs = WithPrevious(envs, options.prev_action, options.prev_reward)
+        self.seen = EnvInfo(config.env, envs.observation, envs.action, None, (), 0.0)
+        self.algorithm: Any = make_algorithm(config, self.seen, find_net(options))
+        return envs, self.algorithm.agent, make_exploration(config).columns(order["first"], order["last"])
+
+    def make_writer(self, order: Mapping[str, Any], fds: Sequence[int]) -> RingWriter:
+        state = self.algorithm.agent.initial_state(1)
+        ring = make_ring(self.config, self.seen, state, order["workers"], fds)
+        states = None if state is None else States(ring, state, order["num_steps"], fds[-1])
+        return RingWriter(ring, states, order["group"], self.algorithm.prepare)
+
+
+class RingWriter:
+    """Rollouts of one worker into its group of a ring, with the state before each if the agent has memory."""
+
+    def __init__(self, ring: Ring, states: States | None, group: int, prepare: Callable[[Rollout], Batch]) -> None:
+        self.ring, self.states, self.group, self.prepare = ring, states, group, prepare
+
+    def may_write(self) -> bool:
+        return self.ring.may_write()
+
+    def write(self, rollout: Rollout) -> None:
+        batch = self.prepare(rollout)
+        rows, last_obs = map_tree(lambda x: x.numpy(), (as_row(batch.steps), batch.last_obs))
+        if self.states is not None:
+            self.states.store(batch.state, self.group)
+        self.ring.append(rows, last_obs, self.group)
 
 
 def make_own_envs(

@@ -259,7 +259,9 @@ class ReplayOptions(Checked):
 
     _group = "replay."
     capacity: int = option(100_000, "steps that are kept, over all envs", low=2)
-    ratio: float = option(8.0, "drawn rows for every env step", above=0.0)
+    ratio: float | None = option(
+        8.0, "drawn rows for every env step; none, under async, learns as fast as it can", above=0.0
+    )
     prioritized: bool = option(False, "draw rows in proportion to their last error")
     alpha: float = option(0.6, "power of the error: 0 draws all alike", low=0.0, high=1.0)
     beta: str = option(

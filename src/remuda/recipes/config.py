@@ -121,6 +121,12 @@ class SchemeOptions(Checked):
     max_lag: int | None = option(
         None, "async: updates by which a rollout may be behind, what is older is dropped; none uses all", low=0
     )
+    publish_every: int = option(
+        10, "async with a replay: updates between two publications of the weights that act", low=1
+    )
+    throttle: bool = option(
+        True, "async with a replay: samplers wait for a learner that cannot keep up with replay.ratio"
+    )
 
 
 @dataclass(frozen=True)
@@ -268,26 +274,54 @@ def check_replay(options: AlgoOptions, replay: ReplayOptions, core: str | None, 
 
 
 def check_scheme(config: RunConfig) -> None:
-    """Which algorithms may learn from rollouts of older weights."""
-    options, max_lag = config.algo_options, config.scheme_options.max_lag
+    """Which algorithms may learn from what older weights have sampled, and which options mean something there."""
+    options, scheme, default = config.algo_options, config.scheme_options, SchemeOptions()
+    has_replay = isinstance(options, OffPolicyOptions)
     if config.scheme != "async":
-        if max_lag is not None:
+        if scheme.max_lag is not None:
             raise ConfigError(
-                f"scheme.max_lag={max_lag} under --scheme {config.scheme}, where nothing lags: leave it out."
+                f"scheme.max_lag={scheme.max_lag} under --scheme {config.scheme}, where nothing lags: leave it out."
             )
-        return
-    if not isinstance(options, OnPolicyOptions):
-        raise ConfigError(
-            f"--scheme async learns from rollouts as they come, {config.algo} from a replay: use --scheme parallel."
-        )
-    if options.correction == "on-policy":
+        if has_replay and config.replay.ratio is None:
+            raise ConfigError(
+                f"replay.ratio=none under --scheme {config.scheme}, where updates wait for steps: give a number."
+            )
+    for name in ("publish_every", "throttle"):
+        if getattr(scheme, name) != getattr(default, name) and not (config.scheme == "async" and has_replay):
+            raise ConfigError(
+                f"scheme.{name}={getattr(scheme, name)} is for a replay under --scheme async: leave it out."
+            )
+    if config.scheme == "async" and has_replay:
+        check_feed(config)
+    elif config.scheme == "async":
+        check_stream(config)
+
+
+def check_stream(config: RunConfig) -> None:
+    assert isinstance(config.algo_options, OnPolicyOptions)
+    if config.algo_options.correction == "on-policy":
         raise ConfigError(
             f"{config.algo} is only right for rollouts of the newest weights, and under --scheme async they are "
             "older: use impala or appo, or --algo.correction none to learn from them as they are."
         )
-    sampler = config.sampler
-    if sampler.act == "central":
-        check_inference_process(sampler, config.envs)
+    if config.sampler.act == "central":
+        check_inference_process(config.sampler, config.envs)
+
+
+def check_feed(config: RunConfig) -> None:
+    """Samplers that write to the replay by themselves."""
+    if (max_lag := config.scheme_options.max_lag) is not None:
+        raise ConfigError(f"scheme.max_lag={max_lag} with a replay, where rows grow old anyway: leave it out.")
+    if config.sampler.act == "central":
+        raise ConfigError(
+            f"sampler.act=central with {config.algo} under --scheme async, whose samplers act: use workers."
+        )
+    options = config.algo_options
+    assert isinstance(options, OffPolicyOptions)
+    if options.gradient_steps is not None:
+        raise ConfigError(
+            f"algo.gradient_steps={options.gradient_steps} under --scheme async has no rounds: set replay.ratio."
+        )
 
 
 def check_inference_process(sampler: SamplerOptions, envs: EnvsOptions) -> None:

@@ -132,8 +132,8 @@ def num_workers(config: RunConfig) -> int:
 def num_actors(config: RunConfig, asked: int) -> int:
     """Workers with equal shares of the envs, whole numbers of which make a round."""
     envs, options = config.sampler.envs, config.algo_options
-    assert isinstance(options, OnPolicyOptions)
-    columns = options.columns_per_round(envs)
+    # Of samplers that feed a replay, each share is a round by itself.
+    columns = options.columns_per_round(envs) if isinstance(options, OnPolicyOptions) else envs
     fitting = [count for count in range(1, envs + 1) if envs % count == 0 and columns % (envs // count) == 0]
     if asked and asked not in fitting:
         raise ConfigError(

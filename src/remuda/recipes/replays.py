@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,8 @@ from remuda.replay import Experience, FrameRing, Fresh, Priorities, Ring, Row, S
 SPARE = 0.9  # the share of free memory that a replay may take
 
 
-def make_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int) -> Replay:
-    """`state` is what goes from row to row of one env, None without memory."""
+def make_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int, writers: int = 0) -> Replay:
+    """`state` is what goes from row to row of one env, None without memory; `writers` are processes that feed it."""
     options, replay, seed = config.algo_options, config.replay, config.seed
     if not isinstance(options, OffPolicyOptions):
         if isinstance(options, PPOOptions):
@@ -29,7 +30,7 @@ def make_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int) 
             epochs = options.n_epochs if isinstance(options, APPOOptions) else 1
             return Fresh(epochs, options.batch_size, seed, first_round, whole=True)
         return Fresh(1, None, seed, first_round)  # A2C: one gradient of each rollout
-    ring = make_ring(config, info, state)
+    ring = make_ring(config, info, state, writers or 1)
     settings: dict[str, Any] = {
         "batch_size": options.batch_size,
         "ratio": ratio(options, config),
@@ -38,14 +39,29 @@ def make_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int) 
         "gamma": options.gamma,
         "seed": seed,
     }
+    if writers:
+        scheme = config.scheme_options
+        lead = lead_of(config) if scheme.throttle and replay.ratio is not None else 0
+        settings |= {"is_shared": True, "most_per_round": scheme.publish_every, "lead": lead}
     if replay.sequence:
-        alpha = replay.alpha if replay.prioritized else None
-        lengths = {"burn_in": replay.burn_in, "length": replay.sequence}
-        return Sequences(ring, state, **settings, **lengths, priorities=alpha)
-    return Experience(ring, **settings, priorities=Priorities(ring, replay.alpha) if replay.prioritized else None)
+        settings |= {"burn_in": replay.burn_in, "length": replay.sequence}
+        settings |= {"interval": options.rows_per_round} if writers else {}
+        return Sequences(ring, state, **settings, priorities=replay.alpha if replay.prioritized else None)
+    priorities = Priorities(ring, replay.alpha, is_shared=writers > 0) if replay.prioritized else None
+    return Experience(ring, **settings, priorities=priorities)
 
 
-def ratio(options: OffPolicyOptions, config: RunConfig) -> float:
+def lead_of(config: RunConfig) -> int:
+    """Steps by which throttled samplers may be ahead: enough that nobody waits for the other within a round."""
+    options, replay = config.algo_options, config.replay
+    assert isinstance(options, OffPolicyOptions)
+    assert replay.ratio is not None
+    rows = config.sampler.envs * options.rows_per_round
+    learned = options.batch_size * max(1, replay.sequence)
+    return 4 * rows + int(2 * config.scheme_options.publish_every * learned / replay.ratio)
+
+
+def ratio(options: OffPolicyOptions, config: RunConfig) -> float | None:
     """Drawn rows for every env step: as asked, or what so many updates in each round come to."""
     if options.gradient_steps is None:
         return config.replay.ratio
@@ -53,12 +69,18 @@ def ratio(options: OffPolicyOptions, config: RunConfig) -> float:
     return drawn / (options.train_freq * config.sampler.envs)
 
 
-def make_ring(config: RunConfig, info: EnvInfo, state: Any) -> Ring:
-    refuse_too_large(config, info, state)
+def make_ring(
+    config: RunConfig, info: EnvInfo, state: Any, groups: int = 1, fds: Sequence[int] | None = None
+) -> Ring:
+    """With `fds`, over the memory of another process."""
+    if not fds:
+        refuse_too_large(config, info, state)
     envs, frames = config.sampler.envs, num_frames(config, info.observation)
     rows = -(-config.replay.capacity // envs) + 1  # of which one cannot be drawn
     example = example_row(info)
-    return FrameRing(example, rows, envs, frames) if frames > 1 else Ring(example, rows, envs)
+    if frames > 1:
+        return FrameRing(example, rows, envs, frames, groups, fds)
+    return Ring(example, rows, envs, groups, fds)
 
 
 def bytes_per_step(config: RunConfig, info: EnvInfo, state: Any) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from remuda.agents import NetFactory
-from remuda.core import Recipe, Sampler, Scheme, Stream
+from remuda.core import Feed, Recipe, Sampler, Scheme, Stream
 from remuda.envs import EnvInfo, EnvSpec, refuse_in_worker
 from remuda.errors import ConfigError, Interrupted, RemudaError, nearest
 from remuda.learning.checkpoint import Checkpoint, list_checkpoints, load_newest
@@ -26,7 +26,8 @@ from remuda.learning.weights import LocalWeights, SharedWeights
 from remuda.logs.rundir import RunDirectory
 from remuda.logs.terminal import Terminal
 from remuda.machine import has_compiler, keep_memory
-from remuda.recipes.actors import make_acting_sampler, make_rollout_stream
+from remuda.recipes.actors import make_acting_sampler, make_replay_feed, make_rollout_stream
+from remuda.recipes.algo_options import OffPolicyOptions
 from remuda.recipes.algorithms import make_algorithm, make_exploration
 from remuda.recipes.config import RunConfig, to_dict
 from remuda.recipes.journal import Callback, Journal
@@ -45,14 +46,20 @@ from remuda.recipes.profile import profiled
 from remuda.recipes.replays import make_replay, refuse_too_large
 from remuda.recipes.signals import StopSignals
 from remuda.sampling.sampler import EnvSampler
-from remuda.schemes.asynchronous import Asynchronous
+from remuda.schemes.asynchronous import Asynchronous, AsynchronousReplay
 from remuda.schemes.synchronous import Synchronous
 
 SCHEMES: dict[str, Callable[[RunConfig], Scheme]] = {
     "serial": lambda config: Synchronous(workers=0),
     "parallel": lambda config: Synchronous(workers=num_workers(config)),
-    "async": lambda config: Asynchronous(num_workers(config), config.scheme_options.max_lag),
+    "async": lambda config: make_async(config),
 }
+
+
+def make_async(config: RunConfig) -> Scheme:
+    if isinstance(config.algo_options, OffPolicyOptions):
+        return AsynchronousReplay(num_workers(config))
+    return Asynchronous(num_workers(config), config.scheme_options.max_lag)
 
 
 def train(
@@ -180,6 +187,11 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
         first_row = rounds * options.rows_per_round
         return make_rollout_stream(config, spec, workers, agent, weights, first_row, max_lag, should_stop)
 
+    def make_feed(weights: Any, replay: Any, workers: int, rounds: int, should_stop: Callable[[], bool]) -> Feed:
+        return make_replay_feed(config, spec, workers, weights, replay, should_stop)
+
+    writers = num_workers(config) if config.scheme == "async" and isinstance(options, OffPolicyOptions) else 0
+
     return Recipe(
         seed=seed,
         steps=config.steps,
@@ -187,9 +199,10 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
         make_weights=SharedWeights
         if acts_in_workers or config.scheme == "async"
         else lambda _, version: LocalWeights(version),
-        make_replay=lambda agent, first_round: make_replay(config, seen, agent.initial_state(1), first_round),
+        make_replay=lambda agent, first: make_replay(config, seen, agent.initial_state(1), first, writers),
         make_sampler=make_sampler,
         make_stream=make_stream,
+        make_feed=make_feed,
         num_threads=num_threads,
         warm_up=config.sampler.decorrelate,
         cut_every=rounds_between_cuts(config) if no_state is not None else 0,

@@ -1,10 +1,11 @@
 """Replays: batches in, the batches that are due out."""
 
-from remuda.replay.experience import Experience
+from remuda.replay.experience import Experience, as_row
 from remuda.replay.frames import FrameRing
 from remuda.replay.fresh import Fresh
 from remuda.replay.priorities import Priorities
 from remuda.replay.ring import Ring, Row
 from remuda.replay.sequences import Sequences
+from remuda.replay.starts import States
 
-__all__ = ["Experience", "FrameRing", "Fresh", "Priorities", "Ring", "Row", "Sequences"]
+__all__ = ["Experience", "FrameRing", "Fresh", "Priorities", "Ring", "Row", "Sequences", "States", "as_row"]

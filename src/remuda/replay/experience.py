@@ -24,8 +24,7 @@ million rows and batches of 256 (bench/replay.py).
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -35,9 +34,7 @@ from remuda.data import ArrayTuple, Batch, Steps, map_tree
 from remuda.replay.places import Places, take
 from remuda.replay.priorities import Numbers, Priorities
 from remuda.replay.ring import Index, Ring, Row
-from remuda.replay.stored import Stored
-
-MOST_ATTEMPTS = 1000  # to draw a real row; if one in a hundred is, a batch of 256 fails once in a hundred cases
+from remuda.replay.stored import MOST_ATTEMPTS, Stored
 
 
 class Returns(ArrayTuple):
@@ -63,68 +60,35 @@ class Experience(Stored):
         priorities: Priorities | None = None,
         is_shared: bool = False,
         most_per_round: int | None = None,
+        lead: int = 0,
     ) -> None:
-        self.ring, self.priorities, self.places = ring, priorities, Places(ring, is_shared)
-        self.most_per_round, self.redrawn = most_per_round, 0
-        self._seen, self._real = ring.written.copy(), int(ring.real.sum())  # what it has taken note of
+        super().__init__(ring, batch_size, ratio, warm_up, seed, is_shared, most_per_round, lead)
+        self.priorities, self.places = priorities, Places(ring, is_shared)
         self.numbers = Numbers(seed, batch_size, in_parts=priorities is not None)
-        self.batch_size, self.ratio, self.warm_up, self.n_step, self.gamma = batch_size, ratio, warm_up, n_step, gamma
-        self.seed, self.draws, self.steps, self.credit = seed, 0, 0, 0.0
+        self.n_step, self.gamma, self.rows_per_batch = n_step, gamma, batch_size
         self._gamma, self._mask = np.array(gamma, np.float32), torch.ones(batch_size, dtype=torch.bool)
 
+    def _begin_here(self) -> None:
+        super()._begin_here()
+        self._seen = self.ring.written.copy()  # rows that have their priority
+
     def add(self, batch: Batch) -> None:
-        steps = batch.steps
-        rows, last_obs = map_tree(lambda x: x.numpy(), (as_row(steps), batch.last_obs))
+        rows, last_obs = map_tree(lambda x: x.numpy(), (as_row(batch.steps), batch.last_obs))
         if self.priorities is not None:  # first, because it may refuse
             is_given = batch.targets is not None and "priority" in batch.targets
             given = batch.targets.priority.detach().numpy() if is_given else None
             self.priorities.append(int(self.ring.written[0]), rows.mask, priority=given)
         self.ring.append(rows, last_obs)
         self._seen[0] = self.ring.written[0]
-        self._real += (real := int(rows.mask.sum()))
-        self._owe(real)
+        self._owe(int(rows.mask.sum()))
 
-    def follow(self) -> int:
-        """Take note of what others have appended; returns how many of these rows were real."""
+    def _take_note(self) -> None:
         if self.priorities is not None:
             self._seen[:] = [self.priorities.follow(group, int(seen)) for group, seen in enumerate(self._seen)]
-        before, self._real = self._real, int(self.ring.real.sum())
-        self._owe(self._real - before)
-        return self._real - before
 
-    def _owe(self, real: int) -> None:
-        """Only what comes after the warm-up is owed updates."""
-        if self.ratio is not None:
-            self.credit += self.ratio * min(real, max(0, self.steps + real - self.warm_up))
-        self.steps += real
-
-    @property
-    def is_due(self) -> bool:
-        """Whether there is a batch to be learned from now."""
-        if self.ratio is None:
-            return self.steps > self.warm_up
-        return self.credit >= self.batch_size
-
-    def batches(self) -> Iterator[Batch]:
-        for _ in itertools.count() if self.most_per_round is None else range(self.most_per_round):
-            if not self.is_due:
-                return
-            if self.ratio is not None:
-                self.credit -= self.batch_size
-            yield self.draw()
-
-    def draw(self) -> Batch:
-        if not self.places.is_shared:
-            return self._gather()
-        for _ in range(MOST_ATTEMPTS):
-            batch = self._gather()
-            torn = self.places.torn(batch.key)
-            if not torn:
-                return batch
-            self.redrawn += torn
-        raise ValueError(
-            f"rows were overwritten while they were read, {MOST_ATTEMPTS} times in a row: raise replay.capacity."
-        )
+    def can_draw(self) -> bool:
+        """Whoever learns before there is a real row has set no warm-up, and is told so."""
+        return True
 
     def _gather(self) -> Batch:
         weight = None
@@ -150,6 +114,9 @@ class Experience(Stored):
         last_obs = self.places.obs(place, row, env)
         return Batch(steps, targets, None, last_obs, weight, key)
 
+    def _torn(self, batch: Batch) -> int:
+        return self.places.torn(batch.key)
+
     def _uniform(self) -> tuple[Index, Index]:
         """Places and keys of real rows, each as likely as any other: what is not real is drawn again."""
         place, key = self.places.at(self.numbers.of(self.draws))
@@ -161,11 +128,6 @@ class Experience(Stored):
         raise ValueError(
             f"there is nothing to draw: after {MOST_ATTEMPTS} attempts, {len(bad)} rows are still not real."
         )
-
-    def cut_group(self, group: int) -> None:
-        super().cut_group(group)
-        if self.priorities is not None:
-            self._seen[group] = self.priorities.follow(group, int(self._seen[group]))
 
     def feedback(self, key: Any, priority: Any) -> None:
         if self.priorities is not None and priority is not None:
@@ -181,7 +143,6 @@ class Experience(Stored):
         if self.priorities is not None:
             self.priorities.set_state(state["priorities"])
         self.draws, self.steps, self.credit = state["draws"], state["steps"], state["credit"]
-        self._seen, self._real = self.ring.written.copy(), int(self.ring.real.sum())
 
 
 def as_row(steps: Steps) -> Row:

@@ -78,7 +78,9 @@ class Ring:
         self._names = [path for path, _ in leaves(example)]
         layout = {path: ((capacity, envs, *array.shape), str(array.dtype)) for path, array in leaves(example)}
         counts: Any = dict.fromkeys(("written", "begun", "real"), ((groups,), "int64"))
-        self._memory = SharedArrays({**layout, **counts, "is_held": ((1,), "int64")}, fds[0] if fds else None)
+        self._memory = SharedArrays(
+            {**layout, **counts, "is_held": ((1,), "int64"), "limit": ((1,), "int64")}, fds[0] if fds else None
+        )
         names = iter(self._names)
         self.rows = map_tree(lambda _: self._memory[next(names)], example)
         self._flat = map_tree(lambda x: x.reshape(-1, *x.shape[2:]), self.rows)
@@ -86,6 +88,7 @@ class Ring:
         self.begun = self._memory["begun"]  # and those that are being written
         self.real = self._memory["real"]  # of the rows that were given since this memory is there, the real ones
         self._is_held = self._memory["is_held"]
+        self.limit = self._memory["limit"]  # of all real rows, which writers should not pass; 0: none
         self._fence = threading.Lock()  # taking it orders memory between processes
 
     @property
@@ -147,6 +150,10 @@ class Ring:
             yield
         finally:
             self._is_held[0] = 0
+
+    def may_write(self) -> bool:
+        """Whether writers have not reached the limit that a reader set for them."""
+        return not self.limit[0] or int(self.real.sum()) < int(self.limit[0])
 
     def abandon(self, group: int) -> None:
         """Its writer is gone: what it had begun is given up."""

@@ -1,23 +1,77 @@
-"""What replays over a ring have in common: cutting episodes, saving, loading, and giving the memory back."""
+"""What replays over a ring have in common: what is due, rows of other processes, cutting, saving and loading."""
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from remuda.replay.ring import Ring
+from remuda.data import Batch, Rollout, Steps, map_tree
+from remuda.replay.ring import Index, Ring, unbroken
 from remuda.replay.saving import RingFiles
+
+MOST_ATTEMPTS = (
+    1000  # to draw rows that are real and whole; if one in a hundred is, 256 of them fail once in 100 cases
+)
 
 
 class Stored(ABC):
-    """Base of replays whose rows are in a ring; each says what else it must save."""
+    """Base of replays whose rows are in a ring; each says how it draws, and what else it must save.
 
-    ring: Ring
-    _files: RingFiles | None = None
+    Real steps after the warm-up earn `ratio` learned rows each. With `is_shared`, rows are appended by other
+    processes: `follow` takes note of them, a batch some of whose rows were overwritten while it was put together is
+    drawn again, and `batches` gives `most_per_round` at a time, so that weights are published in between. A ratio of
+    None makes updates always due; `lead` is by how many steps writers may be ahead of what is learned from them,
+    0 by any number.
+    """
+
+    rows_per_batch: int  # that are learned from
+
+    def __init__(
+        self,
+        ring: Ring,
+        batch_size: int,
+        ratio: float | None,
+        warm_up: int,
+        seed: int,
+        is_shared: bool,
+        most_per_round: int | None,
+        lead: int,
+    ) -> None:
+        self.ring, self.batch_size, self.ratio, self.warm_up, self.seed = ring, batch_size, ratio, warm_up, seed
+        self.is_shared, self.most_per_round, self.lead = is_shared, most_per_round, lead
+        self.draws, self.steps, self.credit, self.redrawn = 0, 0, 0.0, 0
+        self._files: RingFiles | None = None
+        self._begin_here()
+
+    def _begin_here(self) -> None:
+        """What is in the ring now is known."""
+        self._real, self._shown = int(self.ring.real.sum()), self.ring.written.copy()
+
+    @property
+    def fds(self) -> list[int]:
+        """With these another process can write to it."""
+        return self.ring.fds
+
+    @abstractmethod
+    def _take_note(self) -> None:
+        """Of what was appended since the last time: of all that is kept beside rows."""
+
+    @abstractmethod
+    def _gather(self) -> Batch:
+        """Draw and copy."""
+
+    @abstractmethod
+    def _torn(self, batch: Batch) -> int:
+        """How many of its rows or sequences were not whole while they were copied."""
+
+    @abstractmethod
+    def can_draw(self) -> bool: ...
 
     @abstractmethod
     def get_state(self) -> dict[str, Any]:
@@ -27,21 +81,89 @@ class Stored(ABC):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """With the ring as it was then."""
 
+    # --- what is due ---
+
+    def follow(self) -> int:
+        """Take note of what others have appended; returns how many of these rows were real."""
+        self._take_note()
+        fresh = int(self.ring.real.sum()) - self._real
+        self._owe(fresh)
+        if self.lead and self.ratio is not None:
+            self.ring.limit[0] = self._real - int(self.credit / self.ratio) + self.lead
+        return fresh
+
+    def _owe(self, real: int) -> None:
+        """Only what comes after the warm-up, and while something can be drawn, is owed updates."""
+        if self.ratio is not None and self.can_draw():
+            self.credit += self.ratio * min(real, max(0, self.steps + real - self.warm_up))
+        self.steps += real
+        self._real += real
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is a batch to be learned from now."""
+        is_earned = self.steps > self.warm_up if self.ratio is None else self.credit >= self.rows_per_batch
+        return is_earned and self.can_draw()
+
+    def batches(self) -> Iterator[Batch]:
+        for _ in itertools.count() if self.most_per_round is None else range(self.most_per_round):
+            if not self.is_due:
+                return
+            if self.ratio is not None:
+                self.credit -= self.rows_per_batch
+            yield self.draw()
+
+    def draw(self) -> Batch:
+        batch = self._gather()
+        for _ in range(MOST_ATTEMPTS if self.is_shared else 0):
+            torn = self._torn(batch)
+            if not torn:
+                return batch
+            self.redrawn += torn
+            batch = self._gather()
+        if self.is_shared:
+            raise ValueError(
+                f"rows were overwritten while they were read, {MOST_ATTEMPTS} times in a row: raise replay.capacity."
+            )
+        return batch
+
+    def metrics(self) -> dict[str, float]:
+        """Drawn rows for every real step after the warm-up, so far; rows or sequences that were torn."""
+        drawn = self.draws * self.rows_per_batch
+        return {"replay/ratio": drawn / max(1, self.steps - self.warm_up), "replay/redrawn": float(self.redrawn)}
+
+    def fresh(self) -> Iterator[Rollout]:
+        """What others have appended since the last call, views of a group's rows; of frames nothing."""
+        ring = self.ring
+        for group in range(ring.groups) if type(ring).obs is Ring.obs else ():
+            first, end = max(int(self._shown[group]), ring.oldest(group)), int(ring.written[group])
+            self._shown[group] = end
+            for places, _ in unbroken(first, end, ring.capacity):
+                obs = map_tree(torch.from_numpy, ring.rows.obs[places, ring.columns(group)])
+                yield Rollout(Steps(obs, None, None, None, None, None, None), None)
+
+    # --- writers that begin anew ---
+
     def cut(self) -> None:
         """Envs begin anew: what comes next does not follow what came last. Again, nothing happens."""
         for group in range(self.ring.groups):
-            self.cut_group(group)
+            self._cut_group(group)
+        self._take_note()
 
-    def cut_group(self, group: int) -> None:
+    def _cut_group(self, group: int) -> None:
         columns, written = self.ring.columns(group), int(self.ring.written[group])
-        env = np.arange(columns.start, columns.stop)
+        env: Index = np.arange(columns.start, columns.stop)
         if written and self.ring.is_real(np.full(len(env), written - 1), env).any():
             self.ring.cut(self.ring.obs(np.full(len(env), written), env), group)
 
-    def lose(self, group: int) -> None:
-        """The process that wrote these envs' rows is dead; another may begin where it left off."""
+    def lose(self, group: int) -> int:
+        """The process that wrote these envs' rows is dead: where another may begin. From any thread: only the ring
+        is touched."""
         self.ring.abandon(group)
-        self.cut_group(group)
+        self._cut_group(group)
+        return int(self.ring.written[group])
+
+    # --- checkpoints ---
 
     def save(self, directory: Path) -> dict[str, Any]:
         """Rows since the last time go to files in the directory; the rest is returned, with the names of all."""
@@ -49,12 +171,14 @@ class Stored(ABC):
             self._files = RingFiles(directory)
         with self.ring.still():
             rows = self._files.write(self.ring)
+            self._take_note()
             return {"rows": rows, "files": list(self._files.files), "replay": self.get_state()}
 
     def load(self, directory: Path, state: Mapping[str, Any]) -> None:
         self._files = RingFiles(directory)
         self._files.read(self.ring, state["rows"])
         self.set_state(state["replay"])
+        self._begin_here()
 
     def close(self) -> None:
         self.ring.close()

@@ -1,12 +1,14 @@
 """What runs in a worker that acts: builds its envs and its agent, then samples whenever it is asked.
 
 Under synchronous schemes it samples its columns of the running rollout; under asynchronous ones it fills slots, each
-with a rollout of all its envs, or, with groups of envs in processes of their own, of one group.
+with a rollout of all its envs, or, with groups of envs in processes of their own, of one group; or it samples without
+being asked and writes what it has to a replay.
 
 A module names what is built and serves it, so that a fork server can load both:
 
     def main(fds):
         return serve(fds, make_parts)                # make_parts(order, beat, tell) -> (envs, agent, exploration)
+        return serve(fds, make_parts, make_writer)   # make_writer(order, descriptors) -> Writer
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ import os
 import select
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from remuda.core import Agent, env_seed
-from remuda.data import SharedArrays
+from remuda.data import Rollout, SharedArrays
 from remuda.errors import NoState
 from remuda.learning.weights import SharedWeights
 from remuda.machine import keep_memory
@@ -35,15 +37,27 @@ from remuda.transport.wire import Link
 LOOK_SECONDS = 1.0  # how often an idle worker looks whether its fork server lives, where the kernel does not tell
 WORK_SECONDS = 0.02  # how long groups of envs are waited for before orders are looked at
 BEAT_SECONDS = 0.25  # how often a busy one says that it lives
+NEWS_SECONDS = 0.1  # how often one that is not asked says what it has sampled
+REST_SECONDS = 0.002  # how long such a one waits before it looks again whether it may go on
 
 # order, heartbeat (asked at every step), who hears of envs that were rebuilt -> envs, agent, exploration
 MakeParts = Callable[[Mapping[str, Any], Callable[[], bool], Callable[[str], None]], tuple[Any, Agent, Exploration]]
 
 
-def serve(fds: Sequence[int], make_parts: MakeParts) -> int:
+class Writer(Protocol):
+    """Where a worker that is not asked for rollouts puts them."""
+
+    def may_write(self) -> bool: ...  # False: samplers are to wait for the learner
+    def write(self, rollout: Rollout) -> None: ...
+
+
+MakeWriter = Callable[[Mapping[str, Any], Sequence[int]], Writer]
+
+
+def serve(fds: Sequence[int], make_parts: MakeParts, make_writer: MakeWriter | None = None) -> int:
     """Until told to leave or the parent is gone; returns the exit code."""
     link = Link.from_fd(fds[0])
-    return serving.serve(link, _Service(link, make_parts))
+    return serving.serve(link, _Service(link, make_parts, make_writer))
 
 
 class _Notices(logging.Handler):
@@ -58,14 +72,16 @@ class _Notices(logging.Handler):
 
 
 class _Service:
-    def __init__(self, link: Link, make_parts: MakeParts) -> None:
-        self._link, self._make_parts = link, make_parts
+    def __init__(self, link: Link, make_parts: MakeParts, make_writer: MakeWriter | None) -> None:
+        self._link, self._make_parts, self._make_writer = link, make_parts, make_writer
         self._envs: Any = None
         self._is_leaving = False
         self._beaten = 0.0
         self._notices: list[str] = []
         logging.getLogger("remuda").addHandler(_Notices(self._notices))
         self._groups: GroupSampler | None = None
+        self._writer: Writer | None = None
+        self._is_sampling, self._told = False, 0.0
 
     def run(self) -> None:
         torch.set_num_threads(1)  # there is one of these for every core
@@ -74,8 +90,7 @@ class _Service:
         poll = select.poll()
         poll.register(self._link, select.POLLIN)
         while not self._is_leaving and os.getppid() == server:
-            is_idle = self._groups is None or self._groups.is_idle
-            if poll.poll(LOOK_SECONDS * 1000 if is_idle else 0):
+            if poll.poll(self._patience() * 1000):
                 messages, fds = self._link.receive()
                 for message in messages:
                     self._obey(message, fds)
@@ -84,6 +99,25 @@ class _Service:
                 self._beat()
                 for filled in self._groups.work(WORK_SECONDS):
                     self._tell({"filled": filled.slot, "first": filled.first_env, "version": filled.version})
+            if self._is_sampling and not self._is_leaving:
+                self._sample()
+
+    def _patience(self) -> float:
+        """How long orders may be waited for."""
+        if self._is_sampling:
+            assert self._writer is not None
+            return 0.0 if self._writer.may_write() else REST_SECONDS
+        return LOOK_SECONDS if self._groups is None or self._groups.is_idle else 0.0
+
+    def _sample(self) -> None:
+        """Straight into the replay; the parent hears of it now and then."""
+        assert self._writer is not None
+        if self._writer.may_write():
+            self._writer.write(self._sampler.collect())
+        now = time.monotonic()
+        if now - self._told > NEWS_SECONDS:
+            self._told = self._beaten = now
+            self._tell({"sampled": True, "version": self._sampler.version})
 
     def close(self) -> None:
         if self._envs is not None:
@@ -105,7 +139,9 @@ class _Service:
                 self._envs, self._agent, self._explore = self._make_parts(message, self._beat, self._notices.append)
                 self._link.send({"built": True})
             case "attach":
-                self._attach(message, fds.pop(0), fds.pop(0))
+                self._attach(message, [fds.pop(0) for _ in range(message.get("fds", 2))])
+            case "sample":
+                self._is_sampling = True
             case "reset":
                 taken = (self._groups or self._sampler).reset(message["seed"], message["warm_up"])
                 self._link.send({"ready": taken, "notices": self._notices}, seconds=None)
@@ -142,21 +178,27 @@ class _Service:
         self._link.send({**answer, **news}, seconds=None)  # the parent may be busy
         self._notices.clear()
 
-    def _attach(self, message: Mapping[str, Any], memory_fd: int, weights_fd: int) -> None:
+    def _attach(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        """To what is written to, of which the message says what it is, and to the weights."""
         order, envs, agent = self._order, self._envs, self._agent
-        self._memory = SharedArrays.attach(memory_fd, message["layout"])
-        weights = SharedWeights(agent, fd=weights_fd)  # type: ignore[arg-type]
-        for fd in (memory_fd, weights_fd):
-            os.close(fd)
-        first, last = order["first"], order["last"]
+        into = message.get("into")
+        weights = SharedWeights(agent, fd=fds[-1])  # type: ignore[arg-type]
         buffers: Buffers | None = None
-        if message.get("streams"):
-            width = self._memory["steps.mask"].shape[2]
-            self._slots = attach_slots(allocate(agent, envs.observation, order["num_steps"], width), self._memory)
+        first, last = order["first"], order["last"]
+        if into == "replay":
+            assert self._make_writer is not None
+            self._writer = self._make_writer(order, fds[:-1])
         else:
-            own = allocate(agent, envs.observation, order["num_steps"], self._memory["steps.mask"].shape[1])
-            buffers = attach(own, self._memory).columns(first, last)
-        if message.get("streams") and envs.num_slots > 1:
+            self._memory = SharedArrays.attach(fds[0], message["layout"])
+            width = self._memory["steps.mask"].shape[-1]
+            own = allocate(agent, envs.observation, order["num_steps"], width)
+            if into == "slots":
+                self._slots = attach_slots(own, self._memory)
+            else:
+                buffers = attach(own, self._memory).columns(first, last)
+        for fd in fds:
+            os.close(fd)
+        if into == "slots" and envs.num_slots > 1:
             common = (envs, agent, weights, order["num_steps"], order["seed"])
             self._groups = GroupSampler(*common, self._slots, order["row"])
             if message["seed"] is not None:
@@ -177,7 +219,7 @@ class _Service:
         if message["seed"] is None:
             return
         # in place of a lost worker
-        if message.get("streams"):
+        if into is not None:
             self._sampler.reset(env_seed(message["seed"], first, message["restarts"]))
         else:
             envs.prepare(message["seed"], message["restarts"])

@@ -17,7 +17,6 @@ learner is still busy with the last.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,13 +24,13 @@ from typing import Any
 
 import torch
 
-from remuda.core import Agent, Episode, Space
+from remuda.core import Agent, Space
 from remuda.data import Rollout
 from remuda.errors import Interrupted
 from remuda.learning.weights import SharedWeights
 from remuda.sampling.buffers import Buffers, allocate, share_slots
-from remuda.sampling.news import News
-from remuda.transport.crew import LOOK_SECONDS, Crew, Member
+from remuda.sampling.free import FreeActors
+from remuda.transport.crew import LOOK_SECONDS, Member
 
 AHEAD = 2  # slots that a worker may hold for each of its groups of envs: the one that is filled and the next
 
@@ -45,11 +44,10 @@ class Full:
     version: int  # of the weights that acted, the oldest
 
 
-class RolloutStream:
-    """The learner's side; `orders` say what each worker builds, all with equal shares of the envs.
+class RolloutStream(FreeActors):
+    """A worker with `groups` of envs fills slots for each of them by itself."""
 
-    A worker with `groups` of envs fills slots for each of them by itself.
-    """
+    answer_key = "filled"
 
     def __init__(
         self,
@@ -64,28 +62,18 @@ class RolloutStream:
         *,
         max_lag: int | None = None,
         first_row: int = 0,
-        step_timeout: float = 60.0,
-        build_timeout: float = 120.0,
-        max_worker_restarts: int = 10,
-        should_stop: Callable[[], bool] | None = None,
+        **limits: Any,
     ) -> None:
-        self._weights, self._per_round, self._max_lag = weights, per_round, max_lag
-        self._step_timeout, self._build_timeout = step_timeout, build_timeout
-        self._news, self._seed = News(len(orders)), seed
-        self._turn = threading.Condition()  # guards all that follows
+        """`limits` are those of FreeActors."""
+        self._per_round, self._max_lag, self._num_steps = per_round, max_lag, num_steps
         self._held: list[list[int]] = [[] for _ in orders]  # slots that each worker fills, in this order
-        self._is_ready = [True] * len(orders)  # False while a successor builds its envs
-        self._was_useful = [False] * len(orders)
-        self._next_row = [first_row] * len(orders)  # none of whose noise was drawn
-        self._num_steps = num_steps
+        self._rows = [first_row] * len(orders)  # of each worker, the first whose noise was not drawn
         self._full: deque[Full] = deque()
         self._staged: list[Full] | None = None  # what `take` will give
         self._taken: list[Full] = []
-        self._version, self._ages, self.dropped = 0, [0.0], 0
+        self.dropped = 0
         self._waiting = list(range(len(orders)))  # workers, by when they were last given a slot
         self._taken_at, self._updates = 0, 1  # the version of the last `take`, and the updates of the last round
-        self._is_closing = False
-        self._error: BaseException | None = None
         groups = orders[0]["groups"]
         self._most = AHEAD * groups
         num_slots = slots_for(per_round, groups * len(orders), max_lag)
@@ -94,37 +82,14 @@ class RolloutStream:
         # memory first: it is what may not fit
         self._memory, self._slots = share_slots(allocate(agent, observation, num_steps, width), num_slots)
         self._stages = deque(allocate(agent, observation, num_steps, width * per_round) for _ in range(2))
+        full = [{**order, "num_steps": num_steps, "seed": seed, "row": first_row} for order in orders]
         try:
-            full = [{**order, "num_steps": num_steps, "seed": seed, "row": first_row} for order in orders]
-            self._crew = Crew(module, full, build_timeout, max_worker_restarts, should_stop)
+            super().__init__(module, full, weights, seed, **limits)
         except BaseException:
             self._memory.close()
             raise
-        self._thread = threading.Thread(target=self._serve, name="remuda-stream", daemon=True)
-        try:
-            self._crew.start()
-            for member in self._crew.members:
-                self._introduce(member)
-        except BaseException:
-            self.close()
-            raise
 
     # --- the learner's thread -----------------------------------------------------------------------------------
-
-    def start(self, seed: int, warm_up: int = 0) -> int:
-        """Start every env and deal the first slots; returns the random steps that were taken to spread the envs."""
-        self._seed = seed
-        orders = [{"do": "reset", "seed": seed, "warm_up": warm_up}] * len(self._held)
-        answers = self._crew.ask(orders, "ready", self._build_timeout, self._replace_at_start)
-        for answer in answers:
-            self._news.report(answer["notices"])
-        self._crew.should_stop = None  # from now on `take` asks
-        self._thread.start()
-        return sum(int(answer["ready"]) for answer in answers)
-
-    def _replace_at_start(self, member: Member) -> None:
-        self._crew.revive(member, was_useful=False)
-        self._introduce(member)
 
     def take(self, version: int, should_stop: Callable[[], bool]) -> Rollout:
         """The next rollout for a learner of this version; what is too old for it is dropped and counted."""
@@ -166,89 +131,43 @@ class RolloutStream:
     def metrics(self) -> dict[str, float]:
         """Slots now, and by how many updates the weights were behind that acted in what has come in since."""
         with self._turn:
-            ages, self._ages = self._ages, self._ages[-1:]
-            full = len(self._full) + len(self._staged or ())
-            return {
-                "async/slots_free": float(len(self._free)),
-                "async/slots_full": float(full),
-                "lag/acting_weights": sum(ages) / len(ages),
-            }
-
-    def take_seconds(self) -> dict[str, float]:
-        """What the workers did since the last call, on average."""
-        with self._turn:
-            return {"env": 0.0, "inference": 0.0, "wait": 0.0, **self._news.take_seconds()}
-
-    def episodes(self) -> list[Episode]:
-        with self._turn:
-            return self._news.take_episodes()
-
-    def restarts(self) -> int:
-        with self._turn:
-            return self._news.restarts()
+            free, full = len(self._free), len(self._full) + len(self._staged or ())
+        return {
+            "async/slots_free": float(free),
+            "async/slots_full": float(full),
+            "lag/acting_weights": self.take_ages(),
+        }
 
     def close(self) -> None:
-        """End the thread and every process, and give back the memory; calling it again does nothing."""
-        self._is_closing = True
-        if self._thread.is_alive():
-            self._crew.bell.ring()
-            self._thread.join()
-        self._crew.close()
+        """Also gives back the memory."""
+        super().close()
         self._memory.close()
 
     # --- the stream's own thread --------------------------------------------------------------------------------
 
-    def _serve(self) -> None:
-        try:
-            while not self._is_closing:
-                self._crew.listen(LOOK_SECONDS)
-                with self._turn:
-                    for member in self._crew.members:
-                        self._hear(member)
-                    self._drop_stale()
-                    self._deal()
-                self._stage()
-        except BaseException as error:  # for whoever takes the next rollout
-            with self._turn:
-                self._error = error
-                self._turn.notify_all()
+    def _attachment(self) -> tuple[dict[str, Any], list[int]]:
+        return {"layout": self._memory.layout, "into": "slots"}, [self._memory.fd]
 
-    def _hear(self, member: Member) -> None:
-        index = member.index
-        while (answer := member.take("filled")) is not None:
-            self._held[index].remove(answer["filled"])
-            self._was_useful[index] = True
-            self._news.add(index, answer)
-            self._news.report(answer["notices"])
-            self._full.append(Full(answer["filled"], answer["first"], answer["version"]))
-            self._ages.append(self._version - answer["version"])
-        if member.lost is not None:
-            self._replace(member)
-        elif not self._is_ready[index] and member.take("built") is not None:
-            self._introduce(member, self._seed)
-            self._is_ready[index] = True
-        elif not self._is_ready[index]:
-            self._crew.expect(member, self._build_timeout, "while building its envs")
-        elif self._held[index]:
-            self._crew.expect(member, self._step_timeout, "while it owed a rollout")
+    def _take(self, index: int, answer: Mapping[str, Any]) -> None:
+        self._held[index].remove(answer["filled"])
+        self._full.append(Full(answer["filled"], answer["first"], answer["version"]))
 
-    def _replace(self, member: Member) -> None:
-        """Its envs go on in a successor, which is heard of once it has built them; nobody waits for that."""
-        index = member.index
-        member.inbox.clear()
+    def _lose(self, index: int) -> None:
         self._free.extend(self._held[index])
         self._held[index].clear()
-        self._news.lose(index, member.order["last"] - member.order["first"])
-        self._is_ready[index] = False
-        member.order = {**member.order, "row": self._next_row[index]}
-        self._crew.relaunch(member, self._was_useful[index])
-        self._was_useful[index] = False
 
-    def _introduce(self, member: Member, seed: int | None = None) -> None:
-        restarts = self._news.lost[member.index]
-        order = {"do": "attach", "layout": self._memory.layout, "seed": seed, "restarts": restarts, "streams": True}
-        member.tell(order, [self._memory.fd, self._weights.fd])
-        member.heard = self._crew.clock
+    def _owes(self, index: int) -> bool:
+        return bool(self._held[index])
+
+    def _next_row(self, index: int) -> int:
+        return self._rows[index]
+
+    def _set_going(self, member: Member) -> None:
+        """It goes when it is dealt a slot."""
+
+    def _arrange(self) -> None:
+        self._drop_stale()
+        self._deal()
 
     def _drop_stale(self) -> None:
         kept = [full for full in self._full if not self._is_stale(full)]
@@ -271,7 +190,7 @@ class RolloutStream:
                 member.heard = self._crew.clock
             slot = self._free.popleft()
             self._held[index].append(slot)
-            self._next_row[index] += self._num_steps
+            self._rows[index] += self._num_steps
             member.tell({"do": "fill", "slot": slot})
 
     def _most_in_use(self) -> int:
@@ -280,7 +199,7 @@ class RolloutStream:
             return len(self._slots)
         return (self._max_lag // self._updates + 1) * self._per_round
 
-    def _stage(self) -> None:
+    def _afterwards(self) -> None:
         """Put the next rollout together, in the order of envs: what comes of equal rollouts is then equal."""
         with self._turn:
             if self._staged is not None or len(self._full) < self._per_round:

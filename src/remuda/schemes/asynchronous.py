@@ -1,9 +1,12 @@
 """The scheme whose actors never wait for the learner, nor the learner for actors: `async`.
 
-Workers fill slots with rollouts, each at its own pace and with the newest weights when it begins one; the learner
-takes what is full, learns, and publishes. Every batch knows how old it is: `lag/*` on every metrics line, and what is
-older than `max_lag` updates is dropped. With max_lag=0 nobody begins before the newest weights are out, and the run
-is the synchronous one.
+`Asynchronous`: workers fill slots with rollouts, each at its own pace and with the newest weights when it begins one;
+the learner takes what is full, learns, and publishes. Every batch knows how old it is: `lag/*` on every metrics line,
+and what is older than `max_lag` updates is dropped. With max_lag=0 nobody begins before the newest weights are out,
+and the run is the synchronous one.
+
+`AsynchronousReplay`: workers write rows straight into the learner's replay; the learner draws what is due, learns,
+and publishes after every so many updates.
 """
 
 from __future__ import annotations
@@ -12,10 +15,13 @@ import time
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 
-from remuda.core import Log, Progress, Recipe, Replay, Round, Stream, env_seed
+from remuda.core import Feed, Log, Progress, Recipe, Replay, Round, SharedReplay, Stream, env_seed
 from remuda.errors import Interrupted
 from remuda.learning.learner import Learner
-from remuda.schemes.synchronous import learn, torch_threads
+from remuda.schemes.synchronous import learn, learn_due, torch_threads
+
+REST_SECONDS = 0.001  # between two looks for something to learn from
+ROUND_SECONDS = 0.05  # after which a round ends in which nothing was due
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class Asynchronous:
             with suppress(Interrupted):
                 log.restore(replay)
                 dropped, restarts = progress.dropped, progress.restarts
-                self._start(recipe, stream, progress)
+                start(recipe, stream, progress)
                 log.begin()
                 while progress.steps < recipe.steps and not log.should_stop():
                     round = self._round(recipe, learner, replay, stream, progress, log)
@@ -52,14 +58,6 @@ class Asynchronous:
                     if log.round(round):
                         break
             return learner
-
-    @staticmethod
-    def _start(recipe: Recipe, stream: Stream, progress: Progress) -> None:
-        if progress.steps >= recipe.steps:
-            return
-        is_new = progress.rounds == 0
-        seed = recipe.seed if is_new else env_seed(recipe.seed, progress.rounds)
-        progress.steps += stream.start(seed, recipe.warm_up if is_new else 0)
 
     @staticmethod
     def _round(
@@ -77,6 +75,83 @@ class Asynchronous:
         progress.episodes += len(episodes)
         seconds = {"update": time.perf_counter() - start - waited, **shares(waited, stream.take_seconds())}
         return Round(progress, learner, episodes, metrics, seconds, replay, get_state=lambda: None)
+
+
+@dataclass(frozen=True)
+class AsynchronousReplay:
+    """Runs a recipe whose replay these many workers write to."""
+
+    workers: int
+
+    def run(self, recipe: Recipe, log: Log) -> Learner:
+        with ExitStack() as stack:
+            stack.enter_context(torch_threads(recipe.num_threads))
+            learner = recipe.make_learner()
+            stack.callback(learner.close)
+            progress, _ = log.resume(learner)  # envs begin anew
+            agent = learner.algorithm.agent
+            weights = stack.enter_context(closing(recipe.make_weights(agent, learner.version)))
+            replay = recipe.make_replay(agent, progress.rounds)
+            stack.enter_context(closing(replay))
+            with suppress(Interrupted):
+                log.restore(replay)
+                if progress.rounds:
+                    replay.cut()
+                feed = stack.enter_context(
+                    closing(recipe.make_feed(weights, replay, self.workers, progress.rounds, log.must_stop))
+                )
+                restarts = progress.restarts
+                start(recipe, feed, progress)
+                log.begin()
+                while progress.steps < recipe.steps and not log.should_stop():
+                    round = self._round(recipe, learner, replay, feed, progress, log)
+                    weights.publish(learner.version)
+                    progress.restarts = restarts + feed.restarts()
+                    if log.round(round):
+                        break
+            return learner
+
+    @staticmethod
+    def _round(
+        recipe: Recipe, learner: Learner, replay: SharedReplay, feed: Feed, progress: Progress, log: Log
+    ) -> Round:
+        """Some updates as soon as they are due; none, if for a while none are."""
+        begin = time.perf_counter()
+        fresh = replay.follow()
+        while not replay.is_due and time.perf_counter() < begin + ROUND_SECONDS:
+            feed.look(learner.version)
+            if log.must_stop():
+                raise Interrupted("asked to stop while waiting for samplers")
+            time.sleep(REST_SECONDS)
+            fresh += replay.follow()
+        waited = time.perf_counter() - begin
+
+        def must_stop() -> bool:
+            feed.look(learner.version)  # so that the ages of acting weights are those of this moment
+            return log.must_stop()
+
+        learner.set_progress(progress.steps / recipe.steps)
+        age = feed.take_ages()
+        acted = learner.version - age
+        metrics = learn_due(learner, replay, acted, int(acted), must_stop)
+        metrics |= replay.metrics() | {"lag/acting_weights": age}
+        for rollout in replay.fresh():
+            learner.finish(rollout)
+        progress.steps += fresh
+        progress.rounds += 1
+        episodes = feed.episodes()
+        progress.episodes += len(episodes)
+        seconds = {"update": time.perf_counter() - begin - waited, **shares(waited, feed.take_seconds())}
+        return Round(progress, learner, episodes, metrics, seconds, replay, get_state=lambda: None)
+
+
+def start(recipe: Recipe, actors: Stream | Feed, progress: Progress) -> None:
+    """Envs begin, other ones where a run is resumed."""
+    if progress.steps >= recipe.steps:
+        return
+    is_new = progress.rounds == 0
+    seed = recipe.seed if is_new else env_seed(recipe.seed, progress.rounds)
+    progress.steps += actors.start(seed, recipe.warm_up if is_new else 0)
 
 
 def shares(waited: float, busy: dict[str, float]) -> dict[str, float]:

@@ -96,8 +96,17 @@ def learn(
     batch = learner.prepare(rollout)
     version = rollout.steps.version
     collected_by, oldest = float(version.float().mean()), int(version.min())
-    seen: dict[str, list[Any]] = defaultdict(list, {f"train/{name}": [x] for name, x in batch.metrics.items()})
     replay.add(batch)
+    means = learn_due(learner, replay, collected_by, oldest, must_stop)
+    learner.finish(rollout)
+    return {**{f"train/{name}": mean([value]) for name, value in batch.metrics.items()}, **means}
+
+
+def learn_due(
+    learner: Learner, replay: Replay, collected_by: float, oldest: int, must_stop: Callable[[], bool]
+) -> dict[str, float]:
+    """All batches that are due. `collected_by` and `oldest`: which weights acted last, on average and at worst."""
+    seen: dict[str, list[Any]] = defaultdict(list)
     for minibatch in replay.batches():
         seen["lag/collect_to_gradient"].append(learner.version - collected_by)
         seen["lag/collect_to_gradient_max"] = [learner.version - oldest]
@@ -109,10 +118,8 @@ def learn(
             raise Interrupted("asked to stop between two updates")
         if result.stop:
             break
-    learner.finish(rollout)
-    # Synchronous: gradients are applied to the parameters they were computed from.
-    means = {name: mean(values) for name, values in seen.items()}
-    return {**means, "lag/gradient_to_update": 0.0}
+    # Gradients are applied to the parameters they were computed from.
+    return {**{name: mean(values) for name, values in seen.items()}, "lag/gradient_to_update": 0.0}
 
 
 def mean(values: list[Any]) -> float:

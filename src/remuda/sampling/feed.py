@@ -1,0 +1,83 @@
+"""Samplers that feed a replay by themselves: each writes its rows straight into the replay's memory.
+
+    feed = ReplayFeed("remuda.recipes.actors", orders, weights, fds, num_steps, seed, on_loss=replay.lose)
+    feed.start(seed)
+    while training:
+        feed.look(learner.version)             # raises what a sampler could not handle
+        ...                                    # draw, learn, publish
+
+Nothing passes through this process but news: episodes, where time went, who was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from remuda.learning.weights import SharedWeights
+from remuda.sampling.free import FreeActors
+from remuda.transport.crew import Member
+
+
+class ReplayFeed(FreeActors):
+    """One group of the replay's envs for each worker."""
+
+    answer_key = "sampled"
+
+    def __init__(
+        self,
+        module: str,
+        orders: Sequence[Mapping[str, Any]],
+        weights: SharedWeights,
+        fds: Sequence[int],
+        num_steps: int,
+        seed: int,
+        *,
+        on_loss: Callable[[int], int],
+        first_row: int = 0,
+        **limits: Any,
+    ) -> None:
+        """`fds` are of the replay; on_loss(group) makes it fit for another writer, and returns its next row."""
+        self._fds, self._on_loss = list(fds), on_loss
+        self._rows = [first_row] * len(orders)
+        full = [
+            {**order, "num_steps": num_steps, "seed": seed, "row": first_row, "group": group, "workers": len(orders)}
+            for group, order in enumerate(orders)
+        ]
+        super().__init__(module, full, weights, seed, **limits)
+
+    def look(self, version: int) -> None:
+        """For a learner of this version: whether all is well."""
+        with self._turn:
+            self._version = version
+            if self._error is not None:
+                raise self._error
+
+    def wait(self, seconds: float) -> None:
+        """A short rest, for a learner that has nothing to do."""
+        with self._turn:
+            self._turn.wait(seconds)
+
+    def _attachment(self) -> tuple[dict[str, Any], list[int]]:
+        return {"into": "replay", "fds": len(self._fds) + 1}, self._fds
+
+    def _set_going(self, member: Member) -> None:
+        member.tell({"do": "sample"})
+
+    def _take(self, index: int, answer: Mapping[str, Any]) -> None:
+        """The rows are where they belong already."""
+
+    def _arrange(self) -> None:
+        """Nothing is dealt: samplers go on by themselves."""
+
+    def _afterwards(self) -> None:
+        """Nothing is put together."""
+
+    def _lose(self, index: int) -> None:
+        self._rows[index] = self._on_loss(index)
+
+    def _next_row(self, index: int) -> int:
+        return self._rows[index]
+
+    def _owes(self, index: int) -> bool:
+        return True

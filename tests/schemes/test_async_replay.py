@@ -1,0 +1,265 @@
+"""Asynchronous runs with a replay: samplers feed it at their own pace, and what is due is learned from it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from lasting import shared_server
+
+import remuda
+from remuda.learning.weights import SharedWeights
+from remuda.recipes.actors import make_replay_feed
+from remuda.recipes.parts import num_workers
+from remuda.recipes.replays import make_replay
+from remuda.recipes.settings import settle_config
+from remuda.recipes.train import make_recipe
+
+SOON = 60.0  # seconds for what takes one on an idle machine
+DEFAULTS: dict[str, Any] = {
+    "seed": 3,
+    "steps": 1500,
+    "sampler": {"envs": 4, "workers": 2},
+    "agent": {"hidden": (16,)},
+    "algo": {"learning_starts": 300, "batch_size": 16},
+    "replay": {"capacity": 5000, "ratio": 4.0},
+    "eval": {"episodes": 2},
+    "log": {"tensorboard": False, "every": 100},
+}
+RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "dqn": ("dqn", "CartPole-v1", {}),
+    "dqn, normalised": ("dqn", "CartPole-v1", {"agent": {"normalize_obs": True}}),
+    "rainbow": ("rainbow", "CartPole-v1", {}),
+    "r2d1": (
+        "r2d1",
+        "CartPole-v1",
+        {"agent": {"core_size": 8}, "algo": {"batch_size": 4}, "replay": {"sequence": 10, "n_step": 3}},
+    ),
+    "ddpg": ("ddpg", "Pendulum-v1", {}),
+    "td3": ("td3", "Pendulum-v1", {}),
+    "sac": ("sac", "Pendulum-v1", {"algo": {"train_freq": 4}}),
+    "sac with memory": (
+        "sac",
+        "Pendulum-v1",
+        {
+            "agent": {"core": "gru", "core_size": 8},
+            "algo": {"batch_size": 4, "train_freq": 8},
+            "replay": {"sequence": 8},
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_server() -> Iterator[None]:
+    with shared_server("remuda.recipes.actors"):
+        yield
+
+
+def merged(settings: dict[str, Any]) -> dict[str, Any]:
+    options = dict(DEFAULTS)
+    for key, value in settings.items():
+        options[key] = {**options[key], **value} if isinstance(options.get(key), dict) else value
+    return options
+
+
+def train(out: Path, name: str = "dqn", env: str = "CartPole-v1", scheme: Any = "async", **settings: Any) -> Any:
+    return remuda.train(name, env, scheme=scheme, out=out, quiet=True, **merged(settings))
+
+
+def lines_of(run: Any) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_every_algorithm_runs_and_is_throttled_to_its_ratio(tmp_path: Path, case: str) -> None:
+    algo, env, settings = RUNS[case]
+    run = train(tmp_path / "run", algo, env, **settings)
+    found, last = run.result, lines_of(run)[-1]
+    assert found["status"] == "complete"
+    assert 1500 <= found["steps"] < 1500 + 500
+    per_update = merged(settings)["algo"]["batch_size"] * max(1, merged(settings)["replay"].get("sequence", 0))
+    assert found["updates"] == pytest.approx(4.0 * (found["steps"] - 300) / per_update, rel=0.35)
+    assert {"replay/ratio", "replay/redrawn", "lag/acting_weights", "lag/collect_to_gradient"} <= set(last)
+    assert found["episodes"] > 2
+    assert len(found["eval"]["returns"]) == 2
+
+
+def test_with_ratio_none_the_learner_does_not_wait_for_steps(tmp_path: Path) -> None:
+    """With slow envs there are far more updates than steps could earn."""
+    slow = {"kwargs": {"seconds": 0.003, "wait": "sleep"}}
+    run = train(tmp_path / "run", env="Remuda/Mock-v0", steps=600, envs=slow, replay={"ratio": None})
+    assert run.result["status"] == "complete"
+    drawn = run.result["updates"] * 16 / (run.result["steps"] - 300)
+    assert lines_of(run)[-1]["replay/ratio"] == pytest.approx(drawn, rel=0.3)
+    assert drawn > 8
+
+
+def test_unthrottled_samplers_do_not_wait_for_the_learner(tmp_path: Path) -> None:
+    scheme = {"name": "async", "throttle": False, "publish_every": 2}
+    run = train(tmp_path / "run", scheme=scheme, steps=4000, replay={"ratio": 500.0})
+    assert run.result["status"] == "complete"
+    assert lines_of(run)[-1]["replay/ratio"] < 250, "the learner could not keep up, and nobody waited"
+
+
+@pytest.mark.parametrize("case", ["dqn", "rainbow", "r2d1", "sac"])
+def test_a_stopped_run_goes_on_with_all_that_it_had(tmp_path: Path, case: str) -> None:
+    algo, env, settings = RUNS[case]
+    steps = {"first": 0}
+
+    def stop_in_the_middle(round: Any) -> bool:
+        steps["first"] = round.progress.steps
+        return bool(round.progress.steps >= 900)
+
+    first = train(tmp_path / "run", algo, env, callbacks=[stop_in_the_middle], **settings)
+    assert first.result["status"] == "stopped by callback"
+    updates = first.result["updates"]
+    seen: list[tuple[int, int, int]] = []
+
+    def look(round: Any) -> None:
+        replay = round.replay
+        seen.append((round.progress.steps, replay.steps, int(replay.ring.written.min())))
+
+    second = remuda.resume(first.path, callbacks=[look], quiet=True)
+    assert second.result["status"] == "complete"
+    assert second.result["updates"] > updates > 10
+    assert seen[0][0] >= steps["first"]
+    assert seen[0][1] >= steps["first"] - 50, "the replay remembers its steps"
+    assert seen[0][2] > 900 / 4 * 0.8, "and holds their rows"
+    lines = [line["time/total_timesteps"] for line in lines_of(second)]
+    assert lines == sorted(set(lines))
+
+
+class Setup:
+    """A feed and its replay, without a learner."""
+
+    def __init__(self, env: str, **settings: Any) -> None:
+        options = merged(settings)
+        groups = {name: value for name, value in options.items() if isinstance(value, dict)}
+        short = {"algo": "dqn", "env": env, "scheme": "async", "steps": 10**6, "seed": 3}
+        config, spec, info = settle_config(short, groups)
+        recipe = make_recipe(config, spec, info)
+        self.learner = recipe.make_learner()
+        agent = self.learner.algorithm.agent
+        self.workers = num_workers(config)
+        self.weights = SharedWeights(agent, 0)
+        self.replay: Any = make_replay(config, info, agent.initial_state(1), 0, self.workers)
+        self.feed = make_replay_feed(config, spec, self.workers, self.weights, self.replay, lambda: False)
+
+    def __enter__(self) -> Setup:
+        self.feed.start(3)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.feed.close()
+        self.replay.close()
+        self.weights.close()
+
+    def wait(self, condition: Any) -> None:
+        deadline = time.monotonic() + SOON
+        while not condition():
+            self.feed.look(0)
+            self.replay.follow()
+            assert time.monotonic() < deadline, "waited too long"
+            time.sleep(0.005)
+
+
+COUNTING: dict[str, Any] = {
+    "envs": {"kwargs": {"lengths": [3, 5, 2]}},
+    "sampler": {"envs": 4, "workers": 2},
+    "replay": {"capacity": 20_000, "ratio": None, "n_step": 2},
+    "algo": {"learning_starts": 0, "train_freq": 5, "batch_size": 64},
+}
+
+
+def check_rows(replay: Any) -> int:
+    """Rows of every env follow one another as the env counts; returns how often one began anew in mid-episode."""
+    ring, broken = replay.ring, 0
+    for group in range(ring.groups):
+        oldest, end = ring.oldest(group), int(ring.written[group])
+        assert oldest == 0, "nothing was overwritten, so all is there"
+        for env in range(*ring.columns(group).indices(ring.envs)):
+            rows = ring.take(np.arange(end), np.full(end, env))
+            for t in range(end - 1):
+                _, episode, step = rows.obs[t]
+                _, next_episode, next_step = rows.obs[t + 1]
+                if rows.mask[t]:
+                    assert (next_episode, next_step) == (episode, step + 1)
+                    assert rows.reward[t] == 100 * episode + step + 1 + rows.action[t] / 4
+                else:
+                    assert next_step == 0
+                    broken += step < (3, 5, 2)[int(episode - 1) % 3]
+    return broken
+
+
+def test_rows_are_those_of_the_envs() -> None:
+    with Setup("counting:make", **COUNTING) as setup:
+        setup.wait(lambda: setup.replay.steps > 3000)
+    assert check_rows(setup.replay) == 0
+
+
+def test_a_lost_sampler_is_replaced_and_its_episodes_are_cut() -> None:
+    with Setup("counting:make", **COUNTING) as setup:
+        for number in range(4):
+            setup.wait(lambda: (setup.replay.ring.real > 200 * (number + 1)).all())  # noqa: B023  (used at once)
+            member = setup.feed._crew.members[number % 2]
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member.pid, signal.SIGKILL)
+            before = int(setup.replay.ring.real[number % 2])
+            setup.wait(lambda: setup.replay.ring.real[number % 2] > before + 100)  # noqa: B023
+        assert setup.feed.restarts() >= 8  # two envs each time
+        setup.wait(lambda: setup.replay.steps > 3000)
+    assert 0 < check_rows(setup.replay) <= 8
+
+
+def test_frames_of_samplers_are_those_that_were_seen() -> None:
+    """Of every row the stack that is put together is that of the row before, moved by one frame, but after resets."""
+    settings: dict[str, Any] = {
+        "envs": {"screen_size": 42},
+        "agent": {"net": "small"},
+        "replay": {"capacity": 3000, "ratio": None},
+        "algo": {"train_freq": 5, "learning_starts": 0},
+    }
+    with Setup("ALE/Pong-v5", **settings) as setup:
+        setup.wait(lambda: setup.replay.steps > 600)
+        os.kill(setup.feed._crew.members[0].pid, signal.SIGKILL)
+        before = int(setup.replay.ring.real[0])
+        setup.wait(lambda: setup.replay.ring.real[0] > before + 100)
+    ring = setup.replay.ring
+    for env_number in range(ring.envs):
+        end = int(ring.written[env_number // ring.width])
+        rows = ring.take(np.arange(end), np.full(end, env_number))
+        moved = rows.obs[1:, :3] == rows.obs[:-1, 1:]
+        assert moved.all((1, 2, 3))[rows.mask[:-1]].all()
+
+
+def test_samplers_act_with_what_was_published() -> None:
+    with Setup("counting:make", **COUNTING) as setup:
+        for version in range(1, 200):
+            with torch.no_grad():
+                for parameter in setup.learner.algorithm.agent.parameters():
+                    parameter.add_(0.01)
+            setup.weights.publish(version)
+            setup.feed.look(version)
+            time.sleep(0.005)
+        setup.feed.take_ages()
+        setup.wait(lambda: len(setup.feed._ages) > 4)
+        assert setup.feed.take_ages() < 199
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    train(tmp_path / "run")
+    left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+    assert [child for child in left if child.is_running() and child.status() != psutil.STATUS_ZOMBIE] == []
+    assert os.listdir("/dev/shm") == []

@@ -252,6 +252,13 @@ class Feed(Protocol):
     def close(self) -> None: ...
 
 
+class Evaluator(Protocol):
+    """Somebody who evaluates the newest weights while training goes on."""
+
+    def look(self, version: int, steps: int) -> list[dict[str, Any]]: ...  # what is new, with `steps` of its weights
+    def close(self) -> None: ...
+
+
 class Weights(Protocol):
     """A versioned cell that holds the newest parameters."""
 
@@ -289,6 +296,7 @@ class Recipe:
     make_stream: Callable[[Any, Weights, int, int, int | None, Callable[[], bool]], Stream]
     # weights, replay, acting workers, rounds done, should_stop -> Feed
     make_feed: Callable[[Weights, Any, int, int, Callable[[], bool]], Feed]
+    make_evaluator: Callable[[Weights], Evaluator | None] = lambda weights: None
     num_threads: int = 1  # of torch, in the process that learns
     warm_up: int = 0  # random steps per env before the first rollout, at most
     # Where the state of envs cannot be saved: after so many rounds, always, episodes are cut and envs begin anew, so
@@ -309,6 +317,7 @@ class Round:
     # The sampler's state for a checkpoint, None where envs have just begun anew; no function: none can be made now.
     get_state: Callable[[], bytes | None] | None = None
     was_cut: bool = False  # episodes have just been cut, so that there can be a checkpoint
+    evaluations: list[dict[str, Any]] = field(default_factory=list)  # of an Evaluator, since the last round
 
 
 class Log(Protocol):

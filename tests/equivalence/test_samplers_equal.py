@@ -17,8 +17,9 @@ from remuda.learning.weights import LocalWeights, SharedWeights
 from remuda.recipes.actors import make_acting_sampler
 from remuda.recipes.algo_options import PPOOptions
 from remuda.recipes.algorithms import make_algorithm
-from remuda.recipes.config import RunConfig, SamplerOptions
+from remuda.recipes.config import RunConfig
 from remuda.recipes.parts import find_net, make_some_envs
+from remuda.recipes.run_options import SamplerOptions
 from remuda.sampling.sampler import EnvSampler
 
 ALTERNATING = {"slots": 2, "workers": 2}

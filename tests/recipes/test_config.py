@@ -9,8 +9,9 @@ import yaml
 from remuda.core import Space
 from remuda.errors import ConfigError
 from remuda.recipes.algo_options import ALGORITHMS, DQNOptions, OnPolicyOptions, PPOOptions
-from remuda.recipes.config import GROUPS, KINDS, CheckpointOptions, RunConfig, to_dict
+from remuda.recipes.config import GROUPS, KINDS, RunConfig, to_dict
 from remuda.recipes.presets import PRESETS, find_preset
+from remuda.recipes.run_options import CheckpointOptions
 from remuda.recipes.settings import settle_config
 from remuda.recipes.values import coerce, fill
 
@@ -115,6 +116,8 @@ OTHERS = {
     "envs.max_restarts": ("7", 7),
     "envs.max_worker_restarts": ("3", 3),
     "eval.max_steps": ("1e3", 1000),
+    "eval.share": ("0.25", 0.25),
+    "eval.video": ("off", False),
     "envs.build_timeout": ("7.5", 7.5),
     "agent.net": ("own_nets:Net", "own_nets:Net"),
     "agent.hidden": ("32, 16", (32, 16)),
@@ -300,6 +303,7 @@ def test_yaml_and_back(algo, tmp_path):
         groups["algo"]["atoms"] = "1"
     for name in ("max_lag", "publish_every", "throttle"):  # only async has them
         groups["scheme"].pop(name)
+    groups["eval"].pop("share")
     for name in foreign_heads(algo):
         groups["agent"].pop(name)
     settings = {"algo": algo, "env": "ALE/Pong-v5", "steps": "1e5", "seed": "9", "scheme": "parallel"}

@@ -31,7 +31,8 @@ from remuda.recipes.algo_options import (
     TD3Options,
 )
 from remuda.recipes.algorithms import HARDLY, epsilons, make_exploration
-from remuda.recipes.config import AgentOptions, ReplayOptions, RunConfig, SamplerOptions
+from remuda.recipes.config import ReplayOptions, RunConfig
+from remuda.recipes.run_options import AgentOptions, SamplerOptions
 from remuda.sampling.exploration import Exploration, RandomActions
 from remuda.sampling.noise import Noise
 from remuda.sampling.sampler import EnvSampler

@@ -154,6 +154,8 @@ REFUSED = [
     ("dqn", "parallel", {"replay": {"ratio": "none"}}, "give a number"),
     ("dqn", "serial", {"scheme": {"publish_every": 3}}, "leave it out"),
     ("impala", "async", {"scheme": {"throttle": False}}, "leave it out"),
+    ("impala", "parallel", {"eval": {"share": 0.1}}, "use --scheme async"),
+    ("impala", "async", {"eval": {"video": True}}, "set eval.share"),
     ("impala", "async", {"sampler": {"envs": 8, "workers": 4}, "algo": {"batch_size": 3}}, "use 8"),
     ("impala", "async", {"sampler": {"envs": 8, "workers": 3}, "algo": {"batch_size": 8}}, "use 2 or 4"),
     ("impala", "async", {"sampler": {"envs": 8, "workers": 2}, "algo": {"batch_size": 2}}, "use 4 or 8"),

@@ -137,6 +137,11 @@ class RunDirectory:
         with contextlib.suppress(OSError):  # a full disk must not end a run for want of a line
             self._log.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}\n")
 
+    def add_evaluation(self, found: Mapping[str, Any]) -> None:
+        """One line of evaluations.jsonl, of a process that evaluates all the time."""
+        with (self.path / "evaluations.jsonl").open("a", encoding="utf-8") as file:
+            file.write(to_json(found) + "\n")
+
     def write_result(self, result: Mapping[str, Any]) -> None:
         """result.json, whole or not at all."""
         write_whole(self.path / "result.json", to_json(result, indent=2) + "\n")

@@ -30,7 +30,8 @@ from remuda.recipes.algo_options import (
     TD3Options,
     VTraceOptions,
 )
-from remuda.recipes.config import AgentOptions, RunConfig
+from remuda.recipes.config import RunConfig
+from remuda.recipes.run_options import AgentOptions
 from remuda.sampling.exploration import Exploration
 from remuda.schemes.synchronous import torch_threads
 

@@ -75,6 +75,7 @@ class Journal:
         self.resume_from: checkpoint.Checkpoint | None = None
         self.progress = Progress()
         self.evaluation: dict[str, Any] | None = None
+        self._watched: dict[str, Any] | None = None  # the last evaluation of a process of its own
         self.stopped_by: str | None = None
         self._evaluate = evaluate
         self._window = Window(config.log.window)
@@ -183,6 +184,10 @@ class Journal:
             self._window.add(episode.values)
         for name, value in round.metrics.items():
             self._sums[name].append(value)
+        for found in round.evaluations:
+            self._watched = found
+            with suppress(OSError):  # the newest is in the next metrics line, too, which says what is wrong
+                self.directory.add_evaluation(found)
         self._saver.poll()
         self._count(round.seconds)
         self._learner = round.learner
@@ -342,6 +347,10 @@ class Journal:
             "time/fps": (steps - self._line_steps) / seconds,
             "time/time_elapsed": time.perf_counter() - self._started,
         }
+        if self._watched is not None:
+            line |= {f"eval/{name}": self._watched[name] for name in ("mean_reward", "std_reward", "mean_length")}
+            line["eval/steps"] = float(self._watched["steps"])  # of the weights that were evaluated
+            self._watched = None
         if self.evaluation is not None:
             line |= {f"eval/{name}": self.evaluation[name] for name in ("mean_reward", "std_reward", "mean_length")}
             self.evaluation = None if steps < self.config.steps else self.evaluation

@@ -17,7 +17,8 @@ from remuda.errors import ConfigError
 from remuda.machine import usable_cores
 from remuda.nets import NETS, make_net
 from remuda.recipes.algo_options import OnPolicyOptions
-from remuda.recipes.config import AgentOptions, RunConfig
+from remuda.recipes.config import RunConfig
+from remuda.recipes.run_options import AgentOptions
 from remuda.recipes.values import parse_seeds
 from remuda.sampling.evaluation import Evaluation, evaluate
 from remuda.schemes.synchronous import torch_threads
@@ -150,11 +151,16 @@ def play_episodes(
     agent: Any,
     should_stop: Callable[[], bool] = lambda: False,
     explore: bool = False,
+    workers: int | None = None,
 ) -> Evaluation:
-    """Episodes with the seeds of the evaluation, in envs of their own: training is not disturbed."""
+    """Episodes with the seeds of the evaluation, in envs of their own: training is not disturbed.
+
+    Their `workers` are by default those of the run, and none if it has none.
+    """
     count = min(episodes, MAX_EVAL_ENVS)
     seeds = [[eval_seed(config, k) for k in range(i, episodes, count)] for i in range(count)]
-    workers = 0 if config.scheme == "serial" else min(num_workers(config), count)
+    if workers is None:
+        workers = 0 if config.scheme == "serial" else min(num_workers(config), count)
     limited = replace(spec, max_steps=config.eval.max_steps or None)
     envs = make_some_envs(config, limited, count, 1, workers, should_stop, seeds)
     # With more threads than it needs, a small net was 80 times slower on a busy machine of two cores.

@@ -16,8 +16,9 @@ from remuda.errors import CheckpointError, ConfigError, EnvSpecError, nearest
 from remuda.logs.rundir import RunDirectory
 from remuda.machine import usable_cores
 from remuda.recipes.algo_options import ALGORITHMS, AlgoOptions
-from remuda.recipes.config import GROUPS, KINDS, EnvsOptions, RunConfig
+from remuda.recipes.config import GROUPS, KINDS, RunConfig
 from remuda.recipes.presets import find_preset
+from remuda.recipes.run_options import EnvsOptions
 from remuda.recipes.values import coerce, fill
 
 Groups = Mapping[str, Mapping[str, Any]]

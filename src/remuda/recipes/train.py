@@ -30,6 +30,7 @@ from remuda.recipes.actors import make_acting_sampler, make_replay_feed, make_ro
 from remuda.recipes.algo_options import OffPolicyOptions
 from remuda.recipes.algorithms import make_algorithm, make_exploration
 from remuda.recipes.config import RunConfig, to_dict
+from remuda.recipes.evaluator import EvaluatorProcess
 from remuda.recipes.journal import Callback, Journal
 from remuda.recipes.parts import (
     agent_view,
@@ -81,6 +82,7 @@ def train(
     if config.scheme != "serial" and config.sampler.act == "workers":
         # the state of acting workers is that of so many, and another machine may have other cores
         config = replace(config, sampler=replace(config.sampler, workers=num_workers(config)))
+    refuse_unfilmable(config, spec, info)
     recipe = make_recipe(config, spec, info, net)
     scheme = SCHEMES[config.scheme](config)
     found = newest_checkpoint(Path(out)) if resume and out is not None else None
@@ -101,6 +103,9 @@ def train(
                 # What was imported stays: it need not be looked through for garbage again and again.
                 gc.collect()
                 gc.freeze()
+                if config.eval.share:
+                    video = directory.videos / "newest.mp4" if config.eval.video else None
+                    recipe = replace(recipe, make_evaluator=partial(EvaluatorProcess, config, spec, video=video))
                 learner = scheme.run(recipe, journal)
                 result = journal.finish(learner)
         except Interrupted as error:  # before there was a learner to save
@@ -125,6 +130,13 @@ def train(
             gc.unfreeze()
         directory.write_result(result)
     return {**result, "path": str(directory.path), "signal": signals.received}
+
+
+def refuse_unfilmable(config: RunConfig, spec: EnvSpec, info: EnvInfo) -> None:
+    if config.eval.video and "rgb_array" not in info.render_modes:
+        raise ConfigError(
+            f"eval.video: {spec.label} has no render mode rgb_array and cannot be filmed: leave it out."
+        )
 
 
 def newest_checkpoint(run: Path) -> Checkpoint | None:

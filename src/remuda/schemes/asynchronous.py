@@ -15,7 +15,19 @@ import time
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 
-from remuda.core import Feed, Log, Progress, Recipe, Replay, Round, SharedReplay, Stream, env_seed
+from remuda.core import (
+    Evaluator,
+    Feed,
+    Log,
+    Progress,
+    Recipe,
+    Replay,
+    Round,
+    SharedReplay,
+    Stream,
+    Weights,
+    env_seed,
+)
 from remuda.errors import Interrupted
 from remuda.learning.learner import Learner
 from remuda.schemes.synchronous import learn, learn_due, torch_threads
@@ -45,6 +57,7 @@ class Asynchronous:
                     recipe.make_stream(agent, weights, self.workers, progress.rounds, self.max_lag, log.must_stop)
                 )
             )
+            evaluator = make_evaluator(recipe, weights, stack)
             with suppress(Interrupted):
                 log.restore(replay)
                 dropped, restarts = progress.dropped, progress.restarts
@@ -55,6 +68,7 @@ class Asynchronous:
                     weights.publish(learner.version)
                     stream.release(learner.version)
                     progress.dropped, progress.restarts = dropped + stream.dropped, restarts + stream.restarts()
+                    round.evaluations = evaluator.look(learner.version, progress.steps) if evaluator else []
                     if log.round(round):
                         break
             return learner
@@ -93,6 +107,7 @@ class AsynchronousReplay:
             weights = stack.enter_context(closing(recipe.make_weights(agent, learner.version)))
             replay = recipe.make_replay(agent, progress.rounds)
             stack.enter_context(closing(replay))
+            evaluator = make_evaluator(recipe, weights, stack)
             with suppress(Interrupted):
                 log.restore(replay)
                 if progress.rounds:
@@ -107,6 +122,7 @@ class AsynchronousReplay:
                     round = self._round(recipe, learner, replay, feed, progress, log)
                     weights.publish(learner.version)
                     progress.restarts = restarts + feed.restarts()
+                    round.evaluations = evaluator.look(learner.version, progress.steps) if evaluator else []
                     if log.round(round):
                         break
             return learner
@@ -143,6 +159,12 @@ class AsynchronousReplay:
         progress.episodes += len(episodes)
         seconds = {"update": time.perf_counter() - begin - waited, **shares(waited, feed.take_seconds())}
         return Round(progress, learner, episodes, metrics, seconds, replay, get_state=lambda: None)
+
+
+def make_evaluator(recipe: Recipe, weights: Weights, stack: ExitStack) -> Evaluator | None:
+    """Closed with the stack; None where none is wanted."""
+    evaluator = recipe.make_evaluator(weights)
+    return None if evaluator is None else stack.enter_context(closing(evaluator))
 
 
 def start(recipe: Recipe, actors: Stream | Feed, progress: Progress) -> None:

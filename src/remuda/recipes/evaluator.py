@@ -1,0 +1,170 @@
+"""A process that evaluates while training goes on: greedy episodes of the newest weights, again and again.
+
+    evaluator = EvaluatorProcess(config, spec, weights, video=run / "videos" / "newest.mp4")
+    while training:
+        for found in evaluator.look(learner.version, steps):     # what was played since, and of which weights
+            ...
+    evaluator.close()
+
+It takes `eval.share` of a core: however long an evaluation took, it rests so much longer before the next. If it fails
+for good, training goes on without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import time
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from remuda.envs import EnvSpec, probe
+from remuda.errors import Interrupted, RemudaError
+from remuda.learning.weights import SharedWeights
+from remuda.recipes.algorithms import make_algorithm
+from remuda.recipes.config import RunConfig, from_dict, to_dict
+from remuda.recipes.film import Film, play
+from remuda.recipes.parts import agent_view, eval_episodes, eval_seed, find_net, play_episodes
+from remuda.recipes.policy import Policy
+from remuda.transport import serving
+from remuda.transport.crew import Crew
+from remuda.transport.wire import Link
+
+logger = logging.getLogger("remuda.recipes")
+
+LOOK_SECONDS = 0.2  # how often a resting evaluator looks for orders
+
+
+class EvaluatorProcess:
+    """The learner's side; looks at the process whenever it is asked, and never waits for it."""
+
+    def __init__(self, config: RunConfig, spec: EnvSpec, weights: SharedWeights, video: Path | None = None) -> None:
+        order = {"config": to_dict(config), "spec": spec.to_json(), "video": None if video is None else str(video)}
+        self._weights = weights
+        self._versions: list[int] = []  # that were published, and the steps that were done by then
+        self._steps: list[int] = []
+        self._was_useful, self._is_open = False, True
+        options = config.envs
+        self._crew = Crew(__name__, [order], options.build_timeout, options.max_worker_restarts)
+        try:
+            self._crew.start()
+        except BaseException:
+            self._crew.close()
+            raise
+        self._introduce()
+
+    def look(self, version: int, steps: int) -> list[dict[str, Any]]:
+        """Evaluations that came in since, with the `steps` that were done when their weights were published."""
+        if not self._versions or version > self._versions[-1]:
+            self._versions.append(version)
+            self._steps.append(steps)
+        if not self._is_open:
+            return []
+        found = []
+        (member,) = self._crew.members
+        try:
+            self._crew.listen(0.0)
+            if member.lost is not None:
+                self._crew.relaunch(member, self._was_useful)
+                self._was_useful = False
+            elif member.take("built") is not None:
+                self._introduce()
+            while (answer := member.take("evaluated")) is not None:
+                self._was_useful = True
+                place = max(0, bisect_right(self._versions, answer["version"]) - 1)
+                found.append({**answer["evaluated"], "steps": self._steps[place]})
+        except RemudaError as error:
+            logger.warning("the evaluator is given up, training goes on: %s", error)
+            self.close()
+        return found
+
+    def _introduce(self) -> None:
+        self._crew.members[0].tell({"do": "attach"}, [self._weights.fd])
+
+    def close(self) -> None:
+        """Calling it again does nothing."""
+        self._is_open = False
+        self._crew.close()
+
+
+def main(fds: Sequence[int]) -> int:
+    link = Link.from_fd(fds[0])
+    return serving.serve(link, _Service(link))
+
+
+class _Service:
+    def __init__(self, link: Link) -> None:
+        self._link, self._is_leaving = link, False
+        self._poll = select.poll()
+        self._poll.register(link, select.POLLIN)
+        self._weights: SharedWeights | None = None
+        self._version, self._rests_until = -1, 0.0
+        self._server = os.getppid()
+
+    def run(self) -> None:
+        torch.set_num_threads(1)
+        while not self._should_stop(LOOK_SECONDS):
+            if self._weights is None or time.monotonic() < self._rests_until:
+                continue
+            version = self._weights.pull(self._version)
+            if version == self._version:
+                continue  # there is nothing new to look at
+            self._version = version
+            start = time.monotonic()
+            try:
+                self._evaluate()
+            except Interrupted:
+                return
+            took = time.monotonic() - start
+            self._rests_until = time.monotonic() + took * (1 / self._config.eval.share - 1)
+
+    def close(self) -> None:
+        """Nothing is left open between evaluations."""
+
+    def _should_stop(self, seconds: float = 0.0) -> bool:
+        """Obeys what has come in."""
+        if self._poll.poll(seconds * 1000):
+            messages, fds = self._link.receive()
+            for message in messages:
+                self._obey(message, fds)
+            self._is_leaving |= self._link.has_ended
+        return self._is_leaving or os.getppid() != self._server
+
+    def _obey(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        match message["do"]:
+            case "build":
+                self._config = from_dict(message["config"])
+                self._spec, self._video = EnvSpec.from_json(message["spec"]), message["video"]
+                self._info = probe(self._spec)
+                seen = agent_view(self._config, self._info)
+                self._agent: Any = make_algorithm(self._config, seen, find_net(self._config.agent)).agent
+                self._link.send({"built": True})
+            case "attach":
+                self._weights = SharedWeights(self._agent, fd=fds[0])
+                os.close(fds.pop(0))
+            case "leave":
+                self._is_leaving = True
+
+    def _evaluate(self) -> None:
+        episodes = eval_episodes(self._config)
+        found = play_episodes(self._config, self._spec, episodes, self._agent, self._should_stop, workers=0)
+        self._link.send({"evaluated": found.summary(), "version": self._version}, seconds=None)
+        if self._video is not None:
+            self._film(Path(self._video))
+
+    def _film(self, target: Path) -> None:
+        os.environ.setdefault(
+            "SDL_VIDEODRIVER", "dummy"
+        )  # pictures without a screen, and without complaints about it
+        limited = replace(self._spec, max_steps=self._config.eval.max_steps or None)
+        policy = Policy(self._agent, self._info.observation)
+        with closing(limited.build(render_mode="rgb_array")) as env, Film(target, self._info.fps) as film:
+            if play(env, policy, eval_seed(self._config, 0), film, self._should_stop) is None:
+                raise Interrupted("asked to leave while filming")

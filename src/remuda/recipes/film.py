@@ -1,0 +1,70 @@
+"""Episodes as films."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from remuda.envs.episodes import CONTINUES
+from remuda.errors import ConfigError
+from remuda.recipes.policy import Policy
+
+DEFAULT_FPS = 30
+
+
+class Film:
+    """Even-sized H.264 frames that every player shows; the file appears when it is whole."""
+
+    def __init__(self, target: Path, fps: float | None) -> None:
+        mistake = ConfigError(
+            f"out={target} cannot be filmed into: give a name that ends in .mp4, in a place of yours."
+        )
+        if target.suffix != ".mp4":
+            raise mistake
+        try:
+            import av  # noqa: F401  (what imageio's pyav plugin needs)
+            import imageio.v3
+        except ImportError:
+            raise ConfigError("videos need imageio and PyAV: pip install 'remuda[video]'.") from None
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._target, self._aside = target, target.with_name(f".writing-{target.name}")
+            self._file = imageio.v3.imopen(self._aside, "w", plugin="pyav")
+        except OSError as error:  # imageio's words for it are of no use to anybody
+            raise mistake from error
+        self._file.init_video_stream("libx264", fps=round(fps or DEFAULT_FPS), pixel_format="yuv420p")
+
+    def add(self, frame: Any) -> None:
+        height, width = frame.shape[:2]
+        self._file.write_frame(np.ascontiguousarray(frame[: height // 2 * 2, : width // 2 * 2]))
+
+    def __enter__(self) -> Film:
+        return self
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        self._file.close()
+        if kind is None:
+            self._aside.replace(self._target)
+        else:
+            self._aside.unlink(missing_ok=True)
+
+
+def play(env: Any, policy: Policy, seed: int, film: Film, should_stop: Callable[[], bool]) -> float | None:
+    """One episode; returns its return, or None where it was stopped."""
+    obs, _ = env.reset(seed=seed)
+    film.add(env.render())
+    total, over, state, reward = 0.0, False, None, 0.0
+    while not over:
+        if should_stop():
+            return None
+        action, state = policy.act(obs, state, reward=reward)
+        obs, reward, terminated, truncated, info = env.step(action)
+        film.add(env.render())
+        total, over = total + float(reward), terminated or truncated
+        if over and info.get(CONTINUES):  # an end for the learner alone, such as a lost life: the game goes on
+            obs, _ = env.reset()
+            over, state = False, None
+    return total

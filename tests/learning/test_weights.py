@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from remuda.learning.weights import LocalWeights, SharedWeights
+from remuda.learning.weights import FileWeights, LocalWeights, SharedWeights
 from remuda.nets import RunningMoments
 
 torch.set_num_threads(1)  # more are many times slower on arrays this small when the machine is busy
@@ -224,3 +224,46 @@ def test_closing_leaves_nothing() -> None:
     ours.close()  # again does nothing
     mine.fill(4.0)  # the module itself lives on
     assert numbers(mine) == {4.0}
+
+
+def test_a_file_holds_the_newest_and_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, other = Net(), Net()
+    mine.fill(1.0)
+    ours, theirs = FileWeights(mine, tmp_path / "weights", version=5), FileWeights(other, tmp_path / "weights")
+    assert theirs.pull(have=-1) == 5
+    assert numbers(other) == {1.0}
+    monkeypatch.setattr("remuda.learning.weights.load", None)  # nothing is read that was read before
+    assert theirs.pull(have=5) == 5
+    monkeypatch.undo()
+    mine.fill(2.0)
+    assert theirs.pull(have=5) == 5
+    assert numbers(other) == {1.0}, "nothing is published by changing it"
+    ours.publish(9)
+    assert theirs.pull(have=5) == 9
+    assert numbers(other) == {2.0}
+    assert os.listdir(tmp_path) == ["weights"]
+    ours.close()
+    theirs.close()
+
+
+def test_files_are_never_torn(tmp_path: Path) -> None:
+    """A process that publishes as fast as it can, and one that reads as fast as it can."""
+    path, seconds = tmp_path / "weights", 1.0
+    mine, other = Net(300), Net(300)
+    mine.fill(0.0)
+    ours, theirs = FileWeights(mine, path, version=0), FileWeights(other, path)
+    if (child := os.fork()) == 0:
+        end, number = time.monotonic() + seconds, 0
+        while time.monotonic() < end:
+            number += 1
+            mine.fill(float(number))
+            ours.publish(number)
+        os._exit(0)
+    seen, have, end = set(), -1, time.monotonic() + seconds
+    while time.monotonic() < end:
+        have = theirs.pull(have)
+        (number,) = numbers(other)
+        assert number == have
+        seen.add(have)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(seen) > 3

@@ -133,6 +133,7 @@ OTHERS = {
     "scheme.max_lag": ("3", 3),
     "scheme.publish_every": ("25", 25),
     "scheme.throttle": ("off", False),
+    "scheme.weights": ("file", "file"),
     "eval.every": ("10_000", 10_000),
     "eval.episodes": ("3", 3),
     "eval.seed": ("12", 12),
@@ -301,7 +302,7 @@ def test_yaml_and_back(algo, tmp_path):
         groups["replay"].clear()
     if algo == "r2d1":
         groups["algo"]["atoms"] = "1"
-    for name in ("max_lag", "publish_every", "throttle"):  # only async has them
+    for name in ("max_lag", "publish_every", "throttle", "weights"):  # only async has them
         groups["scheme"].pop(name)
     groups["eval"].pop("share")
     for name in foreign_heads(algo):

@@ -257,6 +257,20 @@ def test_samplers_act_with_what_was_published() -> None:
         assert setup.feed.take_ages() < 199
 
 
+@pytest.mark.parametrize("algo", ["dqn", "impala"])
+def test_weights_may_go_through_a_file_which_is_the_newest_agent(tmp_path: Path, algo: str) -> None:
+    settings: dict[str, Any] = {"algo": {"n_steps": 8, "batch_size": 4}, "replay": {}} if algo == "impala" else {}
+    options = merged(settings) | ({"algo": settings["algo"]} if settings else {})
+    options = {name: value for name, value in options.items() if name != "replay" or algo == "dqn"}
+    scheme = {"name": "async", "weights": "file"}
+    run = remuda.train(algo, "CartPole-v1", scheme=scheme, out=tmp_path / "run", quiet=True, **options)
+    assert run.result["status"] == "complete"
+    by_file, by_checkpoint = (remuda.load(path) for path in (run.path / "weights.safetensors", run.path))
+    for mine, theirs in zip(by_file.agent.parameters(), by_checkpoint.agent.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert lines_of(run)[-1]["lag/acting_weights"] < 100, "samplers have read it"
+
+
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     train(tmp_path / "run")

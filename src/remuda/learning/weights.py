@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
 import threading
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from remuda.data import SharedArrays
+
+VERSION = "version"  # in the metadata of a file
 
 
 class LocalWeights:
@@ -62,6 +69,10 @@ class SharedWeights:
     def fd(self) -> int:
         return self.memory.fd
 
+    def invitation(self) -> tuple[dict[str, Any], list[int]]:
+        """What another process is told to join (`join_weights`), and descriptors for it."""
+        return {"weights": None}, [self.fd]
+
     def publish(self, version: int) -> None:
         turn = int(self._newest[0]) + 1
         copy = turn % 2
@@ -95,3 +106,58 @@ class SharedWeights:
         self._copies.clear()
         self._serial = self._version = self._newest = np.zeros(2, np.int64)
         self.memory.close()
+
+
+class FileWeights:
+    """Parameters and buffers of a module in a safetensors file: one process publishes, any number pull.
+
+        ours = FileWeights(agent, run / "weights.safetensors", version=0)    # the learner's process
+        theirs = FileWeights(copy_of_agent, run / "weights.safetensors")     # whoever acts
+        version = theirs.pull(have=-1)                                       # reads it only if it is another one
+
+    It is written aside and renamed: whoever opens it has a whole one, and nobody waits for anybody. Spreeze's way:
+    slower than memory, and what is there is the newest agent, also after the run.
+    """
+
+    def __init__(self, module: nn.Module, path: Path, version: int | None = None) -> None:
+        """With a version it is published at once."""
+        self._tensors = {name: tensor.detach() for name, tensor in module.state_dict().items()}
+        self.path, self._seen = path, (0, 0)
+        if version is not None:
+            self.publish(version)
+
+    def invitation(self) -> tuple[dict[str, Any], list[int]]:
+        """What another process is told to join, and descriptors for it."""
+        return {"weights": str(self.path)}, []
+
+    def publish(self, version: int) -> None:
+        aside = self.path.with_name(f".writing-{self.path.name}")
+        aside.write_bytes(save(self._tensors, metadata={VERSION: str(version)}))
+        os.replace(aside, self.path)
+
+    def pull(self, have: int) -> int:
+        found = os.stat(self.path)
+        mark = (found.st_ino, found.st_mtime_ns)
+        if mark == self._seen and have >= 0:
+            return have
+        data = self.path.read_bytes()  # in one go: whoever opens it twice may have two versions of it
+        read = load(data)
+        with torch.no_grad():
+            for name, tensor in self._tensors.items():
+                tensor.copy_(read[name])
+        self._seen = mark  # of this file or of one before it: then it is read once more
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        return int(header["__metadata__"][VERSION])
+
+    def close(self) -> None:
+        """The file stays."""
+
+
+def join_weights(module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> SharedWeights | FileWeights:
+    """In a process that acts: what an invitation is to; its descriptor is the last of `fds`, and is taken."""
+    if message.get("weights"):
+        return FileWeights(module, Path(message["weights"]))
+    fd = fds.pop()
+    joined = SharedWeights(module, fd=fd)
+    os.close(fd)
+    return joined

@@ -11,7 +11,7 @@ from remuda.data import Batch, Rollout, map_tree
 from remuda.envs import ApartEnvs, EnvInfo, EnvSpec, LocalEnvs, NativeEnvs, choose_backend
 from remuda.envs.previous import WithPrevious
 from remuda.errors import ConfigError
-from remuda.learning.weights import SharedWeights
+from remuda.learning.weights import FileWeights, SharedWeights
 from remuda.recipes.algo_options import OnPolicyOptions
 from remuda.recipes.algorithms import make_algorithm, make_exploration
 from remuda.recipes.config import RunConfig, from_dict, to_dict
@@ -59,7 +59,7 @@ def make_rollout_stream(
     spec: EnvSpec,
     workers: int,
     agent: Any,
-    weights: SharedWeights,
+    weights: SharedWeights | FileWeights,
     first_row: int,
     max_lag: int | None,
     should_stop: Callable[[], bool],
@@ -89,7 +89,7 @@ def make_replay_feed(
     config: RunConfig,
     spec: EnvSpec,
     workers: int,
-    weights: SharedWeights,
+    weights: SharedWeights | FileWeights,
     replay: Any,
     should_stop: Callable[[], bool],
 ) -> ReplayFeed:

@@ -17,12 +17,14 @@ from typing import Any
 from remuda.agents import NetFactory
 from remuda.errors import CheckpointError, ConfigError
 from remuda.learning.checkpoint import load_newest
+from remuda.learning.weights import FileWeights
 from remuda.logs.rundir import RunDirectory
 from remuda.recipes.algorithms import make_algorithm
 from remuda.recipes.journal import Callback, must_fit
 from remuda.recipes.parts import agent_view, find_net, play_episodes
 from remuda.recipes.policy import Policy
 from remuda.recipes.settings import Setup, callable_name, resume_config, settle_config
+from remuda.recipes.train import WEIGHTS
 from remuda.recipes.train import train as run_training
 
 
@@ -32,7 +34,10 @@ class Run:
     def __init__(
         self, path: str | Path, env: Callable[..., Any] | None = None, net: NetFactory | None = None
     ) -> None:
+        """`path` is a run's directory, or the file of weights in it that an asynchronous run may have."""
         self.path = Path(path)
+        self._weights = self.path if self.path.name == WEIGHTS and self.path.is_file() else None
+        self.path = self.path if self._weights is None else self.path.parent
         RunDirectory.open(self.path)  # refuses what is no run
         self._env, self._net = env, net
 
@@ -53,9 +58,13 @@ class Run:
         return resume_config(self.path, {}, {}, self._env)
 
     def agent(self) -> Any:
-        """The agent with the newest whole checkpoint's weights."""
+        """The agent with the newest whole checkpoint's weights, or those of the file that was named."""
         config, _, info = self.setup()
         algorithm = make_algorithm(config, agent_view(config, info), self._net or find_net(config.agent))
+        if self._weights is not None:
+            with must_fit(self._weights):
+                FileWeights(algorithm.agent, self._weights).pull(have=-1)
+            return algorithm.agent
         found = load_newest(self.path / "checkpoints")
         with must_fit(found.path):
             algorithm.load_state_dict(found.learner["algorithm"])

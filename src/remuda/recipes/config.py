@@ -147,6 +147,8 @@ def check_scheme(config: RunConfig) -> None:
             raise ConfigError(
                 f"scheme.{name}={getattr(scheme, name)} is for a replay under --scheme async: leave it out."
             )
+    if config.scheme != "async" and scheme.weights != default.weights:
+        raise ConfigError(f"scheme.weights={scheme.weights} is for --scheme async: leave it out.")
     if config.eval.share and config.scheme != "async":
         raise ConfigError(
             f"eval.share={config.eval.share:g} under --scheme {config.scheme}: use --scheme async, or eval.every."

@@ -27,7 +27,7 @@ import torch
 
 from remuda.envs import EnvSpec, probe
 from remuda.errors import Interrupted, RemudaError
-from remuda.learning.weights import SharedWeights
+from remuda.learning.weights import FileWeights, SharedWeights, join_weights
 from remuda.recipes.algorithms import make_algorithm
 from remuda.recipes.config import RunConfig, from_dict, to_dict
 from remuda.recipes.film import Film, play
@@ -45,7 +45,9 @@ LOOK_SECONDS = 0.2  # how often a resting evaluator looks for orders
 class EvaluatorProcess:
     """The learner's side; looks at the process whenever it is asked, and never waits for it."""
 
-    def __init__(self, config: RunConfig, spec: EnvSpec, weights: SharedWeights, video: Path | None = None) -> None:
+    def __init__(
+        self, config: RunConfig, spec: EnvSpec, weights: SharedWeights | FileWeights, video: Path | None = None
+    ) -> None:
         order = {"config": to_dict(config), "spec": spec.to_json(), "video": None if video is None else str(video)}
         self._weights = weights
         self._versions: list[int] = []  # that were published, and the steps that were done by then
@@ -86,7 +88,8 @@ class EvaluatorProcess:
         return found
 
     def _introduce(self) -> None:
-        self._crew.members[0].tell({"do": "attach"}, [self._weights.fd])
+        message, fds = self._weights.invitation()
+        self._crew.members[0].tell({"do": "attach", **message}, fds)
 
     def close(self) -> None:
         """Calling it again does nothing."""
@@ -104,7 +107,7 @@ class _Service:
         self._link, self._is_leaving = link, False
         self._poll = select.poll()
         self._poll.register(link, select.POLLIN)
-        self._weights: SharedWeights | None = None
+        self._weights: SharedWeights | FileWeights | None = None
         self._version, self._rests_until = -1, 0.0
         self._server = os.getppid()
 
@@ -147,8 +150,7 @@ class _Service:
                 self._agent: Any = make_algorithm(self._config, seen, find_net(self._config.agent)).agent
                 self._link.send({"built": True})
             case "attach":
-                self._weights = SharedWeights(self._agent, fd=fds[0])
-                os.close(fds.pop(0))
+                self._weights = join_weights(self._agent, message, fds)
             case "leave":
                 self._is_leaving = True
 

@@ -109,6 +109,11 @@ class SchemeOptions(Checked):
     publish_every: int = option(
         10, "async with a replay: updates between two publications of the weights that act", low=1
     )
+    weights: str = option(
+        "memory",
+        "async: how weights reach those who act, through shared memory or the file weights.safetensors of the run",
+        choices=("memory", "file"),
+    )
     throttle: bool = option(
         True, "async with a replay: samplers wait for a learner that cannot keep up with replay.ratio"
     )

@@ -22,7 +22,7 @@ from remuda.learning.checkpoint import Checkpoint, list_checkpoints, load_newest
 from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
 from remuda.learning.schedules import parse_schedule
-from remuda.learning.weights import LocalWeights, SharedWeights
+from remuda.learning.weights import FileWeights, LocalWeights, SharedWeights
 from remuda.logs.rundir import RunDirectory
 from remuda.logs.terminal import Terminal
 from remuda.machine import has_compiler, keep_memory
@@ -50,6 +50,7 @@ from remuda.sampling.sampler import EnvSampler
 from remuda.schemes.asynchronous import Asynchronous, AsynchronousReplay
 from remuda.schemes.synchronous import Synchronous
 
+WEIGHTS = "weights.safetensors"  # of the newest agent, in the run directory, where weights go through a file
 SCHEMES: dict[str, Callable[[RunConfig], Scheme]] = {
     "serial": lambda config: Synchronous(workers=0),
     "parallel": lambda config: Synchronous(workers=num_workers(config)),
@@ -103,6 +104,9 @@ def train(
                 # What was imported stays: it need not be looked through for garbage again and again.
                 gc.collect()
                 gc.freeze()
+                if config.scheme_options.weights == "file":
+                    path = directory.path / WEIGHTS
+                    recipe = replace(recipe, make_weights=lambda agent, version: FileWeights(agent, path, version))
                 if config.eval.share:
                     video = directory.videos / "newest.mp4" if config.eval.video else None
                     recipe = replace(recipe, make_evaluator=partial(EvaluatorProcess, config, spec, video=video))

@@ -25,7 +25,7 @@ import torch
 from remuda.core import Agent, env_seed
 from remuda.data import Rollout, SharedArrays
 from remuda.errors import NoState
-from remuda.learning.weights import SharedWeights
+from remuda.learning.weights import join_weights
 from remuda.machine import keep_memory
 from remuda.sampling.buffers import Buffers, allocate, attach, attach_slots
 from remuda.sampling.exploration import Exploration
@@ -182,12 +182,12 @@ class _Service:
         """To what is written to, of which the message says what it is, and to the weights."""
         order, envs, agent = self._order, self._envs, self._agent
         into = message.get("into")
-        weights = SharedWeights(agent, fd=fds[-1])  # type: ignore[arg-type]
+        weights = join_weights(agent, message, fds)  # type: ignore[arg-type]
         buffers: Buffers | None = None
         first, last = order["first"], order["last"]
         if into == "replay":
             assert self._make_writer is not None
-            self._writer = self._make_writer(order, fds[:-1])
+            self._writer = self._make_writer(order, fds)
         else:
             self._memory = SharedArrays.attach(fds[0], message["layout"])
             width = self._memory["steps.mask"].shape[-1]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from remuda.learning.weights import SharedWeights
+from remuda.learning.weights import FileWeights, SharedWeights
 from remuda.sampling.free import FreeActors
 from remuda.transport.crew import Member
 
@@ -28,7 +28,7 @@ class ReplayFeed(FreeActors):
         self,
         module: str,
         orders: Sequence[Mapping[str, Any]],
-        weights: SharedWeights,
+        weights: SharedWeights | FileWeights,
         fds: Sequence[int],
         num_steps: int,
         seed: int,
@@ -59,7 +59,7 @@ class ReplayFeed(FreeActors):
             self._turn.wait(seconds)
 
     def _attachment(self) -> tuple[dict[str, Any], list[int]]:
-        return {"into": "replay", "fds": len(self._fds) + 1}, self._fds
+        return {"into": "replay"}, self._fds
 
     def _set_going(self, member: Member) -> None:
         member.tell({"do": "sample"})

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from remuda.core import Episode
-from remuda.learning.weights import SharedWeights
+from remuda.learning.weights import FileWeights, SharedWeights
 from remuda.sampling.news import News
 from remuda.transport.crew import LOOK_SECONDS, Crew, Member
 
@@ -31,7 +31,7 @@ class FreeActors(ABC):
         self,
         module: str,
         orders: Sequence[Mapping[str, Any]],
-        weights: SharedWeights,
+        weights: SharedWeights | FileWeights,
         seed: int,
         *,
         step_timeout: float = 60.0,
@@ -186,7 +186,7 @@ class FreeActors(ABC):
         self._was_useful[index] = False
 
     def _introduce(self, member: Member, seed: int | None = None) -> None:
-        message, fds = self._attachment()
-        restarts = self._news.lost[member.index]
-        member.tell({"do": "attach", "seed": seed, "restarts": restarts, **message}, [*fds, self._weights.fd])
+        (message, fds), (joining, more) = self._attachment(), self._weights.invitation()
+        order = {"do": "attach", "seed": seed, "restarts": self._news.lost[member.index], **message, **joining}
+        member.tell({**order, "fds": len(fds) + len(more)}, [*fds, *more])
         member.heard = self._crew.clock

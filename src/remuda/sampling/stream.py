@@ -27,7 +27,7 @@ import torch
 from remuda.core import Agent, Space
 from remuda.data import Rollout
 from remuda.errors import Interrupted
-from remuda.learning.weights import SharedWeights
+from remuda.learning.weights import FileWeights, SharedWeights
 from remuda.sampling.buffers import Buffers, allocate, share_slots
 from remuda.sampling.free import FreeActors
 from remuda.transport.crew import LOOK_SECONDS, Member
@@ -55,7 +55,7 @@ class RolloutStream(FreeActors):
         orders: Sequence[Mapping[str, Any]],
         agent: Agent,
         observation: Space,
-        weights: SharedWeights,
+        weights: SharedWeights | FileWeights,
         num_steps: int,
         per_round: int,
         seed: int,

@@ -1,0 +1,130 @@
+"""The evaluator process: greedy episodes of the newest weights while others train."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lasting import shared_server
+
+import remuda
+from remuda.envs import EnvSpec
+from remuda.errors import ConfigError
+from remuda.learning.weights import SharedWeights
+from remuda.recipes.config import RunConfig
+from remuda.recipes.evaluator import EvaluatorProcess
+from remuda.recipes.parts import play_episodes
+from remuda.recipes.settings import settle_config
+from remuda.recipes.train import make_recipe
+
+SOON = 60.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_server() -> Iterator[None]:
+    with shared_server("remuda.recipes.evaluator"):
+        yield
+
+
+def settled(algo: str = "dqn", env: str = "CartPole-v1", **groups: Any) -> tuple[RunConfig, EnvSpec, Any]:
+    options: dict[str, Any] = {"eval": {"share": 1.0, "episodes": 3}, "agent": {"hidden": (8,)}, **groups}
+    config, spec, info = settle_config({"algo": algo, "env": env, "scheme": "async", "seed": 1}, options)
+    torch.manual_seed(0)
+    return config, spec, make_recipe(config, spec, info).make_learner().algorithm.agent
+
+
+def look_until(
+    evaluator: EvaluatorProcess, is_done: Callable[[list[Any]], bool], version: int, steps: int
+) -> list[Any]:
+    found: list[Any] = []
+    deadline = time.monotonic() + SOON
+    while not is_done(found):
+        found += evaluator.look(version, steps)
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.01)
+    return found
+
+
+@pytest.mark.parametrize(("algo", "core"), [("dqn", None), ("r2d1", "lstm"), ("impala", None)])
+def test_it_says_what_an_evaluation_of_the_same_weights_says(algo: str, core: str | None) -> None:
+    config, spec, agent = settled(algo, agent={"core": core} if core else {})
+    with closing(SharedWeights(agent, 0)) as weights, closing(EvaluatorProcess(config, spec, weights)) as evaluator:
+        for version in (1, 2):
+            with torch.no_grad():
+                for parameter in agent.parameters():
+                    parameter.normal_(0, 0.5, generator=torch.Generator().manual_seed(version))
+            weights.publish(version)
+            steps = 100 * version
+            found = look_until(evaluator, lambda found: any(e["steps"] == steps for e in found), version, steps)  # noqa: B023
+            expected = play_episodes(config, spec, 3, agent, workers=0).summary()
+            assert {name: found[-1][name] for name in expected} == expected
+
+
+def test_weights_that_do_not_change_are_evaluated_once() -> None:
+    config, spec, agent = settled()
+    with closing(SharedWeights(agent, 0)) as weights, closing(EvaluatorProcess(config, spec, weights)) as evaluator:
+        look_until(evaluator, bool, 0, 0)
+        time.sleep(1.0)
+        assert evaluator.look(0, 0) == []
+
+
+def test_a_lost_evaluator_is_replaced_and_one_that_is_lost_for_good_is_done_without(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config, spec, agent = settled(envs={"max_worker_restarts": 2})
+    with closing(SharedWeights(agent, 0)) as weights, closing(EvaluatorProcess(config, spec, weights)) as evaluator:
+        look_until(evaluator, bool, 0, 0)
+        os.kill(evaluator._crew.members[0].pid, signal.SIGKILL)
+        weights.publish(1)
+        look_until(evaluator, bool, 1, 10)
+        deadline = time.monotonic() + SOON
+        while evaluator._is_open:
+            with suppress(ProcessLookupError):  # it was not replaced yet
+                os.kill(evaluator._crew.members[0].pid, signal.SIGKILL)
+            evaluator.look(1, 10)
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert evaluator.look(2, 20) == []
+    assert "training goes on" in caplog.text
+
+
+def test_a_run_has_a_dense_curve_and_a_film(tmp_path: Path) -> None:
+    run = remuda.train(
+        "dqn",
+        "CartPole-v1",
+        scheme="async",
+        steps=6000,
+        seed=1,
+        out=tmp_path / "run",
+        quiet=True,
+        sampler={"envs": 2, "workers": 1},
+        agent={"hidden": (8,)},
+        algo={"learning_starts": 100},
+        eval={"share": 1.0, "episodes": 2, "video": True},
+        log={"tensorboard": False, "every": 100},
+    )
+    lines = [json.loads(line) for line in (run.path / "evaluations.jsonl").read_text().splitlines()]
+    assert lines
+    assert [line["steps"] for line in lines] == sorted({line["steps"] for line in lines})
+    metrics = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    told = [line["eval/steps"] for line in metrics if line.get("eval/steps") is not None]
+    assert set(told) <= {line["steps"] for line in lines}
+    assert told
+    assert (run.path / "videos" / "newest.mp4").stat().st_size > 1000
+    assert len(run.result["eval"]["returns"]) == 2, "the last evaluation is that of the final weights"
+
+
+def test_what_cannot_be_filmed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be filmed"):
+        remuda.train(
+            "dqn", "own_things:late", scheme="async", out=tmp_path / "run", eval={"share": 0.5, "video": True}
+        )
+    assert not (tmp_path / "run").exists()

@@ -83,6 +83,7 @@ OTHERS = {
     "replay.prioritized": ("yes", True),
     "replay.alpha": ("0.9", 0.9),
     "replay.beta": ("0.5", "0.5"),
+    "replay.first_priority": ("error", "error"),
     "replay.n_step": ("5", 5),
     "replay.sequence": ("30", 30),
     "replay.burn_in": ("10", 10),
@@ -305,6 +306,7 @@ def test_yaml_and_back(algo, tmp_path):
     for name in ("max_lag", "publish_every", "throttle", "weights"):  # only async has them
         groups["scheme"].pop(name)
     groups["eval"].pop("share")
+    groups["replay"].pop("first_priority", None)
     for name in foreign_heads(algo):
         groups["agent"].pop(name)
     settings = {"algo": algo, "env": "ALE/Pong-v5", "steps": "1e5", "seed": "9", "scheme": "parallel"}

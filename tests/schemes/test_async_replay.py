@@ -45,6 +45,16 @@ RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "CartPole-v1",
         {"agent": {"core_size": 8}, "algo": {"batch_size": 4}, "replay": {"sequence": 10, "n_step": 3}},
     ),
+    "rainbow, judged": ("rainbow", "CartPole-v1", {"replay": {"first_priority": "error"}}),
+    "r2d1, judged": (
+        "r2d1",
+        "CartPole-v1",
+        {
+            "agent": {"core_size": 8},
+            "algo": {"batch_size": 4},
+            "replay": {"sequence": 10, "n_step": 3, "burn_in": 4, "first_priority": "error"},
+        },
+    ),
     "ddpg": ("ddpg", "Pendulum-v1", {}),
     "td3": ("td3", "Pendulum-v1", {}),
     "sac": ("sac", "Pendulum-v1", {"algo": {"train_freq": 4}}),

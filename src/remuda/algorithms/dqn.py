@@ -72,6 +72,14 @@ class DQN(OffPolicy):
             }
         return Losses({"q": loss}, metrics, self.priority(size, batch))
 
+    @torch.no_grad()
+    def error_of(self, batch: Batch) -> Tensor:
+        """What the priority of each row or sequence is made of, to who has the agent and no target: a sampler."""
+        self.move_targets(1.0)
+        priority = self.losses(batch, Clock()).priority
+        assert priority is not None
+        return priority
+
     def scalar_loss(self, q: Tensor, next_q: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """Of every row: its loss, and the size of its error."""
         error = self.target_value(rows, next_q) - q

@@ -66,12 +66,15 @@ class OffPolicy(nn.Module):
 
     @torch.no_grad()
     def after_update(self, clock: Clock) -> None:
-        if clock.version % self.target_interval:
-            return
-        if self.tau == 1.0:
+        if clock.version % self.target_interval == 0:
+            self.move_targets(self.tau)
+
+    def move_targets(self, share: float) -> None:
+        """By so much of the way."""
+        if share == 1.0:
             torch._foreach_copy_(self._targets, self._online)
         else:
-            torch._foreach_lerp_(self._targets, self._online, self.tau)
+            torch._foreach_lerp_(self._targets, self._online, share)
 
     def after_rollout(self, rollout: Rollout) -> None:
         """Replays hold observations as they came, so that statistics may move at any time."""

@@ -16,8 +16,8 @@ from remuda.recipes.algo_options import OnPolicyOptions
 from remuda.recipes.algorithms import make_algorithm, make_exploration
 from remuda.recipes.config import RunConfig, from_dict, to_dict
 from remuda.recipes.parts import WORKER_LIMITS, find_net, training_seeds
-from remuda.recipes.replays import make_ring
-from remuda.replay import Ring, States, as_row
+from remuda.recipes.replays import is_judged, make_ring
+from remuda.replay import Ring, RowJudge, SequenceJudge, States, as_row
 from remuda.sampling.acting import ActingSampler
 from remuda.sampling.actor import serve
 from remuda.sampling.exploration import Exploration
@@ -145,17 +145,33 @@ class Worker:
         return envs, self.algorithm.agent, make_exploration(config).columns(order["first"], order["last"])
 
     def make_writer(self, order: Mapping[str, Any], fds: Sequence[int]) -> RingWriter:
-        state = self.algorithm.agent.initial_state(1)
-        ring = make_ring(self.config, self.seen, state, order["workers"], fds)
-        states = None if state is None else States(ring, state, order["num_steps"], fds[-1])
-        return RingWriter(ring, states, order["group"], self.algorithm.prepare)
+        config, algorithm, group = self.config, self.algorithm, order["group"]
+        replay, gamma = config.replay, config.algo_options.gamma
+        state = algorithm.agent.initial_state(1)
+        ring = make_ring(config, self.seen, state, order["workers"], fds)
+        states, judge = None, None
+        if state is not None:
+            states = States(ring, state, order["num_steps"], fds[-1], is_judged(config))
+        if is_judged(config) and states is not None:
+            lengths = (replay.burn_in, replay.sequence, replay.n_step)
+            judge = SequenceJudge(states, group, lengths, gamma, algorithm.error_of).look
+        elif is_judged(config):
+            judge = RowJudge(ring, group, replay.n_step, gamma, algorithm.error_of).look
+        return RingWriter(ring, states, group, algorithm.prepare, judge)
 
 
 class RingWriter:
     """Rollouts of one worker into its group of a ring, with the state before each if the agent has memory."""
 
-    def __init__(self, ring: Ring, states: States | None, group: int, prepare: Callable[[Rollout], Batch]) -> None:
-        self.ring, self.states, self.group, self.prepare = ring, states, group, prepare
+    def __init__(
+        self,
+        ring: Ring,
+        states: States | None,
+        group: int,
+        prepare: Callable[[Rollout], Batch],
+        judge: Callable[[], None] | None,
+    ) -> None:
+        self.ring, self.states, self.group, self.prepare, self.judge = ring, states, group, prepare, judge
 
     def may_write(self) -> bool:
         return self.ring.may_write()
@@ -166,6 +182,8 @@ class RingWriter:
         if self.states is not None:
             self.states.store(batch.state, self.group)
         self.ring.append(rows, last_obs, self.group)
+        if self.judge is not None:
+            self.judge()
 
 
 def make_own_envs(

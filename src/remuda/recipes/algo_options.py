@@ -267,6 +267,12 @@ class ReplayOptions(Checked):
     beta: str = option(
         "linear(0.4, 1)", "how much of that is corrected for: a number or a schedule", schedule=True, high=1.0
     )
+    first_priority: str = option(
+        "largest",
+        "of what was never drawn: that of the likeliest so far, or, of Q-learning under async, its own error, which "
+        "samplers find",
+        choices=("largest", "error"),
+    )
     n_step: int = option(1, "rewards that are added up before a value is taken", low=1)
     sequence: int = option(0, "rows of the drawn sequences of recurrent agents; 0 draws single rows", low=0)
     burn_in: int = option(0, "rows before each sequence that only bring its state up to date", low=0)

@@ -95,7 +95,7 @@ def check_replay(options: AlgoOptions, replay: ReplayOptions, core: str | None, 
             raise ConfigError("replay options are set, and this algorithm forgets each rollout: leave them out.")
         return
     default = ReplayOptions()
-    for name in () if replay.prioritized else ("alpha", "beta"):
+    for name in () if replay.prioritized else ("alpha", "beta", "first_priority"):
         if (value := getattr(replay, name)) != getattr(default, name):
             raise ConfigError(f"replay.{name}={value} without replay.prioritized means nothing: set both or neither.")
     if isinstance(options, DQNOptions) and options.atoms > 1 and options.v_min >= options.v_max:
@@ -152,6 +152,11 @@ def check_scheme(config: RunConfig) -> None:
     if config.eval.share and config.scheme != "async":
         raise ConfigError(
             f"eval.share={config.eval.share:g} under --scheme {config.scheme}: use --scheme async, or eval.every."
+        )
+    if config.replay.first_priority == "error" and (config.scheme != "async" or not isinstance(options, DQNOptions)):
+        raise ConfigError(
+            "replay.first_priority=error needs samplers that know the values of actions: use largest, or --scheme "
+            "async with dqn, rainbow or r2d1."
         )
     if config.scheme == "async" and has_replay:
         check_feed(config)

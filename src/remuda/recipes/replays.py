@@ -45,7 +45,7 @@ def make_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int, 
         settings |= {"is_shared": True, "most_per_round": scheme.publish_every, "lead": lead}
     if replay.sequence:
         settings |= {"burn_in": replay.burn_in, "length": replay.sequence}
-        settings |= {"interval": options.rows_per_round} if writers else {}
+        settings |= {"interval": options.rows_per_round, "is_judged": is_judged(config)} if writers else {}
         return Sequences(ring, state, **settings, priorities=replay.alpha if replay.prioritized else None)
     priorities = Priorities(ring, replay.alpha, is_shared=writers > 0) if replay.prioritized else None
     return Experience(ring, **settings, priorities=priorities)
@@ -78,9 +78,15 @@ def make_ring(
     envs, frames = config.sampler.envs, num_frames(config, info.observation)
     rows = -(-config.replay.capacity // envs) + 1  # of which one cannot be drawn
     example = example_row(info)
+    judged = is_judged(config) and not config.replay.sequence  # else whole sequences are
     if frames > 1:
-        return FrameRing(example, rows, envs, frames, groups, fds)
-    return Ring(example, rows, envs, groups, fds)
+        return FrameRing(example, rows, envs, frames, groups, fds, judged)
+    return Ring(example, rows, envs, groups, fds, judged)
+
+
+def is_judged(config: RunConfig) -> bool:
+    """Whether samplers say how surprising what they sampled is."""
+    return config.replay.first_priority == "error"
 
 
 def bytes_per_step(config: RunConfig, info: EnvInfo, state: Any) -> int:

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from remuda.data import ArrayTuple, Batch, Steps, map_tree
 from remuda.replay.places import Places, take
@@ -98,21 +99,8 @@ class Experience(Stored):
             place, key, priority = self.priorities.draw(self.numbers, self.draws)
             weight = torch.from_numpy((priority[priority.argmin()] / priority).astype(np.float32))
         self.draws += 1
-        rows, row, env = self.places.rows, key[:, 0], key[:, 1]
-        obs, action = self.places.obs(place, row, env), take(rows.action, place)
-        discount = rows.discount.take(place)
-        reward = torch.from_numpy(rows.reward.take(place))
         # Every row is real: one mask for all batches.
-        steps = Steps(obs, action, reward, torch.from_numpy(discount), self._mask, None, None)
-        if self.n_step == 1:  # all of it was taken already; n_steps would take 60 us
-            targets = Returns(reward, torch.from_numpy(discount * self._gamma))
-            row, place = row + 1, place + self.ring.envs
-        else:
-            found = self.ring.n_steps(row, env, self.n_step, self.gamma)
-            targets = Returns(torch.from_numpy(found.reward), torch.from_numpy(found.discount))
-            row, place = found.row, self.places.of(np.stack([found.row, env], -1))
-        last_obs = self.places.obs(place, row, env)
-        return Batch(steps, targets, None, last_obs, weight, key)
+        return batch_of_rows(self.places, place, key, self.n_step, self._gamma, self._mask, weight)
 
     def _torn(self, batch: Batch) -> int:
         return self.places.torn(batch.key)
@@ -143,6 +131,31 @@ class Experience(Stored):
         if self.priorities is not None:
             self.priorities.set_state(state["priorities"])
         self.draws, self.steps, self.credit = state["draws"], state["steps"], state["credit"]
+
+
+def batch_of_rows(
+    places: Places,
+    place: Index,
+    key: Index,
+    n_step: int,
+    gamma: NDArray[np.float32],
+    mask: torch.Tensor,
+    weight: torch.Tensor | None = None,
+) -> Batch:
+    """Copies of rows [N], of returns over n steps from each, and of what was seen after those."""
+    ring, rows, row, env = places.ring, places.rows, key[:, 0], key[:, 1]
+    obs, action = places.obs(place, row, env), take(rows.action, place)
+    discount = rows.discount.take(place)
+    reward = torch.from_numpy(rows.reward.take(place))
+    steps = Steps(obs, action, reward, torch.from_numpy(discount), mask, None, None)
+    if n_step == 1:  # all of it was taken already; n_steps would take 60 us
+        targets = Returns(reward, torch.from_numpy(discount * gamma))
+        row, place = row + 1, place + ring.envs
+    else:
+        found = ring.n_steps(row, env, n_step, float(gamma))
+        targets = Returns(torch.from_numpy(found.reward), torch.from_numpy(found.discount))
+        row, place = found.row, places.of(np.stack([found.row, env], -1))
+    return Batch(steps, targets, None, places.obs(place, row, env), weight, key)
 
 
 def as_row(steps: Steps) -> Row:

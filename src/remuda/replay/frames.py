@@ -33,9 +33,10 @@ class FrameRing(Ring):
         frames: int,
         groups: int = 1,
         fds: Sequence[int] | None = None,
+        is_judged: bool = False,
     ) -> None:
         stack = np.asarray(example.obs)
-        super().__init__(example.replace(obs=np.zeros((), np.int64)), capacity, envs, groups, fds)
+        super().__init__(example.replace(obs=np.zeros((), np.int64)), capacity, envs, groups, fds, is_judged)
         self.frames, self._shape = frames, stack.shape
         self._room = capacity + capacity // ROWS_PER_EXTRA_FRAME + 2 * frames
         frame = (stack.shape[0] // frames, *stack.shape[1:])

@@ -49,30 +49,33 @@ class Priorities:
         self.places = Places(ring, is_shared)
         self._drawn = (NONE, NONE, b"")
 
-    def append(self, first: int, mask: Any, group: int = 0, priority: Any = None) -> None:
+    def append(self, first: int, mask: Any, group: int = 0, priority: Any = None, known: Any = True) -> None:
         """Of rows [T, B] that are written from `first` on, and of the place after them, which then holds no row.
 
-        `priority` are their errors, if they are known already.
+        `priority` are their errors, where they are `known` already.
         """
         T, width = mask.shape
         row, env = np.divmod(np.arange((T + 1) * width), width)
         key = np.stack([row + first, env + group * width], -1)
         fresh, largest = np.zeros((T + 1, width)), self.largest
-        if priority is None:
-            fresh[:T][mask] = largest
-        else:
-            fresh[:T][mask], largest = self._raised(np.asarray(priority)[mask])
+        fresh[:T][mask] = largest
+        if priority is not None:
+            given = mask & known
+            fresh[:T][given], largest = self._raised(np.asarray(priority)[given])
         newest = slice(-(self.ring.capacity) * width, None)
         self.tree.put(self.places.of(key[newest]), fresh.reshape(-1)[newest])
         self.largest = max(self.largest, largest)
 
     def follow(self, group: int, seen: int) -> int:
         """Take note of rows that another process appended after `seen`; returns how far it has come."""
-        end, ring = int(self.ring.written[group]), self.ring
+        end, ring = self.ring.noticed(group), self.ring
         first = max(seen, ring.oldest(group))
         if first < end:
-            mask = ring.rows.mask[np.arange(first, end) % ring.capacity, ring.columns(group)]
-            self.append(first, mask, group)
+            places = np.arange(first, end) % ring.capacity
+            mask, error = ring.rows.mask[places, ring.columns(group)], None
+            if ring.error is not None:
+                error = ring.error[places, ring.columns(group)]
+            self.append(first, mask, group, error, known=True if error is None else ~np.isnan(error))
         return end
 
     def draw(self, numbers: Numbers, draw: int) -> tuple[Index, Index, NDArray[np.float64]]:

@@ -71,13 +71,23 @@ class Ring:
     """Rows [capacity, B]; of each group of envs all but one can be drawn."""
 
     def __init__(
-        self, example: Row, capacity: int, envs: int, groups: int = 1, fds: Sequence[int] | None = None
+        self,
+        example: Row,
+        capacity: int,
+        envs: int,
+        groups: int = 1,
+        fds: Sequence[int] | None = None,
+        is_judged: bool = False,
     ) -> None:
-        """`example` is a row of one env, as arrays of its shape and dtype; `fds` are those of a ring like this."""
+        """`example` is a row of one env, as arrays of its shape and dtype; `fds` are those of a ring like this.
+
+        With `is_judged`, writers also say how large the error of each row is (`judge`).
+        """
         self.capacity, self.envs, self.groups, self.width = capacity, envs, groups, envs // groups
         self._names = [path for path, _ in leaves(example)]
         layout = {path: ((capacity, envs, *array.shape), str(array.dtype)) for path, array in leaves(example)}
-        counts: Any = dict.fromkeys(("written", "begun", "real"), ((groups,), "int64"))
+        counts: Any = dict.fromkeys(("written", "begun", "real", "judged"), ((groups,), "int64"))
+        counts |= {"error": ((capacity, envs), "float32")} if is_judged else {}
         self._memory = SharedArrays(
             {**layout, **counts, "is_held": ((1,), "int64"), "limit": ((1,), "int64")}, fds[0] if fds else None
         )
@@ -87,6 +97,8 @@ class Ring:
         self.written = self._memory["written"]  # rows that each group was ever given
         self.begun = self._memory["begun"]  # and those that are being written
         self.real = self._memory["real"]  # of the rows that were given since this memory is there, the real ones
+        self.error = self._memory["error"] if is_judged else None
+        self.judged = self._memory["judged"]  # rows of each group whose error is known, where it is wanted
         self._is_held = self._memory["is_held"]
         self.limit = self._memory["limit"]  # of all real rows, which writers should not pass; 0: none
         self._fence = threading.Lock()  # taking it orders memory between processes
@@ -151,6 +163,17 @@ class Ring:
         finally:
             self._is_held[0] = 0
 
+    def judge(self, group: int, first: int, error: NDArray[np.float32]) -> None:
+        """Errors [T, B of the group] of rows that were appended; NaN where none is known."""
+        assert self.error is not None
+        self.error[np.arange(first, first + len(error)) % self.capacity, self.columns(group)] = error
+        with self._fence:
+            self.judged[group] = first + len(error)
+
+    def noticed(self, group: int) -> int:
+        """Rows of a group of which a reader may take note."""
+        return int(self.judged[group] if self.error is not None else self.written[group])
+
     def may_write(self) -> bool:
         """Whether writers have not reached the limit that a reader set for them."""
         return not self.limit[0] or int(self.real.sum()) < int(self.limit[0])
@@ -159,6 +182,14 @@ class Ring:
         """Its writer is gone: what it had begun is given up."""
         self._leave_out(self.columns(group))
         self.begun[group] = self.written[group]
+        self.forgo_judgement(group)
+
+    def forgo_judgement(self, group: int) -> None:
+        """Of rows that nobody will judge any more."""
+        if self.error is not None:
+            first = max(int(self.judged[group]), self.oldest(group))
+            unknown = np.full((int(self.written[group]) - first, self.width), np.nan, np.float32)
+            self.judge(group, first, unknown)
 
     def cut(self, last_obs: Any, group: int = 0) -> None:
         """All episodes of a group end here, neither terminated nor continued: what comes next is another's."""
@@ -274,11 +305,11 @@ class Ring:
         place = np.repeat(tail["written"] % self.capacity, self.width)
         for (_, x), seen in zip(leaves(self.rows.obs), tail["obs"], strict=True):
             x[place, np.arange(self.envs)] = seen
-        self.written[:] = self.begun[:] = tail["written"]
+        self.written[:] = self.begun[:] = self.judged[:] = tail["written"]
 
     def clear(self) -> None:
         """As if no row had ever been given."""
-        self.written[:] = self.begun[:] = 0
+        self.written[:] = self.begun[:] = self.judged[:] = 0
 
     def close(self) -> None:
         self._memory.close()

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from remuda.data import ArrayTuple, Batch, Steps, leaves, map_tree
 from remuda.errors import ConfigError
@@ -75,13 +76,16 @@ class Sequences(Stored):
         is_shared: bool = False,
         most_per_round: int | None = None,
         lead: int = 0,
+        is_judged: bool = False,
     ) -> None:
-        """Where others write, the interval is theirs: they store a state with each of their rollouts."""
+        """Where others write, the interval is theirs: they store a state with each of their rollouts, and may judge
+        what they wrote (judging.py)."""
         _check(ring, n_step, burn_in, length, interval)
         super().__init__(ring, batch_size, ratio, warm_up, seed, is_shared, most_per_round, lead)
         self.state_example, self.alpha, self.epsilon = state_example, priorities, epsilon
         self.n_step, self.gamma, self.rows_per_batch = n_step, gamma, batch_size * length
         self.burn_in, self.length, self.interval = burn_in, length, interval
+        self.is_judged = is_judged
         # Their room depends on the first rollout, unless it is known.
         self.starts = self._make_starts(interval) if is_shared and interval is not None else None
 
@@ -108,7 +112,12 @@ class Sequences(Stored):
                 f"rollouts of {T} rows never leave a whole sequence of burn_in + length = {rows} rows in a ring that "
                 f"keeps {kept}: make the replay larger, or rollouts shorter."
             )
-        return Starts(States(self.ring, self.state_example, self.interval or T), self.burn_in, self.length)
+        states = States(self.ring, self.state_example, self.interval or T, is_judged=self.is_judged)
+        return Starts(states, self.burn_in, self.length, self._priority_of)
+
+    def _priority_of(self, error: NDArray[Any]) -> NDArray[np.float64]:
+        priority: NDArray[np.float64] = (np.abs(error.astype(np.float64)) + self.epsilon) ** (self.alpha or 0.0)
+        return priority
 
     def _take_note(self) -> None:
         if self.starts is not None:
@@ -131,8 +140,8 @@ class Sequences(Stored):
         start = self.starts.row_of(number, env)
         place = number % self.starts.room
         state = map_tree(lambda x: torch.from_numpy(x[place, env]), self.starts.states.states)
-        steps = Steps(*map_tree(torch.from_numpy, self._rows(start, env)), None, None)
-        targets = map_tree(torch.from_numpy, self._targets(start, env))
+        lengths = (self.burn_in, self.length, self.n_step)
+        steps, targets = sequence_rows(self.ring, start, env, *lengths, self.gamma)
         return Batch(steps, targets, state, weight=weight, key=np.stack([number, env], -1))
 
     def _torn(self, batch: Batch) -> int:
@@ -140,31 +149,12 @@ class Sequences(Stored):
         number, env = batch.key.T
         return int(np.count_nonzero(~self.ring.is_stored(self.starts.row_of(number, env), env)))
 
-    def _rows(self, start: Index, env: Index) -> Row:
-        """[R, S]; beyond the newest row there is what was seen after it, and nothing else."""
-        row = start + np.arange(self.burn_in + self.length + self.n_step)[:, None]
-        newest = self.ring.written[env // self.ring.width]
-        taken = self.ring.take(np.minimum(row, newest).reshape(-1), np.broadcast_to(env, row.shape).reshape(-1))
-        rows: Row = map_tree(lambda x: x.reshape(*row.shape, *x.shape[1:]), taken)
-        for _, part in leaves(rows.replace(obs=None)):
-            part[row >= newest] = 0  # all but an observation that lies there is left of an old row
-        return rows
-
-    def _targets(self, start: Index, env: Index) -> SequenceReturns:
-        """[length, S]."""
-        row = start + self.burn_in + np.arange(self.length)[:, None]
-        env = np.broadcast_to(env, row.shape).reshape(-1)
-        found = self.ring.n_steps(row.reshape(-1), env, self.n_step, self.gamma)
-        reward, discount, bootstrap = (part.reshape(row.shape) for part in found)
-        return SequenceReturns(reward, discount, bootstrap - start)
-
     def feedback(self, key: Any, priority: Any) -> None:
         """The error of each sequence that was drawn."""
         if self.starts is not None and self.alpha is not None and priority is not None:
             self.starts.follow_ring()  # it may have been cut since
             number, env = key.T
-            error = np.abs(priority.detach().numpy().astype(np.float64))
-            self.starts.set_priority(number, env, (error + self.epsilon) ** self.alpha)
+            self.starts.set_priority(number, env, self._priority_of(priority.detach().numpy()))
 
     def get_state(self) -> dict[str, Any]:
         starts = None if self.starts is None else self.starts.get_state()
@@ -181,10 +171,34 @@ class Sequences(Stored):
             self.starts.set_state(starts)
         self.draws, self.steps, self.credit = state["draws"], state["steps"], state["credit"]
 
+    def lose(self, group: int) -> int:
+        if self.starts is not None:
+            self.starts.states.forgo_judgement(group)
+        return super().lose(group)
+
     def close(self) -> None:
         super().close()
         if self.starts is not None:
             self.starts.states.memory.close()
+
+
+def sequence_rows(
+    ring: Ring, start: Index, env: Index, burn_in: int, length: int, n_step: int, gamma: float
+) -> tuple[Steps, SequenceReturns]:
+    """Rows [R, S] from the start of each, and targets [length, S]; beyond the newest row there is what was seen after
+    it, and nothing else."""
+    row = start + np.arange(burn_in + length + n_step)[:, None]
+    newest = ring.written[env // ring.width]
+    taken = ring.take(np.minimum(row, newest).reshape(-1), np.broadcast_to(env, row.shape).reshape(-1))
+    rows: Row = map_tree(lambda x: x.reshape(*row.shape, *x.shape[1:]), taken)
+    for _, part in leaves(rows.replace(obs=None)):
+        part[row >= newest] = 0  # all but an observation that lies there is left of an old row
+    learned = row[burn_in : burn_in + length]
+    found = ring.n_steps(learned.reshape(-1), np.broadcast_to(env, learned.shape).reshape(-1), n_step, gamma)
+    reward, discount, bootstrap = (part.reshape(learned.shape) for part in found)
+    targets = SequenceReturns(reward, discount, bootstrap - start)
+    steps = Steps(*map_tree(torch.from_numpy, rows), None, None)
+    return steps, map_tree(torch.from_numpy, targets)
 
 
 def _check(ring: Ring, n_step: int, burn_in: int, length: int, interval: int | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,10 @@ class States:
     States of each group are numbered from the first that was ever stored, so a number never means another.
     """
 
-    def __init__(self, ring: Ring, example: Any, interval: int, fd: int | None = None) -> None:
+    def __init__(
+        self, ring: Ring, example: Any, interval: int, fd: int | None = None, is_judged: bool = False
+    ) -> None:
+        """With `is_judged`, writers also say how large the error of each sequence is (`judge`)."""
         self.ring, self.interval = ring, interval
         # As many as can have their first row in the ring, and one that is stored before its rows are: when it is
         # written, the first row of what lies in its place is no longer in the ring.
@@ -33,11 +36,15 @@ class States:
             f"state.{path}": ((self.room, ring.envs, *x.shape[1:]), str(np.asarray(x).dtype))
             for path, x in leaves(example)
         }
-        layout |= {"row": ((self.room, ring.groups), "int64"), "stored": ((ring.groups,), "int64")}
+        layout |= {"row": ((self.room, ring.groups), "int64")}
+        layout |= dict.fromkeys(("stored", "judged"), ((ring.groups,), "int64"))
+        layout |= {"error": ((self.room, ring.envs), "float32")} if is_judged else {}
         self.memory = SharedArrays(layout, fd)
         names = iter([path for path, _ in leaves(example)])
         self.states = map_tree(lambda _: self.memory[f"state.{next(names)}"], example)
         self.row, self.stored = self.memory["row"], self.memory["stored"]  # of each group
+        self.error = self.memory["error"] if is_judged else None
+        self.judged = self.memory["judged"]  # states of each group whose sequences' errors are known, where wanted
 
     def store(self, state: Any, group: int = 0) -> None:
         """The state before the next row, unless the one before it is nearer than the interval."""
@@ -56,6 +63,22 @@ class States:
         self.row[place, group] = row
         self.stored[group] = number + 1
 
+    def judge(self, group: int, number: int, error: NDArray[np.float32] | float) -> None:
+        """Errors [B of the group] of the sequences from one state on; NaN where none is known."""
+        assert self.error is not None
+        self.error[number % self.room, self.ring.columns(group)] = error
+        self.judged[group] = number + 1
+
+    def noticed(self, group: int) -> int:
+        """States of a group of which a reader may take note."""
+        return int(self.stored[group] if self.error is None else self.judged[group])
+
+    def forgo_judgement(self, group: int) -> None:
+        """Of sequences that nobody will judge any more."""
+        if self.error is not None:
+            for number in range(int(self.judged[group]), int(self.stored[group])):
+                self.judge(group, number, np.nan)
+
     def get_state(self) -> dict[str, Any]:
         states = {path: array.copy() for path, array in leaves(self.states)}
         return {"states": states, "row": self.row.copy(), "stored": self.stored.copy(), "interval": self.interval}
@@ -64,6 +87,9 @@ class States:
         for path, array in leaves(self.states):
             array[...] = state["states"][path]
         self.row[:], self.stored[:] = state["row"], state["stored"]
+        self.judged[:] = 0
+        for group in range(self.ring.groups):
+            self.forgo_judgement(group)
 
 
 class Starts:
@@ -77,8 +103,11 @@ class Starts:
     overwritten, and if none of its learned rows is real: what has a priority can be drawn.
     """
 
-    def __init__(self, states: States, burn_in: int, length: int) -> None:
-        self.states, self.ring, self.room = states, states.ring, states.room
+    def __init__(
+        self, states: States, burn_in: int, length: int, priority_of: Callable[[NDArray[Any]], NDArray[np.float64]]
+    ) -> None:
+        """`priority_of` errors."""
+        self.states, self.ring, self.room, self.priority_of = states, states.ring, states.room, priority_of
         self.burn_in, self.length = burn_in, length
         self.tree = SumTree(self.room * self.ring.envs)
         self.largest = 1.0  # of all priorities so far
@@ -101,7 +130,7 @@ class Starts:
 
     def _complete_group(self, group: int) -> None:
         end, columns = int(self.ring.written[group]), self.ring.columns(group)
-        stored, env = int(self.states.stored[group]), np.arange(columns.start, columns.stop)
+        stored, env = self.states.noticed(group), np.arange(columns.start, columns.stop)
         # Whoever looks too seldom finds newer ones in the place of some.
         self.complete[group] = max(self.complete[group], stored - self.room + 1)
         while self.complete[group] < stored:
@@ -111,10 +140,19 @@ class Starts:
             if learned[-1] >= end:
                 break
             has_real = self.ring.is_real(learned[:, None], env).any(0)
-            self.tree[self._leaf(number, env)] = np.where(has_real, self.largest, 0.0)
+            self.tree[self._leaf(number, env)] = np.where(has_real, self._first_priority(number, columns), 0.0)
             self.row[number % self.room, group] = row
             self.first[env] = np.maximum(self.first[env], number - self.room + 1)
             self.complete[group] += 1
+
+    def _first_priority(self, number: int, columns: slice) -> NDArray[np.float64] | float:
+        """Of sequences that were never drawn: by the error that their writer found, or as likely as any."""
+        if self.states.error is None:
+            return self.largest
+        error = self.states.error[number % self.room, columns]
+        found = np.where(np.isnan(error), self.largest, self.priority_of(error))
+        self.largest = max(self.largest, float(found.max()))
+        return found
 
     def _let_go(self) -> None:
         """Rows go oldest first, and so do frames: the first row answers for all of a sequence, and a start for all

@@ -1,0 +1,66 @@
+"""Errors of fresh experience, found by who sampled it: what is surprising is drawn sooner (Ape-X, R2D2).
+
+    judge = RowJudge(ring, group=1, n_step=3, gamma=0.99, error_of=error_of)    # error_of(batch) -> [N]
+    ring.append(rows, last_obs, group=1)
+    judge.look()                                   # of all that was appended since; a reader waits for that
+
+Rows are judged over the rewards that are there: the newest over fewer than n. Sequences are judged once all of their
+rows are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from remuda.data import Batch, map_tree
+from remuda.replay.experience import batch_of_rows
+from remuda.replay.places import Places
+from remuda.replay.ring import Ring
+from remuda.replay.sequences import sequence_rows
+from remuda.replay.starts import States
+
+ErrorOf = Callable[[Batch], torch.Tensor]
+
+
+class RowJudge:
+    """Of the rows of one group."""
+
+    def __init__(self, ring: Ring, group: int, n_step: int, gamma: float, error_of: ErrorOf) -> None:
+        self.ring, self.group, self.n_step, self.error_of = ring, group, n_step, error_of
+        self._places, self._gamma = Places(ring), np.array(gamma, np.float32)
+
+    def look(self) -> None:
+        ring, columns = self.ring, self.ring.columns(self.group)
+        first, end = max(int(ring.judged[self.group]), ring.oldest(self.group)), int(ring.written[self.group])
+        row, env = np.meshgrid(np.arange(first, end), np.arange(columns.start, columns.stop), indexing="ij")
+        key = np.stack([row.reshape(-1), env.reshape(-1)], -1)
+        place = self._places.of(key)
+        mask = torch.from_numpy(self._places.rows.mask.take(place))
+        error = self.error_of(batch_of_rows(self._places, place, key, self.n_step, self._gamma, mask))
+        ring.judge(self.group, first, error.numpy().reshape(row.shape))
+
+
+class SequenceJudge:
+    """Of the sequences of one group."""
+
+    def __init__(
+        self, states: States, group: int, lengths: tuple[int, int, int], gamma: float, error_of: ErrorOf
+    ) -> None:
+        """`lengths` are burn_in, length and n_step."""
+        self.states, self.group, self.lengths, self.gamma, self.error_of = states, group, lengths, gamma, error_of
+
+    def look(self) -> None:
+        states, ring, columns = self.states, self.states.ring, self.states.ring.columns(self.group)
+        env, (burn_in, length, _) = np.arange(columns.start, columns.stop), self.lengths
+        for number in range(int(states.judged[self.group]), int(states.stored[self.group])):
+            place = number % states.room
+            row = int(states.row[place, self.group])
+            if row + burn_in + length > ring.written[self.group]:
+                return
+            steps, targets = sequence_rows(ring, np.full(len(env), row), env, *self.lengths, self.gamma)
+            state = map_tree(lambda x: torch.from_numpy(x[place, columns].copy()), states.states)  # noqa: B023
+            error = self.error_of(Batch(steps, targets, state))
+            states.judge(self.group, number, error.numpy())

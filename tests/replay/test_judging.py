@@ -1,0 +1,132 @@
+"""Errors that samplers find of what they sampled: what the algorithm says of the same rows with the same nets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rollouts import box, discrete
+
+from remuda.agents import QAgent
+from remuda.algorithms import DQN, R2D1
+from remuda.core import Clock
+from remuda.nets import MLP
+from remuda.replay import Experience, Priorities, Ring, Row, RowJudge, SequenceJudge, Sequences, States
+
+T, GROUPS, WIDTH, GAMMA, ALPHA = 6, 2, 2, 0.9, 0.7
+ENVS = GROUPS * WIDTH
+EXAMPLE = Row(np.zeros(3, np.float32), np.zeros((), np.int64), np.float32(0), np.float32(0), np.zeros((), bool))
+
+
+def make_dqn(kind: Any = DQN, core: Any = None, **options: Any) -> Any:
+    torch.manual_seed(0)
+    agent = QAgent(box((3,)), discrete(4), lambda shape: MLP(shape, (8,)), core=core, core_size=5)
+    algorithm = kind(agent, 0, **options)
+    with torch.no_grad():
+        for parameter in algorithm.target.parameters():
+            parameter.add_(1.0)  # a target that a sampler never sees
+    return algorithm
+
+
+class Source:
+    """Rows of one group, with ends of both kinds, each followed by a reset row; what was seen last is seen next."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.last = self.seen(1)[0]
+
+    def seen(self, count: int) -> np.ndarray:
+        return self.rng.standard_normal((count, WIDTH, 3)).astype(np.float32)
+
+    def rows(self) -> tuple[Row, np.ndarray]:
+        mask = np.ones((T, WIDTH), bool)
+        mask[3, 0] = False
+        discount = np.ones((T, WIDTH), np.float32)
+        discount[2, 0] = 0.0
+        reward = self.rng.standard_normal((T, WIDTH)).astype(np.float32) * mask
+        obs = np.concatenate([self.last[None], self.seen(T)])
+        self.last = obs[T]
+        return Row(obs[:T], self.rng.integers(0, 4, (T, WIDTH)), reward, discount, mask), obs[T]
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_rows_have_the_error_of_their_own_net(n_step: int) -> None:
+    dqn, sources = make_dqn(), [Source(group) for group in range(GROUPS)]
+    ring = Ring(EXAMPLE, 40, ENVS, GROUPS, is_judged=True)
+    judges = [RowJudge(ring, group, n_step, GAMMA, dqn.error_of) for group in range(GROUPS)]
+    priorities = Priorities(ring, ALPHA, is_shared=True)
+    settings: dict[str, Any] = {"batch_size": 16, "ratio": None, "warm_up": 0, "gamma": GAMMA, "seed": 0}
+    replay = Experience(ring, n_step=n_step, priorities=priorities, is_shared=True, **settings)
+    for _ in range(3):
+        for group, judge in enumerate(judges):
+            before = priorities.tree.total
+            ring.append(*sources[group].rows(), group)
+            replay.follow()
+            assert priorities.tree.total == before, "nothing is known of it before it is judged"
+            judge.look()
+            replay.follow()
+            assert priorities.tree.total > before
+    batch = replay.draw()
+    error = dqn.losses(batch, Clock()).priority.numpy()  # error_of has made the target the same as the net
+    is_whole = batch.key[:, 0] % T + n_step <= T  # its rewards were all there when it was judged
+    found = priorities.tree[priorities.places.of(batch.key)]
+    np.testing.assert_allclose(found[is_whole], ((error + 1e-6) ** ALPHA)[is_whole], rtol=1e-4)
+    assert is_whole.sum() > 3
+
+
+def test_rows_of_a_lost_writer_are_as_likely_as_any() -> None:
+    dqn, source = make_dqn(), Source(2)
+    ring = Ring(EXAMPLE, 40, ENVS, GROUPS, is_judged=True)
+    priorities = Priorities(ring, ALPHA, is_shared=True)
+    settings: dict[str, Any] = {"batch_size": 8, "ratio": None, "warm_up": 0, "gamma": GAMMA, "seed": 0, "n_step": 1}
+    replay = Experience(ring, priorities=priorities, is_shared=True, **settings)
+    ring.append(*source.rows(), 0)
+    RowJudge(ring, 0, 1, GAMMA, dqn.error_of).look()
+    ring.append(*source.rows(), 1)  # nobody judges it
+    replay.follow()
+    assert not priorities.tree[priorities.places.of(np.array([[0, 2], [5, 3]]))].any()
+    replay.lose(1)
+    replay.follow()
+    np.testing.assert_array_equal(
+        priorities.tree[priorities.places.of(np.array([[0, 2], [3, 2], [5, 3], [6, 3]]))],
+        [priorities.largest, 0.0, priorities.largest, 0.0],  # row 3 of env 2 and row 6 are reset rows
+    )
+
+
+@pytest.mark.parametrize("burn_in", [0, 2])
+def test_sequences_have_the_error_of_their_own_net(burn_in: int) -> None:
+    r2d1 = make_dqn(R2D1, "lstm", burn_in=burn_in, delta=None)
+    sources = [Source(group) for group in range(GROUPS)]
+    state, length, n_step = r2d1.agent.initial_state(1), 8, 2
+    ring = Ring(EXAMPLE, 80, ENVS, GROUPS)
+    settings: dict[str, Any] = {"batch_size": 12, "ratio": None, "warm_up": 0, "gamma": GAMMA, "seed": 0}
+    lengths: dict[str, Any] = {"burn_in": burn_in, "length": length, "n_step": n_step, "interval": T}
+    replay = Sequences(ring, state, **settings, **lengths, priorities=ALPHA, is_shared=True, is_judged=True)
+    theirs = States(ring, state, T, replay.fds[-1], is_judged=True)
+    judges = [
+        SequenceJudge(theirs, group, (burn_in, length, n_step), GAMMA, r2d1.error_of) for group in range(GROUPS)
+    ]
+    for _ in range(6):
+        for group, judge in enumerate(judges):
+            own = r2d1.agent.initial_state(WIDTH)
+            for part in own:
+                part.normal_()
+            theirs.store(own, group)
+            ring.append(*sources[group].rows(), group)
+            replay.follow()
+            judge.look()
+    replay.follow()
+    assert replay.starts is not None
+    batch = replay.draw()
+    number, env = batch.key.T
+    error = r2d1.losses(batch, Clock()).priority.numpy()
+    # The newest sequences were judged before the rows after them were there, from which they bootstrap.
+    is_old = (
+        replay.starts.row_of(number, env) + burn_in + length + n_step
+        <= (replay.starts.row_of(number, env) + burn_in + length + T - 1) // T * T
+    )
+    found = replay.starts.tree[number % replay.starts.room * ENVS + env]
+    np.testing.assert_allclose(found[is_old], (error[is_old] + 1e-6) ** ALPHA, rtol=1e-4)
+    assert is_old.sum() > 3

@@ -14,19 +14,19 @@ ALGOS = [
         "any",
         "serial, parallel, async",
     ),
-    ("ddpg", "deep deterministic policy gradients, from a replay", "Box", "serial, parallel"),
-    ("dqn", "deep Q-learning: double, dueling, C51, noisy by an option each", "Discrete", "serial, parallel"),
+    ("ddpg", "deep deterministic policy gradients, from a replay", "Box", "serial, parallel, async"),
+    ("dqn", "deep Q-learning: double, dueling, C51, noisy by an option each", "Discrete", "serial, parallel, async"),
     ("impala", "policy gradient, data of older policies corrected by V-trace", "any", "serial, parallel, async"),
     ("ppo", "proximal policy optimisation: several epochs, clipped ratio", "any", "serial, parallel"),
-    ("r2d1", "deep Q-learning with memory, from sequences", "Discrete", "serial, parallel"),
-    ("rainbow", "deep Q-learning with all of these, n-step and prioritised", "Discrete", "serial, parallel"),
-    ("sac", "soft actor-critic: reward and entropy", "Box", "serial, parallel"),
-    ("td3", "DDPG with two critics, a delayed actor and smoothed targets", "Box", "serial, parallel"),
+    ("r2d1", "deep Q-learning with memory, from sequences", "Discrete", "serial, parallel, async"),
+    ("rainbow", "deep Q-learning with all of these, n-step and prioritised", "Discrete", "serial, parallel, async"),
+    ("sac", "soft actor-critic: reward and entropy", "Box", "serial, parallel, async"),
+    ("td3", "DDPG with two critics, a delayed actor and smoothed targets", "Box", "serial, parallel, async"),
 ]
 SCHEMES = [
     ("serial", "envs, policy and learner in one process"),
     ("parallel", "envs in worker processes, policy and learner in this one; same parameters as serial"),
-    ("async", "workers act and a learner learns, each at its own pace; for impala and appo"),
+    ("async", "workers act and a learner learns, each at its own pace; for impala, appo and all with a replay"),
 ]
 
 

@@ -15,27 +15,11 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from feeding import COUNTING, Setup, check_rows, merged
 from lasting import shared_server
 
 import remuda
-from remuda.learning.weights import SharedWeights
-from remuda.recipes.actors import make_replay_feed
-from remuda.recipes.parts import num_workers
-from remuda.recipes.replays import make_replay
-from remuda.recipes.settings import settle_config
-from remuda.recipes.train import make_recipe
 
-SOON = 60.0  # seconds for what takes one on an idle machine
-DEFAULTS: dict[str, Any] = {
-    "seed": 3,
-    "steps": 1500,
-    "sampler": {"envs": 4, "workers": 2},
-    "agent": {"hidden": (16,)},
-    "algo": {"learning_starts": 300, "batch_size": 16},
-    "replay": {"capacity": 5000, "ratio": 4.0},
-    "eval": {"episodes": 2},
-    "log": {"tensorboard": False, "every": 100},
-}
 RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "dqn": ("dqn", "CartPole-v1", {}),
     "dqn, normalised": ("dqn", "CartPole-v1", {"agent": {"normalize_obs": True}}),
@@ -74,13 +58,6 @@ RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
 def _one_server() -> Iterator[None]:
     with shared_server("remuda.recipes.actors"):
         yield
-
-
-def merged(settings: dict[str, Any]) -> dict[str, Any]:
-    options = dict(DEFAULTS)
-    for key, value in settings.items():
-        options[key] = {**options[key], **value} if isinstance(options.get(key), dict) else value
-    return options
 
 
 def train(out: Path, name: str = "dqn", env: str = "CartPole-v1", scheme: Any = "async", **settings: Any) -> Any:
@@ -148,68 +125,6 @@ def test_a_stopped_run_goes_on_with_all_that_it_had(tmp_path: Path, case: str) -
     assert seen[0][2] > 900 / 4 * 0.8, "and holds their rows"
     lines = [line["time/total_timesteps"] for line in lines_of(second)]
     assert lines == sorted(set(lines))
-
-
-class Setup:
-    """A feed and its replay, without a learner."""
-
-    def __init__(self, env: str, **settings: Any) -> None:
-        options = merged(settings)
-        groups = {name: value for name, value in options.items() if isinstance(value, dict)}
-        short = {"algo": "dqn", "env": env, "scheme": "async", "steps": 10**6, "seed": 3}
-        config, spec, info = settle_config(short, groups)
-        recipe = make_recipe(config, spec, info)
-        self.learner = recipe.make_learner()
-        agent = self.learner.algorithm.agent
-        self.workers = num_workers(config)
-        self.weights = SharedWeights(agent, 0)
-        self.replay: Any = make_replay(config, info, agent.initial_state(1), 0, self.workers)
-        self.feed = make_replay_feed(config, spec, self.workers, self.weights, self.replay, lambda: False)
-
-    def __enter__(self) -> Setup:
-        self.feed.start(3)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.feed.close()
-        self.replay.close()
-        self.weights.close()
-
-    def wait(self, condition: Any) -> None:
-        deadline = time.monotonic() + SOON
-        while not condition():
-            self.feed.look(0)
-            self.replay.follow()
-            assert time.monotonic() < deadline, "waited too long"
-            time.sleep(0.005)
-
-
-COUNTING: dict[str, Any] = {
-    "envs": {"kwargs": {"lengths": [3, 5, 2]}},
-    "sampler": {"envs": 4, "workers": 2},
-    "replay": {"capacity": 20_000, "ratio": None, "n_step": 2},
-    "algo": {"learning_starts": 0, "train_freq": 5, "batch_size": 64},
-}
-
-
-def check_rows(replay: Any) -> int:
-    """Rows of every env follow one another as the env counts; returns how often one began anew in mid-episode."""
-    ring, broken = replay.ring, 0
-    for group in range(ring.groups):
-        oldest, end = ring.oldest(group), int(ring.written[group])
-        assert oldest == 0, "nothing was overwritten, so all is there"
-        for env in range(*ring.columns(group).indices(ring.envs)):
-            rows = ring.take(np.arange(end), np.full(end, env))
-            for t in range(end - 1):
-                _, episode, step = rows.obs[t]
-                _, next_episode, next_step = rows.obs[t + 1]
-                if rows.mask[t]:
-                    assert (next_episode, next_step) == (episode, step + 1)
-                    assert rows.reward[t] == 100 * episode + step + 1 + rows.action[t] / 4
-                else:
-                    assert next_step == 0
-                    broken += step < (3, 5, 2)[int(episode - 1) % 3]
-    return broken
 
 
 def test_rows_are_those_of_the_envs() -> None:

@@ -1,0 +1,49 @@
+"""The workers of bench/feed.py: samplers that write to the learner's replay, to memory nobody reads, or to a pipe."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from remuda.data import Rollout, map_tree
+from remuda.recipes.actors import RingWriter, Worker
+from remuda.recipes.replays import make_ring
+from remuda.replay import as_row
+from remuda.sampling.actor import Writer, serve
+
+HEADER = struct.Struct("<I")
+
+
+def main(fds: Sequence[int]) -> int:
+    worker = Worker()
+
+    def make_writer(order: Mapping[str, Any], given: Sequence[int]) -> Writer:
+        if order["into"] == "replay":
+            return worker.make_writer(order, given)
+        if order["into"] == "pipe":
+            return PipeWriter(os.dup(given[order["group"]]), worker.algorithm.prepare)
+        ring = make_ring(worker.config, worker.seen, None, order["workers"])
+        return RingWriter(ring, None, order["group"], worker.algorithm.prepare, None)
+
+    return serve(fds, worker.make_parts, make_writer)
+
+
+class PipeWriter:
+    """Rollouts as pickles, as multiprocessing's queues send them; waits where nobody takes them."""
+
+    def __init__(self, fd: int, prepare: Any) -> None:
+        self.fd, self.prepare = fd, prepare
+
+    def may_write(self) -> bool:
+        return True
+
+    def write(self, rollout: Rollout) -> None:
+        batch = self.prepare(rollout)
+        rows, last_obs = map_tree(lambda x: x.numpy(), (as_row(batch.steps), batch.last_obs))
+        data = pickle.dumps((tuple(rows), last_obs), pickle.HIGHEST_PROTOCOL)
+        left = memoryview(HEADER.pack(len(data)) + data)
+        while left:
+            left = left[os.write(self.fd, left) :]

@@ -1,4 +1,4 @@
-"""The workers of bench/feed.py: samplers that write to the learner's replay, to memory nobody reads, or to a pipe."""
+"""Workers of bench/feed.py: samplers that write to the replay, to memory that nobody reads, or to a pipe."""
 
 from __future__ import annotations
 

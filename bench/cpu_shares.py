@@ -1,0 +1,96 @@
+"""Sampling and learning at once with all, half and a quarter of the machine: SAC, samplers beside the learner.
+
+    sudo .venv/bin/python bench/cpu_shares.py --out docs/speed/cpu-shares.json      # Pendulum-v1 and Walker2d-v5
+
+Spreeze's ablation: how much of its rate each side keeps when there is less of the CPU. A control group with a quota
+holds a contender of bench/feed.py (`ring`: samplers write straight into the replay) and all that it starts, so this
+needs root, and Linux with the cpu controller of cgroups, of either version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remuda.bench.turns import Contender
+from remuda.machine import usable_cores
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SHARES = (1.0, 0.5, 0.25)
+PERIOD = 100_000  # microseconds, of which the quota is a part
+FEED = Path(__file__).with_name("feed.py")
+
+
+@contextmanager
+def control_group(share: float) -> Iterator[Path]:
+    """A group that may use so much of all cores; yields the file that takes its processes."""
+    quota = int(share * usable_cores() * PERIOD)
+    old = Path("/sys/fs/cgroup/cpu")
+    group = (old if old.is_dir() else Path("/sys/fs/cgroup")) / f"remuda-{os.getpid()}-{share:g}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        sys.exit(f"{group} cannot be made ({error.strerror}): control groups need root and the cpu controller.")
+    try:
+        if old.is_dir():
+            (group / "cpu.cfs_period_us").write_text(str(PERIOD))
+            (group / "cpu.cfs_quota_us").write_text(str(quota))
+        else:
+            (group / "cpu.max").write_text(f"{quota} {PERIOD}")
+        yield group / "cgroup.procs"
+    finally:
+        with suppress(OSError):
+            group.rmdir()
+
+
+def measure(env: str, batch: int, rounds: int, seconds: float) -> dict[str, Any]:
+    words = [sys.executable, FEED, "--env", env, "--batch", batch, "--serve", "ring"]
+    command = " ".join(map(str, words))
+    found: dict[float, dict[str, list[float]]] = {share: {"updates": [], "sampled": []} for share in SHARES}
+    for share in SHARES:  # one after the other: a contender that is stopped still fills its group
+        with control_group(share) as members:
+            contender = Contender([["sh", "-c", f"echo $$ > {members} && exec {command}"]])
+            try:
+                for turn in range(rounds + 1):
+                    (result,), _ = contender.slice(seconds)
+                    if turn:  # the first is for warming up
+                        found[share]["updates"].append(result["updates"])
+                        found[share]["sampled"].append(result["sampled"])
+            finally:
+                contender.close()
+    return {
+        f"{share:g}": {
+            "updates_per_second": statistics.median(rates["updates"]),
+            "update_frames_per_second": batch * statistics.median(rates["updates"]),
+            "sampled_per_second": statistics.median(rates["sampled"]),
+        }
+        for share, rates in found.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--envs", nargs="+", default=["Pendulum-v1", "Walker2d-v5"], help="ids")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of every slice")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    shares = {env: measure(env, given.batch, given.rounds, given.seconds) for env in given.envs}
+    text = json.dumps({"batch": given.batch, "cores": usable_cores(), "shares": shares}, indent=1)
+    print(text)
+    if given.out is not None:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

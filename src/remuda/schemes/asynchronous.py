@@ -119,8 +119,10 @@ class AsynchronousReplay:
                 start(recipe, feed, progress)
                 log.begin()
                 while progress.steps < recipe.steps and not log.should_stop():
+                    before = learner.version
                     round = self._round(recipe, learner, replay, feed, progress, log)
-                    weights.publish(learner.version)
+                    if learner.version > before:
+                        weights.publish(learner.version)
                     progress.restarts = restarts + feed.restarts()
                     round.evaluations = evaluator.look(learner.version, progress.steps) if evaluator else []
                     if log.round(round):

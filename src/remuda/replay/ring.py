@@ -139,12 +139,13 @@ class Ring:
     def _begin(self, group: int, start: int, end: int) -> None:
         """Say that rows up to `end` are about to be written, once nobody holds the writers."""
         while True:
+            while self._is_held[0]:
+                time.sleep(LOOK_SECONDS)
             self.begun[group] = end
             with self._fence:  # what was said must be seen before it is looked whether somebody holds
                 if not self._is_held[0]:
                     return
             self.begun[group] = start
-            time.sleep(LOOK_SECONDS)
 
     @contextmanager
     def still(self, seconds: float = HOLD_SECONDS) -> Iterator[None]:
@@ -215,10 +216,12 @@ class Ring:
         if self.groups == 1:
             row, env = np.divmod(index, self.envs)
             return row + self.oldest(0), env
-        ends = (self.stored * self.width).cumsum()
+        stored, written = self.stored, self.written.copy()  # once: others may be writing
+        ends = (stored * self.width).cumsum()
+        index = np.minimum(index, ends[-1] - 1)  # there may be fewer by now than there were
         group = ends.searchsorted(index, "right")
-        row, env = np.divmod(index - (ends[group] - self.stored[group] * self.width), self.width)
-        return row + self.written[group] - self.stored[group], env + group * self.width
+        row, env = np.divmod(index - (ends[group] - stored[group] * self.width), self.width)
+        return row + written[group] - stored[group], env + group * self.width
 
     def oldest(self, group: int) -> int:
         """The first row of a group that can be drawn."""

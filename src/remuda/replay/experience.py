@@ -124,13 +124,18 @@ class Experience(Stored):
     def get_state(self) -> dict[str, Any]:
         """All but the ring."""
         priorities = None if self.priorities is None else self.priorities.get_state()
-        return {"draws": self.draws, "steps": self.steps, "credit": self.credit, "priorities": priorities}
+        counts = {"draws": self.draws, "steps": self.steps, "credit": self.credit, "seen": self._seen.copy()}
+        return {**counts, "priorities": priorities}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """With the ring as it was then, what is drawn next is the same, bit by bit."""
         if self.priorities is not None:
             self.priorities.set_state(state["priorities"])
         self.draws, self.steps, self.credit = state["draws"], state["steps"], state["credit"]
+        self._seen[:] = state["seen"]
+        for group in range(self.ring.groups if self.ring.error is not None else 0):
+            self.ring.judged[group] = self._seen[group]
+            self.ring.forgo_judgement(group)
 
 
 def batch_of_rows(

@@ -38,6 +38,7 @@ from remuda.errors import WorkerError
 Index = NDArray[np.int64]
 HOLD_SECONDS = 30.0  # after which a writer that does not stop is an error
 LOOK_SECONDS = 0.001
+NO_LIMIT = np.iinfo(np.int64).max
 
 
 class Row(ArrayTuple):
@@ -100,7 +101,9 @@ class Ring:
         self.error = self._memory["error"] if is_judged else None
         self.judged = self._memory["judged"]  # rows of each group whose error is known, where it is wanted
         self._is_held = self._memory["is_held"]
-        self.limit = self._memory["limit"]  # of all real rows, which writers should not pass; 0: none
+        self.limit = self._memory["limit"]  # of all real rows, which writers should not pass
+        if not fds:
+            self.limit[0] = NO_LIMIT
         self._fence = threading.Lock()  # taking it orders memory between processes
 
     @property
@@ -177,12 +180,21 @@ class Ring:
 
     def may_write(self) -> bool:
         """Whether writers have not reached the limit that a reader set for them."""
-        return not self.limit[0] or int(self.real.sum()) < int(self.limit[0])
+        return int(self.real.sum()) < int(self.limit[0])
 
     def abandon(self, group: int) -> None:
-        """Its writer is gone: what it had begun is given up."""
-        self._leave_out(self.columns(group))
-        self.begun[group] = self.written[group]
+        """Its writer is gone. What it had begun may lie over older rows already, so these stay lost: in their place
+        are reset rows, at which returns and sequences stop."""
+        start, end, columns = int(self.written[group]), int(self.begun[group]), self.columns(group)
+        seen = map_tree(lambda x: x[start % self.capacity, columns].copy(), self.rows.obs)  # whole, whoever wrote it
+        for places, _ in unbroken(max(start, end - self.capacity + 1), end, self.capacity):
+            for _, array in leaves(self.rows.replace(obs=None, discount=None)):
+                array[places, columns] = 0
+            self.rows.discount[places, columns] = 1
+            self.rows.obs[places, columns] = seen
+        self._leave_out(columns)
+        with self._fence:
+            self.written[group] = end
         self.forgo_judgement(group)
 
     def forgo_judgement(self, group: int) -> None:
@@ -256,10 +268,13 @@ class Ring:
         place: Index = row % self.capacity * self.envs + env
         return place
 
-    def n_steps(self, row: Index, env: Index, n: int, gamma: float) -> NSteps:
-        """From real rows on: over fewer than n rewards where the episode ends, or where the newest row is passed."""
+    def n_steps(self, row: Index, env: Index, n: int, gamma: float, end: Index | None = None) -> NSteps:
+        """From real rows on: over fewer than n rewards where the episode ends, or where the newest row is passed.
+
+        `end` is how far the group of each had come, where somebody has looked already.
+        """
         reward, discount = np.zeros(len(row), np.float32), np.ones(len(row), np.float32)
-        end = self.written[env // self.width]
+        end = self.written[env // self.width] if end is None else end
         at, goes_on = row, np.ones(len(row), bool)
         for _ in range(n):
             place = self._place(at, env)

@@ -194,7 +194,8 @@ def sequence_rows(
     for _, part in leaves(rows.replace(obs=None)):
         part[row >= newest] = 0  # all but an observation that lies there is left of an old row
     learned = row[burn_in : burn_in + length]
-    found = ring.n_steps(learned.reshape(-1), np.broadcast_to(env, learned.shape).reshape(-1), n_step, gamma)
+    of_each = [np.broadcast_to(x, learned.shape).reshape(-1) for x in (learned, env, newest)]
+    found = ring.n_steps(of_each[0], of_each[1], n_step, gamma, of_each[2])
     reward, discount, bootstrap = (part.reshape(learned.shape) for part in found)
     targets = SequenceReturns(reward, discount, bootstrap - start)
     steps = Steps(*map_tree(torch.from_numpy, rows), None, None)

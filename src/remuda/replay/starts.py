@@ -80,8 +80,10 @@ class States:
                 self.judge(group, number, np.nan)
 
     def get_state(self) -> dict[str, Any]:
+        """In this order: what is stored meanwhile lies where `stored` says that there is nothing."""
+        stored, row = self.stored.copy(), self.row.copy()
         states = {path: array.copy() for path, array in leaves(self.states)}
-        return {"states": states, "row": self.row.copy(), "stored": self.stored.copy(), "interval": self.interval}
+        return {"states": states, "row": row, "stored": stored, "interval": self.interval}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         for path, array in leaves(self.states):

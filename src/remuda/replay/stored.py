@@ -46,6 +46,7 @@ class Stored(ABC):
         self.ring, self.batch_size, self.ratio, self.warm_up, self.seed = ring, batch_size, ratio, warm_up, seed
         self.is_shared, self.most_per_round, self.lead = is_shared, most_per_round, lead
         self.draws, self.steps, self.credit, self.redrawn = 0, 0, 0.0, 0
+        self._again = 0  # draws of which nothing came
         self._files: RingFiles | None = None
         self._begin_here()
 
@@ -120,6 +121,8 @@ class Stored(ABC):
             if not torn:
                 return batch
             self.redrawn += torn
+            self._again += 1
+            self._take_note()
             batch = self._gather()
         if self.is_shared:
             raise ValueError(
@@ -129,7 +132,7 @@ class Stored(ABC):
 
     def metrics(self) -> dict[str, float]:
         """Drawn rows for every real step after the warm-up, so far; rows or sequences that were torn."""
-        drawn = self.draws * self.rows_per_batch
+        drawn = (self.draws - self._again) * self.rows_per_batch
         return {"replay/ratio": drawn / max(1, self.steps - self.warm_up), "replay/redrawn": float(self.redrawn)}
 
     def fresh(self) -> Iterator[Rollout]:
@@ -177,8 +180,8 @@ class Stored(ABC):
     def load(self, directory: Path, state: Mapping[str, Any]) -> None:
         self._files = RingFiles(directory)
         self._files.read(self.ring, state["rows"])
-        self.set_state(state["replay"])
         self._begin_here()
+        self.set_state(state["replay"])
 
     def close(self) -> None:
         self.ring.close()

@@ -1,0 +1,409 @@
+"""Sequences, and rows, of a ring that other processes write to: as they are drawn, lost with a writer, and saved."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_shared_ring import (
+    EXAMPLE,
+    GAMMA,
+    KINDS,
+    N_STEP,
+    NO_GAP,
+    SECONDS,
+    WIDTH,
+    assert_same,
+    check_batch,
+    check_ring,
+    check_targets,
+    closing_all,
+    experience,
+    interrupted,
+    made,
+    make,
+    rollout,
+    state_of,
+    truth,
+    writers_of,
+    writing,
+)
+from test_shared_ring import all_closed as all_closed
+
+from remuda.data import leaves
+from remuda.data.packing import pack, unpack
+from remuda.replay import Ring, Sequences
+from remuda.replay import ring as ring_module
+
+T, BURN_IN, LENGTH = 5, 2, 3  # of rollouts and sequences: one is whole before what it is bootstrapped from is there
+R = BURN_IN + LENGTH + N_STEP
+HOW = pytest.mark.parametrize("how", ["append", "begin"])  # rows are overwritten, or some of them so far
+WHAT = pytest.mark.parametrize("what", ["prioritised", "sequences"])
+SOME = [("uniform", 1), ("uniform", 3), ("prioritised", 3), ("sequences", 2)]
+
+
+def replay_of(what: str, ring: Ring) -> Any:
+    if what != "sequences":
+        return experience(ring, 1.0 if what == "prioritised" else None)
+    settings: dict[str, Any] = {"ratio": 1.0, "warm_up": 0, "n_step": N_STEP, "gamma": GAMMA, "seed": 1}
+    settings |= {"burn_in": BURN_IN, "length": LENGTH, "interval": T, "priorities": 1.0, "is_shared": True}
+    made.append(Sequences(ring, state_of(0, [0]), batch_size=3, **settings))
+    return made[-1]
+
+
+def check(replay: Any, batch: Any, written: Any, gap: tuple[int, int] = NO_GAP) -> None:
+    """`written` were the rows before it was drawn; the gap is group 0's."""
+    if not isinstance(replay, Sequences):
+        check_batch(batch, written, gap)
+        return
+    for s, (number, env) in enumerate(batch.key.tolist()):
+        start, rest, newest = int(batch.state.c[s]), gap if env < WIDTH else NO_GAP, written[env // WIDTH]
+        assert batch.state.h[s].tolist() == [start, env]
+        assert start == number * T or rest != NO_GAP
+        steps, row = batch.steps[:, s], np.arange(start, start + R)
+        is_there = (steps.mask | (steps.discount > 0)).numpy()
+        end, known = start + int(is_there.sum()), truth(row, env, rest)
+        assert is_there[: end - start].all()
+        assert end >= min(newest, start + R), "a row that was there is blank"
+        assert end >= start + BURN_IN + LENGTH, "a sequence that is not whole"
+        for name in ("action", "reward", "discount", "mask"):
+            part, compared = getattr(steps, name).numpy(), is_there & (known.mask | (name != "action"))
+            assert_same(part[compared], getattr(known, name)[compared], name, start, env)
+            assert not part[~is_there].any()
+        seen = (row <= rest[0]) | (row >= rest[1])
+        assert_same(steps.obs[seen], truth(np.minimum(row, end), env, rest).obs[seen], "obs", start, env)
+        targets, learned = batch.targets[:, s], row[BURN_IN : BURN_IN + LENGTH]
+        assert max(targets.row.tolist()) <= end - start, "bootstrapped from a row that is blank"
+        last_obs = steps.obs[targets.row]
+        check_targets(learned, np.full(LENGTH, env), rest, np.full(LENGTH, newest), targets, last_obs)
+
+
+def check_all(replay: Any, gap: tuple[int, int] = NO_GAP, ahead: int = 0) -> int:
+    """While nobody writes: the ring, what lies beside it, and one batch. Returns the rows that can be drawn."""
+    count = check_ring(replay.ring, gap)
+    replay.follow()
+    if isinstance(replay, Sequences):
+        check_states(replay, ahead)
+    elif replay.priorities is not None:
+        check_priorities(replay)
+    check(replay, replay.draw(), replay.ring.written.copy(), gap)
+    return count
+
+
+def check_states(replay: Any, ahead: int = 0) -> None:
+    """Every state is that of its row; what has a priority is whole and stored, and all of that has one, unless a
+    writer was so many rows ahead."""
+    starts, ring, states, expected = replay.starts, replay.ring, replay.starts.states, set()
+    spare: set[tuple[int, int]] = set()
+    for group in range(ring.groups):
+        columns, stored = ring.columns(group), int(states.stored[group])
+        env = np.arange(columns.start, columns.stop)
+        for number in range(max(0, stored - starts.room + 1), stored):
+            place = number % starts.room
+            row = int(states.row[place, group])
+            for (_, kept), (_, known) in zip(leaves(states.states), leaves(state_of(row, env)), strict=True):
+                assert_same(kept[place, columns], known, "state", number, group)
+            learned = row + BURN_IN + np.arange(LENGTH)
+            if learned[-1] < ring.written[group]:
+                can = ring.is_stored(np.full(WIDTH, row), env) & ring.is_real(learned[:, None], env).any(0)
+                expected |= {(place, each) for each in env[can].tolist()}
+                if row <= ring.written[group] + ahead - ring.capacity:
+                    spare |= {(place, each) for each in env.tolist()}
+    found = set(zip(*np.divmod(np.flatnonzero(starts.tree[:]), ring.envs), strict=True))
+    assert expected - spare <= found <= expected
+
+
+def check_priorities(replay: Any) -> None:
+    """When all was followed, exactly real rows can be drawn."""
+    row, env = replay.ring.at(np.arange(replay.ring.count))
+    kept = replay.ring.is_stored(row, env)
+    priority = replay.priorities.tree[replay.places.of(np.stack([row, env], -1))]
+    assert_same(priority[kept] > 0, replay.ring.is_real(row, env)[kept], "has a priority", row[kept], env[kept])
+
+
+def failures_at_any_line(attempt: Callable[[int, list[str]], None]) -> dict[str, str]:
+    """attempt(when, lines) lets something happen before the when-th line, and notes which that is; up to the last."""
+    found: dict[str, str] = {}
+    for when in itertools.count():
+        lines: list[str] = []
+        try:
+            attempt(when, lines)
+        except Exception as error:
+            found[lines[0] if lines else "none"] = repr(error)
+        if not lines:
+            break
+    return found
+
+
+def drawn(replay: Any, error: float = 0.25) -> Any:
+    replay.follow()
+    batch = replay.draw()
+    replay.feedback(batch.key, torch.full((len(batch.key),), error))
+    return batch
+
+
+@KINDS
+@HOW
+@pytest.mark.parametrize(("what", "groups"), SOME)
+def test_a_writer_may_move_before_any_line_of_a_draw(kind: str, how: str, what: str, groups: int) -> None:
+    replay = replay_of(what, make(kind, 40, groups))
+    writer = writers_of(replay, kind, 14)[0]
+
+    def attempt(when: int, lines: list[str]) -> None:
+        def act(line: str) -> None:
+            lines.append(line)
+            rows = T if what == "sequences" else 12
+            writer.append(rows) if how == "append" else writer.begin(rows, when * 7 % 80)
+
+        written = replay.ring.written.copy()
+        try:
+            check(replay, interrupted(lambda: drawn(replay), when, act), written)
+        finally:
+            writer.finish()
+        if what == "prioritised":
+            replay.follow()
+            check_priorities(replay)
+
+    assert failures_at_any_line(attempt) == {}
+    check_all(replay)
+
+
+@KINDS
+@HOW
+@pytest.mark.parametrize("what", ["uniform", "prioritised", "sequences"])
+def test_what_was_torn_is_drawn_again(kind: str, how: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = replay_of(what, make(kind, 40, 2))
+    _, writer = writers_of(replay, kind, 14)
+    gather, written, torn = replay._gather, replay.ring.written.copy(), []
+
+    def gather_and_overwrite() -> Any:
+        batch = gather()
+        if not torn:
+            for append in (*[writer.append] * 4, writer.append if how == "append" else writer.begin):
+                append(T)
+        row, env = batch.key.T
+        first = row if what != "sequences" else batch.state.c.numpy().astype(int)
+        is_unreal = ~truth(row, env).mask & (what != "sequences")
+        torn.append(np.count_nonzero((first <= replay.ring.begun[env // WIDTH] - 40) | is_unreal))
+        return batch
+
+    monkeypatch.setattr(replay, "_gather", gather_and_overwrite)
+    check(replay, replay.draw(), written)
+    writer.finish()
+    assert torn[0] > 0 == torn[-1]
+    assert replay.draws == len(torn)
+    assert replay.metrics()["replay/redrawn"] == replay.redrawn >= sum(torn)
+    assert replay.redrawn == sum(torn) or kind == "frames"  # where episodes are short, frames go before rows do
+
+
+@KINDS
+def test_a_learner_that_looks_too_seldom_draws_nothing_wrong(kind: str) -> None:
+    """Between two looks writers fill the ring once, almost once, or several times."""
+    replay = replay_of("sequences", make(kind, 40, 2))
+    writers = writers_of(replay, kind, 2)
+    for rollouts in (1, 6, 7, 8, 9, 16, 17, 30, 1, 8):
+        for writer in [*[writers[0]] * rollouts, writers[1]]:
+            writer.append(T)
+        batch = replay.draw()
+        check(replay, batch, replay.ring.written.copy())
+        replay.feedback(batch.key, torch.linspace(0.1, 2, 3))
+        check_all(replay)
+
+
+@KINDS
+@pytest.mark.parametrize(("groups", "seconds"), [(3, 2.0), pytest.param(8, 600.0, marks=pytest.mark.long)])
+def test_writers_as_fast_as_they_can(kind: str, groups: int, seconds: float) -> None:
+    ring, draws = make(kind, 83, groups), 0
+    replays = [replay_of(what, ring) for what in ("sequences", "prioritised", "uniform")]
+    with writing(replays[0], kind, seconds, T, T):
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            for replay in replays:
+                written = ring.written.copy()
+                check(replay, drawn(replay), written)
+                draws += 1
+            time.sleep(0.05 * (draws % 30 == 0))  # writers go several times round meanwhile
+    assert draws > 20 * seconds
+    assert (ring.written > 20 * ring.capacity).all()
+    assert sum(replay.redrawn for replay in replays) > 0
+    for replay in replays:
+        check_all(replay)
+        assert replay.steps == ring.real.sum()
+
+
+class Died(BaseException):
+    """Of a writer: nothing that comes after it happens."""
+
+
+@WHAT
+@KINDS
+@pytest.mark.parametrize("rollouts", [1, 14])  # before the ring is full, and after
+def test_a_writer_may_die_before_any_line_of_an_append(kind: str, what: str, rollouts: int) -> None:
+    @closing_all()
+    def attempt(when: int, lines: list[str]) -> None:
+        replay = replay_of(what, make(kind, 24, 2))
+        writer = writers_of(replay, kind, rollouts)[0]
+
+        def die(line: str) -> None:
+            lines.append(line)
+            raise Died
+
+        with suppress(Died):
+            interrupted(lambda: writer.append(3 * T), when, die, "replay" if what == "sequences" else "")
+        check_lost(replay, kind)
+
+    assert failures_at_any_line(attempt) == {}
+
+
+def check_lost(replay: Any, kind: str) -> None:
+    ring, written, begun = replay.ring, int(replay.ring.written[0]), int(replay.ring.begun[0])
+    gap = (written, replay.lose(0))
+    assert gap[1] == ring.written[0] == ring.begun[0]
+    row, env = np.arange(max(0, begun + 2 - ring.capacity), written), np.arange(WIDTH)
+    assert kind == "frames" or ring.is_stored(row[:, None], env).all(), "nobody can have touched these"
+    assert gap[1] == written or not ring.is_real(np.full(WIDTH, written), env).any(), "a reset row follows"
+    check_ring(ring, gap)
+    successor = writers_of(replay, kind, 0)[0]
+    successor.gap = gap
+    for _ in range(2):
+        successor.append(T)
+        check_all(replay, gap)
+
+
+@WHAT
+@KINDS
+def test_a_group_may_be_lost_before_any_line_of_a_draw(kind: str, what: str) -> None:
+    """By another thread, which hears that the writer died. It had only announced what it would write."""
+
+    @closing_all()
+    def attempt(when: int, lines: list[str]) -> None:
+        replay, gap = replay_of(what, make(kind, 40, 2)), NO_GAP
+        writer = writers_of(replay, kind, 2)[0]
+        thread, written, replay.draws = experience(writer.ring), replay.ring.written.copy(), when
+        replay.ring.begun[0] += T
+
+        def lose(line: str) -> None:
+            nonlocal gap
+            lines.append(line)
+            gap = writer.gap = (int(written[0]), thread.lose(0))
+            writer.append(T)
+
+        batch = interrupted(replay.draw, when, lose)
+        check(replay, batch, written, gap)
+
+    assert failures_at_any_line(attempt) == {}
+
+
+@pytest.mark.parametrize(("kind", "what"), [("rows", "sequences"), ("frames", "prioritised")])
+def test_saved_while_writers_write(kind: str, what: str, tmp_path: Path) -> None:
+    replay, other = (replay_of(what, make(kind, 200, 3)) for _ in range(2))
+    with writing(replay, kind, T=T, interval=T * (what == "sequences")):
+        for number in range(4):
+            fed: dict[tuple[int, int], float] = {}
+            for error in np.arange(8) / 8 + number:
+                written, batch = replay.ring.written.copy(), drawn(replay, error)
+                was_known = (batch.key[:, 0] < written[batch.key[:, 1] // WIDTH]) | (what == "sequences")
+                fed |= {tuple(key): error for key in batch.key[was_known].tolist()}
+            other.load(tmp_path, unpack(pack(replay.save(tmp_path))))
+            check_fed(other, fed)
+            count = check_all(other)
+            assert count == 199 * 3 * WIDTH or (kind == "frames" and count > 100 * 3 * WIDTH)
+
+
+def check_fed(replay: Any, fed: dict[tuple[int, int], float]) -> None:
+    """What was fed back is known, of all that is still there."""
+    key, error = np.array(list(fed)), np.array(list(fed.values()))
+    if isinstance(replay, Sequences):
+        assert replay.starts is not None
+        kept = key[:, 0] >= replay.starts.first[key[:, 1]]
+        found = replay.starts.tree[replay.starts._leaf(*key[kept].T)]
+    else:
+        kept = replay.ring.is_stored(*key.T)
+        found = replay.priorities.tree[replay.places.of(key[kept])]
+    np.testing.assert_allclose(found, error[kept], atol=1e-5)
+
+
+@WHAT
+@KINDS
+def test_a_writer_that_waits_until_all_is_saved_changes_nothing_of_it(
+    kind: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it is when writers are held, and one line later: it may not have seen yet that it is to wait."""
+    monkeypatch.setattr(ring_module, "LOOK_SECONDS", 0.0)
+    replay, other = (replay_of(what, make(kind, 40, 2)) for _ in range(2))
+    ring, (writer, _) = replay.ring, writers_of(replay, kind, 14)
+    hold = ring.still
+
+    def attempt(when: int, lines: list[str]) -> None:
+        pauses, may_go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+        def pause(line: str) -> None:
+            lines.append(line)
+            pauses.release()
+            may_go_on.acquire(timeout=SECONDS)
+
+        def append() -> None:
+            interrupted(lambda: writer.append(T), when, pause, again=1)
+            pauses.release(2)  # in case there are not as many lines
+
+        @contextmanager
+        def hold_while_it_pauses(seconds: float = SECONDS) -> Iterator[None]:
+            thread.start()
+            pauses.acquire(timeout=SECONDS)
+            may_go_on.release(1 if ring.begun[0] == ring.written[0] else 2)  # who has begun is waited for
+            with hold(seconds):
+                pauses.acquire(timeout=SECONDS)
+                yield
+            may_go_on.release(2)
+
+        thread = threading.Thread(target=append)
+        monkeypatch.setattr(ring, "still", hold_while_it_pauses)
+        state = unpack(pack(replay.save(tmp_path / str(when))))
+        thread.join(SECONDS)
+        other.load(tmp_path / str(when), state)
+        count = check_all(other, ahead=T)
+        assert count == 39 * 2 * WIDTH or kind == "frames"
+
+    assert failures_at_any_line(attempt) == {}
+
+
+def test_a_state_that_is_stored_while_all_is_saved_is_whole_or_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only who appends is held."""
+    replay, other = (replay_of("sequences", make("rows", 40, 2)) for _ in range(2))
+    writer, _ = writers_of(replay, "rows", 14)
+    get_state = replay.get_state
+
+    def attempt(when: int, lines: list[str]) -> None:
+        def store(line: str) -> None:
+            lines.append(line)
+            writer.store()
+
+        monkeypatch.setattr(replay, "get_state", lambda: interrupted(get_state, when, store))
+        other.load(tmp_path, unpack(pack(replay.save(tmp_path))))
+        writer.append(T)
+        check_all(other)
+
+    assert failures_at_any_line(attempt) == {}
+
+
+def test_rows_that_nobody_had_judged_when_all_was_saved_are_as_likely_as_any_after_loading(tmp_path: Path) -> None:
+    made.extend(Ring(EXAMPLE, 40, WIDTH, is_judged=True) for _ in range(2))
+    replay, other = (experience(ring, 1.0) for ring in made[-2:])
+    for first in range(0, 60, 12):
+        replay.ring.append(*rollout(first, 12, 0))
+        if first < 48:
+            replay.ring.judge(0, first, np.ones((12, WIDTH), np.float32))
+        replay.follow()
+    other.load(tmp_path, replay.save(tmp_path))
+    other.follow()
+    check_priorities(other)

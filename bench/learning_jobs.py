@@ -125,6 +125,19 @@ JOBS = [
         "mean ≥ 15",
         (*ASYNC, "--envs.sticky 0", "--agent.net a3c", "--scheme.threads 1"),
     ),
+    Job("sac-pendulum-async", "sac", "Pendulum-v1", 20_000, (1, 2, 3), "as under serial", ASYNC),
+    Job("sac-halfcheetah-async", "sac", "HalfCheetah-v5", 100_000, (1, 2, 3), "as under serial", ASYNC),
+    Job(
+        "dqn-cartpole-async",
+        "dqn",
+        "CartPole-v1",
+        200_000,
+        (1, 2, 3),
+        "as under serial",
+        ("--algo.double false", *ASYNC),
+    ),
+    Job("dqn-minatar-breakout-async", "dqn", "MinAtar/Breakout-v1", 1_000_000, (1, 2, 3), "as under serial", ASYNC),
+    Job("r2d1-recall-async", "r2d1", "Remuda/Recall-v0", 200_000, (1, 2, 3), "as under serial", ASYNC),
 ]
 
 PEERS = [

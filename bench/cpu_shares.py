@@ -10,7 +10,6 @@ needs root, and Linux with the cpu controller of cgroups, of either version.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -18,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remuda.bench.turns import Contender
+from remuda.bench.turns import Contender, give_out
 from remuda.machine import usable_cores
 
 if TYPE_CHECKING:
@@ -85,11 +84,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     shares = {env: measure(env, given.batch, given.rounds, given.seconds) for env in given.envs}
-    text = json.dumps({"batch": given.batch, "cores": usable_cores(), "shares": shares}, indent=1)
-    print(text)
-    if given.out is not None:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(text + "\n")
+    give_out({"batch": given.batch, "cores": usable_cores(), "shares": shares}, given.out)
 
 
 if __name__ == "__main__":

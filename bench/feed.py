@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import json
 import os
 import pickle
 import signal
@@ -31,7 +30,7 @@ from typing import Any
 
 from feed_workers import HEADER
 
-from remuda.bench.turns import Contender, median_and_interval, serve
+from remuda.bench.turns import Contender, give_out, median_and_interval, serve
 
 ROOT = Path(__file__).parents[1]
 KINDS = ("alone", "aside", "ring", "queue")
@@ -200,11 +199,7 @@ def main() -> None:
         serve_one(given.serve, given.env, given.batch, given.envs, given.workers)
         return
     report = compare(given.env, given.batch, given.envs, given.workers, given.rounds, given.seconds)
-    text = json.dumps(report, indent=1)
-    print(text)
-    if given.out is not None:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(text + "\n")
+    give_out(report, given.out)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ the least that these sizes can take on this machine. SB3 takes part after `make 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -21,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from remuda.bench.turns import Contender, median_and_interval, serve
+from remuda.bench.turns import Contender, give_out, median_and_interval, serve
 
 ROOT = Path(__file__).parents[1]
 SB3 = ROOT / ".venv-sb3"
@@ -200,11 +199,7 @@ def main() -> None:
         return
     names = ["remuda", *(["sb3"] if (SB3 / ".installed").exists() else [])]
     names += ["products"] if given.algo == "sac" else []
-    text = json.dumps(compare(names, given.algo, given.batch, given.threads, given.rounds, given.seconds), indent=1)
-    print(text)
-    if given.out is not None:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(text + "\n")
+    give_out(compare(names, given.algo, given.batch, given.threads, given.rounds, given.seconds), given.out)
 
 
 if __name__ == "__main__":

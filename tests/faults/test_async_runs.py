@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,17 @@ def _nothing_is_left() -> Iterator[None]:
     assert set(os.listdir("/dev/shm")) <= shared
 
 
-@contextmanager
-def running(path: Path, form: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A run as a user starts it, that has begun to train."""
+def running(path: Path, form: str, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    """In one of both forms."""
     sampler = [text for name, value in FORMS[form].items() for text in (f"--sampler.{name}", str(value))]
     every = ["--log.every", str(INTERVAL // 2)]
-    process = start(path, "--scheme", "async", *sampler, *every, *arguments, algo="impala")
+    return begun(path, *sampler, *every, *arguments, algo="impala")
+
+
+@contextmanager
+def begun(path: Path, *arguments: str, algo: str) -> Iterator[subprocess.Popen[str]]:
+    """A run as a user starts it, that has begun to train."""
+    process = start(path, "--scheme", "async", *arguments, algo=algo)
     try:
         wait_for(lambda: has_trained(path), 120)
         yield process

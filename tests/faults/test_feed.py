@@ -20,8 +20,8 @@ import pytest
 from feeding import COUNTING, Setup, check_rows
 from lasting import shared_server
 from test_async_runs import _nothing_is_left as _nothing_is_left
-from test_async_runs import lines
-from test_signals import all_gone, family, has_trained, start, stop, wait_for
+from test_async_runs import begun, lines
+from test_signals import all_gone, family, stop, wait_for
 
 import remuda
 from remuda.cli import main
@@ -118,18 +118,9 @@ def test_what_its_space_forbids_is_named_and_never_stored(fault: str) -> None:
 # --- whole runs -----------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def running(path: Path, *arguments: str) -> Iterator[Any]:
-    """A run as a user starts it, that has begun to train."""
+def running(path: Path, *arguments: str) -> contextlib.AbstractContextManager[Any]:
     sizes = ["--sampler.envs", "8", "--sampler.workers", "2", "--algo.learning_starts", "200", "--log.every", "500"]
-    process = start(path, "--scheme", "async", *sizes, *arguments, algo="dqn")
-    try:
-        wait_for(lambda: has_trained(path), 120)
-        yield process
-    finally:
-        if process.poll() is None:  # the test has failed
-            process.kill()
-            process.communicate()
+    return begun(path, *sizes, *arguments, algo="dqn")
 
 
 def test_killed_it_leaves_no_orphan_and_loses_at_most_one_checkpoint_interval(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,15 @@ def cpu_seconds(pid: int) -> float:
             times = each.cpu_times()
             total += times.user + times.system
     return total
+
+
+def give_out(report: dict[str, Any], out: Path | None) -> None:
+    """As JSON on the screen, and in a file if one was named."""
+    text = json.dumps(report, indent=1)
+    print(text)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text + "\n")
 
 
 def median_and_interval(ratios: Sequence[float]) -> tuple[float, float, float]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from remuda.core import (
     Evaluator,
@@ -45,19 +46,13 @@ class Asynchronous:
 
     def run(self, recipe: Recipe, log: Log) -> Learner:
         with ExitStack() as stack:
-            stack.enter_context(torch_threads(recipe.num_threads))
-            learner = recipe.make_learner()
-            stack.callback(learner.close)
-            progress, _ = log.resume(learner)  # envs begin anew: what they were doing belongs to no round
+            learner, progress, weights, replay, evaluator = open_parts(recipe, log, stack)
             agent = learner.algorithm.agent
-            weights = stack.enter_context(closing(recipe.make_weights(agent, learner.version)))
-            replay = stack.enter_context(closing(recipe.make_replay(agent, progress.rounds)))
             stream = stack.enter_context(
                 closing(
                     recipe.make_stream(agent, weights, self.workers, progress.rounds, self.max_lag, log.must_stop)
                 )
             )
-            evaluator = make_evaluator(recipe, weights, stack)
             with suppress(Interrupted):
                 log.restore(replay)
                 dropped, restarts = progress.dropped, progress.restarts
@@ -99,15 +94,7 @@ class AsynchronousReplay:
 
     def run(self, recipe: Recipe, log: Log) -> Learner:
         with ExitStack() as stack:
-            stack.enter_context(torch_threads(recipe.num_threads))
-            learner = recipe.make_learner()
-            stack.callback(learner.close)
-            progress, _ = log.resume(learner)  # envs begin anew
-            agent = learner.algorithm.agent
-            weights = stack.enter_context(closing(recipe.make_weights(agent, learner.version)))
-            replay = recipe.make_replay(agent, progress.rounds)
-            stack.enter_context(closing(replay))
-            evaluator = make_evaluator(recipe, weights, stack)
+            learner, progress, weights, replay, evaluator = open_parts(recipe, log, stack)
             with suppress(Interrupted):
                 log.restore(replay)
                 if progress.rounds:
@@ -163,10 +150,19 @@ class AsynchronousReplay:
         return Round(progress, learner, episodes, metrics, seconds, replay, get_state=lambda: None)
 
 
-def make_evaluator(recipe: Recipe, weights: Weights, stack: ExitStack) -> Evaluator | None:
-    """Closed with the stack; None where none is wanted."""
+def open_parts(
+    recipe: Recipe, log: Log, stack: ExitStack
+) -> tuple[Learner, Progress, Weights, Any, Evaluator | None]:
+    """What both have, closed with the stack. Envs begin anew: what they were doing belongs to no round."""
+    stack.enter_context(torch_threads(recipe.num_threads))
+    learner = recipe.make_learner()
+    stack.callback(learner.close)
+    progress, _ = log.resume(learner)
+    agent = learner.algorithm.agent
+    weights = stack.enter_context(closing(recipe.make_weights(agent, learner.version)))
+    replay = stack.enter_context(closing(recipe.make_replay(agent, progress.rounds)))
     evaluator = recipe.make_evaluator(weights)
-    return None if evaluator is None else stack.enter_context(closing(evaluator))
+    return learner, progress, weights, replay, evaluator and stack.enter_context(closing(evaluator))
 
 
 def start(recipe: Recipe, actors: Stream | Feed, progress: Progress) -> None:

@@ -137,10 +137,9 @@ def num_actors(config: RunConfig, asked: int) -> int:
     columns = options.columns_per_round(envs) if isinstance(options, OnPolicyOptions) else envs
     fitting = [count for count in range(1, envs + 1) if envs % count == 0 and columns % (envs // count) == 0]
     if asked and asked not in fitting:
-        raise ConfigError(
-            f"sampler.workers={asked} cannot share {envs} envs so that whole shares make a round of {columns} "
-            f"sequences: use {' or '.join(map(str, sorted(fitting, key=lambda count: abs(count - asked))[:2]))}."
-        )
+        near = " or ".join(map(str, sorted(fitting, key=lambda count: abs(count - asked))[:2]))
+        of_round = f" so that whole shares make a round of {columns} sequences" if columns != envs else " evenly"
+        raise ConfigError(f"sampler.workers={asked} cannot share {envs} envs{of_round}: use {near}.")
     return asked or max((count for count in fitting if count <= usable_cores()), default=min(fitting))
 
 

@@ -97,28 +97,37 @@ def test_a_lost_evaluator_is_replaced_and_one_that_is_lost_for_good_is_done_with
 
 
 def test_a_run_has_a_dense_curve_and_a_film(tmp_path: Path) -> None:
+    path, lines_at = tmp_path / "run", []
+
+    def has_seen_enough(round: Any) -> bool:
+        """Three evaluations, a film, and then some more steps, so that a line of metrics tells of them."""
+        lines_at.extend([round.progress.steps] * len(round.evaluations))
+        is_filmed = (path / "videos" / "newest.mp4").exists()
+        return len(lines_at) >= 3 and is_filmed and round.progress.steps > lines_at[2] + 300
+
     run = remuda.train(
         "dqn",
         "CartPole-v1",
         scheme="async",
-        steps=6000,
+        steps=10_000_000,
         seed=1,
-        out=tmp_path / "run",
+        out=path,
         quiet=True,
+        callbacks=has_seen_enough,
         sampler={"envs": 2, "workers": 1},
         agent={"hidden": (8,)},
-        algo={"learning_starts": 100},
+        algo={"learning_starts": 100, "epsilon": "0.5"},
         eval={"share": 1.0, "episodes": 2, "video": True},
         log={"tensorboard": False, "every": 100},
     )
-    lines = [json.loads(line) for line in (run.path / "evaluations.jsonl").read_text().splitlines()]
-    assert lines
+    lines = [json.loads(line) for line in (path / "evaluations.jsonl").read_text().splitlines()]
+    assert len(lines) >= 3
     assert [line["steps"] for line in lines] == sorted({line["steps"] for line in lines})
-    metrics = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    metrics = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     told = [line["eval/steps"] for line in metrics if line.get("eval/steps") is not None]
-    assert set(told) <= {line["steps"] for line in lines}
     assert told
-    assert (run.path / "videos" / "newest.mp4").stat().st_size > 1000
+    assert set(told) <= {line["steps"] for line in lines}
+    assert (path / "videos" / "newest.mp4").stat().st_size > 1000
     assert len(run.result["eval"]["returns"]) == 2, "the last evaluation is that of the final weights"
 
 

@@ -296,7 +296,8 @@ class Recipe:
     make_stream: Callable[[Any, Weights, int, int, int | None, Callable[[], bool]], Stream]
     # weights, replay, acting workers, rounds done, should_stop -> Feed
     make_feed: Callable[[Weights, Any, int, int, Callable[[], bool]], Feed]
-    make_evaluator: Callable[[Weights], Evaluator | None] = lambda weights: None
+    # weights, their version, steps done -> Evaluator, or None where none is wanted
+    make_evaluator: Callable[[Weights, int, int], Evaluator | None] = lambda weights, version, steps: None
     num_threads: int = 1  # of torch, in the process that learns
     warm_up: int = 0  # random steps per env before the first rollout, at most
     # Where the state of envs cannot be saved: after so many rounds, always, episodes are cut and envs begin anew, so

@@ -1,6 +1,6 @@
 """A process that evaluates while training goes on: greedy episodes of the newest weights, again and again.
 
-    evaluator = EvaluatorProcess(config, spec, weights, video=run / "videos" / "newest.mp4")
+    evaluator = EvaluatorProcess(config, spec, weights, version, steps, run / "videos" / "newest.mp4")
     while training:
         for found in evaluator.look(learner.version, steps):     # what was played since, and of which weights
             ...
@@ -46,12 +46,18 @@ class EvaluatorProcess:
     """The learner's side; looks at the process whenever it is asked, and never waits for it."""
 
     def __init__(
-        self, config: RunConfig, spec: EnvSpec, weights: SharedWeights | FileWeights, video: Path | None = None
+        self,
+        config: RunConfig,
+        spec: EnvSpec,
+        weights: SharedWeights | FileWeights,
+        version: int = 0,
+        steps: int = 0,
+        video: Path | None = None,
     ) -> None:
+        """`version` is that of the weights as they are, and `steps` what they have seen."""
         order = {"config": to_dict(config), "spec": spec.to_json(), "video": None if video is None else str(video)}
         self._weights = weights
-        self._versions: list[int] = []  # that were published, and the steps that were done by then
-        self._steps: list[int] = []
+        self._versions, self._steps = [version], [steps]  # that were published, and the steps done by then
         self._was_useful, self._is_open = False, True
         options = config.envs
         self._crew = Crew(__name__, [order], options.build_timeout, options.max_worker_restarts)
@@ -64,7 +70,7 @@ class EvaluatorProcess:
 
     def look(self, version: int, steps: int) -> list[dict[str, Any]]:
         """Evaluations that came in since, with the `steps` that were done when their weights were published."""
-        if not self._versions or version > self._versions[-1]:
+        if version > self._versions[-1]:
             self._versions.append(version)
             self._steps.append(steps)
         if not self._is_open:

@@ -115,6 +115,8 @@ def page(records: dict[str, dict], compared: dict) -> str:
         "## Beside Stable-Baselines3",
         "",
         "The same settings in both, as many seeds, one thread; `bench/sb3_run.py` runs the other side.",
+        "Clocks here say nothing of speed: runs had other work beside them and were suspended at times, some of the",
+        "other side's for minutes. What was measured in turns is in [speed.md](speed.md).",
         "",
         "| algorithm, env | bands of seeds meet over | mean of the curve, Remuda / SB3 | final, Remuda | SB3 |",
         "|---|---|---|---|---|",

@@ -62,7 +62,10 @@ def compare(peer: Peer, ours: dict[int, dict], theirs: dict[int, dict]) -> dict:
         axes.set(xlabel="environment steps" if along == "steps" else "seconds since the start")
         axes.grid(alpha=0.3)
         axes.legend(frameon=False, fontsize=8)
-    figure.axes[0].set(ylabel="mean return of the last 100 episodes", title=f"{peer.algo.upper()} on {peer.env}")
+    window = peer.settings.get("stats_window_size", 100)
+    figure.axes[0].set(
+        ylabel=f"mean return of the last {window} episodes", title=f"{peer.algo.upper()} on {peer.env}"
+    )
     figure.savefig(IMAGES / f"{peer.name}.png", dpi=90)
     mine, their = (on_grid(found, grids["steps"], "steps") for found in (ours, theirs))
     meet = (mine.min(0) <= their.max(0)) & (their.min(0) <= mine.max(0))

@@ -3,7 +3,8 @@
     .venv-sb3/bin/python bench/sb3_run.py --algo ppo --env CartPole-v1 --seed 1 --steps 100000 --out FILE.json
 
 Writes {"steps": [...], "returns": [...], "eval": [...], "seconds": ..., "steps_per_second": ...}: the running mean
-over the last 100 episodes after each rollout, as Remuda's rollout/ep_rew_mean, and 100 greedy episodes at the end.
+over the last episodes (100, or stats_window_size) after each rollout, as Remuda's rollout/ep_rew_mean, and 100 greedy
+episodes at the end.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 
 
 class Curve(BaseCallback):
-    """The mean return of the last 100 episodes, after each rollout in which one ended, and the seconds so far."""
+    """The mean return of the last episodes, after each rollout in which one ended, and the seconds so far."""
 
     def __init__(self):
         super().__init__()

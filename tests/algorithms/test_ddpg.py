@@ -300,7 +300,7 @@ def test_losses_of_an_update_come_from_the_same_parameters() -> None:
     a, b = make(), make()
     first, second = make_learner(a), make_learner(b)
     first.step(BATCHES[0])
-    both = second.gradients(BATCHES[0]).groups
+    both = second.gradients(BATCHES[0]).pieces
     for name in ("actor", "critic"):  # the other way round
         second.optimizers[name].step(both[name], 1e-2)
     assert is_same(copies(a.agent), b.agent)

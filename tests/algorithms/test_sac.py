@@ -283,7 +283,7 @@ def test_losses_of_an_update_come_from_the_same_parameters() -> None:
     a, b = make_sac(), make_sac()
     first, second = make_learner(a), make_learner(b)
     for batch in BATCHES:
-        found = second.gradients(batch).groups
+        found = second.gradients(batch).pieces
         first.step(batch)
         for name in ("alpha", "actor", "critic"):
             second.optimizers[name].step(found[name], 1e-2)

@@ -474,7 +474,7 @@ def test_a_replay_is_whole_however_its_writer_is_killed(tmp_path: Path) -> None:
                 train_for_ever(tmp_path, found)
             finally:
                 os._exit(1)
-        time.sleep(draw.uniform(0.01, 0.08))
+        time.sleep(draw.uniform(0.01, 0.08) * (1 + kills // 25))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         if not list_checkpoints(tmp_path):

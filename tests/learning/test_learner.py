@@ -15,10 +15,12 @@ from remuda.algorithms import A2C, PPO
 from remuda.core import Clock, Losses
 from remuda.data import Batch
 from remuda.errors import ConfigError, TrainingError
+from remuda.learning.gradients import Pieces
 from remuda.learning.learner import MAX_BAD_UPDATES, Learner
 from remuda.learning.optimizers import OptimizerOptions, make_optimizer
 from remuda.learning.schedules import parse_schedule
 from remuda.learning.weights import LocalWeights
+from remuda.nets.conv import NatureCNN
 from remuda.replay import Fresh
 
 
@@ -128,7 +130,9 @@ def by_torch(name: str, vector: Tensor, decay: float, momentum: float) -> torch.
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop"])
-def test_optimizers_equal_those_of_torch(name: str, decay: float, momentum: float) -> None:
+@pytest.mark.parametrize("sizes", [[4], [1, 3], [2, 0, 1, 1]])
+def test_optimizers_equal_those_of_torch(sizes: list[int], name: str, decay: float, momentum: float) -> None:
+    """In one piece and in many."""
     expected = torch.tensor([1.0, -2.0, 0.5, 4.0])
     vector = expected.detach().clone()
     reference = by_torch(name, expected, decay, momentum)
@@ -137,10 +141,47 @@ def test_optimizers_equal_those_of_torch(name: str, decay: float, momentum: floa
     for step in range(20):
         rate = 0.05 / (1 + step)
         expected.grad = torch.randn(4, generator=generator)
-        mine.step(expected.grad.clone(), rate)
+        mine.step(expected.grad.clone().split(sizes), rate)
         reference.param_groups[0]["lr"] = rate
         reference.step()
     torch.testing.assert_close(vector.detach(), expected, atol=1e-6, rtol=1e-5)
+
+
+class Images(Toy):
+    """A net whose convolutions have gradients that lie otherwise in memory than their weights do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            self.net = NatureCNN((4, 36, 36), features=8)
+
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        return {"net": list(self.net.parameters())}
+
+    def losses(self, batch: Any, clock: Clock) -> Losses:
+        return Losses({"net": self.net(batch).square().mean()}, {})
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 0.01])
+def test_learning_from_images_takes_the_steps_of_torch(max_grad_norm: float | None) -> None:
+    images = torch.rand(5, 4, 36, 36, generator=torch.Generator().manual_seed(4))
+    mine, theirs = Images(), Images()
+    learner = Learner(mine, OptimizerOptions(), parse_schedule("0.01"), max_grad_norm)  # type: ignore[arg-type]
+    parameters = list(theirs.net.parameters())
+    reference = torch.optim.Adam(parameters, lr=0.01, eps=1e-5)
+    for _ in range(5):
+        assert not all(
+            p.is_contiguous() for p in torch.autograd.grad(mine.net(images).sum(), learner.parameters["net"])
+        )
+        metrics = learner.step(images).metrics
+        reference.zero_grad()
+        theirs.losses(images, Clock()).groups["net"].backward()  # type: ignore[no-untyped-call]
+        found = nn.utils.clip_grad_norm_(parameters, max_grad_norm or math.inf)
+        reference.step()
+        assert metrics["grad_norm"] == pytest.approx(float(found), rel=1e-4)
+    for mine_now, theirs_now in zip(mine.net.parameters(), parameters, strict=True):
+        torch.testing.assert_close(mine_now, theirs_now, atol=1e-5, rtol=1e-3)
 
 
 def test_adam_by_worked_numbers() -> None:
@@ -155,8 +196,8 @@ def spy_on_steps(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> dict[str,
     seen: dict[str, float] = {}
     for name, optimizer in learner.optimizers.items():
 
-        def step(gradient: Tensor, rate: float, name: str = name) -> None:
-            seen[name] = float(gradient.norm())
+        def step(gradient: Pieces, rate: float, name: str = name) -> None:
+            seen[name] = float(torch.cat(gradient).norm())
 
         monkeypatch.setattr(optimizer, "step", step)
     return seen

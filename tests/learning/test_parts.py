@@ -106,7 +106,7 @@ def test_sums_means_and_shares_by_hand() -> None:
     def of(part: Batch) -> Gradients:
         rows = float(part.steps.mask.sum())
         metrics: dict[str, Any] = {"loss": rows, "rho": torch.tensor(rows)}
-        return Gradients({"policy": torch.full((2,), rows)}, 6, metrics, None, stop=rows == 1)
+        return Gradients({"policy": (torch.full((2,), rows),)}, 6, metrics, None, stop=rows == 1)
 
     by_mean, by_sum = Parts(2, "mean"), Parts(2, "sum")
     mean, total = by_mean.gradients(of, batch), by_sum.gradients(of, batch)

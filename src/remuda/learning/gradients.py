@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
+import torch
 from torch import Tensor
+
+Pieces: TypeAlias = tuple[Tensor, ...]  # vectors that make up one, in the order of a group's parameters
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """Of one batch."""
+    """Of one batch, each group's in pieces: autograd leaves one for each parameter, and a copy of all takes time."""
 
-    groups: dict[str, Tensor]  # each a vector, in the order of the group's parameters
+    pieces: dict[str, Pieces]
     version: int  # of the parameters they were computed from
     metrics: dict[str, Tensor | float]
     priority: Tensor | None
     stop: bool
+
+    @property
+    def groups(self) -> dict[str, Tensor]:
+        """Each group's as one vector."""
+        return {name: torch.cat(pieces) for name, pieces in self.pieces.items()}
+
+
+def norm(pieces: Pieces) -> float:
+    """Of all of them together."""
+    norms = torch._foreach_norm(pieces)
+    return float(norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms)))

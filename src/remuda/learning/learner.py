@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from remuda.core import Algorithm, Clock, QuickGradients
 from remuda.data import Batch, Rollout
 from remuda.errors import ConfigError, TrainingError
-from remuda.learning.gradients import Gradients
+from remuda.learning.gradients import Gradients, Pieces, norm
 from remuda.learning.optimizers import OptimizerOptions, make_optimizer
 from remuda.learning.parts import Parts
 from remuda.learning.schedules import Schedule
@@ -90,7 +90,8 @@ class Learner:
         if self._quick is not None:
             quick = self._quick(batch, self.clock)
             if quick is not None and self._agrees(quick, batch):
-                return Gradients(quick.groups, self.version, quick.metrics, quick.priority, quick.stop)
+                pieces: dict[str, Pieces] = {name: (vector,) for name, vector in quick.groups.items()}
+                return Gradients(pieces, self.version, quick.metrics, quick.priority, quick.stop)
         if self._parts is not None:
             return self._parts.gradients(self._by_autograd, batch)
         return self._by_autograd(batch)
@@ -115,27 +116,27 @@ class Learner:
     def _by_autograd(self, batch: Batch) -> Gradients:
         """One backward pass per group."""
         losses = self.algorithm.losses(batch, self.clock)
-        groups = {}
+        pieces = {}
         for index, (name, loss) in enumerate(losses.groups.items()):
             last = index == len(losses.groups) - 1
             found = torch.autograd.grad(loss, self.parameters[name], retain_graph=not last, allow_unused=True)
             pairs = zip(found, self.parameters[name], strict=True)
-            groups[name] = torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in pairs])
-        return Gradients(groups, self.version, losses.metrics, losses.priority, losses.stop)
+            pieces[name] = tuple((torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in pairs)
+        return Gradients(pieces, self.version, losses.metrics, losses.priority, losses.stop)
 
     def apply(self, gradients: Gradients) -> dict[str, Tensor | float]:
         """U: clip, step, count. Gradients that are not finite change nothing."""
-        norms = {name: float(torch.linalg.vector_norm(vector)) for name, vector in gradients.groups.items()}
-        if not all(math.isfinite(norm) for norm in norms.values()):
+        norms = {name: norm(pieces) for name, pieces in gradients.pieces.items()}
+        if not all(math.isfinite(size) for size in norms.values()):
             self._skip(gradients)
             return {"skipped_updates": self.skipped}
         self._bad_in_a_row = 0
         rate = self.learning_rate(self.clock.progress)
-        for name, gradient in gradients.groups.items():
+        for name, pieces in gradients.pieces.items():
             if self.max_grad_norm is not None and norms[name] > self.max_grad_norm:
-                gradient = gradient * (self.max_grad_norm / norms[name])
+                pieces = torch._foreach_mul(pieces, self.max_grad_norm / norms[name])
             own_rate = self.own_rates.get(name)
-            self.optimizers[name].step(gradient, rate if own_rate is None else own_rate(self.clock.progress))
+            self.optimizers[name].step(pieces, rate if own_rate is None else own_rate(self.clock.progress))
         self.clock = Clock(self.version + 1, self.clock.progress)
         self.algorithm.after_update(self.clock)
         return {"grad_norm": max(norms.values()), "learning_rate": rate}

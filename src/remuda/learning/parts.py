@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from remuda.data import Batch
@@ -40,17 +41,16 @@ class Parts:
         found = list(self._pool.map(of, parts))
         shares = [count / sum(rows) for count in rows]
         weights = [1.0] * len(parts) if self.adds_up == "sum" else shares
-        groups = {}
-        for name in found[0].groups:
-            total = found[0].groups[name].mul_(weights[0])
+        pieces = {}
+        for name, first in found[0].pieces.items():
+            pieces[name] = total = torch._foreach_mul(first, weights[0])
             for weight, part in zip(weights[1:], found[1:], strict=True):
-                total.add_(part.groups[name], alpha=weight)
-            groups[name] = total
+                torch._foreach_add_(total, part.pieces[name], alpha=weight)
         metrics: dict[str, Tensor | float] = {}
         for name in found[0].metrics:
             of_parts = weights if name.endswith("loss") else shares
             metrics[name] = sum(weight * part.metrics[name] for weight, part in zip(of_parts, found, strict=True))
-        return replace(found[0], groups=groups, metrics=metrics, stop=any(part.stop for part in found))
+        return replace(found[0], pieces=pieces, metrics=metrics, stop=any(part.stop for part in found))
 
     def close(self) -> None:
         self._pool.shutdown()

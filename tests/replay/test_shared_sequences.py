@@ -218,6 +218,36 @@ def test_a_learner_that_looks_too_seldom_draws_nothing_wrong(kind: str) -> None:
         check_all(replay)
 
 
+@pytest.mark.parametrize("is_drawn", [False, True])
+def test_a_sequence_that_goes_before_it_is_drawn_is_due_later(
+    is_drawn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was the only one that was whole: overwritten between the look and the draw, or while it is drawn."""
+    replay = replay_of("sequences", make("rows", R + 3, 1))
+    writer = writers_of(replay, "rows", 1)[0]
+    writer.append(T)
+    writer.append(T)
+    replay.follow()
+    assert replay.is_due
+    credit, gather = replay.credit, replay._gather
+
+    def too_late() -> Any:
+        batch = gather() if is_drawn else None
+        for _ in range(R + 4):  # rows of no episode
+            replay.ring.cut(truth(replay.ring.written[0], np.arange(WIDTH)).obs)
+        monkeypatch.setattr(replay, "_gather", gather)
+        return gather() if batch is None else batch
+
+    monkeypatch.setattr(replay, "_gather", too_late)
+    assert list(replay.batches()) == []
+    assert replay.credit == credit
+    assert not replay.can_draw()
+    for _ in range(3):
+        writer.append(T)
+    replay.follow()
+    assert len(list(replay.batches())) > 0
+
+
 @KINDS
 @pytest.mark.parametrize(("groups", "seconds"), [(3, 2.0), pytest.param(8, 600.0, marks=pytest.mark.long)])
 def test_writers_as_fast_as_they_can(kind: str, groups: int, seconds: float) -> None:

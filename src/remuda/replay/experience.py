@@ -35,7 +35,7 @@ from remuda.data import ArrayTuple, Batch, Steps, map_tree
 from remuda.replay.places import Places, take
 from remuda.replay.priorities import Numbers, Priorities
 from remuda.replay.ring import Index, Ring, Row
-from remuda.replay.stored import MOST_ATTEMPTS, Stored
+from remuda.replay.stored import MOST_ATTEMPTS, NothingToDraw, Stored
 
 
 class Returns(ArrayTuple):
@@ -113,7 +113,7 @@ class Experience(Stored):
             if len(bad) == 0:
                 return place, key
             place[bad], key[bad] = self.places.at(self.numbers.of(self.draws, attempt)[bad])
-        raise ValueError(
+        raise NothingToDraw(
             f"there is nothing to draw: after {MOST_ATTEMPTS} attempts, {len(bad)} rows are still not real."
         )
 

@@ -35,7 +35,7 @@ from remuda.errors import ConfigError
 from remuda.replay.experience import as_row
 from remuda.replay.ring import Index, Ring, Row
 from remuda.replay.starts import Starts, States
-from remuda.replay.stored import Stored
+from remuda.replay.stored import NothingToDraw, Stored
 
 
 class SequenceReturns(ArrayTuple):
@@ -130,7 +130,9 @@ class Sequences(Stored):
 
     def _gather(self) -> Batch:
         if self.starts is None or not self.can_draw():
-            raise ValueError(f"no sequence can be drawn: none of {self.burn_in + self.length} rows is stored whole.")
+            raise NothingToDraw(
+                f"no sequence can be drawn: none of {self.burn_in + self.length} rows is stored whole."
+            )
         rng = np.random.Generator(np.random.Philox(key=[self.seed, self.draws]))
         self.draws += 1
         number, env, probability = self.starts.draw(rng.random(self.batch_size))

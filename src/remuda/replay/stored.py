@@ -20,6 +20,10 @@ MOST_ATTEMPTS = (
 )
 
 
+class NothingToDraw(ValueError):
+    """No row or sequence is whole: if others write, not yet again."""
+
+
 class Stored(ABC):
     """Base of replays whose rows are in a ring; each says how it draws, and what else it must save.
 
@@ -110,9 +114,15 @@ class Stored(ABC):
         for _ in itertools.count() if self.most_per_round is None else range(self.most_per_round):
             if not self.is_due:
                 return
+            try:
+                batch = self.draw()
+            except NothingToDraw:
+                if not self.is_shared:
+                    raise
+                return  # overwritten since it was looked at
             if self.ratio is not None:
                 self.credit -= self.rows_per_batch
-            yield self.draw()
+            yield batch
 
     def draw(self) -> Batch:
         batch = self._gather()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -331,6 +332,11 @@ class Log(Protocol):
     def round(self, round: Round) -> bool: ...  # True: stop now
     def should_stop(self) -> bool: ...  # a signal arrived: stop at the end of this round
     def must_stop(self) -> bool: ...  # it arrived some time ago: give this round up
+
+    # as an `__exit__`, of who has learner and replay still open: keeps what was learned before something broke
+    def save_if_failed(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 
 class Scheme(Protocol):

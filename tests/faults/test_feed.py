@@ -17,15 +17,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from feeding import COUNTING, Setup, check_rows
 from lasting import shared_server
 from test_async_runs import _nothing_is_left as _nothing_is_left
-from test_async_runs import begun, lines
+from test_async_runs import begun, lines, nan_losses
 from test_signals import all_gone, family, stop, wait_for
 
 import remuda
 from remuda.cli import main
-from remuda.errors import EnvError, WorkerError
+from remuda.errors import EnvError, TrainingError, WorkerError
 from remuda.learning.checkpoint import load_newest
 
 INTERVAL = 2000  # steps between two checkpoints
@@ -153,6 +154,49 @@ def test_one_signal_leaves_a_resumable_checkpoint_with_its_replay(tmp_path: Path
     found = load_newest(path / "checkpoints")
     assert found.step == result["steps"] > 0
     assert "replay" in found.blobs
+
+
+def test_two_signals_stop_at_once(tmp_path: Path) -> None:
+    with running(tmp_path / "run") as process:
+        members = family(process)
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.1)  # or both would be one
+        process.communicate(timeout=20)
+    assert process.returncode == 130
+    wait_for(lambda: all_gone(members), 2)
+
+
+def test_gradients_that_are_not_finite_change_nothing_and_end_the_run_after_ten(tmp_path: Path) -> None:
+    """R6. Samplers go on meanwhile; some rounds have no update, so that the same number is seen more than once."""
+    seen: list[tuple[int, int, list[torch.Tensor]]] = []  # updates, updates left out, parameters
+
+    def spoil(round: Any) -> bool:
+        learner = round.learner
+        if learner.version >= 3 and not seen:
+            losses = learner.algorithm.losses
+            learner.algorithm.losses = lambda batch, clock: nan_losses(losses(batch, clock))
+        if learner.version >= 3:
+            seen.append((learner.version, learner.skipped, [v.clone() for v in learner.vectors.values()]))
+        return False
+
+    sentence = r"gradients were not finite in 10 updates in a row after update \d+ .*: lower the learning rate"
+    settings: dict[str, Any] = {"sampler": {"envs": 8, "workers": 2}, "eval": {"episodes": 0}, "log": {"every": 8}}
+    with pytest.raises(TrainingError, match=sentence):
+        remuda.train(
+            "dqn",
+            "CartPole-v1",
+            scheme={"name": "async", "publish_every": 1},
+            steps=10_000_000,
+            out=tmp_path / "run",
+            quiet=True,
+            callbacks=spoil,
+            **settings,
+        )
+    assert {skipped for _, skipped, _ in seen} == set(range(10)), "the tenth ends the run"
+    for version, _, vectors in seen:
+        assert version == seen[0][0]
+        assert all(map(torch.equal, vectors, seen[0][2]))
 
 
 def test_a_learner_that_sleeps_finds_samplers_waiting(tmp_path: Path) -> None:

@@ -153,6 +153,10 @@ class Pieces:
     def restore(self, replay):
         self.did("restore")
 
+    def save_if_failed(self, kind, error, trace):
+        if error is not None:
+            self.did("save what was learned")
+
     def begin(self):
         self.did(f"begin at {self.start.steps}")
 

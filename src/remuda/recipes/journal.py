@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self
 
 from remuda.core import Progress, Replay, Round
 from remuda.data.packing import pack, unpack
-from remuda.errors import CheckpointError, Interrupted, NoState
+from remuda.errors import CheckpointError, Interrupted, NoState, RemudaError
 from remuda.learning import checkpoint
 from remuda.learning.learner import Learner
 from remuda.learning.saver import Saver
@@ -255,11 +256,14 @@ class Journal:
         lost = self.progress.steps - self._saved_steps
         return f", of which the last {lost:,} will be done again" if lost else ""
 
-    def save_after_failure(self) -> None:
+    def save_if_failed(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """What was learned before something broke; nothing if nothing was. The envs begin anew from there."""
-        if self._learner is not None and self.progress.rounds > max(self._saved_rounds, 0):
+        if not isinstance(error, RemudaError) or isinstance(error, Interrupted) or self._learner is None:
+            return
+        if self.progress.rounds > max(self._saved_rounds, 0):
             self._write(self._learner, None)
-        self._saver.wait()
 
     def save(self, round: Round, is_owed: bool = False) -> None:
         """A checkpoint of the end of this round, unless it is there already; `is_owed`: before its metrics line."""

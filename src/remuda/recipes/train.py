@@ -122,7 +122,6 @@ def train(
             if journal.progress.rounds == 0 and not resume:
                 directory.discard()  # a run that learned nothing leaves nothing behind
             else:
-                journal.save_after_failure()
                 directory.write_result({"status": "failed", "error": str(error), "steps": journal.progress.steps})
                 directory.log(f"failed: {error}")
             raise

@@ -161,6 +161,7 @@ def open_parts(
     agent = learner.algorithm.agent
     weights = stack.enter_context(closing(recipe.make_weights(agent, learner.version)))
     replay = stack.enter_context(closing(recipe.make_replay(agent, progress.rounds)))
+    stack.push(log.save_if_failed)  # when nobody samples any more, and there still is a replay
     evaluator = recipe.make_evaluator(weights, learner.version, progress.steps)
     return learner, progress, weights, replay, evaluator and stack.enter_context(closing(evaluator))
 

@@ -36,6 +36,7 @@ class Synchronous:
             agent = learner.algorithm.agent
             weights = stack.enter_context(closing(recipe.make_weights(agent, learner.version)))
             replay = stack.enter_context(closing(recipe.make_replay(agent, progress.rounds)))
+            stack.push(log.save_if_failed)  # when nobody samples any more, and there still is a replay
             sampler = stack.enter_context(
                 closing(recipe.make_sampler(agent, weights, self.workers, progress.rounds, log.must_stop))
             )

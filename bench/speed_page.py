@@ -61,6 +61,7 @@ def main() -> None:
     if "slow-env" in found:
         parts.append(slow_env(found["slow-env"]))
     parts.append(value_families(found))
+    parts += samplers_beside(found)
     (ROOT / "docs" / "speed.md").write_text("\n".join(parts))
 
 
@@ -162,7 +163,7 @@ def value_families(found: dict[str, Any]) -> str:
         "| what | beside | ratio | CPU seconds of each, ours; theirs |",
         "|---|---|---|---|",
     ]
-    updates = {name: report for name, report in sorted(found.items()) if "updates_per_second" in report}
+    updates = {name: report for name, report in sorted(found.items()) if "cpu_seconds_per_update" in report}
     for report in updates.values():
         what = f"update of {report['algo'].upper()}, batch {report['batch']:,}, {report['threads']} threads"
         for other, ratio in report["ratios"].items():
@@ -209,6 +210,54 @@ def replay_checkpoint(report: dict[str, Any]) -> str:
         f"A second checkpoint wrote {bytes_again:.2f} of the\n"
         f"bytes of what was new. Memory was at most {memory:.3f} of the ring.\n"
     )
+
+
+def samplers_beside(found: dict[str, Any]) -> list[str]:
+    """A learner and samplers that write to its replay, what was measured of it."""
+    lines: list[str] = []
+    feeds = [found[name] for name in ("feed-256", "feed-8192") if name in found]
+    if feeds:
+        lines += [
+            "Rows sampled and rows learned from in a second, at once: SAC, a learner with one thread and a sampler.",
+            "`aside`: samplers write to memory that nobody reads, so that the machine is as busy and nothing is",
+            "received; `ring`: straight into the replay, as `--scheme async` does; `queue`: pickled, through a pipe.",
+            "What the learner keeps is beside `aside` (`bench/feed.py`).\n",
+            "| env, batch | how | sampled/s | learned from/s | updates that the learner keeps |",
+            "|---|---|---|---|---|",
+        ]
+    for report in feeds:
+        for kind, sampled in report["sampled_per_second"].items():
+            learned = report["update_frames_per_second"][kind]
+            kept = with_interval(*report["updates_kept_beside_aside"][kind])
+            what = f"{report['env']}, {report['batch']:,}"
+            lines.append(f"| {what} | {kind} | {sampled:,.0f} | {learned:,.0f} | {kept} |")
+    if (report := found.get("cpu-shares")) is not None:
+        lines += [
+            f"\nThe same with all, half and a quarter of {report['cores']} cores (batch {report['batch']},",
+            "`bench/cpu_shares.py`).\n",
+            "| env | share of the CPU | sampled/s | learned from/s |",
+            "|---|---|---|---|",
+        ]
+        for env, shares in report["shares"].items():
+            for share, each in shares.items():
+                rates = f"{each['sampled_per_second']:,.0f} | {each['update_frames_per_second']:,.0f}"
+                lines.append(f"| {env} | {100 * float(share):.0f} % | {rates} |")
+    if (report := found.get("async-replay")) is not None:
+        lines += [
+            f"\nSAC on {report['env']}, batch {report['batch']}, weights published after every",
+            f"{report['publish_every']} updates (`bench/async_replay.py`).\n",
+            "| `replay.ratio` | rows learned from for every step | median age of acting weights, in publications |",
+            "|---|---|---|",
+        ]
+        for each in report["ratios"]:
+            ratio = "none" if each["ratio"] is None else f"{each['ratio']:g}"
+            lines.append(f"| {ratio} | {each['measured']:.3f} | {each['median_age_in_intervals']:.2f} |")
+        watched = report["evaluator"]
+        lines.append(
+            f"\nWith an evaluator that may take {watched['share']:g} of a core (`--eval.share`) training on "
+            f"{report['watched']} keeps\n{with_interval(*watched['kept'])} of its rate."
+        )
+    return ["## A learner and samplers beside it\n", *lines, ""] if lines else []
 
 
 def with_interval(middle: float, low: float, high: float) -> str:

@@ -53,11 +53,6 @@ class ReplayFeed(FreeActors):
             if self._error is not None:
                 raise self._error
 
-    def wait(self, seconds: float) -> None:
-        """A short rest, for a learner that has nothing to do."""
-        with self._turn:
-            self._turn.wait(seconds)
-
     def _attachment(self) -> tuple[dict[str, Any], list[int]]:
         return {"into": "replay"}, self._fds
 

@@ -27,6 +27,10 @@ def write_page() -> None:
         with_curves = [record for record in ours.values() if record.get("curve")]
         if len(theirs) == len(with_curves) == len(peer.seeds):
             compared[peer.name] = compare(peer, ours, theirs)
+            if peer.mark is not None:
+                sides = {job: complete(records[job]) for job in (peer.job, *peer.rivals)} | {peer.name: theirs}
+                times = {name: seconds_to(peer.mark, side) for name, side in sides.items() if side}
+                compared[peer.name]["seconds_to_mark"] = times
     COMPARED.write_text(json.dumps(compared, indent=1) + "\n")
     (ROOT / "docs" / "results.md").write_text(page(records, compared))
 
@@ -41,6 +45,15 @@ def complete(records: dict[int, dict]) -> dict[int, dict]:
 
 def on_grid(records: dict[int, dict], grid: np.ndarray, along: str) -> np.ndarray:
     return np.stack([np.interp(grid, found["curve"][along], found["curve"]["returns"]) for found in records.values()])
+
+
+def seconds_to(mark: float, records: dict[int, dict]) -> list[float | None]:
+    """Of each seed: when its curve was first there, if ever."""
+    curves = [record["curve"] for record in records.values()]
+    return [
+        next((t for t, value in zip(curve["seconds"], curve["returns"], strict=True) if value >= mark), None)
+        for curve in curves
+    ]
 
 
 def compare(peer: Peer, ours: dict[int, dict], theirs: dict[int, dict]) -> dict:
@@ -118,8 +131,9 @@ def page(records: dict[str, dict], compared: dict) -> str:
         "## Beside Stable-Baselines3",
         "",
         "The same settings in both, as many seeds, one thread; `bench/sb3_run.py` runs the other side.",
-        "Clocks here say nothing of speed: runs had other work beside them and were suspended at times, some of the",
-        "other side's for minutes. What was measured in turns is in [speed.md](speed.md).",
+        "Clocks of PPO say nothing of speed: its runs had other work beside them and were suspended at times. Both",
+        "sides of SAC ran at the same time, each on a core of its own, with tests at a low priority beside them.",
+        "What was measured in turns is in [speed.md](speed.md).",
         "",
         "| algorithm, env | bands of seeds meet over | mean of the curve, Remuda / SB3 | final, Remuda | SB3 |",
         "|---|---|---|---|---|",
@@ -132,9 +146,27 @@ def page(records: dict[str, dict], compared: dict) -> str:
             f"| {peer.algo}, {peer.env} | {100 * found['share_of_run_where_bands_overlap']:.0f} % of the run "
             f"| {area['remuda']:.1f} / {area['sb3']:.1f} | {ours} | {theirs} |"
         )
-    for peer in PEERS:
-        lines += ["", f"![{peer.name}](images/{peer.name}.png)"] if peer.name in compared else []
+    for peer in (peer for peer in PEERS if peer.name in compared):
+        lines += ["", f"![{peer.name}](images/{peer.name}.png)"]
+        if peer.mark is not None:
+            lines += ["", *marks(peer, compared[peer.name]["seconds_to_mark"])]
     return "\n".join([*lines, ""])
+
+
+def marks(peer: Peer, times: dict[str, list[float | None]]) -> list[str]:
+    window = peer.settings.get("stats_window_size", 100)
+    lines = [
+        f"Seconds until the mean of the last {window} training episodes was {peer.mark:,.0f}:",
+        "",
+        "| | by seed | mean |",
+        "|---|---|---|",
+    ]
+    for name, seconds in times.items():
+        shown = ", ".join("never" if t is None else f"{t:.0f}" for t in seconds)
+        reached = [t for t in seconds if t is not None]
+        mean = f"{np.mean(reached):.0f}" if len(reached) == len(seconds) else "-"
+        lines.append(f"| {name} | {shown} | {mean} |")
+    return lines
 
 
 def row(job: Job, found: dict[int, dict]) -> str:

@@ -53,6 +53,11 @@ BAD = [
         ["train", "ppo", "--env", "CartPole-v1", "--algo.normalize_advantage", "perhaps"],
         ["'perhaps'", "true or false"],
     ),
+    (
+        ["train", "dqn", "--env", "CartPole-v1", "--scheme", "async", "--eval.share", "1", "--eval.episodes", "0"],
+        ["eval.share=1", "nothing to play"],
+    ),
+    (["train", "dqn", "--env", "CartPole-v1", "--sampler.wait_reset", "true"], ["wait_reset", "leave it out"]),
     (["train", "ppo", "--env", "CartPole-v1", "--sampler.envs", "-3"], ["sampler.envs=-3", "at least 1"]),
     (["train", "ppo", "--env", "CartPole-v1", "--sampler.slots", "3"], ["slots=3", "does not divide", "envs=8"]),
     (

@@ -326,3 +326,18 @@ def test_examine_looks_at_nested_envs_too() -> None:
     assert report.is_repeatable
     assert report.steps_per_second > 0
     assert not [problem for problem in report.problems if "EnvError" in problem or "space" in problem]
+
+
+def test_bounds_of_actions_are_never_rounded_outwards() -> None:
+    """0.1 and 0.3 are no float32 numbers; what is infinite there, stays so."""
+    low, high = np.array([0.1, -0.3, -1.7e308, -np.inf, 0.5]), np.array([0.3, -0.1, 1.7e308, np.inf, 0.5])
+    space = action_space(Box(low, high, dtype=np.float64), "x")
+    assert space.low is not None
+    assert space.high is not None
+    assert (space.low.dtype, space.high.dtype) == (np.float32, np.float32)
+    inside = [0, 1, 4]
+    assert (space.low[inside].astype(np.float64) >= low[inside]).all()
+    assert (space.high[inside].astype(np.float64) <= high[inside]).all()
+    np.testing.assert_allclose(space.low[inside], low[inside], rtol=1e-6)
+    assert np.isinf(space.low[[2, 3]]).all()
+    assert np.isinf(space.high[[2, 3]]).all()

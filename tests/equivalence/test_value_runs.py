@@ -10,7 +10,8 @@ import pytest
 
 import remuda
 from remuda.data.packing import pack, unpack
-from remuda.learning.checkpoint import load_newest, parameters_hash
+from remuda.errors import CheckpointError
+from remuda.learning.checkpoint import list_checkpoints, load_newest, parameters_hash
 
 SMALL: dict[str, Any] = {
     "quiet": True,
@@ -95,3 +96,43 @@ def test_stopped_while_it_plays_pong_from_frames(scheme: str, tmp_path: Path) ->
 
 def at_20(round: Any) -> bool:
     return bool(round.progress.rounds >= 20)
+
+
+def replay_files(path: Path) -> list[set[str]]:
+    """Of each checkpoint, oldest first."""
+    found = [json.loads((each / "manifest.json").read_text())["replay"] for each in list_checkpoints(path)]
+    return [set(names) for names in found]
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut short", "missing"])
+def test_where_a_replay_is_damaged_the_checkpoint_before_it_is_used(tmp_path: Path, how: str) -> None:
+    settings = {**SMALL, "replay": {"capacity": 4000, "ratio": 1.0}, "checkpoint": {"every": 200, "keep": "all"}}
+    run = remuda.train("dqn", "CartPole-v1", steps=800, out=tmp_path / "run", **settings)
+    checkpoints = run.path / "checkpoints"
+    *_, before, newest = list_checkpoints(checkpoints)
+    *_, known, names = replay_files(checkpoints)
+    (name,) = names - known
+    file = checkpoints / "replay" / name
+    data = bytearray(file.read_bytes())
+    if how == "missing":
+        file.unlink()
+    elif how == "cut short":
+        file.write_bytes(data[:-1])
+    else:
+        data[100] ^= 1
+        file.write_bytes(data)
+    again = remuda.resume(run.path, steps=1000, quiet=True)
+    assert again.result["status"] == "complete"
+    log = (run.path / "log.txt").read_text()
+    assert f"resumed from {before.name}" in log
+    assert name in log, "what is damaged is named"
+    assert newest.exists()
+
+
+def test_where_all_of_a_replay_is_damaged_that_is_said(tmp_path: Path) -> None:
+    run = remuda.train("dqn", "CartPole-v1", steps=600, out=tmp_path / "run", **SMALL)
+    for file in (run.path / "checkpoints" / "replay").iterdir():
+        file.write_bytes(b"\0" * file.stat().st_size)
+    with pytest.raises(CheckpointError, match=r"no checkpoint of .* can be used; the newest: replay file .*damaged"):
+        remuda.resume(run.path, steps=900, quiet=True)
+    assert json.loads((run.path / "result.json").read_text())["status"] == "failed"

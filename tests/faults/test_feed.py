@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ import pytest
 import torch
 from feeding import COUNTING, Setup, check_rows
 from lasting import shared_server
+from test_acting_workers import FORBIDDEN
 from test_async_runs import _nothing_is_left as _nothing_is_left
 from test_async_runs import begun, lines, nan_losses
 from test_signals import all_gone, family, stop, wait_for
@@ -104,11 +106,27 @@ def test_a_sampler_that_hangs_is_replaced_and_the_others_go_on(tmp_path: Path) -
     check_rows(setup.replay)
 
 
-@pytest.mark.parametrize("fault", ["nan_obs", "inf_reward", "shape"])
+def test_samplers_that_are_held_for_long_are_not_taken_for_dead() -> None:
+    """As while a large replay is saved to a slow disk."""
+    with Setup("counting:make", **counting(envs={"step_timeout": 1.0})) as setup:
+        real = setup.replay.ring.real
+        setup.wait(lambda: (real > 50).all())
+        with setup.replay.ring.still():
+            before = real.copy()
+            time.sleep(3.0)
+            assert (real == before).all()
+        setup.wait(lambda: (real > before + 50).all())
+        assert setup.feed._news.lost == [0, 0]
+    assert check_rows(setup.replay) == 0
+
+
+@pytest.mark.parametrize("fault", FORBIDDEN)
 def test_what_its_space_forbids_is_named_and_never_stored(fault: str) -> None:
     with Setup("counting:make", **counting(kwargs={"fault": fault, "at": 40})) as setup:
-        with pytest.raises(EnvError, match=r"env \d+ of counting:make \(seed \d+, step \d+ of its episode \d+\)"):
+        named = r"^env \d+ of counting:make \(seed \d+, step \d+ of its episode \d+\)"
+        with pytest.raises(EnvError, match=named) as caught:
             setup.wait(lambda: False)
+        assert re.search(FORBIDDEN[fault], str(caught.value))
         ring = setup.replay.ring
         for group in range(ring.groups):
             rows = ring.rows[: int(ring.written[group]), ring.columns(group)]

@@ -106,6 +106,40 @@ def test_one_signal_leaves_a_resumable_checkpoint(tmp_path, scheme, number):
     assert steps == sorted(set(steps)), "one curve without repetition"
 
 
+def test_a_signal_to_all_of_its_processes_leaves_the_workers_to_the_run(tmp_path):
+    """As timeout, systemd and Slurm send it: envs can still be asked for their states."""
+    path = tmp_path / "run"
+    process = start(path, "--scheme", "parallel", "--log.every", "256", "--checkpoint.every", "0")
+    wait_for(lambda: has_trained(path))
+    members = family(process)
+    for member in reversed(members):
+        member.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    assert "lost" not in out + err + (path / "log.txt").read_text()
+    assert "sampler" in load_newest(path / "checkpoints").blobs
+    wait_for(lambda: all_gone(members), 2)
+
+
+def test_what_an_env_starts_can_be_terminated():
+    """By a fork of a worker, and by another program."""
+    script = """
+import multiprocessing, os, signal, subprocess, time
+from remuda.transport.forkserver import stay_when_terminated
+stay_when_terminated()
+os.kill(os.getpid(), signal.SIGTERM)
+forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+forked.start()
+other = subprocess.Popen(["sleep", "60"])
+for each in (forked, other):
+    each.terminate()
+forked.join(10)
+print(forked.exitcode, other.wait(10))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["-15", "-15"], done.stderr
+
+
 def test_a_signal_during_a_long_rollout_does_not_wait_for_its_end(tmp_path):
     """Rollouts of half a minute: the checkpoint holds the last whole round."""
     path = tmp_path / "run"
@@ -171,11 +205,12 @@ def test_a_disk_that_fills_up_costs_checkpoints_and_metrics_but_not_the_run(tmp_
     command += ["--out", str(path), "--checkpoint.every", "1000", "--log.every", "256", "--eval.episodes", "2"]
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))  # noqa: E731
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, preexec_fn=limit)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
+    assert "what was learned could not be saved after 6," in done.stderr, "nobody must find out later"
     assert "warning: no checkpoint was written" in done.stdout
     assert "make room" in done.stdout
-    assert "complete" in done.stdout
+    assert json.loads((path / "result.json").read_text())["status"] == "failed"
     assert list((path / "checkpoints").iterdir()) == [], "nothing half-written stays"
     for line in (path / "metrics.jsonl").read_text().splitlines():
         json.loads(line)

@@ -267,3 +267,20 @@ def test_files_are_never_torn(tmp_path: Path) -> None:
         seen.add(have)
     assert os.waitpid(child, 0)[1] == 0
     assert len(seen) > 3
+
+
+def test_on_a_full_disk_the_file_stays_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    net = nn.Linear(2, 2)
+    ours = FileWeights(net, tmp_path / "weights.safetensors", version=1)
+    theirs = FileWeights(nn.Linear(2, 2), tmp_path / "weights.safetensors")
+    (tmp_path / ".writing-weights.safetensors").mkdir()  # nothing can be written there
+    for version in (2, 3):
+        ours.publish(version)
+    assert theirs.pull(-1) == 1
+    assert len(caplog.messages) == 1, "it is said once"
+    assert "weights of update 2 were not written" in caplog.messages[0]
+    (tmp_path / ".writing-weights.safetensors").rmdir()
+    ours.publish(4)
+    assert theirs.pull(1) == 4
+    with pytest.raises(OSError, match="No such file"):
+        FileWeights(net, tmp_path / "nowhere" / "weights.safetensors", version=1)

@@ -307,6 +307,8 @@ def test_yaml_and_back(algo, tmp_path):
         groups["scheme"].pop(name)
     groups["eval"].pop("share")
     groups["replay"].pop("first_priority", None)
+    if groups["replay"]:
+        groups["sampler"].pop("wait_reset")
     for name in foreign_heads(algo):
         groups["agent"].pop(name)
     settings = {"algo": algo, "env": "ALE/Pong-v5", "steps": "1e5", "seed": "9", "scheme": "parallel"}

@@ -96,6 +96,18 @@ def test_a_lost_evaluator_is_replaced_and_one_that_is_lost_for_good_is_done_with
     assert "training goes on" in caplog.text
 
 
+def test_an_evaluator_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    config, spec, agent = settled(envs={"step_timeout": 3.0, "build_timeout": 15.0})
+    with closing(SharedWeights(agent, 0)) as weights, closing(EvaluatorProcess(config, spec, weights)) as evaluator:
+        look_until(evaluator, bool, 0, 0)
+        first = evaluator._crew.members[0].pid
+        os.kill(first, signal.SIGSTOP)
+        weights.publish(1)
+        look_until(evaluator, bool, 1, 10)
+        assert evaluator._crew.members[0].pid != first
+    assert "was silent for 15 s while it evaluated" in caplog.text
+
+
 def test_a_run_has_a_dense_curve_and_a_film(tmp_path: Path) -> None:
     path, lines_at = tmp_path / "run", []
 

@@ -130,3 +130,65 @@ def test_sequences_have_the_error_of_their_own_net(burn_in: int) -> None:
     found = replay.starts.tree[number % replay.starts.room * ENVS + env]
     np.testing.assert_allclose(found[is_old], (error[is_old] + 1e-6) ** ALPHA, rtol=1e-4)
     assert is_old.sum() > 3
+
+
+@pytest.mark.parametrize("pause", [1, 5, 6, 7, 20])
+def test_a_learner_that_pauses_for_longer_than_the_ring_draws_again(pause: int) -> None:
+    """Sequences are judged when they are whole: states of newer ones lie in the places of some by then."""
+    ring = Ring(EXAMPLE, 61, 1, 1)
+    state: Any = torch.zeros(1, 4)
+    settings: dict[str, Any] = {"ratio": None, "warm_up": 0, "n_step": 1, "gamma": GAMMA, "seed": 0, "interval": 10}
+    lengths: dict[str, Any] = {"burn_in": 10, "length": 20, "priorities": ALPHA, "is_shared": True, "is_judged": True}
+    replay = Sequences(ring, state, batch_size=2, **settings, **lengths)
+    assert replay.starts is not None
+    states = replay.starts.states
+    judge = SequenceJudge(states, 0, (10, 20, 1), GAMMA, lambda batch: torch.ones(1))
+    ones = np.ones((10, 1), np.float32)
+    rows = Row(np.zeros((10, 1, 3), np.float32), ones.astype(np.int64), ones, ones, ones.astype(bool))
+
+    def write() -> None:
+        states.store(state, 0)
+        ring.append(rows, rows.obs[0], 0)
+        judge.look()
+
+    for _ in range(10):
+        write()
+        replay.follow()
+    assert replay.can_draw()
+    for _ in range(pause):
+        write()
+    found = []
+    for _ in range(20):
+        write()
+        replay.follow()
+        found.append(replay.can_draw())
+    assert all(found[4:])
+    replay.close()
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_errors_that_are_not_finite_are_unknown(bad: float) -> None:
+    ring, source = Ring(EXAMPLE, 40, ENVS, GROUPS, is_judged=True), Source(0)
+    priorities = Priorities(ring, ALPHA, is_shared=True)
+    judge = RowJudge(ring, 0, 1, GAMMA, lambda batch: torch.full((len(batch.key),), bad))
+    ring.append(*source.rows(), 0)
+    judge.look()
+    assert priorities.follow(0, 0) == T
+    assert set(priorities.tree[:].tolist()) == {0.0, 1.0}, "as likely as any"
+    ring.close()
+
+
+def test_rows_that_are_not_judged_yet_cannot_be_drawn() -> None:
+    """Nor what they have overwritten, whose priority would be theirs."""
+    ring, source = Ring(EXAMPLE, 2 * T, ENVS, GROUPS, is_judged=True), Source(0)
+    priorities = Priorities(ring, ALPHA, is_shared=True)
+    judge = RowJudge(ring, 0, 1, GAMMA, lambda batch: torch.ones(len(batch.key)))
+    for _ in range(2):
+        ring.append(*source.rows(), 0)
+        judge.look()
+    seen = priorities.follow(0, 0)
+    ring.append(*source.rows(), 0)
+    assert priorities.follow(0, seen) == seen == 2 * T
+    drawable = np.flatnonzero(priorities.tree[:].reshape(2 * T, ENVS)[:, :WIDTH].any(1))
+    assert drawable.tolist() == list(range(T, 2 * T)), "the new rows lie where the first ones lay"
+    ring.close()

@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from references import slow_n_steps
 
+from remuda.errors import ConfigError
 from remuda.replay.frames import FrameRing
 from remuda.replay.ring import Ring, Row
 
@@ -208,4 +209,21 @@ def test_a_transition_of_atari_takes_little_more_than_one_frame() -> None:
     ring = FrameRing(EXAMPLE.replace(obs=np.zeros((4, 84, 84), np.uint8)), 12_500, 8, 4)
     taken = sum(os.fstat(memory.fd).st_size for memory in ring.memory)  # of pages that nobody has touched yet
     assert 84 * 84 < taken / 100_000 <= 7_300
+    ring.close()
+
+
+@pytest.mark.parametrize("T", [1, 7])
+def test_observations_that_are_no_stacks_are_refused(T: int) -> None:
+    ring = FrameRing(EXAMPLE, 40, 1, FRAMES)
+    obs = np.zeros((21, 1, *np.asarray(EXAMPLE.obs).shape), np.uint8)
+    obs += np.arange(21, dtype=np.uint8).reshape(21, 1, *[1] * np.asarray(EXAMPLE.obs).ndim)  # all frames alike
+    ones = np.ones((T, 1), np.float32)
+    rows = Row(None, ones.astype(np.int64), ones, ones, ones.astype(bool))
+
+    def append_all() -> None:
+        for t in range(0, 21 - T, T):
+            ring.append(rows.replace(obs=obs[t : t + T]), obs[t + T])
+
+    with pytest.raises(ConfigError, match=r"replay\.frames=\d, and observations are no stacks"):
+        append_all()
     ring.close()

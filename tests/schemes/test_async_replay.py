@@ -40,6 +40,7 @@ RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
     "ddpg": ("ddpg", "Pendulum-v1", {}),
+    "ddpg, noise that drifts": ("ddpg", "Pendulum-v1", {"algo": {"noise": "ou"}}),
     "td3": ("td3", "Pendulum-v1", {}),
     "sac": ("sac", "Pendulum-v1", {"algo": {"train_freq": 4}}),
     "sac with memory": (
@@ -82,9 +83,33 @@ def test_every_algorithm_runs_and_is_throttled_to_its_ratio(tmp_path: Path, case
     assert len(found["eval"]["returns"]) == 2
 
 
+@pytest.mark.parametrize("noise", ["gaussian", "ou"])
+def test_rows_are_what_was_seen_also_if_an_agent_without_memory_has_a_state(tmp_path: Path, noise: str) -> None:
+    """Pendulum shows the cosine and the sine of an angle: nothing else may lie there."""
+    seen: list[np.ndarray[Any, Any]] = []
+
+    def look(round: Any) -> None:
+        ring = round.replay.ring
+        stored = ring.rows.obs[: int(ring.written.min())]
+        seen.append(np.hypot(stored[..., 0], stored[..., 1]))
+
+    train(tmp_path / "run", "ddpg", "Pendulum-v1", callbacks=[look], steps=800, algo={"noise": noise})
+    assert len(seen[-1]) > 100
+    np.testing.assert_allclose(seen[-1], 1.0, atol=1e-4)
+
+
+def test_a_replay_without_a_warm_up_waits_for_its_first_row() -> None:
+    """Rows are counted before they can be seen, and before they are judged."""
+    for seed in range(3):
+        settings: dict[str, Any] = {"algo": {"learning_starts": 0, "batch_size": 16}, "seed": seed}
+        judged = {"ratio": 4.0, "prioritized": True, "first_priority": "error"}
+        with Setup("CartPole-v1", sampler={"envs": 8, "workers": 2}, replay=judged, **settings) as setup:
+            setup.wait(lambda: len(list(setup.replay.batches())) > 0)
+
+
 def test_with_ratio_none_the_learner_does_not_wait_for_steps(tmp_path: Path) -> None:
     """With slow envs there are far more updates than steps could earn."""
-    slow = {"kwargs": {"seconds": 0.003, "wait": "sleep"}}
+    slow = {"kwargs": {"seconds": 0.01, "wait": "sleep"}}
     run = train(tmp_path / "run", env="Remuda/Mock-v0", steps=600, envs=slow, replay={"ratio": None})
     assert run.result["status"] == "complete"
     drawn = run.result["updates"] * 16 / (run.result["steps"] - 300)

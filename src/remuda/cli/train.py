@@ -33,7 +33,7 @@ def make_parser(algo: str | None) -> Parser:
         help="real environment steps of the run, which ends with the rollout that reaches them (set by the preset)",
     )
     parser.add_argument("--seed", help="seed of everything random (0)")
-    parser.add_argument("--scheme", help="how to run: serial or parallel (serial)")
+    parser.add_argument("--scheme", help="how to run: serial, parallel or async (serial)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="run directory (runs/ALGO-ENV-SEED-TIME)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML settings, such as a run's config.yaml")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with this run")

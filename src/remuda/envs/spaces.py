@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -43,7 +44,8 @@ def _convert(space: Any, label: str, which: str, path: str) -> Space:
     if isinstance(space, kinds.Box):
         is_float = np.issubdtype(space.dtype, np.floating)
         if is_float or which == "observation":
-            return _box(space, "float32" if is_float else str(np.dtype(space.dtype)))
+            box = _box(space, "float32" if is_float else str(np.dtype(space.dtype)))
+            return _inwards(box, space) if which == "action" else box
     if isinstance(space, kinds.MultiDiscrete):
         sizes, starts = (np.array(each, np.int64) for each in (space.nvec, space.start))
         return Space(
@@ -69,6 +71,19 @@ def _box(space: Any, dtype: str) -> Space:
     with np.errstate(over="ignore"):  # the largest float64 is a usual bound, and infinite in float32
         low, high = space.low.astype(dtype), space.high.astype(dtype)
     return Space("box", tuple(int(size) for size in space.shape), dtype, low, high)
+
+
+def _inwards(box: Space, space: Any) -> Space:
+    """Bounds that float32 has rounded outwards are the next ones inside: an env may refuse an action beyond them."""
+    assert box.low is not None
+    assert box.high is not None
+    low, high = np.float32(np.inf), np.float32(-np.inf)
+    is_low, is_high = (np.isfinite(bound) for bound in (box.low, box.high))
+    return replace(
+        box,
+        low=np.where(is_low & (box.low < space.low), np.nextafter(box.low, low), box.low),
+        high=np.where(is_high & (box.high > space.high), np.nextafter(box.high, high), box.high),
+    )
 
 
 def _names(keys: Sequence[str]) -> Iterator[str]:

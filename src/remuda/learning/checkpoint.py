@@ -226,10 +226,15 @@ def _read(path: Path, most: int) -> bytes:
     return path.read_bytes()
 
 
-def load_newest(directory: Path) -> Checkpoint:
-    """The newest whole checkpoint; what was damaged on the way there is told in its `skipped`."""
-    skipped: list[str] = []
+def load_newest(directory: Path, before: int | None = None, skipped: Sequence[str] = ()) -> Checkpoint:
+    """The newest whole checkpoint, of those before a step.
+
+    What was damaged on the way there is told in its `skipped`, beside what the caller knows of newer ones.
+    """
+    skipped = list(skipped)
     for path in reversed(list_checkpoints(directory)):
+        if before is not None and int(path.name[5:]) >= before:
+            continue
         try:
             return replace(load(path), skipped=skipped)
         except CheckpointError as error:

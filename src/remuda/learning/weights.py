@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from remuda.data import SharedArrays
+
+logger = logging.getLogger("remuda.learning")
 
 VERSION = "version"  # in the metadata of a file
 
@@ -122,7 +125,7 @@ class FileWeights:
     def __init__(self, module: nn.Module, path: Path, version: int | None = None) -> None:
         """With a version it is published at once."""
         self._tensors = {name: tensor.detach() for name, tensor in module.state_dict().items()}
-        self.path, self._seen = path, (0, 0)
+        self.path, self._seen, self._is_written = path, (0, 0), True
         if version is not None:
             self.publish(version)
 
@@ -131,9 +134,19 @@ class FileWeights:
         return {"weights": str(self.path)}, []
 
     def publish(self, version: int) -> None:
+        """On a full disk the file stays as it is, and whoever acts goes on with that."""
         aside = self.path.with_name(f".writing-{self.path.name}")
-        aside.write_bytes(save(self._tensors, metadata={VERSION: str(version)}))
-        os.replace(aside, self.path)
+        try:
+            aside.write_bytes(save(self._tensors, metadata={VERSION: str(version)}))
+            os.replace(aside, self.path)
+        except OSError as error:
+            if not self.path.exists():  # nobody could act
+                raise
+            if self._is_written:
+                logger.warning("weights of update %d were not written (%s): make room.", version, error)
+            self._is_written = False
+            return
+        self._is_written = True
 
     def pull(self, have: int) -> int:
         found = os.stat(self.path)

@@ -135,7 +135,8 @@ class Worker:
         self, order: Mapping[str, Any], beat: Callable[[], bool], tell: Callable[[str], None]
     ) -> tuple[Any, Agent, Exploration]:
         """Its envs and its agent, and how that explores."""
-        self.config = config = from_dict(order["config"])
+        self.config, self.beat = from_dict(order["config"]), beat
+        config = self.config
         options = config.agent
         envs: Any = make_own_envs(config, order, beat, tell)
         if options.prev_action or options.prev_reward:
@@ -149,8 +150,9 @@ class Worker:
         replay, gamma = config.replay, config.algo_options.gamma
         state = algorithm.agent.initial_state(1)
         ring = make_ring(config, self.seen, state, order["workers"], fds)
+        ring.while_held = self.beat
         states, judge = None, None
-        if state is not None:
+        if replay.sequence:  # an agent may have a state and no memory: noise that drifts
             states = States(ring, state, order["num_steps"], fds[-1], is_judged(config))
         if is_judged(config) and states is not None:
             lengths = (replay.burn_in, replay.sequence, replay.n_step)

@@ -118,7 +118,7 @@ def q_learning(options: DQNOptions, config: RunConfig, info: EnvInfo, make_net: 
     if info.action.kind != "discrete":
         raise ConfigError(
             f"{config.algo} chooses among a few actions, and those of {config.env} are {described(info.action)}: "
-            "use sac, td3 or ppo."
+            + ("use sac, td3 or ppo." if info.action.kind == "box" else "use ppo.")
         )
     agent = QAgent(
         info.observation,

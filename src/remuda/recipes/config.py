@@ -64,7 +64,7 @@ class RunConfig:
             raise ConfigError(f"sampler.slots={slots} with sampler.act=workers: actors take no turns, use 1.")
         if isinstance(options, PPOOptions):
             check_minibatches(options, envs, self.agent.core)
-        check_replay(options, self.replay, self.agent.core, envs)
+        check_replay(options, self.replay, self.agent.core, self.sampler)
         check_scheme(self)
         check_heads(self.algo, options, self.agent)
 
@@ -88,12 +88,16 @@ def check_minibatches(options: PPOOptions, envs: int, core: str | None) -> None:
         )
 
 
-def check_replay(options: AlgoOptions, replay: ReplayOptions, core: str | None, envs: int) -> None:
+def check_replay(options: AlgoOptions, replay: ReplayOptions, core: str | None, sampler: SamplerOptions) -> None:
     """What does not fit together, in one sentence each."""
     if not isinstance(options, OffPolicyOptions):
         if replay != ReplayOptions():
             raise ConfigError("replay options are set, and this algorithm forgets each rollout: leave them out.")
         return
+    if sampler.wait_reset:
+        raise ConfigError(
+            "sampler.wait_reset with a replay, whose rows would not say where an episode begins: leave it out."
+        )
     default = ReplayOptions()
     for name in () if replay.prioritized else ("alpha", "beta", "first_priority"):
         if (value := getattr(replay, name)) != getattr(default, name):
@@ -121,6 +125,7 @@ def check_replay(options: AlgoOptions, replay: ReplayOptions, core: str | None, 
             f"replay.n_step={replay.n_step} is longer than replay.sequence={replay.sequence}: "
             f"use at most {replay.sequence}."
         )
+    envs = sampler.envs
     rows, wanted = replay.capacity // envs, replay.burn_in + replay.sequence + replay.n_step
     if rows - 1 < wanted:
         raise ConfigError(

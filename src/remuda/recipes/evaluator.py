@@ -40,6 +40,7 @@ from remuda.transport.wire import Link
 logger = logging.getLogger("remuda.recipes")
 
 LOOK_SECONDS = 0.2  # how often a resting evaluator looks for orders
+BEAT_SECONDS = 1.0  # how often it says that it lives
 
 
 class EvaluatorProcess:
@@ -58,8 +59,9 @@ class EvaluatorProcess:
         order = {"config": to_dict(config), "spec": spec.to_json(), "video": None if video is None else str(video)}
         self._weights = weights
         self._versions, self._steps = [version], [steps]  # that were published, and the steps done by then
-        self._was_useful, self._is_open = False, True
+        self._was_useful, self._is_open, self._looked = False, True, time.monotonic()
         options = config.envs
+        self._patience = max(options.step_timeout, options.build_timeout)
         self._crew = Crew(__name__, [order], options.build_timeout, options.max_worker_restarts)
         try:
             self._crew.start()
@@ -70,15 +72,20 @@ class EvaluatorProcess:
 
     def look(self, version: int, steps: int) -> list[dict[str, Any]]:
         """Evaluations that came in since, with the `steps` that were done when their weights were published."""
+        if not self._is_open:
+            return []
         if version > self._versions[-1]:
             self._versions.append(version)
             self._steps.append(steps)
-        if not self._is_open:
-            return []
         found = []
         (member,) = self._crew.members
         try:
+            # A crew's clock counts the time for which it listens, so that nobody is blamed for a learner that rests.
+            now = time.monotonic()
+            self._crew.clock += min(now - self._looked, LOOK_SECONDS)
+            self._looked = now
             self._crew.listen(0.0)
+            self._crew.expect(member, self._patience, "while it evaluated")
             if member.lost is not None:
                 self._crew.relaunch(member, self._was_useful)
                 self._was_useful = False
@@ -88,6 +95,7 @@ class EvaluatorProcess:
                 self._was_useful = True
                 place = max(0, bisect_right(self._versions, answer["version"]) - 1)
                 found.append({**answer["evaluated"], "steps": self._steps[place]})
+                del self._versions[:place], self._steps[:place]  # what comes next is not older
         except RemudaError as error:
             logger.warning("the evaluator is given up, training goes on: %s", error)
             self.close()
@@ -114,7 +122,7 @@ class _Service:
         self._poll = select.poll()
         self._poll.register(link, select.POLLIN)
         self._weights: SharedWeights | FileWeights | None = None
-        self._version, self._rests_until = -1, 0.0
+        self._version, self._rests_until, self._beaten = -1, 0.0, 0.0
         self._server = os.getppid()
 
     def run(self) -> None:
@@ -138,7 +146,10 @@ class _Service:
         """Nothing is left open between evaluations."""
 
     def _should_stop(self, seconds: float = 0.0) -> bool:
-        """Obeys what has come in."""
+        """Obeys what has come in; asked at every step, so that the run hears of an env that hangs."""
+        if time.monotonic() - self._beaten > BEAT_SECONDS:
+            self._beaten = time.monotonic()
+            self._link.send({"alive": True}, seconds=None)
         if self._poll.poll(seconds * 1000):
             messages, fds = self._link.receive()
             for message in messages:

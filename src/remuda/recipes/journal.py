@@ -229,6 +229,11 @@ class Journal:
         self._saver.wait()
         signal = self.signals.received
         complete = self.progress.steps >= self.config.steps
+        if complete and self._saved_steps < self.progress.steps:
+            raise CheckpointError(
+                f"what was learned could not be saved after {self.progress.steps:,} steps{self._what_is_lost()}: "
+                f"make room, then continue with: remuda train --resume {self.directory.path}"
+            )
         status = "complete" if complete else f"stopped by {signal.name if signal else self.stopped_by}"
         if not complete:
             self.say(f"{status} after {self.progress.steps:,} steps{self._what_is_lost()}; continue with: "
@@ -263,7 +268,10 @@ class Journal:
         if not isinstance(error, RemudaError) or isinstance(error, Interrupted) or self._learner is None:
             return
         if self.progress.rounds > max(self._saved_rounds, 0):
-            self._write(self._learner, None)
+            try:
+                self._write(self._learner, None)
+            except RemudaError as another:  # the first is what the user must know of
+                self.say(f"warning: what was learned since the last checkpoint is lost ({another})")
 
     def save(self, round: Round, is_owed: bool = False) -> None:
         """A checkpoint of the end of this round, unless it is there already; `is_owed`: before its metrics line."""

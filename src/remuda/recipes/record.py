@@ -34,8 +34,7 @@ def record(
             "and a video needs rgb_array."
         )
     policy = run.policy()
-    step = load_newest(path / "checkpoints").step
-    target = out or path / "videos" / f"step-{step}.mp4"
+    target = out or run.path / "videos" / f"step-{load_newest(run.path / 'checkpoints').step}.mp4"
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures without a screen, and without complaints about it
     limited = replace(spec, max_steps=config.eval.max_steps or None)
     returns = []

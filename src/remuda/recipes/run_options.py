@@ -145,6 +145,8 @@ class EvalOptions(Checked):
         super().__post_init__()
         if self.seeds is not None:
             parse_seeds(self.seeds, "eval.seeds")
+        if self.share and not self.episodes:
+            raise ConfigError(f"eval.share={self.share:g} with eval.episodes=0 has nothing to play: leave one out.")
         if self.video and not self.share:
             raise ConfigError("eval.video without eval.share has nobody to film: set eval.share, for example to 0.1.")
 

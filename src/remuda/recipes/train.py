@@ -46,6 +46,7 @@ from remuda.recipes.parts import (
 from remuda.recipes.profile import profiled
 from remuda.recipes.replays import make_replay, refuse_too_large
 from remuda.recipes.signals import StopSignals
+from remuda.replay.saving import DamagedReplay
 from remuda.sampling.sampler import EnvSampler
 from remuda.schemes.asynchronous import Asynchronous, AsynchronousReplay
 from remuda.schemes.synchronous import Synchronous
@@ -87,7 +88,27 @@ def train(
     recipe = make_recipe(config, spec, info, net)
     scheme = SCHEMES[config.scheme](config)
     found = newest_checkpoint(Path(out)) if resume and out is not None else None
-    # Most of what the user may have got wrong is known by now: only then does a directory appear, or change.
+    while True:
+        try:
+            return train_from(found, scheme, recipe, config, spec, out, resume, callbacks, quiet, profile)
+        except DamagedReplay as error:  # found when it is read, once there is a replay to read it into
+            assert found is not None
+            found = load_newest(found.path.parent, found.step, [*found.skipped, str(error)])
+
+
+def train_from(
+    found: Checkpoint | None,
+    scheme: Scheme,
+    recipe: Recipe,
+    config: RunConfig,
+    spec: EnvSpec,
+    out: str | Path | None,
+    resume: bool,
+    callbacks: Sequence[Callback],
+    quiet: bool,
+    profile: bool,
+) -> dict[str, Any]:
+    """Most of what the user may have got wrong is known by now: only then does a directory appear, or change."""
     name = f"{config.algo}-{config.env}-{config.seed}"
     with RunDirectory.create(out, name, to_dict(config), resume=resume) as directory, StopSignals() as signals:
         title, done = f"{config.algo} {config.env} {config.scheme}", found.step if found is not None else 0
@@ -110,6 +131,7 @@ def train(
                 if config.eval.share:
                     video = directory.videos / "newest.mp4" if config.eval.video else None
                     recipe = replace(recipe, make_evaluator=partial(EvaluatorProcess, config, spec, video=video))
+                warn_if_nothing_is_learned(config, journal)
                 learner = scheme.run(recipe, journal)
                 result = journal.finish(learner)
         except Interrupted as error:  # before there was a learner to save
@@ -133,6 +155,13 @@ def train(
             gc.unfreeze()
         directory.write_result(result)
     return {**result, "path": str(directory.path), "signal": signals.received}
+
+
+def warn_if_nothing_is_learned(config: RunConfig, journal: Journal) -> None:
+    options, steps = config.algo_options, config.steps
+    if isinstance(options, OffPolicyOptions) and steps <= options.learning_starts:
+        starts = f"algo.learning_starts={options.learning_starts:,}"
+        journal.say(f"warning: learning would begin after {starts} steps, and there are {steps:,}.")
 
 
 def refuse_unfilmable(config: RunConfig, spec: EnvSpec, info: EnvInfo) -> None:

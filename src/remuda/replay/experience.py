@@ -34,8 +34,8 @@ from numpy.typing import NDArray
 from remuda.data import ArrayTuple, Batch, Steps, map_tree
 from remuda.replay.places import Places, take
 from remuda.replay.priorities import Numbers, Priorities
-from remuda.replay.ring import Index, Ring, Row
-from remuda.replay.stored import MOST_ATTEMPTS, NothingToDraw, Stored
+from remuda.replay.ring import Index, NothingToDraw, Ring, Row
+from remuda.replay.stored import MOST_ATTEMPTS, Stored
 
 
 class Returns(ArrayTuple):
@@ -88,8 +88,12 @@ class Experience(Stored):
             self._seen[:] = [self.priorities.follow(group, int(seen)) for group, seen in enumerate(self._seen)]
 
     def can_draw(self) -> bool:
-        """Whoever learns before there is a real row has set no warm-up, and is told so."""
-        return True
+        """Whoever learns before there is a real row has set no warm-up, and is told so; but rows that others write
+        are counted before they can be seen."""
+        if not self.is_shared:
+            return True
+        self._take_note()
+        return self.ring.count > 0 if self.priorities is None else self.priorities.tree.total > 0
 
     def _gather(self) -> Batch:
         weight = None
@@ -124,14 +128,13 @@ class Experience(Stored):
     def get_state(self) -> dict[str, Any]:
         """All but the ring."""
         priorities = None if self.priorities is None else self.priorities.get_state()
-        counts = {"draws": self.draws, "steps": self.steps, "credit": self.credit, "seen": self._seen.copy()}
-        return {**counts, "priorities": priorities}
+        return {**self._counts(), "seen": self._seen.copy(), "priorities": priorities}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """With the ring as it was then, what is drawn next is the same, bit by bit."""
         if self.priorities is not None:
             self.priorities.set_state(state["priorities"])
-        self.draws, self.steps, self.credit = state["draws"], state["steps"], state["credit"]
+        self._set_counts(state)
         self._seen[:] = state["seen"]
         for group in range(self.ring.groups if self.ring.error is not None else 0):
             self.ring.judged[group] = self._seen[group]

@@ -17,8 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remuda.data import SharedArrays
+from remuda.errors import ConfigError
 from remuda.replay.ring import Index, Ring, Row, Span, unbroken
 
+CHECKED_ROWS = 100  # the first ones: whether what is put together again is what was given
 ROWS_PER_EXTRA_FRAME = 64  # room for beginnings; if there are more, the oldest rows can no longer be drawn
 
 
@@ -55,6 +57,18 @@ class FrameRing(Ring):
         self.begins = self._images["begins"]  # whether an env's next row is the first of an episode
         if not fds:
             self.begins[:] = True
+
+    def append(self, rows: Row, last_obs: Any, group: int = 0) -> None:
+        first = int(self.written[group])
+        super().append(rows, last_obs, group)
+        if first < CHECKED_ROWS and len(rows.mask) < self.capacity:
+            row, env = np.mgrid[first : int(self.written[group]), self.columns(group)].reshape(2, -1)
+            given = np.asarray(rows.obs).reshape(len(row), *self._shape)
+            if not (self.obs(row, env) == given)[self.is_stored(row, env)].all():
+                raise ConfigError(
+                    f"replay.frames={self.frames}, and observations are no stacks of so many frames, each the one "
+                    "before it and one new frame: use replay.frames=1 to keep them whole."
+                )
 
     def _write(self, places: slice, columns: slice, rows: Row) -> None:
         mask = np.asarray(rows.mask)

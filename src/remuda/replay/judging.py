@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from remuda.data import Batch, map_tree
 from remuda.replay.experience import batch_of_rows
@@ -40,7 +41,7 @@ class RowJudge:
         place = self._places.of(key)
         mask = torch.from_numpy(self._places.rows.mask.take(place))
         error = self.error_of(batch_of_rows(self._places, place, key, self.n_step, self._gamma, mask))
-        ring.judge(self.group, first, error.numpy().reshape(row.shape))
+        ring.judge(self.group, first, known(error).reshape(row.shape))
 
 
 class SequenceJudge:
@@ -63,4 +64,10 @@ class SequenceJudge:
             steps, targets = sequence_rows(ring, np.full(len(env), row), env, *self.lengths, self.gamma)
             state = map_tree(lambda x: torch.from_numpy(x[place, columns].copy()), states.states)  # noqa: B023
             error = self.error_of(Batch(steps, targets, state))
-            states.judge(self.group, number, error.numpy())
+            states.judge(self.group, number, known(error))
+
+
+def known(error: torch.Tensor) -> NDArray[np.float32]:
+    """NaN where it is not finite: a net that is about to diverge says nothing of how to draw."""
+    found: NDArray[np.float32] = torch.where(error.isfinite(), error, torch.nan).numpy()
+    return found

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from remuda.data import map_tree
-from remuda.replay.ring import Index, Ring
+from remuda.replay.ring import Index, NothingToDraw, Ring
 
 NONE: Index = np.zeros(0, np.int64)
 
@@ -51,7 +51,7 @@ class Places:
         ring, written = self.ring, int(self.ring.written[0])
         stored = written - ring.oldest(0)
         if stored == 0 and not ring.count:
-            raise ValueError("there is nothing to draw: no row was added yet.")
+            raise NothingToDraw("there is nothing to draw: no row was added yet.")
         if ring.groups > 1:
             key = np.stack(ring.at((share * ring.count).astype(np.int64)), -1)
             return self.of(key), key

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remuda.replay.places import NONE, Places
-from remuda.replay.ring import Index, Ring
+from remuda.replay.ring import Index, NothingToDraw, Ring
 from remuda.replay.sumtree import SumTree
 
 
@@ -76,11 +76,18 @@ class Priorities:
             if ring.error is not None:
                 error = ring.error[places, ring.columns(group)]
             self.append(first, mask, group, error, known=True if error is None else ~np.isnan(error))
+        if (begun := int(ring.begun[group])) > end:  # what lay there has no priority any more, what comes not yet
+            columns = ring.columns(group)
+            row, env = np.meshgrid(np.arange(end, begun), np.arange(columns.start, columns.stop), indexing="ij")
+            key = np.stack([row.reshape(-1), env.reshape(-1)], -1)[-ring.capacity * ring.width :]
+            self.tree.put(self.places.of(key), 0.0)
         return end
 
     def draw(self, numbers: Numbers, draw: int) -> tuple[Index, Index, NDArray[np.float64]]:
         """Places, keys and priorities, one in each of as many equal parts of all that they add up to."""
         for attempt in itertools.count():
+            if not self.tree.total > 0:
+                raise NothingToDraw("there is nothing to draw: no row has a priority above 0.")
             place, priority = self.tree.draw(numbers.of(draw, attempt))
             key, gone = self.places.keys(place)
             if len(gone) == 0:

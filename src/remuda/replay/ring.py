@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -68,6 +68,10 @@ class Span(NamedTuple):
     frames: Index  # [envs of the group, 2], from and to; none where observations are kept whole
 
 
+class NothingToDraw(ValueError):
+    """No row or sequence is whole: if others write, not yet again."""
+
+
 class Ring:
     """Rows [capacity, B]; of each group of envs all but one can be drawn."""
 
@@ -105,6 +109,7 @@ class Ring:
         if not fds:
             self.limit[0] = NO_LIMIT
         self._fence = threading.Lock()  # taking it orders memory between processes
+        self.while_held: Callable[[], object] = int  # what a writer does again and again while somebody holds it
 
     @property
     def fds(self) -> list[int]:
@@ -143,6 +148,7 @@ class Ring:
         """Say that rows up to `end` are about to be written, once nobody holds the writers."""
         while True:
             while self._is_held[0]:
+                self.while_held()
                 time.sleep(LOOK_SECONDS)
             self.begun[group] = end
             with self._fence:  # what was said must be seen before it is looked whether somebody holds

@@ -61,6 +61,10 @@ class Part(NamedTuple):
     pieces: list[NDArray[Any]]  # of the ring's memory; after them zeros up to the end of the block
 
 
+class DamagedReplay(CheckpointError):
+    """What was saved is not all there; what was saved earlier may be."""
+
+
 @dataclass(frozen=True)
 class Segment:
     """One file."""
@@ -146,10 +150,7 @@ class RingFiles:
             ring.clear()
             if not isinstance(error, MALFORMED):
                 raise
-            raise CheckpointError(
-                f"what was saved of the replay in {self.directory} is damaged ({error}): "
-                f"resume from an earlier checkpoint."
-            ) from None
+            raise DamagedReplay(f"what was saved of the replay in {self.directory} is damaged ({error}).") from None
         self._segments = segments
 
     def _are_whole(self, ring: Ring) -> bool:
@@ -195,7 +196,7 @@ class RingFiles:
         try:
             found = path.lstat()
         except FileNotFoundError:
-            raise CheckpointError(f"replay file {path} is missing: resume from an earlier checkpoint.") from None
+            raise DamagedReplay(f"replay file {path} is missing.") from None
         if not stat.S_ISREG(found.st_mode):
             raise _damaged(path, "it is not a file")
         if found.st_size != parts[-1].end:
@@ -221,8 +222,8 @@ class RingFiles:
                 raise _damaged(path, str(error)) from None
 
 
-def _damaged(path: Path, how: str) -> CheckpointError:
-    return CheckpointError(f"replay file {path} is damaged ({how}): resume from an earlier checkpoint.")
+def _damaged(path: Path, how: str) -> DamagedReplay:
+    return DamagedReplay(f"replay file {path} is damaged ({how}).")
 
 
 def _compare(theirs: Mapping[str, Any], ours: Mapping[str, Any], directory: Path) -> None:

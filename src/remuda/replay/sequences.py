@@ -33,9 +33,9 @@ from numpy.typing import NDArray
 from remuda.data import ArrayTuple, Batch, Steps, leaves, map_tree
 from remuda.errors import ConfigError
 from remuda.replay.experience import as_row
-from remuda.replay.ring import Index, Ring, Row
+from remuda.replay.ring import Index, NothingToDraw, Ring, Row
 from remuda.replay.starts import Starts, States
-from remuda.replay.stored import NothingToDraw, Stored
+from remuda.replay.stored import Stored
 
 
 class SequenceReturns(ArrayTuple):
@@ -160,7 +160,7 @@ class Sequences(Stored):
 
     def get_state(self) -> dict[str, Any]:
         starts = None if self.starts is None else self.starts.get_state()
-        return {"draws": self.draws, "steps": self.steps, "credit": self.credit, "starts": starts}
+        return {**self._counts(), "starts": starts}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """With the ring as it was then: what is drawn next is the same, bit by bit."""
@@ -171,7 +171,7 @@ class Sequences(Stored):
             if self.starts is None:
                 self.starts = self._make_starts(starts["states"]["interval"])
             self.starts.set_state(starts)
-        self.draws, self.steps, self.credit = state["draws"], state["steps"], state["credit"]
+        self._set_counts(state)
 
     def lose(self, group: int) -> int:
         if self.starts is not None:

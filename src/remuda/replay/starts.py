@@ -134,7 +134,7 @@ class Starts:
         end, columns = int(self.ring.written[group]), self.ring.columns(group)
         stored, env = self.states.noticed(group), np.arange(columns.start, columns.stop)
         # Whoever looks too seldom finds newer ones in the place of some.
-        self.complete[group] = max(self.complete[group], stored - self.room + 1)
+        self.complete[group] = max(self.complete[group], int(self.states.stored[group]) - self.room + 1)
         while self.complete[group] < stored:
             number = int(self.complete[group])
             row = int(self.states.row[number % self.room, group])
@@ -189,12 +189,13 @@ class Starts:
 
     def get_state(self) -> dict[str, Any]:
         own = {name: getattr(self, name).copy() for name in ("row", "complete", "first")}
-        return {**own, "largest": self.largest, "tree": self.tree[:], "states": self.states.get_state()}
+        return {**own, "largest": self.largest, "tree": self.tree.get_state(), "states": self.states.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         self.states.set_state(state["states"])
-        for name in ("row", "complete", "first", "tree"):
+        for name in ("row", "complete", "first"):
             getattr(self, name)[:] = state[name]
+        self.tree.set_state(state["tree"])
         self.largest = state["largest"]
 
     def _leaf(self, number: Index | int, env: Index) -> Index:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,16 +13,15 @@ import numpy as np
 import torch
 
 from remuda.data import Batch, Rollout, Steps, map_tree
-from remuda.replay.ring import Index, Ring, unbroken
+from remuda.errors import ConfigError
+from remuda.replay.ring import LOOK_SECONDS, NO_LIMIT, Index, NothingToDraw, Ring, unbroken
 from remuda.replay.saving import RingFiles
 
 MOST_ATTEMPTS = (
     1000  # to draw rows that are real and whole; if one in a hundred is, 256 of them fail once in 100 cases
 )
 
-
-class NothingToDraw(ValueError):
-    """No row or sequence is whole: if others write, not yet again."""
+HASTY_ATTEMPTS = 10
 
 
 class Stored(ABC):
@@ -94,7 +94,8 @@ class Stored(ABC):
         fresh = int(self.ring.real.sum()) - self._real
         self._owe(fresh)
         if self.lead and self.ratio is not None:
-            self.ring.limit[0] = self._real - int(self.credit / self.ratio) + self.lead
+            ahead = self._real - int(min(self.credit / self.ratio, NO_LIMIT // 4)) + self.lead
+            self.ring.limit[0] = ahead if self.can_draw() else NO_LIMIT  # who waited then would wait for ever
         return fresh
 
     def _owe(self, real: int) -> None:
@@ -126,16 +127,18 @@ class Stored(ABC):
 
     def draw(self) -> Batch:
         batch = self._gather()
-        for _ in range(MOST_ATTEMPTS if self.is_shared else 0):
+        for attempt in range(MOST_ATTEMPTS if self.is_shared else 0):
             torn = self._torn(batch)
             if not torn:
                 return batch
+            if attempt > HASTY_ATTEMPTS:
+                time.sleep(LOOK_SECONDS)  # a writer that has lost its core must come to an end
             self.redrawn += torn
             self._again += 1
             self._take_note()
             batch = self._gather()
         if self.is_shared:
-            raise ValueError(
+            raise ConfigError(
                 f"rows were overwritten while they were read, {MOST_ATTEMPTS} times in a row: raise replay.capacity."
             )
         return batch
@@ -177,6 +180,13 @@ class Stored(ABC):
         return int(self.ring.written[group])
 
     # --- checkpoints ---
+
+    def _counts(self) -> dict[str, Any]:
+        return {"draws": self.draws, "steps": self.steps, "credit": self.credit, "again": self._again}
+
+    def _set_counts(self, state: Mapping[str, Any]) -> None:
+        self.draws, self.steps, self.credit = state["draws"], state["steps"], state["credit"]
+        self._again = state["again"]
 
     def save(self, directory: Path) -> dict[str, Any]:
         """Rows since the last time go to files in the directory; the rest is returned, with the names of all."""

@@ -53,6 +53,12 @@ class ReplayFeed(FreeActors):
             if self._error is not None:
                 raise self._error
 
+    def close(self) -> None:
+        super().close()
+        on_loss, self._on_loss = self._on_loss, lambda group: 0
+        for group in range(len(self._rows)):
+            on_loss(group)  # who was stopped while it wrote has left rows that are not whole
+
     def _attachment(self) -> tuple[dict[str, Any], list[int]]:
         return {"into": "replay"}, self._fds
 

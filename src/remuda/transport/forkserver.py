@@ -113,6 +113,7 @@ def main(module: str, fd: int, parent: int, is_tied: int) -> None:
     """The server's side: fork on request and report deaths until the link ends."""
     if is_tied:
         die_with_parent(parent)
+    stay_when_terminated()
     link = Link.from_fd(fd)
     worker = importlib.import_module(module)  # loaded here once, shared by all that are forked
 
@@ -137,6 +138,19 @@ def main(module: str, fd: int, parent: int, is_tied: int) -> None:
                     os.close(fd)
 
 
+def stay_when_terminated() -> None:
+    """SIGTERM often goes to a whole group of processes (timeout, systemd, Slurm): it is for the run to say when its
+    workers leave. What an env starts is not concerned."""
+    me = os.getpid()
+
+    def stay(number: int, frame: object) -> None:
+        if os.getpid() != me:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, stay)
+
+
 def _report_deaths(link: Link) -> None:
     while True:
         try:
@@ -158,6 +172,7 @@ def _fork(work: Callable[[Sequence[int]], int], fds: list[int], foreign: list[in
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         die_with_parent(server)
+        stay_when_terminated()
         for fd in foreign:
             os.close(fd)
         code = work(fds)

@@ -182,3 +182,30 @@ def test_runs_that_differ_in_more_than_their_seed_are_two_curves(tmp_path: Path)
     text = drawn(paths, tmp_path)
     assert "ppo algo.learning_rate=1e-2: mean of 2 runs" in text
     assert "ppo algo.learning_rate=1e-5: mean of 2 runs" in text
+
+
+def test_two_algorithms_are_told_apart_by_their_names(tmp_path: Path) -> None:
+    """Nearly all of their options differ; who samples says nothing, but that it was asynchronous."""
+
+    def config(algo: str, scheme: str, **options: Any) -> dict[str, Any]:
+        return {"algo": algo, "env": "Pong", "scheme": scheme, "options": {"sampler": options}}
+
+    dqn = make_run(tmp_path / "dqn", config("dqn", "serial", act="central", envs=8), learning(1))
+    ppo = make_run(tmp_path / "ppo", config("ppo", "parallel", act="workers", envs=16), learning(2))
+    text = drawn([dqn, ppo], tmp_path)
+    assert ">dqn<" in text
+    assert ">ppo<" in text
+    other = make_run(tmp_path / "other", config("dqn", "async", act="workers", workers=2, envs=8), learning(3))
+    text = drawn([dqn, other], tmp_path)
+    assert ">dqn scheme=synchronous<" in text
+    assert ">dqn scheme=async<" in text
+
+
+def test_names_that_are_too_long_are_those_of_directories(tmp_path: Path) -> None:
+    paths = [
+        make_run(tmp_path / f"run-{rate}", {"algo": "ppo", "options": {"algo": {"x" * 60: rate}}}, learning(rate))
+        for rate in (1, 2)
+    ]
+    text = drawn(paths, tmp_path)
+    assert ">ppo (run-1)<" in text
+    assert ">ppo (run-2)<" in text

@@ -22,6 +22,8 @@ from remuda.logs.rundir import RunDirectory
 from remuda.logs.writers import STEP, read_metrics
 
 NOT_LEARNING = ("eval", "checkpoint", "log", "scheme")  # groups of options that change nothing of what is learned
+WHO_SAMPLES = ("sampler.act", "sampler.workers", "sampler.slots")
+LONGEST_NAME = 70  # letters, of which a legend has room for about as many
 RETURN = "rollout/ep_rew_mean"
 EVALUATION = "eval/mean_reward"
 NAMES = {RETURN: "episode return", "rollout/ep_len_mean": "episode length", "time/fps": "steps per second"}
@@ -139,28 +141,46 @@ def _group(runs: Sequence[RunDirectory], labels: Sequence[str] | None) -> tuple[
     """Which runs belong together by what name, and the env if it is the same for all.
 
     Runs that differ only in their seed, or in how they were watched, are one group; the name of a group says in what
-    it differs from the others.
+    it differs from others of its algorithm.
     """
     settings = [_settings(run.read_config()) for run in runs]
-    keys = sorted({key for each in settings for key in each})
-    told = [key for key in keys if len({each.get(key) for each in settings}) > 1 and key not in ("algo", "env")]
+    told = _differences(settings)
     envs = {each.get("env", "") for each in settings}
-    groups: dict[str, list[int]] = {}
+    groups: dict[tuple[str, ...], list[int]] = {}
     for index, (run, each) in enumerate(zip(runs, settings, strict=True)):
         differences = [f"{key}={each.get(key)}" for key in told] if labels is None else [labels[index]]
         env = each.get("env", "") if len(envs) > 1 else ""
         parts = (each.get("algo") or run.path.resolve().name, env, *differences)
-        groups.setdefault(" ".join(part for part in parts if part), []).append(index)
-    return groups, envs.pop() if len(envs) == 1 else ""
+        groups.setdefault(tuple(part for part in parts if part), []).append(index)
+    named: dict[str, list[int]] = {}
+    for parts, members in groups.items():
+        name = " ".join(parts)
+        if len(name) > LONGEST_NAME:  # its directory says more than a line that nobody reads to its end
+            name = f"{parts[0]} ({runs[members[0]].path.resolve().name})"
+        named.setdefault(name, []).extend(members)
+    return named, envs.pop() if len(envs) == 1 else ""
+
+
+def _differences(settings: Sequence[Mapping[str, str]]) -> list[str]:
+    """In what runs of one algorithm differ: between two algorithms, nearly everything does."""
+    found = set()
+    for algo in {each.get("algo") for each in settings}:
+        alike = [each for each in settings if each.get("algo") == algo]
+        keys = {key for each in alike for key in each} - {"algo", "env"}
+        found |= {key for key in keys if len({each.get(key) for each in alike}) > 1}
+    return sorted(found)
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, str]:
-    """What makes a run what it is, flat; options by their names on the command line. Schemes give the same curve."""
+    """What makes a run what it is, flat; options by their names on the command line. Synchronous schemes give the
+    same curve, whoever samples."""
     flat = {str(key): str(value) for key, value in config.items() if key not in ("seed", "scheme", "options")}
+    if "scheme" in config:
+        flat["scheme"] = "async" if config["scheme"] == "async" else "synchronous"
     for group, values in (config.get("options") or {}).items():
         if group not in NOT_LEARNING:
             flat |= {f"{group}.{name}": str(value) for name, value in values.items()}
-    return flat
+    return {key: value for key, value in flat.items() if key not in WHO_SAMPLES}
 
 
 def _draw_group(axes: Any, name: str, curves: Sequence[Curve], colour: str) -> None:

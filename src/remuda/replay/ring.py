@@ -109,7 +109,7 @@ class Ring:
         if not fds:
             self.limit[0] = NO_LIMIT
         self._fence = threading.Lock()  # taking it orders memory between processes
-        self.while_held: Callable[[], object] = int  # what a writer does again and again while somebody holds it
+        self.while_held: Callable[[], object] = lambda: None  # what a writer does, again and again, while it is held
 
     @property
     def fds(self) -> list[int]:

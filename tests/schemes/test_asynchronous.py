@@ -383,7 +383,8 @@ def test_whatever_fails_what_was_made_is_closed(place: str) -> None:
         Asynchronous(workers=2).run(pieces.recipe, pieces)
     assert pieces.weights.closed == 1
     assert pieces.closed == 2, "replay and learner"
-    assert (pieces.calls[-1] == "close stream") == (place != "stream")
+    assert pieces.calls[-1] == "save what was learned", "when nobody samples any more"
+    assert (pieces.calls[-2] == "close stream") == (place != "stream")
     assert torch.get_num_threads() == threads
 
 

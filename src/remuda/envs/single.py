@@ -381,7 +381,8 @@ class SingleEnv:
         stored = np.asarray(reward, np.float64) if isinstance(reward, int | float | np.number | np.ndarray) else None
         with np.errstate(over="ignore"):
             if stored is None or stored.shape != () or not np.isfinite(stored.astype(np.float32)).all():
-                self.complain(f"reward is {reward}, rewards are finite float32 numbers: repair its step().")
+                plain = reward.item() if isinstance(reward, np.number) else reward
+                self.complain(f"reward is {plain!r}, rewards are finite float32 numbers: repair its step().")
         for path, obs in leaves(self._obs, "observation"):
             if not np.isfinite(obs).all():
                 first = np.argwhere(~np.isfinite(np.atleast_1d(obs)))[0].tolist()

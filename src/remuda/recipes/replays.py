@@ -17,6 +17,7 @@ from remuda.recipes.algo_options import APPOOptions, OffPolicyOptions, PPOOption
 from remuda.recipes.config import RunConfig
 from remuda.replay import Experience, FrameRing, Fresh, Priorities, Ring, Row, Sequences
 
+CHECKED_ROWS = 100  # of each env: whether observations are stacks of frames at all
 SPARE = 0.9  # the share of free memory that a replay may take
 
 
@@ -80,7 +81,9 @@ def make_ring(
     example = example_row(info)
     judged = is_judged(config) and not config.replay.sequence  # else whole sequences are
     if frames > 1:
-        return FrameRing(example, rows, envs, frames, groups, fds, judged)
+        ring = FrameRing(example, rows, envs, frames, groups, fds, judged)
+        ring.checked_rows = CHECKED_ROWS
+        return ring
     return Ring(example, rows, envs, groups, fds, judged)
 
 

@@ -20,7 +20,6 @@ from remuda.data import SharedArrays
 from remuda.errors import ConfigError
 from remuda.replay.ring import Index, Ring, Row, Span, unbroken
 
-CHECKED_ROWS = 100  # the first ones: whether what is put together again is what was given
 ROWS_PER_EXTRA_FRAME = 64  # room for beginnings; if there are more, the oldest rows can no longer be drawn
 
 
@@ -40,6 +39,7 @@ class FrameRing(Ring):
         stack = np.asarray(example.obs)
         super().__init__(example.replace(obs=np.zeros((), np.int64)), capacity, envs, groups, fds, is_judged)
         self.frames, self._shape = frames, stack.shape
+        self.checked_rows = 0  # of each group the first ones: whether what is put together again is what was given
         self._room = capacity + capacity // ROWS_PER_EXTRA_FRAME + 2 * frames
         frame = (stack.shape[0] // frames, *stack.shape[1:])
         self._images = SharedArrays(
@@ -61,7 +61,7 @@ class FrameRing(Ring):
     def append(self, rows: Row, last_obs: Any, group: int = 0) -> None:
         first = int(self.written[group])
         super().append(rows, last_obs, group)
-        if first < CHECKED_ROWS and len(rows.mask) < self.capacity:
+        if first < self.checked_rows and len(rows.mask) < self.capacity:
             row, env = np.mgrid[first : int(self.written[group]), self.columns(group)].reshape(2, -1)
             given = np.asarray(rows.obs).reshape(len(row), *self._shape)
             if not (self.obs(row, env) == given)[self.is_stored(row, env)].all():

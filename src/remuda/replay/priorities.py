@@ -76,9 +76,9 @@ class Priorities:
             if ring.error is not None:
                 error = ring.error[places, ring.columns(group)]
             self.append(first, mask, group, error, known=True if error is None else ~np.isnan(error))
-        if (begun := int(ring.begun[group])) > end:  # what lay there has no priority any more, what comes not yet
+        if (written := int(ring.written[group])) > end:  # what lay there has no priority any more, what came not yet
             columns = ring.columns(group)
-            row, env = np.meshgrid(np.arange(end, begun), np.arange(columns.start, columns.stop), indexing="ij")
+            row, env = np.meshgrid(np.arange(end, written), np.arange(columns.start, columns.stop), indexing="ij")
             key = np.stack([row.reshape(-1), env.reshape(-1)], -1)[-ring.capacity * ring.width :]
             self.tree.put(self.places.of(key), 0.0)
         return end

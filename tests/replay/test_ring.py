@@ -214,8 +214,7 @@ def test_a_transition_of_atari_takes_little_more_than_one_frame() -> None:
 
 @pytest.mark.parametrize("T", [1, 7])
 def test_observations_that_are_no_stacks_are_refused(T: int) -> None:
-    ring = FrameRing(EXAMPLE, 40, 1, FRAMES)
-    ring.checked_rows = 20
+    ring = FrameRing(EXAMPLE, 40, 1, FRAMES, checked_rows=20)
     obs = np.zeros((21, 1, *np.asarray(EXAMPLE.obs).shape), np.uint8)
     obs += np.arange(21, dtype=np.uint8).reshape(21, 1, *[1] * np.asarray(EXAMPLE.obs).ndim)  # all frames alike
     ones = np.ones((T, 1), np.float32)

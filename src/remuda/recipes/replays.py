@@ -81,9 +81,7 @@ def make_ring(
     example = example_row(info)
     judged = is_judged(config) and not config.replay.sequence  # else whole sequences are
     if frames > 1:
-        ring = FrameRing(example, rows, envs, frames, groups, fds, judged)
-        ring.checked_rows = CHECKED_ROWS
-        return ring
+        return FrameRing(example, rows, envs, frames, groups, fds, judged, CHECKED_ROWS)
     return Ring(example, rows, envs, groups, fds, judged)
 
 

@@ -35,11 +35,13 @@ class FrameRing(Ring):
         groups: int = 1,
         fds: Sequence[int] | None = None,
         is_judged: bool = False,
+        checked_rows: int = 0,
     ) -> None:
+        """Of the first `checked_rows` it is looked whether what is put together again is what was given."""
         stack = np.asarray(example.obs)
         super().__init__(example.replace(obs=np.zeros((), np.int64)), capacity, envs, groups, fds, is_judged)
         self.frames, self._shape = frames, stack.shape
-        self.checked_rows = 0  # of each group the first ones: whether what is put together again is what was given
+        self.checked_rows = checked_rows
         self._room = capacity + capacity // ROWS_PER_EXTRA_FRAME + 2 * frames
         frame = (stack.shape[0] // frames, *stack.shape[1:])
         self._images = SharedArrays(

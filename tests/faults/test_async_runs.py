@@ -124,14 +124,17 @@ def test_one_signal_leaves_a_resumable_checkpoint(form: str, number: signal.Sign
 
 @pytest.mark.parametrize("form", [pytest.param("workers", marks=pytest.mark.long), "central"])
 def test_two_signals_stop_at_once(form: str, tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    with running(path, form) as process:
-        members = family(process)
-        for _ in range(2):
-            process.send_signal(signal.SIGINT)
-            time.sleep(0.1)  # or both would be one
-        # The first is still being obeyed when the second comes; whichever way it ends, it ends now.
-        process.communicate(timeout=20)
+    with running(tmp_path / "run", form) as process:
+        interrupt_twice(process)
+
+
+def interrupt_twice(process: subprocess.Popen[str]) -> None:
+    members = family(process)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)  # or both would be one
+    # The first is still being obeyed when the second comes; whichever way it ends, it ends now.
+    process.communicate(timeout=20)
     assert process.returncode == 130
     wait_for(lambda: all_gone(members), 2)
 

@@ -23,7 +23,7 @@ from feeding import COUNTING, Setup, check_rows
 from lasting import shared_server
 from test_acting_workers import FORBIDDEN
 from test_async_runs import _nothing_is_left as _nothing_is_left
-from test_async_runs import begun, lines, nan_losses
+from test_async_runs import begun, interrupt_twice, lines, nan_losses
 from test_signals import all_gone, family, stop, wait_for
 
 import remuda
@@ -176,13 +176,7 @@ def test_one_signal_leaves_a_resumable_checkpoint_with_its_replay(tmp_path: Path
 
 def test_two_signals_stop_at_once(tmp_path: Path) -> None:
     with running(tmp_path / "run") as process:
-        members = family(process)
-        for _ in range(2):
-            process.send_signal(signal.SIGINT)
-            time.sleep(0.1)  # or both would be one
-        process.communicate(timeout=20)
-    assert process.returncode == 130
-    wait_for(lambda: all_gone(members), 2)
+        interrupt_twice(process)
 
 
 def test_gradients_that_are_not_finite_change_nothing_and_end_the_run_after_ten(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,16 +10,14 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from soaking import Soak
 from test_acting_workers import one_server as one_server
 from test_acting_workers import server as server
 from test_async import FORMS, SEED, steppers, streaming
-from test_async_runs import kill_one, train, workers_below
+from test_async_runs import train, workers_below
 
 pytestmark = pytest.mark.long
 
-UPDATES = 10_000
-KILL_SECONDS = 30.0
-MIN_SECONDS = 150.0  # so that some are killed, however fast the machine
 MOCK = {"observation": {"box": [3]}, "action": {"discrete": 4}, "seconds": 0.01, "wait": "sleep"}
 
 
@@ -99,37 +95,13 @@ def test_training_survives_envs_that_fail_by_chance(form: str, tmp_path: Path) -
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("form", FORMS)
 def test_ten_thousand_updates_with_a_worker_killed_every_thirty_seconds(form: str, tmp_path: Path) -> None:
-    me, chance = psutil.Process(), random.Random(3)
-    seen: list[tuple[int, list[int], int, int]] = []  # updates, resident bytes of each, descriptors, threads
-    begin = time.monotonic()
-    killed, next_kill, next_look = 0, begin + KILL_SECONDS, 0
-
-    def watch(round: Any) -> bool:
-        nonlocal killed, next_kill, next_look
-        now, updates = time.monotonic(), round.learner.version
-        if now >= next_kill:
-            kill_one(workers_below(me), chance)
-            killed, next_kill = killed + 1, now + KILL_SECONDS
-        if updates >= next_look and now < next_kill - KILL_SECONDS / 2:  # not while somebody is replaced
-            next_look = updates + 500
-            lasting = [me, *acting_for_all(me)]
-            memory = [int(process.memory_info().rss) for process in lasting]
-            seen.append((updates, memory, sum(process.num_fds() for process in lasting), threading.active_count()))
-        return bool(updates >= UPDATES and now - begin >= MIN_SECONDS)
-
+    soak = Soak(workers_below, this_and_who_acts_for_all)
     # what a line of metrics sums up is kept until it is written
     options = {"algo": {"n_steps": 8, "batch_size": 8}, "checkpoint": {"every": 20_000}, "log": {"every": 10_000}}
-    train(tmp_path / "run", form, watch, steps=100_000_000, env="Acrobot-v1", **options)
-    print(form, seen)
-    assert killed >= 4
-    settled = [row for row in seen if row[0] >= 2000]
-    (first, memory, *counts), (last, memory_at_the_end, *counts_at_the_end) = settled[0], settled[-1]
-    for before, after in zip(memory, memory_at_the_end, strict=True):
-        grown = (after - before) / 2**20 / ((last - first) / 1000)
-        assert grown <= 1.0, f"{grown:.2f} MB per 1,000 updates: {seen}"
-    assert [abs(a - b) <= 2 for a, b in zip(counts, counts_at_the_end, strict=True)] == [True, True], seen
+    train(tmp_path / "run", form, soak, steps=100_000_000, env="Acrobot-v1", **options)
+    soak.check()
 
 
-def acting_for_all(me: psutil.Process) -> list[psutil.Process]:
-    """The inference process, which outlives its env workers: a child of a fork server that has a fork server."""
-    return [child for one in me.children() for child in one.children() if child.children()]
+def this_and_who_acts_for_all(me: psutil.Process) -> list[psutil.Process]:
+    """The inference process outlives its env workers: a child of a fork server that has a fork server."""
+    return [me, *(child for one in me.children() for child in one.children() if child.children())]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,10 @@ import numpy as np
 import psutil
 import pytest
 from feeding import Setup
-from test_async_long import KILL_SECONDS, MIN_SECONDS, MOCK, UPDATES
+from soaking import Soak
+from test_async_long import MOCK
 from test_async_runs import _nothing_is_left as _nothing_is_left
-from test_async_runs import kill_one, workers_below
+from test_async_runs import workers_below
 
 import remuda
 from remuda.recipes.value_presets import CARTPOLE
@@ -78,22 +77,7 @@ def test_training_survives_envs_that_fail_by_chance(tmp_path: Path) -> None:
 @pytest.mark.timeout(3600)
 def test_ten_thousand_updates_with_a_sampler_killed_every_thirty_seconds(tmp_path: Path) -> None:
     """R24."""
-    me, chance = psutil.Process(), random.Random(3)
-    seen: list[tuple[int, int, int, int]] = []  # updates, resident bytes, descriptors, threads
-    begin = time.monotonic()
-    killed, next_kill, next_look = 0, begin + KILL_SECONDS, 0
-
-    def watch(round: Any) -> bool:
-        nonlocal killed, next_kill, next_look
-        now, updates = time.monotonic(), round.learner.version
-        if now >= next_kill:
-            kill_one(workers_below(me), chance)
-            killed, next_kill = killed + 1, now + KILL_SECONDS
-        if updates >= next_look and now < next_kill - KILL_SECONDS / 2:  # not while somebody is replaced
-            next_look = updates + 500
-            seen.append((updates, me.memory_info().rss, me.num_fds(), threading.active_count()))
-        return bool(updates >= UPDATES and now - begin >= MIN_SECONDS)
-
+    soak = Soak(workers_below)
     remuda.train(
         "dqn",
         "Acrobot-v1",
@@ -101,7 +85,7 @@ def test_ten_thousand_updates_with_a_sampler_killed_every_thirty_seconds(tmp_pat
         steps=100_000_000,
         out=tmp_path / "run",
         quiet=True,
-        callbacks=watch,
+        callbacks=soak,
         algo={"learning_starts": 500, "batch_size": 32},
         replay={"capacity": 5000, "ratio": 1.0},  # full long before the first look that counts
         sampler={"envs": 8, "workers": 2},
@@ -109,10 +93,4 @@ def test_ten_thousand_updates_with_a_sampler_killed_every_thirty_seconds(tmp_pat
         checkpoint={"every": 200_000},
         log={"every": 50_000},
     )
-    print(seen)
-    assert killed >= 4
-    settled = [row for row in seen if row[0] >= 2000]
-    (first, memory, *counts), (last, memory_at_the_end, *counts_at_the_end) = settled[0], settled[-1]
-    grown = (memory_at_the_end - memory) / 2**20 / ((last - first) / 1000)
-    assert grown <= 1.0, f"{grown:.2f} MB per 1,000 updates: {seen}"
-    assert [abs(a - b) <= 2 for a, b in zip(counts, counts_at_the_end, strict=True)] == [True, True], seen
+    soak.check()

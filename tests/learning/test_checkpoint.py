@@ -24,7 +24,16 @@ from remuda.algorithms import PPO
 from remuda.data.packing import pack, unpack
 from remuda.errors import CheckpointError
 from remuda.learning import checkpoint
-from remuda.learning.checkpoint import DTYPES, list_checkpoints, load, load_newest, parameters_hash, safetensors, save
+from remuda.learning.checkpoint import (
+    DTYPES,
+    FORMAT,
+    list_checkpoints,
+    load,
+    load_newest,
+    parameters_hash,
+    safetensors,
+    save,
+)
 from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
 from remuda.replay.frames import FrameRing
@@ -160,7 +169,7 @@ def test_another_format_is_named(tmp_path: Path, pristine: dict[str, bytes]) -> 
     manifest = json.loads(pristine["manifest.json"])
     manifest["format"] = 99
     path = put(tmp_path / "step-12", {**pristine, "manifest.json": json.dumps(manifest).encode()})
-    with pytest.raises(CheckpointError, match="has format 99: this version reads 2"):
+    with pytest.raises(CheckpointError, match=f"has format 99 and this version reads {FORMAT}"):
         load(path)
 
 
@@ -358,7 +367,7 @@ def test_files_that_are_shared_are_named_in_the_manifest_and_nothing_else_change
         manifest = json.loads((path / "manifest.json").read_text())
         assert manifest.pop("replay", []) == files
         assert manifest.keys() == {"format", "step", "number", "files", "sha256"}
-        assert manifest["format"] == 2
+        assert manifest["format"] == FORMAT
         assert load(path).step == 1 + len(files)
 
 

@@ -49,14 +49,14 @@ class DQN(OffPolicy):
         rows = self.rows(batch)
         mine, theirs = self._noises(clock)
         online, target = partial(self.agent.unroll, noise=mine), partial(self.target.unroll, noise=theirs)
+        with torch.no_grad():  # first, so that what the gradient needs of the online net is still in the cache
+            later = self.after(batch, target, batch.state)
         if self.is_double:  # the online net says which action is best, the target net how good it is (1509.06461)
             outputs, chooser = self.now_and_after(batch, online, batch.state)
         else:
-            outputs, chooser = self.now(batch, online, batch.state), None
+            outputs, chooser = self.now(batch, online, batch.state), later
         with torch.no_grad():
-            later = self.after(batch, target, batch.state)
-            best = self.agent.expected(later if chooser is None else chooser).argmax(-1)
-            later = pick(later, best)
+            later = pick(later, self.agent.expected(chooser).argmax(-1))
         chosen = pick(outputs, rows.action)
         if len(self.agent.support) == 1:
             each, size = self.scalar_loss(chosen, later, rows)

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from remuda.errors import CheckpointError
 
-FORMAT = 2  # 1 kept the optimizer of every parameter by itself
+FORMAT = 3  # 1 kept the optimizer of every parameter by itself, 2 knew no rows that are drawn once more
 ASIDE = ".writing-"
 REPLAY = "replay"  # the directory of files that checkpoints share
 BLOBS = "blobs.safetensors"  # bytes, where there are any
@@ -183,7 +183,10 @@ def load(path: Path) -> Checkpoint:
     try:
         manifest = _manifest(path)
         if manifest["format"] != FORMAT:
-            raise CheckpointError(f"checkpoint {path} has format {manifest['format']}: this version reads {FORMAT}.")
+            raise CheckpointError(
+                f"checkpoint {path} has format {manifest['format']} and this version reads {FORMAT}: resume it with "
+                "the version that meta.json of its run names."
+            )
         if manifest.pop("sha256") != _manifest_sum(manifest):
             raise ValueError("manifest.json does not match its sha256 sum")
         for name in manifest.get(REPLAY, ()):

@@ -46,16 +46,15 @@ class LaggingWeights(SharedWeights):
                 tensor.copy_(kept)
 
 
-def returns_of(algo, env, steps, seed, lag, correction):
+def returns_of(algo, env, steps, settings, seed, lag, correction):
     """Greedy returns of the final weights."""
     groups = {
-        "algo": {"correction": correction},
+        "algo": {**settings, "correction": correction},
         "sampler": {"act": "workers"},
         "eval": {"episodes": 100},
         "log": {"tensorboard": False},
     }
-    settings = {"algo": algo, "env": env, "steps": steps, "seed": seed, "scheme": "parallel"}
-    setup = settle_config(settings, groups)
+    setup = settle_config({"algo": algo, "env": env, "steps": steps, "seed": seed, "scheme": "parallel"}, groups)
     make_recipe = training.make_recipe
 
     def lagging(*args):
@@ -83,7 +82,7 @@ def page(found):
         "| lag in updates | V-trace | no correction |",
         "|---|---|---|",
     ]
-    for lag in LAGS:
+    for lag in found["lags"]:
         cells = [found["returns"][f"{correction} {lag}"] for correction in CORRECTIONS]
         shown = [f"{np.mean(cell):.0f} ({', '.join(f'{value:.0f}' for value in cell)})" for cell in cells]
         lines.append(f"| {lag} | {' | '.join(shown)} |")
@@ -96,12 +95,16 @@ def main():
     parser.add_argument("--env", default="CartPole-v1")
     parser.add_argument("--steps", type=int, default=200_000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--settings", type=json.loads, default={}, help='of the algorithm: {"learning_rate": "1e-3"}')
+    parser.add_argument("--lags", type=int, nargs="+", default=LAGS)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "schemes" / "lags.json")
     given = parser.parse_args()
-    found = {"algo": given.algo, "env": given.env, "steps": given.steps, "seeds": given.seeds, "returns": {}}
-    for lag in LAGS:
+    fixed = (given.algo, given.env, given.steps, given.settings)
+    found = {**dict(zip(("algo", "env", "steps", "settings"), fixed, strict=True)), "seeds": given.seeds}
+    found |= {"lags": given.lags, "returns": {}}
+    for lag in given.lags:
         for correction in CORRECTIONS:
-            own = [returns_of(given.algo, given.env, given.steps, seed, lag, correction) for seed in given.seeds]
+            own = [returns_of(*fixed, seed, lag, correction) for seed in given.seeds]
             found["returns"][f"{correction} {lag}"] = own
             print(f"lag {lag:2} {correction:7} {np.mean(own):7.1f}  {own}", flush=True)
             given.out.write_text(json.dumps(found, indent=1) + "\n")

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from remuda.errors import ConfigError
 from remuda.nets.mlp import Layer, orthogonal
+from remuda.nets.wide import WideLinear
 
 NATURE_LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # channels, kernel and stride
 A3C_LAYERS = ((16, 8, 4), (32, 4, 2))
@@ -91,7 +92,7 @@ class NatureCNN(nn.Module):
         for out, kernel, stride in convolutions:
             layers += [initialised(nn.Conv2d(depth, out, kernel, stride), orthogonal_init), nn.ReLU(inplace=True)]
             depth, height, width = out, (height - kernel) // stride + 1, (width - kernel) // stride + 1
-        last = initialised(nn.Linear(depth * height * width, features), orthogonal_init)
+        last = initialised(WideLinear(depth * height * width, features), orthogonal_init)
         self.layers = nn.Sequential(*layers, nn.Flatten(), last, nn.ReLU(inplace=True))
 
     def forward(self, images: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from remuda.nets.conv import ImageLayout, image_sides, initialised
 from remuda.nets.mlp import orthogonal
+from remuda.nets.wide import WideLinear
 
 BLOCKS = 2  # residual blocks of each section
 
@@ -106,7 +107,7 @@ class ImpalaNet(nn.Module):
                     else ResidualBlock(out, orthogonal_init)
                 )
             depth, height, width = out, (height + 1) // 2, (width + 1) // 2
-        last = initialised(nn.Linear(depth * height * width, features), orthogonal_init)
+        last = initialised(WideLinear(depth * height * width, features), orthogonal_init)
         if fixup:
             layers += [Shift(), nn.ReLU(), nn.Flatten(), Shift(), last, nn.ReLU()]
         else:

@@ -17,9 +17,10 @@ test: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --ignore tests/faults
 	$(BIN)/python -m pytest tests/faults  # one at a time: they kill, and look at the clock
 
-# Learning runs, soaks and hundreds of kills: minutes each.
+# Learning runs, soaks and hundreds of kills: minutes each, about an hour on two cores.
 test-long: $(STAMP)
-	$(BIN)/python -m pytest -m long --timeout 3600
+	$(BIN)/python -m pytest -m long --timeout 3600 --numprocesses auto --dist worksteal --ignore tests/faults
+	$(BIN)/python -m pytest -m long --timeout 3600 tests/faults
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

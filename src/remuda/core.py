@@ -338,6 +338,9 @@ class Log(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
+    # of a run that a signal has cut short within a round
+    def save_if_stopped(self) -> None: ...
+
 
 class Scheme(Protocol):
     """How to run a recipe: which process does what, and which edges wait."""

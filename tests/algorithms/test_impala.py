@@ -344,3 +344,24 @@ def test_defaults_and_how_many_columns_a_round_has() -> None:
     for other in (A2COptions(), PPOOptions()):
         assert other.columns_per_round(32) == 32
         assert other.correction == "on-policy"
+
+
+def test_losses_of_ones_own_are_not_taken_in_parts() -> None:
+    """They may need the whole batch; who knows that they do not says so again."""
+
+    class OverAll(IMPALA):
+        def losses(self, batch: Batch, clock: Clock) -> Any:
+            return super().losses(batch, clock)
+
+    class OtherRows(IMPALA):
+        def corrected_rows(self, batch: Batch) -> Any:
+            return super().corrected_rows(batch)
+
+    class Known(OverAll):
+        adds_up = "mean"
+
+    options: Any = {"gamma": 0.9}
+    assert IMPALA(make_agent(), 2, **options).adds_up == "mean"
+    assert OverAll(make_agent(), 2, **options).adds_up is None
+    assert OtherRows(make_agent(), 2, **options).adds_up is None
+    assert Known(make_agent(), 2, **options).adds_up == "mean"

@@ -410,6 +410,23 @@ def test_of_many_restarts_few_are_told(caplog: pytest.LogCaptureFixture) -> None
 
 
 @pytest.mark.usefixtures("one_server")
+def test_restarts_are_counted_once_where_a_run_goes_on() -> None:
+    marker = env_seed(SEED, 2, 0) % 1000
+    with acting(fault="raise", at=3, only=marker, lengths=[50]) as sampler:
+        sampler.reset(SEED)
+        sampler.collect()
+        kill_and_wait(pids(sampler)[0])
+        sampler.collect()
+        saved, before = sampler.get_state(), sampler.restarts()
+        assert before == 3, "one env that raised, two of a lost worker"
+    with acting(lengths=[50]) as sampler:
+        sampler.set_state(saved)
+        assert sampler.restarts() == before
+        sampler.collect()
+        assert sampler.restarts() == before
+
+
+@pytest.mark.usefixtures("one_server")
 @pytest.mark.parametrize("fault", ["sleep", "hold"])
 def test_a_worker_that_hangs_is_replaced(fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with acting(fault=fault, at=9, once=str(tmp_path / "done"), step_timeout=1.0) as sampler:

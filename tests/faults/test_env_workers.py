@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import pytest
 from remuda.core import Step, env_seed
 from remuda.envs import PooledEnvs, resolve
 from remuda.errors import EnvSpecError, Interrupted, WorkerError
-from remuda.transport import crew
+from remuda.transport import crew, forkserver
 from remuda.transport.requests import ON_LINK
 
 HERE = Path(__file__).parents[2]
@@ -65,6 +65,36 @@ def pool(num_envs: int = 4, num_workers: int = 2, slots: int = 1, **options: Any
         name: options.pop(name) for name in ("fault", "at", "once", "only", "lengths", "chatter") if name in options
     }
     return PooledEnvs(resolve("counting:make", kwargs), num_envs, num_workers, slots, **options)
+
+
+@pytest.fixture
+def scarce(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Which forks the system refuses."""
+
+    def refuse(numbers: str) -> None:
+        monkeypatch.setenv("SCARCE_FORKS", numbers)
+        monkeypatch.setattr(crew, "ForkServer", lambda module: forkserver.ForkServer("scarce_forks"))
+
+    return refuse
+
+
+def test_a_process_that_the_system_refuses_once_is_asked_for_again(scarce: Callable[[str], None]) -> None:
+    """The others are not touched."""
+    scarce("3 4")
+    with contextlib.closing(pool()) as envs:
+        envs.reset(0)
+        step_often(envs, 3)
+        first, second = (member.pid for member in envs._crew.members)
+        os.kill(first, signal.SIGKILL)
+        step_often(envs, 20)
+        assert envs._crew.members[0].pid != first
+        assert envs._crew.members[1].pid == second
+
+
+def test_a_system_that_refuses_processes_for_good_is_named(scarce: Callable[[str], None]) -> None:
+    scarce(" ".join(map(str, range(2, 100))))
+    with pytest.raises(WorkerError, match=r"worker 1 cannot be started, tried 4 times .*: allow more processes"):
+        pool(max_worker_restarts=3)
 
 
 def step_once(envs: PooledEnvs) -> tuple[int, Any]:

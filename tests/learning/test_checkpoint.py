@@ -169,7 +169,7 @@ def test_another_format_is_named(tmp_path: Path, pristine: dict[str, bytes]) -> 
     manifest = json.loads(pristine["manifest.json"])
     manifest["format"] = 99
     path = put(tmp_path / "step-12", {**pristine, "manifest.json": json.dumps(manifest).encode()})
-    with pytest.raises(CheckpointError, match=f"has format 99 and this version reads {FORMAT}"):
+    with pytest.raises(CheckpointError, match=f"has format 99 and this version of Remuda reads {FORMAT}"):
         load(path)
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from remuda.errors import CheckpointError, ConfigError
 from remuda.logs import RunDirectory
+from remuda.logs.rundir import WEIGHTS
 
 CONFIG: dict[str, Any] = {"algorithm": "ppo", "env": "CartPole-v1", "seed": 3, "algo": {"learning_rate": 3e-4}}
 
@@ -270,3 +271,23 @@ def test_one_process_owns_a_run_until_it_dies(tmp_path: Path) -> None:
         child.send_signal(signal.SIGKILL)
         child.wait(timeout=10)
     RunDirectory.create(path, "x", CONFIG, resume=True).close()
+
+
+def test_taking_back_leaves_no_weights_nor_evaluations(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", "x", CONFIG)
+    run.add_evaluation({"steps": 10, "mean_reward": 1.0})
+    (run.path / WEIGHTS).write_text("")
+    run.discard()
+    assert not (tmp_path / "run").exists()
+
+
+def test_evaluations_of_weights_that_are_gone_are_forgotten(tmp_path: Path) -> None:
+    with RunDirectory.create(tmp_path / "run", "x", CONFIG) as run:
+        run.cut_evaluations(0)  # there is none
+        for steps in (10, 20, 30):
+            run.add_evaluation({"steps": steps, "mean_reward": 1.0})
+        path = run.path / "evaluations.jsonl"
+        path.write_text(path.read_text() + '{"steps": 5, "mean_rew')  # killed within a line
+        run.cut_evaluations(20)
+        run.add_evaluation({"steps": 25, "mean_reward": 2.0})
+    assert [json.loads(line)["steps"] for line in path.read_text().splitlines()] == [10, 20, 25]

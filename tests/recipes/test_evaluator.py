@@ -17,8 +17,9 @@ from lasting import shared_server
 
 import remuda
 from remuda.envs import EnvSpec
-from remuda.errors import ConfigError
+from remuda.errors import ConfigError, Interrupted
 from remuda.learning.weights import SharedWeights
+from remuda.recipes import parts
 from remuda.recipes.config import RunConfig
 from remuda.recipes.evaluator import EvaluatorProcess
 from remuda.recipes.parts import play_episodes
@@ -136,8 +137,10 @@ def test_a_run_has_a_dense_curve_and_a_film(tmp_path: Path) -> None:
     assert len(lines) >= 3
     assert [line["steps"] for line in lines] == sorted({line["steps"] for line in lines})
     metrics = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    told = [line["eval/steps"] for line in metrics if line.get("eval/steps") is not None]
+    *before, last = metrics
+    told = [line["eval/steps"] for line in before if line.get("eval/steps") is not None]
     assert told
+    assert last.get("eval/steps") in (None, last["time/total_timesteps"]), "what it tells of are the final weights"
     assert set(told) <= {line["steps"] for line in lines}
     assert (path / "videos" / "newest.mp4").stat().st_size > 1000
     assert len(run.result["eval"]["returns"]) == 2, "the last evaluation is that of the final weights"
@@ -149,3 +152,45 @@ def test_what_cannot_be_filmed_is_refused(tmp_path: Path) -> None:
             "dqn", "own_things:late", scheme="async", out=tmp_path / "run", eval={"share": 0.5, "video": True}
         )
     assert not (tmp_path / "run").exists()
+
+
+def test_what_cannot_be_filmed_after_all_is_evaluated_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, spec, agent = settled()
+    video = tmp_path / "file" / "newest.mp4"
+    video.parent.write_text("where the folder should be")
+    with closing(SharedWeights(agent, 0)) as weights, closing(
+        EvaluatorProcess(config, spec, weights, video=video)
+    ) as evaluator:  # fmt: skip
+        for version in (0, 1, 2):
+            weights.publish(version)
+            look_until(evaluator, bool, version, version)
+        look_until(evaluator, lambda found: "could not be filmed" in caplog.text, 2, 2)
+        assert evaluator._is_open
+
+
+def test_it_is_asked_whether_to_stop_while_it_is_built_and_not_later() -> None:
+    config, spec, agent = settled()
+    with closing(SharedWeights(agent, 0)) as weights:
+        with pytest.raises(Interrupted):
+            EvaluatorProcess(config, spec, weights, should_stop=lambda: True)
+        asked = iter([False] * 1000)
+        with closing(EvaluatorProcess(config, spec, weights, should_stop=lambda: next(asked))) as evaluator:
+            asked = iter([])
+            look_until(evaluator, bool, 0, 0)
+
+
+def test_it_plays_on_one_thread_whatever_the_learner_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, spec, agent = settled(scheme={"threads": 2})
+    seen = []
+    evaluate = parts.evaluate
+
+    def watched(*args: Any, **options: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return evaluate(*args, **options)
+
+    monkeypatch.setattr(parts, "evaluate", watched)
+    play_episodes(config, spec, 1, agent, workers=0, threads=1)
+    play_episodes(config, spec, 1, agent, workers=0)
+    assert seen == [1, 2]

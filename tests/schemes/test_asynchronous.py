@@ -372,7 +372,7 @@ def test_a_signal_while_it_waits_for_a_rollout_drops_nothing_that_was_learned() 
     pieces.fail_in, pieces.error = "take 4", Interrupted("now")
     assert Asynchronous(workers=2).run(pieces.recipe, pieces) is pieces
     assert (pieces.start.steps, pieces.start.rounds) == (2 * REAL, 2)
-    assert pieces.calls[-2:] == ["take 4", "close stream"]
+    assert pieces.calls[-3:] == ["take 4", "save what was learned", "close stream"]
 
 
 @pytest.mark.parametrize("place", ["stream", "restore", "start", "take", "prepare", "step", "release", "round"])

@@ -157,6 +157,9 @@ class Pieces:
         if error is not None:
             self.did("save what was learned")
 
+    def save_if_stopped(self):
+        self.did("save what was learned")
+
     def begin(self):
         self.did(f"begin at {self.start.steps}")
 

@@ -82,8 +82,12 @@ class ActorCritic(nn.Module):
         super().__init__()
         self.agent, self.gamma, self.gae_lambda, self.clip_reward = agent, gamma, gae_lambda, clip_reward
         self.reward_scale = RewardScale(num_envs, gamma) if normalize_reward else None
-        # Who overrides `losses` alone means it: what a base class says of its derivatives no longer holds.
-        self._knows_quick_losses = issubclass(self._author("quick_losses"), self._author("losses"))
+        self._knows_quick_losses = self.still_holds("quick_losses", "losses")
+
+    @classmethod
+    def still_holds(cls, said: str, *of: str) -> bool:
+        """Who overrides `losses` alone means it: what a base class says of its derivatives no longer holds."""
+        return all(issubclass(cls._author(said), cls._author(method)) for method in of)
 
     @classmethod
     def _author(cls, method: str) -> type:

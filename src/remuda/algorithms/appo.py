@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -32,8 +32,11 @@ class APPO(IMPALA):
         super().__init__(agent, num_envs, reduction="mean", **options)
         self.clip_range, self.clip_range_vf = clip_range, clip_range_vf
         self.normalize_advantage, self.target_kl = normalize_advantage, target_kl
-        # What is found over a whole batch cannot be found in parts of it.
-        self.adds_up = None if normalize_advantage or target_kl is not None else "mean"
+
+    @property
+    def adds_up(self) -> Literal["sum", "mean"] | None:
+        """What is found over a whole batch cannot be found in parts of it."""
+        return None if self.normalize_advantage or self.target_kl is not None else super().adds_up
 
     def losses(self, batch: Batch, clock: Clock) -> Losses:
         rows = self.corrected_rows(batch)

@@ -31,10 +31,6 @@ class RealRows(NamedTuple):
 class IMPALA(ActorCritic):
     """One gradient of each batch of whole sequences; targets are of the current values and probabilities."""
 
-    # How gradients of some columns of a batch make up that of all: they are added, or averaged by their real rows.
-    # None: they do not.
-    adds_up: Literal["sum", "mean"] | None
-
     def __init__(
         self,
         agent: PolicyAgent,
@@ -53,14 +49,14 @@ class IMPALA(ActorCritic):
         clip_reward: bool = False,
     ) -> None:
         super().__init__(agent, num_envs, gamma, normalize_reward=normalize_reward, clip_reward=clip_reward)
-        self.vtrace_lambda, self.rho_clip, self.c_clip, self.pg_rho_clip = (
-            vtrace_lambda,
-            rho_clip,
-            c_clip,
-            pg_rho_clip,
-        )
-        self.correction, self.reduction, self.adds_up = correction, reduction, reduction
+        self.vtrace_lambda, self.rho_clip, self.c_clip = vtrace_lambda, rho_clip, c_clip
+        self.pg_rho_clip, self.correction, self.reduction = pg_rho_clip, correction, reduction
         self.ent_coef, self.vf_coef = over_progress(ent_coef), vf_coef
+
+    @property
+    def adds_up(self) -> Literal["sum", "mean"] | None:
+        """How gradients of some columns make up a batch's: added, or averaged by real rows. None: they do not."""
+        return self.reduction if self.still_holds("adds_up", "losses", "corrected_rows", "reduced") else None
 
     def prepare(self, rollout: Rollout) -> Batch:
         """Rewards alone: targets are of the parameters that learn, which move between two batches of a rollout."""

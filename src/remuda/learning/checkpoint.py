@@ -19,8 +19,8 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from torch import Tensor
 
 from remuda.errors import CheckpointError
 
-FORMAT = 3  # 1 kept the optimizer of every parameter by itself, 2 knew no rows that are drawn once more
+FORMAT = 2  # 1 kept the optimizer of every parameter by itself
 ASIDE = ".writing-"
 REPLAY = "replay"  # the directory of files that checkpoints share
 BLOBS = "blobs.safetensors"  # bytes, where there are any
@@ -178,14 +178,26 @@ def sweep(directory: Path) -> None:
     _delete_unnamed(directory, lambda name: True)
 
 
+@contextmanager
+def of_this_version() -> Iterator[None]:
+    """Around what takes up a state that was saved: an entry more or less is of another version."""
+    try:
+        yield
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"the checkpoint was written by another version of Remuda ({type(error).__name__}: {error}): resume it "
+            "with the one that wrote it; `remuda eval` and `remuda record` can still play it."
+        ) from error
+
+
 def load(path: Path) -> Checkpoint:
     """One checkpoint, verified against its manifest."""
     try:
         manifest = _manifest(path)
         if manifest["format"] != FORMAT:
             raise CheckpointError(
-                f"checkpoint {path} has format {manifest['format']} and this version reads {FORMAT}: resume it with "
-                "the version that meta.json of its run names."
+                f"checkpoint {path} has format {manifest['format']} and this version of Remuda reads {FORMAT}: use "
+                "the one that wrote it."
             )
         if manifest.pop("sha256") != _manifest_sum(manifest):
             raise ValueError("manifest.json does not match its sha256 sum")

@@ -5,6 +5,8 @@ write_whole(run / "result.json", to_json({"status": "done", "loss": float("nan")
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import math
 import os
@@ -61,3 +63,12 @@ def write_whole(path: Path, text: str) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def append_whole(file: io.FileIO, data: bytes) -> None:
+    """All of it, or nothing: a disk that fills up in the middle of a line must not damage the file."""
+    end = os.fstat(file.fileno()).st_size
+    if file.write(data) != len(data):
+        file.truncate(end)
+        file.seek(end)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file.name))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib.metadata
+import io
 import json
 import os
 import platform
@@ -29,14 +30,17 @@ from typing import IO, Any, Self
 import yaml
 
 from remuda.errors import CheckpointError, ConfigError
-from remuda.logs.files import plain, to_json, write_whole
+from remuda.logs.files import append_whole, plain, to_json, write_whole
 
 if sys.platform != "win32":
     import fcntl
 
 RUNS = "runs"
 OURS = ("config.yaml", "meta.json", "metrics.jsonl", "result.json", "checkpoints")  # what marks a directory as a run
-WRITTEN = ("metrics.jsonl", "metrics.csv", "result.json", "wandb-id.txt", "profile")  # beside what `create` makes
+EVALUATIONS = "evaluations.jsonl"
+WEIGHTS = "weights.safetensors"  # of the newest agent, where weights go through a file
+# beside what `create` makes
+WRITTEN = ("metrics.jsonl", "metrics.csv", "result.json", "wandb-id.txt", "profile", EVALUATIONS, WEIGHTS)
 PACKAGES = ("remuda", "torch", "numpy", "gymnasium")
 
 
@@ -139,8 +143,15 @@ class RunDirectory:
 
     def add_evaluation(self, found: Mapping[str, Any]) -> None:
         """One line of evaluations.jsonl, of a process that evaluates all the time."""
-        with (self.path / "evaluations.jsonl").open("a", encoding="utf-8") as file:
-            file.write(to_json(found) + "\n")
+        with io.FileIO(self.path / EVALUATIONS, "a") as file:
+            append_whole(file, (to_json(found) + "\n").encode())
+
+    def cut_evaluations(self, steps: int) -> None:
+        """Forget what was found of weights that a resumed run will not have."""
+        path = self.path / EVALUATIONS
+        if path.exists():
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            write_whole(path, "".join(line for line in lines if _is_up_to(steps, line)))
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """result.json, whole or not at all."""
@@ -213,6 +224,14 @@ class RunDirectory:
             os.replace(partial, latest)
         except OSError as error:  # a file system without links: the run itself is fine
             self.log(f"{latest} could not be made: {error}")
+
+
+def _is_up_to(steps: int, line: str) -> bool:
+    """Of an evaluation; what a process that was killed left half-written is none."""
+    try:
+        return bool(json.loads(line)["steps"] <= steps)
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def _default_path(name: str, made: list[Path]) -> Path:

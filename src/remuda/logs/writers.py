@@ -13,7 +13,6 @@ After a crash the run goes on from its last checkpoint: `resume(step)` forgets w
 from __future__ import annotations
 
 import csv
-import errno
 import io
 import json
 import os
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from remuda.errors import CheckpointError, ConfigError
-from remuda.logs.files import finite, plain, to_json, write_whole
+from remuda.logs.files import append_whole, finite, plain, to_json, write_whole
 
 STEP = "time/total_timesteps"
 
@@ -78,9 +77,9 @@ class MetricsFile:
         values = finite(plain(metrics))
         row = {STEP: int(step)} | {key: values[key] for key in sorted(values) if key != STEP}
         jsonl, table = self._files
-        _append(jsonl, (to_json(row) + "\n").encode())
+        append_whole(jsonl, (to_json(row) + "\n").encode())
         if row.keys() <= set(self._columns):
-            _append(table, _csv_text([row], self._columns).encode())
+            append_whole(table, _csv_text([row], self._columns).encode())
         else:  # happens a few times at the start of a run, so reading all of it again costs nothing
             table.close()
             self._write_csv(read_metrics(self._jsonl.parent))
@@ -112,15 +111,6 @@ def _csv_text(rows: Iterable[Mapping[str, Any]], columns: list[str]) -> str:
     text = io.StringIO()
     csv.DictWriter(text, columns, restval="", lineterminator="\n").writerows(rows)
     return text.getvalue()
-
-
-def _append(file: io.FileIO, data: bytes) -> None:
-    """All of it, or nothing: a disk that fills up in the middle of a line must not damage the file."""
-    end = os.fstat(file.fileno()).st_size
-    if file.write(data) != len(data):
-        file.truncate(end)
-        file.seek(end)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file.name))
 
 
 # --- TensorBoard ----------------------------------------------------------------------------------------------
@@ -197,7 +187,7 @@ class TensorBoard:
     def _record(file: io.FileIO, event: Any) -> None:
         data = event.SerializeToString()
         length = struct.pack("<Q", len(data))
-        _append(file, length + _checksum(length) + data + _checksum(data))
+        append_whole(file, length + _checksum(length) + data + _checksum(data))
 
 
 # --- Weights & Biases -----------------------------------------------------------------------------------------

@@ -58,7 +58,8 @@ class WideLinear(nn.Linear):
     """Rows [N, inputs] of float32 on the CPU by oneDNN, and all else as nn.Linear does it."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not HAS_ONEDNN or x.device.type != "cpu" or x.dtype != torch.float32 or x.dim() != 2 or not len(x):
+        is_plain = x.device.type == "cpu" and x.dtype == torch.float32 and x.dim() == 2 and len(x) > 0
+        if not HAS_ONEDNN or not is_plain or torch.compiler.is_compiling():  # which has ways of its own
             return super().forward(x)
         found: Tensor = _Linear.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
         return found

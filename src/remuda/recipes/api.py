@@ -18,13 +18,12 @@ from remuda.agents import NetFactory
 from remuda.errors import CheckpointError, ConfigError
 from remuda.learning.checkpoint import load_newest
 from remuda.learning.weights import FileWeights
-from remuda.logs.rundir import RunDirectory
+from remuda.logs.rundir import WEIGHTS, RunDirectory
 from remuda.recipes.algorithms import make_algorithm
 from remuda.recipes.journal import Callback, must_fit
 from remuda.recipes.parts import agent_view, find_net, play_episodes
 from remuda.recipes.policy import Policy
 from remuda.recipes.settings import Setup, callable_name, resume_config, settle_config
-from remuda.recipes.train import WEIGHTS
 from remuda.recipes.train import train as run_training
 
 

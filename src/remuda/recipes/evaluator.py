@@ -17,7 +17,7 @@ import os
 import select
 import time
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -54,17 +54,19 @@ class EvaluatorProcess:
         version: int = 0,
         steps: int = 0,
         video: Path | None = None,
+        should_stop: Callable[[], bool] | None = None,
     ) -> None:
-        """`version` is that of the weights as they are, and `steps` what they have seen."""
+        """`version` is that of the weights as they are, and `steps` what they have seen; asked while it is built."""
         order = {"config": to_dict(config), "spec": spec.to_json(), "video": None if video is None else str(video)}
         self._weights = weights
         self._versions, self._steps = [version], [steps]  # that were published, and the steps done by then
         self._was_useful, self._is_open, self._looked = False, True, time.monotonic()
         options = config.envs
         self._patience = max(options.step_timeout, options.build_timeout)
-        self._crew = Crew(__name__, [order], options.build_timeout, options.max_worker_restarts)
+        self._crew = Crew(__name__, [order], options.build_timeout, options.max_worker_restarts, should_stop)
         try:
             self._crew.start()
+            self._crew.should_stop = None  # from here on it is only looked at
         except BaseException:
             self._crew.close()
             raise
@@ -91,6 +93,8 @@ class EvaluatorProcess:
                 self._was_useful = False
             elif member.take("built") is not None:
                 self._introduce()
+            while (answer := member.take("unfilmed")) is not None:
+                logger.warning("an evaluation could not be filmed (%s)", answer["unfilmed"])
             while (answer := member.take("evaluated")) is not None:
                 self._was_useful = True
                 place = max(0, bisect_right(self._versions, answer["version"]) - 1)
@@ -173,10 +177,16 @@ class _Service:
 
     def _evaluate(self) -> None:
         episodes = eval_episodes(self._config)
-        found = play_episodes(self._config, self._spec, episodes, self._agent, self._should_stop, workers=0)
+        asked = (self._config, self._spec, episodes, self._agent, self._should_stop)
+        found = play_episodes(*asked, workers=0, threads=1)  # its share is of one core
         self._link.send({"evaluated": found.summary(), "version": self._version}, seconds=None)
         if self._video is not None:
-            self._film(Path(self._video))
+            try:
+                self._film(Path(self._video))
+            except Interrupted:
+                raise
+            except Exception as error:  # a full disk, an env that fails: evaluations are worth more than films
+                self._link.send({"unfilmed": f"{type(error).__name__}: {error}"}, seconds=None)
 
     def _film(self, target: Path) -> None:
         os.environ.setdefault(

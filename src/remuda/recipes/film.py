@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,11 @@ from remuda.recipes.policy import Policy
 DEFAULT_FPS = 30
 
 
+def require_codecs() -> None:
+    if not all(find_spec(name) for name in ("imageio", "av")):  # av is what imageio's pyav plugin needs
+        raise ConfigError("videos need imageio and PyAV: pip install 'remuda[video]'.")
+
+
 class Film:
     """Even-sized H.264 frames that every player shows; the file appears when it is whole."""
 
@@ -24,11 +30,9 @@ class Film:
         )
         if target.suffix != ".mp4":
             raise mistake
-        try:
-            import av  # noqa: F401  (what imageio's pyav plugin needs)
-            import imageio.v3
-        except ImportError:
-            raise ConfigError("videos need imageio and PyAV: pip install 'remuda[video]'.") from None
+        require_codecs()
+        import imageio.v3
+
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             self._target, self._aside = target, target.with_name(f".writing-{target.name}")

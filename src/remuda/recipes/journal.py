@@ -101,8 +101,9 @@ class Journal:
         options, self.is_resumed, self.resume_from = self.config.log, is_resumed, resume_from
         done = resume_from.step if resume_from is not None else 0
         if resume_from is not None and "journal" in resume_from.blobs:
-            self._kept = unpack(resume_from.blobs["journal"])
-            done -= self._kept["is_owed"]  # the line of that step is written again
+            with checkpoint.of_this_version():
+                self._kept = unpack(resume_from.blobs["journal"])
+                done -= self._kept["is_owed"]  # the line of that step is written again
         with ExitStack() as stack:
             stack.callback(self.terminal.close)
             notices = Notices(self.say)
@@ -112,6 +113,7 @@ class Journal:
             self._writers = [files]
             if is_resumed:
                 files.resume(done)
+                self.directory.cut_evaluations(done)
             if options.tensorboard:
                 board = stack.enter_context(closing(TensorBoard(self.directory.tb)))
                 self._writers.append(board)
@@ -134,13 +136,13 @@ class Journal:
     def resume(self, learner: Learner) -> tuple[Progress, bytes | None]:
         """Counters and the sampler's state, and into the learner the weights, that the run starts from."""
         self._learner = learner
-        self.directory.point_latest()
         found = self.resume_from
         if found is not None:
             with must_fit(found.path):
                 learner.load_state_dict(found.learner)
             self._checkpoints = found.progress.pop("checkpoints", 0)
-            self.progress = Progress(**found.progress)
+            with checkpoint.of_this_version():
+                self.progress = Progress(**found.progress)
             self._saved_rounds, self._saved_steps = self.progress.rounds, self.progress.steps
             if self.progress.rounds == 0:
                 self.progress.steps = 0  # warm-up is taken again
@@ -158,10 +160,12 @@ class Journal:
         self._replay = replay
         found = self.resume_from
         if found is not None and "replay" in found.blobs:
-            replay.load(self.directory.checkpoints / checkpoint.REPLAY, unpack(found.blobs.pop("replay")))
+            with checkpoint.of_this_version():
+                replay.load(self.directory.checkpoints / checkpoint.REPLAY, unpack(found.blobs.pop("replay")))
 
     def begin(self) -> None:
         """Warm-up is over: rates and intervals count from here."""
+        self.directory.point_latest()
         self.directory.log(f"training begins at {self.progress.steps:,} steps")
         self._has_begun = True
         self._count_from_here()
@@ -265,13 +269,16 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """What was learned before something broke; nothing if nothing was. The envs begin anew from there."""
-        if not isinstance(error, RemudaError) or isinstance(error, Interrupted) or self._learner is None:
-            return
-        if self.progress.rounds > max(self._saved_rounds, 0):
+        if isinstance(error, RemudaError) and not isinstance(error, Interrupted):
             try:
-                self._write(self._learner, None)
+                self.save_if_stopped()
             except RemudaError as another:  # the first is what the user must know of
                 self.say(f"warning: what was learned since the last checkpoint is lost ({another})")
+
+    def save_if_stopped(self) -> None:
+        """What was learned before a run was interrupted within a round; for schemes that are not exact anyway."""
+        if self._learner is not None and self.progress.rounds > max(self._saved_rounds, 0):
+            self._write(self._learner, None)
 
     def save(self, round: Round, is_owed: bool = False) -> None:
         """A checkpoint of the end of this round, unless it is there already; `is_owed`: before its metrics line."""
@@ -365,6 +372,8 @@ class Journal:
             self._watched = None
         if self.evaluation is not None:
             line |= {f"eval/{name}": self.evaluation[name] for name in ("mean_reward", "std_reward", "mean_length")}
+            if "eval/steps" in line:
+                line["eval/steps"] = float(steps)
             self.evaluation = None if steps < self.config.steps else self.evaluation
         for writer in self._writers:
             try:

@@ -151,10 +151,11 @@ def play_episodes(
     should_stop: Callable[[], bool] = lambda: False,
     explore: bool = False,
     workers: int | None = None,
+    threads: int | None = None,
 ) -> Evaluation:
     """Episodes with the seeds of the evaluation, in envs of their own: training is not disturbed.
 
-    Their `workers` are by default those of the run, and none if it has none.
+    Their `workers`, and `threads` of torch, are by default those of the run; no workers if it has none.
     """
     count = min(episodes, MAX_EVAL_ENVS)
     seeds = [[eval_seed(config, k) for k in range(i, episodes, count)] for i in range(count)]
@@ -163,7 +164,7 @@ def play_episodes(
     limited = replace(spec, max_steps=config.eval.max_steps or None)
     envs = make_some_envs(config, limited, count, 1, workers, should_stop, seeds)
     # With more threads than it needs, a small net was 80 times slower on a busy machine of two cores.
-    with closing(envs), torch_threads(config.scheme_options.threads):
+    with closing(envs), torch_threads(config.scheme_options.threads if threads is None else threads):
         return evaluate(envs, agent, episodes, explore=explore, seed=config.eval.seed)
 
 

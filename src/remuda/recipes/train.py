@@ -23,7 +23,7 @@ from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
 from remuda.learning.schedules import parse_schedule
 from remuda.learning.weights import FileWeights, LocalWeights, SharedWeights
-from remuda.logs.rundir import RunDirectory
+from remuda.logs.rundir import WEIGHTS, RunDirectory
 from remuda.logs.terminal import Terminal
 from remuda.machine import has_compiler, keep_memory
 from remuda.recipes.actors import make_acting_sampler, make_replay_feed, make_rollout_stream
@@ -31,6 +31,7 @@ from remuda.recipes.algo_options import OffPolicyOptions
 from remuda.recipes.algorithms import make_algorithm, make_exploration
 from remuda.recipes.config import RunConfig, to_dict
 from remuda.recipes.evaluator import EvaluatorProcess
+from remuda.recipes.film import require_codecs
 from remuda.recipes.journal import Callback, Journal
 from remuda.recipes.parts import (
     agent_view,
@@ -51,7 +52,6 @@ from remuda.sampling.sampler import EnvSampler
 from remuda.schemes.asynchronous import Asynchronous, AsynchronousReplay
 from remuda.schemes.synchronous import Synchronous
 
-WEIGHTS = "weights.safetensors"  # of the newest agent, in the run directory, where weights go through a file
 SCHEMES: dict[str, Callable[[RunConfig], Scheme]] = {
     "serial": lambda config: Synchronous(workers=0),
     "parallel": lambda config: Synchronous(workers=num_workers(config)),
@@ -130,7 +130,8 @@ def train_from(
                     recipe = replace(recipe, make_weights=lambda agent, version: FileWeights(agent, path, version))
                 if config.eval.share:
                     video = directory.videos / "newest.mp4" if config.eval.video else None
-                    recipe = replace(recipe, make_evaluator=partial(EvaluatorProcess, config, spec, video=video))
+                    watched = partial(EvaluatorProcess, config, spec, video=video, should_stop=journal.must_stop)
+                    recipe = replace(recipe, make_evaluator=watched)
                 warn_if_nothing_is_learned(config, journal)
                 learner = scheme.run(recipe, journal)
                 result = journal.finish(learner)
@@ -165,6 +166,8 @@ def warn_if_nothing_is_learned(config: RunConfig, journal: Journal) -> None:
 
 
 def refuse_unfilmable(config: RunConfig, spec: EnvSpec, info: EnvInfo) -> None:
+    if config.eval.video:
+        require_codecs()
     if config.eval.video and "rgb_array" not in info.render_modes:
         raise ConfigError(
             f"eval.video: {spec.label} has no render mode rgb_array and cannot be filmed: leave it out."

@@ -124,9 +124,12 @@ class ActingSampler:
                 f"resume it where sampler.workers can be {len(samplers)}."
             )
         orders = [{"do": "load", "state": state} for state in samplers]
-        self._crew.ask(orders, "loaded", self._build_timeout, lambda member: self._replace(member, is_underway=False))
+        answers = self._crew.ask(
+            orders, "loaded", self._build_timeout, lambda member: self._replace(member, is_underway=False)
+        )
         # after the loading, in which a worker may have been lost too
-        self._seed, self._news.restarts_before, self._news.lost = seed, restarts_before, lost
+        self._seed = seed
+        self._news.set_restarts(restarts_before, lost, [answer["loaded"] for answer in answers])
         self._keep_end()
 
     def _replace(self, member: Member, is_underway: bool) -> None:

@@ -164,7 +164,7 @@ class _Service:
                     self._link.send({"saved": None, "why": str(error)})
             case "load":
                 self._sampler.set_state(message["state"])
-                self._link.send({"loaded": True})
+                self._link.send({"loaded": self._envs.restarts()})
             case "leave":
                 self._is_leaving = True
 

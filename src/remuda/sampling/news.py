@@ -41,6 +41,10 @@ class News:
         self.restarts_before += self._restarts[worker] + num_envs
         self._restarts[worker] = 0
 
+    def set_restarts(self, before: int, lost: list[int], of_workers: list[int]) -> None:
+        """Those of a run that goes on."""
+        self.restarts_before, self.lost, self._restarts = before, lost, of_workers
+
     def restarts(self) -> int:
         return self.restarts_before + sum(self._restarts)
 

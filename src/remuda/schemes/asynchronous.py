@@ -12,7 +12,8 @@ and publishes after every so many updates.
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +54,7 @@ class Asynchronous:
                     recipe.make_stream(agent, weights, self.workers, progress.rounds, self.max_lag, log.must_stop)
                 )
             )
-            with suppress(Interrupted):
+            with saved_when_stopped(log):
                 log.restore(replay)
                 dropped, restarts = progress.dropped, progress.restarts
                 start(recipe, stream, progress)
@@ -95,7 +96,7 @@ class AsynchronousReplay:
     def run(self, recipe: Recipe, log: Log) -> Learner:
         with ExitStack() as stack:
             learner, progress, weights, replay, evaluator = open_parts(recipe, log, stack)
-            with suppress(Interrupted):
+            with saved_when_stopped(log):
                 log.restore(replay)
                 if progress.rounds:
                     replay.cut()
@@ -148,6 +149,15 @@ class AsynchronousReplay:
         progress.episodes += len(episodes)
         seconds = {"update": time.perf_counter() - begin - waited, **shares(waited, feed.take_seconds())}
         return Round(progress, learner, episodes, metrics, seconds, replay, get_state=lambda: None)
+
+
+@contextmanager
+def saved_when_stopped(log: Log) -> Iterator[None]:
+    """A round that is interrupted has updated what it has: nobody resumes to the bit here, so it is kept."""
+    try:
+        yield
+    except Interrupted:
+        log.save_if_stopped()
 
 
 def open_parts(

@@ -19,6 +19,7 @@ import torch
 from remuda.core import Log, Progress, Recipe, Replay, Round, Sampler, env_seed
 from remuda.data import Rollout
 from remuda.errors import Interrupted
+from remuda.learning.checkpoint import of_this_version
 from remuda.learning.learner import Learner
 
 
@@ -69,7 +70,8 @@ class Synchronous:
         if progress.steps >= recipe.steps:
             return progress.restarts
         if state is not None:
-            sampler.set_state(state)
+            with of_this_version():
+                sampler.set_state(state)
             return progress.restarts - sampler.restarts()
         is_new = progress.rounds == 0
         if not is_new:

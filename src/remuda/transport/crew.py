@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from remuda.errors import EnvError, EnvSpecError, Interrupted, RemudaError, WorkerError
-from remuda.transport.forkserver import ForkServer
+from remuda.transport.forkserver import ForkFailed, ForkServer
 from remuda.transport.wire import Bell, Link
 
 logger = logging.getLogger("remuda.envs")
@@ -84,6 +84,7 @@ class Crew:
         self._module = module
         self._server: ForkServer | None = None
         self._server_deaths: deque[float] = deque()
+        self._failed_forks: deque[float] = deque()
         self._num_lost = 0
         self._has_started = False
         self._is_open = True
@@ -174,6 +175,15 @@ class Crew:
                         f"{WINDOW_SECONDS:g} s ({type(error).__name__}: {error}): see its output above."
                     ) from error
                 logger.warning("the fork server of the env workers was lost; it is replaced.")
+            except ForkFailed as error:
+                link.close()
+                if self._is_over_budget(self._failed_forks):
+                    raise WorkerError(
+                        f"worker {member.index} cannot be started, tried {len(self._failed_forks)} times ({error}): "
+                        "allow more processes or memory (ulimit -u, or the limits of the container), or use fewer "
+                        "sampler.workers."
+                    ) from error
+                self.listen(LOOK_SECONDS)
             except BaseException:
                 link.close()
                 raise

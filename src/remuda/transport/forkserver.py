@@ -36,6 +36,10 @@ COMMAND = (
 )
 
 
+class ForkFailed(Exception):
+    """The system allows no process more; the server and all that it has forked live on."""
+
+
 class ForkServer:
     """The parent's side: owns the process."""
 
@@ -65,7 +69,10 @@ class ForkServer:
         return self._process.pid
 
     def fork(self, fds: Sequence[int]) -> int:
-        """The pid of a new worker that holds these descriptors. Raises OSError or EOFError if the server is gone."""
+        """The pid of a new worker that holds these descriptors.
+
+        Raises ForkFailed where the system has no room for it, and OSError or EOFError if the server is gone.
+        """
         self._link.send("fork", fds=fds)
         deadline = time.monotonic() + self._seconds
         while time.monotonic() < deadline:
@@ -82,6 +89,8 @@ class ForkServer:
         for message in messages:
             if "status" in message:
                 self._fates[message["pid"]] = message["status"]
+            elif "failed" in message:
+                raise ForkFailed(message["failed"])
             else:
                 forked.append(message["pid"])
         if self._link.has_ended and not forked:
@@ -133,7 +142,11 @@ def main(module: str, fd: int, parent: int, is_tied: int) -> None:
             _report_deaths(link)
             messages, fds = link.receive()
             if messages:  # one: the next request comes after the answer
-                link.send({"pid": _fork(worker.main, fds, [link.fileno(), woken, waker])})
+                try:
+                    answer: dict[str, int | str] = {"pid": _fork(worker.main, fds, [link.fileno(), woken, waker])}
+                except OSError as error:
+                    answer = {"failed": str(error)}
+                link.send(answer)
                 for fd in fds:
                     os.close(fd)
 

@@ -2,12 +2,13 @@
 
 from remuda.data.arrays import ArrayTuple, FieldError, namedarraytuple
 from remuda.data.rollout import Batch, Rollout, Steps, resets
-from remuda.data.shared import SharedArrays
+from remuda.data.shared import Fence, SharedArrays
 from remuda.data.trees import buffer_like, leading_shape, leaves, map_tree, stack
 
 __all__ = [
     "ArrayTuple",
     "Batch",
+    "Fence",
     "FieldError",
     "Rollout",
     "SharedArrays",

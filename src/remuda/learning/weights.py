@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from remuda.data import SharedArrays
+from remuda.data import Fence, SharedArrays
 
 logger = logging.getLogger("remuda.learning")
 
@@ -64,7 +63,7 @@ class SharedWeights:
             for copy in range(2)
         ]
         self._serial, self._version, self._newest = (self.memory[name] for name in ("serial", "version", "newest"))
-        self._fence = threading.Lock()  # taking it orders memory between processes
+        self._fence = Fence()
         if fd is None:
             self.publish(version)
 
@@ -80,30 +79,32 @@ class SharedWeights:
         turn = int(self._newest[0]) + 1
         copy = turn % 2
         self._serial[copy] = 2 * turn - 1
-        with self._fence, torch.no_grad():
+        self._fence()
+        with torch.no_grad():
             for theirs, ours in zip(self._copies[copy], self._tensors, strict=True):
                 theirs.copy_(ours)
-            self._version[copy] = version
-        with self._fence:
-            self._serial[copy] = 2 * turn
-        with self._fence:
-            self._newest[0] = turn
+        self._version[copy] = version
+        self._fence()
+        self._serial[copy] = 2 * turn
+        self._fence()
+        self._newest[0] = turn
 
     def pull(self, have: int) -> int:
         while True:
             turn = int(self._newest[0])
-            with self._fence:
-                copy = turn % 2
-                before, version = int(self._serial[copy]), int(self._version[copy])
+            copy = turn % 2
+            self._fence()
+            before, version = int(self._serial[copy]), int(self._version[copy])
+            self._fence()
             if version == have and before == 2 * turn:
                 return have
             with torch.no_grad():
                 for ours, theirs in zip(self._tensors, self._copies[copy], strict=True):
                     ours.copy_(theirs)
-            with self._fence:
-                # Overtaken twice while copying: what was copied is a mixture, and something newer is there.
-                if before == 2 * turn and int(self._serial[copy]) == before:
-                    return version
+            self._fence()
+            # Overtaken twice while copying: what was copied is a mixture, and something newer is there.
+            if before == 2 * turn and int(self._serial[copy]) == before:
+                return version
 
     def close(self) -> None:
         self._copies.clear()

@@ -91,8 +91,8 @@ class FrameRing(Ring):
         stacks = stacks.reshape(T, B, self.frames, *self.images.shape[2:])
         newest: Index = self.kept[columns] - 1 + np.where(begins, self.frames, 1).cumsum(0)
         env = np.broadcast_to(np.arange(columns.start, columns.stop), (T, B))
-        with self._fence:
-            self.promised[columns] = newest[-1] + 1  # before any of it is written
+        self.promised[columns] = newest[-1] + 1  # before any of it is written
+        self._fence()
         gone = newest[-1] - self._room  # frames up to here would be overwritten by later ones of the same rows
         t, b = np.nonzero(newest > gone)
         self.images[env[t, b], newest[t, b] % self._room] = stacks[t, b, -1]

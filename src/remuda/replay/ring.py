@@ -23,7 +23,6 @@ nobody waits for a lock. While a reader must have peace, it holds the writers (`
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from remuda.data import ArrayTuple, SharedArrays, leaves, map_tree
+from remuda.data import ArrayTuple, Fence, SharedArrays, leaves, map_tree
 from remuda.errors import WorkerError
 
 Index = NDArray[np.int64]
@@ -108,7 +107,7 @@ class Ring:
         self.limit = self._memory["limit"]  # of all real rows, which writers should not pass
         if not fds:
             self.limit[0] = NO_LIMIT
-        self._fence = threading.Lock()  # taking it orders memory between processes
+        self._fence = Fence()
         self.while_held: Callable[[], object] = lambda: None  # what a writer does, again and again, while it is held
 
     @property
@@ -141,8 +140,8 @@ class Ring:
             self._write(places, columns, rows[taken])
         self._write_obs((start + T) % self.capacity, columns, last_obs)
         self.real[group] += np.count_nonzero(rows.mask)
-        with self._fence:
-            self.written[group] = start + T
+        self._fence()
+        self.written[group] = start + T
 
     def _begin(self, group: int, start: int, end: int) -> None:
         """Say that rows up to `end` are about to be written, once nobody holds the writers."""
@@ -151,9 +150,9 @@ class Ring:
                 self.while_held()
                 time.sleep(LOOK_SECONDS)
             self.begun[group] = end
-            with self._fence:  # what was said must be seen before it is looked whether somebody holds
-                if not self._is_held[0]:
-                    return
+            self._fence()  # what was said must be seen before it is looked whether somebody holds
+            if not self._is_held[0]:
+                return
             self.begun[group] = start
 
     @contextmanager
@@ -162,23 +161,24 @@ class Ring:
         self._is_held[0] = 1
         try:
             deadline = time.monotonic() + seconds
-            with self._fence:
-                pass
+            self._fence()
             while (self.begun != self.written).any():
                 if time.monotonic() > deadline:
                     groups = np.flatnonzero(self.begun != self.written).tolist()
                     raise WorkerError(f"writers of groups {groups} of the replay did not stop within {seconds:g} s.")
                 time.sleep(LOOK_SECONDS)
+            self._fence()
             yield
         finally:
+            self._fence()
             self._is_held[0] = 0
 
     def judge(self, group: int, first: int, error: NDArray[np.float32]) -> None:
         """Errors [T, B of the group] of rows that were appended; NaN where none is known."""
         assert self.error is not None
         self.error[np.arange(first, first + len(error)) % self.capacity, self.columns(group)] = error
-        with self._fence:
-            self.judged[group] = first + len(error)
+        self._fence()
+        self.judged[group] = first + len(error)
 
     def noticed(self, group: int) -> int:
         """Rows of a group of which a reader may take note."""
@@ -199,8 +199,8 @@ class Ring:
             self.rows.discount[places, columns] = 1
             self.rows.obs[places, columns] = seen
         self._leave_out(columns)
-        with self._fence:
-            self.written[group] = end
+        self._fence()
+        self.written[group] = end
         self.forgo_judgement(group)
 
     def forgo_judgement(self, group: int) -> None:
@@ -247,10 +247,11 @@ class Ring:
 
     def is_stored(self, row: Index, env: Index) -> NDArray[np.bool_]:
         """Whether a row can still be drawn, and what was taken of it before this call was whole."""
-        with self._fence:
-            group = env // self.width
-            found: NDArray[np.bool_] = (row < self.written[group]) & (row > self.begun[group] - self.capacity)
-            return found
+        self._fence()
+        group = env // self.width
+        found: NDArray[np.bool_] = (row < self.written[group]) & (row > self.begun[group] - self.capacity)
+        self._fence()
+        return found
 
     def is_real(self, row: Index, env: Index) -> NDArray[np.bool_]:
         """Of stored rows: whether an action was taken there."""

@@ -27,13 +27,13 @@ other first writes and then looks whether anybody sleeps. A fence between the tw
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from numpy.typing import NDArray
 
+from remuda.data import Fence
 from remuda.machine import usable_cores
 
 ANY = -1  # as the request that the parent sleeps for
@@ -43,24 +43,6 @@ IN_VAIN = 3  # lingerings in a row, after which only every so many are tried
 SELDOM = 32
 
 _leave_core: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
-
-
-class Fence:
-    """Orders memory between processes, on every kind of processor: 0.2 us.
-
-    A lock that is taken and released twice is a full barrier: the second taking cannot pass the first releasing, and
-    nothing passes either in its own direction.
-    """
-
-    def __init__(self) -> None:
-        lock = threading.Lock()
-        self._acquire, self._release = lock.acquire, lock.release  # `with` would cost twice as much
-
-    def __call__(self) -> None:
-        self._acquire()
-        self._release()
-        self._acquire()
-        self._release()
 
 
 class Patience:

@@ -171,7 +171,7 @@ PEERS = [
         16,
         {"n_steps": 128, "batch_size": 256, "n_epochs": 4, "gamma": 0.99, "gae_lambda": 0.94, "learning_rate": 3e-4},
     ),
-    # All else are SB3's own defaults, which our preset for MuJoCo has too, but for Adam's epsilon: 1e-8, ours 1e-5.
+    # All else are SB3's own defaults, which our preset for MuJoCo has too.
     Peer(
         "sb3-sac-halfcheetah",
         "sac-halfcheetah",

@@ -125,6 +125,7 @@ MUJOCO: Preset = {
     "algo": {"learning_starts": 10_000, "batch_size": 256, "learning_rate": "3e-4"},
     "replay": {"capacity": 1_000_000, "ratio": 256.0},
 }
-SAC: dict[str, Preset] = {"Pendulum-*": PENDULUM, "box": MUJOCO}
-TD3 = SAC
-DDPG = SAC
+TD3: dict[str, Preset] = {"Pendulum-*": PENDULUM, "box": MUJOCO}
+DDPG = TD3
+# With an epsilon of 1e-5, HalfCheetah's seeds 1 to 3 ended at 4,236, 4,760 and 4,876: below what docs/results.md has.
+SAC: dict[str, Preset] = {**TD3, "box": over(MUJOCO, algo={"optimizer_eps": 1e-8})}

@@ -166,7 +166,7 @@ def test_what_cannot_be_filmed_after_all_is_evaluated_all_the_same(
         for version in (0, 1, 2):
             weights.publish(version)
             look_until(evaluator, bool, version, version)
-        look_until(evaluator, lambda found: "could not be filmed" in caplog.text, 2, 2)
+        look_until(evaluator, lambda found: "no longer filmed" in caplog.text, 2, 2)
         assert evaluator._is_open
 
 

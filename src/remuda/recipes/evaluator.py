@@ -30,7 +30,7 @@ from remuda.errors import Interrupted, RemudaError
 from remuda.learning.weights import FileWeights, SharedWeights, join_weights
 from remuda.recipes.algorithms import make_algorithm
 from remuda.recipes.config import RunConfig, from_dict, to_dict
-from remuda.recipes.film import Film, play
+from remuda.recipes.film import Film, draw_without_screen, play
 from remuda.recipes.parts import agent_view, eval_episodes, eval_seed, find_net, play_episodes
 from remuda.recipes.policy import Policy
 from remuda.transport import serving
@@ -94,7 +94,7 @@ class EvaluatorProcess:
             elif member.take("built") is not None:
                 self._introduce()
             while (answer := member.take("unfilmed")) is not None:
-                logger.warning("an evaluation could not be filmed (%s)", answer["unfilmed"])
+                logger.warning("evaluations are no longer filmed: %s", answer["unfilmed"])
             while (answer := member.take("evaluated")) is not None:
                 self._was_useful = True
                 place = max(0, bisect_right(self._versions, answer["version"]) - 1)
@@ -166,6 +166,8 @@ class _Service:
             case "build":
                 self._config = from_dict(message["config"])
                 self._spec, self._video = EnvSpec.from_json(message["spec"]), message["video"]
+                if self._video is not None:
+                    draw_without_screen()
                 self._info = probe(self._spec)
                 seen = agent_view(self._config, self._info)
                 self._agent: Any = make_algorithm(self._config, seen, find_net(self._config.agent)).agent
@@ -185,13 +187,11 @@ class _Service:
                 self._film(Path(self._video))
             except Interrupted:
                 raise
-            except Exception as error:  # a full disk, an env that fails: evaluations are worth more than films
+            except Exception as error:  # no room, no screen, an env that fails: evaluations are worth more than films
+                self._video = None
                 self._link.send({"unfilmed": f"{type(error).__name__}: {error}"}, seconds=None)
 
     def _film(self, target: Path) -> None:
-        os.environ.setdefault(
-            "SDL_VIDEODRIVER", "dummy"
-        )  # pictures without a screen, and without complaints about it
         limited = replace(self._spec, max_steps=self._config.eval.max_steps or None)
         policy = Policy(self._agent, self._info.observation)
         with closing(limited.build(render_mode="rgb_array")) as env, Film(target, self._info.fps) as film:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from remuda.errors import ConfigError, EnvSpecError, Interrupted
 from remuda.learning.checkpoint import load_newest
 from remuda.recipes.api import Run
-from remuda.recipes.film import Film, play
+from remuda.recipes.film import Film, draw_without_screen, play
 from remuda.recipes.parts import eval_seed
 from remuda.recipes.signals import StopSignals
 from remuda.schemes.synchronous import torch_threads
@@ -24,6 +23,7 @@ def record(
         raise ConfigError(f"episodes={episodes} is too small: film at least 1.")
     if seed is not None and seed < 0:
         raise ConfigError(f"seed={seed} is too small: it must be at least 0.")
+    draw_without_screen()
     run = Run(path)
     config, spec, info = run.setup()
     if seed is not None:
@@ -35,7 +35,6 @@ def record(
         )
     policy = run.policy()
     target = out or run.path / "videos" / f"step-{load_newest(run.path / 'checkpoints').step}.mp4"
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures without a screen, and without complaints about it
     limited = replace(spec, max_steps=config.eval.max_steps or None)
     returns = []
     with (

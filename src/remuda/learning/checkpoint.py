@@ -19,8 +19,8 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -176,18 +176,6 @@ def sweep(directory: Path) -> None:
     for path in (directory / REPLAY).glob(f"{ASIDE}*"):
         path.unlink(missing_ok=True)
     _delete_unnamed(directory, lambda name: True)
-
-
-@contextmanager
-def of_this_version() -> Iterator[None]:
-    """Around what takes up a state that was saved: an entry more or less is of another version."""
-    try:
-        yield
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"the checkpoint was written by another version of Remuda ({type(error).__name__}: {error}): resume it "
-            "with the one that wrote it; `remuda eval` and `remuda record` can still play it."
-        ) from error
 
 
 def load(path: Path) -> Checkpoint:

@@ -17,10 +17,11 @@ from typing import Any
 from remuda.agents import NetFactory
 from remuda.errors import CheckpointError, ConfigError
 from remuda.learning.checkpoint import load_newest
+from remuda.learning.restoring import must_fit
 from remuda.learning.weights import FileWeights
 from remuda.logs.rundir import WEIGHTS, RunDirectory
 from remuda.recipes.algorithms import make_algorithm
-from remuda.recipes.journal import Callback, must_fit
+from remuda.recipes.journal import Callback
 from remuda.recipes.parts import agent_view, find_net, play_episodes
 from remuda.recipes.policy import Policy
 from remuda.recipes.settings import Setup, callable_name, resume_config, settle_config

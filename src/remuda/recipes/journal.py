@@ -22,6 +22,7 @@ from remuda.data.packing import pack, unpack
 from remuda.errors import CheckpointError, Interrupted, NoState, RemudaError
 from remuda.learning import checkpoint
 from remuda.learning.learner import Learner
+from remuda.learning.restoring import must_fit, of_this_version
 from remuda.learning.saver import Saver
 from remuda.logs.meters import Window
 from remuda.logs.rundir import RunDirectory
@@ -35,17 +36,6 @@ from remuda.sampling.evaluation import Evaluation
 
 Callback = Callable[[Round], Any]  # sees every round; returning True stops the run
 LINES_PER_RUN = 200
-
-
-@contextmanager
-def must_fit(path: Path) -> Iterator[None]:
-    """Around the loading of weights: those of another env or net are the user's mistake."""
-    try:
-        yield
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise CheckpointError(
-            f"{path} does not fit the env and net given: use those that the run was made with."
-        ) from error
 
 
 class Notices(logging.Handler):
@@ -101,7 +91,7 @@ class Journal:
         options, self.is_resumed, self.resume_from = self.config.log, is_resumed, resume_from
         done = resume_from.step if resume_from is not None else 0
         if resume_from is not None and "journal" in resume_from.blobs:
-            with checkpoint.of_this_version():
+            with of_this_version():
                 self._kept = unpack(resume_from.blobs["journal"])
                 done -= self._kept["is_owed"]  # the line of that step is written again
         with ExitStack() as stack:
@@ -141,7 +131,7 @@ class Journal:
             with must_fit(found.path):
                 learner.load_state_dict(found.learner)
             self._checkpoints = found.progress.pop("checkpoints", 0)
-            with checkpoint.of_this_version():
+            with of_this_version():
                 self.progress = Progress(**found.progress)
             self._saved_rounds, self._saved_steps = self.progress.rounds, self.progress.steps
             if self.progress.rounds == 0:
@@ -160,7 +150,7 @@ class Journal:
         self._replay = replay
         found = self.resume_from
         if found is not None and "replay" in found.blobs:
-            with checkpoint.of_this_version():
+            with of_this_version():
                 replay.load(self.directory.checkpoints / checkpoint.REPLAY, unpack(found.blobs.pop("replay")))
 
     def begin(self) -> None:

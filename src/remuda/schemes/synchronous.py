@@ -19,8 +19,8 @@ import torch
 from remuda.core import Log, Progress, Recipe, Replay, Round, Sampler, env_seed
 from remuda.data import Rollout
 from remuda.errors import Interrupted
-from remuda.learning.checkpoint import of_this_version
 from remuda.learning.learner import Learner
+from remuda.learning.restoring import of_this_version
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,8 @@ def run_job(job: Job, seed: int) -> None:
         raise
     if status:
         raise SystemExit(f"{job.name} seed {seed} ended with status {os.waitstatus_to_exitcode(status)}")
-    keep(job, seed, used.ru_maxrss * 1024)
+    is_whole = arguments[0] != "--resume"  # else this is the memory of the last piece alone
+    keep(job, seed, used.ru_maxrss * 1024 if is_whole else None)
 
 
 def options_of(path: Path) -> dict:
@@ -116,6 +117,7 @@ def keep(job: Job, seed: int, memory: int | None = None) -> None:
         "updates": found.get("updates"),
         "minutes": round(lines[-1][COLUMNS["seconds"]] / 60, 1),
         "peak_memory": memory,
+        "replay_bytes": sum(file.stat().st_size for file in (path / "checkpoints" / "replay").glob("*")),
         "options": options_of(path),
         "eval": found.get("eval"),
         "curve": {name: [round(line[column], 3) for line in chosen] for name, column in COLUMNS.items()},

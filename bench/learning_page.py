@@ -200,6 +200,8 @@ def remarks(job: Job, found: dict[int, dict]) -> list[str]:
             f"Mean of the first {WINDOW} games {curve['returns'][first]:.1f} (at {curve['steps'][first]:,.0f} "
             f"steps), of the last {curve['returns'][-1]:.1f}."
         )
+        if size := record.get("replay_bytes"):
+            lines.append(f"Its replay has {size / 1e9:.2f} GB, {size / record['steps']:,.0f} bytes for each step.")
         if record["peak_memory"]:
-            lines.append(f"Memory at most {record['peak_memory'] / 1e9:.2f} GB.")
+            lines.append(f"The process took {record['peak_memory'] / 1e9:.2f} GB at most.")
     return lines

@@ -49,7 +49,7 @@ def test_nature_is_three_convolutions_and_a_linear_layer_with_relu_after_each() 
     x = F.relu(F.conv2d(images, first.weight, first.bias, stride=4))
     x = F.relu(F.conv2d(x, second.weight, second.bias, stride=2))
     x = F.relu(F.conv2d(x, third.weight, third.bias))
-    expected = F.relu(F.linear(x.flatten(1), last.weight, last.bias))
+    expected = F.relu(F.linear(x.permute(0, 2, 3, 1).flatten(1), last.weight, last.bias))
     torch.testing.assert_close(net(images), expected, atol=1e-5, rtol=1e-4)
 
 
@@ -100,7 +100,8 @@ def test_images_reach_the_convolution_in_the_format_asked_for(make: type[nn.Modu
         convolution.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0]))
         net(torch.rand(2, 3, 40, 44))
         assert seen[0].is_contiguous(memory_format=torch.channels_last) is channels_last
-        assert all(parameter.is_contiguous() for parameter in net.parameters())  # as checkpoints store them
+        weights = [parameter for parameter in net.parameters() if parameter.dim() == 4]
+        assert {weight.is_contiguous(memory_format=torch.channels_last) for weight in weights} == {channels_last}
 
 
 def gram(weight: Tensor) -> Tensor:

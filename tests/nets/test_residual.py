@@ -38,7 +38,9 @@ def test_the_net_is_that_of_the_paper() -> None:
     assert sides == [42, 21, 11]
     assert last.weight.shape == (256, 3872)
     assert next(weights, None) is None
-    torch.testing.assert_close(net(images), F.relu(last(F.relu(x).flatten(1))), atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(
+        net(images), F.relu(last(F.relu(x).permute(0, 2, 3, 1).flatten(1))), atol=1e-4, rtol=1e-3
+    )
 
 
 @pytest.mark.parametrize("fixup", [False, True])

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from remuda.errors import CheckpointError
 
-FORMAT = 2  # 1 kept the optimizer of every parameter by itself
+FORMAT = 3  # 1 kept the optimizer of every parameter by itself, 2 had channels first
 ASIDE = ".writing-"
 REPLAY = "replay"  # the directory of files that checkpoints share
 BLOBS = "blobs.safetensors"  # bytes, where there are any

@@ -37,11 +37,24 @@ def as_one_vector(parameters: list[nn.Parameter]) -> Tensor:
     """All of them side by side, and from now on views of it: one call clips, steps or copies them all."""
     if len({parameter.dtype for parameter in parameters}) > 1:
         raise ConfigError("the networks mix parameters of different dtypes: make them all float32.")
-    vector = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+    vector = torch.cat([as_it_lies(parameter.detach(), parameter) for parameter in parameters])
     places = torch.split(vector, [parameter.numel() for parameter in parameters])
     for parameter, place in zip(parameters, places, strict=True):
-        parameter.data = place.view(parameter.shape)
+        if has_channels_last(parameter):
+            out, channels, *sides = parameter.shape
+            parameter.data = place.view(out, *sides, channels).movedim(-1, 1)
+        else:
+            parameter.data = place.view(parameter.shape)
     return vector
+
+
+def has_channels_last(tensor: Tensor) -> bool:
+    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def as_it_lies(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """Its numbers in a row, in the order in which those of the parameter lie in memory."""
+    return (tensor.movedim(1, -1) if has_channels_last(parameter) else tensor).reshape(-1)
 
 
 def shapes(groups: dict[str, Tensor]) -> dict[str, torch.Size]:
@@ -121,7 +134,7 @@ class Learner:
             last = index == len(losses.groups) - 1
             found = torch.autograd.grad(loss, self.parameters[name], retain_graph=not last, allow_unused=True)
             pairs = zip(found, self.parameters[name], strict=True)
-            pieces[name] = tuple((torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in pairs)
+            pieces[name] = tuple(as_it_lies(torch.zeros_like(p) if g is None else g, p) for g, p in pairs)
         return Gradients(pieces, self.version, losses.metrics, losses.priority, losses.stop)
 
     def apply(self, gradients: Gradients) -> dict[str, Tensor | float]:

@@ -55,8 +55,8 @@ def initialised(layer: Layer, orthogonal_init: bool) -> Layer:
 class ImageLayout(nn.Module):
     """Images [N, *shape], channels first or last, as [N, channels, height, width] in one memory format.
 
-    Either format gives the same numbers to rounding. Weights keep the default one: a fused optimizer walks weights
-    and its own state side by side, and state that comes from a checkpoint has the default layout.
+    Either format gives the same numbers to rounding. `lay_out` puts the weights of a net into it, too: otherwise
+    they would be turned round in every call.
     """
 
     def __init__(self, shape: tuple[int, ...], channels_last: bool) -> None:
@@ -68,6 +68,18 @@ class ImageLayout(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         images = images if self.is_first else images.permute(0, 3, 1, 2)
         return images.contiguous(memory_format=self.memory_format)
+
+    def lay_out(self, net: nn.Module) -> None:
+        for parameter in net.parameters():
+            if parameter.dim() == 4:
+                parameter.data = parameter.data.contiguous(memory_format=self.memory_format)
+
+
+class Pixels(nn.Module):
+    """[N, channels, height, width] to [N, features], pixel by pixel: where channels lie side by side, as they lie."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.permute(0, 2, 3, 1).flatten(1)
 
 
 class NatureCNN(nn.Module):
@@ -93,7 +105,8 @@ class NatureCNN(nn.Module):
             layers += [initialised(nn.Conv2d(depth, out, kernel, stride), orthogonal_init), nn.ReLU(inplace=True)]
             depth, height, width = out, (height - kernel) // stride + 1, (width - kernel) // stride + 1
         last = initialised(WideLinear(depth * height * width, features), orthogonal_init)
-        self.layers = nn.Sequential(*layers, nn.Flatten(), last, nn.ReLU(inplace=True))
+        self.layers = nn.Sequential(*layers, Pixels(), last, nn.ReLU(inplace=True))
+        layout.lay_out(self)
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.layers(images)
@@ -125,6 +138,7 @@ class SmallCNN(nn.Module):
         last = initialised(nn.Linear(channels * (height - 2) * (width - 2), features), orthogonal_init)
         relu = nn.ReLU(inplace=True)
         self.layers = nn.Sequential(layout, convolution, relu, nn.Flatten(), last, relu)
+        layout.lay_out(self)
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.layers(images)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remuda.nets.conv import ImageLayout, image_sides, initialised
+from remuda.nets.conv import ImageLayout, Pixels, image_sides, initialised
 from remuda.nets.mlp import orthogonal
 from remuda.nets.wide import WideLinear
 
@@ -109,10 +109,11 @@ class ImpalaNet(nn.Module):
             depth, height, width = out, (height + 1) // 2, (width + 1) // 2
         last = initialised(WideLinear(depth * height * width, features), orthogonal_init)
         if fixup:
-            layers += [Shift(), nn.ReLU(), nn.Flatten(), Shift(), last, nn.ReLU()]
+            layers += [Shift(), nn.ReLU(), Pixels(), Shift(), last, nn.ReLU()]
         else:
-            layers += [nn.ReLU(), nn.Flatten(), last, nn.ReLU()]
+            layers += [nn.ReLU(), Pixels(), last, nn.ReLU()]
         self.layers = nn.Sequential(*layers)
+        layout.lay_out(self)
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.layers(images)

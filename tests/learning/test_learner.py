@@ -15,7 +15,7 @@ from remuda.algorithms import A2C, PPO
 from remuda.core import Clock, Losses
 from remuda.data import Batch
 from remuda.errors import ConfigError, TrainingError
-from remuda.learning.gradients import Pieces
+from remuda.learning.gradients import LARGE, Pieces, norm
 from remuda.learning.learner import MAX_BAD_UPDATES, Learner
 from remuda.learning.optimizers import OptimizerOptions, make_optimizer
 from remuda.learning.schedules import parse_schedule
@@ -339,3 +339,9 @@ def test_local_weights_move_only_their_version() -> None:
     assert weights.pull(-1) == 3
     weights.publish(8)
     assert weights.pull(3) == 8
+
+
+@pytest.mark.parametrize("sizes", [[3], [LARGE], [LARGE + 1], [3, LARGE, 5], [LARGE, 2 * LARGE + 8]])
+def test_the_norm_is_that_of_all_pieces_however_large(sizes: list[int]) -> None:
+    pieces = tuple(torch.randn(size) for size in sizes)
+    assert norm(pieces) == pytest.approx(float(torch.cat(pieces).double().norm()), rel=1e-5)

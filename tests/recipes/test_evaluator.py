@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ import remuda
 from remuda.envs import EnvSpec
 from remuda.errors import ConfigError, Interrupted
 from remuda.learning.weights import SharedWeights
-from remuda.recipes import parts
+from remuda.recipes import evaluator, parts
 from remuda.recipes.config import RunConfig
 from remuda.recipes.evaluator import EvaluatorProcess
 from remuda.recipes.parts import play_episodes
@@ -191,6 +192,10 @@ def test_it_plays_on_one_thread_whatever_the_learner_has(monkeypatch: pytest.Mon
         return evaluate(*args, **options)
 
     monkeypatch.setattr(parts, "evaluate", watched)
-    play_episodes(config, spec, 1, agent, workers=0, threads=1)
+    service = evaluator._Service.__new__(evaluator._Service)
+    service._config, service._spec, service._agent, service._video, service._version = config, spec, agent, None, 0
+    service._link = SimpleNamespace(send=lambda *message, **options: None)
+    monkeypatch.setattr(service, "_should_stop", lambda: False)
+    service._evaluate()
     play_episodes(config, spec, 1, agent, workers=0)
     assert seen == [1, 2]

@@ -32,12 +32,15 @@ LARGE, ROWS = 1 << 18, 8  # numbers of a piece that threads had better share, an
 
 def norm(pieces: Pieces) -> float:
     """Of all of them together."""
-    norms = list(torch._foreach_norm([piece for piece in pieces if not is_shared(piece)]))
+    norms: list[Tensor] = []
+    small = [piece for piece in pieces if not is_large(piece)]
+    if small:
+        norms += torch._foreach_norm(small)
     for piece in pieces:
-        if is_shared(piece):  # torch takes one thread for the norm of a vector, and several for those of rows
+        if is_large(piece):  # torch takes one thread for the norm of a vector, and several for those of rows
             norms += torch.linalg.vector_norm(piece.view(ROWS, -1), dim=1).unbind()
     return float(norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms)))
 
 
-def is_shared(piece: Tensor) -> bool:
+def is_large(piece: Tensor) -> bool:
     return len(piece) >= LARGE and len(piece) % ROWS == 0

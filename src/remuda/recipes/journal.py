@@ -260,15 +260,15 @@ class Journal:
     ) -> None:
         """What was learned before something broke; nothing if nothing was. The envs begin anew from there."""
         if isinstance(error, RemudaError) and not isinstance(error, Interrupted):
-            try:
-                self.save_if_stopped()
-            except RemudaError as another:  # the first is what the user must know of
-                self.say(f"warning: what was learned since the last checkpoint is lost ({another})")
+            self.save_if_stopped()
 
     def save_if_stopped(self) -> None:
         """What was learned before a run was interrupted within a round; for schemes that are not exact anyway."""
         if self._learner is not None and self.progress.rounds > max(self._saved_rounds, 0):
-            self._write(self._learner, None)
+            try:
+                self._write(self._learner, None)
+            except RemudaError as another:  # why the run ends is what the user must know of
+                self.say(f"warning: what was learned since the last checkpoint is lost ({another})")
 
     def save(self, round: Round, is_owed: bool = False) -> None:
         """A checkpoint of the end of this round, unless it is there already; `is_owed`: before its metrics line."""

@@ -85,14 +85,16 @@ class ForkServer:
     def _read(self) -> list[int]:
         """Note who died, return who was forked."""
         messages, _ = self._link.receive()
-        forked = []
+        forked, failed = [], None
         for message in messages:
             if "status" in message:
                 self._fates[message["pid"]] = message["status"]
             elif "failed" in message:
-                raise ForkFailed(message["failed"])
+                failed = message["failed"]
             else:
                 forked.append(message["pid"])
+        if failed is not None:
+            raise ForkFailed(failed)
         if self._link.has_ended and not forked:
             raise EOFError("the fork server is gone")
         return forked

@@ -40,6 +40,7 @@ bench: $(STAMP)
 	$(BIN)/python bench/updates.py sac --batch 256 --out docs/speed/sac-256.json
 	$(BIN)/python bench/updates.py sac --batch 8192 --seconds 3 --out docs/speed/sac-8192.json
 	$(BIN)/python bench/updates.py dqn --batch 32 --seconds 2 --out docs/speed/dqn-32.json
+	$(BIN)/python bench/wide.py --out docs/speed/wide.json
 	$(BIN)/python bench/replay.py --out docs/speed/replay.json
 	$(BIN)/python bench/end_to_end.py --out docs/speed/sac-end-to-end.json
 	$(BIN)/python bench/actor_learner.py --out docs/speed/actor-learner.json
@@ -47,6 +48,7 @@ bench: $(STAMP)
 	$(BIN)/python bench/slow_env.py --out docs/speed/slow-env.json
 	$(BIN)/python bench/feed.py --batch 256 --out docs/speed/feed-256.json
 	$(BIN)/python bench/feed.py --batch 8192 --seconds 6 --out docs/speed/feed-8192.json
+	$(BIN)/python bench/cpu_shares.py --out docs/speed/cpu-shares.json
 	$(BIN)/python bench/async_replay.py --out docs/speed/async-replay.json
 	$(BIN)/python bench/speed_page.py
 

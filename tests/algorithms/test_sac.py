@@ -30,6 +30,7 @@ from test_off_policy import copies, drawn_rows, drawn_sequences, is_same, make_l
 from torch import Tensor, nn
 
 from remuda.agents import ActorAgent, Critic
+from remuda.agents.quick_net import FEW, ROWS
 from remuda.algorithms import SAC
 from remuda.core import Clock
 from remuda.data import Batch, Steps, map_tree
@@ -210,7 +211,7 @@ def test_the_gradient_of_the_temperature(target_entropy: float | None, monkeypat
     assert found.metrics["ent_coef_loss"] == pytest.approx(math.log(0.4) * gap, rel=1e-4)
 
 
-@pytest.mark.parametrize("rows", [12, 700])
+@pytest.mark.parametrize("rows", [12, FEW + 100, 2 * ROWS + 300])
 @pytest.mark.parametrize("options", [{}, {"ent_coef": 0.3}, {"normalize_obs": True}], ids=str)
 def test_a_learner_has_the_gradients_of_the_losses(
     rows: int, options: dict[str, Any], caplog: pytest.LogCaptureFixture

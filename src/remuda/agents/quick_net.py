@@ -2,8 +2,8 @@
 
     net = QuickNet(layers, into)                     # relu between them; `into` is where gradients are added up
     seen = net.forward(x)                            # x, what every layer made of it, and the output at the end
-    net.differentiate(seen, by_output, len(x))       # adds to the gradients of all weights
-    by_action = net.to_input(seen, by_output, slice(17, 23))
+    by_first = net.differentiate(seen, by_output, len(x), keep=False)       # gradients of all weights
+    by_action = net.to_input(by_first, slice(17, 23))
 
 What autograd does of the same is right, but twice as slow: it keeps what it need not, and goes through memory where
 this stays in the cache. Callers hand over some thousand rows at a time.
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from remuda.agents.trunk import Trunk
 from remuda.nets import MLP
@@ -22,7 +23,6 @@ from remuda.nets import MLP
 ROWS = 2048  # at a time: with 512 the products are too small, with 8192 what is between them leaves the cache
 
 FEW = 1024  # rows up to which a call more costs more than a product that could be spared
-ALL = slice(None)
 
 
 class QuickNet:
@@ -33,32 +33,44 @@ class QuickNet:
         self.into = None if into is None else [(into[id(weight)], into[id(bias)]) for weight, bias in self.layers]
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        seen, last = [x], len(self.layers) - 1
-        for index, (weight, bias) in enumerate(self.layers):
-            x = torch.addmm(bias, x, weight.t())
-            seen.append(x if index == last else x.relu_())
-        return seen
+        seen = [x]
+        for weight, bias in self.layers[:-1]:
+            x = F.linear(x, weight, bias).relu_()
+            seen.append(x)
+        return [*seen, F.linear(x, *self.layers[-1])]
 
-    def differentiate(self, seen: list[Tensor], by_output: Tensor, rows: int, columns: slice = ALL) -> Tensor:
-        """Of the first `rows` rows to all weights, added to what is there; of the others to columns of the input."""
+    def differentiate(self, seen: list[Tensor], by_output: Tensor, rows: int, keep: bool) -> Tensor:
+        """Of the first `rows` rows to all weights, added to what is there if that is to be kept.
+
+        Returns the gradient by what the first layer made of all rows.
+        """
         assert self.into is not None
         for index in reversed(range(len(self.layers))):
             by_weight, by_bias = self.into[index]
-            by_weight.addmm_(by_output[:rows].t(), seen[index][:rows])
-            by_bias.add_(by_output[:rows].sum(0))
+            by, made = (by_output, seen[index]) if rows == len(by_output) else (by_output[:rows], seen[index][:rows])
+            by_weight.addmm_(by.t(), made, beta=keep)
+            if keep:
+                by_bias.add_(by.sum(0))
+            else:
+                torch.sum(by, 0, out=by_bias)
             if index:
                 by_output = self._below(index, seen[index], by_output)
-        return by_output[rows:] @ self.layers[0][0][:, columns]
+        return by_output
 
-    def to_input(self, seen: list[Tensor], by_output: Tensor, columns: slice) -> Tensor:
-        """From the gradient of the output to that of some columns of the input."""
+    def to_first(self, hidden: list[Tensor], by_output: Tensor) -> Tensor:
+        """From the gradient by the output to that by what the first layer made, the first of `hidden`."""
         for index in reversed(range(1, len(self.layers))):
-            by_output = self._below(index, seen[index], by_output)
-        return by_output @ self.layers[0][0][:, columns]
+            by_output = self._below(index, hidden[index - 1], by_output)
+        return by_output
+
+    def to_input(self, by_first: Tensor, columns: slice) -> Tensor:
+        """On from there to some columns of the input."""
+        return by_first @ self.layers[0][0][:, columns]
 
     def _below(self, index: int, made: Tensor, by_output: Tensor) -> Tensor:
         """Through a layer, and the relu that made what it saw."""
-        by_input: Tensor = torch.ops.aten.threshold_backward(by_output @ self.layers[index][0], made, 0)
+        by_input = by_output @ self.layers[index][0]
+        torch.ops.aten.threshold_backward.grad_input(by_input, made, 0, grad_input=by_input)
         return by_input
 
 

@@ -21,16 +21,27 @@ from remuda.maths.distributions import LOG_SQRT_2_PI
 
 
 class Drawn(NamedTuple):
-    """Rows [N] of a batch, and the noise of the actions that the actor would choose there."""
+    """Rows [N] of a batch, and the noise [2, N] of the actions that the actor would choose there and after them."""
 
     obs: Tensor
     next_obs: Tensor
     noise: Tensor
-    next_noise: Tensor
     taken: Tensor
     reward: Tensor
     discount: Tensor
     weight: Tensor
+
+    def some(self, rows: slice) -> Drawn:
+        return Drawn(*(part[:, rows] if name == "noise" else part[rows] for name, part in self._asdict().items()))
+
+
+class Said(NamedTuple):
+    """Of each row."""
+
+    log_prob: Tensor  # of the action that the actor would choose
+    best: Tensor  # what the lower critic says of it
+    q: Tensor  # what the first says of the action taken
+    error: Tensor  # of all critics [N, 2]
 
 
 class QuickSAC:
@@ -49,76 +60,88 @@ class QuickSAC:
     def gradients(self, batch: Batch, clock: Clock) -> QuickGradients:
         sac, agent, count = self.sac, self.sac.agent, len(batch.targets.reward)
         obs, next_obs = (agent.inputs(x).reshape(count, -1) for x in (batch.steps.obs, batch.last_obs))
-        noise, next_noise = torch.randn(2, count, agent.width, generator=sac.generator(clock))
+        noise = torch.randn(2, count, agent.width, generator=sac.generator(clock))
         rows = sac.rows(batch)
         weight = torch.as_tensor(rows.weight ** sac.beta(clock.progress)).expand(count)
-        taken = agent.normalised(rows.action)
-        drawn = Drawn(obs, next_obs, noise, next_noise, taken, rows.reward, rows.discount, weight)
-        self.actor_vector.zero_()
-        self.critic_vector.zero_()
-        said = [
-            self._some(Drawn(*(part[start : start + ROWS] for part in drawn)), sac.log_alpha.exp(), count)
-            for start in range(0, count, ROWS)
-        ]
-        log_prob, best, q, error, squares = (torch.cat(parts) for parts in zip(*said, strict=True))
-        alpha, mean_log_prob = sac.log_alpha.exp(), log_prob.mean()
+        drawn = Drawn(obs, next_obs, noise, agent.normalised(rows.action), rows.reward, rows.discount, weight)
+        alpha = float(sac.log_alpha.exp())
+        if count <= ROWS:
+            said = self._some(drawn, alpha, count, keep=False)
+        else:
+            parts = [slice(start, start + ROWS) for start in range(0, count, ROWS)]
+            found = [self._some(drawn.some(part), alpha, count, keep=part.start > 0) for part in parts]
+            said = Said(*(torch.cat(each) for each in zip(*found, strict=True)))
+        mean_log_prob = said.log_prob.mean()
         metrics: dict[str, Tensor | float] = {
-            "critic_loss": 0.5 * (weight * squares).mean(),
-            "actor_loss": alpha * mean_log_prob - best.mean(),
+            "critic_loss": 0.5 * (weight @ said.error.square().sum(1)) / count,
+            "actor_loss": alpha * mean_log_prob - said.best.mean(),
             "ent_coef": alpha,
             "entropy": -mean_log_prob,
-            "q_mean": q.mean(),
+            "q_mean": said.q.mean(),
         }
         groups = {"critic": self.critic_vector.clone(), "actor": self.actor_vector.clone()}
         if sac.learns_alpha:
             groups["alpha"] = -(mean_log_prob + sac.target_entropy).reshape(1)
             metrics["ent_coef_loss"] = sac.log_alpha[0] * groups["alpha"][0]
-        return QuickGradients(groups, metrics, priority=error)
+        return QuickGradients(groups, metrics, priority=said.error[:, 0].abs())
 
-    def _some(self, drawn: Drawn, alpha: Tensor, count: int) -> tuple[Tensor, ...]:
-        """Of some of `count` rows; returns what is said of each, gradients are added up."""
-        obs, next_obs, noise, next_noise, taken, reward, discount, weight = drawn
-        n = len(obs)
-        seen = self.actor.forward(torch.cat([next_obs, obs]))
+    def _some(self, drawn: Drawn, alpha: float, count: int, keep: bool) -> Said:
+        """Of some of `count` rows; gradients are added to those of rows before them, if they are to be kept."""
+        obs, next_obs, noise, taken, reward, discount, weight = drawn
+        n, noise = len(obs), noise.flatten(0, 1)
+        seen = self.actor.forward(torch.cat([obs, next_obs]))
         mean, raw = seen[-1].chunk(2, -1)
         log_std = raw.clamp(*LOG_STD)
-        scaled = log_std.exp() * torch.cat([next_noise, noise])
+        scaled = log_std.exp() * noise
         u = mean + scaled
-        action, log_prob = u.tanh(), self._log_prob(u, log_std, torch.cat([next_noise, noise]))
+        action, next_action = torch.split(u.tanh(), n)
+        log_prob, next_log_prob = torch.split(self._log_prob(u, log_std, noise), n)
         # critics: what came of the actions taken, and what the actor would do now
-        following = torch.cat([next_obs, action[:n]], -1)
-        next_q = torch.minimum(*(target.forward(following)[-1][:, 0] for target in self.targets))
-        goal = reward + discount * (next_q - alpha * log_prob[:n])
-        both = torch.cat([torch.cat([obs, obs]), torch.cat([taken, action[n:]])], -1)
+        following = torch.cat([next_obs, next_action], -1)
+        next_q = torch.minimum(*(target.forward(following)[-1] for target in self.targets)).squeeze(-1)
+        goal = torch.addcmul(reward, discount, next_q.sub_(next_log_prob, alpha=alpha))
+        both = torch.cat([torch.cat([obs, taken], -1), torch.cat([obs, action], -1)])
         looked = [critic.forward(both) for critic in self.critics]
-        values = torch.stack([each[-1][:, 0] for each in looked])
-        best, lower = values[:, n:].min(0)
-        by_action = torch.zeros_like(noise)
-        actions = slice(obs.shape[1], None)
-        for index, (critic, each) in enumerate(zip(self.critics, looked, strict=True)):
-            by_q = (weight * (values[index, :n] - goal)).mul_(1 / count)
-            if n <= FEW:
-                down = (lower == index) * (-1 / count)
-                by_action += critic.differentiate(each, torch.cat([by_q, down]).unsqueeze(-1), n, actions)
-                continue
-            critic.differentiate([x[:n] for x in each], by_q.unsqueeze(-1), n)
-            # a row's action is judged by one critic, the lower: half of the way back is spared
-            judged = (lower == index).nonzero().squeeze(-1)
-            way = [x[n:].index_select(0, judged) for x in each[1:-1]]
-            by_action[judged] = critic.to_input([obs, *way], torch.full((len(judged), 1), -1 / count), actions)
+        taken_q, chosen_q = torch.split(torch.cat([each[-1] for each in looked], -1), n)
+        best, lower = chosen_q.min(-1, keepdim=True)
+        error = taken_q - goal.unsqueeze(-1)
+        by_taken = error * (weight / count).unsqueeze(-1)
+        by_chosen = torch.zeros_like(by_taken).scatter_(1, lower, -1 / count)
+        by_action = self._through_critics(looked, by_taken, by_chosen, keep, slice(obs.shape[1], None))
         # the actor: through tanh, and d log_prob / du = 2 tanh(u)
-        squashed = action[n:]
-        by_u = by_action * (1 - squashed.square()) + (2 * alpha / count) * squashed
-        by_log_std = (by_u * scaled[n:] - alpha / count) * ((raw[n:] >= LOG_STD[0]) & (raw[n:] <= LOG_STD[1]))
-        self.actor.differentiate([x[n:] for x in seen], torch.cat([by_u, by_log_std], -1), n)
-        squares = (goal - values[:, :n]).square().sum(0)
-        return log_prob[n:], best, values[0, :n], (goal - values[0, :n]).abs(), squares
+        by_u = torch.ops.aten.tanh_backward(by_action, action).add_(action, alpha=2 * alpha / count)
+        by_log_std = (by_u * scaled[:n]).sub_(alpha / count)
+        by_raw = torch.ops.aten.hardtanh_backward(by_log_std, raw[:n], *LOG_STD)
+        self.actor.differentiate([x[:n] for x in seen], torch.cat([by_u, by_raw], -1), n, keep)
+        return Said(log_prob, best.squeeze(-1), taken_q[:, 0], error)
+
+    def _through_critics(
+        self, looked: list[list[Tensor]], by_taken: Tensor, by_chosen: Tensor, keep: bool, actions: slice
+    ) -> Tensor:
+        """By the actions taken to the weights, by those chosen to the actions [N, A]."""
+        n = len(by_taken)
+        if n <= FEW:
+            by_both = torch.split(torch.cat([by_taken, by_chosen]), 1, -1)
+            first, second = (
+                critic.to_input(critic.differentiate(each, by, n, keep)[n:], actions)
+                for critic, each, by in zip(self.critics, looked, by_both, strict=True)
+            )
+            return first.add_(second)
+        by_action = torch.empty(n, looked[0][0].shape[1] - actions.start)
+        for index, (critic, each) in enumerate(zip(self.critics, looked, strict=True)):
+            critic.differentiate([x[:n] for x in each], by_taken[:, index : index + 1], n, keep)
+            # a row's action is judged by one critic, the lower: half of the way back is spared
+            judged = by_chosen[:, index].nonzero().squeeze(-1)
+            hidden = [x[n:].index_select(0, judged) for x in each[1:-1]]
+            by_first = critic.to_first(hidden, by_chosen[judged, index : index + 1])
+            by_action[judged] = critic.to_input(by_first, actions)
+        return by_action
 
     @staticmethod
     def _log_prob(u: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
         """As SquashedGaussian.sample_with_log_prob."""
-        log_slope = 2 * (math.log(2.0) - u - F.softplus(-2 * u))
-        return -(0.5 * noise.square() + log_std + LOG_SQRT_2_PI + log_slope).sum(-1)
+        each = torch.addcmul(log_std, noise, noise, value=0.5).sub_(F.softplus(-2 * u).add_(u), alpha=2)
+        return -each.sum(-1) - u.shape[-1] * (LOG_SQRT_2_PI + 2 * math.log(2.0))
 
 
 def layers_of_actor(agent: Any) -> Any:

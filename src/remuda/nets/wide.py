@@ -3,16 +3,19 @@
     layer = WideLinear(3136, 512)           # an nn.Linear: the same parameters, the same numbers to rounding
 
 Torch takes MKL for matrices on x86 and oneDNN for convolutions. Where a matrix is mostly weights, MKL splits the work
-between threads badly. Milliseconds of MKL / oneDNN, 3136 to 512 features, on two Zen 4 cores (torch 2.13):
+between threads badly. Milliseconds of MKL / oneDNN, 3136 to 512 features, weights not in the cache, on two Zen 4 cores
+(torch 2.13; bench/wide.py):
 
 | rows | threads | forward | gradient by inputs | gradient by weights |
 |---|---|---|---|---|
-| 1 | 2 | 0.11 / 0.07 | 0.11 / 0.08 | 0.13 / 0.10 |
-| 8 | 1 | 0.44 / 0.42 | 0.45 / 0.28 | 0.47 / 0.36 |
-| 8 | 2 | 0.39 / 0.25 | 0.33 / 0.16 | 0.36 / 0.20 |
-| 32, weights not in the cache | 2 | 1.39 / 0.88 | 1.49 / 0.79 | 1.49 / 0.82 |
-| 256 | 1 | 8.6 / 7.9 | 8.8 / 7.9 | 8.5 / 8.2 |
-| 256 | 2 | 4.3 / 3.9 | 4.4 / 3.9 | 4.4 / 4.1 |
+| 1 | 1 | 0.46 / 0.55 | 0.35 / 0.71 | 0.40 / 0.76 |
+| 1 | 2 | 0.47 / 0.45 | 0.38 / 0.52 | 0.42 / 0.71 |
+| 8 | 1 | 1.01 / 1.07 | 1.10 / 0.95 | 1.10 / 0.99 |
+| 8 | 2 | 1.28 / 0.75 | 1.34 / 0.63 | 1.50 / 0.84 |
+| 32 | 1 | 1.75 / 1.74 | 1.96 / 1.59 | 1.69 / 1.73 |
+| 32 | 2 | 1.76 / 1.06 | 2.06 / 0.91 | 1.85 / 1.12 |
+| 256 | 1 | 9.52 / 8.53 | 10.31 / 8.50 | 10.44 / 8.88 |
+| 256 | 2 | 6.06 / 4.65 | 7.81 / 4.79 | 7.82 / 4.98 |
 
 For square matrices of 256 there is nothing in it, and for gradients by narrow weights oneDNN takes twice as long: so
 other layers stay what they are.
@@ -61,5 +64,7 @@ class WideLinear(nn.Linear):
         is_plain = x.device.type == "cpu" and x.dtype == torch.float32 and x.dim() == 2 and len(x) > 0
         if not HAS_ONEDNN or not is_plain or torch.compiler.is_compiling():  # which has ways of its own
             return super().forward(x)
+        if not torch.is_grad_enabled():
+            return product(x, self.weight, self.bias)
         found: Tensor = _Linear.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
         return found

@@ -231,7 +231,8 @@ class Stream(Protocol):
 
     dropped: int  # rollouts that were too old to be used
 
-    def start(self, seed: int, warm_up: int = 0) -> int: ...  # as Sampler.reset
+    # As Sampler.reset, for a learner of this version.
+    def start(self, seed: int, warm_up: int = 0, version: int = 0) -> int: ...
     def take(self, version: int, should_stop: Callable[[], bool]) -> Rollout: ...  # for a learner of this version
     def release(self, version: int) -> None: ...  # it is learned from, and newer weights are published
     def metrics(self) -> dict[str, float]: ...
@@ -244,7 +245,8 @@ class Stream(Protocol):
 class Feed(Protocol):
     """Envs x Agent -> rows of a replay, by workers that write them there themselves; owns its envs."""
 
-    def start(self, seed: int, warm_up: int = 0) -> int: ...  # as Sampler.reset
+    # As Sampler.reset, for a learner of this version.
+    def start(self, seed: int, warm_up: int = 0, version: int = 0) -> int: ...
     def look(self, version: int) -> None: ...  # for a learner of this version; raises what a worker could not handle
     def take_ages(self) -> float: ...  # by how many updates acting weights were behind
     def take_seconds(self) -> dict[str, float]: ...

@@ -269,6 +269,21 @@ def test_files_are_never_torn(tmp_path: Path) -> None:
     assert len(seen) > 3
 
 
+def test_a_file_of_images_and_of_layers_that_two_nets_share(tmp_path: Path) -> None:
+    """Weights that do not lie in the order of their axes, and one tensor under two names."""
+
+    def make() -> nn.Module:
+        shared = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+        return nn.ModuleDict({"policy": shared, "value": shared})
+
+    mine, other = make(), make()
+    FileWeights(mine, tmp_path / "weights", version=5)
+    assert FileWeights(other, tmp_path / "weights").pull(-1) == 5
+    for name, tensor in mine.state_dict().items():
+        assert torch.equal(other.state_dict()[name], tensor)
+    assert not other["policy"].weight.is_contiguous(), "what it is copied to lies as it did"
+
+
 def test_on_a_full_disk_the_file_stays_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     net = nn.Linear(2, 2)
     ours = FileWeights(net, tmp_path / "weights.safetensors", version=1)

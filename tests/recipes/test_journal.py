@@ -28,6 +28,7 @@ from remuda.sampling.evaluation import Evaluation
 LENGTHS, ROWS, REAL, ENVS = [3, 5, 2], 13, 10, 4
 STEPS = REAL * ENVS  # of a round
 EPOCHS, MINIBATCHES = 2, 4
+EVAL = "eval/mean_reward"
 
 
 def train(out, rounds=10, algo="ppo", env="counting:make", kwargs=None, **settings):
@@ -46,6 +47,39 @@ def train(out, rounds=10, algo="ppo", env="counting:make", kwargs=None, **settin
 
 def lines(run):
     return [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_resumed_with_shorter_intervals_they_count_at_once(tmp_path):
+    train(tmp_path / "run", rounds=2)
+    changes = {"steps": 6 * STEPS, "checkpoint": {"every": STEPS, "keep": "all"}}
+    remuda.resume(tmp_path / "run", eval={"every": STEPS, "episodes": 1}, **changes)
+    names = [found.name for found in list_checkpoints(tmp_path / "run/checkpoints")]
+    assert sorted(names) == sorted(f"step-{rounds * STEPS}" for rounds in range(2, 7))
+    found = [line["time/total_timesteps"] for line in lines(SimpleNamespace(path=tmp_path / "run")) if EVAL in line]
+    assert found[-4:] == [rounds * STEPS for rounds in range(3, 7)]
+
+
+@pytest.mark.parametrize(("algo", "scheme"), [("a2c", "serial"), ("impala", "async"), ("dqn", "async")])
+def test_a_signal_just_after_a_round_was_written_down_loses_nothing(tmp_path, monkeypatch, algo, scheme):
+    """Nobody looks between a round and the next: that one ends, too, and is saved."""
+    written_down, rounds = Journal.round, []
+
+    def round_and_signal(journal, round):
+        must_end = written_down(journal, round)
+        rounds.append(round.progress.steps)
+        if len(rounds) == 3:
+            journal.signals.received = signal.SIGINT
+        return must_end
+
+    monkeypatch.setattr(Journal, "round", round_and_signal)
+    settings = {"sampler": {"envs": 2}, "eval": {"episodes": 0}, "log": {"tensorboard": False}}
+    run = remuda.train(
+        algo, "CartPole-v1", scheme=scheme, steps=100_000, out=tmp_path / "run", quiet=True, **settings
+    )
+    assert run.result["status"] == "stopped by SIGINT"
+    assert len(rounds) == 4
+    names = [found.name for found in list_checkpoints(tmp_path / "run/checkpoints")]
+    assert names == [f"step-{run.result['steps']}"]
 
 
 @pytest.fixture(scope="module")

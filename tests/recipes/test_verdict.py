@@ -69,6 +69,12 @@ def test_remedies_fit_what_the_run_does_already() -> None:
     assert "--sampler.slots 2" in sentence("wait", scheme="parallel")
     assert "--sampler.slots" not in sentence("wait", scheme="parallel", sampler={"slots": 2})
     assert "--eval.every" in sentence("evaluation")
+    for words in ("--sampler.slots", "--scheme serial"):
+        assert words not in sentence("wait", scheme="parallel", sampler={"act": "workers"}), "they would be refused"
+    one = {"envs": 1}
+    assert "more envs, and as many workers" in sentence("env", algo="dqn", scheme="async", sampler=one)
+    six = {"envs": 6, "workers": 1}
+    assert "--sampler.workers 3" in sentence("env", algo="dqn", scheme="async", sampler=six), "four cannot share six"
     assert "--checkpoint.every" in sentence("checkpoint")
 
 

@@ -368,15 +368,34 @@ def test_while_writers_are_held_nothing_changes_and_then_they_go_on() -> None:
             wait_for_rows(ring, ring.written + 1)
 
 
+def test_a_writer_that_is_lost_while_others_are_held_changes_nothing_either() -> None:
+    """A checkpoint is being written: of frames, too, what is in it is of one moment."""
+    replay = experience(make("frames", 40, 1))
+    Writer("frames", 40, 1, replay.fds).append(30)
+    ring = replay.ring
+    assert isinstance(ring, FrameRing)
+    lost = threading.Thread(target=replay.lose, args=(0,))
+    with ring.still():
+        before = [ring.kept.copy(), ring.begins.copy(), ring.written.copy()]
+        lost.start()
+        time.sleep(0.05)
+        for was, now in zip(before, (ring.kept, ring.begins, ring.written), strict=True):
+            assert was.tolist() == now.tolist()
+    lost.join(10)
+    assert not lost.is_alive()
+    assert ring.written.tolist() == [31], "a reset row is where it was cut"
+
+
 def test_a_writer_that_died_is_waited_for_no_longer_than_asked() -> None:
     replay = experience(make("rows", 40, 2))
     ring, writers = replay.ring, writers_of(replay, "rows", 12)
     writers[1].begin(5)
-    with pytest.raises(WorkerError, match=r"groups \[1\] .* within 0\.05 s"), ring.still(0.05):
+    ring.hold_seconds = 0.05
+    with pytest.raises(WorkerError, match=r"groups \[1\] .* within 0\.05 s"), ring.still():
         pass
     writers[0].append(3)  # nobody is held any more
     ring.abandon(1)
-    with ring.still(0.05):
+    with ring.still():
         assert ring.written.tolist()[0] == 63
     writers[1].finish()
 

@@ -65,6 +65,16 @@ def train(out: Path, name: str = "dqn", env: str = "CartPole-v1", scheme: Any = 
     return remuda.train(name, env, scheme=scheme, out=out, quiet=True, **merged(settings))
 
 
+def test_ages_of_a_resumed_run_are_those_of_its_own_weights(tmp_path: Path) -> None:
+    """Samplers are heard of before the first update: they are no older than the learner then, and no younger."""
+    settings = {"replay": {"ratio": None}, "log": {"every": 50, "tensorboard": False}}
+    train(tmp_path / "run", "sac", "Pendulum-v1", **settings)
+    run = remuda.resume(tmp_path / "run", steps=2_000)
+    names = ("lag/acting_weights", "lag/collect_to_gradient")
+    ages = [line[name] for line in lines_of(run) for name in names if name in line]
+    assert min(ages) >= 0
+
+
 def lines_of(run: Any) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
 

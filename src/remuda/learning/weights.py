@@ -138,7 +138,9 @@ class FileWeights:
         """On a full disk the file stays as it is, and whoever acts goes on with that."""
         aside = self.path.with_name(f".writing-{self.path.name}")
         try:
-            aside.write_bytes(save(self._tensors, metadata={VERSION: str(version)}))
+            # Copies: nets that share layers have these under two names, and images lie pixel by pixel.
+            copies = {n: x.clone(memory_format=torch.contiguous_format) for n, x in self._tensors.items()}
+            aside.write_bytes(save(copies, metadata={VERSION: str(version)}))
             os.replace(aside, self.path)
         except OSError as error:
             if not self.path.exists():  # nobody could act

@@ -3,8 +3,8 @@
     layer = WideLinear(3136, 512)           # an nn.Linear: the same parameters, the same numbers to rounding
 
 Torch takes MKL for matrices on x86 and oneDNN for convolutions. Where a matrix is mostly weights, MKL splits the work
-between threads badly. Milliseconds of MKL / oneDNN, 3136 to 512 features, weights not in the cache, on two Zen 4 cores
-(torch 2.13; bench/wide.py):
+between threads badly. Milliseconds of MKL / oneDNN, 3136 to 512 features, weights not in the cache, on two Zen 4
+cores (torch 2.13; bench/wide.py):
 
 | rows | threads | forward | gradient by inputs | gradient by weights |
 |---|---|---|---|---|

@@ -111,8 +111,9 @@ def make_replay_feed(
 def make_orders(config: RunConfig, spec: EnvSpec, workers: int) -> list[dict[str, Any]]:
     if config.agent.net.startswith("<"):
         raise ConfigError(
-            f"agent.net={config.agent.net} has no import path, by which workers that act could find it: move it to a "
-            "module, or use sampler.act=central."
+            f"agent.net={config.agent.net} has no import path, by which other processes could find it: move it to a "
+            "module"
+            + (", or use sampler.act=central." if config.scheme == "parallel" else ", or use --scheme parallel.")
         )
     bounds = [worker * config.sampler.envs // workers for worker in range(workers + 1)]
     common = {"config": to_dict(config), "spec": spec.to_json(), "wait_reset": config.sampler.wait_reset}

@@ -162,7 +162,6 @@ class Journal:
         if self._kept is not None:
             self._window.set_state(self._kept["window"])
             self._sums.update(self._kept["sums"])
-            self._next_line, self._next_checkpoint, self._next_evaluation = self._kept["next"]
             if self._kept["is_owed"]:
                 assert self._learner is not None
                 self._evaluate_and_write(self.progress, self._learner)
@@ -170,9 +169,10 @@ class Journal:
     def _count_from_here(self) -> None:
         steps = self._first_steps = self._line_steps = self.progress.steps
         self._mark = time.perf_counter()
-        self._next_line = steps + self._log_every
-        self._next_checkpoint = steps + self.config.checkpoint.every
-        self._next_evaluation = steps + self.config.eval.every
+        points = [steps + every for every in (self._log_every, self.config.checkpoint.every, self.config.eval.every)]
+        if self._kept is not None:  # the earlier of both: intervals may have been made shorter
+            points = [min(point, kept) for point, kept in zip(points, self._kept["next"], strict=True)]
+        self._next_line, self._next_checkpoint, self._next_evaluation = points
 
     def round(self, round: Round) -> bool:
         for episode in round.episodes:

@@ -81,8 +81,11 @@ def make_ring(
     example = example_row(info)
     judged = is_judged(config) and not config.replay.sequence  # else whole sequences are
     if frames > 1:
-        return FrameRing(example, rows, envs, frames, groups, fds, judged, CHECKED_ROWS)
-    return Ring(example, rows, envs, groups, fds, judged)
+        ring: Ring = FrameRing(example, rows, envs, frames, groups, fds, judged, CHECKED_ROWS)
+    else:
+        ring = Ring(example, rows, envs, groups, fds, judged)
+    ring.hold_seconds += config.envs.step_timeout  # until then a writer that hangs is replaced
+    return ring
 
 
 def is_judged(config: RunConfig) -> bool:
@@ -122,6 +125,11 @@ def num_frames(config: RunConfig, observation: Space) -> int:
     if asked == 0:
         is_atari = config.env.rpartition(":")[2].startswith("ALE/")
         return stack if is_atari and is_stack and observation.shape[0] == stack else 1
+    if asked > 1 and observation.kind != "box":
+        raise ConfigError(
+            f"replay.frames={asked} is for observations that are images alone, and these have entries (shown actions "
+            "and rewards are some, too: agent.prev_action, agent.prev_reward): leave it out."
+        )
     if asked > 1 and (not is_stack or observation.shape[0] % asked):
         raise ConfigError(
             f"replay.frames={asked} does not divide the first axis of observations of shape {observation.shape}: "

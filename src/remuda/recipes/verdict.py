@@ -7,7 +7,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from remuda.errors import ConfigError
 from remuda.machine import usable_cores
 from remuda.recipes.algo_options import OffPolicyOptions, PPOOptions
 from remuda.recipes.config import RunConfig
@@ -42,7 +44,7 @@ def remedies_for(config: RunConfig, cores: int | None = None) -> dict[str, str]:
     is_parallel = config.scheme != "serial"
     workers = num_workers(config) if is_parallel else 0
     return {
-        "env": _for_envs(is_parallel, workers, cores),
+        "env": _for_envs(config, is_parallel, workers, cores),
         "inference": "more envs that act together (--sampler.envs) or a smaller net would lift it"
         + (
             ", or workers that act (--sampler.act workers)" if is_parallel and config.sampler.act == "central" else ""
@@ -54,12 +56,24 @@ def remedies_for(config: RunConfig, cores: int | None = None) -> dict[str, str]:
     }
 
 
-def _for_envs(is_parallel: bool, workers: int, cores: int) -> str:
+def _for_envs(config: RunConfig, is_parallel: bool, workers: int, cores: int) -> str:
     if not is_parallel and cores > 1:
         return f"worker processes on all {cores} cores (--scheme parallel) would lift it"
     if is_parallel and workers < cores:
-        return f"more workers (--sampler.workers {cores}) would lift it"
+        for count in range(cores, workers, -1):
+            if _may_have_workers(config, count):
+                return f"more workers (--sampler.workers {count}) would lift it"
+        return "more envs, and as many workers (--sampler.envs, --sampler.workers), would lift it"
     return "a faster env or a machine with more cores would lift it"
+
+
+def _may_have_workers(config: RunConfig, count: int) -> bool:
+    """Whether so many can share its envs."""
+    try:
+        num_workers(replace(config, sampler=replace(config.sampler, workers=count)))
+    except ConfigError:
+        return False
+    return True
 
 
 def _for_updates(config: RunConfig, cores: int) -> str:
@@ -74,10 +88,10 @@ def _for_updates(config: RunConfig, cores: int) -> str:
 
 
 def _for_waiting(config: RunConfig) -> str:
-    ways = []
+    if config.sampler.act == "workers":  # who take no turns, and need processes
+        return "more envs for each worker (--sampler.envs) would lift it"
+    ways = ["workers that act (--sampler.act workers)"]
     if config.sampler.slots == 1:
-        ways.append("a second group that steps meanwhile (--sampler.slots 2)")
-    if config.sampler.act == "central":
-        ways.append("workers that act (--sampler.act workers)")
+        ways.insert(0, "a second group that steps meanwhile (--sampler.slots 2)")
     ways.append("more envs for each worker (--sampler.envs), or none for cheap envs (--scheme serial),")
     return f"{' or '.join(ways)} would lift it"

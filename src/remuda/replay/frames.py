@@ -104,11 +104,11 @@ class FrameRing(Ring):
     def _leave_out(self, columns: slice) -> None:
         self.begins[columns] = True
 
-    def abandon(self, group: int) -> None:
+    def _abandon(self, group: int) -> None:
         columns = self.columns(group)
         # Past all that was written: somebody may be reading what the newest row points to.
         self.kept[columns] = np.maximum(self.kept[columns] + self.frames, self.promised[columns])
-        super().abandon(group)
+        super()._abandon(group)
 
     def is_stored(self, row: Index, env: Index) -> NDArray[np.bool_]:
         oldest = self.rows.obs[row % self.capacity, env] - self.frames + 1

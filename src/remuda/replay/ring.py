@@ -23,6 +23,7 @@ nobody waits for a lock. While a reader must have peace, it holds the writers (`
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -104,6 +105,8 @@ class Ring:
         self.error = self._memory["error"] if is_judged else None
         self.judged = self._memory["judged"]  # rows of each group whose error is known, where it is wanted
         self._is_held = self._memory["is_held"]
+        self._peace = threading.Lock()  # of threads of this process: while somebody has peace, nobody abandons
+        self.hold_seconds = HOLD_SECONDS
         self.limit = self._memory["limit"]  # of all real rows, which writers should not pass
         if not fds:
             self.limit[0] = NO_LIMIT
@@ -156,19 +159,23 @@ class Ring:
             self.begun[group] = start
 
     @contextmanager
-    def still(self, seconds: float = HOLD_SECONDS) -> Iterator[None]:
+    def still(self) -> Iterator[None]:
         """Nothing is written while it lasts: writers finish what they began, and wait."""
         self._is_held[0] = 1
         try:
-            deadline = time.monotonic() + seconds
+            deadline = time.monotonic() + self.hold_seconds
             self._fence()
             while (self.begun != self.written).any():
                 if time.monotonic() > deadline:
                     groups = np.flatnonzero(self.begun != self.written).tolist()
-                    raise WorkerError(f"writers of groups {groups} of the replay did not stop within {seconds:g} s.")
+                    raise WorkerError(
+                        f"writers of groups {groups} of the replay did not stop within {self.hold_seconds:g} s: look "
+                        "whether they hang, or whether the machine swaps."
+                    )
                 time.sleep(LOOK_SECONDS)
-            self._fence()
-            yield
+            with self._peace:  # from here on all was written: whoever is abandoned later has begun nothing
+                self._fence()
+                yield
         finally:
             self._fence()
             self._is_held[0] = 0
@@ -191,6 +198,10 @@ class Ring:
     def abandon(self, group: int) -> None:
         """Its writer is gone. What it had begun may lie over older rows already, so these stay lost: in their place
         are reset rows, at which returns and sequences stop."""
+        with self._peace:
+            self._abandon(group)
+
+    def _abandon(self, group: int) -> None:
         start, end, columns = int(self.written[group]), int(self.begun[group]), self.columns(group)
         seen = map_tree(lambda x: x[start % self.capacity, columns].copy(), self.rows.obs)  # whole, whoever wrote it
         for places, _ in unbroken(max(start, end - self.capacity + 1), end, self.capacity):

@@ -95,9 +95,9 @@ class FreeActors(ABC):
 
     # --- the learner's thread -----------------------------------------------------------------------------------
 
-    def start(self, seed: int, warm_up: int = 0) -> int:
+    def start(self, seed: int, warm_up: int = 0, version: int = 0) -> int:
         """Start every env and the thread; returns the random steps that were taken to spread the envs."""
-        self._seed = seed
+        self._seed, self._version = seed, version
         orders = [{"do": "reset", "seed": seed, "warm_up": warm_up}] * len(self._is_ready)
         answers = self._crew.ask(orders, "ready", self._build_timeout, self._replace_at_start)
         for answer in answers:

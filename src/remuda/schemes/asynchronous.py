@@ -57,16 +57,16 @@ class Asynchronous:
             with saved_when_stopped(log):
                 log.restore(replay)
                 dropped, restarts = progress.dropped, progress.restarts
-                start(recipe, stream, progress)
+                start(recipe, stream, progress, learner.version)
                 log.begin()
-                while progress.steps < recipe.steps and not log.should_stop():
+                must_end = log.should_stop()
+                while progress.steps < recipe.steps and not must_end:
                     round = self._round(recipe, learner, replay, stream, progress, log)
                     weights.publish(learner.version)
                     stream.release(learner.version)
                     progress.dropped, progress.restarts = dropped + stream.dropped, restarts + stream.restarts()
                     round.evaluations = evaluator.look(learner.version, progress.steps) if evaluator else []
-                    if log.round(round):
-                        break
+                    must_end = log.round(round)
             return learner
 
     @staticmethod
@@ -104,17 +104,17 @@ class AsynchronousReplay:
                     closing(recipe.make_feed(weights, replay, self.workers, progress.rounds, log.must_stop))
                 )
                 restarts = progress.restarts
-                start(recipe, feed, progress)
+                start(recipe, feed, progress, learner.version)
                 log.begin()
-                while progress.steps < recipe.steps and not log.should_stop():
+                must_end = log.should_stop()
+                while progress.steps < recipe.steps and not must_end:
                     before = learner.version
                     round = self._round(recipe, learner, replay, feed, progress, log)
                     if learner.version > before:
                         weights.publish(learner.version)
                     progress.restarts = restarts + feed.restarts()
                     round.evaluations = evaluator.look(learner.version, progress.steps) if evaluator else []
-                    if log.round(round):
-                        break
+                    must_end = log.round(round)
             return learner
 
     @staticmethod
@@ -176,13 +176,13 @@ def open_parts(
     return learner, progress, weights, replay, evaluator and stack.enter_context(closing(evaluator))
 
 
-def start(recipe: Recipe, actors: Stream | Feed, progress: Progress) -> None:
+def start(recipe: Recipe, actors: Stream | Feed, progress: Progress, version: int) -> None:
     """Envs begin, other ones where a run is resumed."""
     if progress.steps >= recipe.steps:
         return
     is_new = progress.rounds == 0
     seed = recipe.seed if is_new else env_seed(recipe.seed, progress.rounds)
-    progress.steps += actors.start(seed, recipe.warm_up if is_new else 0)
+    progress.steps += actors.start(seed, recipe.warm_up if is_new else 0, version)
 
 
 def shares(waited: float, busy: dict[str, float]) -> dict[str, float]:

@@ -46,7 +46,8 @@ class Synchronous:
                 log.restore(replay)
                 restarts = self._start(recipe, sampler, replay, progress, state)
                 log.begin()
-                while progress.steps < recipe.steps and not log.should_stop():
+                must_end = log.should_stop()
+                while progress.steps < recipe.steps and not must_end:
                     rollout = sampler.collect()
                     start = time.perf_counter()
                     learner.set_progress(progress.steps / recipe.steps)
@@ -60,8 +61,7 @@ class Synchronous:
                     progress.restarts = restarts + sampler.restarts()
                     round = Round(progress, learner, episodes, metrics, seconds, replay)
                     self._allow_checkpoint(round, recipe, sampler)
-                    if log.round(round):
-                        break
+                    must_end = log.round(round)
             return learner
 
     @staticmethod

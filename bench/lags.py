@@ -1,6 +1,6 @@
 """What a lag costs, with and without V-trace: returns after training with rollouts of older weights.
 
-    .venv/bin/python bench/lags.py --out docs/schemes/lags.json    # about twenty minutes; lags.md too
+    .venv/bin/python bench/lags.py --out docs/schemes/lags.json    # about fifteen minutes; lags.md too
 
 Every rollout is sampled by the weights of exactly `lag` updates before: the run is synchronous, and what is published
 is held back so long. That is a forced lag: under --scheme async it comes by itself, and differs from rollout to
@@ -85,7 +85,7 @@ def page(found):
     ]
     for lag in found["lags"]:
         cells = [found["returns"][f"{correction} {lag}"] for correction in CORRECTIONS]
-        shown = [f"{np.mean(cell):.0f} ({', '.join(f'{value:.0f}' for value in cell)})" for cell in cells]
+        shown = [f"{np.mean(cell):.3g} ({', '.join(f'{value:.3g}' for value in cell)})" for cell in cells]
         lines.append(f"| {lag} | {' | '.join(shown)} |")
     return "\n".join(lines) + "\n"
 
@@ -93,8 +93,8 @@ def page(found):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algo", default="impala")
-    parser.add_argument("--env", default="CartPole-v1")
-    parser.add_argument("--steps", type=int, default=200_000)
+    parser.add_argument("--env", default="MinAtar/Breakout-v1")
+    parser.add_argument("--steps", type=int, default=500_000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--settings", type=json.loads, default={}, help='of the algorithm: {"learning_rate": "1e-3"}')
     parser.add_argument("--lags", type=int, nargs="+", default=LAGS)

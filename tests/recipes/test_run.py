@@ -164,7 +164,7 @@ def test_a_video_shows_whole_games_though_lives_end_episodes(tmp_path):
 
     options = {"episodic_life": True, "frame_skip": 8, "noop_max": 0}
     run = remuda.train(
-        "a2c", "ALE/Breakout-v5", steps=40, out=tmp_path / "run", quiet=True, envs=options, eval={"episodes": 1},
+        "a2c", "ALE/SpaceInvaders-v5", steps=40, out=tmp_path / "run", quiet=True, envs=options, eval={"episodes": 1},
         sampler={"envs": 4}, agent={"net": "a3c"}, log={"tensorboard": False},
     )  # fmt: skip
     _, returns = record(run.path, episodes=1)

@@ -392,11 +392,11 @@ def test_a_writer_that_waits_until_all_is_saved_changes_nothing_of_it(
             pauses.release(2)  # in case there are not as many lines
 
         @contextmanager
-        def hold_while_it_pauses(seconds: float = SECONDS) -> Iterator[None]:
+        def hold_while_it_pauses() -> Iterator[None]:
             thread.start()
             pauses.acquire(timeout=SECONDS)
             may_go_on.release(1 if ring.begun[0] == ring.written[0] else 2)  # who has begun is waited for
-            with hold(seconds):
+            with hold():
                 pauses.acquire(timeout=SECONDS)
                 yield
             may_go_on.release(2)

@@ -294,7 +294,8 @@ class StreamOfPieces:
     def __init__(self, pieces: Any) -> None:
         self.pieces, self.dropped = pieces, 0
 
-    def start(self, seed: int, warm_up: int = 0) -> int:
+    def start(self, seed: int, warm_up: int = 0, version: int = 0) -> int:
+        assert version == self.pieces.version
         self.pieces.did(f"start {seed} {warm_up}")
         return warm_up
 

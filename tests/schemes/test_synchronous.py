@@ -173,7 +173,7 @@ class Pieces:
         self.did("round")
         self.rounds.append((round.progress.steps, round.progress.rounds, dict(round.seconds), dict(round.metrics)))
         self.saveable.append(round.get_state and (round.get_state(), round.was_cut))
-        return self.stop_after is not None and len(self.rounds) >= self.stop_after
+        return (self.stop_after is not None and len(self.rounds) >= self.stop_after) or self.should_stop()
 
 
 BEFORE_THE_SAMPLER = ("learner", "resume", "weights", "replay", "sampler")

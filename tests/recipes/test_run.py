@@ -147,9 +147,7 @@ class TestEvaluation:
                 total, over = total + reward, terminated or truncated
             returns.append(total)
         env.close()
-        assert returns == run.result["eval"]["returns"]
-
-    assert returns[0] > 0, "else there is nothing to compare"[:3]
+        assert returns == run.result["eval"]["returns"][:3]
 
     def test_of_no_episode(self, run):
         with pytest.raises(ConfigError, match="at least 1"):
@@ -166,8 +164,8 @@ def test_a_video_shows_whole_games_though_lives_end_episodes(tmp_path):
 
     options = {"episodic_life": True, "frame_skip": 8, "noop_max": 0}
     run = remuda.train(
-        "a2c", "ALE/SpaceInvaders-v5", steps=40, seed=1, out=tmp_path / "run", quiet=True, envs=options, eval={"episodes": 1},
-        sampler={"envs": 4}, agent={"net": "a3c"}, log={"tensorboard": False},
+        "a2c", "ALE/SpaceInvaders-v5", steps=40, seed=1, out=tmp_path / "run", quiet=True, envs=options,
+        sampler={"envs": 4}, agent={"net": "a3c"}, log={"tensorboard": False}, eval={"episodes": 1},
     )  # fmt: skip
     _, returns = record(run.path, episodes=1)
     assert returns == run.result["eval"]["returns"]

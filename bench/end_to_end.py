@@ -69,6 +69,10 @@ class Turns:
 
     def begin(self) -> None: ...
 
+    def save_if_failed(self, *error: Any) -> None: ...
+
+    def save_if_stopped(self) -> None: ...
+
     def should_stop(self) -> bool:
         return False
 

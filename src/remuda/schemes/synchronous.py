@@ -127,6 +127,8 @@ def learn_due(
 
 def mean(values: list[Any]) -> float:
     """Of tensors or floats; tensors are read only here, once per round."""
+    if len(values) == 1:
+        return float(values[0])
     if not any(isinstance(value, torch.Tensor) for value in values):
         return float(sum(values) / len(values))
     return float(torch.stack([torch.as_tensor(value, dtype=torch.float64) for value in values]).mean())

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from remuda.agents import ActorAgent, Critic
 from remuda.agents.quick_net import FEW, ROWS
 from remuda.algorithms import SAC
-from remuda.core import Clock
+from remuda.core import Clock, QuickGradients
 from remuda.data import Batch, Steps, map_tree
 from remuda.learning.schedules import parse_schedule
 from remuda.nets import MLP
@@ -244,6 +244,27 @@ def test_a_learner_has_the_gradients_of_the_losses(
         assert found.priority is not None
         torch.testing.assert_close(found.priority, losses.priority, rtol=1e-4, atol=1e-5)
     assert not caplog.records, "a way by hand that is wrong is dropped with a warning"
+
+
+@pytest.mark.parametrize(("off", "is_kept"), [(2e-5, True), (1e-2, False)])
+def test_rounding_where_entropy_is_what_is_wanted_is_no_other_gradient(off: float, is_kept: bool) -> None:
+    """That of the temperature is next to nothing then, and what it is rounded by is not."""
+    torch.manual_seed(0)
+    agent = ActorAgent(*(box((3,)), ACTION, lambda shape: MLP(shape, (8, 6), "relu")), stochastic=True)
+    critics = [Critic(agent.inputs, agent.observation, ACTION, None, (8, 6), "relu") for _ in range(2)]
+    sac, batch = SAC(agent, critics, 0), drawn_rows(ACTION, 12, has_weight=False)
+    sac.target_entropy = float(sac.losses(batch, Clock()).metrics["entropy"])
+    learner, by_hand = make_learner(sac), sac.quick_gradients
+
+    def rounded(batch: Batch, clock: Clock) -> QuickGradients | None:
+        found = by_hand(batch, clock)
+        assert found is not None
+        found.groups["alpha"] += off
+        return found
+
+    learner._quick = rounded
+    learner.gradients(batch)
+    assert (learner._quick is not None) == is_kept
 
 
 @pytest.mark.parametrize(("target_entropy", "rises"), [(50.0, True), (-50.0, False)])

@@ -246,6 +246,23 @@ def test_a_learner_has_the_gradients_of_the_losses(
     assert not caplog.records, "a way by hand that is wrong is dropped with a warning"
 
 
+def test_after_a_batch_that_was_not_finite_the_next_one_counts_alone() -> None:
+    """Gradients are put where those of the last batch were."""
+    torch.manual_seed(0)
+    agent = ActorAgent(*(box((3,)), ACTION, lambda shape: MLP(shape, (8, 6), "relu")), stochastic=True)
+    critics = [Critic(agent.inputs, agent.observation, ACTION, None, (8, 6), "relu") for _ in range(2)]
+    sac, batch = SAC(agent, critics, 0), drawn_rows(ACTION, 12, has_weight=False)
+    before = sac.quick_gradients(batch, Clock())
+    bad = replace(batch, last_obs=torch.full_like(batch.last_obs, math.nan))
+    spoiled, after = sac.quick_gradients(bad, Clock()), sac.quick_gradients(batch, Clock())
+    assert before is not None
+    assert spoiled is not None
+    assert after is not None
+    assert not spoiled.groups["critic"].isfinite().all()
+    for name, vector in before.groups.items():
+        assert torch.equal(after.groups[name], vector)
+
+
 @pytest.mark.parametrize(("off", "is_kept"), [(2e-5, True), (1e-2, False)])
 def test_rounding_where_entropy_is_what_is_wanted_is_no_other_gradient(off: float, is_kept: bool) -> None:
     """That of the temperature is next to nothing then, and what it is rounded by is not."""

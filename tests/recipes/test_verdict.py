@@ -71,6 +71,8 @@ def test_remedies_fit_what_the_run_does_already() -> None:
     assert "--eval.every" in sentence("evaluation")
     for words in ("--sampler.slots", "--scheme serial"):
         assert words not in sentence("wait", scheme="parallel", sampler={"act": "workers"}), "they would be refused"
+    apart = sentence("wait", algo="impala", scheme="async", sampler={"act": "central"})
+    assert "--sampler.slots" not in apart, "under async groups take no turns"
     one = {"envs": 1}
     assert "more envs, and as many workers" in sentence("env", algo="dqn", scheme="async", sampler=one)
     six = {"envs": 6, "workers": 1}

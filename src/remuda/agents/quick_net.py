@@ -48,7 +48,7 @@ class QuickNet:
         for index in reversed(range(len(self.layers))):
             by_weight, by_bias = self.into[index]
             by, made = (by_output, seen[index]) if rows == len(by_output) else (by_output[:rows], seen[index][:rows])
-            by_weight.addmm_(by.t(), made, beta=keep)
+            by_weight.addmm_(by.t(), made, beta=int(keep))
             if keep:
                 by_bias.add_(by.sum(0))
             else:

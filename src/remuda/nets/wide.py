@@ -17,8 +17,7 @@ cores (torch 2.13; bench/wide.py):
 | 256 | 1 | 9.52 / 8.53 | 10.31 / 8.50 | 10.44 / 8.88 |
 | 256 | 2 | 6.06 / 4.65 | 7.81 / 4.79 | 7.82 / 4.98 |
 
-For square matrices of 256 there is nothing in it, and for gradients by narrow weights oneDNN takes twice as long: so
-other layers stay what they are.
+Other layers are as torch has them.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def _for_waiting(config: RunConfig) -> str:
     if config.sampler.act == "workers":  # who take no turns, and need processes
         return "more envs for each worker (--sampler.envs) would lift it"
     ways = ["workers that act (--sampler.act workers)"]
-    if config.sampler.slots == 1:
+    if config.sampler.slots == 1 and config.scheme == "parallel":
         ways.insert(0, "a second group that steps meanwhile (--sampler.slots 2)")
     ways.append("more envs for each worker (--sampler.envs), or none for cheap envs (--scheme serial),")
     return f"{' or '.join(ways)} would lift it"

@@ -25,6 +25,7 @@ import psutil
 import pytest
 import torch
 from counting_agents import CountingRNN
+from processes import all_gone, find, is_alive, wait_for
 
 from remuda.core import env_seed
 from remuda.data import Rollout
@@ -89,14 +90,6 @@ def descriptors() -> list[str]:
         with contextlib.suppress(FileNotFoundError):
             names.append(os.readlink(f"/proc/self/fd/{fd}").split(":")[0])
     return sorted(names)
-
-
-def is_alive(process: psutil.Process) -> bool:
-    """A zombie is not: it only waits for its parent to take note."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @contextlib.contextmanager
@@ -646,4 +639,4 @@ def test_the_fork_server_killed_takes_its_workers_and_all_come_back_and_closing_
         assert type(sampler._crew._server) is ForkServer
         everyone += [sampler._crew._server.pid, *pids(sampler)]
         assert len(set(everyone)) == 6
-    assert not any(psutil.pid_exists(pid) and is_alive(psutil.Process(pid)) for pid in everyone)
+    wait_for(lambda: all_gone(find(everyone)), 5)

@@ -21,7 +21,8 @@ import psutil
 import pytest
 import torch
 from counting_agents import CountingRNN
-from test_acting_workers import FORBIDDEN, LENGTHS, SEED, is_alive
+from processes import is_alive, wait_for
+from test_acting_workers import FORBIDDEN, LENGTHS, SEED
 from test_acting_workers import _nothing_is_left as _nothing_is_left
 from test_acting_workers import one_server as one_server
 from test_acting_workers import server as server
@@ -87,13 +88,6 @@ def steppers(form: str, stream: RolloutStream) -> list[psutil.Process]:
         servers = actors(stream)[0].children()
         return sorted((child for one in servers for child in one.children()), key=lambda child: child.create_time())
     return []
-
-
-def wait_for(condition: Any, seconds: float = SOON) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.005)
 
 
 def kill(process: psutil.Process) -> None:

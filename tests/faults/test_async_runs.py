@@ -18,7 +18,8 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from test_signals import all_gone, family, has_trained, start, stop, wait_for
+from processes import all_gone, wait_for
+from test_signals import family, has_trained, start, stop
 
 import remuda
 from remuda.cli import main

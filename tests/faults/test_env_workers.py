@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
+from processes import is_alive
 
 from remuda.core import Step, env_seed
 from remuda.envs import PooledEnvs, resolve
@@ -50,14 +51,6 @@ def _descriptors() -> list[str]:
         with contextlib.suppress(FileNotFoundError):
             names.append(os.readlink(f"/proc/self/fd/{fd}").split(":")[0])
     return sorted(names)
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    """A zombie is not: it only waits for whoever runs as process 1 to take note."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def pool(num_envs: int = 4, num_workers: int = 2, slots: int = 1, **options: Any) -> PooledEnvs:
@@ -119,7 +112,7 @@ def kill_and_wait(pid: int) -> None:
     process = psutil.Process(pid)
     os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + 2
-    while _is_alive(process):
+    while is_alive(process):
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
@@ -308,7 +301,7 @@ def test_the_fork_server_killed_takes_its_workers_and_all_come_back() -> None:
         dying = [psutil.Process(pid) for pid in old]
         os.kill(old[0], signal.SIGKILL)
         deadline = time.monotonic() + 2
-        while any(map(_is_alive, dying)):
+        while any(map(is_alive, dying)):
             assert time.monotonic() < deadline
             time.sleep(0.01)
         step_often(envs, 5)
@@ -486,7 +479,7 @@ def test_a_killed_parent_leaves_no_orphan(tmp_path: Path, how: str) -> None:
         script.kill()
         script.wait()
     deadline = time.monotonic() + 2
-    while any(map(_is_alive, orphans)):
+    while any(map(is_alive, orphans)):
         assert time.monotonic() < deadline, orphans
         time.sleep(0.01)
 

@@ -21,10 +21,11 @@ import pytest
 import torch
 from feeding import COUNTING, Setup, check_rows
 from lasting import shared_server
+from processes import all_gone, wait_for
 from test_acting_workers import FORBIDDEN
 from test_async_runs import _nothing_is_left as _nothing_is_left
 from test_async_runs import begun, interrupt_twice, lines, nan_losses
-from test_signals import all_gone, family, stop, wait_for
+from test_signals import family, stop
 
 import remuda
 from remuda.cli import main

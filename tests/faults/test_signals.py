@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from processes import all_gone, wait_for
 
 from remuda.cli import main
 from remuda.learning.checkpoint import list_checkpoints, load_newest
@@ -38,13 +39,6 @@ def start(path: Path, *arguments: str, env: str = "CartPole-v1", algo: str = "pp
     )
 
 
-def wait_for(condition, seconds: float = 30.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
-
-
 def has_trained(path: Path) -> bool:
     metrics = path / "metrics.jsonl"
     return metrics.exists() and metrics.stat().st_size > 0
@@ -62,10 +56,6 @@ def stop(process: subprocess.Popen, number: signal.Signals) -> tuple[str, str]:
 def family(process: subprocess.Popen) -> list[psutil.Process]:
     parent = psutil.Process(process.pid)
     return [parent, *parent.children(recursive=True)]
-
-
-def all_gone(members: list[psutil.Process]) -> bool:
-    return not [p for p in members if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.parametrize(

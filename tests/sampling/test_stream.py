@@ -12,13 +12,14 @@ import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
 import pytest
 import torch
 from lasting import shared_server
+from processes import all_gone, find, wait_for
 
 from remuda.core import env_seed
 from remuda.data import Rollout, leaves, map_tree, resets
@@ -96,13 +97,6 @@ def streaming(
             if starts:
                 assert stream.start(SEED) == 0
             yield Streaming(stream, weights, agent)
-
-
-def wait_for(is_true: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_true():
-        assert time.monotonic() < deadline, "it never comes true"
-        time.sleep(0.01)
 
 
 def check_rows(column: Any, before: list[float] | None = None) -> None:
@@ -364,16 +358,8 @@ def test_closing_twice_leaves_nothing() -> None:
         assert len(children) >= 2, "the envs of its groups"
         found.stream.close()
         found.stream.close()
-        wait_for(lambda: not any(map(is_alive, [*pids, *children])))
+        wait_for(lambda: all_gone(find([*pids, *children])))
         assert "remuda-stream" not in {thread.name for thread in threading.enumerate()}
-
-
-def is_alive(pid: int) -> bool:
-    """A zombie is not: it only waits for its parent to take note."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_closing_before_it_was_started() -> None:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from feeding import COUNTING, Setup, check_rows, merged
 from lasting import shared_server
+from processes import all_gone
 
 import remuda
 
@@ -235,5 +236,5 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     train(tmp_path / "run")
     left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
-    assert [child for child in left if child.is_running() and child.status() != psutil.STATUS_ZOMBIE] == []
+    assert all_gone(left)
     assert os.listdir("/dev/shm") == []

@@ -28,13 +28,14 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Side by side with the other libraries, after `make peers`: about an hour in which nothing else should run.
+# Side by side with the other libraries, after `make peers`: some hours in which nothing else should run.
 bench: $(STAMP)
 	$(BIN)/remuda bench ppo --env CartPole-v1 --slices 5 --out docs/speed/ppo-cartpole.json
 	$(BIN)/remuda bench ppo --env ALE/Pong-v5 --only remuda,sb3,cleanrl --slices 10 --out docs/speed/ppo-pong.json
 	$(BIN)/remuda bench ppo --env ALE/Pong-v5 --only 'remuda single envs,sb3' --slices 5 --out docs/speed/ppo-pong-single.json
 	$(BIN)/remuda bench ppo --env HalfCheetah-v5 --only remuda,sb3 --slices 5 --out docs/speed/ppo-halfcheetah.json
 	$(BIN)/python bench/time_to.py --out docs/speed/time-to.json
+	$(BIN)/python bench/time_to.py --env HalfCheetah-v5 --seeds 3 --out docs/speed/time-to-3000.json
 	$(BIN)/python bench/checkpoints.py --out docs/speed/checkpoints.json
 	$(BIN)/python bench/start_up.py --out docs/speed/start-up.json
 	$(BIN)/python bench/updates.py sac --batch 256 --out docs/speed/sac-256.json

@@ -17,10 +17,11 @@ not counted. A slice ends with the first update after its time is up, and counts
 taken round by round, their medians are what counts; beside them lies 95 % of their bootstrap samples. CPU seconds are
 of the whole process tree.
 
-`limit` is what no such loop can pass: the CPU seconds, on one core, of stepping the bare games in C++, of the net
-forward for those who act and of forward and backward for those who learn, added up for one step, and the steps per
-second that all cores would allow if they did nothing else. `limit, all cores` is the same with such a process on each
-core at once, who share caches and memory.
+`limit` is what the parts cost by themselves: the CPU seconds, on one core, of stepping the bare games in C++, of the
+net forward for those who act and of forward and backward for those who learn, added up for one step, and the steps
+per second that all cores would allow if they did nothing else. `limit, all cores` is the same with such a process on
+each core at once, who share caches and memory. An estimate and no bound: the net learns from 640 rows at once there,
+and a learner that splits them among its threads may need less for each.
 """
 
 from __future__ import annotations

@@ -257,7 +257,28 @@ def samplers_beside(found: dict[str, Any]) -> list[str]:
             f"\nWith an evaluator that may take {watched['share']:g} of a core (`--eval.share`) training on "
             f"{report['watched']} keeps\n{with_interval(*watched['kept'])} of its rate."
         )
+    if (report := found.get("time-to-3000")) is not None:
+        lines += time_to_3000(report["HalfCheetah-v5"])
     return ["## A learner and samplers beside it\n", *lines, ""] if lines else []
+
+
+def time_to_3000(report: dict[str, Any]) -> list[str]:
+    seconds = {name: [turn[0] for turn in turns] for name, turns in report["seconds and steps"].items()}
+    lines = [
+        f"\nSeconds from the start of the process until SAC has a mean of {report['goal']:,.0f} over its last 10",
+        "training episodes on HalfCheetah-v5; seeds in turns, each run with the machine to itself",
+        "(`bench/time_to.py --env HalfCheetah-v5`). `serial` and Stable-Baselines3 learn from 256 rows after every",
+        "step; under `async` eight envs take eight steps meanwhile, which bears a learning rate of 1e-3;",
+        "`async, same rate` has the 3e-4 of the others.\n",
+        "| | seconds: median (all seeds) | env steps, median | SB3's seconds over its own |",
+        "|---|---|---|---|",
+    ]
+    for name, side in seconds.items():
+        steps = statistics.median(turn[1] for turn in report["seconds and steps"][name])
+        every = ", ".join(f"{each:.0f}" for each in side)
+        times = statistics.median(seconds["sb3"]) / statistics.median(side)
+        lines.append(f"| {name} | {statistics.median(side):.0f} ({every}) | {steps:,.0f} | {times:.2f} |")
+    return lines
 
 
 def with_interval(middle: float, low: float, high: float) -> str:

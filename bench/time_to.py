@@ -1,10 +1,14 @@
-"""Wall-clock seconds from the start of the process until an agent is good, ours with its preset against SB3's zoo.
+"""Wall-clock seconds from the start of the process until an agent is good: ours against Stable-Baselines3's.
 
-    .venv/bin/python bench/time_to.py                  # CartPole-v1 to 475 and Acrobot-v1 to -100, five seeds each
+    .venv/bin/python bench/time_to.py              # PPO: CartPole-v1 to 475 and Acrobot-v1 to -100, five seeds each
+    .venv/bin/python bench/time_to.py --env HalfCheetah-v5 --seeds 3 --out docs/speed/time-to-3000.json  # SAC: hours
 
-Good is a mean of at least the goal over the last 20 training episodes, looked at after every rollout; both libraries
-take turns, seed by seed. Imports, building of envs and all of the training up to there are counted. SB3 (after
-`make peers`) has the hyperparameters of RL Baselines3 Zoo, and envs in its own process.
+Good is a mean of at least the goal over the last training episodes, looked at after every rollout; all contenders
+take turns, seed by seed, each with the machine to itself. Imports, building of envs and all of the training up to
+there are counted. For PPO, SB3 (after `make peers`) has the hyperparameters of RL Baselines3 Zoo, and envs in its
+own process. For SAC it has its own defaults, which our preset has too. `async` has eight envs in a process beside
+the learner's, which collects eight steps for every update; that much data allows larger steps, so that its learning
+rate is 1e-3, and `async, same rate` has the 3e-4 of all others.
 """
 
 from __future__ import annotations
@@ -18,79 +22,116 @@ import sys
 import tempfile
 import time
 from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-GOALS = {"CartPole-v1": 475.0, "Acrobot-v1": -100.0}
-ZOO: dict[str, dict[str, Any]] = {  # [a, b]: from a to b, in a line
-    "CartPole-v1": {
-        "n_envs": 8,
-        "steps": 100_000,
-        "n_steps": 32,
-        "batch_size": 256,
-        "gae_lambda": 0.8,
-        "gamma": 0.98,
-        "n_epochs": 20,
-        "learning_rate": [1e-3, 0.0],
-        "clip_range": [0.2, 0.0],
-    },
-    "Acrobot-v1": {
-        "n_envs": 16,
-        "steps": 1_000_000,
-        "normalize": True,
-        "n_steps": 256,
-        "gae_lambda": 0.94,
-        "gamma": 0.99,
-        "n_epochs": 4,
-    },
+LONGEST_SECONDS = 3600.0  # a run that has not come to the goal by then never will
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be reached, and who tries: settings of remuda.train by name, and SB3's."""
+
+    algo: str
+    goal: float
+    window: int  # episodes
+    ours: dict[str, dict[str, Any]]
+    theirs: dict[str, Any]  # [a, b]: from a to b, in a line
+    n_envs: int = 1
+    steps: int = 1_000_000
+    normalize: bool = False
+    threads: int = 1  # of SB3: the number with which it is fastest
+
+
+EIGHT_STEPS_AN_UPDATE = {"scheme": "async", "sampler": {"envs": 8}, "replay": {"ratio": 32}}  # 256 rows an update
+TASKS = {
+    "CartPole-v1": Task(
+        "ppo",
+        goal=475.0,
+        window=20,
+        ours={"ours": {}},
+        theirs={
+            "n_steps": 32,
+            "batch_size": 256,
+            "gae_lambda": 0.8,
+            "gamma": 0.98,
+            "n_epochs": 20,
+            "learning_rate": [1e-3, 0.0],
+            "clip_range": [0.2, 0.0],
+        },
+        n_envs=8,
+        steps=100_000,
+    ),
+    "Acrobot-v1": Task(
+        "ppo",
+        goal=-100.0,
+        window=20,
+        ours={"ours": {}},
+        theirs={"n_steps": 256, "gae_lambda": 0.94, "gamma": 0.99, "n_epochs": 4},
+        n_envs=16,
+        normalize=True,
+    ),
+    "HalfCheetah-v5": Task(
+        "sac",
+        goal=3_000.0,
+        window=10,
+        ours={
+            "async": {**EIGHT_STEPS_AN_UPDATE, "algo": {"learning_rate": 1e-3}},
+            "async, same rate": EIGHT_STEPS_AN_UPDATE,
+            "serial": {"scheme": {"name": "serial", "threads": 2}},
+        },
+        theirs={"learning_starts": 10_000},
+    ),
 }
-WINDOW = 20
+PPO_TASKS = ("CartPole-v1", "Acrobot-v1")
 
 
-def ours(env: str, seed: int, scheme: str) -> tuple[float, int] | None:
+def remuda_seconds(env: str, name: str, seed: int) -> tuple[float, int] | None:
+    """Seconds and env steps to the goal."""
     import remuda
 
-    returns: deque[float] = deque(maxlen=WINDOW)
-    reached: list[int] = []
+    task = TASKS[env]
+    returns: deque[float] = deque(maxlen=task.window)
+    found: list[tuple[float, int]] = []
 
     def is_good(round: Any) -> bool:
         returns.extend(episode.values["ep_rew"] for episode in round.episodes)
-        if len(returns) == WINDOW and statistics.fmean(returns) >= GOALS[env]:
-            reached.append(round.progress.steps)
-        return bool(reached)
+        if not found and len(returns) == task.window and statistics.fmean(returns) >= task.goal:
+            found.append((since_start(), round.progress.steps))
+        return bool(found)
 
-    seconds = []
     with tempfile.TemporaryDirectory() as directory:
-        watch = lambda round: is_good(round) and (seconds.append(since_start()) or True)  # noqa: E731
         remuda.train(
-            "ppo",
+            task.algo,
             env=env,
             seed=seed,
-            scheme=scheme,
             out=Path(directory) / "run",
-            callbacks=watch,
+            callbacks=is_good,
             quiet=True,
             eval={"episodes": 0},
+            **task.ours[name],
         )
-    return (seconds[0], reached[0]) if reached else None
+    return found[0] if found else None
 
 
-def zoo(env: str, seed: int) -> tuple[float, int] | None:
+def sb3_seconds(env: str, seed: int) -> tuple[float, int] | None:
     import torch
     from sb3_run import with_schedules
-    from stable_baselines3 import PPO
+    from stable_baselines3 import PPO, SAC
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import VecNormalize
 
-    torch.set_num_threads(1)  # the fastest for nets this small
-    settings = with_schedules(ZOO[env])
-    steps, count = settings.pop("steps"), settings.pop("n_envs")
-    envs: Any = make_vec_env(env, n_envs=count, seed=seed)
-    if settings.pop("normalize", False):
+    task = TASKS[env]
+    torch.set_num_threads(task.threads)
+    envs: Any = make_vec_env(env, n_envs=task.n_envs, seed=seed)
+    if task.normalize:
         envs = VecNormalize(envs)
-    model = PPO("MlpPolicy", envs, seed=seed, device="cpu", stats_window_size=WINDOW, **settings)
+    kind = {"ppo": PPO, "sac": SAC}[task.algo]
+    settings = {"seed": seed, "device": "cpu", "stats_window_size": task.window, **with_schedules(task.theirs)}
+    model = kind("MlpPolicy", envs, **settings)
     found: list[tuple[float, int]] = []
 
     class Watch(BaseCallback):
@@ -98,13 +139,12 @@ def zoo(env: str, seed: int) -> tuple[float, int] | None:
             return not found
 
         def _on_rollout_end(self) -> None:
-            returns = [
-                episode["r"] for episode in self.model.ep_info_buffer
-            ]  # as the monitor saw them, not normalised
-            if len(returns) == WINDOW and statistics.fmean(returns) >= GOALS[env]:
+            # As the monitor saw them, not normalised.
+            returns = [episode["r"] for episode in self.model.ep_info_buffer]
+            if len(returns) == task.window and statistics.fmean(returns) >= task.goal:
                 found.append((since_start(), self.num_timesteps))
 
-    model.learn(steps, callback=Watch())
+    model.learn(task.steps, callback=Watch())
     return found[0] if found else None
 
 
@@ -114,38 +154,49 @@ def since_start() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
+def take_turns(env: str, seeds: int) -> dict[str, Any]:
+    task = TASKS[env]
+    theirs = "zoo" if env in PPO_TASKS else "sb3"
+    pythons = dict.fromkeys(task.ours, sys.executable) | {theirs: str(ROOT / ".venv-sb3" / "bin" / "python")}
+    found: dict[str, list[list[float]]] = {name: [] for name in pythons}
+    for seed in range(1, seeds + 1):
+        for name, python in pythons.items():
+            words = [python, __file__, "--one", name, "--env", env, "--seed", str(seed)]
+            said = subprocess.run(
+                words,
+                check=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                timeout=LONGEST_SECONDS,
+            )
+            answer = json.loads(said.stdout.splitlines()[-1])
+            found[name].append(answer or [float("inf"), float("inf")])
+            print(env, seed, name, answer, flush=True)
+    medians = {name: statistics.median(turn[0] for turn in turns) for name, turns in found.items()}
+    first = next(iter(found))
+    for name, seconds in medians.items():
+        if name != first:
+            times = f"{seconds / medians[first]:.2f} times as fast"
+            print(f"{env} to {task.goal:g}: {first} {medians[first]:.1f} s, {name} {seconds:.1f} s: {times}")
+    ratios = [b[0] / a[0] for a, b in zip(found[first], found[theirs], strict=True)]
+    return {"goal": task.goal, "seconds and steps": found, "median seconds": medians, "ratios": ratios}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--scheme", default="serial", help="of ours")
-    parser.add_argument("--env", default="", help="only this one")
-    parser.add_argument("--one", help=argparse.SUPPRESS)  # ours or zoo: one run, in a process of its own
+    parser.add_argument("--env", choices=TASKS, help="only this one")
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # a contender: one run, in a process of its own
     parser.add_argument("--seed", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "time-to.json")
     given = parser.parse_args()
     if given.one:
-        print(
-            json.dumps(
-                ours(given.env, given.seed, given.scheme) if given.one == "ours" else zoo(given.env, given.seed)
-            )
-        )
+        is_ours = given.one in TASKS[given.env].ours
+        found = remuda_seconds(given.env, given.one, given.seed) if is_ours else sb3_seconds(given.env, given.seed)
+        print(json.dumps(found))
         return
-    pythons = {"ours": sys.executable, "zoo": str(ROOT / ".venv-sb3" / "bin" / "python")}
-    report: dict[str, Any] = {}
-    for env in [given.env] if given.env else GOALS:
-        found: dict[str, list[list[float]]] = {name: [] for name in pythons}
-        for seed in range(1, given.seeds + 1):
-            for name, python in pythons.items():
-                words = [python, __file__, "--one", name, "--env", env, "--seed", str(seed), "--scheme", given.scheme]
-                said = subprocess.run(words, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-                answer = json.loads(said.stdout.splitlines()[-1])
-                found[name].append(answer or [float("inf"), float("inf")])
-                print(env, seed, name, answer, flush=True)
-        ratios = [b[0] / a[0] for a, b in zip(found["ours"], found["zoo"], strict=True)]
-        medians = {name: statistics.median(turn[0] for turn in turns) for name, turns in found.items()}
-        report[env] = {"goal": GOALS[env], "seconds and steps": found, "median seconds": medians, "ratios": ratios}
-        mine, theirs = medians["ours"], medians["zoo"]
-        print(f"{env} to {GOALS[env]:g}: ours {mine:.1f} s, zoo {theirs:.1f} s: {theirs / mine:.2f} times as fast")
+    report = {env: take_turns(env, given.seeds) for env in ([given.env] if given.env else PPO_TASKS)}
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(report, indent=1) + "\n")
 

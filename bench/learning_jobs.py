@@ -46,7 +46,6 @@ class Peer:
     settings: dict = field(default_factory=dict)
     algo: str = "ppo"
     mark: float | None = None  # a return: how many seconds each side took to it is told
-    rivals: tuple[str, ...] = ()  # further jobs whose seconds are told too
 
     def record(self, seed: int) -> Path:
         return RECORDS / f"{self.name}-{seed}.json"
@@ -182,7 +181,6 @@ PEERS = [
         {"learning_starts": 10_000, "stats_window_size": 10},
         "sac",
         mark=3_000.0,
-        rivals=("sac-halfcheetah-async",),
     ),
 ]
 

@@ -28,8 +28,8 @@ def write_page() -> None:
         if len(theirs) == len(with_curves) == len(peer.seeds):
             compared[peer.name] = compare(peer, ours, theirs)
             if peer.mark is not None:
-                sides = {job: complete(records[job]) for job in (peer.job, *peer.rivals)} | {peer.name: theirs}
-                times = {name: seconds_to(peer.mark, side) for name, side in sides.items() if side}
+                sides = {peer.job: ours, peer.name: theirs}
+                times = {name: seconds_to(peer.mark, side) for name, side in sides.items()}
                 compared[peer.name]["seconds_to_mark"] = times
     COMPARED.write_text(json.dumps(compared, indent=1) + "\n")
     (ROOT / "docs" / "results.md").write_text(page(records, compared))

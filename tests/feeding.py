@@ -48,7 +48,11 @@ class Setup:
         self.workers = num_workers(config)
         self.weights = SharedWeights(agent, 0)
         self.replay: Any = make_replay(config, info, agent.initial_state(1), 0, self.workers)
+        self.prepare(self.replay)
         self.feed = make_replay_feed(config, spec, self.workers, self.weights, self.replay, lambda: False)
+
+    def prepare(self, replay: Any) -> None:
+        """What it holds before anybody feeds it."""
 
     def __enter__(self) -> Setup:
         self.feed.start(3)

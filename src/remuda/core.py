@@ -8,6 +8,7 @@ turns losses into updates, `Weights` carry them back to the sampler, and a `Sche
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -196,6 +197,7 @@ class Replay(Protocol):
     def batches(self) -> Iterator[Batch]: ...  # ONE FINITE ROUND of what is due now, maybe empty
     def feedback(self, key: Any, priority: Tensor | None) -> None: ...
     def cut(self) -> None: ...  # envs begin anew: what comes next does not follow what came last
+    def paused(self) -> AbstractContextManager[None]: ...  # nothing comes in, while the learner does something else
     # State for a checkpoint: plain values, and files of its own that they name. Only what is new is written.
     def save(self, directory: Path) -> dict[str, Any] | None: ...  # None: there is nothing to save
     def load(self, directory: Path, state: dict[str, Any]) -> None: ...
@@ -207,7 +209,11 @@ class SharedReplay(Replay, Protocol):
 
     @property
     def is_due(self) -> bool: ...  # whether `batches` has any, of which it then gives some and not all
-    def follow(self) -> int: ...  # take note of what was written since; returns the real steps among it
+    @property
+    def is_throttled(self) -> bool: ...  # whether writers wait for updates that are due
+
+    # Take note of what was written since; returns the real steps among it, of so many that were left to be taken.
+    def follow(self, left: int | None = None) -> int: ...
     def fresh(self) -> Iterator[Rollout]: ...  # what was written since the last call, for statistics of observations
     def lose(self, group: int) -> int: ...  # its writer is dead; returns the row at which another begins
     def metrics(self) -> dict[str, float]: ...

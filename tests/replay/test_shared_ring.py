@@ -349,6 +349,51 @@ def test_after_loading_too_writers_wait_for_what_is_owed(tmp_path: Path) -> None
     assert (other.follow(), other.ring.may_write()) == (0, True)
 
 
+def test_writers_wait_once_all_that_was_wanted_is_there() -> None:
+    replay = experience(make("rows", 40, 1), ratio=None)
+    writer = Writer("rows", 40, 1, replay.fds)
+    assert (replay.follow(6), writer.ring.may_write()) == (0, True)
+    writer.append(2)
+    assert (replay.follow(6), writer.ring.may_write()) == (4, True)
+    writer.append(2)
+    assert (replay.follow(2), writer.ring.may_write()) == (4, False)
+
+
+@KINDS
+def test_what_was_seen_since_is_shown_once(kind: str) -> None:
+    """For statistics of observations, which images in integers have none of."""
+    example = EXAMPLE.replace(obs=EXAMPLE.obs.astype(np.float32))
+    size = (example, 40, WIDTH)
+    made.append(ring := FrameRing(*size, FRAMES) if kind == "frames" else Ring(*size))
+    replay, shown = experience(ring), 0
+    for T in (30, 25):  # beyond the end of the ring
+        ring.append(*rollout(int(ring.written[0]), T, 0))
+        seen = np.concatenate([found.steps.obs.numpy() for found in replay.fresh()])
+        assert_same(seen, truth(np.arange(shown, shown + T)[:, None], np.arange(WIDTH)).obs)
+        shown += T
+        assert list(replay.fresh()) == []
+
+
+def test_while_it_is_paused_nobody_may_write() -> None:
+    replay = experience(make("rows", 40, 1), ratio=None)
+    writer = Writer("rows", 40, 1, replay.fds)
+    with replay.paused():
+        assert not writer.ring.may_write()
+    assert writer.ring.may_write()
+
+
+def test_rows_that_nobody_had_counted_when_it_was_saved_are_counted_later(tmp_path: Path) -> None:
+    replay, other = (experience(make("rows", 40, 1), ratio=2.0, batch_size=8) for _ in range(2))
+    writer = Writer("rows", 40, 1, replay.fds)
+    writer.append(2)
+    assert replay.follow() == 4
+    writer.append(2)
+    other.load(tmp_path, replay.save(tmp_path))
+    assert (replay.steps, other.steps) == (4, 4)
+    assert (other.follow(), other.steps, other.credit) == (4, 8, 16)
+    assert other.follow() == 0
+
+
 def test_while_writers_are_held_nothing_changes_and_then_they_go_on() -> None:
     ring = make("frames", 150, 3)
     assert isinstance(ring, FrameRing)
@@ -384,6 +429,30 @@ def test_a_writer_that_is_lost_while_others_are_held_changes_nothing_either() ->
     lost.join(10)
     assert not lost.is_alive()
     assert ring.written.tolist() == [31], "a reset row is where it was cut"
+
+
+@pytest.mark.parametrize("kind", ["rows", "frames"])
+def test_a_writer_that_died_in_the_middle_is_replaced_after_another_while_both_are_held(kind: str) -> None:
+    """Who waits for the second to end must not be waited for by who cuts the rows of the first."""
+    replay = experience(make(kind, 40, 2))
+    ring, writers = replay.ring, writers_of(replay, kind, 3)
+    writers[1].begin(5)
+    ring.hold_seconds = SECONDS
+
+    def lose_both() -> None:
+        while not ring._is_held[0]:
+            time.sleep(0.001)
+        replay.lose(0)
+        replay.lose(1)
+
+    thread = threading.Thread(target=lose_both)
+    thread.start()
+    start = time.monotonic()
+    with ring.still():
+        assert time.monotonic() - start < SECONDS / 2
+        assert (ring.begun == ring.written).all()
+    thread.join(SECONDS)
+    writers[1].finish()
 
 
 def test_a_writer_that_died_is_waited_for_no_longer_than_asked() -> None:

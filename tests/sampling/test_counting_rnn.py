@@ -175,7 +175,7 @@ def test_acting_workers_take_the_weights_that_were_published():
         sampler.reset(SEED)
         before = sampler.collect().steps.policy.value.clone()
         weights = sampler._weights
-        weights._tensors[0].fill_(1e6)
+        weights._tensors()[0].fill_(1e6)
         again = sampler.collect()
         assert again.steps.version.unique().tolist() == [7]
         assert float(again.steps.policy.value.max()) < 1e5, "not published yet"

@@ -20,6 +20,7 @@ from lasting import shared_server
 from processes import all_gone
 
 import remuda
+from remuda.errors import ConfigError
 
 RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "dqn": ("dqn", "CartPole-v1", {}),
@@ -86,9 +87,11 @@ def test_every_algorithm_runs_and_is_throttled_to_its_ratio(tmp_path: Path, case
     run = train(tmp_path / "run", algo, env, **settings)
     found, last = run.result, lines_of(run)[-1]
     assert found["status"] == "complete"
-    assert 1500 <= found["steps"] < 1500 + 500
+    rollouts = 4 * merged(settings)["algo"].get("train_freq", 8)  # of two workers, one of which is not asked in time
+    assert 1500 <= found["steps"] < 1500 + 2 * rollouts
     per_update = merged(settings)["algo"]["batch_size"] * max(1, merged(settings)["replay"].get("sequence", 0))
-    assert found["updates"] == pytest.approx(4.0 * (found["steps"] - 300) / per_update, rel=0.35)
+    due = 4.0 * (found["steps"] - 300) / per_update
+    assert due - 6 < found["updates"] <= due, "all that are due, but while there was no whole sequence yet"
     assert {"replay/ratio", "replay/redrawn", "lag/acting_weights", "lag/collect_to_gradient"} <= set(last)
     assert found["episodes"] > 2
     assert len(found["eval"]["returns"]) == 2
@@ -181,6 +184,61 @@ def test_a_lost_sampler_is_replaced_and_its_episodes_are_cut() -> None:
         assert setup.feed.restarts() >= 8  # two envs each time
         setup.wait(lambda: setup.replay.steps > 3000)
     assert check_rows(setup.replay) <= 8, "some were between two episodes anyway"
+
+
+def test_who_replaces_a_sampler_goes_on_with_the_rows_of_all_where_the_run_was_resumed() -> None:
+    """Groups that had come less far began where the others did: noise and schedules do not go back."""
+
+    class Uneven(Setup):
+        def prepare(self, replay: Any) -> None:
+            for _ in range(1000):
+                replay.ring.cut(np.zeros((2, 3), np.float32), group=0)
+
+    with Uneven("counting:make", **COUNTING) as setup:
+        assert setup.replay.ring.written.tolist() == [1000, 0]
+        setup.wait(lambda: setup.replay.ring.real[1] > 200)
+        member = setup.feed._crew.members[1]
+        assert member.order["row"] == 1000
+        os.kill(member.pid, signal.SIGKILL)
+        setup.wait(lambda: setup.feed.restarts() > 0)
+        assert 1100 <= member.order["row"] <= 1000 + int(setup.replay.ring.written[1])
+
+
+def test_a_sampler_that_has_not_sampled_yet_has_no_weights_whose_age_could_be_told() -> None:
+    """One that takes a lost one's place may have to wait first: lags would be those of the whole run."""
+
+    class Waiting(Setup):
+        def prepare(self, replay: Any) -> None:
+            replay.ring.limit[0] = 0
+
+    with Waiting("counting:make", **COUNTING) as setup:
+        setup.feed.look(50)
+        time.sleep(0.5)
+        assert setup.feed.take_ages() == 0
+        assert not any(setup.feed._was_useful)
+        setup.wait(lambda: all(setup.feed._was_useful))  # and lets them go on
+
+
+def test_of_slow_envs_it_is_said_that_they_are_the_limit(tmp_path: Path) -> None:
+    """Samplers are heard of ten times a second, and rounds are far shorter."""
+    slow = {"kwargs": {"seconds": 0.002, "wait": "sleep"}}
+    run = train(tmp_path / "run", env="Remuda/Mock-v0", steps=3000, envs=slow, algo={"train_freq": 1})
+    assert run.result["limit"] == "env"
+    assert lines_of(run)[-1]["limits/env"] > 0.5
+
+
+@pytest.mark.parametrize("ratio", [None, 4.0])
+def test_while_the_learner_evaluates_nobody_samples(tmp_path: Path, ratio: float | None) -> None:
+    """Steps that nobody learns from meanwhile would use up the run's."""
+    run = train(tmp_path / "run", "ddpg", "Pendulum-v1", replay={"ratio": ratio}, eval={"every": 300, "episodes": 5})
+    steps = [line["time/total_timesteps"] for line in lines_of(run) if "eval/mean_reward" in line]
+    assert len(steps) >= 4, "without pauses all steps were taken during the first or second"
+    assert run.result["updates"] > 4 * 10
+
+
+def test_all_steps_spent_on_spreading_the_envs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"sampler\.decorrelate.*: use more steps"):
+        train(tmp_path / "run", steps=20, sampler={"decorrelate": 100}, algo={"learning_starts": 10})
 
 
 def test_frames_of_samplers_are_those_that_were_seen() -> None:

@@ -50,22 +50,26 @@ class SharedWeights:
     """
 
     def __init__(self, module: nn.Module, version: int = 0, fd: int | None = None) -> None:
-        self._tensors: list[Tensor] = [tensor.detach() for tensor in module.state_dict().values()]
+        self._module = module
+        tensors = self._tensors()
         layout: dict[str, Any] = {
             f"{copy}.{index}": (tuple(tensor.shape), str(tensor.numpy().dtype))
             for copy in range(2)
-            for index, tensor in enumerate(self._tensors)
+            for index, tensor in enumerate(tensors)
         }
         layout |= {"serial": ((2,), "int64"), "version": ((2,), "int64"), "newest": ((1,), "int64")}
         self.memory = SharedArrays(layout, fd)
         self._copies = [
-            [torch.from_numpy(self.memory[f"{copy}.{index}"]) for index in range(len(self._tensors))]
-            for copy in range(2)
+            [torch.from_numpy(self.memory[f"{copy}.{index}"]) for index in range(len(tensors))] for copy in range(2)
         ]
         self._serial, self._version, self._newest = (self.memory[name] for name in ("serial", "version", "newest"))
         self._fence = Fence()
         if fd is None:
             self.publish(version)
+
+    def _tensors(self) -> list[Tensor]:
+        """Those of this moment: a net may put another tensor in the place of a buffer."""
+        return list(self._module.state_dict().values())
 
     @property
     def fd(self) -> int:
@@ -81,7 +85,7 @@ class SharedWeights:
         self._serial[copy] = 2 * turn - 1
         self._fence()
         with torch.no_grad():
-            for theirs, ours in zip(self._copies[copy], self._tensors, strict=True):
+            for theirs, ours in zip(self._copies[copy], self._tensors(), strict=True):
                 theirs.copy_(ours)
         self._version[copy] = version
         self._fence()
@@ -99,7 +103,7 @@ class SharedWeights:
             if version == have and before == 2 * turn:
                 return have
             with torch.no_grad():
-                for ours, theirs in zip(self._tensors, self._copies[copy], strict=True):
+                for ours, theirs in zip(self._tensors(), self._copies[copy], strict=True):
                     ours.copy_(theirs)
             self._fence()
             # Overtaken twice while copying: what was copied is a mixture, and something newer is there.
@@ -125,21 +129,21 @@ class FileWeights:
 
     def __init__(self, module: nn.Module, path: Path, version: int | None = None) -> None:
         """With a version it is published at once."""
-        self._tensors = {name: tensor.detach() for name, tensor in module.state_dict().items()}
+        self._module = module
         self.path, self._seen, self._is_written = path, (0, 0), True
         if version is not None:
             self.publish(version)
 
     def invitation(self) -> tuple[dict[str, Any], list[int]]:
         """What another process is told to join, and descriptors for it."""
-        return {"weights": str(self.path)}, []
+        return {"weights": str(self.path.resolve())}, []  # whoever joins may be in another directory
 
     def publish(self, version: int) -> None:
         """On a full disk the file stays as it is, and whoever acts goes on with that."""
         aside = self.path.with_name(f".writing-{self.path.name}")
         try:
             # Copies: nets that share layers have these under two names, and images lie pixel by pixel.
-            copies = {n: x.clone(memory_format=torch.contiguous_format) for n, x in self._tensors.items()}
+            copies = {n: x.clone(memory_format=torch.contiguous_format) for n, x in self._module.state_dict().items()}
             aside.write_bytes(save(copies, metadata={VERSION: str(version)}))
             os.replace(aside, self.path)
         except OSError as error:
@@ -159,7 +163,7 @@ class FileWeights:
         data = self.path.read_bytes()  # in one go: whoever opens it twice may have two versions of it
         read = load(data)
         with torch.no_grad():
-            for name, tensor in self._tensors.items():
+            for name, tensor in self._module.state_dict().items():
                 tensor.copy_(read[name])
         self._seen = mark  # of this file or of one before it: then it is read once more
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -52,3 +52,10 @@ class Window:
             for statistic, number in zip(STATISTICS, numbers, strict=True):
                 metrics[f"rollout/{name}_{statistic}"] = float(number)
         return metrics
+
+
+def summarise(name: str, of_rounds: Sequence[float]) -> float:
+    """Values of the rounds of a line: the largest, or, of counts and ratios so far, the last, or the mean."""
+    if name.startswith("replay/"):
+        return of_rounds[-1]
+    return max(of_rounds) if name.endswith("_max") else sum(of_rounds) / len(of_rounds)

@@ -102,7 +102,7 @@ def make_replay_feed(
         config.algo_options.rows_per_round,
         config.seed,
         on_loss=replay.lose,
-        first_row=int(replay.ring.written.max()),
+        written=replay.ring.written.tolist(),
         should_stop=should_stop,
         **worker_limits(config),
     )

@@ -57,7 +57,11 @@ class EvaluatorProcess:
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
         """`version` is that of the weights as they are, and `steps` what they have seen; asked while it is built."""
-        order = {"config": to_dict(config), "spec": spec.to_json(), "video": None if video is None else str(video)}
+        order = {
+            "config": to_dict(config),
+            "spec": spec.to_json(),
+            "video": None if video is None else str(video.resolve()),
+        }
         self._weights = weights
         self._versions, self._steps = [version], [steps]  # that were published, and the steps done by then
         self._was_useful, self._is_open, self._looked = False, True, time.monotonic()

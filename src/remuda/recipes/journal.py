@@ -7,11 +7,10 @@ with Journal(...).open() as journal:
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -19,12 +18,13 @@ from typing import Any, Self
 
 from remuda.core import Progress, Replay, Round
 from remuda.data.packing import pack, unpack
-from remuda.errors import CheckpointError, Interrupted, NoState, RemudaError
+from remuda.errors import CheckpointError, ConfigError, Interrupted, NoState, RemudaError
 from remuda.learning import checkpoint
 from remuda.learning.learner import Learner
 from remuda.learning.restoring import must_fit, of_this_version
 from remuda.learning.saver import Saver
-from remuda.logs.meters import Window
+from remuda.logs.meters import Window, summarise
+from remuda.logs.notices import warnings_go_to
 from remuda.logs.rundir import RunDirectory
 from remuda.logs.terminal import Terminal, where_time_went
 from remuda.logs.writers import MetricsFile, TensorBoard, WandB, Writer
@@ -36,17 +36,6 @@ from remuda.sampling.evaluation import Evaluation
 
 Callback = Callable[[Round], Any]  # sees every round; returning True stops the run
 LINES_PER_RUN = 200
-
-
-class Notices(logging.Handler):
-    """Warnings of the package, such as replaced workers, become lines of the run."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        super().__init__(logging.WARNING)
-        self._say = say
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._say(f"warning: {record.getMessage()}")
 
 
 class Journal:
@@ -96,9 +85,7 @@ class Journal:
                 done -= self._kept["is_owed"]  # the line of that step is written again
         with ExitStack() as stack:
             stack.callback(self.terminal.close)
-            notices = Notices(self.say)
-            logging.getLogger("remuda").addHandler(notices)
-            stack.callback(logging.getLogger("remuda").removeHandler, notices)
+            stack.enter_context(warnings_go_to(self.say))
             files = stack.enter_context(closing(MetricsFile(self.directory.path)))
             self._writers = [files]
             if is_resumed:
@@ -223,6 +210,11 @@ class Journal:
         self._saver.wait()
         signal = self.signals.received
         complete = self.progress.steps >= self.config.steps
+        if complete and not self.progress.rounds:
+            raise ConfigError(
+                f"all of --steps {self.config.steps:,} went into the random steps that spread the envs "
+                "(sampler.decorrelate): use more steps, or fewer of these."
+            )
         if complete and self._saved_steps < self.progress.steps:
             raise CheckpointError(
                 f"what was learned could not be saved after {self.progress.steps:,} steps{self._what_is_lost()}: "
@@ -344,7 +336,7 @@ class Journal:
     def _write_line(self, progress: Progress, learner: Learner) -> None:
         steps, seconds = progress.steps, sum(self._interval.values()) or 1.0
         line = self._window.summary()
-        line |= {name: max(of) if name.endswith("_max") else sum(of) / len(of) for name, of in self._sums.items()}
+        line |= {name: summarise(name, of) for name, of in self._sums.items()}
         line |= {f"limits/{name}": self._interval[name] / seconds for name in ("env", "inference", "update", "wait")}
         line |= {
             "train/n_updates": float(learner.version),  # so far: a count is no mean over rounds
@@ -384,7 +376,8 @@ class Journal:
         return True
 
     def _run_evaluation(self, learner: Learner) -> None:
-        with self._timed("evaluation"):
+        paused = self._replay.paused() if self._replay is not None else nullcontext()
+        with self._timed("evaluation"), paused:
             found = self._evaluate(learner.algorithm.agent, self.must_stop)
         self.evaluation = found.summary()
         self.directory.log(f"evaluation: {self.evaluation['mean_reward']:.2f} over {len(found.returns)} episodes")

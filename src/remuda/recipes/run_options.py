@@ -107,7 +107,9 @@ class SchemeOptions(Checked):
         None, "async: updates by which a rollout may be behind, what is older is dropped; none uses all", low=0
     )
     publish_every: int = option(
-        10, "async with a replay: updates between two publications of the weights that act", low=1
+        10,
+        "async with a replay: updates after which weights are published at the latest; at once if none is due",
+        low=1,
     )
     weights: str = option(
         "memory",

@@ -10,7 +10,7 @@ stack is read in one go, and so is what an env has added since the last checkpoi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -109,6 +109,12 @@ class FrameRing(Ring):
         # Past all that was written: somebody may be reading what the newest row points to.
         self.kept[columns] = np.maximum(self.kept[columns] + self.frames, self.promised[columns])
         super()._abandon(group)
+
+    def observed(self, group: int, first: int, end: int) -> Iterator[Any]:
+        """Put together again; of images in integers nothing, as nobody takes means of them."""
+        if self.images.dtype.kind == "f":
+            row, env = np.mgrid[first:end, self.columns(group)].reshape(2, -1)
+            yield self.obs(row, env).reshape(end - first, self.width, *self._shape)
 
     def is_stored(self, row: Index, env: Index) -> NDArray[np.bool_]:
         oldest = self.rows.obs[row % self.capacity, env] - self.frames + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,11 @@ class Fresh:
 
     def cut(self) -> None:
         """Rollouts are never put together."""
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Whoever samples waits for room by itself."""
+        yield
 
     def save(self, directory: Path) -> None:
         """Between two rounds there is nothing here."""

@@ -105,7 +105,8 @@ class Ring:
         self.error = self._memory["error"] if is_judged else None
         self.judged = self._memory["judged"]  # rows of each group whose error is known, where it is wanted
         self._is_held = self._memory["is_held"]
-        self._peace = threading.Lock()  # of threads of this process: while somebody has peace, nobody abandons
+        self._peace = threading.RLock()  # of threads of this process: while somebody has peace, nobody takes over
+        self._takes_over = False
         self.hold_seconds = HOLD_SECONDS
         self.limit = self._memory["limit"]  # of all real rows, which writers should not pass
         if not fds:
@@ -148,6 +149,10 @@ class Ring:
 
     def _begin(self, group: int, start: int, end: int) -> None:
         """Say that rows up to `end` are about to be written, once nobody holds the writers."""
+        if self._takes_over:
+            self.begun[group] = end
+            self._fence()
+            return
         while True:
             while self._is_held[0]:
                 self.while_held()
@@ -194,6 +199,17 @@ class Ring:
     def may_write(self) -> bool:
         """Whether writers have not reached the limit that a reader set for them."""
         return int(self.real.sum()) < int(self.limit[0])
+
+    @contextmanager
+    def taking_over(self) -> Iterator[None]:
+        """For this process to write in place of dead ones, also while it holds the others: it is who must see to it
+        that what the dead have begun comes to an end. Nobody has peace meanwhile."""
+        with self._peace:
+            self._takes_over = True
+            try:
+                yield
+            finally:
+                self._takes_over = False
 
     def abandon(self, group: int) -> None:
         """Its writer is gone. What it had begun may lie over older rows already, so these stay lost: in their place
@@ -280,6 +296,11 @@ class Ring:
         """What was seen in these rows, or after the newest."""
         place = self._place(row, env)
         return map_tree(lambda x: x.take(place, 0), self._flat.obs)
+
+    def observed(self, group: int, first: int, end: int) -> Iterator[Any]:
+        """What was seen in a group's rows, [T, B of the group] a part; views."""
+        for places, _ in unbroken(first, end, self.capacity):
+            yield self.rows.obs[places, self.columns(group)]
 
     def _place(self, row: Index, env: Index) -> Index:
         """Of rows in `_flat`: to take them by one number costs a third of what it costs by two."""

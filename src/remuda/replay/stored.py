@@ -6,6 +6,7 @@ import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 from remuda.data import Batch, Rollout, Steps, map_tree
 from remuda.errors import ConfigError
-from remuda.replay.ring import LOOK_SECONDS, NO_LIMIT, Index, NothingToDraw, Ring, unbroken
+from remuda.replay.ring import LOOK_SECONDS, NO_LIMIT, Index, NothingToDraw, Ring
 from remuda.replay.saving import RingFiles
 
 MOST_ATTEMPTS = (
@@ -88,15 +89,34 @@ class Stored(ABC):
 
     # --- what is due ---
 
-    def follow(self) -> int:
-        """Take note of what others have appended; returns how many of these rows were real."""
+    def follow(self, left: int | None = None) -> int:
+        """Take note of what others have appended; returns how many of these rows were real.
+
+        `left` is how many real rows were wanted after the last call, None being any number: then writers wait.
+        """
         self._take_note()
         fresh = int(self.ring.real.sum()) - self._real
         self._owe(fresh)
-        if self.lead and self.ratio is not None:
-            ahead = self._real - int(min(self.credit / self.ratio, NO_LIMIT // 4)) + self.lead
-            self.ring.limit[0] = ahead if self.can_draw() else NO_LIMIT  # who waited then would wait for ever
+        limit = NO_LIMIT if left is None else self._real + max(0, left - fresh)
+        if self.is_throttled and self.can_draw():  # else who waited would wait for ever
+            assert self.ratio is not None
+            limit = min(limit, self._real - int(min(self.credit / self.ratio, NO_LIMIT // 4)) + self.lead)
+        self.ring.limit[0] = limit
         return fresh
+
+    @property
+    def is_throttled(self) -> bool:
+        """Whether writers wait for who learns from what they write."""
+        return bool(self.lead) and self.ratio is not None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Others append nothing but what they have begun: nobody learns from it meanwhile."""
+        before, self.ring.limit[0] = int(self.ring.limit[0]), 0
+        try:
+            yield
+        finally:
+            self.ring.limit[0] = before
 
     def _owe(self, real: int) -> None:
         """Only what comes after the warm-up, and while something can be drawn, is owed updates."""
@@ -149,13 +169,13 @@ class Stored(ABC):
         return {"replay/ratio": drawn / max(1, self.steps - self.warm_up), "replay/redrawn": float(self.redrawn)}
 
     def fresh(self) -> Iterator[Rollout]:
-        """What others have appended since the last call, views of a group's rows; of frames nothing."""
+        """What others have appended since the last call, a group's rows at a time."""
         ring = self.ring
-        for group in range(ring.groups) if type(ring).obs is Ring.obs else ():
+        for group in range(ring.groups):
             first, end = max(int(self._shown[group]), ring.oldest(group)), int(ring.written[group])
             self._shown[group] = end
-            for places, _ in unbroken(first, end, ring.capacity):
-                obs = map_tree(torch.from_numpy, ring.rows.obs[places, ring.columns(group)])
+            for seen in ring.observed(group, first, end) if end > first else ():
+                obs = map_tree(torch.from_numpy, seen)
                 yield Rollout(Steps(obs, None, None, None, None, None, None), None)
 
     # --- writers that begin anew ---
@@ -175,18 +195,21 @@ class Stored(ABC):
     def lose(self, group: int) -> int:
         """The process that wrote these envs' rows is dead: where another may begin. From any thread: only the ring
         is touched."""
-        self.ring.abandon(group)
-        self._cut_group(group)
+        with self.ring.taking_over():
+            self.ring.abandon(group)
+            self._cut_group(group)
         return int(self.ring.written[group])
 
     # --- checkpoints ---
 
     def _counts(self) -> dict[str, Any]:
-        return {"draws": self.draws, "steps": self.steps, "credit": self.credit, "again": self._again}
+        counts = {"draws": self.draws, "steps": self.steps, "credit": self.credit, "again": self._again}
+        return {**counts, "redrawn": self.redrawn, "unseen": int(self.ring.real.sum()) - self._real}
 
     def _set_counts(self, state: Mapping[str, Any]) -> None:
         self.draws, self.steps, self.credit = state["draws"], state["steps"], state["credit"]
-        self._again = state["again"]
+        self._again, self.redrawn = state["again"], state["redrawn"]
+        self._real -= state["unseen"]  # real rows that were there and not counted yet
 
     def save(self, directory: Path) -> dict[str, Any]:
         """Rows since the last time go to files in the directory; the rest is returned, with the names of all."""

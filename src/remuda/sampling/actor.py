@@ -114,6 +114,9 @@ class _Service:
         assert self._writer is not None
         if self._writer.may_write():
             self._writer.write(self._sampler.collect())
+        elif self._sampler.version < 0:  # nothing yet, and so nothing to tell but that it lives
+            self._beat()
+            return
         now = time.monotonic()
         if now - self._told > NEWS_SECONDS:
             self._told = self._beaten = now

@@ -34,12 +34,17 @@ class ReplayFeed(FreeActors):
         seed: int,
         *,
         on_loss: Callable[[int], int],
-        first_row: int = 0,
+        written: Sequence[int] | None = None,
         **limits: Any,
     ) -> None:
-        """`fds` are of the replay; on_loss(group) makes it fit for another writer, and returns its next row."""
+        """`fds` are of the replay; on_loss(group) makes it fit for another writer, and returns its next row.
+
+        `written` are the rows that each group has already: noise and schedules of all go on from the largest.
+        """
         self._fds, self._on_loss = list(fds), on_loss
-        self._rows = [first_row] * len(orders)
+        written = written if written is not None else [0] * len(orders)
+        first_row = max(written)
+        self._rows, self._ahead = [first_row] * len(orders), [first_row - rows for rows in written]
         full = [
             {**order, "num_steps": num_steps, "seed": seed, "row": first_row, "group": group, "workers": len(orders)}
             for group, order in enumerate(orders)
@@ -75,7 +80,7 @@ class ReplayFeed(FreeActors):
         """Nothing is put together."""
 
     def _lose(self, index: int) -> None:
-        self._rows[index] = self._on_loss(index)
+        self._rows[index] = self._on_loss(index) + self._ahead[index]
 
     def _next_row(self, index: int) -> int:
         return self._rows[index]

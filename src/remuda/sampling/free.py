@@ -47,6 +47,7 @@ class FreeActors(ABC):
         self._is_ready = [True] * len(orders)  # False while a successor builds its envs
         self._was_useful = [False] * len(orders)
         self._version, self._ages = 0, [0.0]  # of the learner; by how much acting weights were behind
+        self._seconds: dict[str, float] = {}
         self._is_closing = False
         self._error: BaseException | None = None
         self._crew = Crew(module, orders, build_timeout, max_worker_restarts, should_stop)
@@ -119,9 +120,10 @@ class FreeActors(ABC):
         return sum(ages) / len(ages)
 
     def take_seconds(self) -> dict[str, float]:
-        """What the workers did since the last call, on average."""
+        """What the workers did since the last call, on average; what they did last, if nothing was heard since."""
         with self._turn:
-            return {"env": 0.0, "inference": 0.0, "wait": 0.0, **self._news.take_seconds()}
+            self._seconds = self._news.take_seconds() or self._seconds
+            return {"env": 0.0, "inference": 0.0, "wait": 0.0, **self._seconds}
 
     def episodes(self) -> list[Episode]:
         with self._turn:

@@ -123,13 +123,14 @@ class AsynchronousReplay:
     ) -> Round:
         """Some updates as soon as they are due; none, if for a while none are."""
         begin = time.perf_counter()
-        fresh = replay.follow()
+        left = recipe.steps - progress.steps
+        fresh = replay.follow(left)
         while not replay.is_due and time.perf_counter() < begin + ROUND_SECONDS:
             feed.look(learner.version)
             if log.must_stop():
                 raise Interrupted("asked to stop while waiting for samplers")
             time.sleep(REST_SECONDS)
-            fresh += replay.follow()
+            fresh += replay.follow(left - fresh)
         waited = time.perf_counter() - begin
 
         def must_stop() -> bool:
@@ -140,6 +141,10 @@ class AsynchronousReplay:
         age = feed.take_ages()
         acted = learner.version - age
         metrics = learn_due(learner, replay, acted, int(acted), must_stop)
+        before = -1
+        while fresh >= left and replay.is_throttled and replay.is_due and before < learner.version:
+            before = learner.version  # the last steps are owed as many updates as all others
+            metrics = learn_due(learner, replay, acted, int(acted), must_stop)
         metrics |= replay.metrics() | {"lag/acting_weights": age}
         for rollout in replay.fresh():
             learner.finish(rollout)

@@ -68,6 +68,7 @@ def test_what_it_starts_with_is_there_at_once(pair: Any) -> None:
 
 def test_only_what_is_newer_is_copied(pair: Any) -> None:
     mine, ours, other, theirs = pair
+    assert theirs.pull(have=-1) == 5
     other.fill(9.0)
     assert theirs.pull(have=5) == 5
     assert numbers(other) == {9.0}, "the same version: nothing is touched"
@@ -323,3 +324,17 @@ def test_who_joins_may_be_in_another_directory(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     message, _ = FileWeights(Net(), Path("weights.safetensors"), 0).invitation()
     assert Path(message["weights"]) == tmp_path / "weights.safetensors"
+
+
+def test_a_version_that_is_published_again_is_pulled_again(pair: Any) -> None:
+    """Statistics move in rounds that have no update, too."""
+    mine, ours, other, theirs = pair
+    ours.publish(3)
+    assert theirs.pull(-1) == 3
+    mine.fill(7.0)
+    ours.publish(3)
+    assert theirs.pull(3) == 3
+    assert numbers(other) == {7.0}
+    other.fill(1.0)
+    assert theirs.pull(3) == 3
+    assert numbers(other) == {1.0}, "what it has is not copied once more"

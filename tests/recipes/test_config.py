@@ -93,6 +93,7 @@ OTHERS = {
     "sampler.workers": ("2", 2),
     "sampler.slots": ("2", 2),
     "sampler.act": ("workers", "workers"),
+    "sampler.threads": ("2", 2),
     "sampler.wait_reset": ("on", True),
     "sampler.decorrelate": ("1e2", 100),
     "envs.backend": ("python", "python"),
@@ -299,6 +300,7 @@ def test_yaml_and_back(algo, tmp_path):
         if group != "algo" or option in {item.name for item in fields(ALGORITHMS[algo])}:
             groups[group][option] = text
     groups["sampler"]["slots"] = "1"  # workers that act have no turns to take
+    groups["sampler"].pop("threads")  # nor an inference process
     if algo in ("a2c", "appo", "impala", "ppo"):
         groups["replay"].clear()
     if algo == "r2d1":

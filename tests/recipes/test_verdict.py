@@ -46,8 +46,9 @@ def test_runs_that_are_limited_by_one_thing(limit: str, tmp_path: Path) -> None:
     assert "would lift it" in lines
 
 
-def sentence(limit: str, cores: int = 4, algo: str = "ppo", **groups: Any) -> str:
+def sentence(limit: str, cores: int = 4, algo: str = "ppo", options: Any = None, **groups: Any) -> str:
     settings = {"algo": algo, "env": "CartPole-v1", "steps": 1000}
+    groups |= {} if options is None else {"algo": options}
     scheme = groups.pop("scheme", "serial")
     config = settle_config({**settings, "scheme": scheme}, groups)[0]
     return verdict({limit: 3.0, "other": 1.0}, remedies_for(config, cores))[1]
@@ -64,6 +65,8 @@ def test_remedies_fit_what_the_run_does_already() -> None:
     assert "--sampler.act workers" in sentence("inference", scheme="parallel")
     assert "--algo.n_epochs" in sentence("update")
     assert "--algo.n_epochs" not in sentence("update", algo="a2c")
+    assert "--algo.n_epochs" not in sentence("update", algo="appo", options={"n_epochs": 1}), "it has one"
+    assert "--algo.n_epochs" in sentence("update", algo="appo", options={"n_epochs": 10})
     assert "--scheme.threads 4" in sentence("update")
     assert "--scheme.threads" not in sentence("update", cores=1)
     assert "--sampler.slots 2" in sentence("wait", scheme="parallel")

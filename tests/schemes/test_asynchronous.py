@@ -126,6 +126,15 @@ def test_every_line_says_how_old_it_is(tmp_path: Path, act: str) -> None:
     assert run.result["episodes"] > 20
 
 
+@pytest.mark.parametrize(("epochs", "max_lag"), [(10, 5), (4, 12)])
+def test_rollouts_that_nobody_overtakes_are_never_dropped(tmp_path: Path, epochs: int, max_lag: int) -> None:
+    """From the first on: that a round is of several updates is known before it was seen."""
+    settings: dict[str, Any] = {"sampler": {"workers": 1}, "algo": {"n_epochs": epochs}}
+    run = train(tmp_path / "run", "appo", {"name": "async", "max_lag": max_lag}, **settings)
+    assert lines_of(run)[-1]["rollout/dropped"] == 0
+    assert max(line["lag/collect_to_gradient_max"] for line in lines_of(run)) <= max_lag + epochs
+
+
 @pytest.mark.parametrize(("algo", "core"), [("ppo", None), ("a2c", None), ("ppo", "lstm")])
 def test_on_policy_algorithms_run_where_they_are_told_to_take_it_as_it_is(
     tmp_path: Path, algo: str, core: str | None
@@ -163,6 +172,8 @@ REFUSED = [
     ("impala", "serial", {"scheme": {"max_lag": 2}}, "leave it out"),
     ("impala", "parallel", {"scheme": {"max_lag": 0}}, "leave it out"),
     ("impala", "async", {"scheme": {"max_lag": -1}}, "max_lag"),
+    ("impala", "async", {"sampler": {"threads": 2}}, "leave it out"),
+    ("impala", "parallel", {"sampler": {"act": "central", "threads": 2}}, "leave it out"),
 ]
 
 

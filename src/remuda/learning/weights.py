@@ -46,11 +46,12 @@ class SharedWeights:
         version = theirs.pull(have=-1)                               # copies into its own agent, only what is newer
 
     Two copies take turns, and each carries the number of the publication it holds, odd while it is written. Whoever
-    pulls looks at that number before and after: it never keeps a torn copy, and nobody waits for a lock.
+    pulls looks at that number before and after: it never keeps a torn copy, and nobody waits for a lock. A version
+    may be published again, with statistics that have moved without an update: what counts is the number.
     """
 
     def __init__(self, module: nn.Module, version: int = 0, fd: int | None = None) -> None:
-        self._module = module
+        self._module, self._pulled = module, 0
         tensors = self._tensors()
         layout: dict[str, Any] = {
             f"{copy}.{index}": (tuple(tensor.shape), str(tensor.numpy().dtype))
@@ -100,7 +101,7 @@ class SharedWeights:
             self._fence()
             before, version = int(self._serial[copy]), int(self._version[copy])
             self._fence()
-            if version == have and before == 2 * turn:
+            if have >= 0 and turn == self._pulled and before == 2 * turn:
                 return have
             with torch.no_grad():
                 for ours, theirs in zip(self._tensors(), self._copies[copy], strict=True):
@@ -108,6 +109,7 @@ class SharedWeights:
             self._fence()
             # Overtaken twice while copying: what was copied is a mixture, and something newer is there.
             if before == 2 * turn and int(self._serial[copy]) == before:
+                self._pulled = turn
                 return version
 
     def close(self) -> None:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from remuda.core import Agent
+import torch
+
+from remuda.core import Agent, env_seed
 from remuda.data import Batch, Rollout, map_tree
 from remuda.envs import ApartEnvs, EnvInfo, EnvSpec, LocalEnvs, NativeEnvs, choose_backend
 from remuda.envs.previous import WithPrevious
@@ -69,6 +71,7 @@ def make_rollout_stream(
     assert isinstance(options, OnPolicyOptions)
     is_central = config.sampler.act == "central"
     orders = make_orders(config, spec, 1 if is_central else workers)
+    per_round = max(1, options.columns_per_round(envs) * workers // envs)
     return RolloutStream(
         __name__,
         [{**order, "groups": workers if is_central else 1} for order in orders],
@@ -76,8 +79,10 @@ def make_rollout_stream(
         agent.observation,
         weights,
         options.n_steps,
-        max(1, options.columns_per_round(envs) * workers // envs),
-        config.seed,
+        per_round,
+        # A resumed run draws other noise: workers are not equally fast, so that nobody knows what each has drawn.
+        config.seed if first_row == 0 else env_seed(config.seed, first_row),
+        updates_per_round=options.updates_per_round(per_round * envs // workers),
         max_lag=max_lag,
         first_row=first_row,
         should_stop=should_stop,
@@ -139,6 +144,7 @@ class Worker:
         self.config, self.beat = from_dict(order["config"]), beat
         config = self.config
         options = config.agent
+        torch.set_num_threads(config.sampler.threads)
         envs: Any = make_own_envs(config, order, beat, tell)
         if options.prev_action or options.prev_reward:
             envs = WithPrevious(envs, options.prev_action, options.prev_reward)

@@ -48,6 +48,10 @@ class OnPolicyOptions(AlgoOptions):
         """Sequences that one round of an asynchronous scheme learns from."""
         return envs
 
+    def updates_per_round(self, columns: int) -> int:
+        """Of so many sequences, if none is left out."""
+        return 1
+
 
 @dataclass(frozen=True)
 class GAEOptions(OnPolicyOptions):
@@ -70,6 +74,9 @@ class PPOOptions(GAEOptions):
     target_kl: float | None = option(
         None, "end a rollout's updates when the KL passes 1.5 x this; none never", above=0.0
     )
+
+    def updates_per_round(self, columns: int) -> int:
+        return self.n_epochs * max(1, self.n_steps * columns // self.batch_size)
 
 
 @dataclass(frozen=True)
@@ -103,6 +110,9 @@ class VTraceOptions(OnPolicyOptions):
         """Those of one update, whoever they come from."""
         return self.batch_size
 
+    def updates_per_round(self, columns: int) -> int:
+        return -(-columns // self.batch_size)
+
 
 @dataclass(frozen=True)
 class ImpalaOptions(VTraceOptions):
@@ -126,6 +136,9 @@ class APPOOptions(VTraceOptions):
         None, "end a rollout's updates when the KL passes 1.5 x this; none never", above=0.0
     )
     normalize_advantage: bool = option(True, "bring advantages of each minibatch to mean 0, deviation 1")
+
+    def updates_per_round(self, columns: int) -> int:
+        return self.n_epochs * super().updates_per_round(columns)
 
 
 @dataclass(frozen=True)

@@ -163,6 +163,11 @@ def check_scheme(config: RunConfig) -> None:
             "replay.first_priority=error needs samplers that know the values of actions: use largest, or --scheme "
             "async with dqn, rainbow or r2d1."
         )
+    if (threads := config.sampler.threads) != 1 and (config.scheme != "async" or config.sampler.act != "central"):
+        raise ConfigError(
+            f"sampler.threads={threads} is for --scheme async with sampler.act=central: leave it out; who learns has "
+            "scheme.threads."
+        )
     if config.scheme == "async" and has_replay:
         check_feed(config)
     elif config.scheme == "async":

@@ -22,6 +22,7 @@ class SamplerOptions(Checked):
         "who runs the policy: one process for all envs, or the env workers themselves; auto is workers under async",
         choices=("auto", "central", "workers"),
     )
+    threads: int = option(1, "async with act=central: threads of torch in the process that acts for all envs", low=1)
     wait_reset: bool = option(
         False, "reset an ended env only when the next rollout begins: one episode per column, padded"
     )

@@ -27,7 +27,7 @@ from remuda.logs.rundir import WEIGHTS, RunDirectory
 from remuda.logs.terminal import Terminal
 from remuda.machine import has_compiler, keep_memory
 from remuda.recipes.actors import make_acting_sampler, make_replay_feed, make_rollout_stream
-from remuda.recipes.algo_options import OffPolicyOptions
+from remuda.recipes.algo_options import OffPolicyOptions, OnPolicyOptions
 from remuda.recipes.algorithms import make_algorithm, make_exploration
 from remuda.recipes.config import RunConfig, to_dict
 from remuda.recipes.evaluator import EvaluatorProcess
@@ -203,7 +203,11 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
     # Beside busy actors, parts of a batch on a thread each are quicker than products on several.
     num_threads = config.scheme_options.threads
     adds_up = getattr(algorithm, "adds_up", None) is not None
-    num_parts, num_threads = (num_threads, 1) if config.scheme == "async" and adds_up else (1, num_threads)
+    num_parts = 1
+    if config.scheme == "async" and adds_up and isinstance(options, OnPolicyOptions):
+        # No more parts than a batch has columns: the threads that are left are torch's.
+        num_parts = min(num_threads, options.columns_per_round(config.sampler.envs))
+        num_threads = max(1, num_threads // max(1, num_parts))
 
     def make_learner() -> Learner:
         optimizer = OptimizerOptions(

@@ -79,7 +79,9 @@ def _may_have_workers(config: RunConfig, count: int) -> bool:
 def _for_updates(config: RunConfig, cores: int) -> str:
     ways = ["a smaller net"]
     if isinstance(config.algo_options, PPOOptions):
-        ways = ["fewer epochs (--algo.n_epochs)", "larger minibatches (--algo.batch_size)", *ways]
+        ways = ["larger minibatches (--algo.batch_size)", *ways]
+    if getattr(config.algo_options, "n_epochs", 1) > 1:
+        ways = ["fewer epochs (--algo.n_epochs)", *ways]
     if isinstance(config.algo_options, OffPolicyOptions):
         ways = ["fewer drawn rows per step (--replay.ratio)", *ways]
     if config.scheme_options.threads < cores:

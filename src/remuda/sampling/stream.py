@@ -60,11 +60,13 @@ class RolloutStream(FreeActors):
         per_round: int,
         seed: int,
         *,
+        updates_per_round: int = 1,
         max_lag: int | None = None,
         first_row: int = 0,
         **limits: Any,
     ) -> None:
-        """`limits` are those of FreeActors."""
+        """`updates_per_round` may come of what is taken, and not fewer, as far as one can tell; `limits` are those of
+        FreeActors."""
         self._per_round, self._max_lag, self._num_steps = per_round, max_lag, num_steps
         self._held: list[list[int]] = [[] for _ in orders]  # slots that each worker fills, in this order
         self._rows = [first_row] * len(orders)  # of each worker, the first whose noise was not drawn
@@ -73,7 +75,8 @@ class RolloutStream(FreeActors):
         self._taken: list[Full] = []
         self.dropped = 0
         self._waiting = list(range(len(orders)))  # workers, by when they were last given a slot
-        self._taken_at, self._updates = 0, 1  # the version of the last `take`, and the updates of the last round
+        self._taken_at, self._usual = 0, updates_per_round  # the version of the last `take`; updates of a round
+        self._updates = updates_per_round  # of the next one, at most
         groups = orders[0]["groups"]
         self._most = AHEAD * groups
         num_slots = slots_for(per_round, groups * len(orders), max_lag)
@@ -124,7 +127,7 @@ class RolloutStream(FreeActors):
         """What was taken last is learned from, and the weights of this version are published."""
         with self._turn:
             self._free.extend(full.slot for full in self._taken)
-            self._updates = max(1, version - self._taken_at)
+            self._updates = max(self._usual, version - self._taken_at)
             self._taken, self._version = [], version
         self._crew.bell.ring()
 

@@ -382,7 +382,7 @@ def test_each_net_has_a_noise_of_its_own_that_all_rows_share(double: bool, monke
     """Which are told here, and written out as weights."""
     dqn, batch = make_dqn(make_agent(noisy=True, head_hidden=0), double=double), BATCHES[0]
     mine, theirs = torch.randn(2, 9, generator=torch.Generator().manual_seed(3))
-    monkeypatch.setattr(dqn, "_noises", lambda clock: (mine, theirs))
+    monkeypatch.setattr(dqn, "_noises", lambda clock, like: (mine, theirs))
 
     def written_out(agent: Any, noise: Tensor) -> list[Floats]:
         layer, e = agent.head.advantage.layers[0], np.sign(numbers(noise)) * np.sqrt(np.abs(numbers(noise)))
@@ -403,7 +403,7 @@ def test_each_net_has_a_noise_of_its_own_that_all_rows_share(double: bool, monke
 
 def test_noise_of_both_nets_differs_and_reaches_deviations() -> None:
     dqn = make_dqn(make_agent(noisy=True))
-    mine, theirs = dqn._noises(Clock(3))
+    mine, theirs = dqn._noises(Clock(3), torch.zeros(1))
     assert mine is not None
     assert theirs is not None
     assert mine.shape == theirs.shape == (dqn.agent.noise_width,)

@@ -134,6 +134,7 @@ OTHERS = {
     "scheme.threads": ("2", 2),
     "scheme.max_lag": ("3", 3),
     "scheme.publish_every": ("25", 25),
+    "scheme.device": ("cuda:1", "cuda:1"),
     "scheme.throttle": ("off", False),
     "scheme.weights": ("file", "file"),
     "eval.every": ("10_000", 10_000),
@@ -305,7 +306,7 @@ def test_yaml_and_back(algo, tmp_path):
         groups["replay"].clear()
     if algo == "r2d1":
         groups["algo"]["atoms"] = "1"
-    for name in ("max_lag", "publish_every", "throttle", "weights"):  # only async has them
+    for name in ("device", "max_lag", "publish_every", "throttle", "weights"):  # only async has them
         groups["scheme"].pop(name)
     groups["eval"].pop("share")
     groups["replay"].pop("first_priority", None)

@@ -296,7 +296,7 @@ def make_journal(tmp_path):
 
 def make_learner():
     state = {"algorithm": {"w": torch.zeros(1)}}
-    return SimpleNamespace(version=7, algorithm=SimpleNamespace(agent=None), state_dict=lambda: state)
+    return SimpleNamespace(version=7, agent_on_cpu=lambda: None, state_dict=lambda: state)
 
 
 @pytest.fixture

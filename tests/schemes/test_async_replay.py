@@ -108,7 +108,7 @@ def test_rows_are_what_was_seen_also_if_an_agent_without_memory_has_a_state(tmp_
         seen.append(np.hypot(stored[..., 0], stored[..., 1]))
 
     train(tmp_path / "run", "ddpg", "Pendulum-v1", callbacks=[look], steps=800, algo={"noise": noise})
-    assert len(seen[-1]) > 100
+    assert len(seen[-1]) > 20, "of the slower of both"
     np.testing.assert_allclose(seen[-1], 1.0, atol=1e-4)
 
 
@@ -193,9 +193,9 @@ def test_who_replaces_a_sampler_goes_on_with_the_rows_of_all_where_the_run_was_r
         def prepare(self, replay: Any) -> None:
             for _ in range(1000):
                 replay.ring.cut(np.zeros((2, 3), np.float32), group=0)
+            assert replay.ring.written.tolist() == [1000, 0]
 
     with Uneven("counting:make", **COUNTING) as setup:
-        assert setup.replay.ring.written.tolist() == [1000, 0]
         setup.wait(lambda: setup.replay.ring.real[1] > 200)
         member = setup.feed._crew.members[1]
         assert member.order["row"] == 1000
@@ -221,10 +221,11 @@ def test_a_sampler_that_has_not_sampled_yet_has_no_weights_whose_age_could_be_to
 
 def test_of_slow_envs_it_is_said_that_they_are_the_limit(tmp_path: Path) -> None:
     """Samplers are heard of ten times a second, and rounds are far shorter."""
-    slow = {"kwargs": {"seconds": 0.002, "wait": "sleep"}}
-    run = train(tmp_path / "run", env="Remuda/Mock-v0", steps=3000, envs=slow, algo={"train_freq": 1})
+    slow = {"kwargs": {"seconds": 0.005, "wait": "sleep"}}
+    options: dict[str, Any] = {"envs": slow, "algo": {"train_freq": 1}, "replay": {"ratio": 1.0}}
+    run = train(tmp_path / "run", env="Remuda/Mock-v0", steps=1200, log={"every": 400}, **options)
     assert run.result["limit"] == "env"
-    assert lines_of(run)[-1]["limits/env"] > 0.5
+    assert np.mean([line["limits/env"] for line in lines_of(run)[1:]]) > 0.7
 
 
 @pytest.mark.parametrize("ratio", [None, 4.0])

@@ -55,6 +55,9 @@ class Pieces:
             raise self.error
         return self
 
+    def agent_on_cpu(self):
+        return self.algorithm.agent
+
     def make_weights(self, agent, version):
         assert agent == "the agent"
         self.did("weights")

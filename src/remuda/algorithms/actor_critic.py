@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,10 @@ class RewardScale(nn.Module):
         super().__init__()
         self.moments, self.gamma, self.clip = RunningMoments(), gamma, clip
         self.register_buffer("carry", torch.zeros(num_envs, dtype=torch.float64))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """It stays on the CPU, where rollouts are, whatever device learns."""
+        return self
 
     def forward(self, r_t: Tensor, mask_t: Tensor, envs: Tensor | None = None) -> Tensor:
         """Scaled rewards [T, B] of these envs, by default of all; called once per rollout: it counts what it sees."""

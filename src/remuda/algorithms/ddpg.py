@@ -75,5 +75,5 @@ class DDPG(OffPolicy):
         """A target action and its neighbours should be worth the same: TD3 looks at one of them at random."""
         if not self.target_noise:
             return action
-        noise = self.target_noise * torch.randn(action.shape, generator=self.generator(clock))
+        noise = self.target_noise * torch.randn(action.shape, generator=self.generator(clock)).type_as(action)
         return (action + noise.clamp(-self.target_noise_clip, self.target_noise_clip)).clamp(-1, 1)

@@ -47,7 +47,7 @@ class DQN(OffPolicy):
 
     def losses(self, batch: Batch, clock: Clock) -> Losses:
         rows = self.rows(batch)
-        mine, theirs = self._noises(clock)
+        mine, theirs = self._noises(clock, rows.reward)
         online, target = partial(self.agent.unroll, noise=mine), partial(self.target.unroll, noise=theirs)
         with torch.no_grad():  # first, so that what the gradient needs of the online net is still in the cache
             later = self.after(batch, target, batch.state)
@@ -96,12 +96,12 @@ class DQN(OffPolicy):
         own = -(goal * goal.clamp(min=1e-38).log()).sum(-1)
         return each, (each.detach() - own).clamp(min=0.0)
 
-    def _noises(self, clock: Clock) -> tuple[Tensor | None, Tensor | None]:
+    def _noises(self, clock: Clock, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """On the weights of both nets, anew in every update and the same for all rows; None for quiet nets."""
         if not self.agent.noise_width:
             return None, None
         mine, theirs = torch.randn(2, self.agent.noise_width, generator=self.generator(clock))
-        return mine, theirs
+        return mine.type_as(like), theirs.type_as(like)
 
 
 def pick(outputs: Tensor, action: Tensor) -> Tensor:

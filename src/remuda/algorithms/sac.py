@@ -61,7 +61,8 @@ class SAC(OffPolicy):
     def losses(self, batch: Batch, clock: Clock) -> Losses:
         rows, alpha, draw = self.rows(batch), self.log_alpha.detach().exp(), self.generator(clock)
         features, next_features = self.now_and_after(batch, self.agent.features, batch.state)
-        noise, next_noise = torch.randn(2, len(features), self.agent.width, generator=draw)
+        both = torch.randn(2, len(features), self.agent.width, generator=draw)
+        noise, next_noise = (each.type_as(features) for each in both)
         with torch.no_grad():
             next_action, next_log_prob = self.agent.choose(next_features, next_noise)
             next_q = smallest([c(self.after(batch, c.features), next_action) for c in self._target_critics])

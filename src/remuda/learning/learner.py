@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from remuda.core import Algorithm, Clock, QuickGradients
-from remuda.data import Batch, Rollout
+from remuda.data import Batch, Rollout, map_tree
 from remuda.errors import ConfigError, TrainingError
 from remuda.learning.gradients import Gradients, Pieces, norm
 from remuda.learning.optimizers import OptimizerOptions, make_optimizer
@@ -72,8 +73,13 @@ class Learner:
         max_grad_norm: float | None,
         num_parts: int = 1,  # of a batch, whose gradients are computed at the same time
         own_rates: Mapping[str, Schedule] | None = None,  # of groups that do not take the learning rate
+        device: str = "cpu",  # of the nets, and of batches while they are learned from
     ) -> None:
         self.own_rates = own_rates or {}
+        self._elsewhere = None if device == "cpu" else torch.device(device)
+        if self._elsewhere is not None:
+            algorithm.to(self._elsewhere)  # type: ignore[attr-defined]
+            algorithm.agent.quick = None  # what is done by hand is done on the CPU
         self.algorithm, self.learning_rate, self.max_grad_norm = algorithm, learning_rate, max_grad_norm
         self.parameters = algorithm.groups()
         self.vectors = {name: as_one_vector(group) for name, group in self.parameters.items()}
@@ -98,8 +104,21 @@ class Learner:
     def prepare(self, rollout: Rollout) -> Batch:
         return self.algorithm.prepare(rollout)
 
+    def agent_on_cpu(self) -> Any:
+        """The agent, to act with; where it is on another device, a copy of it as it is now."""
+        agent = self.algorithm.agent
+        return agent if self._elsewhere is None else deepcopy(agent).cpu()
+
+    def _moved(self, tree: Any) -> Any:
+        return map_tree(lambda x: x.to(self._elsewhere), tree)
+
     def gradients(self, batch: Batch) -> Gradients:
         """G: all from the same parameters, by hand where the algorithm can and agrees with its own `losses`."""
+        if self._elsewhere is not None:
+            names = ("steps", "targets", "state", "last_obs", "weight")
+            moved = replace(batch, **{name: self._moved(getattr(batch, name)) for name in names})
+            found = self._by_autograd(moved)
+            return replace(found, priority=None if found.priority is None else found.priority.cpu())
         if self._quick is not None:
             quick = self._quick(batch, self.clock)
             if quick is not None and self._agrees(quick, batch):
@@ -167,6 +186,8 @@ class Learner:
 
     def finish(self, rollout: Rollout) -> None:
         """After the last gradient of a rollout: running statistics of observations."""
+        if self._elsewhere is not None:
+            rollout = replace(rollout, steps=rollout.steps.replace(obs=self._moved(rollout.steps.obs)))
         self.algorithm.after_rollout(rollout)
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ class Adam:
     def __init__(self, vector: Tensor, options: OptimizerOptions) -> None:
         self.vector, self.options = vector, options
         self._update = torch._fused_adamw_ if options.name == "adamw" else torch._fused_adam_
-        self.steps = torch.zeros(())
+        self.steps = torch.zeros((), device=vector.device)
         self.mean, self.square = torch.zeros_like(self.vector), torch.zeros_like(self.vector)
 
     def step(self, gradient: Pieces, rate: float) -> None:

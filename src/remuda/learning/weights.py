@@ -54,7 +54,7 @@ class SharedWeights:
         self._module, self._pulled = module, 0
         tensors = self._tensors()
         layout: dict[str, Any] = {
-            f"{copy}.{index}": (tuple(tensor.shape), str(tensor.numpy().dtype))
+            f"{copy}.{index}": (tuple(tensor.shape), str(torch.empty(0, dtype=tensor.dtype).numpy().dtype))
             for copy in range(2)
             for index, tensor in enumerate(tensors)
         }
@@ -87,7 +87,7 @@ class SharedWeights:
         self._fence()
         with torch.no_grad():
             for theirs, ours in zip(self._copies[copy], self._tensors(), strict=True):
-                theirs.copy_(ours)
+                theirs.copy_(ours.cpu())
         self._version[copy] = version
         self._fence()
         self._serial[copy] = 2 * turn
@@ -145,7 +145,8 @@ class FileWeights:
         aside = self.path.with_name(f".writing-{self.path.name}")
         try:
             # Copies: nets that share layers have these under two names, and images lie pixel by pixel.
-            copies = {n: x.clone(memory_format=torch.contiguous_format) for n, x in self._module.state_dict().items()}
+            held = self._module.state_dict()
+            copies = {n: x.cpu().clone(memory_format=torch.contiguous_format) for n, x in held.items()}
             aside.write_bytes(save(copies, metadata={VERSION: str(version)}))
             os.replace(aside, self.path)
         except OSError as error:

@@ -147,6 +147,11 @@ def check_scheme(config: RunConfig) -> None:
             raise ConfigError(
                 f"replay.ratio=none under --scheme {config.scheme}, where updates wait for steps: give a number."
             )
+    if config.scheme != "async" and scheme.device != default.device:
+        raise ConfigError(
+            f"scheme.device={scheme.device} under --scheme {config.scheme}, whose nets act and learn on the CPU: use "
+            "--scheme async."
+        )
     for name in ("publish_every", "throttle"):
         if getattr(scheme, name) != getattr(default, name) and not (config.scheme == "async" and has_replay):
             raise ConfigError(

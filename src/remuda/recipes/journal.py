@@ -378,7 +378,7 @@ class Journal:
     def _run_evaluation(self, learner: Learner) -> None:
         paused = self._replay.paused() if self._replay is not None else nullcontext()
         with self._timed("evaluation"), paused:
-            found = self._evaluate(learner.algorithm.agent, self.must_stop)
+            found = self._evaluate(learner.agent_on_cpu(), self.must_stop)
         self.evaluation = found.summary()
         self.directory.log(f"evaluation: {self.evaluation['mean_reward']:.2f} over {len(found.returns)} episodes")
 

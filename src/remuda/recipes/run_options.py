@@ -104,6 +104,9 @@ class SchemeOptions(Checked):
     threads: int = option(
         0, "threads of torch in the process that learns; 0 is one, or for large images one per core", low=0
     )
+    device: str = option(
+        "cpu", "async: where the learner's nets are, such as cuda or cuda:1; those who act stay on the CPU"
+    )
     max_lag: int | None = option(
         None, "async: updates by which a rollout may be behind, what is older is dropped; none uses all", low=0
     )

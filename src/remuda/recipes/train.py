@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from remuda.agents import NetFactory
 from remuda.core import Feed, Recipe, Sampler, Scheme, Stream
 from remuda.envs import EnvInfo, EnvSpec, refuse_in_worker
@@ -196,6 +198,10 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
     seen = agent_view(config, info)
     if config.agent.compile and not has_compiler():
         raise ConfigError("agent.compile=true needs a C++ compiler: install g++, or leave it out.")
+    try:
+        torch.empty(0, device=config.scheme_options.device)
+    except (RuntimeError, AssertionError):  # a name that torch does not know, or a device that is not there
+        raise ConfigError(f"scheme.device={config.scheme_options.device} is not on this machine: use cpu.") from None
     # A net or a replay that does not fit shows itself before anything is started.
     algorithm = make_algorithm(config, seen, make_net)
     refuse_too_large(config, seen, algorithm.agent.initial_state(1))
@@ -203,8 +209,8 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
     # Beside busy actors, parts of a batch on a thread each are quicker than products on several.
     num_threads = config.scheme_options.threads
     adds_up = getattr(algorithm, "adds_up", None) is not None
-    num_parts = 1
-    if config.scheme == "async" and adds_up and isinstance(options, OnPolicyOptions):
+    num_parts, device = 1, config.scheme_options.device
+    if config.scheme == "async" and device == "cpu" and adds_up and isinstance(options, OnPolicyOptions):
         # No more parts than a batch has columns: the threads that are left are torch's.
         num_parts = min(num_threads, options.columns_per_round(config.sampler.envs))
         num_threads = max(1, num_threads // max(1, num_parts))
@@ -219,7 +225,7 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
         algorithm = make_algorithm(config, seen, make_net)
         if config.agent.compile:
             algorithm.agent.compile_nets()
-        return Learner(algorithm, optimizer, rate, options.max_grad_norm or None, num_parts, own_rates)
+        return Learner(algorithm, optimizer, rate, options.max_grad_norm or None, num_parts, own_rates, device)
 
     def make_sampler(agent: Any, weights: Any, workers: int, rounds: int, should_stop: Callable[[], bool]) -> Sampler:
         first_row = rounds * options.rows_per_round

@@ -48,7 +48,7 @@ class Asynchronous:
     def run(self, recipe: Recipe, log: Log) -> Learner:
         with ExitStack() as stack:
             learner, progress, weights, replay, evaluator = open_parts(recipe, log, stack)
-            agent = learner.algorithm.agent
+            agent = learner.agent_on_cpu()
             stream = stack.enter_context(
                 closing(
                     recipe.make_stream(agent, weights, self.workers, progress.rounds, self.max_lag, log.must_stop)
@@ -173,9 +173,8 @@ def open_parts(
     learner = recipe.make_learner()
     stack.callback(learner.close)
     progress, _ = log.resume(learner)
-    agent = learner.algorithm.agent
-    weights = stack.enter_context(closing(recipe.make_weights(agent, learner.version)))
-    replay = stack.enter_context(closing(recipe.make_replay(agent, progress.rounds)))
+    weights = stack.enter_context(closing(recipe.make_weights(learner.algorithm.agent, learner.version)))
+    replay = stack.enter_context(closing(recipe.make_replay(learner.agent_on_cpu(), progress.rounds)))
     stack.push(log.save_if_failed)  # when nobody samples any more, and there still is a replay
     evaluator = recipe.make_evaluator(weights, learner.version, progress.steps)
     return learner, progress, weights, replay, evaluator and stack.enter_context(closing(evaluator))

@@ -230,7 +230,8 @@ def samplers_beside(found: dict[str, Any]) -> list[str]:
             learned = report["update_frames_per_second"][kind]
             kept = with_interval(*report["updates_kept_beside_aside"][kind])
             what = f"{report['env']}, {report['batch']:,}"
-            lines.append(f"| {what} | {kind} | {sampled:,.0f} | {learned:,.0f} | {kept} |")
+            rows = f"{sampled:,.0f}" if kind in ("ring", "queue") else "-"  # nobody counts what nobody receives
+            lines.append(f"| {what} | {kind} | {rows} | {learned:,.0f} | {kept} |")
     if (report := found.get("cpu-shares")) is not None:
         lines += [
             f"\nThe same with all, half and a quarter of {report['cores']} cores (batch {report['batch']},",

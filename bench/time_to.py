@@ -42,7 +42,7 @@ class Task:
     n_envs: int = 1
     steps: int = 1_000_000
     normalize: bool = False
-    threads: int = 1  # of SB3: the number with which it is fastest
+    threads: int = 1  # of torch, for SB3
 
 
 EIGHT_STEPS_AN_UPDATE = {"scheme": "async", "sampler": {"envs": 8}, "replay": {"ratio": 32}}  # 256 rows an update

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from remuda.errors import ConfigError
+from remuda.recipes.algo_options import ALGORITHMS, OffPolicyOptions
 from remuda.recipes.settings import settle_config
 from remuda.recipes.train import make_recipe
 
@@ -36,7 +37,7 @@ def parts(case: str) -> tuple[Any, Any, Any, Any]:
     groups.setdefault("algo", {})["optimizer"] = "rmsprop"
     groups.setdefault("sampler", {})["envs"] = 4
     groups.setdefault("agent", {})["hidden"] = (8,)
-    if "learning_starts" in dir(settle_config({"algo": algo, "env": env, "scheme": "serial"}, {})[0].algo_options):
+    if issubclass(ALGORITHMS[algo], OffPolicyOptions):
         groups["algo"] |= {"learning_starts": 0, "batch_size": 4}
         groups.setdefault("replay", {})["capacity"] = 1000
     config, spec, info = settle_config({"algo": algo, "env": env, "scheme": "serial", "steps": 1000}, groups)
@@ -102,6 +103,8 @@ def test_gradients_are_those_of_the_cpu_and_acting_stays_there(case: str) -> Non
     ("serial", "cuda", "use --scheme async"),
     ("async", "cuda:63", "is not on this machine: use cpu"),
     ("async", "abacus", "is not on this machine: use cpu"),
+    ("async", "meta", "is not on this machine: use cpu"),
+    ("async", "hpu", "is not on this machine: use cpu"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused(scheme: str, device: str, words: str) -> None:
     def build() -> Any:

@@ -199,8 +199,8 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
     if config.agent.compile and not has_compiler():
         raise ConfigError("agent.compile=true needs a C++ compiler: install g++, or leave it out.")
     try:
-        torch.empty(0, device=config.scheme_options.device)
-    except (RuntimeError, AssertionError):  # a name that torch does not know, or a device that is not there
+        torch.zeros(1, device=config.scheme_options.device).cpu()
+    except (RuntimeError, AssertionError, ImportError):  # torch does not know it, it is not there, or holds nothing
         raise ConfigError(f"scheme.device={config.scheme_options.device} is not on this machine: use cpu.") from None
     # A net or a replay that does not fit shows itself before anything is started.
     algorithm = make_algorithm(config, seen, make_net)

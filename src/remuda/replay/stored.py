@@ -92,7 +92,8 @@ class Stored(ABC):
     def follow(self, left: int | None = None) -> int:
         """Take note of what others have appended; returns how many of these rows were real.
 
-        `left` is how many real rows were wanted after the last call, None being any number: then writers wait.
+        `left` is how many real rows are still wanted, of those that were not counted before this call: once they are
+        there writers wait. None: any number.
         """
         self._take_note()
         fresh = int(self.ring.real.sum()) - self._real

@@ -47,7 +47,7 @@ class FreeActors(ABC):
         self._is_ready = [True] * len(orders)  # False while a successor builds its envs
         self._was_useful = [False] * len(orders)
         self._version, self._ages = 0, [0.0]  # of the learner; by how much acting weights were behind
-        self._seconds: dict[str, float] = {}
+        self._seconds: dict[str, float] = {}  # what workers did when they were last heard of
         self._is_closing = False
         self._error: BaseException | None = None
         self._crew = Crew(module, orders, build_timeout, max_worker_restarts, should_stop)

@@ -65,7 +65,7 @@ class RolloutStream(FreeActors):
         first_row: int = 0,
         **limits: Any,
     ) -> None:
-        """`updates_per_round` are those that come of a round if none is left out; `limits` are those of FreeActors."""
+        """`updates_per_round` are those of a round if none is left out; `limits` are of FreeActors."""
         self._per_round, self._max_lag, self._num_steps = per_round, max_lag, num_steps
         self._held: list[list[int]] = [[] for _ in orders]  # slots that each worker fills, in this order
         self._rows = [first_row] * len(orders)  # of each worker, the first whose noise was not drawn

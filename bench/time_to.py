@@ -5,10 +5,12 @@
 
 Good is a mean of at least the goal over the last training episodes, looked at after every rollout; all contenders
 take turns, seed by seed, each with the machine to itself. Imports, building of envs and all of the training up to
-there are counted. For PPO, SB3 (after `make peers`) has the hyperparameters of RL Baselines3 Zoo, and envs in its
-own process. For SAC it has its own defaults, which our preset has too. `async` has eight envs in a process beside
-the learner's, which collects eight steps for every update; that much data allows larger steps, so that its learning
-rate is 1e-3, and `async, same rate` has the 3e-4 of all others.
+there are counted. Every run is written down as it ends; `--resume` makes only those that --out has not.
+
+For PPO, SB3 (after `make peers`) has the hyperparameters of RL Baselines3 Zoo, and envs in its own process. For SAC
+it has its own defaults, which our preset has too, and two threads, with which it was faster than with one. `async`
+has eight envs in a process beside the learner's, which collects eight steps for every update; that much data allows
+larger steps, so that its learning rate is 1e-3, and `async, same rate` has the 3e-4 of all others.
 """
 
 from __future__ import annotations
@@ -83,6 +85,7 @@ TASKS = {
             "serial": {"scheme": {"name": "serial", "threads": 2}},
         },
         theirs={"learning_starts": 10_000},
+        threads=2,
     ),
 }
 PPO_TASKS = ("CartPole-v1", "Acrobot-v1")
@@ -154,13 +157,18 @@ def since_start() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
-def take_turns(env: str, seeds: int) -> dict[str, Any]:
+def take_turns(env: str, seeds: int, out: Path) -> None:
+    """Runs of all contenders; those that the file `out` has are not made again."""
     task = TASKS[env]
     theirs = "zoo" if env in PPO_TASKS else "sb3"
     pythons = dict.fromkeys(task.ours, sys.executable) | {theirs: str(ROOT / ".venv-sb3" / "bin" / "python")}
+    report = json.loads(out.read_text()) if out.exists() else {}
     found: dict[str, list[list[float]]] = {name: [] for name in pythons}
+    found |= report.get(env, {}).get("seconds and steps", {})
     for seed in range(1, seeds + 1):
         for name, python in pythons.items():
+            if len(found[name]) >= seed:
+                continue
             words = [python, __file__, "--one", name, "--env", env, "--seed", str(seed)]
             said = subprocess.run(
                 words,
@@ -173,20 +181,22 @@ def take_turns(env: str, seeds: int) -> dict[str, Any]:
             answer = json.loads(said.stdout.splitlines()[-1])
             found[name].append(answer or [float("inf"), float("inf")])
             print(env, seed, name, answer, flush=True)
+            out.write_text(
+                json.dumps(report | {env: {"goal": task.goal, "seconds and steps": found}}, indent=1) + "\n"
+            )
     medians = {name: statistics.median(turn[0] for turn in turns) for name, turns in found.items()}
     first = next(iter(found))
     for name, seconds in medians.items():
         if name != first:
             times = f"{seconds / medians[first]:.2f} times as fast"
             print(f"{env} to {task.goal:g}: {first} {medians[first]:.1f} s, {name} {seconds:.1f} s: {times}")
-    ratios = [b[0] / a[0] for a, b in zip(found[first], found[theirs], strict=True)]
-    return {"goal": task.goal, "seconds and steps": found, "median seconds": medians, "ratios": ratios}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--env", choices=TASKS, help="only this one")
+    parser.add_argument("--resume", action="store_true", help="keep the runs that --out has, and make the rest")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # a contender: one run, in a process of its own
     parser.add_argument("--seed", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "time-to.json")
@@ -196,9 +206,11 @@ def main() -> None:
         found = remuda_seconds(given.env, given.one, given.seed) if is_ours else sb3_seconds(given.env, given.seed)
         print(json.dumps(found))
         return
-    report = {env: take_turns(env, given.seeds) for env in ([given.env] if given.env else PPO_TASKS)}
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps(report, indent=1) + "\n")
+    if not given.resume:
+        given.out.unlink(missing_ok=True)
+    for env in [given.env] if given.env else PPO_TASKS:
+        take_turns(env, given.seeds, given.out)
 
 
 if __name__ == "__main__":

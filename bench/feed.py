@@ -70,7 +70,7 @@ def serve_one(kind: str, env: str, batch: int, envs: int, workers: int) -> None:
 
     from remuda.learning.weights import SharedWeights
     from remuda.machine import keep_memory
-    from remuda.recipes.actors import make_orders, worker_limits
+    from remuda.recipes.actors import make_free_orders, worker_limits
     from remuda.recipes.replays import make_replay
     from remuda.recipes.settings import settle_config
     from remuda.recipes.train import make_recipe
@@ -91,7 +91,7 @@ def serve_one(kind: str, env: str, batch: int, envs: int, workers: int) -> None:
     replay: Any = make_replay(config, info, None, 0, workers)
     pipes = Pipes(workers, replay.ring)
     into = {"ring": "replay", "queue": "pipe"}.get(kind, "nowhere")
-    orders = [{**order, "into": into} for order in make_orders(config, spec, workers)]
+    orders = [{**order, "into": into} for order in make_free_orders(config, spec, workers)]
     fds = pipes.write if kind == "queue" else replay.fds
     feed = ReplayFeed("feed_workers", orders, weights, fds, 8, 1, on_loss=replay.lose, **worker_limits(config))
     pids = [member.pid for member in feed._crew.members]

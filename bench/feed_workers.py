@@ -25,8 +25,8 @@ def main(fds: Sequence[int]) -> int:
             return worker.make_writer(order, given)
         if order["into"] == "pipe":
             return PipeWriter(os.dup(given[order["group"]]), worker.algorithm.prepare)
-        ring = make_ring(worker.config, worker.seen, None, order["workers"])
-        return RingWriter(ring, None, order["group"], worker.algorithm.prepare, None)
+        ring = make_ring(worker.config, worker.seen, None, order["all_groups"])
+        return RingWriter(ring, None, order["group"], worker.algorithm.prepare)
 
     return serve(fds, worker.make_parts, make_writer)
 
@@ -40,7 +40,7 @@ class PipeWriter:
     def may_write(self) -> bool:
         return True
 
-    def write(self, rollout: Rollout) -> None:
+    def write(self, rollout: Rollout, group: int = 0) -> None:
         batch = self.prepare(rollout)
         rows, last_obs = map_tree(lambda x: x.numpy(), (as_row(batch.steps), batch.last_obs))
         data = pickle.dumps((tuple(rows), last_obs), pickle.HIGHEST_PROTOCOL)

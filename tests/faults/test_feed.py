@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from feeding import COUNTING, Setup, check_rows
@@ -70,6 +71,35 @@ def test_one_of_eight_killed_twenty_times_at_random_moments() -> None:
     assert check_rows(setup.replay) <= 40
 
 
+def test_of_one_that_acts_for_all_env_workers_and_itself_are_killed_at_random_moments() -> None:
+    rng = random.Random(2)
+    settings = counting(
+        sampler={"envs": 8, "workers": 4, "act": "central"},
+        replay={**COUNTING["replay"], "capacity": 400_000},
+        envs={"max_worker_restarts": 100},
+    )
+    with Setup("counting:make", **settings) as setup:
+        real, crew = setup.replay.ring.real, setup.feed._crew
+        killed = 0
+        for number in range(12):
+            before = real.copy()
+            setup.wait(lambda: (real > before + 10).all())  # noqa: B023  (used at once)
+            time.sleep(0.05 * rng.random())
+            if number % 4 == 3:
+                kill(setup, 0)
+                continue
+            told = setup.feed.restarts()
+            children = psutil.Process(crew.members[0].pid).children(recursive=True)
+            rng.choice([child for child in children if not child.children()]).kill()
+            killed += 1
+            setup.wait(lambda: setup.feed.restarts() == told + 2)  # noqa: B023
+        before = real.copy()
+        setup.wait(lambda: (real > before + 50).all())
+        assert setup.feed._news.lost == [3]
+        assert setup.feed.restarts() == 8 * 3 + 2 * killed, "all envs of the one, two of each worker"
+    assert check_rows(setup.replay) <= 8 * 3 + 2 * killed
+
+
 def test_all_killed_at_once() -> None:
     with Setup("counting:make", **counting(sampler={"envs": 8, "workers": 4})) as setup:
         real = setup.replay.ring.real
@@ -93,6 +123,21 @@ def test_the_same_one_killed_again_and_again_ends_in_one_named_error() -> None:
             setup.wait(is_over)
 
 
+def test_an_env_that_hangs_does_not_hold_up_the_groups_that_one_acts_for(tmp_path: Path) -> None:
+    once = {"fault": "hold", "at": 60, "once": str(tmp_path / "once")}
+    sampler = {**COUNTING["sampler"], "act": "central"}
+    with Setup("counting:make", **counting(kwargs=once, envs={"step_timeout": 1.5}, sampler=sampler)) as setup:
+        real = setup.replay.ring.real
+        setup.wait((tmp_path / "once").exists)
+        before = real.copy()
+        setup.wait(lambda: setup.feed.restarts() >= 2)
+        assert (real > before + 100).sum() >= 1, "of the other group"
+        before = real.copy()
+        setup.wait(lambda: (real > before + 50).all())
+        assert setup.feed._news.lost == [0], "only its worker was replaced"
+    check_rows(setup.replay)
+
+
 def test_a_sampler_that_hangs_is_replaced_and_the_others_go_on(tmp_path: Path) -> None:
     once = {"fault": "hold", "at": 60, "once": str(tmp_path / "once")}
     with Setup("counting:make", **counting(kwargs=once, envs={"step_timeout": 1.5})) as setup:
@@ -107,9 +152,11 @@ def test_a_sampler_that_hangs_is_replaced_and_the_others_go_on(tmp_path: Path) -
     check_rows(setup.replay)
 
 
-def test_samplers_that_are_held_for_long_are_not_taken_for_dead() -> None:
+@pytest.mark.parametrize("act", ["workers", "central"])
+def test_samplers_that_are_held_for_long_are_not_taken_for_dead(act: str) -> None:
     """As while a large replay is saved to a slow disk."""
-    with Setup("counting:make", **counting(envs={"step_timeout": 1.0})) as setup:
+    sampler = {**COUNTING["sampler"], "act": act}
+    with Setup("counting:make", **counting(envs={"step_timeout": 1.0}, sampler=sampler)) as setup:
         real = setup.replay.ring.real
         setup.wait(lambda: (real > 50).all())
         with setup.replay.ring.still():
@@ -117,13 +164,15 @@ def test_samplers_that_are_held_for_long_are_not_taken_for_dead() -> None:
             time.sleep(3.0)
             assert (real == before).all()
         setup.wait(lambda: (real > before + 50).all())
-        assert setup.feed._news.lost == [0, 0]
+        assert sum(setup.feed._news.lost) == setup.feed.restarts() == 0
     assert check_rows(setup.replay) == 0
 
 
+@pytest.mark.parametrize("act", ["workers", "central"])
 @pytest.mark.parametrize("fault", FORBIDDEN)
-def test_what_its_space_forbids_is_named_and_never_stored(fault: str) -> None:
-    with Setup("counting:make", **counting(kwargs={"fault": fault, "at": 40})) as setup:
+def test_what_its_space_forbids_is_named_and_never_stored(fault: str, act: str) -> None:
+    sampler = {**COUNTING["sampler"], "act": act}
+    with Setup("counting:make", **counting(kwargs={"fault": fault, "at": 40}, sampler=sampler)) as setup:
         named = r"^env \d+ of counting:make \(seed \d+, step \d+ of its episode \d+\)"
         with pytest.raises(EnvError, match=named) as caught:
             setup.wait(lambda: False)

@@ -25,7 +25,10 @@ from remuda.envs import ApartEnvs, LocalEnvs, resolve
 from remuda.envs.previous import WithPrevious
 from remuda.learning.weights import LocalWeights
 from remuda.nets import make_net
+from remuda.recipes.algorithms import make_algorithm, make_exploration
+from remuda.recipes.settings import settle_config
 from remuda.sampling.buffers import Buffers, allocate
+from remuda.sampling.exploration import Exploration
 from remuda.sampling.groups import Filled, GroupSampler
 from remuda.sampling.sampler import EnvSampler
 
@@ -84,11 +87,12 @@ class Filling:
         self.filled: list[Filled] = []
 
     def work(self, give_back: bool = True) -> None:
-        for filled in self.sampler.work(0.02):
+        for filled in self.sampler.receive(0.02):
             self.filled.append(filled)
             self.rollouts[filled.first_env // self.width].append(copied(self.slots[filled.slot]))
             if give_back:
                 self.sampler.give(filled.slot)
+        self.sampler.act()
 
     def work_until(self, is_enough: Callable[[], bool], give_back: bool = True, seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
@@ -116,12 +120,13 @@ def filling(
     wrap: Callable[[Any], Any] = lambda envs: envs,
     num_envs: int = NUM_ENVS,
     first_row: int = 0,
+    explore: Exploration = Exploration(),  # noqa: B008  (it never changes)
 ) -> Iterator[Filling]:
     apart = ApartEnvs(resolve(*env), num_envs, workers or groups, groups, GAMMA, max_worker_restarts=1000)
     with apart:
         envs, agent = wrap(apart), agent or CountingRNN()
         slots = [allocate(agent, envs.observation, T, num_envs // groups) for _ in range(num_slots)]
-        sampler = GroupSampler(envs, agent, weights or LocalWeights(7), T, SEED, slots, first_row)
+        sampler = GroupSampler(envs, agent, weights or LocalWeights(7), T, SEED, slots, first_row, explore)
         assert sampler.reset(SEED) == 0
         for slot in range(num_slots):
             sampler.give(slot)
@@ -248,15 +253,22 @@ def test_a_killed_worker_costs_its_group_one_row_and_the_others_none() -> None:
         assert action[at + 1, b] == 0, "nothing is remembered"
 
 
-def lockstep_pair(agent: Any, env: str, wrap: Callable[[Any], Any]) -> tuple[list[Any], list[Any]]:
+def lockstep_pair(
+    agent: Any,
+    env: str,
+    wrap: Callable[[Any], Any],
+    explore: Exploration = Exploration(),  # noqa: B008  (it never changes)
+) -> tuple[list[Any], list[Any]]:
     """Rollouts of groups that act together, side by side, and of the sampler."""
-    with filling(agent, (env, {}), wrap=lambda envs: Lockstep(wrap(envs)), first_row=T) as found:
+    in_step = {"wrap": lambda envs: Lockstep(wrap(envs)), "first_row": T, "explore": explore}
+    with filling(agent, (env, {}), **in_step) as found:
         found.fill(4)
     ours = []
     for parts in zip(*(rollouts[:4] for rollouts in found.rollouts), strict=True):
         steps = map_tree(lambda *x: torch.cat(x, 1), *(part.steps for part in parts))
         ours.append((steps, *(map_tree(lambda *x: torch.cat(x), *(p[k] for p in parts)) for k in (1, 2, 3))))
-    sampler = EnvSampler(wrap(LocalEnvs(resolve(env), NUM_ENVS)), agent, LocalWeights(7), T, SEED, T)
+    envs = wrap(LocalEnvs(resolve(env), NUM_ENVS))
+    sampler = EnvSampler(envs, agent, LocalWeights(7), T, SEED, T, explore=explore)
     with contextlib.closing(sampler):
         sampler.reset(SEED)
         theirs = []
@@ -297,6 +309,34 @@ def test_in_lockstep_rollouts_are_those_of_the_sampler(kind: str) -> None:
         said = zip(leaves((mine[0].policy, *mine[1:])), leaves((other[0].policy, *other[1:])), strict=True)
         for (path, a), (_, b) in said:
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=path)
+
+
+EXPLORING = {  # algorithm, env, groups of settings
+    "epsilon": ("dqn", "CartPole-v1", {"algo": {"epsilon": "0.5", "epsilon_power": 2.0, "learning_starts": 0}}),
+    "noisy": ("rainbow", "CartPole-v1", {"algo": {"learning_starts": 0}}),
+    "memory": ("r2d1", "CartPole-v1", {"agent": {"core_size": 8}, "algo": {"learning_starts": 0}}),
+    "random at first": ("sac", "Pendulum-v1", {"algo": {"learning_starts": 60}}),
+    "random at first, noise that drifts": ("ddpg", "Pendulum-v1", {"algo": {"noise": "ou", "learning_starts": 60}}),
+}
+
+
+@pytest.mark.parametrize("kind", EXPLORING)
+def test_in_lockstep_exploration_is_that_of_the_sampler(kind: str) -> None:
+    """Of 60 random steps 10 are each env's, and row 6 is the first: four rows are random, and the rest is not."""
+    algo, env, settings = EXPLORING[kind]
+    groups = {**settings, "sampler": {"envs": NUM_ENVS}}
+    config, _, info = settle_config({"algo": algo, "env": env, "scheme": "async", "seed": SEED}, groups)
+    torch.manual_seed(5)
+    agent = make_algorithm(config, info, make_net).agent
+    explore = make_exploration(config)
+    if "random" in kind:
+        assert explore.random_rows == 10
+    ours, theirs = lockstep_pair(agent, env, lambda envs: envs, explore)
+    for mine, other in zip(ours, theirs, strict=True):
+        for name in ("obs", "action", "reward", "discount", "mask"):
+            torch.testing.assert_close(getattr(mine[0], name), getattr(other[0], name), rtol=1e-5, atol=1e-5)
+        for (_, a), (_, b) in zip(leaves(mine[3]), leaves(other[3]), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("action", ["discrete", "box"])

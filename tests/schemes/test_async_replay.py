@@ -17,10 +17,11 @@ import pytest
 import torch
 from feeding import COUNTING, Setup, check_rows, merged
 from lasting import shared_server
-from processes import all_gone
+from processes import all_gone, wait_for
 
 import remuda
 from remuda.errors import ConfigError
+from remuda.recipes import parts
 
 RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "dqn": ("dqn", "CartPole-v1", {}),
@@ -55,12 +56,18 @@ RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
 }
+CENTRAL = ("dqn", "rainbow, judged", "r2d1", "r2d1, judged", "ddpg, noise that drifts", "sac", "sac with memory")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_server() -> Iterator[None]:
     with shared_server("remuda.recipes.actors"):
         yield
+
+
+def acting(act: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """These settings with other samplers."""
+    return {**settings, "sampler": {**settings.get("sampler", {}), "act": act}}
 
 
 def train(out: Path, name: str = "dqn", env: str = "CartPole-v1", scheme: Any = "async", **settings: Any) -> Any:
@@ -81,10 +88,10 @@ def lines_of(run: Any) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("case", RUNS)
-def test_every_algorithm_runs_and_is_throttled_to_its_ratio(tmp_path: Path, case: str) -> None:
+@pytest.mark.parametrize(("act", "case"), [("workers", case) for case in RUNS] + [("central", c) for c in CENTRAL])
+def test_every_algorithm_runs_and_is_throttled_to_its_ratio(tmp_path: Path, act: str, case: str) -> None:
     algo, env, settings = RUNS[case]
-    run = train(tmp_path / "run", algo, env, **settings)
+    run = train(tmp_path / "run", algo, env, **acting(act, settings))
     found, last = run.result, lines_of(run)[-1]
     assert found["status"] == "complete"
     rollouts = 4 * merged(settings)["algo"].get("train_freq", 8)  # of two workers, one of which is not asked in time
@@ -138,9 +145,12 @@ def test_unthrottled_samplers_do_not_wait_for_the_learner(tmp_path: Path) -> Non
     assert lines_of(run)[-1]["replay/ratio"] < 250, "the learner could not keep up, and nobody waited"
 
 
-@pytest.mark.parametrize("case", ["dqn", "rainbow", "r2d1", "sac"])
-def test_a_stopped_run_goes_on_with_all_that_it_had(tmp_path: Path, case: str) -> None:
+@pytest.mark.parametrize(
+    ("act", "case"), [("workers", case) for case in ("dqn", "rainbow", "r2d1", "sac")] + [("central", "r2d1")]
+)
+def test_a_stopped_run_goes_on_with_all_that_it_had(tmp_path: Path, act: str, case: str) -> None:
     algo, env, settings = RUNS[case]
+    settings = acting(act, settings)
     steps = {"first": 0}
 
     def stop_in_the_middle(round: Any) -> bool:
@@ -166,8 +176,24 @@ def test_a_stopped_run_goes_on_with_all_that_it_had(tmp_path: Path, case: str) -
     assert lines == sorted(set(lines))
 
 
-def test_rows_are_those_of_the_envs() -> None:
-    with Setup("counting:make", **COUNTING) as setup:
+@pytest.mark.parametrize("act", ["workers", "central"])
+def test_a_run_goes_on_where_there_are_other_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str) -> None:
+    """A replay is saved group by group, and by default there are as many groups as cores."""
+    monkeypatch.setattr(parts, "usable_cores", lambda: 2)
+    settings = {"sampler": {"act": act, "workers": 0}, "callbacks": [lambda round: round.progress.steps >= 900]}
+    first = train(tmp_path / "run", **settings)
+    assert first.result["status"] == "stopped by callback"
+    monkeypatch.setattr(parts, "usable_cores", lambda: 4)
+    groups: list[int] = []
+    second = remuda.resume(first.path, callbacks=[lambda round: groups.append(round.replay.ring.groups)], quiet=True)
+    assert second.result["status"] == "complete"
+    assert set(groups) == {2}
+
+
+@pytest.mark.parametrize("act", ["workers", "central"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_rows_are_those_of_the_envs(act: str, workers: int) -> None:
+    with Setup("counting:make", **acting(act, {**COUNTING, "sampler": {"envs": 4, "workers": workers}})) as setup:
         setup.wait(lambda: setup.replay.steps > 3000)
     assert check_rows(setup.replay) == 0
 
@@ -204,14 +230,51 @@ def test_who_replaces_a_sampler_goes_on_with_the_rows_of_all_where_the_run_was_r
         assert 1100 <= member.order["row"] <= 1000 + int(setup.replay.ring.written[1])
 
 
-def test_a_sampler_that_has_not_sampled_yet_has_no_weights_whose_age_could_be_told() -> None:
+def test_who_replaces_one_that_acts_for_all_goes_on_from_the_row_of_the_furthest_group() -> None:
+    """Twice, so that what was ahead the first time is ahead the second time too."""
+    with Setup("counting:make", **acting("central", COUNTING)) as setup:
+        ring, (member,) = setup.replay.ring, setup.feed._crew.members
+        for count in (1, 2):
+            before = ring.real.copy()
+            setup.wait(lambda: (ring.real > before + 200).all())  # noqa: B023  (used at once)
+            rows, ahead = member.order["row"], np.array(setup.feed._ahead)
+            os.kill(member.pid, signal.SIGKILL)
+            setup.wait(lambda: setup.feed.restarts() == 4 * count)  # noqa: B023
+            assert member.order["row"] >= rows + 100
+            assert (member.order["row"] - np.array(setup.feed._ahead) <= ring.written).all()
+            assert min(setup.feed._ahead - ahead) == 0, "the furthest goes on with its own next row"
+        before = ring.real.copy()
+        setup.wait(lambda: (ring.real > before + 100).all())
+    assert check_rows(setup.replay) <= 8
+
+
+@pytest.mark.parametrize("act", ["workers", "central"])
+def test_exploration_is_spread_over_the_envs_of_all_samplers(act: str) -> None:
+    """Half of the first env's actions are random, and practically none of the others', also of the second worker."""
+    algo = {**COUNTING["algo"], "epsilon": "0.5", "epsilon_power": 60.0}
+    with Setup("counting:make", **acting(act, {**COUNTING, "algo": algo})) as setup:
+        setup.wait(lambda: (setup.replay.ring.real > 600).all())
+    ring, agent = setup.replay.ring, setup.learner.algorithm.agent
+    greedy = []
+    for env in range(4):
+        end = int(ring.written[env // ring.width])
+        rows = ring.take(np.arange(end), np.full(end, env))
+        noise = torch.zeros(end, sum(width for _, width in agent.noise))
+        best, _, _ = agent.act(torch.from_numpy(rows.obs), None, torch.zeros(end), noise)
+        greedy.append(float((best.numpy() == rows.action)[rows.mask].mean()))
+    assert greedy[0] == pytest.approx(5 / 8, abs=0.12), "a random one of four may be the best"
+    assert greedy[1:] == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("act", ["workers", "central"])
+def test_a_sampler_that_has_not_sampled_yet_has_no_weights_whose_age_could_be_told(act: str) -> None:
     """One that takes a lost one's place may have to wait first: lags would be those of the whole run."""
 
     class Waiting(Setup):
         def prepare(self, replay: Any) -> None:
             replay.ring.limit[0] = 0
 
-    with Waiting("counting:make", **COUNTING) as setup:
+    with Waiting("counting:make", **acting(act, COUNTING)) as setup:
         setup.feed.look(50)
         time.sleep(0.5)
         assert setup.feed.take_ages() == 0
@@ -228,10 +291,11 @@ def test_of_slow_envs_it_is_said_that_they_are_the_limit(tmp_path: Path) -> None
     assert np.mean([line["limits/env"] for line in lines_of(run)[1:]]) > 0.7
 
 
-@pytest.mark.parametrize("ratio", [None, 4.0])
-def test_while_the_learner_evaluates_nobody_samples(tmp_path: Path, ratio: float | None) -> None:
+@pytest.mark.parametrize(("act", "ratio"), [("workers", None), ("workers", 4.0), ("central", None)])
+def test_while_the_learner_evaluates_nobody_samples(tmp_path: Path, act: str, ratio: float | None) -> None:
     """Steps that nobody learns from meanwhile would use up the run's."""
-    run = train(tmp_path / "run", "ddpg", "Pendulum-v1", replay={"ratio": ratio}, eval={"every": 300, "episodes": 5})
+    settings = acting(act, {"replay": {"ratio": ratio}, "eval": {"every": 300, "episodes": 5}})
+    run = train(tmp_path / "run", "ddpg", "Pendulum-v1", **settings)
     steps = [line["time/total_timesteps"] for line in lines_of(run) if "eval/mean_reward" in line]
     assert len(steps) >= 4, "without pauses all steps were taken during the first or second"
     assert run.result["updates"] > 4 * 10
@@ -242,7 +306,8 @@ def test_all_steps_spent_on_spreading_the_envs_are_refused(tmp_path: Path) -> No
         train(tmp_path / "run", steps=20, sampler={"decorrelate": 100}, algo={"learning_starts": 10})
 
 
-def test_frames_of_samplers_are_those_that_were_seen() -> None:
+@pytest.mark.parametrize("act", ["workers", "central"])
+def test_frames_of_samplers_are_those_that_were_seen(act: str) -> None:
     """Of every row the stack that is put together is that of the row before, moved by one frame, but after resets."""
     settings: dict[str, Any] = {
         "envs": {"screen_size": 42},
@@ -250,7 +315,7 @@ def test_frames_of_samplers_are_those_that_were_seen() -> None:
         "replay": {"capacity": 3000, "ratio": None},
         "algo": {"train_freq": 5, "learning_starts": 0},
     }
-    with Setup("ALE/Pong-v5", **settings) as setup:
+    with Setup("ALE/Pong-v5", **acting(act, settings)) as setup:
         setup.wait(lambda: setup.replay.steps > 600)
         os.kill(setup.feed._crew.members[0].pid, signal.SIGKILL)
         before = int(setup.replay.ring.real[0])
@@ -263,8 +328,9 @@ def test_frames_of_samplers_are_those_that_were_seen() -> None:
         assert moved.all((1, 2, 3))[rows.mask[:-1]].all()
 
 
-def test_samplers_act_with_what_was_published() -> None:
-    with Setup("counting:make", **COUNTING) as setup:
+@pytest.mark.parametrize("act", ["workers", "central"])
+def test_samplers_act_with_what_was_published(act: str) -> None:
+    with Setup("counting:make", **acting(act, COUNTING)) as setup:
         for version in range(1, 200):
             with torch.no_grad():
                 for parameter in setup.learner.algorithm.agent.parameters():
@@ -291,9 +357,16 @@ def test_weights_may_go_through_a_file_which_is_the_newest_agent(tmp_path: Path,
     assert lines_of(run)[-1]["lag/acting_weights"] < 100, "samplers have read it"
 
 
-def test_nothing_is_left_behind(tmp_path: Path) -> None:
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
-    train(tmp_path / "run")
-    left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
-    assert all_gone(left)
+def family() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+@pytest.mark.parametrize("act", ["workers", "central"])
+def test_nothing_is_left_behind(tmp_path: Path, act: str) -> None:
+    before = set(psutil.Process().children(recursive=True))
+    seen: set[psutil.Process] = set()  # while it runs: of orphans nobody knows afterwards whose they were
+    train(tmp_path / "run", sampler={"act": act}, callbacks=[lambda _: seen.update(family())])
+    started = (seen | set(family())) - before
+    assert len(started) >= {"workers": 2, "central": 4}[act], "samplers; one of them, a fork server and env workers"
+    wait_for(lambda: all_gone(started))
     assert os.listdir("/dev/shm") == []

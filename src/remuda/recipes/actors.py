@@ -69,12 +69,10 @@ def make_rollout_stream(
     """Workers of equal shares of the envs, some of whose rollouts make a round; or one that acts for all of them."""
     options, envs = config.algo_options, config.sampler.envs
     assert isinstance(options, OnPolicyOptions)
-    is_central = config.sampler.act == "central"
-    orders = make_orders(config, spec, 1 if is_central else workers)
     per_round = max(1, options.columns_per_round(envs) * workers // envs)
     return RolloutStream(
         __name__,
-        [{**order, "groups": workers if is_central else 1} for order in orders],
+        make_free_orders(config, spec, workers),
         agent,
         agent.observation,
         weights,
@@ -98,10 +96,10 @@ def make_replay_feed(
     replay: Any,
     should_stop: Callable[[], bool],
 ) -> ReplayFeed:
-    """Workers of equal shares of the envs, each of which is a group of the replay's."""
+    """Workers of equal shares of the envs, each a group of the replay's; or one that acts for all groups."""
     return ReplayFeed(
         __name__,
-        make_orders(config, spec, workers),
+        make_free_orders(config, spec, workers),
         weights,
         replay.fds,
         config.algo_options.rows_per_round,
@@ -111,6 +109,13 @@ def make_replay_feed(
         should_stop=should_stop,
         **worker_limits(config),
     )
+
+
+def make_free_orders(config: RunConfig, spec: EnvSpec, workers: int) -> list[dict[str, Any]]:
+    """Of workers that act at their own pace; or of one, whose groups of envs have a worker each."""
+    is_central = config.sampler.act == "central"
+    orders = make_orders(config, spec, 1 if is_central else workers)
+    return [{**order, "groups": workers if is_central else 1} for order in orders]
 
 
 def make_orders(config: RunConfig, spec: EnvSpec, workers: int) -> list[dict[str, Any]]:
@@ -153,46 +158,49 @@ class Worker:
         return envs, self.algorithm.agent, make_exploration(config).columns(order["first"], order["last"])
 
     def make_writer(self, order: Mapping[str, Any], fds: Sequence[int]) -> RingWriter:
-        config, algorithm, group = self.config, self.algorithm, order["group"]
+        config, algorithm = self.config, self.algorithm
+        groups = range(order["group"], order["group"] + order["groups"])
         replay, gamma = config.replay, config.algo_options.gamma
         state = algorithm.agent.initial_state(1)
-        ring = make_ring(config, self.seen, state, order["workers"], fds)
+        ring = make_ring(config, self.seen, state, order["all_groups"], fds)
         ring.while_held = self.beat
-        states, judge = None, None
+        states, judges = None, list[RowJudge | SequenceJudge]()
         if replay.sequence:  # an agent may have a state and no memory: noise that drifts
             states = States(ring, state, order["num_steps"], fds[-1], is_judged(config))
         if is_judged(config) and states is not None:
             lengths = (replay.burn_in, replay.sequence, replay.n_step)
-            judge = SequenceJudge(states, group, lengths, gamma, algorithm.error_of).look
+            judges = [SequenceJudge(states, group, lengths, gamma, algorithm.error_of) for group in groups]
         elif is_judged(config):
-            judge = RowJudge(ring, group, replay.n_step, gamma, algorithm.error_of).look
-        return RingWriter(ring, states, group, algorithm.prepare, judge)
+            judges = [RowJudge(ring, group, replay.n_step, gamma, algorithm.error_of) for group in groups]
+        return RingWriter(ring, states, groups.start, algorithm.prepare, judges)
 
 
 class RingWriter:
-    """Rollouts of one worker into its group of a ring, with the state before each if the agent has memory."""
+    """Rollouts of one worker into its groups of a ring, with the state before each if the agent has memory."""
 
     def __init__(
         self,
         ring: Ring,
         states: States | None,
-        group: int,
+        first_group: int,
         prepare: Callable[[Rollout], Batch],
-        judge: Callable[[], None] | None,
+        judges: Sequence[RowJudge | SequenceJudge] = (),
     ) -> None:
-        self.ring, self.states, self.group, self.prepare, self.judge = ring, states, group, prepare, judge
+        """`judges` are of its groups, where rows are judged."""
+        self.ring, self.states, self.first_group = ring, states, first_group
+        self.prepare, self.judges = prepare, judges
 
     def may_write(self) -> bool:
         return self.ring.may_write()
 
-    def write(self, rollout: Rollout) -> None:
-        batch = self.prepare(rollout)
+    def write(self, rollout: Rollout, group: int = 0) -> None:
+        batch, of_all = self.prepare(rollout), self.first_group + group
         rows, last_obs = map_tree(lambda x: x.numpy(), (as_row(batch.steps), batch.last_obs))
         if self.states is not None:
-            self.states.store(batch.state, self.group)
-        self.ring.append(rows, last_obs, self.group)
-        if self.judge is not None:
-            self.judge()
+            self.states.store(batch.state, of_all)
+        self.ring.append(rows, last_obs, of_all)
+        if self.judges:
+            self.judges[group].look()
 
 
 def make_own_envs(

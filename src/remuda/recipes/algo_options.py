@@ -146,7 +146,7 @@ class OffPolicyOptions(AlgoOptions):
     """What algorithms that learn from a replay have in common."""
 
     train_freq: int = option(1, "rows of each env between two rounds of updates", low=1, high=1_000_000)
-    batch_size: int = option(256, "drawn rows, or sequences, in one update", low=1)
+    batch_size: int = option(256, "drawn rows, or sequences, in one update", low=1, high=10_000_000)
     learning_starts: int = option(1000, "env steps with random actions before the first update", low=0)
     gradient_steps: int | None = option(
         None, "updates in one round; none takes what replay.ratio makes due", low=1, high=1_000_000
@@ -166,7 +166,7 @@ class DQNOptions(OffPolicyOptions):
     """Deep Q-learning; Rainbow is the same with other defaults."""
 
     learning_rate: str = option("1e-3", "step size: a number or a schedule such as linear(1e-3, 0)", schedule=True)
-    batch_size: int = option(64, "drawn rows in one update", low=1)
+    batch_size: int = option(64, "drawn rows in one update", low=1, high=10_000_000)
     tau: float = option(1.0, "share of the way that the target net moves in each of its updates", above=0.0, high=1.0)
     target_update_interval: int = option(500, "updates between two updates of the target net", low=1)
     max_grad_norm: float = option(10.0, "largest norm of a gradient; 0 never clips", low=0.0)
@@ -200,7 +200,7 @@ class R2D1Options(DQNOptions):
     """Deep Q-learning with memory, from sequences."""
 
     train_freq: int = option(20, "rows of each env between two rounds; recurrent state is stored as often", low=1)
-    batch_size: int = option(32, "drawn sequences in one update", low=1)
+    batch_size: int = option(32, "drawn sequences in one update", low=1, high=10_000_000)
     dueling: bool = option(True, "a value of the state and advantages of actions instead of values of actions")
     rescale: bool = option(True, "learn values on the compressed scale of 1805.11593")
     eta: float = option(0.9, "share of the largest error in a sequence's priority", low=0.0, high=1.0)
@@ -273,7 +273,7 @@ class ReplayOptions(Checked):
     _group = "replay."
     capacity: int = option(100_000, "steps that are kept, over all envs", low=2)
     ratio: float | None = option(
-        8.0, "drawn rows for every env step; none, under async, learns as fast as it can", above=0.0
+        8.0, "drawn rows for every env step; none, under async, learns as fast as it can", low=1e-6, high=1e6
     )
     prioritized: bool = option(False, "draw rows in proportion to their last error")
     alpha: float = option(0.6, "power of the error: 0 draws all alike", low=0.0, high=1.0)

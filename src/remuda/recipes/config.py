@@ -195,9 +195,7 @@ def check_feed(config: RunConfig) -> None:
     if (max_lag := config.scheme_options.max_lag) is not None:
         raise ConfigError(f"scheme.max_lag={max_lag} with a replay, where rows grow old anyway: leave it out.")
     if config.sampler.act == "central":
-        raise ConfigError(
-            f"sampler.act=central with {config.algo} under --scheme async, whose samplers act: use workers."
-        )
+        check_inference_process(config.sampler, config.envs)
     options = config.algo_options
     assert isinstance(options, OffPolicyOptions)
     if options.gradient_steps is not None:

@@ -22,7 +22,8 @@ SPARE = 0.9  # the share of free memory that a replay may take
 
 
 def make_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int, writers: int = 0) -> Replay:
-    """`state` is what goes from row to row of one env, None without memory; `writers` are processes that feed it."""
+    """`state` is what goes from row to row of one env, None without memory; so many groups of envs have `writers` in
+    other processes."""
     options, replay, seed = config.algo_options, config.replay, config.seed
     if not isinstance(options, OffPolicyOptions):
         if isinstance(options, PPOOptions):

@@ -15,7 +15,7 @@ class SamplerOptions(Checked):
 
     _group = "sampler."
     envs: int = option(8, "environments, over all workers", low=1, high=100_000)
-    workers: int = option(0, "env worker processes of the parallel scheme; 0 takes one per core", low=0)
+    workers: int = option(0, "worker processes of the schemes parallel and async; 0 takes one per core", low=0)
     slots: int = option(1, "groups of envs that take turns; 2 acts for one while the other steps", low=1, high=8)
     act: str = option(
         "auto",

@@ -83,8 +83,9 @@ def train(
     refuse_in_worker()
     if config.scheme not in SCHEMES:
         raise ConfigError(f"scheme={config.scheme!r} is not known: {nearest(config.scheme, SCHEMES)}")
-    if config.scheme != "serial" and config.sampler.act == "workers":
-        # the state of acting workers is that of so many, and another machine may have other cores
+    feeds = config.scheme == "async" and isinstance(config.algo_options, OffPolicyOptions)
+    if feeds or (config.scheme != "serial" and config.sampler.act == "workers"):
+        # states of acting workers and groups of a replay are saved as so many, and other machines have other cores
         config = replace(config, sampler=replace(config.sampler, workers=num_workers(config)))
     refuse_unfilmable(config, spec, info)
     recipe = make_recipe(config, spec, info, net)

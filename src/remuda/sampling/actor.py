@@ -1,8 +1,8 @@
 """What runs in a worker that acts: builds its envs and its agent, then samples whenever it is asked.
 
-Under synchronous schemes it samples its columns of the running rollout; under asynchronous ones it fills slots, each
-with a rollout of all its envs, or, with groups of envs in processes of their own, of one group; or it samples without
-being asked and writes what it has to a replay.
+Under synchronous schemes it samples its columns of the running rollout; under asynchronous ones it fills slots, or it
+samples without being asked and writes what it has to a replay: rollouts of all its envs, or, with groups of envs in
+processes of their own, of one group each.
 
 A module names what is built and serves it, so that a fork server can load both:
 
@@ -29,7 +29,7 @@ from remuda.learning.weights import join_weights
 from remuda.machine import keep_memory
 from remuda.sampling.buffers import Buffers, allocate, attach, attach_slots
 from remuda.sampling.exploration import Exploration
-from remuda.sampling.groups import GroupSampler
+from remuda.sampling.groups import Filled, GroupSampler
 from remuda.sampling.sampler import EnvSampler
 from remuda.transport import serving
 from remuda.transport.wire import Link
@@ -48,7 +48,7 @@ class Writer(Protocol):
     """Where a worker that is not asked for rollouts puts them."""
 
     def may_write(self) -> bool: ...  # False: samplers are to wait for the learner
-    def write(self, rollout: Rollout) -> None: ...
+    def write(self, rollout: Rollout, group: int = 0) -> None: ...  # of its groups of envs
 
 
 MakeWriter = Callable[[Mapping[str, Any], Sequence[int]], Writer]
@@ -81,7 +81,8 @@ class _Service:
         logging.getLogger("remuda").addHandler(_Notices(self._notices))
         self._groups: GroupSampler | None = None
         self._writer: Writer | None = None
-        self._is_sampling, self._told = False, 0.0
+        self._is_sampling, self._has_sampled, self._told = False, False, 0.0
+        self._spare: list[int] = []  # slots of this process whose rollouts are in the replay
 
     def run(self) -> None:
         torch.set_num_threads(1)  # there is one of these for every core
@@ -95,32 +96,58 @@ class _Service:
                 for message in messages:
                     self._obey(message, fds)
                 self._is_leaving |= self._link.has_ended
-            if self._groups is not None and not self._groups.is_idle:
-                self._beat()
-                for filled in self._groups.work(WORK_SECONDS):
-                    self._tell({"filled": filled.slot, "first": filled.first_env, "version": filled.version})
             if self._is_sampling and not self._is_leaving:
                 self._sample()
+            if self._groups is not None and not self._groups.is_idle:
+                self._beat()
+                for filled in self._groups.receive(WORK_SECONDS):
+                    self._hand_over(filled)
+                self._groups.act()
 
     def _patience(self) -> float:
         """How long orders may be waited for."""
+        if self._groups is not None and not self._groups.is_idle:
+            return 0.0
         if self._is_sampling:
             assert self._writer is not None
             return 0.0 if self._writer.may_write() else REST_SECONDS
-        return LOOK_SECONDS if self._groups is None or self._groups.is_idle else 0.0
+        return LOOK_SECONDS
 
     def _sample(self) -> None:
         """Straight into the replay; the parent hears of it now and then."""
         assert self._writer is not None
-        if self._writer.may_write():
-            self._writer.write(self._sampler.collect())
-        elif self._sampler.version < 0:  # nothing yet, and so nothing to tell but that it lives
+        may_write = self._writer.may_write()
+        if may_write and self._groups is not None:
+            while self._spare:
+                self._groups.give(self._spare.pop())
+        elif may_write:
+            self._write(self._sampler.collect())
+        if not self._has_sampled:  # nothing to tell but that it lives
             self._beat()
             return
         now = time.monotonic()
         if now - self._told > NEWS_SECONDS:
             self._told = self._beaten = now
-            self._tell({"sampled": True, "version": self._sampler.version})
+            self._tell({"sampled": True, "version": (self._groups or self._sampler).version})
+
+    def _write(self, rollout: Rollout, group: int = 0) -> None:
+        assert self._writer is not None
+        self._writer.write(rollout, group)
+        self._has_sampled = True
+
+    def _hand_over(self, filled: Filled) -> None:
+        """What a group has sampled: to the parent, or to the replay."""
+        assert self._groups is not None
+        if self._writer is None:
+            self._tell({"filled": filled.slot, "first": filled.first_env, "version": filled.version})
+            return
+        slot = self._slots[filled.slot]
+        width = self._envs.num_envs // self._envs.num_slots
+        self._write(Rollout(slot.steps, slot.last_obs, slot.last_value, slot.state), filled.first_env // width)
+        if self._writer.may_write():
+            self._groups.give(filled.slot)  # at once, so that its group is in the next batch
+        else:
+            self._spare.append(filled.slot)
 
     def close(self) -> None:
         if self._envs is not None:
@@ -191,6 +218,9 @@ class _Service:
         if into == "replay":
             assert self._make_writer is not None
             self._writer = self._make_writer(order, fds)
+            width = envs.num_envs // envs.num_slots
+            self._spare = list(range(envs.num_slots)) if envs.num_slots > 1 else []
+            self._slots = [allocate(agent, envs.observation, order["num_steps"], width) for _ in self._spare]
         else:
             self._memory = SharedArrays.attach(fds[0], message["layout"])
             width = self._memory["steps.mask"].shape[-1]
@@ -201,9 +231,9 @@ class _Service:
                 buffers = attach(own, self._memory).columns(first, last)
         for fd in fds:
             os.close(fd)
-        if into == "slots" and envs.num_slots > 1:
+        if envs.num_slots > 1:
             common = (envs, agent, weights, order["num_steps"], order["seed"])
-            self._groups = GroupSampler(*common, self._slots, order["row"])
+            self._groups = GroupSampler(*common, self._slots, order["row"], self._explore)
             if message["seed"] is not None:
                 self._groups.reset(env_seed(message["seed"], first, message["restarts"]))
             return

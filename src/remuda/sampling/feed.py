@@ -20,7 +20,7 @@ from remuda.transport.crew import Member
 
 
 class ReplayFeed(FreeActors):
-    """One group of the replay's envs for each worker."""
+    """As many groups of the replay's envs for each worker as its order has."""
 
     answer_key = "sampled"
 
@@ -42,13 +42,13 @@ class ReplayFeed(FreeActors):
         `written` are the rows that each group has already: noise and schedules of all go on from the largest.
         """
         self._fds, self._on_loss = list(fds), on_loss
-        written = written if written is not None else [0] * len(orders)
+        self._width = width = orders[0]["groups"]
+        written = written if written is not None else [0] * (width * len(orders))
         first_row = max(written)
-        self._rows, self._ahead = [first_row] * len(orders), [first_row - rows for rows in written]
-        full = [
-            {**order, "num_steps": num_steps, "seed": seed, "row": first_row, "group": group, "workers": len(orders)}
-            for group, order in enumerate(orders)
-        ]
+        self._rows = [first_row] * len(orders)
+        self._ahead = [first_row - rows for rows in written]  # of each group
+        common = {"num_steps": num_steps, "seed": seed, "row": first_row, "all_groups": len(written)}
+        full = [{**order, **common, "group": width * index} for index, order in enumerate(orders)]
         super().__init__(module, full, weights, seed, **limits)
 
     def look(self, version: int) -> None:
@@ -61,7 +61,7 @@ class ReplayFeed(FreeActors):
     def close(self) -> None:
         super().close()
         on_loss, self._on_loss = self._on_loss, lambda group: 0
-        for group in range(len(self._rows)):
+        for group in range(len(self._ahead)):
             on_loss(group)  # who was stopped while it wrote has left rows that are not whole
 
     def _attachment(self) -> tuple[dict[str, Any], list[int]]:
@@ -80,7 +80,12 @@ class ReplayFeed(FreeActors):
         """Nothing is put together."""
 
     def _lose(self, index: int) -> None:
-        self._rows[index] = self._on_loss(index) + self._ahead[index]
+        """Who replaces it goes on with all of its groups from the row of the one that had come furthest."""
+        own = range(index * self._width, (index + 1) * self._width)
+        written = [self._on_loss(group) for group in own]
+        self._rows[index] = max(rows + self._ahead[group] for group, rows in zip(own, written, strict=True))
+        for group, rows in zip(own, written, strict=True):
+            self._ahead[group] = self._rows[index] - rows
 
     def _next_row(self, index: int) -> int:
         return self._rows[index]

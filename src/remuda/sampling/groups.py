@@ -1,11 +1,12 @@
 """One process that acts for all envs: whichever groups of them are ready make a batch, and nobody waits for the rest.
 
-    sampler = GroupSampler(envs, agent, weights, num_steps, seed, slots)      # envs: ApartEnvs, a slot for each group
+    sampler = GroupSampler(envs, agent, weights, num_steps, seed, buffers)    # envs: ApartEnvs, a slot for each group
     sampler.reset(seed)
-    sampler.give(3)                                  # slot 3 may be filled by whichever group needs one next
+    sampler.give(3)                                  # buffers 3 may be filled by whichever group needs some next
     while working:
-        for filled in sampler.work(seconds=0.02):    # one batch; rollouts that it has completed
+        for filled in sampler.receive(seconds=0.02): # answers of envs; rollouts that are complete with them
             ...
+        sampler.act()                                # one batch
 
 Every group fills a rollout of its own, row by row, and weights are looked at before each batch: a rollout may be of
 several versions, and says of every row which one acted.
@@ -25,6 +26,7 @@ from torch import Tensor
 from remuda.core import Agent, Weights
 from remuda.data import map_tree
 from remuda.sampling.buffers import Buffers, blank_obs
+from remuda.sampling.exploration import Exploration, RandomActions
 from remuda.sampling.noise import Noise
 from remuda.sampling.sampler import ToEnv
 
@@ -51,10 +53,11 @@ class Group:
     buffers: Buffers | None = None
     arrays: Any = None  # the same memory as numpy
     noises: Any = field(default=None, repr=False)
+    random: Any = ()  # [up to T, B of the group] actions of the rows that are to be random
 
 
 class GroupSampler:
-    """Envs x Agent -> rollouts of groups, in slots of shared memory."""
+    """Envs x Agent -> rollouts of groups, in slots of memory."""
 
     def __init__(
         self,
@@ -65,6 +68,7 @@ class GroupSampler:
         seed: int,
         slots: list[Buffers],
         first_row: int = 0,
+        explore: Exploration = Exploration(),  # noqa: B008  (it never changes)
     ) -> None:
         self.envs, self.agent, self.weights, self.num_steps, self.version = envs, agent, weights, num_steps, -1
         self._slots, self._free = slots, deque[int]()
@@ -78,6 +82,9 @@ class GroupSampler:
             Group(number, own, Noise(seed, range(own.start, own.stop), agent.noise), first_row)
             for number, own in enumerate(shares)
         ]
+        self._explore, self._random = explore, list[RandomActions]()
+        if explore.random_rows > first_row:
+            self._random = [RandomActions(envs.action, seed, range(own.start, own.stop)) for own in shares]
         self._seconds = {"env": 0.0, "inference": 0.0}
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
@@ -92,15 +99,20 @@ class GroupSampler:
         """Whether nothing can happen before a slot is given: every group has seen what it must act on."""
         return not self._free and all(group.is_seen and group.slot is None for group in self._groups)
 
-    def work(self, seconds: float) -> list[Filled]:
-        """Act once for all groups that are ready, waiting so long for the first."""
+    def receive(self, seconds: float) -> list[Filled]:
+        """What groups have answered, waiting so long for the first if there is nothing to act on."""
         start = time.perf_counter()
         can_act = any(group.is_seen and (group.slot is not None or self._free) for group in self._groups)
         for number in self.envs.ready(0.0 if can_act else seconds):
             self._receive(self._groups[number])
-        between = time.perf_counter()
+        self._seconds["env"] += time.perf_counter() - start
         with torch.inference_mode():
-            filled = [self._finish(group) for group in self._groups if group.t == self.num_steps]
+            return [self._finish(group) for group in self._groups if group.t == self.num_steps]
+
+    def act(self) -> None:
+        """Once for all groups that wait for it."""
+        start = time.perf_counter()
+        with torch.inference_mode():
             if self._free:
                 waiting = [group for group in self._groups if group.is_seen and group.slot is None]
                 # who has done least comes first, or with few slots the first group would have them all
@@ -109,9 +121,7 @@ class GroupSampler:
             acting = [group for group in self._groups if group.is_seen and group.slot is not None]
             if acting:
                 self._act(acting)
-        self._seconds["env"] += between - start
-        self._seconds["inference"] += time.perf_counter() - between
-        return filled
+        self._seconds["inference"] += time.perf_counter() - start
 
     def take_seconds(self) -> dict[str, float]:
         """Where the time went since the last call."""
@@ -136,9 +146,22 @@ class GroupSampler:
         group.slot, group.t, group.buffers = slot, 0, self._slots[slot]
         group.arrays = map_tree(lambda tensor: tensor.numpy(), group.buffers.steps)
         group.noises = group.noise.rows(group.row, self.num_steps)
+        group.random = self._random_actions(group)
         group.row += self.num_steps
         if self._state is not None:
             group.buffers.state[...] = self._state[group.columns]
+
+    def _random_actions(self, group: Group) -> Any:
+        count = min(self.num_steps, self._explore.random_rows - group.row)
+        return self._random[group.number].rows(group.row, count) if count > 0 else ()
+
+    def _exploration(self, groups: list[Group]) -> Tensor | None:
+        """Of each of their envs, by the row that its own group has come to."""
+        rows = [group.row - self.num_steps + group.t for group in groups]
+        found = {row: self._explore.at(row) for row in set(rows)}
+        amounts = [(found[row], group.columns) for row, group in zip(rows, groups, strict=True)]
+        parts = [amount[columns] for amount, columns in amounts if amount is not None]
+        return torch.cat(parts) if parts else None
 
     def _finish(self, group: Group) -> Filled:
         buffers, columns = group.buffers, group.columns
@@ -160,7 +183,7 @@ class GroupSampler:
         obs = self._obs[index]
         state = None if self._state is None else self._state[index]
         noise = torch.cat([group.noises[group.t] for group in groups])
-        action, said, state = self.agent.act(obs, state, None, noise)
+        action, said, state = self.agent.act(obs, state, self._exploration(groups), noise)
         if self._state is not None:
             self._state[index] = state
         actions = map_tree(lambda x: x.numpy(), action)
@@ -169,6 +192,7 @@ class GroupSampler:
             start, end = end, end + group.columns.stop - group.columns.start
             assert group.buffers is not None
             own = map_tree(lambda x: x[start:end], actions)  # noqa: B023  (used at once)
+            own = group.random[group.t] if group.t < len(group.random) else own
             steps = group.buffers.steps
             group.arrays.obs[group.t] = self._obs_arrays[group.columns]
             group.arrays.action[group.t] = own

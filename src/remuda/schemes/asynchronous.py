@@ -89,7 +89,7 @@ class Asynchronous:
 
 @dataclass(frozen=True)
 class AsynchronousReplay:
-    """Runs a recipe whose replay these many workers write to."""
+    """Runs a recipe whose replay samplers write to, these many groups of envs."""
 
     workers: int
 

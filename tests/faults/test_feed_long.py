@@ -11,7 +11,7 @@ import pytest
 from feeding import Setup
 from flaky import learns_nearly_as_fast
 from soaking import Soak
-from test_async_long import MOCK
+from test_async_long import MOCK, this_and_who_acts_for_all
 from test_async_runs import _nothing_is_left as _nothing_is_left
 from test_async_runs import workers_below
 
@@ -22,11 +22,13 @@ pytestmark = pytest.mark.long
 
 
 @pytest.mark.parametrize("hurt", [psutil.Process.kill, psutil.Process.suspend], ids=["killed", "hung"])
-def test_the_others_keep_nine_tenths_of_their_rate(hurt: Any) -> None:
+@pytest.mark.parametrize("act", ["workers", "central"])
+def test_the_others_keep_nine_tenths_of_their_rate(act: str, hurt: Any) -> None:
     """R1, R4. Envs that sleep, so that nobody waits for a core."""
     in_peace = beside_it = 0
     settings: dict[str, Any] = {"envs": {"kwargs": MOCK, "step_timeout": 1.0, "max_worker_restarts": 100}}
-    with Setup("Remuda/Mock-v0", **settings, sampler={"envs": 4, "workers": 4}, replay={"ratio": None}) as setup:
+    settings |= {"sampler": {"envs": 4, "workers": 4, "act": act}, "replay": {"ratio": None}}
+    with Setup("Remuda/Mock-v0", **settings) as setup:
 
         def count(seconds: float) -> list[int]:
             before, end = setup.replay.ring.real.copy(), time.monotonic() + seconds
@@ -36,10 +38,13 @@ def test_the_others_keep_nine_tenths_of_their_rate(hurt: Any) -> None:
         for _ in range(8):
             count(1.0)
             in_peace += sum(count(3.0)) * 3 // 4
-            hurt(psutil.Process(setup.feed._crew.members[0].pid))
+            sampler = psutil.Process(setup.feed._crew.members[0].pid)
+            stepping = [child for child in sampler.children(recursive=True) if not child.children()]
+            hurt(stepping[0] if act == "central" else sampler)
             beside_it += sum(count(3.0)[1:])  # whoever was hurt has written the fewest
-        assert sum(setup.feed._news.lost) == 8
-    print(f"{beside_it / in_peace:.1%} of their rate")
+        assert setup.feed.restarts() == 8
+        assert sum(setup.feed._news.lost) == (8 if act == "workers" else 0)
+    print(f"{act}: {beside_it / in_peace:.1%} of their rate")
     assert beside_it >= 0.9 * in_peace
 
 
@@ -58,9 +63,10 @@ def test_training_survives_envs_that_fail_by_chance(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(3600)
-def test_ten_thousand_updates_with_a_sampler_killed_every_thirty_seconds(tmp_path: Path) -> None:
-    """R24."""
-    soak = Soak(workers_below)
+@pytest.mark.parametrize("act", ["workers", "central"])
+def test_ten_thousand_updates_with_a_sampler_killed_every_thirty_seconds(tmp_path: Path, act: str) -> None:
+    """R24; of one that acts for all the env workers are killed, and it is watched."""
+    soak = Soak(workers_below, this_and_who_acts_for_all)
     remuda.train(
         "dqn",
         "Acrobot-v1",
@@ -71,7 +77,7 @@ def test_ten_thousand_updates_with_a_sampler_killed_every_thirty_seconds(tmp_pat
         callbacks=soak,
         algo={"learning_starts": 500, "batch_size": 32},
         replay={"capacity": 5000, "ratio": 1.0},  # full long before the first look that counts
-        sampler={"envs": 8, "workers": 2},
+        sampler={"envs": 8, "workers": 2, "act": act},
         eval={"episodes": 0},
         checkpoint={"every": 200_000},
         log={"every": 50_000},

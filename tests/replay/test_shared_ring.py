@@ -302,6 +302,26 @@ def test_what_is_about_to_be_overwritten_is_said_beforehand() -> None:
     assert row[ring.is_stored(row, env)].tolist() == list(range(33, 72))
 
 
+@KINDS
+def test_a_reset_row_that_is_overwritten_while_it_is_looked_at_is_still_a_reset_row(
+    kind: str,
+) -> None:
+    """Of env 0 row 5 is a reset row, and row 45, which comes to the same place, is a real one."""
+    replay = experience(make(kind, 40, 2), 1.0)
+    writer, _ = writers_of(replay, kind, 2)
+    ring, look = replay.ring, replay.ring.is_stored
+
+    def look_and_lose_the_core(row: Any, env: Any) -> Any:
+        found = look(row, env)
+        for _ in range(8):
+            writer.append(5)
+        return found
+
+    ring.is_stored = look_and_lose_the_core
+    assert replay.places.torn(np.array([[5, 0]])) == 1
+    assert ring.rows.mask[5, 0], "the row that was looked at is gone by now"
+
+
 def test_what_is_due_for_rows_of_others() -> None:
     replay = experience(make("rows", 40, 2), ratio=2.0, batch_size=8, warm_up=10, most_per_round=2)
     one, two = (Writer("rows", 40, 2, replay.fds, group) for group in range(2))

@@ -77,8 +77,9 @@ class Places:
 
     def torn(self, key: Index) -> int:
         """How many of these rows, which were copied, were overwritten before that was done, or are no real rows."""
+        is_real = self.rows.mask.take(self.of(key))  # first: of a row that is gone, what lies there is another's
         # The oldest row of a draw is the one it begins with: if that was there, so was what follows it.
-        is_whole = self.ring.is_stored(key[:, 0], key[:, 1]) & self.rows.mask.take(self.of(key))
+        is_whole = self.ring.is_stored(key[:, 0], key[:, 1]) & is_real
         return len(key) - int(np.count_nonzero(is_whole))
 
     def obs(self, place: Index, row: Index, env: Index) -> Any:

@@ -61,8 +61,13 @@ SCHEMES: dict[str, Callable[[RunConfig], Scheme]] = {
 }
 
 
+def is_fed(config: RunConfig) -> bool:
+    """Whether samplers write to its replay by themselves."""
+    return config.scheme == "async" and isinstance(config.algo_options, OffPolicyOptions)
+
+
 def make_async(config: RunConfig) -> Scheme:
-    if isinstance(config.algo_options, OffPolicyOptions):
+    if is_fed(config):
         return AsynchronousReplay(num_workers(config))
     return Asynchronous(num_workers(config), config.scheme_options.max_lag)
 
@@ -83,8 +88,7 @@ def train(
     refuse_in_worker()
     if config.scheme not in SCHEMES:
         raise ConfigError(f"scheme={config.scheme!r} is not known: {nearest(config.scheme, SCHEMES)}")
-    feeds = config.scheme == "async" and isinstance(config.algo_options, OffPolicyOptions)
-    if feeds or (config.scheme != "serial" and config.sampler.act == "workers"):
+    if is_fed(config) or (config.scheme != "serial" and config.sampler.act == "workers"):
         # states of acting workers and groups of a replay are saved as so many, and other machines have other cores
         config = replace(config, sampler=replace(config.sampler, workers=num_workers(config)))
     refuse_unfilmable(config, spec, info)
@@ -248,7 +252,7 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
     def make_feed(weights: Any, replay: Any, workers: int, rounds: int, should_stop: Callable[[], bool]) -> Feed:
         return make_replay_feed(config, spec, workers, weights, replay, should_stop)
 
-    writers = num_workers(config) if config.scheme == "async" and isinstance(options, OffPolicyOptions) else 0
+    writers = num_workers(config) if is_fed(config) else 0
 
     return Recipe(
         seed=seed,

@@ -7,10 +7,13 @@ Good is a mean of at least the goal over the last training episodes, looked at a
 take turns, seed by seed, each with the machine to itself. Imports, building of envs and all of the training up to
 there are counted. Every run is written down as it ends; `--resume` makes only those that --out has not.
 
-For PPO, SB3 (after `make peers`) has the hyperparameters of RL Baselines3 Zoo, and envs in its own process. For SAC
-it has its own defaults, which our preset has too, and two threads, with which it was faster than with one. `async`
-has eight envs in a process beside the learner's, which collects eight steps for every update; that much data allows
-larger steps, so that its learning rate is 1e-3, and `async, same rate` has the 3e-4 of all others.
+For PPO, SB3 (after `make peers`) has the hyperparameters of RL Baselines3 Zoo, and envs in its own process.
+
+For SAC, `serial` is our preset, and `sb3` has its own defaults, which are the same: an update from 256 rows after
+every step, a learning rate of 3e-4. A sampler beside the learner has time for many more steps, which bear smaller
+batches and a rate of 1e-3: `async` has 32 steps for every update from 128 rows. So that settings are not mistaken for
+schemes, `serial, same` and `sb3, same` have those of `async`, and `serial, 8 steps` has 8 steps for every update from
+256 rows, with 1e-3. All others have two threads of torch where that was faster for them than one.
 """
 
 from __future__ import annotations
@@ -33,21 +36,29 @@ LONGEST_SECONDS = 3600.0  # a run that has not come to the goal by then never wi
 
 
 @dataclass(frozen=True)
+class Theirs:
+    """How SB3 is run."""
+
+    settings: dict[str, Any]  # [a, b]: from a to b, in a line
+    n_envs: int = 1
+    normalize: bool = False
+    threads: int = 1  # of torch
+
+
+@dataclass(frozen=True)
 class Task:
-    """What is to be reached, and who tries: settings of remuda.train by name, and SB3's."""
+    """What is to be reached, and who tries: settings of remuda.train, and SB3's, by name."""
 
     algo: str
     goal: float
     window: int  # episodes
     ours: dict[str, dict[str, Any]]
-    theirs: dict[str, Any]  # [a, b]: from a to b, in a line
-    n_envs: int = 1
+    theirs: dict[str, Theirs]
     steps: int = 1_000_000
-    normalize: bool = False
-    threads: int = 1  # of torch, for SB3
 
 
-EIGHT_STEPS_AN_UPDATE = {"scheme": "async", "sampler": {"envs": 8}, "replay": {"ratio": 32}}  # 256 rows an update
+MANY_STEPS = {"sampler": {"envs": 32}, "replay": {"ratio": 4}, "algo": {"batch_size": 128, "learning_rate": 1e-3}}
+EIGHT_STEPS = {"sampler": {"envs": 8}, "replay": {"ratio": 32}, "algo": {"learning_rate": 1e-3}}
 TASKS = {
     "CartPole-v1": Task(
         "ppo",
@@ -55,15 +66,19 @@ TASKS = {
         window=20,
         ours={"ours": {}},
         theirs={
-            "n_steps": 32,
-            "batch_size": 256,
-            "gae_lambda": 0.8,
-            "gamma": 0.98,
-            "n_epochs": 20,
-            "learning_rate": [1e-3, 0.0],
-            "clip_range": [0.2, 0.0],
+            "zoo": Theirs(
+                {
+                    "n_steps": 32,
+                    "batch_size": 256,
+                    "gae_lambda": 0.8,
+                    "gamma": 0.98,
+                    "n_epochs": 20,
+                    "learning_rate": [1e-3, 0.0],
+                    "clip_range": [0.2, 0.0],
+                },
+                n_envs=8,
+            )
         },
-        n_envs=8,
         steps=100_000,
     ),
     "Acrobot-v1": Task(
@@ -71,21 +86,28 @@ TASKS = {
         goal=-100.0,
         window=20,
         ours={"ours": {}},
-        theirs={"n_steps": 256, "gae_lambda": 0.94, "gamma": 0.99, "n_epochs": 4},
-        n_envs=16,
-        normalize=True,
+        theirs={
+            "zoo": Theirs(
+                {"n_steps": 256, "gae_lambda": 0.94, "gamma": 0.99, "n_epochs": 4}, n_envs=16, normalize=True
+            )
+        },
     ),
     "HalfCheetah-v5": Task(
         "sac",
         goal=3_000.0,
         window=10,
         ours={
-            "async": {**EIGHT_STEPS_AN_UPDATE, "algo": {"learning_rate": 1e-3}},
-            "async, same rate": EIGHT_STEPS_AN_UPDATE,
+            "async": {**MANY_STEPS, "scheme": "async"},
+            "serial, same": {**MANY_STEPS, "scheme": "serial"},
+            "serial, 8 steps": {**EIGHT_STEPS, "scheme": {"name": "serial", "threads": 2}},
             "serial": {"scheme": {"name": "serial", "threads": 2}},
         },
-        theirs={"learning_starts": 10_000},
-        threads=2,
+        theirs={
+            "sb3, same": Theirs(
+                {"learning_starts": 10_000, "batch_size": 128, "learning_rate": 1e-3}, n_envs=32, threads=2
+            ),
+            "sb3": Theirs({"learning_starts": 10_000}, threads=2),
+        },
     ),
 }
 PPO_TASKS = ("CartPole-v1", "Acrobot-v1")
@@ -119,7 +141,7 @@ def remuda_seconds(env: str, name: str, seed: int) -> tuple[float, int] | None:
     return found[0] if found else None
 
 
-def sb3_seconds(env: str, seed: int) -> tuple[float, int] | None:
+def sb3_seconds(env: str, name: str, seed: int) -> tuple[float, int] | None:
     import torch
     from sb3_run import with_schedules
     from stable_baselines3 import PPO, SAC
@@ -128,12 +150,13 @@ def sb3_seconds(env: str, seed: int) -> tuple[float, int] | None:
     from stable_baselines3.common.vec_env import VecNormalize
 
     task = TASKS[env]
-    torch.set_num_threads(task.threads)
-    envs: Any = make_vec_env(env, n_envs=task.n_envs, seed=seed)
-    if task.normalize:
+    theirs = task.theirs[name]
+    torch.set_num_threads(theirs.threads)
+    envs: Any = make_vec_env(env, n_envs=theirs.n_envs, seed=seed)
+    if theirs.normalize:
         envs = VecNormalize(envs)
     kind = {"ppo": PPO, "sac": SAC}[task.algo]
-    settings = {"seed": seed, "device": "cpu", "stats_window_size": task.window, **with_schedules(task.theirs)}
+    settings = {"seed": seed, "device": "cpu", "stats_window_size": task.window, **with_schedules(theirs.settings)}
     model = kind("MlpPolicy", envs, **settings)
     found: list[tuple[float, int]] = []
 
@@ -160,8 +183,8 @@ def since_start() -> float:
 def take_turns(env: str, seeds: int, out: Path) -> None:
     """Runs of all contenders; those that the file `out` has are not made again."""
     task = TASKS[env]
-    theirs = "zoo" if env in PPO_TASKS else "sb3"
-    pythons = dict.fromkeys(task.ours, sys.executable) | {theirs: str(ROOT / ".venv-sb3" / "bin" / "python")}
+    sb3 = str(ROOT / ".venv-sb3" / "bin" / "python")
+    pythons = dict.fromkeys(task.ours, sys.executable) | dict.fromkeys(task.theirs, sb3)
     report = json.loads(out.read_text()) if out.exists() else {}
     found: dict[str, list[list[float]]] = {name: [] for name in pythons}
     found |= report.get(env, {}).get("seconds and steps", {})
@@ -203,8 +226,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.one:
         is_ours = given.one in TASKS[given.env].ours
-        found = remuda_seconds(given.env, given.one, given.seed) if is_ours else sb3_seconds(given.env, given.seed)
-        print(json.dumps(found))
+        print(json.dumps((remuda_seconds if is_ours else sb3_seconds)(given.env, given.one, given.seed)))
         return
     given.out.parent.mkdir(parents=True, exist_ok=True)
     if not given.resume:

@@ -214,6 +214,7 @@ class SharedReplay(Replay, Protocol):
 
     # Take note of what was written since; returns the real steps among it, of so many that were left to be taken.
     def follow(self, left: int | None = None) -> int: ...
+    def settle(self) -> None: ...  # the round in which that was followed is over
     def fresh(self) -> Iterator[Rollout]: ...  # what was written since the last call, for statistics of observations
     def lose(self, group: int) -> int: ...  # its writer is dead; returns the row at which another begins
     def metrics(self) -> dict[str, float]: ...

@@ -33,7 +33,7 @@ PROGRAM = """
                          "time/fps": 12431.0, "rollout/restarts": 2.0}, step)
         time.sleep(0.03)
         if step == 500:
-            terminal.update({"eval/mean_reward": 450.0, "eval/std_reward": 1.5}, 500)
+            terminal.update({"eval/mean_reward": 450.0, "eval/std_reward": 1.5, "eval/steps": 450.0}, 500)
             terminal.note("[bold]checkpoint[/bold] saved")
             print("a print of somebody else")
     terminal.close()
@@ -94,7 +94,7 @@ def test_live_view_runs_and_ends_cleanly(columns: int) -> None:
         assert "a print of somebody else" in lines
         last = text[text.rfind("ppo CartPole-v1") :]
         assert "100 %  1,000 / 1,000" in last
-        assert "return 312.4 ± 88.1   length 312   12,431 steps/s   left 0:00   eval 450 ± 1.5 at 500" in last
+        assert "return 312.4 ± 88.1   length 312   12,431 steps/s   left 0:00   eval 450 ± 1.5 at 450" in last
         assert "restarts 2" in last
     if columns == 40:
         assert "return 312.4 ± 88.1" in text
@@ -171,7 +171,7 @@ def test_in_a_pipe_there_are_plain_lines() -> None:
     assert [int(line.split()[0].replace(",", "")) for line in steps] == list(range(0, 1001, 100))
     assert re.fullmatch(
         r"1,000 of 1,000 steps \(100 %\)  return 312\.4 ± 88\.1  length 312  12,431 steps/s  left 0:00"
-        r"  eval 450 ± 1\.5 at 500  restarts 2",
+        r"  eval 450 ± 1\.5 at 450  restarts 2",
         steps[-1],
     )
 

@@ -142,6 +142,7 @@ def test_a_run_has_a_dense_curve_and_a_film(tmp_path: Path) -> None:
     told = [line["eval/steps"] for line in before if line.get("eval/steps") is not None]
     assert told
     assert last.get("eval/steps") in (None, last["time/total_timesteps"]), "what it tells of are the final weights"
+    assert all(("eval/steps" in line) == ("eval/mean_reward" in line) for line in metrics)
     assert set(told) <= {line["steps"] for line in lines}
     assert (path / "videos" / "newest.mp4").stat().st_size > 1000
     assert len(run.result["eval"]["returns"]) == 2, "the last evaluation is that of the final weights"
@@ -152,6 +153,13 @@ def test_what_cannot_be_filmed_is_refused(tmp_path: Path) -> None:
         remuda.train(
             "dqn", "own_things:late", scheme="async", out=tmp_path / "run", eval={"share": 0.5, "video": True}
         )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_net_that_other_processes_cannot_find_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    net = lambda shape: torch.nn.Flatten()  # noqa: E731  (one that has no name)
+    with pytest.raises(ConfigError, match=r"has no import path, by which .*, or use --scheme parallel\.$"):
+        remuda.train("dqn", "CartPole-v1", scheme="async", out=tmp_path / "run", net=net, eval={"share": 0.5})
     assert not (tmp_path / "run").exists()
 
 

@@ -363,6 +363,7 @@ def test_after_loading_too_writers_wait_for_what_is_owed(tmp_path: Path) -> None
     writer = Writer("rows", 40, 1, replay.fds)
     writer.append(3)
     assert (replay.follow(), replay.credit, writer.ring.may_write()) == (6, 12, False)
+    replay.settle()
     other.load(tmp_path, replay.save(tmp_path))
     assert (other.follow(), other.credit, other.ring.may_write()) == (0, 12, False), "6 steps are still owed updates"
     assert len(list(other.batches())) == 1
@@ -407,11 +408,32 @@ def test_rows_that_nobody_had_counted_when_it_was_saved_are_counted_later(tmp_pa
     writer = Writer("rows", 40, 1, replay.fds)
     writer.append(2)
     assert replay.follow() == 4
+    replay.settle()
     writer.append(2)
     other.load(tmp_path, replay.save(tmp_path))
     assert (replay.steps, other.steps) == (4, 4)
     assert (other.follow(), other.steps, other.credit) == (4, 8, 16)
     assert other.follow() == 0
+
+
+def test_rows_of_a_round_that_was_cut_short_are_counted_later_and_what_was_learned_from_them_is_not_due_again(
+    tmp_path: Path,
+) -> None:
+    replay, other = (experience(make("rows", 40, 1), ratio=2.0, batch_size=8) for _ in range(2))
+    writer = Writer("rows", 40, 1, replay.fds)
+    writer.append(2)
+    replay.follow()
+    replay.settle()
+    writer.append(4)
+    assert (replay.follow(), replay.steps, replay.credit) == (7, 11, 22)  # one of them is a reset row
+    for _ in range(2):
+        next(replay.batches())
+    other.load(tmp_path, replay.save(tmp_path))
+    assert (replay.steps, replay.credit, other.steps) == (11, 6, 4)
+    assert (other.follow(), other.steps, other.credit) == (7, 11, 6)
+    again = experience(make("rows", 40, 1), ratio=2.0, batch_size=8)
+    again.load(tmp_path, other.save(tmp_path))
+    assert (again.follow(), again.steps, again.credit) == (7, 11, 6), "cut short once more"
 
 
 def test_while_writers_are_held_nothing_changes_and_then_they_go_on() -> None:

@@ -6,8 +6,9 @@ import contextlib
 import json
 import os
 import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from feeding import COUNTING, Setup, check_rows, merged
+from feeding import COUNTING, SOON, Setup, check_rows, merged
 from lasting import shared_server
 from processes import all_gone, wait_for
 
 import remuda
+from remuda.data.packing import unpack
 from remuda.errors import ConfigError
-from remuda.recipes import parts
+from remuda.learning import checkpoint
+from remuda.learning.learner import Learner
+from remuda.recipes import parts, signals
 
 RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "dqn": ("dqn", "CartPole-v1", {}),
@@ -212,6 +216,36 @@ def test_a_lost_sampler_is_replaced_and_its_episodes_are_cut() -> None:
     assert check_rows(setup.replay) <= 8, "some were between two episodes anyway"
 
 
+def test_a_learner_does_not_wait_while_a_sampler_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may take seconds, if the fork server was lost too."""
+    with Setup("counting:make", **COUNTING) as setup:
+        setup.wait(lambda: (setup.replay.ring.real > 100).all())
+        has_begun, may_go_on, relaunch = threading.Event(), threading.Event(), setup.feed._crew.relaunch
+
+        def relaunch_slowly(*given: Any) -> None:
+            has_begun.set()
+            may_go_on.wait(SOON)
+            relaunch(*given)
+
+        monkeypatch.setattr(setup.feed._crew, "relaunch", relaunch_slowly)
+        os.kill(setup.feed._crew.members[0].pid, signal.SIGKILL)
+        assert has_begun.wait(SOON)
+        timer = threading.Timer(10, may_go_on.set)  # else who waits would wait for ever
+        timer.start()
+        setup.feed.look(0)
+        setup.feed.take_ages()
+        assert not may_go_on.is_set(), "it has waited"
+        timer.cancel()
+        may_go_on.set()
+        before = int(setup.replay.ring.real[0])
+        setup.wait(lambda: setup.replay.ring.real[0] > before + 100)
+
+
+def test_settings_that_only_a_sampler_finds_wrong_are_the_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^replay\.frames=2, and observations are no stacks"):
+        train(tmp_path / "run", env="MinAtar/Breakout-v1", replay={"frames": 2})
+
+
 def test_who_replaces_a_sampler_goes_on_with_the_rows_of_all_where_the_run_was_resumed() -> None:
     """Groups that had come less far began where the others did: noise and schedules do not go back."""
 
@@ -355,6 +389,58 @@ def test_weights_may_go_through_a_file_which_is_the_newest_agent(tmp_path: Path,
     for mine, theirs in zip(by_file.agent.parameters(), by_checkpoint.agent.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
     assert lines_of(run)[-1]["lag/acting_weights"] < 100, "samplers have read it"
+
+
+@pytest.fixture
+def stopped_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """stopped_after(n): n updates from now SIGTERM comes, and the round has no time to end by itself."""
+    monkeypatch.setattr(signals, "PATIENCE_SECONDS", 0.0)
+    step = Learner.step
+
+    def in_updates(count: int) -> None:
+        left = [count]
+
+        def step_and_stop(learner: Learner, batch: Any) -> Any:
+            found = step(learner, batch)
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return found
+
+        monkeypatch.setattr(Learner, "step", step_and_stop)
+
+    return in_updates
+
+
+@pytest.mark.parametrize("throttle", [True, False])
+def test_a_round_that_is_cut_short_loses_nothing_and_no_step_is_taken_twice(
+    tmp_path: Path, stopped_after: Callable[[int], None], throttle: bool
+) -> None:
+    """Updates of it are saved, also where the round before it was; its steps are counted when it is done."""
+    scheme = {"name": "async", "throttle": throttle, "publish_every": 50, "weights": "file"}
+    settings = {"steps": 1000 if throttle else 20_000, "replay": {"ratio": 16.0 if throttle else 64.0}}
+    settings |= {"algo": {"learning_starts": 200}, "checkpoint": {"every": 1}, "agent": {"normalize_obs": True}}
+    stopped_after(70)
+    first = train(tmp_path / "run", scheme=scheme, **settings)
+    assert (first.result["status"], first.result["updates"]) == ("stopped by SIGTERM", 70)
+    found = checkpoint.load_newest(first.path / "checkpoints")
+    assert found.learner["version"] == 70, "what was learned is saved"
+    counts = unpack(found.blobs["replay"])["replay"]
+    assert counts["steps"] == found.progress["steps"] == first.result["steps"], "the run and its replay count alike"
+    assert counts["unseen"] > 0 or throttle, "nobody waits: the round that was cut short had followed some"
+    by_file, by_checkpoint = (remuda.load(path) for path in (first.path / "weights.safetensors", first.path))
+    for mine, theirs in zip(by_file.agent.parameters(), by_checkpoint.agent.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+    stopped_after(-1)
+    seen: list[tuple[int, int]] = []
+    callback = lambda round: seen.append((round.progress.steps, round.replay.steps))  # noqa: E731
+    second = remuda.resume(first.path, callbacks=[callback], quiet=True)
+    assert second.result["status"] == "complete"
+    assert all(of_run == of_replay for of_run, of_replay in seen)
+    assert seen[0][0] >= counts["steps"] + counts["unseen"], "what was sampled is not sampled again"
+    if throttle:
+        assert second.result["updates"] == (second.result["steps"] - 200) * 16 // 16, "nor learned from again"
 
 
 def family() -> list[psutil.Process]:

@@ -66,7 +66,6 @@ class Terminal:
         self._started = time.monotonic()
         self._steps = start_steps
         self._metrics: dict[str, float] = {}
-        self._evaluated_at = 0
         self._drawn_at = -math.inf
         self._drawn_steps: int | None = None
         self._output = _Output(sys.stdout if file is None else file)
@@ -78,8 +77,6 @@ class Terminal:
         """Metrics of the log, any of them; those not named keep their last value."""
         self._metrics.update(metrics)
         self._steps = steps
-        if "eval/mean_reward" in metrics:
-            self._evaluated_at = steps
         now = time.monotonic()
         if self._live is not None:
             if now - self._drawn_at >= REFRESH_SECONDS:
@@ -124,7 +121,7 @@ class Terminal:
             parts.append("left " + clock(left))
         if self._has("eval/mean_reward"):
             spread = self._spread("eval/mean_reward", "eval/std_reward")
-            parts.append(f"eval {spread} at {self._evaluated_at:,}")
+            parts.append(f"eval {spread} at {self._metrics['eval/steps']:,.0f}")
         if self._metrics.get("rollout/restarts", 0.0) > 0.0:
             parts.append(f"restarts {self._metrics['rollout/restarts']:,.0f}")
         return parts

@@ -118,13 +118,18 @@ def make_free_orders(config: RunConfig, spec: EnvSpec, workers: int) -> list[dic
     return [{**order, "groups": workers if is_central else 1} for order in orders]
 
 
-def make_orders(config: RunConfig, spec: EnvSpec, workers: int) -> list[dict[str, Any]]:
+def must_have_import_path(config: RunConfig) -> None:
+    """The net, where other processes make one too."""
     if config.agent.net.startswith("<"):
         raise ConfigError(
             f"agent.net={config.agent.net} has no import path, by which other processes could find it: move it to a "
             "module"
             + (", or use sampler.act=central." if config.scheme == "parallel" else ", or use --scheme parallel.")
         )
+
+
+def make_orders(config: RunConfig, spec: EnvSpec, workers: int) -> list[dict[str, Any]]:
+    must_have_import_path(config)
     bounds = [worker * config.sampler.envs // workers for worker in range(workers + 1)]
     common = {"config": to_dict(config), "spec": spec.to_json(), "wait_reset": config.sampler.wait_reset}
     return [{**common, "first": first, "last": last} for first, last in pairwise(bounds)]

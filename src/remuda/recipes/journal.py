@@ -64,8 +64,9 @@ class Journal:
         self._interval: dict[str, float] = defaultdict(float)  # seconds since the last line, by activity
         self._total: dict[str, float] = defaultdict(float)
         self._log_every = config.log.every or max(1, config.steps // LINES_PER_RUN)
-        self._checkpoints, self._saved_rounds, self._saved_steps = 0, -1, 0
-        self._saver = Saver(directory.checkpoints, config.checkpoint.keep, self._saved)
+        self._checkpoints, self._saved_steps = 0, 0
+        self._saved: tuple[int, int] | None = None  # rounds and updates of the last checkpoint
+        self._saver = Saver(directory.checkpoints, config.checkpoint.keep, self._written)
         self._has_begun = False
         self._kept: dict[str, Any] | None = None  # where the journal of a resumed run stood
         self._learner: Learner | None = None
@@ -120,7 +121,7 @@ class Journal:
             self._checkpoints = found.progress.pop("checkpoints", 0)
             with of_this_version():
                 self.progress = Progress(**found.progress)
-            self._saved_rounds, self._saved_steps = self.progress.rounds, self.progress.steps
+            self._saved, self._saved_steps = (self.progress.rounds, learner.version), self.progress.steps
             if self.progress.rounds == 0:
                 self.progress.steps = 0  # warm-up is taken again
             for sentence in found.skipped:
@@ -256,15 +257,16 @@ class Journal:
 
     def save_if_stopped(self) -> None:
         """What was learned before a run was interrupted within a round; for schemes that are not exact anyway."""
-        if self._learner is not None and self.progress.rounds > max(self._saved_rounds, 0):
+        rounds, learner = self.progress.rounds, self._learner
+        if learner is not None and rounds and self._saved != (rounds, learner.version):
             try:
-                self._write(self._learner, None)
+                self._write(learner, None)
             except RemudaError as another:  # why the run ends is what the user must know of
                 self.say(f"warning: what was learned since the last checkpoint is lost ({another})")
 
     def save(self, round: Round, is_owed: bool = False) -> None:
         """A checkpoint of the end of this round, unless it is there already; `is_owed`: before its metrics line."""
-        if self._saved_rounds == round.progress.rounds:
+        if self._saved == (round.progress.rounds, round.learner.version):
             return
         with self._timed("checkpoint"):
             try:
@@ -285,7 +287,7 @@ class Journal:
             "is_owed": is_owed,
         }
         progress = {**asdict(self.progress), "checkpoints": self._checkpoints}
-        self._saved_rounds = self.progress.rounds
+        self._saved = (self.progress.rounds, learner.version)
         blobs = {"journal": pack(kept)} | ({} if sampler is None else {"sampler": sampler})
         files: list[str] = []
         self._saver.wait()  # who prunes must know all files that are there
@@ -300,7 +302,7 @@ class Journal:
         taken = checkpoint.snapshot(self.progress.steps, learner.state_dict(), progress, blobs, files)
         self._saver.save(taken, self._checkpoints)
 
-    def _saved(self, taken: checkpoint.Snapshot, found: Path | OSError) -> None:
+    def _written(self, taken: checkpoint.Snapshot, found: Path | OSError) -> None:
         if isinstance(found, OSError):
             self._not_saved(taken.step, found)
             return
@@ -310,7 +312,7 @@ class Journal:
     def _not_saved(self, step: int, error: OSError) -> None:
         """A full disk: the run goes on, and the checkpoint before this one is whole."""
         self.say(f"warning: no checkpoint was written at {step:,} steps ({error}): make room.")
-        self._saved_rounds = -1
+        self._saved = None
 
     def say(self, line: str) -> None:
         self.terminal.note(line)
@@ -354,8 +356,7 @@ class Journal:
             self._watched = None
         if self.evaluation is not None:
             line |= {f"eval/{name}": self.evaluation[name] for name in ("mean_reward", "std_reward", "mean_length")}
-            if "eval/steps" in line:
-                line["eval/steps"] = float(steps)
+            line["eval/steps"] = float(steps)
             self.evaluation = None if steps < self.config.steps else self.evaluation
         for writer in self._writers:
             try:

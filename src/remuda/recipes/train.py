@@ -28,7 +28,12 @@ from remuda.learning.weights import FileWeights, LocalWeights, SharedWeights
 from remuda.logs.rundir import WEIGHTS, RunDirectory
 from remuda.logs.terminal import Terminal
 from remuda.machine import has_compiler, keep_memory
-from remuda.recipes.actors import make_acting_sampler, make_replay_feed, make_rollout_stream
+from remuda.recipes.actors import (
+    make_acting_sampler,
+    make_replay_feed,
+    make_rollout_stream,
+    must_have_import_path,
+)
 from remuda.recipes.algo_options import OffPolicyOptions, OnPolicyOptions
 from remuda.recipes.algorithms import make_algorithm, make_exploration
 from remuda.recipes.config import RunConfig, to_dict
@@ -137,6 +142,7 @@ def train_from(
                     recipe = replace(recipe, make_weights=lambda agent, version: FileWeights(agent, path, version))
                 if config.eval.share:
                     video = directory.videos / "newest.mp4" if config.eval.video else None
+                    must_have_import_path(config)
                     watched = partial(EvaluatorProcess, config, spec, video=video, should_stop=journal.must_stop)
                     recipe = replace(recipe, make_evaluator=watched)
                 warn_if_nothing_is_learned(config, journal)

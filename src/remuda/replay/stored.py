@@ -52,6 +52,7 @@ class Stored(ABC):
         self.is_shared, self.most_per_round, self.lead = is_shared, most_per_round, lead
         self.draws, self.steps, self.credit, self.redrawn = 0, 0, 0.0, 0
         self._again = 0  # draws of which nothing came
+        self._unsettled, self._earned = 0, 0.0  # followed in a round that is not over; what they are owed
         self._files: RingFiles | None = None
         self._begin_here()
 
@@ -96,14 +97,21 @@ class Stored(ABC):
         there writers wait. None: any number.
         """
         self._take_note()
-        fresh = int(self.ring.real.sum()) - self._real
+        fresh, credit = int(self.ring.real.sum()) - self._real, self.credit
         self._owe(fresh)
+        self._unsettled += fresh
+        self._earned += self.credit - credit
         limit = NO_LIMIT if left is None else self._real + max(0, left - fresh)
         if self.is_throttled and self.can_draw():  # else who waited would wait for ever
             assert self.ratio is not None
             limit = min(limit, self._real - int(min(self.credit / self.ratio, NO_LIMIT // 4)) + self.lead)
         self.ring.limit[0] = limit
         return fresh
+
+    def settle(self) -> None:
+        """A round is over, and what was followed in it is part of the run. Of one that is cut short a checkpoint has
+        the rows, and leaves them to be followed again: only then a run counts them."""
+        self._unsettled, self._earned = 0, 0.0
 
     @property
     def is_throttled(self) -> bool:
@@ -204,13 +212,20 @@ class Stored(ABC):
     # --- checkpoints ---
 
     def _counts(self) -> dict[str, Any]:
-        counts = {"draws": self.draws, "steps": self.steps, "credit": self.credit, "again": self._again}
-        return {**counts, "redrawn": self.redrawn, "unseen": int(self.ring.real.sum()) - self._real}
+        return {
+            "draws": self.draws,
+            "again": self._again,
+            "redrawn": self.redrawn,
+            "steps": self.steps - self._unsettled,
+            "credit": self.credit - self._earned,
+            "unseen": int(self.ring.real.sum()) - self._real + self._unsettled,
+        }
 
     def _set_counts(self, state: Mapping[str, Any]) -> None:
         self.draws, self.steps, self.credit = state["draws"], state["steps"], state["credit"]
         self._again, self.redrawn = state["again"], state["redrawn"]
         self._real -= state["unseen"]  # real rows that were there and not counted yet
+        self.settle()
 
     def save(self, directory: Path) -> dict[str, Any]:
         """Rows since the last time go to files in the directory; the rest is returned, with the names of all."""

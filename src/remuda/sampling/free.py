@@ -46,6 +46,7 @@ class FreeActors(ABC):
         self._turn = threading.Condition()  # guards all that both threads touch
         self._is_ready = [True] * len(orders)  # False while a successor builds its envs
         self._was_useful = [False] * len(orders)
+        self._mourned: list[Member] = []  # who are to be replaced now
         self._version, self._ages = 0, [0.0]  # of the learner; by how much acting weights were behind
         self._seconds: dict[str, float] = {}  # what workers did when they were last heard of
         self._is_closing = False
@@ -151,6 +152,8 @@ class FreeActors(ABC):
                     for member in self._crew.members:
                         self._hear(member)
                     self._arrange()
+                while self._mourned:  # without the lock: a fork server may have to be started first
+                    self._relaunch(self._mourned.pop())
                 self._afterwards()
         except BaseException as error:  # for the learner, when it looks next
             with self._turn:
@@ -166,7 +169,7 @@ class FreeActors(ABC):
             self._ages.append(self._version - answer["version"])
             self._take(index, answer)
         if member.lost is not None:
-            self._replace(member)
+            self._mourn(member)
         elif not self._is_ready[index] and member.take("built") is not None:
             self._introduce(member, self._seed)
             self._is_ready[index] = True
@@ -176,13 +179,18 @@ class FreeActors(ABC):
         elif self._owes(index):
             self._crew.expect(member, self._step_timeout, "while it owed a rollout")
 
-    def _replace(self, member: Member) -> None:
-        """Its envs go on in a successor, which is heard of once it has built them; nobody waits for that."""
+    def _mourn(self, member: Member) -> None:
+        """What it had begun is given up."""
         index = member.index
         member.inbox.clear()
         self._lose(index)
         self._news.lose(index, member.order["last"] - member.order["first"])
         self._is_ready[index] = False
+        self._mourned.append(member)
+
+    def _relaunch(self, member: Member) -> None:
+        """Its envs go on in a successor, which is heard of once it has built them; nobody waits for that."""
+        index = member.index
         member.order = {**member.order, "row": self._next_row(index)}
         self._crew.relaunch(member, self._was_useful[index])
         self._was_useful[index] = False

@@ -61,8 +61,10 @@ class Asynchronous:
                 log.begin()
                 must_end = log.should_stop()
                 while progress.steps < recipe.steps and not must_end:
-                    round = self._round(recipe, learner, replay, stream, progress, log)
-                    weights.publish(learner.version)
+                    try:
+                        round = self._round(recipe, learner, replay, stream, progress, log)
+                    finally:  # also what a round has learned that is cut short
+                        weights.publish(learner.version)
                     stream.release(learner.version)
                     progress.dropped, progress.restarts = dropped + stream.dropped, restarts + stream.restarts()
                     round.evaluations = evaluator.look(learner.version, progress.steps) if evaluator else []
@@ -109,9 +111,11 @@ class AsynchronousReplay:
                 must_end = log.should_stop()
                 while progress.steps < recipe.steps and not must_end:
                     before = learner.version
-                    round = self._round(recipe, learner, replay, feed, progress, log)
-                    if learner.version > before:
-                        weights.publish(learner.version)
+                    try:
+                        round = self._round(recipe, learner, replay, feed, progress, log)
+                    finally:
+                        if learner.version > before:
+                            weights.publish(learner.version)
                     progress.restarts = restarts + feed.restarts()
                     round.evaluations = evaluator.look(learner.version, progress.steps) if evaluator else []
                     must_end = log.round(round)
@@ -140,15 +144,18 @@ class AsynchronousReplay:
         learner.set_progress(progress.steps / recipe.steps)
         age = feed.take_ages()
         acted = learner.version - age
-        metrics = learn_due(learner, replay, acted, int(acted), must_stop)
-        before = -1
-        while fresh >= left and replay.is_throttled and replay.is_due and before < learner.version:
-            before = learner.version  # the last steps are owed as many updates as all others
+        try:
             metrics = learn_due(learner, replay, acted, int(acted), must_stop)
+            before = -1
+            while fresh >= left and replay.is_throttled and replay.is_due and before < learner.version:
+                before = learner.version  # the last steps are owed as many updates as all others
+                metrics = learn_due(learner, replay, acted, int(acted), must_stop)
+        finally:
+            for rollout in replay.fresh():
+                learner.finish(rollout)
         metrics |= replay.metrics() | {"lag/acting_weights": age}
-        for rollout in replay.fresh():
-            learner.finish(rollout)
         progress.steps += fresh
+        replay.settle()
         progress.rounds += 1
         episodes = feed.episodes()
         progress.episodes += len(episodes)

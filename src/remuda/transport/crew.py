@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from remuda.errors import EnvError, EnvSpecError, Interrupted, RemudaError, WorkerError
+from remuda.errors import ConfigError, EnvError, EnvSpecError, Interrupted, RemudaError, WorkerError
 from remuda.transport.forkserver import ForkFailed, ForkServer
 from remuda.transport.wire import Bell, Link
 
@@ -32,6 +32,7 @@ WINDOW_SECONDS = 60.0  # in which a budget of restarts counts
 LOOK_SECONDS = 0.2  # longest sleep before `should_stop` is asked again
 DEATH_SECONDS = 5.0  # from SIGKILL to the end of a process
 LEAVE_SECONDS = 1.0  # for workers to close their envs when the pool closes
+TOLD_AS_THEY_ARE = {kind.__name__: kind for kind in (ConfigError, EnvError, EnvSpecError)}  # sentences for the user
 
 
 class Member:
@@ -240,10 +241,8 @@ class Crew:
         if kind == EnvSpecError.__name__ and self._has_started:
             return  # it could be built before: the process is about to end, and that spends from its budget
         error: RemudaError
-        if kind == EnvError.__name__:
-            error = EnvError(text)
-        elif kind == EnvSpecError.__name__:
-            error = EnvSpecError(text)
+        if kind in TOLD_AS_THEY_ARE:
+            error = TOLD_AS_THEY_ARE[kind](text)
         else:
             first = text.splitlines()[0] if text else ""
             error = WorkerError(f"worker {member.index} (pid {member.pid}) failed with {kind}: {first}")

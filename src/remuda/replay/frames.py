@@ -117,6 +117,7 @@ class FrameRing(Ring):
             yield self.obs(row, env).reshape(end - first, self.width, *self._shape)
 
     def is_stored(self, row: Index, env: Index) -> NDArray[np.bool_]:
+        self._fence()  # what was copied was read before this is asked
         oldest = self.rows.obs[row % self.capacity, env] - self.frames + 1
         # As many again may have been written without being counted.
         has_frames: NDArray[np.bool_] = oldest >= self.kept[env] + self.frames - self._room

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from remuda.data import SharedArrays, leaves, map_tree
+from remuda.data import Fence, SharedArrays, leaves, map_tree
 from remuda.replay.ring import Index, Ring
 from remuda.replay.sumtree import SumTree
 
@@ -44,6 +44,7 @@ class States:
         self.states = map_tree(lambda _: self.memory[f"state.{next(names)}"], example)
         self.row, self.stored = self.memory["row"], self.memory["stored"]  # of each group
         self.error = self.memory["error"] if is_judged else None
+        self._fence = Fence()  # what is said to be there is there
         self.judged = self.memory["judged"]  # states of each group whose sequences' errors are known, where wanted
 
     def store(self, state: Any, group: int = 0) -> None:
@@ -61,12 +62,14 @@ class States:
 
         map_tree(write, self.states, state)
         self.row[place, group] = row
+        self._fence()
         self.stored[group] = number + 1
 
     def judge(self, group: int, number: int, error: NDArray[np.float32] | float) -> None:
         """Errors [B of the group] of the sequences from one state on; NaN where none is known."""
         assert self.error is not None
         self.error[number % self.room, self.ring.columns(group)] = error
+        self._fence()
         self.judged[group] = number + 1
 
     def noticed(self, group: int) -> int:

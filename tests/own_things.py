@@ -13,21 +13,22 @@ BOX = spaces.Box(-1.0, 1.0, (4,), np.float32)
 
 
 class Late(gymnasium.Env):
-    """Keeps its contract until step `at`, then breaks it in one way."""
+    """Keeps its contract until step `at` of an episode, the first or a later one, then breaks it in one way."""
 
-    def __init__(self, fault="none", at=7, render_mode=None):
+    def __init__(self, fault="none", at=7, render_mode=None, good_episodes=0):
         self.observation_space, self.action_space = BOX, spaces.Discrete(2)
-        self.fault, self.at, self.time = fault, at, 0
+        self.fault, self.at, self.time, self.good_episodes = fault, at, 0, good_episodes
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
+        self.good_episodes -= self.time > 0
         self.time = 0
         return np.zeros(4, np.float32), {}
 
     def step(self, action):
         self.time += 1
         obs, reward = np.full(4, 0.1, np.float32), 1.0
-        if self.time == self.at:
+        if self.time == self.at and self.good_episodes <= 0:
             if self.fault == "nan_obs":
                 obs[2] = np.nan
             elif self.fault == "nan_reward":

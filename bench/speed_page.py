@@ -273,8 +273,9 @@ def time_to_3000(report: dict[str, Any]) -> list[str]:
         "beside the learner has time for many more steps, which bear smaller batches and a rate of 1e-3: `async` has",
         "32 steps for every update from 128 rows. So that settings are not mistaken for schemes, `serial, same` and",
         "`sb3, same` have those of `async`. `serial, 8 steps` has what suits one process with two threads better, 8",
-        "steps for every update from 256 rows and 1e-3. `serial` and `sb3` took turns with each other on another",
-        "day than the rest.\n",
+        "steps for every update from 256 rows and 1e-3. `async` and `serial, same` have one thread of torch, the",
+        "rest two: with two, `serial, same` was not run, and may well be quicker than here. `serial` and `sb3` took",
+        "turns with each other on another day than the rest.\n",
         "| | seconds: median (all seeds) | env steps, median | SB3's seconds over its own |",
         "|---|---|---|---|",
     ]

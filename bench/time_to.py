@@ -13,7 +13,8 @@ For SAC, `serial` is our preset, and `sb3` has its own defaults, which are the s
 every step, a learning rate of 3e-4. A sampler beside the learner has time for many more steps, which bear smaller
 batches and a rate of 1e-3: `async` has 32 steps for every update from 128 rows. So that settings are not mistaken for
 schemes, `serial, same` and `sb3, same` have those of `async`, and `serial, 8 steps` has 8 steps for every update from
-256 rows, with 1e-3. All others have two threads of torch where that was faster for them than one.
+256 rows, with 1e-3. Threads of torch: one for `async` and for `serial, same`, which was not run with two; two for the
+rest.
 """
 
 from __future__ import annotations

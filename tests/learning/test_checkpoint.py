@@ -234,6 +234,32 @@ def test_the_same_step_may_be_written_again(tmp_path: Path) -> None:
     assert load(tmp_path / "step-5").learner["x"] == 2
 
 
+@pytest.mark.parametrize("dies_at", ["the old one is aside", "the old one is deleted"])
+def test_who_is_killed_while_a_step_is_written_again_leaves_one_of_both(tmp_path: Path, dies_at: str) -> None:
+    """Not a moment without a checkpoint: a signal may be followed by SIGKILL."""
+    save(tmp_path, 5, {"x": torch.tensor(1)}, {})
+    if (child := os.fork()) == 0:
+
+        def die(*args: Any, **kwargs: Any) -> None:
+            os._exit(9)
+
+        if dies_at == "the old one is deleted":
+            checkpoint.shutil.rmtree = lambda path, **_: die() if path.exists() else None  # type: ignore
+        else:
+            rename = Path.rename
+            Path.rename = lambda path, to: rename(path, to) if path.name == "step-5" else die()  # type: ignore
+        save(tmp_path, 5, {"x": torch.tensor(2)}, {})
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    left = 2 if dies_at == "the old one is deleted" else 1
+    assert load_newest(tmp_path).learner["x"] == left, "who resumes reads before anybody may write there"
+    checkpoint.sweep(tmp_path)
+    assert load(tmp_path / "step-5").learner["x"] == left
+    assert names(tmp_path) == {"step-5", "latest"}
+    save(tmp_path, 5, {"x": torch.tensor(3)}, {})
+    assert load(tmp_path / "latest").learner["x"] == 3
+
+
 def names(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
 

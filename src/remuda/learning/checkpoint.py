@@ -33,6 +33,7 @@ from remuda.errors import CheckpointError
 
 FORMAT = 3  # 1 kept the optimizer of every parameter by itself, 2 had channels first
 ASIDE = ".writing-"
+REPLACED = ".replaced-"  # and its name: counts until another checkpoint of the same step has taken its place
 REPLAY = "replay"  # the directory of files that checkpoints share
 BLOBS = "blobs.safetensors"  # bytes, where there are any
 MOST_BYTES = {"manifest.json": 1 << 16, "state.json": 1 << 24}
@@ -130,16 +131,19 @@ def write(directory: Path, snapshot: Snapshot, keep: str = "last", number: int =
     manifest["sha256"] = _manifest_sum(manifest)
     unused: set[str] = set()
     final, aside = directory / f"step-{snapshot.step}", _aside(directory)
+    replaced = directory / f"{REPLACED}{final.name}"
     try:
         aside.mkdir(parents=True)
         for name, pieces in contents.items():
             _write_through(aside / name, pieces)
         _write_through(aside / "manifest.json", [json.dumps(manifest, indent=1).encode()])
         _flush_directory(aside)
-        if final.exists():  # written before and resumed from: the same step again
+        if final.exists():  # written before and resumed from, or of a round that was cut short: the same step again
             unused |= _files_of(final) or set()
-            _remove(final)
+            shutil.rmtree(replaced, ignore_errors=True)
+            final.rename(replaced)
         aside.rename(final)
+        shutil.rmtree(replaced, ignore_errors=True)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     _point_latest(directory, final.name)
@@ -171,6 +175,12 @@ def safetensors(tensors: Mapping[str, Tensor]) -> list[Piece]:
 
 def sweep(directory: Path) -> None:
     """Remove what a process that was killed while it wrote has left; for whoever alone may write there."""
+    for path in directory.glob(f"{REPLACED}*"):
+        final = directory / path.name.removeprefix(REPLACED)
+        if final.exists():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.rename(final)
     for path in directory.glob(f"{ASIDE}*"):
         shutil.rmtree(path, ignore_errors=True)
     for path in (directory / REPLAY).glob(f"{ASIDE}*"):
@@ -236,7 +246,7 @@ def load_newest(directory: Path, before: int | None = None, skipped: Sequence[st
     """
     skipped = list(skipped)
     for path in reversed(list_checkpoints(directory)):
-        if before is not None and int(path.name[5:]) >= before:
+        if before is not None and _step(path) >= before:
             continue
         try:
             return replace(load(path), skipped=skipped)
@@ -248,9 +258,14 @@ def load_newest(directory: Path, before: int | None = None, skipped: Sequence[st
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """All checkpoints, oldest first."""
-    found = [path for path in directory.glob("step-*") if path.name[5:].isdigit() and path.is_dir()]
-    return sorted(found, key=lambda path: int(path.name[5:]))
+    """All checkpoints, oldest first; with one whose place nobody has taken, since who wanted to was killed."""
+    found = [*directory.glob(f"{REPLACED}step-*"), *directory.glob("step-*")]  # in its place is the newer
+    checkpoints = {_step(path): path for path in found if path.name.rpartition("-")[2].isdigit() and path.is_dir()}
+    return [checkpoints[step] for step in sorted(checkpoints)]
+
+
+def _step(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])
 
 
 def _pack(node: Any, path: str, tensors: dict[str, Tensor]) -> Any:

@@ -1,6 +1,7 @@
 """What users bring along: envs, nets and statistics of their own, good and bad. Importable in env workers."""
 
 import time
+from pathlib import Path
 from typing import ClassVar
 
 import gymnasium
@@ -144,6 +145,13 @@ def slow_to_build():
     """Takes its time to be built, but not where it is only looked at."""
     if serving.IN_WORKER:
         time.sleep(5)
+    return Late()
+
+
+def slow_to_rebuild(file, seconds):
+    """Takes its time to be built once there is such a file."""
+    if serving.IN_WORKER and Path(file).exists():
+        time.sleep(seconds)
     return Late()
 
 

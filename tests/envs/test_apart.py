@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from remuda.envs import ApartEnvs, LocalEnvs, resolve
 from remuda.errors import ConfigError, EnvError, Interrupted, WorkerError
 
 COUNTING = ("counting:make", {"lengths": list(LENGTHS)})
-SLOW = ("own_things:slow", {"seconds": 2.0, "only_seed": env_seed(7, 0, 0)})  # env 0 alone
+SLOW = ("own_things:slow", {"seconds": 5.0, "only_seed": env_seed(7, 0, 0)})  # env 0 alone
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,16 +30,24 @@ def _one_server() -> Iterator[None]:
         yield
 
 
-def step_until(envs: ApartEnvs, is_enough: Callable[[], bool], leave: int | None = None) -> list[Any]:
-    """Step whichever slots are ready, but one that is left as it is; returns (slot, obs, mask) of every answer."""
+def step_until(
+    envs: ApartEnvs, is_enough: Callable[[], bool], leave: int | None = None, answers: int = 0
+) -> list[Any]:
+    """Step whichever slots are ready, but one that is left as it is; returns (slot, obs, mask) of every answer.
+
+    Not before so many answers of every slot have come: on a busy machine one may be hundreds ahead of another.
+    """
     width, seen = envs.num_envs // envs.num_slots, []
-    deadline = time.monotonic() + 10
-    while not is_enough():
+    awaited = [slot for slot in range(envs.num_slots) if slot != leave for _ in range(answers)]
+    deadline = time.monotonic() + 60
+    while awaited or not is_enough():
         assert time.monotonic() < deadline, "it never comes true"
         for slot in envs.ready(0.05):
             if slot != leave:
                 _, step = envs.recv(slot)
                 seen.append((slot, step.obs.copy(), step.mask.copy()))
+                if slot in awaited:
+                    awaited.remove(slot)
                 envs.send(slot, np.zeros(width, np.int64))
     return seen
 
@@ -107,10 +116,10 @@ def test_only_slots_that_answer_at_once_are_ready() -> None:
                     assert 0 not in ready
                 envs.recv(slot)
                 envs.send(slot, np.zeros(1, np.int64))
-        assert time.monotonic() - start < 2.0, "recv waited for the slow one"
+        assert time.monotonic() - start < 5.0, "recv waited for the slow one"
         while 0 not in envs.ready(1.0):
-            assert time.monotonic() - start < 20.0
-        assert time.monotonic() - start > 1.9
+            assert time.monotonic() - start < 60.0
+        assert time.monotonic() - start > 4.9
         assert envs.recv(0)[0] == 0
 
 
@@ -128,10 +137,10 @@ def test_it_waits_no_longer_than_it_is_told() -> None:
 def test_a_killed_worker_is_replaced_while_others_go_on() -> None:
     with ApartEnvs(resolve("counting:make", {"lengths": [10**6]}), 6, 3, 3) as envs:
         envs.reset(7)
-        step_until(envs, lambda: all(number > 20 for _, number in envs._sent))
+        step_until(envs, lambda: True, answers=5)
         kill(envs, 1)
         seen = step_until(envs, lambda: envs.restarts() == 2 and 1 in envs.ready(0.0))
-        again = step_until(envs, lambda: all(number > 200 for _, number in envs._sent))
+        again = step_until(envs, lambda: True, answers=20)
     steps: dict[int, list[Any]] = {slot: [] for slot in range(3)}
     for slot, obs, mask in seen + again:
         steps[slot].append((obs, mask))
@@ -140,14 +149,29 @@ def test_a_killed_worker_is_replaced_while_others_go_on() -> None:
         assert all(after == [n + 1 for n in before] for before, after in pairwise(rows))
     (first,) = [n for n, (_, mask) in enumerate(steps[1]) if not mask.any()]
     assert steps[1][first][0].tolist() == [[env_seed(7, env, 1) % 1000, 1, 0] for env in (2, 3)]
-    assert len(steps[0]) > 3, "they went on meanwhile"
+
+
+def killed_and_slow_to_rebuild(envs: ApartEnvs, file: Path) -> None:
+    envs.reset(7)
+    step_until(envs, lambda: True, answers=1)
+    file.touch()
+    kill(envs, 1)
+    step_until(envs, lambda: bool(envs._building))
+
+
+def test_nobody_waits_while_a_successor_builds_its_envs(tmp_path: Path) -> None:
+    file = tmp_path / "slow"
+    with ApartEnvs(resolve("own_things:slow_to_rebuild", {"file": str(file), "seconds": 20}), 3, 3, 3) as envs:
+        killed_and_slow_to_rebuild(envs, file)
+        step_until(envs, lambda: True, leave=1, answers=20)
+        assert envs._building, "which it does for 20 seconds"
 
 
 def test_a_death_is_noticed_although_others_always_have_an_answer() -> None:
     """As in a process that acts for many: whenever it looks, somebody has answered. Here one slot always has."""
     with ApartEnvs(resolve(*COUNTING), 3, 3, 3) as envs:
         envs.reset(7)
-        step_until(envs, lambda: all(number > 20 for slot, number in envs._sent if slot != 2), leave=2)
+        step_until(envs, lambda: True, leave=2, answers=5)
         kill(envs, 1)
         step_until(envs, lambda: envs.restarts() == 1, leave=2)
 
@@ -156,7 +180,7 @@ def test_a_worker_that_hangs_is_replaced_although_others_always_have_an_answer()
     kwargs = {"fault": "sleep", "at": 5, "only": env_seed(7, 1, 0) % 1000, "lengths": [10**6]}
     with ApartEnvs(resolve("counting:make", kwargs), 3, 3, 3, step_timeout=1.0) as envs:
         envs.reset(7)
-        step_until(envs, lambda: envs.restarts() == 1, leave=2)
+        step_until(envs, lambda: envs.restarts() >= 1, leave=2)
 
 
 @pytest.mark.parametrize("leave", [None, 2], ids=["waiting", "others always have an answer"])
@@ -178,16 +202,14 @@ def test_a_worker_that_is_lost_too_often_ends_it(caplog: pytest.LogCaptureFixtur
         step_for_ever(envs)
 
 
-def test_a_slot_may_be_waited_for_while_a_successor_is_being_built() -> None:
-    with ApartEnvs(resolve(*COUNTING), 2, 2, 2, step_timeout=6.0) as envs:
-        envs.reset(7)
-        step_until(envs, lambda: all(number for _, number in envs._sent))
-        kill(envs, 1)
-        step_until(envs, lambda: bool(envs._building))
+def test_a_slot_may_be_waited_for_while_a_successor_is_being_built(tmp_path: Path) -> None:
+    spec = resolve("own_things:slow_to_rebuild", {"file": str(tmp_path / "slow"), "seconds": 1})
+    with ApartEnvs(spec, 2, 2, 2, step_timeout=60.0) as envs:
+        killed_and_slow_to_rebuild(envs, tmp_path / "slow")
         start = time.monotonic()
         _, step = envs.recv(1)
-        assert time.monotonic() - start < 5.0, "it is built at once, and nobody has to time out first"
-        assert step.obs[:, 0].tolist() == [env_seed(7, 1, 1) % 1000]
+        assert time.monotonic() - start < 50.0, "it is built at once, and nobody has to time out first"
+        assert not step.mask.any()
 
 
 def test_who_asks_to_stop_is_heard() -> None:

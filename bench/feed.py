@@ -91,11 +91,12 @@ def serve_one(kind: str, env: str, batch: int, envs: int, workers: int) -> None:
     replay: Any = make_replay(config, info, None, 0, workers)
     pipes = Pipes(workers, replay.ring)
     into = {"ring": "replay", "queue": "pipe"}.get(kind, "nowhere")
-    orders = [{**order, "into": into} for order in make_free_orders(config, spec, workers)]
+    orders = [{**order, "into": into} for order in make_free_orders(config, spec, info, workers)]
     fds = pipes.write if kind == "queue" else replay.fds
     feed = ReplayFeed("feed_workers", orders, weights, fds, 8, 1, on_loss=replay.lose, **worker_limits(config))
     pids = [member.pid for member in feed._crew.members]
     fill(replay, info)
+    replay.follow()  # from now on rows are wanted
     feed.start(1)
 
     def rest(is_resting: bool) -> None:

@@ -26,7 +26,7 @@ def main(fds: Sequence[int]) -> int:
         if order["into"] == "pipe":
             return PipeWriter(os.dup(given[order["group"]]), worker.algorithm.prepare)
         ring = make_ring(worker.config, worker.seen, None, order["all_groups"])
-        return RingWriter(ring, None, order["group"], worker.algorithm.prepare)
+        return RingWriter(ring, None, range(order["group"], order["group"] + 1), worker.algorithm.prepare)
 
     return serve(fds, worker.make_parts, make_writer)
 
@@ -39,6 +39,9 @@ class PipeWriter:
 
     def may_write(self) -> bool:
         return True
+
+    def num_written(self) -> int:
+        return 0  # nobody waits for them
 
     def write(self, rollout: Rollout, group: int = 0) -> None:
         batch = self.prepare(rollout)

@@ -9,7 +9,7 @@ import numpy as np
 
 from remuda.learning.weights import SharedWeights
 from remuda.recipes.actors import make_replay_feed
-from remuda.recipes.parts import num_workers
+from remuda.recipes.parts import agent_view, num_workers
 from remuda.recipes.replays import make_replay
 from remuda.recipes.settings import settle_config
 from remuda.recipes.train import make_recipe
@@ -49,7 +49,9 @@ class Setup:
         self.weights = SharedWeights(agent, 0)
         self.replay: Any = make_replay(config, info, agent.initial_state(1), 0, self.workers)
         self.prepare(self.replay)
-        self.feed = make_replay_feed(config, spec, self.workers, self.weights, self.replay, lambda: False)
+        self.feed = make_replay_feed(
+            config, spec, agent_view(config, info), self.workers, self.weights, self.replay, lambda: False
+        )
 
     def prepare(self, replay: Any) -> None:
         """What it holds before anybody feeds it."""

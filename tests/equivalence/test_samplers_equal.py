@@ -64,7 +64,7 @@ def first_rollout(workers, slots, act):
     agent = make_algorithm(config, probe(spec), find_net(config.agent)).agent
     if act == "workers":
         shared = SharedWeights(agent)
-        sampler = make_acting_sampler(config, spec, workers, agent, shared, 0, lambda: False)
+        sampler = make_acting_sampler(config, spec, probe(spec), workers, agent, shared, 0, lambda: False)
     else:
         envs = make_some_envs(config, spec, 8, slots, workers, lambda: False)
         sampler = EnvSampler(envs, agent, LocalWeights(), 32, 3)

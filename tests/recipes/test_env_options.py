@@ -19,7 +19,7 @@ import remuda
 from remuda.core import Clock, env_seed
 from remuda.envs import LocalEnvs, make_envs, resolve
 from remuda.errors import ConfigError, EnvSpecError
-from remuda.recipes.actors import Worker, make_acting_sampler
+from remuda.recipes.actors import Worker, make_acting_sampler, make_orders
 from remuda.recipes.algorithms import make_algorithm
 from remuda.recipes.config import from_dict, to_dict
 from remuda.recipes.parts import (
@@ -156,9 +156,10 @@ def test_without_seeds_every_env_gets_one_and_no_reset_after_it_does(recorder: t
 @pytest.mark.parametrize("where", ["here", "pool", "acting"])
 def test_the_seeds_reach_every_kind_of_sampler(where: str) -> None:
     """A marker is the last seed modulo 1000, in every observation."""
-    config, spec, _ = settle({"envs": {"seeds": "11,22,33"}})
+    config, spec, info = settle({"envs": {"seeds": "11,22,33"}})
     if where == "acting":
-        order = {"config": to_dict(config), "spec": spec.to_json(), "first": 4, "last": 8}
+        (order,) = make_orders(config, spec, info, 1)
+        order |= {"first": 4, "last": 8}
         envs, _, _ = Worker().make_parts(order, lambda: False, print)
     else:
         envs = make_some_envs(config, spec, 4, 1, 1 if where == "pool" else 0, lambda: False)
@@ -364,10 +365,10 @@ def test_what_acting_workers_cannot_find_is_refused_before_anything_is_kept(
 
 
 def test_refusals_start_no_process() -> None:
-    config, spec, _ = settle({"sampler": {"act": "workers"}, "envs": {"backend": "gymnasium"}}, env="CartPole-v1")
+    config, spec, info = settle({"sampler": {"act": "workers"}, "envs": {"backend": "gymnasium"}}, env="CartPole-v1")
     nothing: Any = None
     with pytest.raises(ConfigError, match=r"envs\.backend=gymnasium with sampler\.act=workers"):
-        make_acting_sampler(config, spec, 2, nothing, nothing, 0, lambda: False)
+        make_acting_sampler(config, spec, info, 2, nothing, nothing, 0, lambda: False)
 
 
 def test_more_acting_workers_than_envs(tmp_path: Path) -> None:
@@ -394,9 +395,10 @@ def test_waiting_for_resets_needs_single_envs() -> None:
 def test_envs_and_agent_of_a_worker_are_those_of_the_run() -> None:
     """The agent that a worker builds from its order has the run's own first weights."""
     config, spec, info = settle({"agent": {"core": "gru", "prev_action": True}, "sampler": {"act": "workers"}})
-    order = {"config": to_dict(config), "spec": spec.to_json(), "first": 2, "last": 4}
+    seen = agent_view(config, info)
+    order = {**make_orders(config, spec, seen, 1)[0], "first": 2, "last": 4}
     envs, agent, _ = Worker().make_parts(order, lambda: False, print)
-    own = make_algorithm(config, agent_view(config, info), find_net(config.agent)).agent
+    own = make_algorithm(config, seen, find_net(config.agent)).agent
     assert envs.num_envs == 2
     assert envs.observation.entries.keys() == own.observation.entries.keys()
     assert all(torch.equal(mine, own.state_dict()[name]) for name, mine in agent.state_dict().items())

@@ -395,9 +395,21 @@ def test_what_was_seen_since_is_shown_once(kind: str) -> None:
         assert list(replay.fresh()) == []
 
 
+def test_nobody_may_write_before_it_is_said_how_much_is_wanted() -> None:
+    replay = experience(make("rows", 40, 1), ratio=None)
+    writer = Writer("rows", 40, 1, replay.fds)
+    assert not writer.ring.may_write()
+    with replay.paused():
+        assert not writer.ring.may_write()
+    assert not writer.ring.may_write()
+    replay.follow(6)
+    assert writer.ring.may_write()
+
+
 def test_while_it_is_paused_nobody_may_write() -> None:
     replay = experience(make("rows", 40, 1), ratio=None)
     writer = Writer("rows", 40, 1, replay.fds)
+    replay.follow()
     with replay.paused():
         assert not writer.ring.may_write()
     assert writer.ring.may_write()

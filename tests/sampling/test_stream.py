@@ -92,7 +92,9 @@ def streaming(
     agent: Any = make_algorithm(config, agent_view(config, info), find_net(config.agent)).agent
     with contextlib.closing(SharedWeights(agent)) as weights:
         count = num_workers(config)
-        stream = make_rollout_stream(config, spec, count, agent, weights, 0, max_lag, lambda: False)
+        stream = make_rollout_stream(
+            config, spec, agent_view(config, info), count, agent, weights, 0, max_lag, lambda: False
+        )
         with contextlib.closing(stream):
             if starts:
                 assert stream.start(SEED) == 0

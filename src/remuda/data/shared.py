@@ -60,8 +60,8 @@ class SharedArrays:
         offsets, size = _offsets(self.layout)
         self.fd = _nameless_file(size) if fd is None else os.dup(fd)
         try:
-            if os.fstat(self.fd).st_size < size:
-                raise ValueError(f"shared memory is smaller than the {size} bytes of its layout")
+            if (found := os.fstat(self.fd).st_size) != size:
+                raise ValueError(f"shared memory has {found} bytes, and its layout {size}: it is another's")
             self._map: mmap.mmap | None = mmap.mmap(self.fd, size)
         except (OSError, ValueError):
             os.close(self.fd)

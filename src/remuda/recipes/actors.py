@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from remuda.core import Agent, env_seed
+from remuda.core import Agent, Space, env_seed
 from remuda.data import Batch, Rollout, map_tree
 from remuda.envs import ApartEnvs, EnvInfo, EnvSpec, LocalEnvs, NativeEnvs, choose_backend
 from remuda.envs.previous import WithPrevious
-from remuda.errors import ConfigError
+from remuda.errors import ConfigError, EnvSpecError
 from remuda.learning.weights import FileWeights, SharedWeights
 from remuda.recipes.algo_options import OnPolicyOptions
 from remuda.recipes.algorithms import make_algorithm, make_exploration
@@ -30,6 +30,7 @@ from remuda.sampling.stream import RolloutStream
 def make_acting_sampler(
     config: RunConfig,
     spec: EnvSpec,
+    seen: EnvInfo,
     workers: int,
     agent: Any,
     weights: SharedWeights,
@@ -44,7 +45,7 @@ def make_acting_sampler(
     n_steps, seed = config.algo_options.rows_per_round, config.seed
     return ActingSampler(
         __name__,
-        make_orders(config, spec, workers),
+        make_orders(config, spec, seen, workers),
         agent,
         agent.observation,
         weights,
@@ -59,6 +60,7 @@ def make_acting_sampler(
 def make_rollout_stream(
     config: RunConfig,
     spec: EnvSpec,
+    seen: EnvInfo,
     workers: int,
     agent: Any,
     weights: SharedWeights | FileWeights,
@@ -72,7 +74,7 @@ def make_rollout_stream(
     per_round = max(1, options.columns_per_round(envs) * workers // envs)
     return RolloutStream(
         __name__,
-        make_free_orders(config, spec, workers),
+        make_free_orders(config, spec, seen, workers),
         agent,
         agent.observation,
         weights,
@@ -91,6 +93,7 @@ def make_rollout_stream(
 def make_replay_feed(
     config: RunConfig,
     spec: EnvSpec,
+    seen: EnvInfo,
     workers: int,
     weights: SharedWeights | FileWeights,
     replay: Any,
@@ -99,22 +102,22 @@ def make_replay_feed(
     """Workers of equal shares of the envs, each a group of the replay's; or one that acts for all groups."""
     return ReplayFeed(
         __name__,
-        make_free_orders(config, spec, workers),
+        make_free_orders(config, spec, seen, workers),
         weights,
         replay.fds,
         config.algo_options.rows_per_round,
         config.seed,
         on_loss=replay.lose,
-        written=replay.ring.written.tolist(),
+        written=replay.ring.written,
         should_stop=should_stop,
         **worker_limits(config),
     )
 
 
-def make_free_orders(config: RunConfig, spec: EnvSpec, workers: int) -> list[dict[str, Any]]:
+def make_free_orders(config: RunConfig, spec: EnvSpec, seen: EnvInfo, workers: int) -> list[dict[str, Any]]:
     """Of workers that act at their own pace; or of one, whose groups of envs have a worker each."""
     is_central = config.sampler.act == "central"
-    orders = make_orders(config, spec, 1 if is_central else workers)
+    orders = make_orders(config, spec, seen, 1 if is_central else workers)
     return [{**order, "groups": workers if is_central else 1} for order in orders]
 
 
@@ -128,11 +131,37 @@ def must_have_import_path(config: RunConfig) -> None:
         )
 
 
-def make_orders(config: RunConfig, spec: EnvSpec, workers: int) -> list[dict[str, Any]]:
+def make_orders(config: RunConfig, spec: EnvSpec, seen: EnvInfo, workers: int) -> list[dict[str, Any]]:
+    """`seen` is the env as the agent of this process sees it."""
     must_have_import_path(config)
     bounds = [worker * config.sampler.envs // workers for worker in range(workers + 1)]
     common = {"config": to_dict(config), "spec": spec.to_json(), "wait_reset": config.sampler.wait_reset}
+    common |= {"spaces": described(seen)}
     return [{**common, "first": first, "last": last} for first, last in pairwise(bounds)]
+
+
+def described(seen: EnvInfo) -> dict[str, str]:
+    """What nets and shared memory are laid out by, entry by entry."""
+    spaces = [*seen.observation.leaves("observation"), *seen.action.leaves("action")]
+    return {path: f"{leaf.kind} {leaf.dtype}{list(leaf.shape)}{values(leaf)}" for path, leaf in spaces}
+
+
+def values(leaf: Space) -> str:
+    """How many there are, where that is fixed."""
+    if leaf.sizes is not None:
+        return f" of {leaf.sizes.tolist()} values"
+    return f" of {leaf.n} values" if leaf.kind == "discrete" else ""
+
+
+def must_be_same(env: str, here: Mapping[str, str], there: Mapping[str, str]) -> None:
+    """As where the run learns: memory that is shared would be taken for something else."""
+    for path in [*there, *here]:
+        mine, others = here.get(path, "missing"), there.get(path, "missing")
+        if mine != others:
+            raise EnvSpecError(
+                f"{env}: {path} is {mine} in a worker, and {others} where the run learns: its spaces must be the "
+                "same whenever and wherever it is built."
+            )
 
 
 def worker_limits(config: RunConfig) -> dict[str, Any]:
@@ -159,6 +188,7 @@ class Worker:
         if options.prev_action or options.prev_reward:
             envs = WithPrevious(envs, options.prev_action, options.prev_reward)
         self.seen = EnvInfo(config.env, envs.observation, envs.action, None, (), 0.0)
+        must_be_same(config.env, described(self.seen), order["spaces"])
         self.algorithm: Any = make_algorithm(config, self.seen, find_net(options))
         return envs, self.algorithm.agent, make_exploration(config).columns(order["first"], order["last"])
 
@@ -177,7 +207,7 @@ class Worker:
             judges = [SequenceJudge(states, group, lengths, gamma, algorithm.error_of) for group in groups]
         elif is_judged(config):
             judges = [RowJudge(ring, group, replay.n_step, gamma, algorithm.error_of) for group in groups]
-        return RingWriter(ring, states, groups.start, algorithm.prepare, judges)
+        return RingWriter(ring, states, groups, algorithm.prepare, judges)
 
 
 class RingWriter:
@@ -187,19 +217,22 @@ class RingWriter:
         self,
         ring: Ring,
         states: States | None,
-        first_group: int,
+        groups: range,
         prepare: Callable[[Rollout], Batch],
         judges: Sequence[RowJudge | SequenceJudge] = (),
     ) -> None:
         """`judges` are of its groups, where rows are judged."""
-        self.ring, self.states, self.first_group = ring, states, first_group
+        self.ring, self.states, self.groups = ring, states, groups
         self.prepare, self.judges = prepare, judges
 
     def may_write(self) -> bool:
         return self.ring.may_write()
 
+    def num_written(self) -> int:
+        return int(self.ring.written[self.groups].sum())
+
     def write(self, rollout: Rollout, group: int = 0) -> None:
-        batch, of_all = self.prepare(rollout), self.first_group + group
+        batch, of_all = self.prepare(rollout), self.groups[group]
         rows, last_obs = map_tree(lambda x: x.numpy(), (as_row(batch.steps), batch.last_obs))
         if self.states is not None:
             self.states.store(batch.state, of_all)

@@ -287,7 +287,6 @@ class Journal:
             "is_owed": is_owed,
         }
         progress = {**asdict(self.progress), "checkpoints": self._checkpoints}
-        self._saved = (self.progress.rounds, learner.version)
         blobs = {"journal": pack(kept)} | ({} if sampler is None else {"sampler": sampler})
         files: list[str] = []
         self._saver.wait()  # who prunes must know all files that are there
@@ -300,6 +299,7 @@ class Journal:
         if replayed is not None:
             blobs["replay"], files = pack(replayed), replayed["files"]
         taken = checkpoint.snapshot(self.progress.steps, learner.state_dict(), progress, blobs, files)
+        self._saved = (self.progress.rounds, learner.version)  # not before: writers of the replay may fail to stop
         self._saver.save(taken, self._checkpoints)
 
     def _written(self, taken: checkpoint.Snapshot, found: Path | OSError) -> None:

@@ -32,7 +32,6 @@ def make_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int, 
             epochs = options.n_epochs if isinstance(options, APPOOptions) else 1
             return Fresh(epochs, options.batch_size, seed, first_round, whole=True)
         return Fresh(1, None, seed, first_round)  # A2C: one gradient of each rollout
-    ring = make_ring(config, info, state, writers or 1)
     settings: dict[str, Any] = {
         "batch_size": options.batch_size,
         "ratio": ratio(options, config),
@@ -45,12 +44,17 @@ def make_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int, 
         scheme = config.scheme_options
         lead = lead_of(config) if scheme.throttle and replay.ratio is not None else 0
         settings |= {"is_shared": True, "most_per_round": scheme.publish_every, "lead": lead}
-    if replay.sequence:
-        settings |= {"burn_in": replay.burn_in, "length": replay.sequence}
-        settings |= {"interval": options.rows_per_round, "is_judged": is_judged(config)} if writers else {}
-        return Sequences(ring, state, **settings, priorities=replay.alpha if replay.prioritized else None)
-    priorities = Priorities(ring, replay.alpha, is_shared=writers > 0) if replay.prioritized else None
-    return Experience(ring, **settings, priorities=priorities)
+    ring = make_ring(config, info, state, writers or 1)
+    try:
+        if replay.sequence:
+            settings |= {"burn_in": replay.burn_in, "length": replay.sequence}
+            settings |= {"interval": options.rows_per_round, "is_judged": is_judged(config)} if writers else {}
+            return Sequences(ring, state, **settings, priorities=replay.alpha if replay.prioritized else None)
+        priorities = Priorities(ring, replay.alpha, is_shared=writers > 0) if replay.prioritized else None
+        return Experience(ring, **settings, priorities=priorities)
+    except BaseException:
+        ring.close()
+        raise
 
 
 def lead_of(config: RunConfig) -> int:

@@ -241,7 +241,7 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
     def make_sampler(agent: Any, weights: Any, workers: int, rounds: int, should_stop: Callable[[], bool]) -> Sampler:
         first_row = rounds * options.rows_per_round
         if acts_in_workers:
-            return make_acting_sampler(config, spec, workers, agent, weights, first_row, should_stop)
+            return make_acting_sampler(config, spec, seen, workers, agent, weights, first_row, should_stop)
         envs = make_some_envs(config, spec, config.sampler.envs, config.sampler.slots, workers, should_stop)
         wait_reset = config.sampler.wait_reset
         explore = make_exploration(config)
@@ -253,10 +253,10 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
         agent: Any, weights: Any, workers: int, rounds: int, max_lag: int | None, should_stop: Callable[[], bool]
     ) -> Stream:
         first_row = rounds * options.rows_per_round
-        return make_rollout_stream(config, spec, workers, agent, weights, first_row, max_lag, should_stop)
+        return make_rollout_stream(config, spec, seen, workers, agent, weights, first_row, max_lag, should_stop)
 
     def make_feed(weights: Any, replay: Any, workers: int, rounds: int, should_stop: Callable[[], bool]) -> Feed:
-        return make_replay_feed(config, spec, workers, weights, replay, should_stop)
+        return make_replay_feed(config, spec, seen, workers, weights, replay, should_stop)
 
     writers = num_workers(config) if is_fed(config) else 0
 

@@ -54,6 +54,8 @@ class Stored(ABC):
         self._again = 0  # draws of which nothing came
         self._unsettled, self._earned = 0, 0.0  # followed in a round that is not over; what they are owed
         self._files: RingFiles | None = None
+        if is_shared:
+            ring.limit[0] = 0  # nobody writes before it is said how much is wanted: `follow`
         self._begin_here()
 
     def _begin_here(self) -> None:

@@ -49,6 +49,7 @@ class Writer(Protocol):
 
     def may_write(self) -> bool: ...  # False: samplers are to wait for the learner
     def write(self, rollout: Rollout, group: int = 0) -> None: ...  # of its groups of envs
+    def num_written(self) -> int: ...  # rows of all its groups, ever
 
 
 MakeWriter = Callable[[Mapping[str, Any], Sequence[int]], Writer]
@@ -128,7 +129,7 @@ class _Service:
         now = time.monotonic()
         if now - self._told > NEWS_SECONDS:
             self._told = self._beaten = now
-            self._tell({"sampled": True, "version": (self._groups or self._sampler).version})
+            self._tell({"sampled": self._writer.num_written(), "version": (self._groups or self._sampler).version})
 
     def _write(self, rollout: Rollout, group: int = 0) -> None:
         assert self._writer is not None

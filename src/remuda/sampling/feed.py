@@ -11,12 +11,19 @@ Nothing passes through this process but news: episodes, where time went, who was
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from remuda.learning.weights import FileWeights, SharedWeights
 from remuda.sampling.free import FreeActors
 from remuda.transport.crew import Member
+
+TELL_SECONDS = 1.0  # longest wait for what was sampled last to be told of
+LOOK_SECONDS = 0.005
 
 
 class ReplayFeed(FreeActors):
@@ -34,20 +41,23 @@ class ReplayFeed(FreeActors):
         seed: int,
         *,
         on_loss: Callable[[int], int],
-        written: Sequence[int] | None = None,
+        written: NDArray[np.int64] | None = None,
         **limits: Any,
     ) -> None:
         """`fds` are of the replay; on_loss(group) makes it fit for another writer, and returns its next row.
 
-        `written` are the rows that each group has already: noise and schedules of all go on from the largest.
+        `written` are the rows that each group has, now and as they are written: noise and schedules of all go on
+        from the largest.
         """
         self._fds, self._on_loss = list(fds), on_loss
         self._width = width = orders[0]["groups"]
-        written = written if written is not None else [0] * (width * len(orders))
-        first_row = max(written)
+        self._written = written if written is not None else np.zeros(width * len(orders), np.int64)
+        self._told = [0] * len(orders)  # rows of its groups that each worker has spoken of
+        before: list[int] = self._written.tolist()
+        first_row = max(before)
         self._rows = [first_row] * len(orders)
-        self._ahead = [first_row - rows for rows in written]  # of each group
-        common = {"num_steps": num_steps, "seed": seed, "row": first_row, "all_groups": len(written)}
+        self._ahead = [first_row - rows for rows in before]  # of each group
+        common = {"num_steps": num_steps, "seed": seed, "row": first_row, "all_groups": len(before)}
         full = [{**order, **common, "group": width * index} for index, order in enumerate(orders)]
         super().__init__(module, full, weights, seed, **limits)
 
@@ -57,6 +67,16 @@ class ReplayFeed(FreeActors):
             self._version = version
             if self._error is not None:
                 raise self._error
+
+    def hear_all(self) -> None:
+        """Wait until all that was written is told of, with the episodes that ended in it; not for somebody lost."""
+        end = time.monotonic() + TELL_SECONDS
+        while time.monotonic() < end:
+            with self._turn:
+                written = self._written.reshape(-1, self._width).sum(1)
+                if self._error is not None or (np.array(self._told) >= written).all():
+                    return
+            time.sleep(LOOK_SECONDS)
 
     def close(self) -> None:
         super().close()
@@ -72,6 +92,7 @@ class ReplayFeed(FreeActors):
 
     def _take(self, index: int, answer: Mapping[str, Any]) -> None:
         """The rows are where they belong already."""
+        self._told[index] = answer["sampled"]
 
     def _arrange(self) -> None:
         """Nothing is dealt: samplers go on by themselves."""

@@ -157,6 +157,8 @@ class AsynchronousReplay:
         progress.steps += fresh
         replay.settle()
         progress.rounds += 1
+        if fresh >= left:  # nobody samples any more, and nobody will hear of it later
+            feed.hear_all()
         episodes = feed.episodes()
         progress.episodes += len(episodes)
         seconds = {"update": time.perf_counter() - begin - waited, **shares(waited, feed.take_seconds())}

@@ -184,7 +184,7 @@ class Crew:
                         "allow more processes or memory (ulimit -u, or the limits of the container), or use fewer "
                         "sampler.workers."
                     ) from error
-                self.listen(LOOK_SECONDS)
+                self._pause(LOOK_SECONDS)
             except BaseException:
                 link.close()
                 raise
@@ -223,6 +223,12 @@ class Crew:
                 self._read(member)
                 if fd == member.pidfd or (member.link is not None and member.link.has_ended):
                     self.bury(member)
+
+    def _pause(self, seconds: float) -> None:
+        """Listen so long, whoever writes meanwhile."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self.listen(left)
 
     def _read(self, member: Member) -> None:
         assert member.link is not None

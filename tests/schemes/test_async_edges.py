@@ -1,0 +1,144 @@
+"""Asynchronous runs with a replay where something is late, refused or not what it was."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from feeding import merged
+from lasting import shared_server
+
+import remuda
+from remuda.errors import ConfigError, EnvSpecError, WorkerError
+from remuda.learning.checkpoint import load_newest
+from remuda.recipes import train as recipe
+from remuda.recipes.journal import Journal
+from remuda.replay import Ring
+from remuda.transport.forkserver import ForkFailed, ForkServer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_server() -> Iterator[None]:
+    with shared_server("remuda.recipes.actors"):
+        yield
+
+
+def train(out: Path, name: str = "dqn", env: str = "CartPole-v1", **settings: Any) -> Any:
+    return remuda.train(
+        name, env, scheme="async", out=out, quiet=True, **merged({"eval": {"episodes": 0}, **settings})
+    )
+
+
+def samplers() -> list[psutil.Process]:
+    return [process for process in psutil.Process().children(recursive=True) if not process.children()]
+
+
+def test_a_checkpoint_that_writers_prevented_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sampler did not stop while the replay was saved: the run ends with that, and keeps what it had learned."""
+    still, seen = Ring.still, []
+
+    def fails_once(ring: Ring) -> Any:
+        if seen and seen[0] > 900:
+            monkeypatch.setattr(Ring, "still", still)
+            raise WorkerError("writers of groups [1] of the replay did not stop")
+        return still(ring)
+
+    monkeypatch.setattr(Ring, "still", fails_once)
+
+    def look(round: Any) -> None:
+        seen[:] = [round.progress.steps, round.learner.version]
+
+    with pytest.raises(WorkerError, match="did not stop"):
+        train(tmp_path / "run", callbacks=[look], steps=5_000, checkpoint={"every": 700})
+    newest = load_newest(tmp_path / "run" / "checkpoints")
+    assert newest.step >= seen[0] > 1_000, "which is later than the checkpoint before, at 700"
+    assert newest.learner["version"] >= seen[1]
+
+
+@pytest.mark.parametrize("when", ["at once", "later"])
+def test_an_env_with_other_spaces_in_a_sampler_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Memory that is shared is laid out by them: a sampler would take it for something else, and wait for ever."""
+    file = tmp_path / "size"
+    file.write_text("3")
+    words = r"shifting:make: observation is box float32\[2\] in a worker, and box float32\[3\] where the run learns"
+    envs = {"kwargs": {"file": str(file)}, "max_worker_restarts": 1}
+    if when == "at once":
+        make_feed = recipe.make_replay_feed
+        monkeypatch.setattr(recipe, "make_replay_feed", lambda *given: file.write_text("2") and make_feed(*given))
+        with pytest.raises(EnvSpecError, match=words):
+            train(tmp_path / "run", env="shifting:make", envs=envs)
+        return
+
+    def look(round: Any) -> None:
+        if round.progress.steps > 400 and file.read_text() == "3":
+            file.write_text("2")
+            samplers()[-1].kill()
+
+    with pytest.raises(WorkerError) as caught:
+        train(tmp_path / "run", env="shifting:make", envs=envs, steps=10**6, callbacks=[look])
+    assert "observation is box float32[2] in a worker" in f"{caught.value} {caught.value.__notes__}"
+
+
+def test_nobody_samples_before_it_is_said_how_much_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes from the start of samplers to the first round: a slow disk, a core that is taken away."""
+    begin = Journal.begin
+    monkeypatch.setattr(Journal, "begin", lambda journal: (time.sleep(0.5), begin(journal)))
+    run = train(tmp_path / "run", steps=600)
+    assert 600 <= run.result["steps"] < 600 + 2 * 4 * 8, "a rollout of two workers more, at the most"
+
+
+def test_forks_that_are_refused_for_a_second_end_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fork, refused, killed = ForkServer.fork, [], []
+
+    def maybe(server: ForkServer, fds: Any) -> int:
+        if killed and time.monotonic() < killed[0] + 1.0:
+            refused.append(time.monotonic())
+            raise ForkFailed("[Errno 11] Resource temporarily unavailable")
+        return fork(server, fds)
+
+    monkeypatch.setattr(ForkServer, "fork", maybe)
+
+    def look(round: Any) -> bool:
+        if round.progress.steps > 400 and not killed:
+            killed.append(time.monotonic())
+            samplers()[-1].kill()
+        return round.progress.restarts > 0 and time.monotonic() > killed[0] + 1.5
+
+    run = train(tmp_path / "run", steps=10**6, sampler={"envs": 8, "workers": 8}, callbacks=[look])
+    assert run.result["status"] == "stopped by callback"
+    assert 2 <= len(refused) <= 8, "with a rest in between, though seven others have much to tell"
+
+
+def test_every_episode_that_ended_is_told_of(tmp_path: Path) -> None:
+    ended: list[int] = []
+
+    def look(round: Any) -> None:
+        ring = round.replay.ring
+        columns = [ring.rows.mask[: int(ring.written[group]), ring.columns(group)] for group in range(ring.groups)]
+        ended[:] = [sum(int((~mask).sum()) for mask in columns)]
+
+    for act in ("workers", "central"):
+        run = train(tmp_path / act, steps=600, callbacks=[look], sampler={"act": act})
+        # The reset of an episode that ended with its env's last row is not there yet.
+        assert ended[0] <= run.result["episodes"] <= ended[0] + 4
+        assert run.result["episodes"] > 10
+
+
+def test_a_refused_replay_leaves_no_descriptor(tmp_path: Path) -> None:
+    settings = {
+        "algo": {"batch_size": 4, "train_freq": 300},
+        "replay": {"sequence": 10, "n_step": 3, "capacity": 400},
+    }
+    counts = []
+    for _ in range(3):
+        with pytest.raises(ConfigError, match="never leave a whole sequence"):
+            train(tmp_path / "run", "r2d1", agent={"core_size": 8}, **settings)
+        counts.append(len(os.listdir("/proc/self/fd")))
+    assert counts[0] == counts[2]

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import pickle
 import random
 import signal
@@ -25,17 +26,16 @@ from remuda.data.packing import pack, unpack
 from remuda.errors import CheckpointError
 from remuda.learning import checkpoint
 from remuda.learning.checkpoint import (
-    DTYPES,
     FORMAT,
     list_checkpoints,
     load,
     load_newest,
     parameters_hash,
-    safetensors,
     save,
 )
 from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
+from remuda.learning.tensor_file import DTYPES, safetensors
 from remuda.replay.frames import FrameRing
 from remuda.replay.ring import Row
 from remuda.replay.saving import RingFiles
@@ -258,6 +258,20 @@ def test_who_is_killed_while_a_step_is_written_again_leaves_one_of_both(tmp_path
     assert names(tmp_path) == {"step-5", "latest"}
     save(tmp_path, 5, {"x": torch.tensor(3)}, {})
     assert load(tmp_path / "latest").learner["x"] == 3
+
+
+def test_only_checkpoints_are_taken_for_some(tmp_path: Path) -> None:
+    """Copies that a user made beside them stay, and stand for nothing."""
+    for step in (100, 200):
+        save(tmp_path, step, {"x": torch.tensor(step)}, {})
+    for name in ("step-200-best-1", "step-keep-200", "kept-step-200", ".replaced-step-200-1", "step-٣"):
+        shutil.copytree(tmp_path / "step-100", tmp_path / name)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-100", "step-200"]
+    assert load_newest(tmp_path).learner["x"] == 200
+    for step in (300, 400):
+        save(tmp_path, step, {"x": torch.tensor(step)}, {})
+    assert {"step-200-best-1", "step-keep-200", "kept-step-200", "step-300", "step-400"} < names(tmp_path)
+    assert "step-200" not in names(tmp_path)
 
 
 def names(directory: Path) -> set[str]:

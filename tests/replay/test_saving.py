@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
+import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,6 +17,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from test_shared_ring import interrupted
 
 from remuda.data import Batch, Steps, leaves, map_tree, namedarraytuple
 from remuda.data.packing import pack, unpack
@@ -78,13 +81,15 @@ class Source:
 
 
 def assert_same(ours: Ring, theirs: Ring) -> None:
-    """In all that can be drawn, and in what comes after the newest rows."""
+    """In all that can be drawn, and in what comes after the newest rows; after a reset row that says nothing."""
     assert ours.written.tolist() == theirs.written.tolist()
     row, env = ours.at(np.arange(ours.count))
     kept = ours.is_stored(row, env)
     np.testing.assert_array_equal(kept, theirs.is_stored(row, env))
     row, env = row[kept], env[kept]
-    after = np.concatenate([row, np.repeat(ours.written, ours.width)]), np.concatenate([env, np.arange(ours.envs)])
+    newest, every = np.repeat(ours.written, ours.width), np.arange(ours.envs)
+    is_followed = ours.is_real(newest - 1, every)
+    after = np.concatenate([row, newest[is_followed]]), np.concatenate([env, every[is_followed]])
     pairs = [(ours.take(row, env), theirs.take(row, env)), (ours.obs(*after), theirs.obs(*after))]
     for mine, other in pairs:
         for (name, a), (_, b) in zip(leaves(mine), leaves(other), strict=True):
@@ -136,6 +141,45 @@ def test_any_ring_comes_back_and_goes_on(
         assert_same(ring, restored)
     while made:
         made.pop().close()
+
+
+class Killed(BaseException):
+    """What happens to a writer."""
+
+
+@pytest.mark.parametrize("kind", ["rows", "frames", "nested"])
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (0, 5), (7, 0), (7, 5), (100, 0)])
+def test_a_ring_two_of_whose_writers_were_lost_at_once_comes_back(
+    tmp_path: Path, kind: str, before: int, after: int
+) -> None:
+    """At any line of what they do, be it the first that was ever written."""
+
+    def kill(where: str) -> None:
+        raise Killed(where)
+
+    for when in itertools.count():
+        ring, restored, source, lost = make(kind), make(kind), Source(), 0
+        replay = Experience(ring, batch_size=4, ratio=1, warm_up=0, n_step=1, gamma=0.9, seed=7)
+        if before:
+            source.append(ring, before)
+        for _ in range(2):
+            try:
+                interrupted(functools.partial(source.append, ring, 9), when, kill)
+            except Killed:
+                lost += 1
+                replay.lose(0)
+        if after:
+            source.append(ring, after)
+        RingFiles(tmp_path).read(restored, through_bytes(RingFiles(tmp_path).write(ring)))
+        assert_same(ring, restored)
+        for each in (ring, restored):
+            Source(1).append(each, 20)
+        assert_same(ring, restored)
+        while made:
+            made.pop().close()
+        if not lost:
+            break
+    assert when > 20, "lines of append"
 
 
 def test_a_ring_without_rows_comes_back(tmp_path: Path) -> None:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
-from feeding import merged
+from feeding import Setup, merged
 from lasting import shared_server
 
 import remuda
 from remuda.errors import ConfigError, EnvSpecError, WorkerError
 from remuda.learning.checkpoint import load_newest
+from remuda.learning.learner import Learner
+from remuda.recipes import signals
 from remuda.recipes import train as recipe
 from remuda.recipes.journal import Journal
 from remuda.replay import Ring
+from remuda.sampling.feed import ReplayFeed
 from remuda.transport.forkserver import ForkFailed, ForkServer
 
 
@@ -58,6 +63,85 @@ def test_a_checkpoint_that_writers_prevented_is_made_up_for(tmp_path: Path, monk
     newest = load_newest(tmp_path / "run" / "checkpoints")
     assert newest.step >= seen[0] > 1_000, "which is later than the checkpoint before, at 700"
     assert newest.learner["version"] >= seen[1]
+
+
+def stop_in_the_next_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM comes, and its round has no time to end by itself."""
+    monkeypatch.setattr(signals, "PATIENCE_SECONDS", 0.0)
+    step = Learner.step
+
+    def step_and_stop(learner: Learner, batch: Any) -> Any:
+        monkeypatch.setattr(Learner, "step", step)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return step(learner, batch)
+
+    monkeypatch.setattr(Learner, "step", step_and_stop)
+
+
+def test_a_round_is_cut_short_while_a_sampler_hangs_in_what_it_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is ended with the others, and what was learned is saved; nobody waits for it."""
+    hung: list[psutil.Process] = []
+
+    def look(round: Any) -> None:
+        if round.learner.version > 20 and not hung:
+            hung.extend(samplers())
+            for process in hung:
+                process.suspend()
+            time.sleep(0.1)
+            round.replay.ring.begun[0] += 5
+            stop_in_the_next_update(monkeypatch)
+
+    start = time.monotonic()
+    run = train(tmp_path / "run", callbacks=[look], steps=10**8, checkpoint={"every": 0}, replay={"ratio": None})
+    assert time.monotonic() - start < 50.0
+    assert run.result["status"] == "stopped by SIGTERM"
+    assert load_newest(run.path / "checkpoints").learner["version"] == run.result["updates"]
+
+
+def test_of_a_round_that_is_cut_short_episodes_and_restarts_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[Any] = []
+    episodes = ReplayFeed.episodes
+    monkeypatch.setattr(ReplayFeed, "episodes", lambda feed: heard.append(episodes(feed)) or heard[-1])
+    monkeypatch.setattr(ReplayFeed, "restarts", lambda feed: len(heard))
+    stopped: list[bool] = []
+
+    def look(round: Any) -> None:
+        if round.learner.version > 20 and not stopped:
+            stopped.append(True)
+            time.sleep(0.5)  # for episodes to come in
+            stop_in_the_next_update(monkeypatch)
+
+    run = train(tmp_path / "run", callbacks=[look], steps=10**8, replay={"ratio": None})
+    assert run.result["status"] == "stopped by SIGTERM"
+    progress = load_newest(run.path / "checkpoints").progress
+    assert heard[-1], "there were some in the round that was cut short"
+    assert progress["episodes"] == sum(map(len, heard))
+    assert progress["restarts"] == len(heard)
+
+
+def test_nobody_waits_to_hear_of_rows_of_another_run_or_of_a_sampler_that_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Resumed(Setup):
+        def prepare(self, replay: Any) -> None:
+            for group in range(self.workers):
+                replay.ring.cut(np.zeros((replay.ring.width, 4), np.float32), group)
+
+    monkeypatch.setattr("remuda.sampling.feed.TELL_SECONDS", 60.0)
+    start = time.monotonic()
+    with Resumed("CartPole-v1") as setup:
+        setup.feed.hear_all()
+        setup.wait(lambda: setup.replay.ring.written.min() > 20)
+        setup.replay.ring.limit[0] = 0
+        samplers()[-1].kill()
+        setup.wait(lambda: setup.feed.restarts() > 0)
+        setup.replay.ring.limit[0] = 0
+        setup.feed.hear_all()
+    assert time.monotonic() - start < 50.0
 
 
 @pytest.mark.parametrize("when", ["at once", "later"])

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import uuid
@@ -26,34 +27,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load as tensors_from_bytes
 from torch import Tensor
 
 from remuda.errors import CheckpointError
+from remuda.learning.tensor_file import Piece, safetensors, tensors_of
 
 FORMAT = 3  # 1 kept the optimizer of every parameter by itself, 2 had channels first
 ASIDE = ".writing-"
 REPLACED = ".replaced-"  # and its name: counts until another checkpoint of the same step has taken its place
+NAME = re.compile(rf"(?:{re.escape(REPLACED)})?step-([0-9]+)")
 REPLAY = "replay"  # the directory of files that checkpoints share
 BLOBS = "blobs.safetensors"  # bytes, where there are any
 MOST_BYTES = {"manifest.json": 1 << 16, "state.json": 1 << 24}
-MOST_HEADER_BYTES = 1 << 22  # of the tensors: their names, kinds and places
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)  # of a manifest
 FILES = ("state.json", "tensors.safetensors")
-DTYPES = {  # as safetensors calls them
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-
-Piece = bytes | memoryview  # of a file
 
 
 @dataclass(frozen=True)
@@ -139,10 +126,10 @@ def write(directory: Path, snapshot: Snapshot, keep: str = "last", number: int =
         _write_through(aside / "manifest.json", [json.dumps(manifest, indent=1).encode()])
         _flush_directory(aside)
         if final.exists():  # written before and resumed from, or of a round that was cut short: the same step again
-            unused |= _files_of(final) or set()
             shutil.rmtree(replaced, ignore_errors=True)
             final.rename(replaced)
         aside.rename(final)
+        unused |= _files_of(replaced) or set()
         shutil.rmtree(replaced, ignore_errors=True)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -152,25 +139,6 @@ def write(directory: Path, snapshot: Snapshot, keep: str = "last", number: int =
     if unused:  # only what some checkpoint has needed: the next one's files may be there already
         _delete_unnamed(directory, unused.__contains__)
     return final
-
-
-def safetensors(tensors: Mapping[str, Tensor]) -> list[Piece]:
-    """A file of that format, in pieces that are views of the tensors.
-
-    Its own library copies everything twice, and nothing else runs in this process meanwhile; hashing and writing of
-    large pieces let training go on.
-    """
-    header: dict[str, Any] = {}
-    pieces: list[Piece] = []
-    end = 0
-    for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):  # so that all are aligned
-        tensor = tensors[name].contiguous()
-        pieces.append(tensor.reshape(-1).view(torch.uint8).numpy().data)
-        start, end = end, end + len(pieces[-1])
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return [len(text).to_bytes(8, "little"), text, *pieces]
 
 
 def sweep(directory: Path) -> None:
@@ -210,8 +178,8 @@ def load(path: Path) -> Checkpoint:
                 raise ValueError(f"{name} does not match its sha256 sum")
             contents[name] = data
         state = json.loads(contents["state.json"])
-        learner = _unpack(state["learner"], _tensors(contents["tensors.safetensors"]))
-        found = _tensors(contents[BLOBS]) if BLOBS in contents else {}
+        learner = _unpack(state["learner"], tensors_of(contents["tensors.safetensors"]))
+        found = tensors_of(contents[BLOBS]) if BLOBS in contents else {}
         blobs = {name: tensor.numpy().tobytes() for name, tensor in found.items()}
         return Checkpoint(path, int(manifest["step"]), learner, state["progress"], blobs, [])
     except CheckpointError:
@@ -220,13 +188,6 @@ def load(path: Path) -> Checkpoint:
         raise CheckpointError(
             f"checkpoint {path} is damaged ({error}): delete it, or resume from an earlier one."
         ) from None
-
-
-def _tensors(data: bytes) -> dict[str, Tensor]:
-    if int.from_bytes(data[:8], "little") > MOST_HEADER_BYTES:
-        raise ValueError("the header of its tensors is too large to be one")
-    found: dict[str, Tensor] = tensors_from_bytes(data)
-    return found
 
 
 def _read(path: Path, most: int) -> bytes:
@@ -246,7 +207,7 @@ def load_newest(directory: Path, before: int | None = None, skipped: Sequence[st
     """
     skipped = list(skipped)
     for path in reversed(list_checkpoints(directory)):
-        if before is not None and _step(path) >= before:
+        if before is not None and int(path.name.rpartition("-")[2]) >= before:
             continue
         try:
             return replace(load(path), skipped=skipped)
@@ -259,13 +220,11 @@ def load_newest(directory: Path, before: int | None = None, skipped: Sequence[st
 
 def list_checkpoints(directory: Path) -> list[Path]:
     """All checkpoints, oldest first; with one whose place nobody has taken, since who wanted to was killed."""
-    found = [*directory.glob(f"{REPLACED}step-*"), *directory.glob("step-*")]  # in its place is the newer
-    checkpoints = {_step(path): path for path in found if path.name.rpartition("-")[2].isdigit() and path.is_dir()}
-    return [checkpoints[step] for step in sorted(checkpoints)]
-
-
-def _step(path: Path) -> int:
-    return int(path.name.rpartition("-")[2])
+    found: dict[int, Path] = {}
+    for path in sorted(directory.glob("*")):  # which comes first, so that what took its place comes after it
+        if (name := NAME.fullmatch(path.name)) and path.is_dir():
+            found[int(name[1])] = path
+    return [found[step] for step in sorted(found)]
 
 
 def _pack(node: Any, path: str, tensors: dict[str, Tensor]) -> Any:

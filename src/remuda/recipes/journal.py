@@ -126,7 +126,7 @@ class Journal:
                 self.progress.steps = 0  # warm-up is taken again
             for sentence in found.skipped:
                 self.say(f"warning: {sentence}")
-            self.say(f"resumed from {found.path.name}: {self.progress.steps:,} of {self.config.steps:,} steps done")
+            self.say(f"resumed from step-{found.step}: {self.progress.steps:,} of {self.config.steps:,} steps done")
         elif self.is_resumed:
             self.say("no checkpoint was written before the run ended: it begins anew, with the same seed")
         self.say(f"{self.directory.path}: {self.config.sampler.envs} envs, settings in config.yaml")

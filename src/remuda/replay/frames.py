@@ -58,7 +58,7 @@ class FrameRing(Ring):
         self.promised = self._images["promised"]  # frames that are being written, those that are not counted too
         self.begins = self._images["begins"]  # whether an env's next row is the first of an episode
         if not fds:
-            self.begins[:] = True
+            self._begin_empty()
 
     def append(self, rows: Row, last_obs: Any, group: int = 0) -> None:
         first = int(self.written[group])
@@ -184,7 +184,12 @@ class FrameRing(Ring):
 
     def clear(self) -> None:
         super().clear()
+        self._begin_empty()
+
+    def _begin_empty(self) -> None:
         self.kept[:], self.promised[:], self.begins[:] = 0, 0, True
+        # What is seen before anything is: the first stack there can be, of a writer that is lost in its first rows.
+        self.rows.obs[0] = self.frames - 1
 
     def close(self) -> None:
         super().close()

@@ -52,8 +52,8 @@ class ReplayFeed(FreeActors):
         self._fds, self._on_loss = list(fds), on_loss
         self._width = width = orders[0]["groups"]
         self._written = written if written is not None else np.zeros(width * len(orders), np.int64)
-        self._told = [0] * len(orders)  # rows of its groups that each worker has spoken of
         before: list[int] = self._written.tolist()
+        self._told = self._written.reshape(-1, width).sum(1)  # rows of its groups that each worker has spoken of
         first_row = max(before)
         self._rows = [first_row] * len(orders)
         self._ahead = [first_row - rows for rows in before]  # of each group
@@ -74,7 +74,7 @@ class ReplayFeed(FreeActors):
         while time.monotonic() < end:
             with self._turn:
                 written = self._written.reshape(-1, self._width).sum(1)
-                if self._error is not None or (np.array(self._told) >= written).all():
+                if self._error is not None or (self._told >= written).all():
                     return
             time.sleep(LOOK_SECONDS)
 
@@ -107,6 +107,7 @@ class ReplayFeed(FreeActors):
         self._rows[index] = max(rows + self._ahead[group] for group, rows in zip(own, written, strict=True))
         for group, rows in zip(own, written, strict=True):
             self._ahead[group] = self._rows[index] - rows
+        self._told[index] = sum(written)  # there is nobody any more who could speak of them
 
     def _next_row(self, index: int) -> int:
         return self._rows[index]

@@ -98,11 +98,11 @@ class AsynchronousReplay:
     def run(self, recipe: Recipe, log: Log) -> Learner:
         with ExitStack() as stack:
             learner, progress, weights, replay, evaluator = open_parts(recipe, log, stack)
-            with saved_when_stopped(log):
+            with saved_when_stopped(log), ExitStack() as sampling:  # saved when nobody writes to the replay any more
                 log.restore(replay)
                 if progress.rounds:
                     replay.cut()
-                feed = stack.enter_context(
+                feed = sampling.enter_context(
                     closing(recipe.make_feed(weights, replay, self.workers, progress.rounds, log.must_stop))
                 )
                 restarts = progress.restarts
@@ -113,10 +113,13 @@ class AsynchronousReplay:
                     before = learner.version
                     try:
                         round = self._round(recipe, learner, replay, feed, progress, log)
+                    except BaseException:
+                        progress.episodes += len(feed.episodes())
+                        raise
                     finally:
                         if learner.version > before:
                             weights.publish(learner.version)
-                    progress.restarts = restarts + feed.restarts()
+                        progress.restarts = restarts + feed.restarts()
                     round.evaluations = evaluator.look(learner.version, progress.steps) if evaluator else []
                     must_end = log.round(round)
             return learner

@@ -6,9 +6,9 @@ import errno
 import hashlib
 import json
 import os
-import shutil
 import pickle
 import random
+import shutil
 import signal
 import time
 import tracemalloc

@@ -131,7 +131,7 @@ def test_it_waits_no_longer_than_it_is_told() -> None:
         for seconds in (0.0, 0.3):
             start = time.monotonic()
             assert envs.ready(seconds) == []
-            assert seconds * 0.9 <= time.monotonic() - start < seconds + 1.0
+            assert seconds * 0.9 <= time.monotonic() - start < seconds + 4.0
 
 
 def test_a_killed_worker_is_replaced_while_others_go_on() -> None:

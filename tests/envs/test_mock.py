@@ -65,12 +65,15 @@ def test_episodes_are_as_long_as_told_and_look_alike() -> None:
 
 @pytest.mark.parametrize("wait", ["busy", "sleep"])
 def test_a_step_takes_its_time(wait: Any) -> None:
-    env = MockEnv(seconds=0.1, wait=wait)  # of which a busy machine leaves it some
+    env = MockEnv(seconds=0.1, wait=wait)
     env.reset()
-    start, worked = time.perf_counter(), time.process_time()
-    env.step(0)
-    assert time.perf_counter() - start >= 0.1
-    assert (time.process_time() - worked < 0.01) == (wait == "sleep")
+    worked = []
+    for _ in range(5):  # a busy machine may leave it nothing of one of them
+        start, before = time.perf_counter(), time.process_time()
+        env.step(0)
+        assert time.perf_counter() - start >= 0.1
+        worked.append(time.process_time() - before)
+    assert min(worked) < 0.01 if wait == "sleep" else max(worked) > 0.01
 
 
 def test_it_reaches_workers_by_its_id() -> None:

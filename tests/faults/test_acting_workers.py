@@ -449,7 +449,7 @@ def test_a_worker_that_always_hangs_ends_in_one_named_error() -> None:
 def test_hanging_too_seldom_for_a_budget_per_minute_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """With limits of 60 s, as is usual, there is one loss a minute: what counts then is that none led to anything."""
     monkeypatch.setattr(crew, "WINDOW_SECONDS", 0.1)
-    assert "more than 2 times without a step in between" in end_of_hanging(seconds=3)
+    assert "more than 2 times without a step in between" in end_of_hanging(seconds=60)
 
 
 def end_of_hanging(seconds: float) -> str:
@@ -477,7 +477,7 @@ def test_a_long_rollout_is_not_a_silent_one() -> None:
     """Busy workers say that they live: the limit is for a step, not for a rollout."""
     mock = {"observation": {"box": [3]}, "action": {"discrete": 4}, "seconds": 0.1, "wait": "sleep"}
     with acting(
-        num_envs=1, workers=1, T=12, env=("Remuda/Mock-v0", mock), step_timeout=0.5, max_worker_restarts=1
+        num_envs=1, workers=1, T=45, env=("Remuda/Mock-v0", mock), step_timeout=3.0, max_worker_restarts=1
     ) as sampler:
         sampler.reset(SEED)
         sampler.collect()

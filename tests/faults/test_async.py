@@ -260,14 +260,14 @@ def test_envs_that_raise_by_chance_are_rebuilt_and_counted(form: str) -> None:
 @pytest.mark.parametrize(("form", "fault"), [("workers", "sleep"), ("workers", "hold"), ("central", "hold")])
 def test_an_env_that_hangs_is_replaced_and_the_others_go_on(form: str, fault: str, tmp_path: Path) -> None:
     """A round is of one worker's rollout: others have filled many when it comes back."""
-    hung = {"fault": fault, "at": 30, "once": str(tmp_path / "done"), "step_timeout": 1.0}
+    hung = {"fault": fault, "at": 30, "once": str(tmp_path / "done"), "step_timeout": 3.0}
     with streaming(form, num_envs=6, workers=3, per_round=1, **hung) as stream:
         witness = Witness(stream)
         take_until(witness, lambda: (tmp_path / "done").exists())
         start, taken = time.monotonic(), witness.taken
-        take_until(witness, lambda: witness.begun_anew == 2)
+        take_until(witness, lambda: witness.begun_anew >= 2)
         assert witness.taken - taken > 20
-        assert time.monotonic() - start < 8.0, "the limit of 1 s, and what a busy machine adds"
+        assert time.monotonic() - start < 30.0, "the limit of 3 s, and what a busy machine adds"
         assert stream.restarts() == 2
 
 

@@ -31,7 +31,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "workers": {"envs": 8, "workers": 2, "act": "workers"},
     "central": {"envs": 8, "workers": 2, "act": "central"},
 }
-INTERVAL = 1280  # steps between two checkpoints, and between two lines of metrics at least half of them
+INTERVAL = 5120  # steps between two checkpoints, and between two lines of metrics at least half of them
 
 
 @pytest.fixture(autouse=True)

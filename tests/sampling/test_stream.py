@@ -226,7 +226,7 @@ def test_with_max_lag_0_nobody_acts_before_the_release(act: str, times: int) -> 
 def test_every_env_is_learned_from_although_there_are_fewer_slots_than_workers(act: str, max_lag: int) -> None:
     with streaming(envs=4, workers=4, batch=1, act=act, max_lag=max_lag) as found:
         assert len(found.stream._slots) == max_lag + 1
-        for _ in range(16):
+        for _ in found.rounds(16):
             found.take()
             found.release()
     assert sorted(found.columns) == [0, 1, 2, 3]

@@ -26,6 +26,7 @@ from remuda.errors import ConfigError
 from remuda.learning import checkpoint
 from remuda.learning.learner import Learner
 from remuda.recipes import parts, signals
+from remuda.recipes.journal import Journal
 
 RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "dqn": ("dqn", "CartPole-v1", {}),
@@ -113,13 +114,15 @@ def test_rows_are_what_was_seen_also_if_an_agent_without_memory_has_a_state(tmp_
     """Pendulum shows the cosine and the sine of an angle: nothing else may lie there."""
     seen: list[np.ndarray[Any, Any]] = []
 
-    def look(round: Any) -> None:
+    def look(round: Any) -> bool:
         ring = round.replay.ring
         stored = ring.rows.obs[: int(ring.written.min())]
         seen.append(np.hypot(stored[..., 0], stored[..., 1]))
+        return len(stored) > 20  # of the slower of both
 
-    train(tmp_path / "run", "ddpg", "Pendulum-v1", callbacks=[look], steps=800, algo={"noise": noise})
-    assert len(seen[-1]) > 20, "of the slower of both"
+    options = {"steps": 10**6, "algo": {"noise": noise}, "replay": {"capacity": 10**6}}
+    run = train(tmp_path / "run", "ddpg", "Pendulum-v1", callbacks=[look], **options)
+    assert run.result["status"] == "stopped by callback"
     np.testing.assert_allclose(seen[-1], 1.0, atol=1e-4)
 
 
@@ -135,11 +138,16 @@ def test_a_replay_without_a_warm_up_waits_for_its_first_row() -> None:
 def test_with_ratio_none_the_learner_does_not_wait_for_steps(tmp_path: Path) -> None:
     """With slow envs there are far more updates than steps could earn."""
     slow = {"kwargs": {"seconds": 0.01, "wait": "sleep"}}
-    run = train(tmp_path / "run", env="Remuda/Mock-v0", steps=600, envs=slow, replay={"ratio": None})
-    assert run.result["status"] == "complete"
-    drawn = run.result["updates"] * 16 / (run.result["steps"] - 300)
-    assert lines_of(run)[-1]["replay/ratio"] == pytest.approx(drawn, rel=0.3)
-    assert drawn > 8
+    drawn = lambda steps, updates: updates * 16 / max(1, steps - 300)  # noqa: E731
+
+    def look(round: Any) -> bool:
+        return round.progress.steps > 400 and drawn(round.progress.steps, round.learner.version) > 8
+
+    options = {"envs": slow, "replay": {"ratio": None}, "callbacks": [look]}
+    run = train(tmp_path / "run", env="Remuda/Mock-v0", steps=6000, **options)
+    assert run.result["status"] == "stopped by callback", "who waits for steps never comes there"
+    found = drawn(run.result["steps"], run.result["updates"])
+    assert lines_of(run)[-1]["replay/ratio"] == pytest.approx(found, rel=0.3)
 
 
 def test_unthrottled_samplers_do_not_wait_for_the_learner(tmp_path: Path) -> None:
@@ -155,11 +163,11 @@ def test_unthrottled_samplers_do_not_wait_for_the_learner(tmp_path: Path) -> Non
 def test_a_stopped_run_goes_on_with_all_that_it_had(tmp_path: Path, act: str, case: str) -> None:
     algo, env, settings = RUNS[case]
     settings = acting(act, settings)
-    steps = {"first": 0}
+    steps = {"first": 0, "rows": 0}
 
     def stop_in_the_middle(round: Any) -> bool:
-        steps["first"] = round.progress.steps
-        return bool(round.progress.steps >= 900)
+        steps["first"], steps["rows"] = round.progress.steps, int(round.replay.ring.written.min())
+        return bool(round.progress.steps >= 900 and steps["rows"])
 
     first = train(tmp_path / "run", algo, env, callbacks=[stop_in_the_middle], **settings)
     assert first.result["status"] == "stopped by callback"
@@ -175,7 +183,7 @@ def test_a_stopped_run_goes_on_with_all_that_it_had(tmp_path: Path, act: str, ca
     assert second.result["updates"] > updates > 10
     assert seen[0][0] >= steps["first"]
     assert seen[0][1] >= steps["first"] - 50, "the replay remembers its steps"
-    assert seen[0][2] > 900 / 4 * 0.8, "and holds their rows"
+    assert seen[0][2] >= steps["rows"], "and holds their rows"
     lines = [line["time/total_timesteps"] for line in lines_of(second)]
     assert lines == sorted(set(lines))
 
@@ -260,7 +268,7 @@ def test_who_replaces_a_sampler_goes_on_with_the_rows_of_all_where_the_run_was_r
         member = setup.feed._crew.members[1]
         assert member.order["row"] == 1000
         os.kill(member.pid, signal.SIGKILL)
-        setup.wait(lambda: setup.feed.restarts() > 0)
+        setup.wait(lambda: member.order["row"] > 1000)
         assert 1100 <= member.order["row"] <= 1000 + int(setup.replay.ring.written[1])
 
 
@@ -273,13 +281,22 @@ def test_who_replaces_one_that_acts_for_all_goes_on_from_the_row_of_the_furthest
             setup.wait(lambda: (ring.real > before + 200).all())  # noqa: B023  (used at once)
             rows, ahead = member.order["row"], np.array(setup.feed._ahead)
             os.kill(member.pid, signal.SIGKILL)
-            setup.wait(lambda: setup.feed.restarts() == 4 * count)  # noqa: B023
+            setup.wait(lambda: member.order["row"] > rows)  # noqa: B023
+            assert setup.feed.restarts() == 4 * count
             assert member.order["row"] >= rows + 100
             assert (member.order["row"] - np.array(setup.feed._ahead) <= ring.written).all()
             assert min(setup.feed._ahead - ahead) == 0, "the furthest goes on with its own next row"
         before = ring.real.copy()
         setup.wait(lambda: (ring.real > before + 100).all())
     assert check_rows(setup.replay) <= 8
+
+
+def stored_rows(ring: Any, env: int) -> Any:
+    """Of one env, all that are still there: a sampler may have gone round meanwhile."""
+    group = env // ring.width
+    row = np.arange(ring.oldest(group), int(ring.written[group]))
+    row = row[ring.is_stored(row, np.full(len(row), env))]
+    return ring.take(row, np.full(len(row), env))
 
 
 @pytest.mark.parametrize("act", ["workers", "central"])
@@ -291,10 +308,10 @@ def test_exploration_is_spread_over_the_envs_of_all_samplers(act: str) -> None:
     ring, agent = setup.replay.ring, setup.learner.algorithm.agent
     greedy = []
     for env in range(4):
-        end = int(ring.written[env // ring.width])
-        rows = ring.take(np.arange(end), np.full(end, env))
-        noise = torch.zeros(end, sum(width for _, width in agent.noise))
-        best, _, _ = agent.act(torch.from_numpy(rows.obs), None, torch.zeros(end), noise)
+        rows = stored_rows(ring, env)
+        count = len(rows.mask)
+        noise = torch.zeros(count, sum(width for _, width in agent.noise))
+        best, _, _ = agent.act(torch.from_numpy(rows.obs), None, torch.zeros(count), noise)
         greedy.append(float((best.numpy() == rows.action)[rows.mask].mean()))
     assert greedy[0] == pytest.approx(5 / 8, abs=0.12), "a random one of four may be the best"
     assert greedy[1:] == [1.0, 1.0, 1.0]
@@ -322,17 +339,39 @@ def test_of_slow_envs_it_is_said_that_they_are_the_limit(tmp_path: Path) -> None
     options: dict[str, Any] = {"envs": slow, "algo": {"train_freq": 1}, "replay": {"ratio": 1.0}}
     run = train(tmp_path / "run", env="Remuda/Mock-v0", steps=1200, log={"every": 400}, **options)
     assert run.result["limit"] == "env"
-    assert np.mean([line["limits/env"] for line in lines_of(run)[1:]]) > 0.7
+    assert np.mean([line["limits/env"] for line in lines_of(run)[1:]]) > 0.5
 
 
 @pytest.mark.parametrize(("act", "ratio"), [("workers", None), ("workers", 4.0), ("central", None)])
-def test_while_the_learner_evaluates_nobody_samples(tmp_path: Path, act: str, ratio: float | None) -> None:
+def test_while_the_learner_evaluates_nobody_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, ratio: float | None
+) -> None:
     """Steps that nobody learns from meanwhile would use up the run's."""
+    written: list[Any] = []  # rows of every group, before and after each evaluation
+    rings: list[Any] = []
+    begin = Journal.begin
+
+    def begin_and_watch(journal: Journal) -> None:
+        evaluate = journal._evaluate
+
+        def evaluate_and_look(*given: Any) -> Any:
+            before = [ring.written.copy() for ring in rings]
+            found = evaluate(*given)
+            written.extend(after.written - rows for rows, after in zip(before, rings, strict=True))
+            return found
+
+        journal._evaluate = evaluate_and_look
+        begin(journal)
+
+    def look(round: Any) -> bool:
+        rings[:] = [round.replay.ring]
+        return len(written) >= 3
+
+    monkeypatch.setattr(Journal, "begin", begin_and_watch)
     settings = acting(act, {"replay": {"ratio": ratio}, "eval": {"every": 300, "episodes": 5}})
-    run = train(tmp_path / "run", "ddpg", "Pendulum-v1", **settings)
-    steps = [line["time/total_timesteps"] for line in lines_of(run) if "eval/mean_reward" in line]
-    assert len(steps) >= 4, "without pauses all steps were taken during the first or second"
-    assert run.result["updates"] > 4 * 10
+    run = train(tmp_path / "run", "ddpg", "Pendulum-v1", callbacks=[look], steps=10**6, **settings)
+    assert run.result["status"] == "stopped by callback"
+    assert np.max(written) <= 8, "a rollout that was begun before"
 
 
 def test_all_steps_spent_on_spreading_the_envs_are_refused(tmp_path: Path) -> None:
@@ -356,8 +395,7 @@ def test_frames_of_samplers_are_those_that_were_seen(act: str) -> None:
         setup.wait(lambda: setup.replay.ring.real[0] > before + 100)
     ring = setup.replay.ring
     for env_number in range(ring.envs):
-        end = int(ring.written[env_number // ring.width])
-        rows = ring.take(np.arange(end), np.full(end, env_number))
+        rows = stored_rows(ring, env_number)
         moved = rows.obs[1:, :3] == rows.obs[:-1, 1:]
         assert moved.all((1, 2, 3))[rows.mask[:-1]].all()
 
@@ -459,4 +497,4 @@ def test_nothing_is_left_behind(tmp_path: Path, act: str) -> None:
     started = (seen | set(family())) - before
     assert len(started) >= {"workers": 2, "central": 4}[act], "samplers; one of them, a fork server and env workers"
     wait_for(lambda: all_gone(started))
-    assert os.listdir("/dev/shm") == []
+    assert [name for name in os.listdir("/dev/shm") if not name.startswith("tmp")] == [], "but of other tests"

@@ -28,6 +28,8 @@ from remuda.transport.wire import Link, die_with_parent
 START_SECONDS = 120.0  # importing numpy and gymnasium takes 0.4 s, torch 2 s, on a cold and busy disk far longer
 FORK_SECONDS = 20.0
 LEAVE_SECONDS = 1.0
+FATE_SECONDS = 5.0
+DEATH_SECONDS = 20.0  # after SIGKILL: not even that is obeyed without a core
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 # -c and not -m: the folder that -m would put first on the path may hide modules of the standard library
 COMMAND = (
@@ -99,8 +101,8 @@ class ForkServer:
             raise EOFError("the fork server is gone")
         return forked
 
-    def fate(self, pid: int, seconds: float = 0.5) -> str:
-        """How this worker died, as a phrase."""
+    def fate(self, pid: int, seconds: float = FATE_SECONDS) -> str:
+        """How this worker died, as a phrase; waits so long for a server that has no core at the moment."""
         deadline = time.monotonic() + seconds
         with contextlib.suppress(EOFError, OSError):
             while pid not in self._fates and self._link.wait(deadline - time.monotonic()):
@@ -117,7 +119,7 @@ class ForkServer:
             self._process.wait(LEAVE_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait(LEAVE_SECONDS)
+            self._process.wait(DEATH_SECONDS)
 
 
 def main(module: str, fd: int, parent: int, is_tied: int) -> None:

@@ -44,7 +44,10 @@ BEAT_SECONDS = 1.0  # how often it says that it lives
 
 
 class EvaluatorProcess:
-    """The learner's side; looks at the process whenever it is asked, and never waits for it."""
+    """The learner's side; looks at the process whenever it is asked, and never waits for it.
+
+    But if somebody kills its fork server, the learner waits for the seconds in which another one loads torch.
+    """
 
     def __init__(
         self,

@@ -18,6 +18,14 @@ def all_gone(processes: Iterable[psutil.Process]) -> bool:
     return not any(map(is_alive, processes))
 
 
+def children_of(process: psutil.Process) -> list[psutil.Process]:
+    """None, if it has ended while somebody was looking."""
+    try:
+        return list(process.children())
+    except psutil.NoSuchProcess:
+        return []
+
+
 def find(pids: Iterable[int]) -> list[psutil.Process]:
     """Those of them that are still there."""
     return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]

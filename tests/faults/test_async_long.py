@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 from flaky import learns_nearly_as_fast
+from processes import children_of
 from soaking import Soak
 from test_acting_workers import one_server as one_server
 from test_acting_workers import server as server
@@ -87,4 +88,4 @@ def test_ten_thousand_updates_with_a_worker_killed_every_thirty_seconds(form: st
 
 def this_and_who_acts_for_all(me: psutil.Process) -> list[psutil.Process]:
     """The inference process outlives its env workers: a child of a fork server that has a fork server."""
-    return [me, *(child for one in me.children() for child in one.children() if child.children())]
+    return [me, *(child for one in me.children() for child in children_of(one) if children_of(child))]

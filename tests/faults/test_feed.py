@@ -22,7 +22,7 @@ import pytest
 import torch
 from feeding import COUNTING, Setup, check_rows
 from lasting import shared_server
-from processes import all_gone, wait_for
+from processes import all_gone, children_of, wait_for
 from test_acting_workers import FORBIDDEN
 from test_async_runs import _nothing_is_left as _nothing_is_left
 from test_async_runs import begun, interrupt_twice, lines, nan_losses
@@ -90,7 +90,7 @@ def test_of_one_that_acts_for_all_env_workers_and_itself_are_killed_at_random_mo
                 continue
             told = setup.feed.restarts()
             children = psutil.Process(crew.members[0].pid).children(recursive=True)
-            rng.choice([child for child in children if not child.children()]).kill()
+            rng.choice([child for child in children if not children_of(child)]).kill()
             killed += 1
             setup.wait(lambda: setup.feed.restarts() == told + 2)  # noqa: B023
         before = real.copy()

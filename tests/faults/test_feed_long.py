@@ -10,6 +10,7 @@ import psutil
 import pytest
 from feeding import Setup
 from flaky import learns_nearly_as_fast
+from processes import children_of
 from soaking import Soak
 from test_async_long import MOCK, this_and_who_acts_for_all
 from test_async_runs import _nothing_is_left as _nothing_is_left
@@ -39,7 +40,7 @@ def test_the_others_keep_nine_tenths_of_their_rate(act: str, hurt: Any) -> None:
             count(1.0)
             in_peace += sum(count(3.0)) * 3 // 4
             sampler = psutil.Process(setup.feed._crew.members[0].pid)
-            stepping = [child for child in sampler.children(recursive=True) if not child.children()]
+            stepping = [child for child in sampler.children(recursive=True) if not children_of(child)]
             hurt(stepping[0] if act == "central" else sampler)
             beside_it += sum(count(3.0)[1:])  # whoever was hurt has written the fewest
         assert setup.feed.restarts() == 8

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from feeding import Setup, merged
 from lasting import shared_server
+from processes import children_of
 
 import remuda
 from remuda.errors import ConfigError, EnvSpecError, WorkerError
@@ -41,7 +42,7 @@ def train(out: Path, name: str = "dqn", env: str = "CartPole-v1", **settings: An
 
 
 def samplers() -> list[psutil.Process]:
-    return [process for process in psutil.Process().children(recursive=True) if not process.children()]
+    return [process for process in psutil.Process().children(recursive=True) if not children_of(process)]
 
 
 def test_a_checkpoint_that_writers_prevented_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

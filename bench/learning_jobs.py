@@ -214,7 +214,7 @@ HOW_PRESETS_WERE_CHOSEN = [
     "lowest ends at 156 under serial and at 336 under async; seeds 11 to 18 were added after the 336 had been seen.",
     "An asynchronous run is never the same twice: the row of SAC on HalfCheetah was run before with the same seeds,",
     "and gave 4,721, 5,345 and 6,140; that of DQN on Breakout 13.6, 14.4 and 15.8, and later with seed 1 once more",
-    "14.8. Of DQN on CartPole seeds 1 to 3 gave 500 when they were run again, and of SAC on Pendulum -145, -144, -144.",
+    "14.8. Run again, seeds 1 to 3 of DQN on CartPole gave 500, and those of SAC on Pendulum -145, -144 and -144.",
     "Pendulum: the first values tried, on seed 11 (SAC -148, TD3 -151). R2D1: the first values tried, on seed 11 of",
     "Recall (1.0 after 150,000 steps). (Noted by hand.)",
 ]

@@ -143,7 +143,7 @@ def write(directory: Path, snapshot: Snapshot, keep: str = "last", number: int =
 
 def sweep(directory: Path) -> None:
     """Remove what a process that was killed while it wrote has left; for whoever alone may write there."""
-    for path in directory.glob(f"{REPLACED}*"):
+    for path in directory.glob(f"{REPLACED}step-*"):
         final = directory / path.name.removeprefix(REPLACED)
         if final.exists():
             shutil.rmtree(path, ignore_errors=True)

@@ -220,9 +220,7 @@ class Ring:
     def _abandon(self, group: int) -> None:
         start, end, columns = int(self.written[group]), int(self.begun[group]), self.columns(group)
         seen = map_tree(lambda x: x[start % self.capacity, columns].copy(), self.rows.obs)  # whole, whoever wrote it
-        self.rows.obs[end % self.capacity, columns] = (
-            seen  # so that it is whole, too, if the next one is lost at once
-        )
+        self.rows.obs[end % self.capacity, columns] = seen  # for whoever is lost next, in its first rows
         for places, _ in unbroken(max(start, end - self.capacity + 1), end, self.capacity):
             for _, array in leaves(self.rows.replace(obs=None, discount=None)):
                 array[places, columns] = 0

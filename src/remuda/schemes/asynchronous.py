@@ -113,7 +113,7 @@ class AsynchronousReplay:
                     before = learner.version
                     try:
                         round = self._round(recipe, learner, replay, feed, progress, log)
-                    except BaseException:
+                    except BaseException:  # no Round will tell of these
                         progress.episodes += len(feed.episodes())
                         raise
                     finally:

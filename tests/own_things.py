@@ -16,9 +16,10 @@ BOX = spaces.Box(-1.0, 1.0, (4,), np.float32)
 class Late(gymnasium.Env):
     """Keeps its contract until step `at` of an episode, the first or a later one, then breaks it in one way."""
 
-    def __init__(self, fault="none", at=7, render_mode=None, good_episodes=0):
+    def __init__(self, fault="none", at=7, render_mode=None, good_episodes=0, length=20):
         self.observation_space, self.action_space = BOX, spaces.Discrete(2)
         self.fault, self.at, self.time, self.good_episodes = fault, at, 0, good_episodes
+        self.length = length
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -38,7 +39,7 @@ class Late(gymnasium.Env):
                 obs = np.zeros(5, np.float32)
             elif self.fault == "dtype":
                 obs = obs.astype(np.float64)
-        return obs, reward, False, self.time >= 20, {}
+        return obs, reward, False, self.time >= self.length, {}
 
 
 def late(**kwargs):
@@ -102,6 +103,47 @@ def slow_later(seconds):
 
 def slow(**kwargs):
     return Slow(**kwargs)
+
+
+class SlowSaveable(Slow):
+    """Ten times slower after its first 40 steps, and its state can be saved."""
+
+    calls = 0
+
+    def step(self, action):
+        self.calls += 1
+        if self.calls > 40:
+            time.sleep(9 * self.seconds)
+        return super().step(action)
+
+    def get_state(self):
+        return self.time, self.calls
+
+    def set_state(self, state):
+        self.time, self.calls = state
+
+
+def slow_saveable(**kwargs):
+    return SlowSaveable(**kwargs)
+
+
+class Hanging(Late):
+    """Never returns from a step after so many."""
+
+    def __init__(self, after, how):
+        super().__init__()
+        self.left, self.how = after, how
+
+    def step(self, action):
+        self.left -= 1
+        while self.left < 0:
+            if self.how == "sleep":
+                time.sleep(1000)
+        return super().step(action)
+
+
+def hanging(**kwargs):
+    return Hanging(**kwargs)
 
 
 class Odd(Late):

@@ -23,6 +23,7 @@ from remuda.data.rollout import Batch, Rollout
 if TYPE_CHECKING:  # env workers import this module, and never torch
     from torch import Tensor, nn
 
+    from remuda.errors import Interrupted
     from remuda.learning.learner import Learner
 
 
@@ -228,6 +229,7 @@ class Sampler(Protocol):
     def take_seconds(self) -> dict[str, float]: ...  # where the time went since the last call
     def episodes(self) -> list[Episode]: ...  # as of Envs
     def restarts(self) -> int: ...
+    def running(self) -> int: ...  # envs in the middle of an episode after the last rollout
     def get_state(self) -> bytes: ...  # between two rollouts: with it the next ones are the same, bit by bit
     def set_state(self, state: bytes) -> None: ...  # instead of reset
     def close(self) -> None: ...
@@ -290,6 +292,7 @@ class Progress:
     episodes: int = 0
     restarts: int = 0  # envs that were rebuilt
     dropped: int = 0  # rollouts that were too old to learn from
+    cut: int = 0  # episodes that checkpoint.cut_episodes ended before their end
 
 
 @dataclass(frozen=True)
@@ -311,8 +314,8 @@ class Recipe:
     make_evaluator: Callable[[Weights, int, int], Evaluator | None] = lambda weights, version, steps: None
     num_threads: int = 1  # of torch, in the process that learns
     warm_up: int = 0  # random steps per env before the first rollout, at most
-    # Where the state of envs cannot be saved: after so many rounds, always, episodes are cut and envs begin anew, so
-    # that a run that is resumed from there is the same as one that was never stopped. 0: it can be saved.
+    # Rounds after which all envs start new episodes, so that a run resumed from there is bit-equal although the state
+    # of its envs cannot be saved (checkpoint.cut_episodes); 0 never cuts.
     cut_every: int = 0
 
 
@@ -326,9 +329,11 @@ class Round:
     metrics: dict[str, float]  # train/*, lag/*
     seconds: dict[str, float]  # where the time went: env, inference, update, wait
     replay: Replay
-    # The sampler's state for a checkpoint, None where envs have just begun anew; no function: none can be made now.
-    get_state: Callable[[], bytes | None] | None = None
-    was_cut: bool = False  # episodes have just been cut, so that there can be a checkpoint
+    # Returns the sampler's state for a checkpoint, or raises NoState; None: asynchronous samplers have none.
+    get_state: Callable[[], bytes] | None = None
+    is_whole: bool = True  # False: a stop signal ended the round before all due updates were made
+    was_cut: bool = False  # all envs have just started new episodes, so that this round's checkpoint is exact
+    cut_follows: bool = False  # a later round will be cut: its checkpoint is exact, and this round's is not
     evaluations: list[dict[str, Any]] = field(default_factory=list)  # of an Evaluator, since the last round
 
 
@@ -348,8 +353,8 @@ class Log(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    # of a run that a signal has cut short within a round
-    def save_if_stopped(self) -> None: ...
+    # Saves what was learned by a run that a signal interrupted within a round.
+    def save_if_stopped(self, error: Interrupted) -> None: ...
 
 
 class Scheme(Protocol):

@@ -10,6 +10,9 @@ RemudaError
 ├── NoState              an env whose state cannot be saved, and why
 ├── TrainingError        losses or gradients were not finite for too many updates in a row
 └── Interrupted          a signal asked the run to stop
+
+Abandoned                an env did not return after a signal: raised inside its call, and no Exception, so that the
+                         env's own handlers and the rebuilding of failed envs do not swallow it
 """
 
 from __future__ import annotations
@@ -58,6 +61,10 @@ class Interrupted(RemudaError):
     """Raised inside a wait when a signal asks the run to stop."""
 
     signal = 2  # its number; SIGINT unless somebody knows better
+
+
+class Abandoned(BaseException):
+    """Raised by a signal handler inside an env of this process that did not return after a stop was requested."""
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:

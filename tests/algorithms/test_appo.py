@@ -199,7 +199,7 @@ def test_several_epochs_of_columns() -> None:
     """Ratios are 1 in the first minibatch of a rollout, and no longer in the last."""
     appo = make_appo(normalize_advantage=True)
     learner, rollout = Learner(appo, OptimizerOptions(), lambda progress: 1e-2, 0.5), make_rollout(appo.agent, seed=1)
-    metrics = learn(learner, Fresh(3, 2, seed=0, whole=True), rollout)
+    metrics, _ = learn(learner, Fresh(3, 2, seed=0, whole=True), rollout)
     assert learner.version == 6
     assert metrics["train/approx_kl"] > 1e-4
     batch = appo.prepare(rollout)

@@ -190,7 +190,7 @@ def test_learning_rate_and_clip_range_follow_their_schedules() -> None:
     rates, clips = [], []
     for progress in (0.0, 0.25, 0.5, 0.75, 1.0):
         learner.set_progress(progress)
-        metrics = learn(learner, Fresh(1, 16, seed=0), make_rollout(ppo.agent))
+        metrics, _ = learn(learner, Fresh(1, 16, seed=0), make_rollout(ppo.agent))
         rates.append(metrics["train/learning_rate"])
         clips.append(metrics["train/clip_range"])
     assert rates == pytest.approx([1e-2, 7.5e-3, 5e-3, 2.5e-3, 0.0])

@@ -87,7 +87,19 @@ BAD = [
         ["train", "ppo", "--env", "CartPole-v1", "--agent.net", "own_things:BadNet"],
         ["own_things:BadNet", "does not fit", "(4,)"],
     ),
-    (["train", "ppo", "--env", "CartPole-v1", "--checkpoint.keep", "some"], ["checkpoint.keep='some'", "last, all"]),
+    (["train", "ppo", "--env", "CartPole-v1", "--checkpoint.keep", "best"], ["eval.every"]),
+    (
+        ["train", "impala", "--env", "CartPole-v1", "--scheme", "async", "--checkpoint.cut_episodes", "true"],
+        ["checkpoint.cut_episodes under --scheme async", "leave it out"],
+    ),
+    (
+        ["train", "ppo", "--env", "CartPole-v1", "--checkpoint.cut_episodes", "true", "--checkpoint.every", "0"],
+        ["never cuts", "checkpoint.every"],
+    ),
+    (
+        ["train", "ppo", "--env", "CartPole-v1", "--checkpoint.keep", "some"],
+        ["checkpoint.keep='some'", "last, best, all"],
+    ),
     (
         ["train", "a2c", "--env", "CartPole-v1", "--algo.n_epochs", "4"],
         ["--algo.n_epochs", "option of ppo, not of a2c"],

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import remuda
-from remuda.learning.checkpoint import list_checkpoints, load_newest, parameters_hash
+from remuda.learning.checkpoint import list_checkpoints, load, load_newest, parameters_hash
 
 SMALL = {
     "quiet": True,
@@ -25,6 +25,7 @@ SMALL = {
     "log": {"every": 100, "window": 7, "tensorboard": False},
     "checkpoint": {"every": 300},
 }
+CUT = {"checkpoint": {"cut_episodes": True}}
 PARALLEL = {"scheme": "parallel", "sampler": {"workers": 2}}
 
 
@@ -74,7 +75,7 @@ QUICK = {
         "Pendulum-v1",
         settings({"agent": {"normalize_obs": True}, "algo": {"normalize_reward": True}}),
     ),
-    "no state, so by the grid": ("ppo", "MiniGrid-Empty-5x5-v0", settings()),
+    "no state, so by the grid": ("ppo", "MiniGrid-Empty-5x5-v0", settings(CUT)),
 }
 del QUICK["a2c"][2]["algo"]["batch_size"]
 
@@ -100,8 +101,8 @@ LONG = {
     "minatar, a2c": ("a2c", "MinAtar/Breakout-v1", settings(), 3000),
     "pong in the pool": ("ppo", "ALE/Pong-v5", settings(PARALLEL, ATARI, {"envs": {"backend": "python"}}), 1500),
     "pong in the pool, a2c": ("a2c", "ALE/Pong-v5", settings(PARALLEL, ATARI, {"envs": {"backend": "python"}}), 1500),
-    "pong, native": ("ppo", "ALE/Pong-v5", settings(PARALLEL, ATARI), 2000),
-    "pong, native, memory": ("ppo", "ALE/Pong-v5", settings(PARALLEL, ATARI, MEMORY), 2000),
+    "pong, native": ("ppo", "ALE/Pong-v5", settings(PARALLEL, ATARI, CUT), 2000),
+    "pong, native, memory": ("ppo", "ALE/Pong-v5", settings(PARALLEL, ATARI, MEMORY, CUT), 2000),
 }
 
 
@@ -159,14 +160,65 @@ remuda.train("ppo", "CartPole-v1", steps=900, seed=3, out=sys.argv[1], **json.lo
     assert outcome(pieces) == outcome(whole)
 
 
-def test_between_two_points_of_the_grid_there_is_no_checkpoint(tmp_path: Path) -> None:
-    """Stopped there, a run goes back to the last one, and says how much it does again."""
-    options = settings({"checkpoint": {"every": 512}})
+def test_stopped_between_two_cuts_a_run_keeps_its_weights_and_goes_back_to_the_cut(tmp_path: Path) -> None:
+    """To stay bit-equal; `eval` uses what was learned up to the stop."""
+    options = settings({"checkpoint": {"every": 512, "cut_episodes": True}})
     stop = [lambda round: round.progress.rounds >= 6]
     remuda.train("ppo", "MiniGrid-Empty-5x5-v0", steps=3000, out=tmp_path / "run", callbacks=stop, **options)
-    found = load_newest(tmp_path / "run/checkpoints")
-    assert found.progress["rounds"] == 4, "512 steps are 4 rounds of 4 envs and 32 steps"
+    cut, stopped = (load(path) for path in list_checkpoints(tmp_path / "run/checkpoints"))
+    rounds = [found.progress["rounds"] for found in (cut, stopped)]
+    assert rounds == [4, 6], "512 steps are 4 rounds of 4 envs and 32 steps"
     assert "will be done again" in (tmp_path / "run/log.txt").read_text()
+    remuda.resume(tmp_path / "run", quiet=True)
+    assert f"resumed from step-{cut.step}: {cut.step} of 3,000" in (tmp_path / "run/log.txt").read_text()
+
+
+def test_without_cuts_episodes_end_whatever_the_interval_of_checkpoints(tmp_path: Path) -> None:
+    """Envs whose state cannot be saved: episodes as without checkpoints; a resumed run keeps all but its episodes."""
+    kwargs = {"kwargs": {"length": 60}}
+    found = {}
+    for every in (0, 100):
+        options = settings({"checkpoint": {"every": every, "keep": "all"}, "envs": kwargs, "algo": {"gamma": 0.9}})
+        options["log"]["every"] = 128
+        run = remuda.train("ppo", "own_things:late", steps=1200, out=tmp_path / str(every), **options)
+        found[every] = outcome(run.path)
+    assert found[0] == found[100], "checkpoints change nothing"
+    assert found[100][1]["episodes"] == 4 * 5, "each of 4 envs takes 320 rows: 5 episodes of 60 steps"
+    assert len(list_checkpoints(tmp_path / "100/checkpoints")) > 5
+
+
+def test_an_inexact_resume_says_so_and_continues_weights_and_counts(tmp_path: Path) -> None:
+    options = settings({"envs": {"kwargs": {"length": 60}}})
+    stop = [lambda round: round.progress.rounds >= 4]
+    path = tmp_path / "run"
+    remuda.train("ppo", "own_things:late", steps=1200, out=path, callbacks=stop, **options)
+    stopped = load_newest(path / "checkpoints")
+    assert stopped.progress["rounds"] == 4
+    assert "sampler" not in stopped.blobs
+    seen = []
+    remuda.resume(path, quiet=True, callbacks=[lambda round: seen.append(round.progress.rounds)])
+    assert seen[0] == 5
+    said = (path / "log.txt").read_text()
+    assert (
+        said.count("it is not bit-equal to a run that was never stopped: the state of its envs cannot be saved") == 1
+    )
+    assert said.count("so new episodes start") == 1
+
+
+def test_cuts_are_counted_and_episodes_that_are_too_long_are_warned_of(tmp_path: Path) -> None:
+    """Episodes of 60 steps, cut after every 32: none ever ends, which nobody should have to find out alone."""
+    options = settings(CUT, {"checkpoint": {"every": 128}, "envs": {"kwargs": {"length": 60}}})
+    run = remuda.train("ppo", "own_things:late", steps=512, out=tmp_path / "run", **options)
+    last = json.loads((run.path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["rollout/cut"] == 4 * 3, "4 envs at each of 3 cuts: nothing is cut after the last round"
+    assert last["rollout/episodes"] == 0
+    said = (run.path / "log.txt").read_text()
+    assert said.count("4 of 4 envs finished no episode in the 128 steps between two cuts") == 1
+    options["envs"]["kwargs"]["length"] = 32
+    run = remuda.train("ppo", "own_things:late", steps=512, out=tmp_path / "fits", **options)
+    last = json.loads((run.path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["rollout/cut"] == 0, "every episode ends with the last row before its cut"
+    assert "between two cuts" not in (run.path / "log.txt").read_text()
 
 
 @pytest.mark.long

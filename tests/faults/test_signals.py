@@ -14,7 +14,8 @@ import pytest
 from processes import all_gone, wait_for
 
 from remuda.cli import main
-from remuda.learning.checkpoint import list_checkpoints, load_newest
+from remuda.learning.checkpoint import load_newest
+from remuda.recipes.signals import STOPPING
 
 TESTS = Path(__file__).parents[1]
 
@@ -75,7 +76,7 @@ def test_one_signal_leaves_a_resumable_checkpoint(tmp_path, scheme, number):
     assert len(members) > (2 if scheme == "parallel" else 0)
     out, err = stop(process, number)
     assert process.returncode == 128 + number, err
-    assert err == ""
+    assert err == f"{number.name}: {STOPPING}\n"
     assert f"remuda train --resume {path}" in out
     wait_for(lambda: all_gone(members), 2)
     assert set(os.listdir("/dev/shm")) == shared_before
@@ -130,17 +131,57 @@ print(forked.exitcode, other.wait(10))
     assert done.stdout.split() == ["-15", "-15"], done.stderr
 
 
-def test_a_signal_during_a_long_rollout_does_not_wait_for_its_end(tmp_path):
-    """Rollouts of half a minute: the checkpoint holds the last whole round."""
+def read_acknowledgement(process: subprocess.Popen) -> tuple[str, float]:
+    """Return the first line on standard error after a SIGINT, and how long it took to come."""
+    process.send_signal(signal.SIGINT)
+    asked = time.monotonic()
+    line = process.stderr.readline()
+    return line, time.monotonic() - asked
+
+
+def test_a_signal_during_a_slow_rollout_keeps_what_was_learned(tmp_path):
+    """A rollout of 16 s after one of 1.6 s: the checkpoint holds the end of the first, with its envs as they were."""
     path = tmp_path / "run"
-    slow = '{"seconds": 0.02}'
-    arguments = ["--envs.kwargs", slow, "--sampler.envs", "2", "--algo.n_steps", "600", "--algo.batch_size", "600"]
-    process = start(path, *arguments, env="own_things:slow")
-    wait_for(lambda: has_begun(path))
-    time.sleep(0.5)
-    _, err = stop(process, signal.SIGTERM)
-    assert process.returncode == 128 + signal.SIGTERM, err
-    assert json.loads((path / "result.json").read_text())["steps"] == 0
+    arguments = ["--sampler.envs", "2", "--algo.n_steps", "40", "--algo.batch_size", "40", "--checkpoint.every", "0"]
+    arguments += ["--log.every", "1"]
+    process = start(path, *arguments, "--envs.kwargs", '{"seconds": 0.02}', env="own_things:slow_saveable")
+    wait_for(lambda: has_trained(path))
+    line, seconds = read_acknowledgement(process)
+    assert line == f"SIGINT: {STOPPING}\n"
+    assert seconds < 3, "at once; 0.5 s on a machine that has nothing else to do"
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    found = load_newest(path / "checkpoints")
+    assert found.progress["rounds"] == 1
+    assert found.progress["inexact"] is None
+    assert "sampler" in found.blobs
+
+
+@pytest.mark.parametrize("how", ["sleep", "loop"])
+def test_an_env_of_this_process_that_hangs_is_named_and_costs_nothing_that_was_learned(tmp_path, how):
+    path = tmp_path / "run"
+    arguments = ["--sampler.envs", "2", "--algo.n_steps", "16", "--algo.batch_size", "32", "--log.every", "1"]
+    kwargs = json.dumps({"after": 200, "how": how})
+    process = start(path, *arguments, "--envs.kwargs", kwargs, env="own_things:hanging")
+    wait_for(lambda: has_trained(path))
+    wait_for(lambda: is_still(path))
+    line, seconds = read_acknowledgement(process)
+    assert line == f"SIGINT: {STOPPING}\n"
+    assert seconds < 3
+    asked = time.monotonic()
+    out, err = process.communicate(timeout=60)
+    assert time.monotonic() - asked < 20, "10 s, on a machine that has nothing else to do"
+    assert process.returncode == 130, err
+    assert "own_things:hanging: an env did not return from its call after a stop signal" in out
+    assert "own_things.py:" in out, "the file and the line in which it hangs"
+    assert load_newest(path / "checkpoints").progress["rounds"] > 1
+
+
+def is_still(path: Path) -> bool:
+    """Whether no metrics line was written for a second."""
+    before = (path / "metrics.jsonl").stat().st_size
+    time.sleep(1.0)
+    return (path / "metrics.jsonl").stat().st_size == before
 
 
 def test_a_signal_while_a_worker_hangs_does_not_wait_for_its_time_limit(tmp_path):
@@ -163,13 +204,13 @@ def test_a_signal_while_workers_build_their_envs_leaves_nothing(tmp_path):
     time.sleep(0.5)
     _, err = stop(process, signal.SIGTERM)
     assert process.returncode == 128 + signal.SIGTERM
-    assert err.strip() == "remuda: stopped by SIGTERM before training began: nothing was kept."
+    assert err.splitlines()[-1] == "remuda: stopped by SIGTERM before training began: nothing was kept."
     assert not path.exists()
     wait_for(lambda: all_gone(members), 2)
 
 
-def test_a_signal_during_a_long_update_gives_it_up(tmp_path):
-    """An update of a minute: half of it would be a run that never was; resumed, it is done again."""
+def test_a_signal_during_a_long_update_keeps_the_updates_that_were_made(tmp_path):
+    """An update of a minute ends early: its round is saved, and a resumed run says that it is not bit-equal."""
     path = tmp_path / "run"
     arguments = ["--algo.n_steps", "512", "--algo.batch_size", "64", "--algo.n_epochs", "200"]
     process = start(path, *arguments, "--agent.hidden", "512,512")
@@ -177,7 +218,9 @@ def test_a_signal_during_a_long_update_gives_it_up(tmp_path):
     time.sleep(4.0)
     _, err = stop(process, signal.SIGINT)
     assert process.returncode == 130, err
-    assert list_checkpoints(path / "checkpoints") == []
+    found = load_newest(path / "checkpoints")
+    assert found.progress["rounds"] == 1
+    assert "stopped before all of its updates were made" in found.progress["inexact"]
     (path / "log.txt").unlink()
     process = subprocess.Popen(
         [sys.executable, "-m", "remuda", "train", "--resume", str(path)], stdout=subprocess.PIPE
@@ -185,7 +228,7 @@ def test_a_signal_during_a_long_update_gives_it_up(tmp_path):
     wait_for(lambda: has_begun(path))
     out, _ = stop(process, signal.SIGINT)
     assert process.returncode == 130
-    assert "no checkpoint was written before the run ended: it begins anew" in str(out)
+    assert "it is not bit-equal to a run that was never stopped" in str(out)
 
 
 def test_a_disk_that_fills_up_costs_checkpoints_and_metrics_but_not_the_run(tmp_path):
@@ -261,7 +304,7 @@ def test_ctrl_c_on_a_terminal_reaches_the_whole_group_and_is_still_polite(tmp_pa
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert err == ""
+    assert err == f"SIGINT: {STOPPING}\n", "workers say nothing"
     assert load_newest(path / "checkpoints").step > 0
     assert json.loads((path / "result.json").read_text())["status"] == "stopped by SIGINT"
     wait_for(lambda: all_gone(members), 2)

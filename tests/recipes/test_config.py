@@ -142,6 +142,7 @@ OTHERS = {
     "eval.seed": ("12", 12),
     "checkpoint.every": ("1e6", 1_000_000),
     "checkpoint.keep": ("5", "5"),
+    "checkpoint.cut_episodes": ("on", True),
     "log.every": ("2.5e3", 2500),
     "log.window": ("10", 10),
     "log.tensorboard": ("off", False),
@@ -274,7 +275,7 @@ class TestWholeConfig:
 
     @pytest.mark.parametrize("keep", ["0", "-1", "1.5", "some", ""])
     def test_unknown_ways_to_keep(self, keep):
-        with pytest.raises(ConfigError, match="last, all or a number"):
+        with pytest.raises(ConfigError, match="last, best, all or a number"):
             CheckpointOptions(keep=keep)
 
 

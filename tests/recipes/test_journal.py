@@ -13,13 +13,14 @@ import torch
 import remuda
 from remuda.core import Episode, Progress, Round
 from remuda.data.packing import unpack
-from remuda.errors import Interrupted
+from remuda.errors import CheckpointError, ConfigError, Interrupted
 from remuda.learning.checkpoint import list_checkpoints, load_newest
 from remuda.logs.rundir import RunDirectory
 from remuda.logs.terminal import Terminal
 from remuda.recipes import journal as module
 from remuda.recipes.config import to_dict
 from remuda.recipes.journal import Journal
+from remuda.recipes.run_checkpoints import named_checkpoint
 from remuda.recipes.settings import settle_config
 from remuda.recipes.signals import StopSignals
 from remuda.sampling.evaluation import Evaluation
@@ -179,8 +180,8 @@ class TestIntervals:
         names = [path.name for path in list_checkpoints(run.path / "checkpoints")]
         assert names == ["step-80", "step-160", "step-240", "step-320", "step-400"]
         progress = load_newest(run.path / "checkpoints").progress
-        counts = {"steps": 400, "rounds": 10, "episodes": 120, "restarts": 0, "dropped": 0, "checkpoints": 5}
-        assert progress == counts
+        counts = {"steps": 400, "rounds": 10, "episodes": 120, "restarts": 0, "dropped": 0, "cut": 0}
+        assert progress == {**counts, "checkpoints": 5, "best": None, "inexact": None}
 
     @pytest.mark.parametrize(
         ("keep", "every", "steps"),
@@ -427,3 +428,79 @@ class TestAlone:
         assert journal.resume(make_learner())[0] is journal.progress
         assert journal.progress == Progress()
         journal.terminal.close()
+
+
+def test_what_a_callback_adds_to_the_metrics_is_logged(tmp_path):
+    """The mean over the rounds of a line, like every other metric; on the line of the very same round."""
+
+    def add(round):
+        round.metrics["own/rounds"] = float(round.progress.rounds)
+
+    run = train(tmp_path / "run", rounds=4, log={"every": 2 * STEPS}, callbacks=[add])
+    assert [line["own/rounds"] for line in lines(run)] == [1.5, 3.5]
+
+
+class TestBestCheckpoint:
+    RETURNS = (1.0, 5.0, 3.0, 5.0, 4.0)
+
+    @pytest.fixture
+    def run(self, tmp_path, monkeypatch):
+        found = iter(self.RETURNS)
+        monkeypatch.setattr("remuda.recipes.train.play_episodes", lambda *arguments: Evaluation([next(found)], [1.0]))
+        options = {"eval": {"every": STEPS, "episodes": 1}, "checkpoint": {"keep": "best", "every": STEPS}}
+        return train(tmp_path / "run", rounds=5, **options)
+
+    def test_it_outlives_newer_ones_and_the_first_of_equals_stays(self, run):
+        names = [path.name for path in list_checkpoints(run.path / "checkpoints")]
+        assert names == [f"step-{rounds * STEPS}" for rounds in (2, 4, 5)]
+        assert (run.path / "checkpoints/best").resolve().name == f"step-{2 * STEPS}"
+
+    def test_a_resumed_run_knows_what_it_has_to_beat(self, run, monkeypatch):
+        found = iter((4.0, 4.5, 6.0, 2.0))  # the evaluation after the last step is made again
+        monkeypatch.setattr("remuda.recipes.train.play_episodes", lambda *arguments: Evaluation([next(found)], [1.0]))
+        remuda.resume(run.path, steps=8 * STEPS, quiet=True)
+        assert (run.path / "checkpoints/best").resolve().name == f"step-{7 * STEPS}"
+        names = [path.name for path in list_checkpoints(run.path / "checkpoints")]
+        assert names == [f"step-{rounds * STEPS}" for rounds in (7, 8)]
+
+    def test_it_can_be_chosen_to_evaluate_load_and_film(self, run, capsys):
+        from remuda.cli import main
+        from remuda.recipes.record import record
+
+        for chosen, step in ((None, 5), ("best", 2), (4 * STEPS, 4), (str(4 * STEPS), 4)):
+            found = named_checkpoint(run.path, chosen)
+            assert found.step == step * STEPS
+            agent = remuda.recipes.api.Run(run.path, checkpoint=chosen).agent()
+            expected = found.learner["algorithm"]
+            assert all(torch.equal(value, expected[f"agent.{name}"]) for name, value in agent.state_dict().items())
+        assert main(["eval", str(run.path), "--episodes", "1", "--checkpoint", "best"]) == 0
+        assert main(["eval", str(run.path), "--checkpoint", "17"]) == 2
+        said = capsys.readouterr().err
+        assert (
+            said
+            == f"remuda: checkpoint 17 of run {run.path} is not there: use one of 80, 160, 200, best or latest.\n"
+        )
+        target, _ = record(run.path, checkpoint="best")
+        assert target.name == f"step-{2 * STEPS}.mp4"
+
+    def test_it_needs_evaluations(self, tmp_path):
+        with pytest.raises(ConfigError, match=r"set eval\.every"):
+            train(tmp_path / "run", checkpoint={"keep": "best"})
+
+
+def test_a_run_without_a_best_checkpoint_says_how_to_get_one(tmp_path):
+    run = train(tmp_path / "run", rounds=1)
+    with pytest.raises(CheckpointError, match=r"train with checkpoint\.keep=best and eval\.every"):
+        remuda.load(run.path, checkpoint="best")
+
+
+def test_seconds_and_rate_of_a_run_are_those_of_all_its_processes(tmp_path):
+    """Resuming a complete run does nothing, and must not look like a run of no time."""
+    first = train(tmp_path / "run", rounds=40).result
+    again = remuda.resume(tmp_path / "run", quiet=True).result
+    assert again["steps_per_second"] == pytest.approx(first["steps_per_second"], rel=1e-3)
+    assert again["seconds"] >= 0.9 * first["seconds"]
+    assert again["time"]["update"] == pytest.approx(first["time"]["update"])
+    longer = remuda.resume(tmp_path / "run", steps=80 * STEPS, quiet=True).result
+    assert longer["time"]["update"] > first["time"]["update"]
+    assert longer["seconds"] > first["seconds"]

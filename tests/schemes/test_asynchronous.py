@@ -364,7 +364,7 @@ def test_the_order_of_calls() -> None:
     assert pieces.weights.closed == 1
     assert pieces.start == Progress(2 * REAL, rounds=2, episodes=2, restarts=4, dropped=2)
     assert pieces.rounds[0][3]["async/slots_free"] == 3.0
-    assert pieces.saveable == [(None, False)] * 2, "envs begin anew when it is resumed"
+    assert pieces.saveable == [(None, True, False, False)] * 2, "envs begin anew when it is resumed"
 
 
 def test_a_resumed_run_starts_elsewhere_and_goes_on_counting() -> None:

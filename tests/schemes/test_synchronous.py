@@ -111,6 +111,9 @@ class Pieces:
     def restarts(self):
         return 4
 
+    def running(self):
+        return 2
+
     # learner
 
     def set_progress(self, progress):
@@ -160,7 +163,7 @@ class Pieces:
         if error is not None:
             self.did("save what was learned")
 
-    def save_if_stopped(self):
+    def save_if_stopped(self, error):
         self.did("save what was learned")
 
     def begin(self):
@@ -175,7 +178,9 @@ class Pieces:
     def round(self, round):
         self.did("round")
         self.rounds.append((round.progress.steps, round.progress.rounds, dict(round.seconds), dict(round.metrics)))
-        self.saveable.append(round.get_state and (round.get_state(), round.was_cut))
+        self.saveable.append(
+            (round.get_state and round.get_state(), round.is_whole, round.was_cut, round.cut_follows)
+        )
         return (self.stop_after is not None and len(self.rounds) >= self.stop_after) or self.should_stop()
 
 
@@ -261,7 +266,7 @@ def test_a_signal_during_a_rollout_drops_it():
     learner = Synchronous().run(pieces.recipe, pieces)
     assert learner is pieces, "the learner comes back, to be saved"
     assert pieces.start == Progress(2 * REAL, rounds=2, episodes=2, restarts=4), "counters of the last whole round"
-    assert pieces.calls[-1] == "collect with 4"
+    assert pieces.calls[-2:] == ["collect with 4", "save what was learned"]
     assert pieces.closed == 2
 
 
@@ -304,7 +309,9 @@ class TestLearn:
     def learn(self, **settings):
         pieces = Pieces(**settings)
         pieces.weights = SimpleNamespace(pull=lambda have: 0)
-        return pieces, learn(pieces, pieces, pieces.collect())
+        metrics, is_whole = learn(pieces, pieces, pieces.collect())
+        assert is_whole
+        return pieces, metrics
 
     def test_means(self):
         _, metrics = self.learn(minibatches=3)
@@ -364,13 +371,15 @@ def test_target_kl_ends_a_real_round(tmp_path):
     assert 1 <= counts[1e-9] < 4
 
 
-def test_a_signal_that_has_waited_long_enough_gives_the_round_up():
+def test_a_signal_that_has_waited_long_enough_ends_the_updates_of_a_round():
+    """What was learned is kept and counted; only the round's remaining updates are missing, and it says so."""
     pieces = Pieces(steps=REAL * 4, minibatches=5)
-    pieces.must_stop_after = 7
+    pieces.must_stop_after, pieces.stop_after = 7, 2
     Synchronous().run(pieces.recipe, pieces)
     assert pieces.calls.count("step") == 7
-    assert "finish" not in pieces.calls[-2:], "half a round is not learned from"
-    assert pieces.start == Progress(REAL, rounds=1, episodes=1, restarts=4)
+    assert pieces.calls[-2:] == ["finish", "round"]
+    assert pieces.start == Progress(2 * REAL, rounds=2, episodes=2, restarts=4)
+    assert [is_whole for _, is_whole, _, _ in pieces.saveable] == [True, False]
 
 
 def test_a_state_is_put_back_instead_of_a_reset():
@@ -390,14 +399,15 @@ def test_restarts_before_a_resume_are_counted_where_envs_begin_anew():
 def test_every_round_can_be_saved():
     pieces = Pieces(steps=REAL * 3)
     Synchronous().run(pieces.recipe, pieces)
-    assert pieces.saveable == [(b"state", False)] * 3
+    assert pieces.saveable == [(b"state", True, False, False)] * 3
 
 
 def test_envs_that_cannot_be_saved_begin_anew_on_a_grid_of_rounds():
     """In a run that was never stopped as in one that was, so that both are the same."""
     pieces = Pieces(steps=REAL * 6, cut_every=2)
     Synchronous().run(pieces.recipe, pieces)
-    assert pieces.saveable == [None, (None, True)] * 3
+    assert [(was_cut, follows) for _, _, was_cut, follows in pieces.saveable] == [(False, True), (True, False)] * 3
+    assert pieces.start.cut == 2 * 2, "two envs were in the middle of an episode at each of two cuts"
     resets = [call for call in pieces.calls if call.startswith("reset")]
     assert resets == ["reset 3 0", f"reset {env_seed(3, 2)} 0", f"reset {env_seed(3, 4)} 0"], "not after the last"
     resumed = Pieces(Progress(steps=REAL * 4, rounds=4), steps=REAL * 6, cut_every=2)

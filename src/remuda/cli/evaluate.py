@@ -14,13 +14,16 @@ def run(command: str, argv: Sequence[str]) -> int:
     parser.add_argument("run", type=Path, help="run directory")
     parser.add_argument("--episodes", type=int, default=20, help="how many (20)")
     parser.add_argument("--seed", type=int, help="seed of the episodes (the run's eval.seed)")
+    parser.add_argument("--checkpoint", metavar="STEP", help="step of a checkpoint, or best (the newest)")
     parser.add_argument("--sample", action="store_true", help="sample actions instead of taking the best")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     found = parser.parse(argv)
 
     from remuda.recipes.api import Run
 
-    result = Run(found.run).evaluate(found.episodes, found.seed, deterministic=not found.sample)
+    result = Run(found.run, checkpoint=found.checkpoint).evaluate(
+        found.episodes, found.seed, deterministic=not found.sample
+    )
     if found.json:
         print(json.dumps(result))
     else:

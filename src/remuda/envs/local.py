@@ -32,7 +32,7 @@ from remuda.envs.episodes import EpisodeStats, resolve_stats
 from remuda.envs.lane import Lane, build_all, rows_layout, slice_rows
 from remuda.envs.single import Rows, SingleEnv
 from remuda.envs.spec import EnvSpec
-from remuda.errors import ConfigError, Interrupted
+from remuda.errors import Abandoned, ConfigError, Interrupted
 from remuda.transport.requests import server_of
 
 logger = logging.getLogger("remuda.envs")
@@ -134,7 +134,7 @@ class LocalEnvs:
         per_slot = envs_per_slot(num_envs, slots)
         check_seeds(seeds, levels, info, num_envs)
         stats_class = resolve_stats(stats)
-        self.num_envs, self.num_slots = num_envs, slots
+        self.num_envs, self.num_slots, self._label = num_envs, slots, spec.label
         self.should_stop, self._tell = should_stop, tell
         own_seeds = [None] * num_envs if seeds is None else seeds
         makers = [
@@ -173,7 +173,10 @@ class LocalEnvs:
         self._episodes.clear()
         taken = 0
         for slot, lane in enumerate(self._lanes):
-            taken += lane.reset(seed, warm_up, self._obey_stop)
+            try:
+                taken += lane.reset(seed, warm_up, self._obey_stop)
+            except Abandoned as error:
+                raise Interrupted(f"{self._label}: {error}") from error
             self._take_news(lane.rows)
             self._sent.append((slot, None))
         self._is_owed = [True] * self.num_slots
@@ -226,7 +229,10 @@ class LocalEnvs:
         self._is_owed[slot] = False
         rows = self._lanes[slot].rows
         if work is not None:
-            work()
+            try:
+                work()
+            except Abandoned as error:
+                raise Interrupted(f"{self._label}: {error}") from error
             if rows.episodes or rows.notices:
                 self._take_news(rows)
         return slot, rows.step

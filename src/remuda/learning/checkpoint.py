@@ -37,6 +37,7 @@ ASIDE = ".writing-"
 REPLACED = ".replaced-"  # and its name: counts until another checkpoint of the same step has taken its place
 NAME = re.compile(rf"(?:{re.escape(REPLACED)})?step-([0-9]+)")
 REPLAY = "replay"  # the directory of files that checkpoints share
+BEST = "best"  # a link to the checkpoint with the best evaluation, which is never pruned
 BLOBS = "blobs.safetensors"  # bytes, where there are any
 MOST_BYTES = {"manifest.json": 1 << 16, "state.json": 1 << 24}
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)  # of a manifest
@@ -133,7 +134,7 @@ def write(directory: Path, snapshot: Snapshot, keep: str = "last", number: int =
         shutil.rmtree(replaced, ignore_errors=True)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    _point_latest(directory, final.name)
+    _point(directory, "latest", final.name)
     _flush_directory(directory)
     unused |= _prune(directory, keep, final)
     if unused:  # only what some checkpoint has needed: the next one's files may be there already
@@ -206,9 +207,7 @@ def load_newest(directory: Path, before: int | None = None, skipped: Sequence[st
     What was damaged on the way there is told in its `skipped`, beside what the caller knows of newer ones.
     """
     skipped = list(skipped)
-    for path in reversed(list_checkpoints(directory)):
-        if before is not None and int(path.name.rpartition("-")[2]) >= before:
-            continue
+    for path in reversed(list_checkpoints(directory, before)):
         try:
             return replace(load(path), skipped=skipped)
         except CheckpointError as error:
@@ -218,13 +217,16 @@ def load_newest(directory: Path, before: int | None = None, skipped: Sequence[st
     raise CheckpointError(f"{directory.parent} holds no checkpoint yet: train it first, or start a new run.")
 
 
-def list_checkpoints(directory: Path) -> list[Path]:
-    """All checkpoints, oldest first; with one whose place nobody has taken, since who wanted to was killed."""
+def list_checkpoints(directory: Path, before: int | None = None) -> list[Path]:
+    """Return all checkpoints, of those before a step if one is given, oldest first.
+
+    A checkpoint that was moved aside by a process that died before it could write its replacement is one of them.
+    """
     found: dict[int, Path] = {}
-    for path in sorted(directory.glob("*")):  # which comes first, so that what took its place comes after it
+    for path in sorted(directory.glob("*")):  # replaced ones sort first, so that their replacements overwrite them
         if (name := NAME.fullmatch(path.name)) and path.is_dir():
             found[int(name[1])] = path
-    return [found[step] for step in sorted(found)]
+    return [found[step] for step in sorted(found) if before is None or step < before]
 
 
 def _pack(node: Any, path: str, tensors: dict[str, Tensor]) -> Any:
@@ -280,26 +282,36 @@ def _flush_directory(directory: Path) -> None:
         os.close(fd)
 
 
-def _point_latest(directory: Path, name: str) -> None:
-    link = directory / f".latest-{os.getpid()}"
+def point_best(directory: Path, step: int) -> None:
+    """Mark the checkpoint of this step as the best one, and keep it until another is marked."""
+    _point(directory, BEST, f"step-{step}")
+    _flush_directory(directory)
+
+
+def _point(directory: Path, name: str, target: str) -> None:
+    link = directory / f".{name}-{os.getpid()}"
     link.unlink(missing_ok=True)
-    link.symlink_to(name)
-    link.replace(directory / "latest")
+    link.symlink_to(target)
+    link.replace(directory / name)
 
 
 def _prune(directory: Path, keep: str, newest: Path) -> set[str]:
-    """keep: "all", "last" (the newest two, so that one may be damaged), or N: these and every Nth.
+    """Delete checkpoints that `keep` does not want; return the names in `replay/` that these needed.
 
-    Returns the names in `replay/` that those needed which are gone.
+    The newest two always stay, because one may be damaged, and so does the one that `best` points to. "all" keeps
+    every checkpoint, a number N every Nth.
     """
     names: set[str] = set()
     if keep == "all":
         return names
+    best = (directory / BEST).resolve()
     for path in list_checkpoints(directory)[:-2]:
         # Damaged ones of later steps, which the run was not resumed from, do not make the newest an old one.
-        if path != newest and (keep == "last" or _number(path) % int(keep)):
+        if path == newest or path.resolve() == best:
+            continue
+        if not keep.isdigit() or _number(path) % int(keep):
             names |= _files_of(path) or set()
-            with suppress(OSError):  # it is too much, and harms nobody
+            with suppress(OSError):  # it takes space, and does no harm
                 _remove(path)
     return names
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from remuda.agents import NetFactory
 from remuda.errors import CheckpointError, ConfigError
-from remuda.learning.checkpoint import load_newest
 from remuda.learning.restoring import must_fit
 from remuda.learning.weights import FileWeights
 from remuda.logs.rundir import WEIGHTS, RunDirectory
@@ -24,6 +23,7 @@ from remuda.recipes.algorithms import make_algorithm
 from remuda.recipes.journal import Callback
 from remuda.recipes.parts import agent_view, find_net, play_episodes
 from remuda.recipes.policy import Policy
+from remuda.recipes.run_checkpoints import named_checkpoint
 from remuda.recipes.settings import Setup, callable_name, resume_config, settle_config
 from remuda.recipes.train import train as run_training
 
@@ -32,14 +32,21 @@ class Run:
     """A run on disk."""
 
     def __init__(
-        self, path: str | Path, env: Callable[..., Any] | None = None, net: NetFactory | None = None
+        self,
+        path: str | Path,
+        env: Callable[..., Any] | None = None,
+        net: NetFactory | None = None,
+        checkpoint: int | str | None = None,
     ) -> None:
-        """`path` is a run's directory, or the file of weights in it that an asynchronous run may have."""
+        """`path` is a run's directory, or the file of weights in it that an asynchronous run may have.
+
+        `checkpoint` is the step of the checkpoint to use, or "best" (checkpoint.keep=best); by default the newest.
+        """
         self.path = Path(path)
         self._weights = self.path if self.path.name == WEIGHTS and self.path.is_file() else None
         self.path = self.path if self._weights is None else self.path.parent
         RunDirectory.open(self.path)  # refuses what is no run
-        self._env, self._net = env, net
+        self._env, self._net, self._checkpoint = env, net, checkpoint
 
     def __repr__(self) -> str:
         known = (self.path / "result.json").exists()
@@ -58,14 +65,14 @@ class Run:
         return resume_config(self.path, {}, {}, self._env)
 
     def agent(self) -> Any:
-        """The agent with the newest whole checkpoint's weights, or those of the file that was named."""
+        """Build the agent and load the chosen checkpoint's weights, or those of the file that was named."""
         config, _, info = self.setup()
         algorithm = make_algorithm(config, agent_view(config, info), self._net or find_net(config.agent))
         if self._weights is not None:
             with must_fit(self._weights):
                 FileWeights(algorithm.agent, self._weights).pull(have=-1)
             return algorithm.agent
-        found = load_newest(self.path / "checkpoints")
+        found = named_checkpoint(self.path, self._checkpoint)
         with must_fit(found.path):
             algorithm.load_state_dict(found.learner["algorithm"])
         agent: Any = algorithm.agent
@@ -91,9 +98,17 @@ def as_list(callbacks: Callback | Sequence[Callback]) -> list[Callback]:
     return [callbacks] if callable(callbacks) else list(callbacks)
 
 
-def load(path: str | Path, env: Callable[..., Any] | None = None, net: NetFactory | None = None) -> Policy:
-    """The policy of a run. A run made with a callable env or net that has no import path needs it again."""
-    return Run(path, env, net).policy()
+def load(
+    path: str | Path,
+    env: Callable[..., Any] | None = None,
+    net: NetFactory | None = None,
+    checkpoint: int | str | None = None,
+) -> Policy:
+    """Return the policy of a run, of its newest checkpoint, that of a step, or "best".
+
+    A run made with a callable env or net that has no import path needs it again.
+    """
+    return Run(path, env, net, checkpoint).policy()
 
 
 def train(

@@ -66,6 +66,7 @@ class RunConfig:
             check_minibatches(options, envs, self.agent.core)
         check_replay(options, self.replay, self.agent.core, self.sampler)
         check_scheme(self)
+        check_checkpoints(self)
         check_heads(self.algo, options, self.agent)
 
 
@@ -177,6 +178,16 @@ def check_scheme(config: RunConfig) -> None:
         check_feed(config)
     elif config.scheme == "async":
         check_stream(config)
+
+
+def check_checkpoints(config: RunConfig) -> None:
+    options = config.checkpoint
+    if options.keep == "best" and not (config.eval.every and config.eval.episodes):
+        raise ConfigError("checkpoint.keep=best needs evaluations to compare: set eval.every to a number of steps.")
+    if options.cut_episodes and config.scheme == "async":
+        raise ConfigError(
+            "checkpoint.cut_episodes under --scheme async, which is never resumed bit for bit: leave it out."
+        )
 
 
 def check_stream(config: RunConfig) -> None:

@@ -11,18 +11,15 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
-from dataclasses import asdict
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from remuda.core import Progress, Replay, Round
-from remuda.data.packing import pack, unpack
-from remuda.errors import CheckpointError, ConfigError, Interrupted, NoState, RemudaError
+from remuda.data.packing import unpack
+from remuda.errors import Abandoned, CheckpointError, ConfigError, Interrupted, RemudaError
 from remuda.learning import checkpoint
 from remuda.learning.learner import Learner
 from remuda.learning.restoring import must_fit, of_this_version
-from remuda.learning.saver import Saver
 from remuda.logs.meters import Window, summarise
 from remuda.logs.notices import warnings_go_to
 from remuda.logs.rundir import RunDirectory
@@ -30,12 +27,17 @@ from remuda.logs.terminal import Terminal, where_time_went
 from remuda.logs.writers import MetricsFile, TensorBoard, WandB, Writer
 from remuda.recipes.config import RunConfig, to_dict
 from remuda.recipes.parts import eval_episodes
+from remuda.recipes.run_checkpoints import CutWatch, RunCheckpoints, SamplerState, state_of
 from remuda.recipes.signals import StopSignals
 from remuda.recipes.verdict import remedies_for, verdict
 from remuda.sampling.evaluation import Evaluation
 
 Callback = Callable[[Round], Any]  # sees every round; returning True stops the run
 LINES_PER_RUN = 200
+# Seconds a round must have taken for the sampler's state to be kept in memory at its end. A stop signal may interrupt
+# the round after it, whose end would take longer than the signal allows.
+SLOW_ROUND_SECONDS = 1.0
+MID_ROUND = SamplerState(None, "the run was stopped in the middle of a round, so new episodes start")
 
 
 class Journal:
@@ -64,13 +66,13 @@ class Journal:
         self._interval: dict[str, float] = defaultdict(float)  # seconds since the last line, by activity
         self._total: dict[str, float] = defaultdict(float)
         self._log_every = config.log.every or max(1, config.steps // LINES_PER_RUN)
-        self._checkpoints, self._saved_steps = 0, 0
-        self._saved: tuple[int, int] | None = None  # rounds and updates of the last checkpoint
-        self._saver = Saver(directory.checkpoints, config.checkpoint.keep, self._written)
+        self._checkpoints = RunCheckpoints(directory, config.checkpoint, self.say)
+        self._cuts = CutWatch(config.sampler.envs, config.checkpoint.every, self.say)
+        self._mean_reward: float | None = None  # of an evaluation at the end of this round
+        self._held: tuple[int, SamplerState] | None = None  # rounds, and the sampler's state after them
         self._has_begun = False
         self._kept: dict[str, Any] | None = None  # where the journal of a resumed run stood
         self._learner: Learner | None = None
-        self._replay: Replay | None = None
         self._latest: dict[str, float] = {}
         self._started = time.perf_counter()
         self._count_from_here()
@@ -103,9 +105,9 @@ class Journal:
             try:
                 yield self
             except Exception:
-                self._saver.wait()  # the directory is about to be somebody else's
+                self._checkpoints.wait()  # before another process may write to the directory
                 raise
-            self._saver.wait()
+            self._checkpoints.wait()
             self.say(where_time_went(self._total))
             self.say(verdict(self._total, remedies_for(self.config))[1])
 
@@ -118,28 +120,28 @@ class Journal:
         if found is not None:
             with must_fit(found.path):
                 learner.load_state_dict(found.learner)
-            self._checkpoints = found.progress.pop("checkpoints", 0)
             with of_this_version():
-                self.progress = Progress(**found.progress)
-            self._saved, self._saved_steps = (self.progress.rounds, learner.version), self.progress.steps
+                self.progress = self._checkpoints.resume(found, learner.version)
             if self.progress.rounds == 0:
                 self.progress.steps = 0  # warm-up is taken again
             for sentence in found.skipped:
                 self.say(f"warning: {sentence}")
             self.say(f"resumed from step-{found.step}: {self.progress.steps:,} of {self.config.steps:,} steps done")
+            if (why := found.progress.get("inexact")) is not None and self.progress.steps < self.config.steps:
+                self.say(f"it is not bit-equal to a run that was never stopped: {why}.")
         elif self.is_resumed:
             self.say("no checkpoint was written before the run ended: it begins anew, with the same seed")
         self.say(f"{self.directory.path}: {self.config.sampler.envs} envs, settings in config.yaml")
-        self._started = time.perf_counter()
+        self._started = time.perf_counter() - (0.0 if self._kept is None else self._kept["elapsed"])
         return self.progress, None if found is None else found.blobs.get("sampler")
 
     def restore(self, replay: Replay) -> None:
-        """What the run had collected when its checkpoint was written."""
-        self._replay = replay
+        """Load what the run had collected when its checkpoint was written."""
+        self._checkpoints.replay = replay
         found = self.resume_from
         if found is not None and "replay" in found.blobs:
             with of_this_version():
-                replay.load(self.directory.checkpoints / checkpoint.REPLAY, unpack(found.blobs.pop("replay")))
+                self._checkpoints.restore(found, unpack(found.blobs.pop("replay")))
 
     def begin(self) -> None:
         """Warm-up is over: rates and intervals count from here."""
@@ -148,11 +150,16 @@ class Journal:
         self._has_begun = True
         self._count_from_here()
         if self._kept is not None:
+            self._total.update(self._kept["total"])
             self._window.set_state(self._kept["window"])
             self._sums.update(self._kept["sums"])
             if self._kept["is_owed"]:
                 assert self._learner is not None
                 self._evaluate_and_write(self.progress, self._learner)
+                if self._mean_reward is not None and self._checkpoints.is_best(
+                    self.progress.steps, self._mean_reward
+                ):
+                    self._checkpoints.mark_best(self.progress.steps, self._mean_reward)
 
     def _count_from_here(self) -> None:
         steps = self._first_steps = self._line_steps = self.progress.steps
@@ -160,42 +167,53 @@ class Journal:
         points = [steps + every for every in (self._log_every, self.config.checkpoint.every, self.config.eval.every)]
         if self._kept is not None:  # the earlier of both: intervals may have been made shorter
             points = [min(point, kept) for point, kept in zip(points, self._kept["next"], strict=True)]
+            self._first_steps = self._kept["first_steps"]
         self._next_line, self._next_checkpoint, self._next_evaluation = points
 
     def round(self, round: Round) -> bool:
+        if True in [callback(round) for callback in self.callbacks]:  # every callback sees it, and may add metrics
+            self.stopped_by = "callback"
         for episode in round.episodes:
             self._window.add(episode.values)
         for name, value in round.metrics.items():
             self._sums[name].append(value)
         for found in round.evaluations:
             self._watched = found
-            with suppress(OSError):  # the newest is in the next metrics line, too, which says what is wrong
+            with suppress(OSError):  # the next metrics line holds the newest one, and reports the full disk
                 self.directory.add_evaluation(found)
-        self._saver.poll()
-        self._count(round.seconds)
-        self._learner = round.learner
+        self._checkpoints.poll()
+        seconds = self._count(round.seconds)
+        self._learner, self._mean_reward = round.learner, None
         steps, last = round.progress.steps, round.progress.steps >= self.config.steps
         if last:
-            self.save(round, is_owed=True)  # before the evaluation, which an env may still spoil
+            self.save(round, is_owed=True)  # before the evaluation, in which an env may still fail
         try:
             self._evaluate_and_write(round.progress, round.learner)
         except Interrupted:
             self.say("the evaluation was stopped before its end: it is done when the run is resumed")
-            if round.get_state is not None:
-                self.save(round, is_owed=True)
+            self.save(round, is_owed=True)
             return True
         self.terminal.update(self._latest, steps)
-        every = self.config.checkpoint.every
-        is_due = round.was_cut or (every and steps >= self._next_checkpoint)
-        if is_due and not last and round.get_state is not None:
+        self._save_if_due(round, last)
+        must_end = self.stopped_by is not None or self.should_stop()
+        if must_end:
+            self.save(round)
+        elif seconds > SLOW_ROUND_SECONDS and not last:
+            with self._timed("checkpoint"):
+                self._held = (round.progress.rounds, state_of(round))
+        return must_end
+
+    def _save_if_due(self, round: Round, last: bool) -> None:
+        steps, every = round.progress.steps, self.config.checkpoint.every
+        self._cuts.watch(round)
+        if self._mean_reward is not None and self._checkpoints.is_best(steps, self._mean_reward):
+            with self._timed("checkpoint"):  # again if there is one: it does not know yet that it is the best
+                self._write(round.learner, state_of(round))
+                self._checkpoints.mark_best(steps, self._mean_reward)
+        is_due = round.was_cut or (every and steps >= self._next_checkpoint and not round.cut_follows)
+        if is_due and not last:
             self._next_checkpoint = steps + every
             self.save(round)
-        if True in [callback(round) for callback in self.callbacks]:  # all of them see it
-            self.stopped_by = "callback"
-        must_end = self.stopped_by is not None or self.should_stop()
-        if must_end and round.get_state is not None:
-            self.save(round)
-        return must_end
 
     def should_stop(self) -> bool:
         return self.signals.received is not None
@@ -208,7 +226,7 @@ class Journal:
 
     def finish(self, learner: Learner) -> dict[str, Any]:
         """The last evaluation; what result.json says."""
-        self._saver.wait()
+        self._checkpoints.wait()
         signal = self.signals.received
         complete = self.progress.steps >= self.config.steps
         if complete and not self.progress.rounds:
@@ -216,7 +234,7 @@ class Journal:
                 f"all of --steps {self.config.steps:,} went into the random steps that spread the envs "
                 "(sampler.decorrelate): use more steps, or fewer of these."
             )
-        if complete and self._saved_steps < self.progress.steps:
+        if complete and self._checkpoints.saved_steps < self.progress.steps:
             raise CheckpointError(
                 f"what was learned could not be saved after {self.progress.steps:,} steps{self._what_is_lost()}: "
                 f"make room, then continue with: remuda train --resume {self.directory.path}"
@@ -244,75 +262,52 @@ class Journal:
         }
 
     def _what_is_lost(self) -> str:
-        """Of a round that was given up, or of rounds after which this env allows no checkpoint."""
-        lost = self.progress.steps - self._saved_steps
+        """Say how many steps a resumed run samples again, if any: those since the last exact cut, or a full disk."""
+        lost = self.progress.steps - self._checkpoints.saved_steps
+        if self._cuts.is_between:
+            lost = self.progress.steps - self._cuts.last_steps
         return f", of which the last {lost:,} will be done again" if lost else ""
 
     def save_if_failed(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """What was learned before something broke; nothing if nothing was. The envs begin anew from there."""
+        """Save what was learned before something broke, if anything was; new episodes start from there."""
         if isinstance(error, RemudaError) and not isinstance(error, Interrupted):
-            self.save_if_stopped()
+            self._save_within_round()
 
-    def save_if_stopped(self) -> None:
-        """What was learned before a run was interrupted within a round; for schemes that are not exact anyway."""
+    def save_if_stopped(self, error: Interrupted) -> None:
+        """Save what was learned before a signal interrupted a round; name an env that did not return."""
+        if isinstance(error.__cause__, Abandoned):
+            self.say(f"warning: {error}; worker processes (--scheme parallel) are replaced when they hang.")
+        self._save_within_round()
+
+    def _save_within_round(self) -> None:
         rounds, learner = self.progress.rounds, self._learner
-        if learner is not None and rounds and self._saved != (rounds, learner.version):
-            try:
-                self._write(learner, None)
-            except RemudaError as another:  # why the run ends is what the user must know of
-                self.say(f"warning: what was learned since the last checkpoint is lost ({another})")
+        if learner is None or not rounds or self._checkpoints.has(self.progress, learner):
+            return
+        is_held = self._held is not None and self._held[0] == rounds
+        try:
+            self._write(learner, self._held[1] if self._held is not None and is_held else MID_ROUND)
+        except RemudaError as another:  # the user must learn why the run ends, not of this
+            self.say(f"warning: what was learned since the last checkpoint is lost ({another})")
 
     def save(self, round: Round, is_owed: bool = False) -> None:
-        """A checkpoint of the end of this round, unless it is there already; `is_owed`: before its metrics line."""
-        if self._saved == (round.progress.rounds, round.learner.version):
-            return
-        with self._timed("checkpoint"):
-            try:
-                state = round.get_state() if round.get_state is not None else None
-            except NoState as error:  # found out late: statistics of the user's own, an env that changes its kind
-                self.say(
-                    f"warning: envs begin anew where this run is resumed from {self.progress.steps:,} ({error})."
-                )
-                state = None
-            self._write(round.learner, state, is_owed)
+        """Write a checkpoint of this round's end unless there is one; `is_owed`: before its metrics line."""
+        if not self._checkpoints.has(round.progress, round.learner):
+            with self._timed("checkpoint"):
+                self._write(round.learner, state_of(round), is_owed)
 
-    def _write(self, learner: Learner, sampler: bytes | None, is_owed: bool = False) -> None:
-        self._checkpoints += 1
+    def _write(self, learner: Learner, sampler: SamplerState, is_owed: bool = False) -> None:
         kept = {
             "window": self._window.get_state(),
             "sums": dict(self._sums),
             "next": (self._next_line, self._next_checkpoint, self._next_evaluation),
             "is_owed": is_owed,
+            "first_steps": self._first_steps,
+            "total": dict(self._total),
+            "elapsed": time.perf_counter() - self._started,
         }
-        progress = {**asdict(self.progress), "checkpoints": self._checkpoints}
-        blobs = {"journal": pack(kept)} | ({} if sampler is None else {"sampler": sampler})
-        files: list[str] = []
-        self._saver.wait()  # who prunes must know all files that are there
-        try:
-            directory = self.directory.checkpoints / checkpoint.REPLAY
-            replayed = None if self._replay is None else self._replay.save(directory)
-        except OSError as error:
-            self._not_saved(self.progress.steps, error)
-            return
-        if replayed is not None:
-            blobs["replay"], files = pack(replayed), replayed["files"]
-        taken = checkpoint.snapshot(self.progress.steps, learner.state_dict(), progress, blobs, files)
-        self._saved = (self.progress.rounds, learner.version)  # not before: writers of the replay may fail to stop
-        self._saver.save(taken, self._checkpoints)
-
-    def _written(self, taken: checkpoint.Snapshot, found: Path | OSError) -> None:
-        if isinstance(found, OSError):
-            self._not_saved(taken.step, found)
-            return
-        self._saved_steps = taken.step
-        self.directory.log(f"wrote {found.name}")
-
-    def _not_saved(self, step: int, error: OSError) -> None:
-        """A full disk: the run goes on, and the checkpoint before this one is whole."""
-        self.say(f"warning: no checkpoint was written at {step:,} steps ({error}): make room.")
-        self._saved = None
+        self._checkpoints.save(learner, self.progress, sampler, kept)
 
     def say(self, line: str) -> None:
         self.terminal.note(line)
@@ -320,14 +315,15 @@ class Journal:
 
     # --- details ---
 
-    def _count(self, seconds: Mapping[str, float]) -> None:
-        """Seconds of one round by activity; what nobody claimed is `other`."""
+    def _count(self, seconds: Mapping[str, float]) -> float:
+        """Add one round's seconds by activity, the rest as `other`; return how long the round took."""
         now = time.perf_counter()
-        claimed = {**seconds, "other": max(0.0, now - self._mark - sum(seconds.values()))}
-        self._mark = now
+        whole, self._mark = now - self._mark, now
+        claimed = {**seconds, "other": max(0.0, whole - sum(seconds.values()))}
         for name, value in claimed.items():
             self._interval[name] += value
             self._total[name] += value
+        return whole
 
     def _evaluate_and_write(self, progress: Progress, learner: Learner) -> None:
         """What is due at the end of a round."""
@@ -345,6 +341,7 @@ class Journal:
             "rollout/episodes": float(progress.episodes),
             "rollout/restarts": float(progress.restarts),
             "rollout/dropped": float(progress.dropped),
+            "rollout/cut": float(progress.cut),
             "time/total_timesteps": float(steps),
             "time/iterations": float(progress.rounds),
             "time/fps": (steps - self._line_steps) / seconds,
@@ -377,10 +374,12 @@ class Journal:
         return True
 
     def _run_evaluation(self, learner: Learner) -> None:
-        paused = self._replay.paused() if self._replay is not None else nullcontext()
+        replay = self._checkpoints.replay
+        paused = replay.paused() if replay is not None else nullcontext()
         with self._timed("evaluation"), paused:
             found = self._evaluate(learner.agent_on_cpu(), self.must_stop)
         self.evaluation = found.summary()
+        self._mean_reward = self.evaluation["mean_reward"]
         self.directory.log(f"evaluation: {self.evaluation['mean_reward']:.2f} over {len(found.returns)} episodes")
 
     @contextmanager

@@ -98,10 +98,12 @@ def why_no_state(config: RunConfig, info: EnvInfo, is_native: bool) -> str | Non
     return info.no_state
 
 
-def rounds_between_cuts(config: RunConfig) -> int:
-    """How far apart checkpoints lie, and all episodes are cut, where the state of envs cannot be saved."""
+def rounds_between_cuts(config: RunConfig, no_state: str | None) -> int:
+    """Return the rounds after which all episodes are cut (checkpoint.cut_episodes); 0 if they never are."""
+    if no_state is None or not config.checkpoint.cut_episodes:
+        return 0
     rows = config.sampler.envs * config.algo_options.rows_per_round
-    return -(-config.checkpoint.every // rows)  # 0, never, where only the last checkpoint is wanted
+    return -(-config.checkpoint.every // rows)
 
 
 def training_seeds(config: RunConfig) -> list[int] | None:

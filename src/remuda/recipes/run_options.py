@@ -163,13 +163,24 @@ class CheckpointOptions(Checked):
 
     _group = "checkpoint."
     every: int = option(50_000, "steps between checkpoints; 0 writes only the last", low=0)
-    keep: str = option("last", "last (the newest two), all, or a number N: every Nth as well")
+    keep: str = option(
+        "last", "last (the newest two), best (also the best evaluation's), all, or a number N: every Nth as well"
+    )
+    cut_episodes: bool = option(
+        False,
+        "envs whose state cannot be saved: end all episodes every checkpoint.every steps, so that a resumed run is "
+        "bit-equal to one that was never stopped",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.keep not in ("last", "all") and not (self.keep.isdigit() and int(self.keep) > 0):
+        if self.keep not in ("last", "best", "all") and not (self.keep.isdigit() and int(self.keep) > 0):
             raise ConfigError(
-                f"checkpoint.keep={self.keep!r} is not known: use last, all or a number N for every Nth."
+                f"checkpoint.keep={self.keep!r} is not known: use last, best, all or a number N for every Nth."
+            )
+        if self.cut_episodes and not self.every:
+            raise ConfigError(
+                "checkpoint.cut_episodes with checkpoint.every=0 never cuts: set checkpoint.every, as to 50000."
             )
 
 

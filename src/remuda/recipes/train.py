@@ -20,7 +20,7 @@ from remuda.agents import NetFactory
 from remuda.core import Feed, Recipe, Sampler, Scheme, Stream
 from remuda.envs import EnvInfo, EnvSpec, refuse_in_worker
 from remuda.errors import ConfigError, Interrupted, RemudaError, nearest
-from remuda.learning.checkpoint import Checkpoint, list_checkpoints, load_newest
+from remuda.learning.checkpoint import Checkpoint, load_newest
 from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
 from remuda.learning.schedules import parse_schedule
@@ -53,7 +53,8 @@ from remuda.recipes.parts import (
 )
 from remuda.recipes.profile import profiled
 from remuda.recipes.replays import make_replay, refuse_too_large
-from remuda.recipes.signals import StopSignals
+from remuda.recipes.run_checkpoints import find_checkpoint
+from remuda.recipes.signals import STOPPING, StopSignals
 from remuda.replay.saving import DamagedReplay
 from remuda.sampling.sampler import EnvSampler
 from remuda.schemes.asynchronous import Asynchronous, AsynchronousReplay
@@ -99,7 +100,8 @@ def train(
     refuse_unfilmable(config, spec, info)
     recipe = make_recipe(config, spec, info, net)
     scheme = SCHEMES[config.scheme](config)
-    found = newest_checkpoint(Path(out)) if resume and out is not None else None
+    exact_until = config.steps if config.checkpoint.cut_episodes else 0
+    found = find_checkpoint(Path(out), exact_until) if resume and out is not None else None
     while True:
         try:
             return train_from(found, scheme, recipe, config, spec, out, resume, callbacks, quiet, profile)
@@ -122,7 +124,10 @@ def train_from(
 ) -> dict[str, Any]:
     """Most of what the user may have got wrong is known by now: only then does a directory appear, or change."""
     name = f"{config.algo}-{config.env}-{config.seed}"
-    with RunDirectory.create(out, name, to_dict(config), resume=resume) as directory, StopSignals() as signals:
+    with (
+        RunDirectory.create(out, name, to_dict(config), resume=resume) as directory,
+        StopSignals(STOPPING) as signals,
+    ):
         title, done = f"{config.algo} {config.env} {config.scheme}", found.step if found is not None else 0
         terminal = Terminal(config.steps, title, start_steps=done, file=sink(quiet))
         play = partial(play_episodes, config, spec, eval_episodes(config))
@@ -185,12 +190,6 @@ def refuse_unfilmable(config: RunConfig, spec: EnvSpec, info: EnvInfo) -> None:
         raise ConfigError(
             f"eval.video: {spec.label} has no render mode rgb_array and cannot be filmed: leave it out."
         )
-
-
-def newest_checkpoint(run: Path) -> Checkpoint | None:
-    """None where the run ended before it could write any: it begins anew."""
-    directory = run / "checkpoints"
-    return load_newest(directory) if list_checkpoints(directory) else None
 
 
 def sink(quiet: bool) -> io.StringIO | None:
@@ -273,5 +272,5 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
         make_feed=make_feed,
         num_threads=num_threads,
         warm_up=config.sampler.decorrelate,
-        cut_every=rounds_between_cuts(config) if no_state is not None else 0,
+        cut_every=rounds_between_cuts(config, no_state),
     )

@@ -55,7 +55,7 @@ class ActingSampler:
         self._seed: int | None = None
         self._news = News(len(orders))
         self._was_useful = [False] * len(orders)  # whether each worker has answered since it was last replaced
-        self._waited = 0.0
+        self._waited, self._running = 0.0, 0
         common = {"num_steps": num_steps, "seed": seed}
         # memory first: it is what may not fit
         self._memory, self._buffers = share(allocate(agent, observation, num_steps, self.num_envs))
@@ -88,6 +88,7 @@ class ActingSampler:
         self._waited += max(0.0, time.perf_counter() - start - sum(busy) / len(busy))
         for index, answer in enumerate(answers):
             self._news.add(index, answer)
+        self._running = sum(answer["running"] for answer in answers)
         self._keep_end()
         self.row += self.num_steps
         buffers = self._buffers
@@ -165,6 +166,10 @@ class ActingSampler:
 
     def restarts(self) -> int:
         return self._news.restarts()
+
+    def running(self) -> int:
+        """Return the number of envs that were in the middle of an episode when the last rollout ended."""
+        return self._running
 
     def close(self) -> None:
         """End every process and give back the memory; calling it again does nothing."""

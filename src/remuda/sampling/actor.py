@@ -180,7 +180,7 @@ class _Service:
             case "collect":
                 self._sampler.row = message["row"]
                 self._sampler.collect()
-                self._tell({"collected": message["row"]})
+                self._tell({"collected": message["row"], "running": self._sampler.running()})
             case "fill" if self._groups is not None:
                 self._groups.give(message["slot"])
             case "fill":

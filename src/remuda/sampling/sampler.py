@@ -95,6 +95,7 @@ class EnvSampler:
         self._quick: Quick | None = None
         self._has_looked = False  # whether there is a quick way
         self._is_over = np.zeros(B, bool)  # ended, and waiting for the next rollout
+        self._is_running = np.zeros(B, bool)  # in the middle of an episode after the last row of a rollout
 
     def write_to(self, buffers: Buffers) -> None:
         """Where the next rollout goes."""
@@ -195,6 +196,10 @@ class EnvSampler:
     def restarts(self) -> int:
         return self.envs.restarts()
 
+    def running(self) -> int:
+        """Return the number of envs that were in the middle of an episode when the last rollout ended."""
+        return int(self._is_running.sum())
+
     def close(self) -> None:
         self.envs.close()
 
@@ -246,6 +251,8 @@ class EnvSampler:
         arrays.discount[t, columns] = ~step.terminated
         arrays.mask[t, columns] = step.mask
         self._obs_arrays[columns] = step.obs
+        if t == self.num_steps - 1:
+            self._is_running[columns] = step.mask & ~(step.terminated | step.truncated)
         if self._state is not None and not step.mask.all():
             self._forget(columns.start + np.flatnonzero(~step.mask))
         if self.wait_reset:

@@ -80,13 +80,14 @@ class Asynchronous:
         rollout = stream.take(learner.version, log.must_stop)
         waited = time.perf_counter() - start
         learner.set_progress(progress.steps / recipe.steps)
-        metrics = learn(learner, replay, rollout, log.must_stop) | stream.metrics()
+        metrics, _ = learn(learner, replay, rollout, log.must_stop)
+        metrics |= stream.metrics()
         progress.steps += int(rollout.steps.mask.sum())
         progress.rounds += 1
         episodes = stream.episodes()
         progress.episodes += len(episodes)
         seconds = {"update": time.perf_counter() - start - waited, **shares(waited, stream.take_seconds())}
-        return Round(progress, learner, episodes, metrics, seconds, replay, get_state=lambda: None)
+        return Round(progress, learner, episodes, metrics, seconds, replay)
 
 
 @dataclass(frozen=True)
@@ -165,16 +166,16 @@ class AsynchronousReplay:
         episodes = feed.episodes()
         progress.episodes += len(episodes)
         seconds = {"update": time.perf_counter() - begin - waited, **shares(waited, feed.take_seconds())}
-        return Round(progress, learner, episodes, metrics, seconds, replay, get_state=lambda: None)
+        return Round(progress, learner, episodes, metrics, seconds, replay)
 
 
 @contextmanager
 def saved_when_stopped(log: Log) -> Iterator[None]:
-    """A round that is interrupted has updated what it has: nobody resumes to the bit here, so it is kept."""
+    """Save what an interrupted round has learned: asynchronous runs are not resumed bit for bit anyway."""
     try:
         yield
-    except Interrupted:
-        log.save_if_stopped()
+    except Interrupted as error:
+        log.save_if_stopped(error)
 
 
 def open_parts(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,8 +41,7 @@ class Synchronous:
             sampler = stack.enter_context(
                 closing(recipe.make_sampler(agent, weights, self.workers, progress.rounds, log.must_stop))
             )
-            # A round that is given up leaves no trace: a run goes on from its last checkpoint.
-            with suppress(Interrupted):
+            try:
                 log.restore(replay)
                 restarts = self._start(recipe, sampler, replay, progress, state)
                 log.begin()
@@ -51,7 +50,7 @@ class Synchronous:
                     rollout = sampler.collect()
                     start = time.perf_counter()
                     learner.set_progress(progress.steps / recipe.steps)
-                    metrics = learn(learner, replay, rollout, log.must_stop)
+                    metrics, is_whole = learn(learner, replay, rollout, log.must_stop)
                     weights.publish(learner.version)
                     progress.steps += int(rollout.steps.mask.sum())
                     progress.rounds += 1
@@ -59,9 +58,13 @@ class Synchronous:
                     episodes = sampler.episodes()
                     progress.episodes += len(episodes)
                     progress.restarts = restarts + sampler.restarts()
-                    round = Round(progress, learner, episodes, metrics, seconds, replay)
-                    self._allow_checkpoint(round, recipe, sampler)
+                    round = Round(
+                        progress, learner, episodes, metrics, seconds, replay, sampler.get_state, is_whole=is_whole
+                    )
+                    self._cut_if_due(round, recipe, sampler)
                     must_end = log.round(round)
+            except Interrupted as error:  # while sampling: the learner is as the last round left it
+                log.save_if_stopped(error)
             return learner
 
     @staticmethod
@@ -81,28 +84,36 @@ class Synchronous:
         return progress.restarts
 
     @staticmethod
-    def _allow_checkpoint(round: Round, recipe: Recipe, sampler: Sampler) -> None:
-        """Where the state of envs cannot be saved, they begin anew on a grid of rounds; there is none in between."""
+    def _cut_if_due(round: Round, recipe: Recipe, sampler: Sampler) -> None:
+        """Every `cut_every` rounds, start new episodes in all envs: a run resumed from there repeats this one."""
         if not recipe.cut_every:
-            round.get_state = sampler.get_state
-        elif round.progress.rounds % recipe.cut_every == 0:
-            round.get_state, round.was_cut = lambda: None, True
-            if round.progress.steps < recipe.steps:
-                sampler.reset(env_seed(recipe.seed, round.progress.rounds))
-                round.replay.cut()
+            return
+        round.was_cut = round.progress.rounds % recipe.cut_every == 0
+        round.cut_follows = not round.was_cut
+        if round.was_cut and round.progress.steps < recipe.steps:
+            round.progress.cut += sampler.running()
+            sampler.reset(env_seed(recipe.seed, round.progress.rounds))
+            round.replay.cut()
 
 
 def learn(
     learner: Learner, replay: Replay, rollout: Rollout, must_stop: Callable[[], bool] = lambda: False
-) -> dict[str, float]:
-    """One round: everything that is due after a fresh rollout. Returns the mean of each metric."""
+) -> tuple[dict[str, float], bool]:
+    """Learn what is due after a fresh rollout; return the mean of each metric, and whether all of it was learned.
+
+    If `must_stop` becomes true between two updates, the round ends there and keeps the updates it has made.
+    """
     batch = learner.prepare(rollout)
     version = rollout.steps.version
     collected_by, oldest = float(version.float().mean()), int(version.min())
     replay.add(batch)
-    means = learn_due(learner, replay, collected_by, oldest, must_stop)
+    means, is_whole = {"lag/gradient_to_update": 0.0}, True
+    try:
+        means = learn_due(learner, replay, collected_by, oldest, must_stop)
+    except Interrupted:
+        is_whole = False
     learner.finish(rollout)
-    return {**{f"train/{name}": mean([value]) for name, value in batch.metrics.items()}, **means}
+    return {**{f"train/{name}": mean([value]) for name, value in batch.metrics.items()}, **means}, is_whole
 
 
 def learn_due(

@@ -39,13 +39,13 @@ def run(command: str, argv: Sequence[str]) -> int:
         report: dict[str, Any] = {**machine}
     else:
         from remuda.envs import choose_backend, examine, resolve
-        from remuda.envs.check import BY_THE_GRID
+        from remuda.envs.check import WITH_NEW_EPISODES
 
         spec = resolve(found.env, coerce(found.kwargs, "dict[str, Any]", "envs.kwargs"))
         chosen = choose_backend(spec)
         report = {**asdict(examine(spec)), "backend": "python" if chosen is None else chosen.NAME}
         if chosen is not None:  # whatever its single env could do
-            report["resume"] = f"{BY_THE_GRID}, as native envs keep their state to themselves"
+            report["resume"] = f"{WITH_NEW_EPISODES}, because native envs keep their state to themselves"
         problems = report.pop("problems")
     if found.json:
         print(json.dumps({**report, "problems": problems}))

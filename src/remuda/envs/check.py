@@ -30,7 +30,7 @@ from remuda.errors import EnvSpecError, NoState, RemudaError
 
 CONTRACT_STEPS = 200
 SAVED_STEPS = 50
-BY_THE_GRID = "episodes are cut at checkpoints"
+WITH_NEW_EPISODES = "with new episodes"
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -121,9 +121,9 @@ def _save(spec: EnvSpec, env: Any, report: EnvReport) -> None:
         try:
             others.set_state(envs.get_state())
         except NoState as error:
-            report.resume = f"{BY_THE_GRID}, as {error}"
+            report.resume = f"{WITH_NEW_EPISODES}, because its state cannot be saved ({error})"
             return
-        report.resume = "its state is saved"
+        report.resume = "exactly, its state is saved"
         if any(_answer(envs, action) != _answer(others, action) for action in draws[SAVED_STEPS:]):
             report.problems.append(
                 f"{spec.label}: a new env that was given its state went on differently: "

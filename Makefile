@@ -56,7 +56,7 @@ bench: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,video,atari,mujoco,minatar,minigrid]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,video,atari,box2d,mujoco,minatar,minigrid]'
 	touch $(STAMP)
 
 include bench/peers/Makefile.inc

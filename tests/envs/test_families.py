@@ -69,14 +69,15 @@ mujoco.get_mju_user_warning()("Pre-allocated constraint buffer is full.")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_mujoco_that_is_missing_is_named_with_its_extra() -> None:
-    code = (
-        "import sys; sys.modules['mujoco'] = None; from remuda.envs import resolve; resolve('HalfCheetah-v5').build()"
-    )
+@pytest.mark.parametrize(
+    ("module", "name", "extra"), [("mujoco", "HalfCheetah-v5", "mujoco"), ("Box2D", "LunarLander-v3", "box2d")]
+)
+def test_a_package_that_is_missing_is_named_with_its_extra(module: str, name: str, extra: str) -> None:
+    code = f"import sys; sys.modules[{module!r}] = None; from remuda.envs import resolve; resolve({name!r}).build()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     last = done.stderr.strip().splitlines()[-1]
-    assert "EnvSpecError: HalfCheetah-v5 needs a package" in last
-    assert "pip install 'remuda[mujoco]'" in last
+    assert f"EnvSpecError: {name} needs a package" in last
+    assert f"pip install 'remuda[{extra}]'" in last
 
 
 @pytest.mark.usefixtures("_hidden_packages")

@@ -20,6 +20,7 @@ from remuda.recipes.values import coerce
 
 EXTRAS = {  # extra: (package it brings, what for)
     "atari": ("ale_py", "Atari games"),
+    "box2d": ("Box2D", "LunarLander, BipedalWalker, CarRacing"),
     "mujoco": ("mujoco", "MuJoCo physics"),
     "minatar": ("minatar", "MinAtar games"),
     "video": ("av", "remuda record"),

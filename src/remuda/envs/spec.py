@@ -108,6 +108,8 @@ class EnvSpec:
         except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
             if _is_mujoco(known):
                 remedy = "pip install 'remuda[mujoco]' and use the newest version of the id."
+            elif ".box2d" in str(known.entry_point):
+                remedy = "pip install 'remuda[box2d]'."
             else:
                 remedy = "install what it names."
             raise EnvSpecError(f"{self.label} needs a package ({sentence(error)}): {remedy}") from error

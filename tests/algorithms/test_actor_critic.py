@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -12,10 +13,13 @@ from rollouts import make_agent, make_rollout, random_stream
 from remuda.algorithms import A2C, APPO, IMPALA, PPO, ActorCritic, RewardScale
 from remuda.core import Clock
 from remuda.data import Rollout
+from remuda.envs import make_envs, resolve
 from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
+from remuda.learning.weights import LocalWeights
 from remuda.maths import explained_variance, gae
 from remuda.replay import Fresh
+from remuda.sampling.sampler import EnvSampler
 
 GAMMA, LAMBDA = 0.9, 0.8
 
@@ -137,12 +141,30 @@ def test_observation_statistics_are_frozen_until_the_rollout_is_finished(kind: t
         learner.step(batch)
     assert all(torch.equal(before[name], x) for name, x in statistics().items())
     learner.finish(rollout)
-    obs = rollout.steps.obs.flatten(0, 1).double()  # the final observations of reset rows are observations too
+    assert not rollout.steps.mask.all()
+    obs = rollout.steps.obs[rollout.steps.mask].double()  # masked rows never enter a mean
     torch.testing.assert_close(agent.inputs.leaf_inputs[0].standardise.moments.mean, obs.mean(0))
     torch.testing.assert_close(agent.inputs.leaf_inputs[0].standardise.moments.var, obs.var(0, unbiased=False))
     torch.testing.assert_close(
         agent.inputs.leaf_inputs[0].standardise(obs.float()).std(0, unbiased=False), torch.ones(3)
     )
+
+
+def test_padding_rows_never_enter_the_observation_statistics() -> None:
+    """Episodes of three steps in rollouts of ten: the seven rows of padding all show the final observation."""
+    agent = make_agent(normalize_obs=True)
+    ppo = make_ppo(agent, num_envs=2)
+    envs = make_envs(resolve("counting:make", {"lengths": [3]}), 2)
+    with closing(EnvSampler(envs, agent, LocalWeights(0), 10, 0, wait_reset=True)) as sampler:
+        sampler.reset(0)
+        for _ in range(2):
+            rollout = sampler.collect()
+            assert rollout.steps.mask.sum() == 6
+            ppo.after_rollout(rollout)
+    moments = agent.inputs.leaf_inputs[0].standardise.moments
+    assert moments.count == 12
+    assert moments.mean[1:].tolist() == pytest.approx([1.5, 1.0]), "episodes 1 and 2, steps 0 to 2"
+    assert moments.var[1:].tolist() == pytest.approx([0.25, 2 / 3])
 
 
 def test_without_normalising_nothing_but_parameters_is_in_the_state() -> None:

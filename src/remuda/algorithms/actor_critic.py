@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from remuda.agents import PolicyAgent
 from remuda.agents.quick import RowLosses, RowOutputs
 from remuda.core import Clock, QuickGradients
-from remuda.data import ArrayTuple, Batch, Rollout, Steps, map_tree, resets
+from remuda.data import ArrayTuple, Batch, Rollout, Steps, resets
 from remuda.maths import Distribution, explained_variance, gae
 from remuda.nets import RunningMoments
 
@@ -151,6 +151,6 @@ class ActorCritic(nn.Module):
         """No target networks here."""
 
     def after_rollout(self, rollout: Rollout) -> None:
-        """Observation statistics move only now: all gradients of a rollout see those that acted."""
+        """Merge real rows into the observation statistics, which stand still while a rollout is learned from."""
         if self.agent.inputs.has_statistics:
-            self.agent.inputs.update(map_tree(lambda x: x.flatten(0, 1), rollout.steps.obs))
+            self.agent.inputs.update(rollout.real_obs())

@@ -77,9 +77,9 @@ class OffPolicy(nn.Module):
             torch._foreach_lerp_(self._targets, self._online, share)
 
     def after_rollout(self, rollout: Rollout) -> None:
-        """Replays hold observations as they came, so that statistics may move at any time."""
+        """Merge real rows into the observation statistics; a replay holds raw observations, so they may move now."""
         if self.agent.inputs.has_statistics:
-            self.agent.inputs.update(map_tree(lambda x: x.flatten(0, 1), rollout.steps.obs))
+            self.agent.inputs.update(rollout.real_obs())
 
     def generator(self, clock: Clock) -> torch.Generator:
         """Whose numbers are a function of the run's seed and the update: nothing random has to be saved."""

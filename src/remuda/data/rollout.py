@@ -53,6 +53,11 @@ class Rollout:
     state: Any = None  # [B]: recurrent state that goes into row 0, after any reset
     envs: Any = None  # [B]: which env each column is of; None: all of them, in order
 
+    def real_obs(self) -> Any:
+        """The observations [N, ...] of all rows on which an action was taken: the ones that statistics count."""
+        mask = self.steps.mask
+        return map_tree(lambda x: x[mask], self.steps.obs)
+
     def window(self, t0: int, t1: int, b: Any = slice(None)) -> Rollout:
         """Rows t0 to t1 of envs b as a rollout of its own, its end bootstrapped from row t1.
 

@@ -180,14 +180,14 @@ class Stored(ABC):
         return {"replay/ratio": drawn / max(1, self.steps - self.warm_up), "replay/redrawn": float(self.redrawn)}
 
     def fresh(self) -> Iterator[Rollout]:
-        """What others have appended since the last call, a group's rows at a time."""
+        """Yield observations and masks of the rows that writers appended since the last call, by group."""
         ring = self.ring
         for group in range(ring.groups):
             first, end = max(int(self._shown[group]), ring.oldest(group)), int(ring.written[group])
             self._shown[group] = end
-            for seen in ring.observed(group, first, end) if end > first else ():
-                obs = map_tree(torch.from_numpy, seen)
-                yield Rollout(Steps(obs, None, None, None, None, None, None), None)
+            for parts in ring.observed(group, first, end) if end > first else ():
+                obs, mask = map_tree(torch.from_numpy, parts)
+                yield Rollout(Steps(obs, None, None, None, mask, None, None), None)
 
     # --- writers that begin anew ---
 

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -135,13 +136,19 @@ class ActorCritic(nn.Module):
         return policy.rows(real), value[real], steps.replace(obs=None)[real], targets[real]
 
     def quick_gradients(self, batch: Batch, clock: Clock) -> QuickGradients | None:
-        """By hand, where the agent can; None: by autograd from `losses`, which both must agree with."""
+        """Return the gradients of `losses` by the fast path, or None where the agent has none.
+
+        Overflowing ratios give gradients that are not finite, as by autograd, and the learner skips such an update:
+        numpy's warnings would say nothing new.
+        """
         quick = self.agent.quick
         if quick is None or not self._knows_quick_losses or batch.state is not None:
             return None
-        rows = quick.forward(batch.steps.obs, batch.steps.action)
-        losses = self.quick_losses(rows, batch, clock)
-        return QuickGradients({"policy": quick.gradient(rows, losses.by_rows)}, losses.metrics, losses.stop)
+        with np.errstate(over="ignore", invalid="ignore"):
+            rows = quick.forward(batch.steps.obs, batch.steps.action)
+            losses = self.quick_losses(rows, batch, clock)
+            gradient = quick.gradient(rows, losses.by_rows)
+        return QuickGradients({"policy": gradient}, losses.metrics, losses.stop)
 
     def quick_losses(self, rows: RowOutputs, batch: Batch, clock: Clock) -> RowLosses:
         """`losses` once more, with its derivatives by rows; not called where only `losses` was written."""

@@ -70,10 +70,14 @@ def test_a_rollout_of_reset_rows_alone_can_be_prepared() -> None:
     assert not batch.targets.advantage.any()
 
 
-def slow_reward_scale(rollouts: list[tuple[torch.Tensor, torch.Tensor]], gamma: float) -> list[torch.Tensor]:
+def slow_reward_scale(
+    rollouts: list[tuple[torch.Tensor, torch.Tensor]], gamma: float, begins: Any = None
+) -> list[torch.Tensor]:
     """A running return per env, from nothing after an end; rewards over the deviation of all returns so far."""
     running, seen, out = [0.0] * rollouts[0][0].shape[1], [], []
-    for reward, mask in rollouts:
+    for number, (reward, mask) in enumerate(rollouts):
+        if begins is not None:
+            running = [0.0 if new else value for new, value in zip(begins[number].tolist(), running, strict=True)]
         for t in range(len(reward)):
             for b in range(len(running)):
                 if mask[t, b]:
@@ -94,6 +98,46 @@ def test_reward_scale_equals_a_slow_reference_over_several_rollouts(seed: int) -
     scale = RewardScale(3, GAMMA)
     for (reward, mask), expected in zip(rollouts, slow_reward_scale(rollouts, GAMMA), strict=True):
         torch.testing.assert_close(scale(reward, mask), expected)
+
+
+def test_reward_scale_starts_from_nothing_where_an_episode_begins_without_a_masked_row() -> None:
+    streams = [random_stream(k, 5, 3) for k in range(6)]
+    rollouts = [(stream.r_t.float() + 2, stream.mask_t) for stream in streams]
+    begins = [torch.rand(3, generator=torch.Generator().manual_seed(k)) < 0.5 for k in range(6)]
+    scale = RewardScale(3, GAMMA)
+    slow = slow_reward_scale(rollouts, GAMMA, begins)
+    for (reward, mask), begin, expected in zip(rollouts, begins, slow, strict=True):
+        torch.testing.assert_close(scale(reward, mask, None, begin), expected)
+
+
+def returns_seen(is_padded: bool, then: str) -> tuple[float, float]:
+    """Count and mean of the running returns of three rollouts [4, 1] of CountingEnv; `then` follows each of them."""
+    length = 4 if is_padded else 100
+    envs = make_envs(resolve("counting:make", {"lengths": [length], "action": "discrete"}), 1)
+    ppo = make_ppo(num_envs=1, normalize_reward=True)
+    assert ppo.reward_scale is not None
+    with closing(EnvSampler(envs, make_agent(), LocalWeights(0), 4, 0, wait_reset=is_padded)) as sampler:
+        sampler.reset(0)
+        for _ in range(3):
+            rollout = sampler.collect()
+            rollout.steps.reward.fill_(1.0)
+            assert rollout.steps.mask.all()
+            ppo.prepare(rollout)
+            if then == "reset":
+                sampler.reset(0)
+            elif then == "restore":
+                sampler.set_state(sampler.get_state())
+    return float(ppo.reward_scale.moments.count), float(ppo.reward_scale.moments.mean)
+
+
+def test_no_running_return_outlives_its_episode() -> None:
+    """Rewards of 1: after a cut, or a renewal by wait_reset right at the end of a rollout, returns begin anew."""
+    returns = [sum(GAMMA**k for k in range(t + 1)) for t in range(12)]
+    anew, carried = (12, pytest.approx(sum(returns[:4]) / 4)), (12, pytest.approx(sum(returns) / 12))
+    assert returns_seen(False, "reset") == anew
+    assert returns_seen(True, "nothing") == anew
+    assert returns_seen(False, "nothing") == carried
+    assert returns_seen(False, "restore") == carried, "a state restored in mid-episode continues it"
 
 
 def test_reward_scale_divides_and_clips_but_never_shifts() -> None:

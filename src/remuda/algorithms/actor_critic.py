@@ -31,10 +31,10 @@ def over_progress(value: float | Callable[[float], float]) -> Callable[[float], 
 
 
 class RewardScale(nn.Module):
-    """Divides rewards by the deviation of the discounted return, so that value targets are about 1 in size.
+    """Divide rewards by the deviation of the discounted return, so that value targets are about 1 in size.
 
-    The running return of each env is carried from rollout to rollout; rewards are not shifted, which would
-    change what is optimal where episodes can end.
+    The running return of each env is carried from rollout to rollout until its episode ends. Rewards are not shifted,
+    which would change what is optimal where episodes can end.
     """
 
     carry: Tensor
@@ -48,12 +48,20 @@ class RewardScale(nn.Module):
         """It stays on the CPU, where rollouts are, whatever device learns."""
         return self
 
-    def forward(self, r_t: Tensor, mask_t: Tensor, envs: Tensor | None = None) -> Tensor:
-        """Scaled rewards [T, B] of these envs, by default of all; called once per rollout: it counts what it sees."""
+    def forward(
+        self, r_t: Tensor, mask_t: Tensor, envs: Tensor | None = None, begins: Tensor | None = None
+    ) -> Tensor:
+        """Return scaled rewards [T, B] of these envs, by default of all, and update the statistics.
+
+        Call it once per rollout. `begins` [B] says where row 0 continues no earlier rollout, although no masked row
+        precedes it: the running return starts from 0 there.
+        """
         returns = torch.empty(r_t.shape, dtype=torch.float64)
         envs = torch.arange(len(self.carry)) if envs is None else envs
         for columns in one_by_one(envs):
             carry = self.carry[envs[columns]]
+            if begins is not None:
+                carry = carry.masked_fill(begins[columns], 0.0)
             for t in range(len(r_t)):
                 carry = mask_t[t, columns] * (self.gamma * carry + r_t[t, columns])  # a reset row starts from nothing
                 returns[t, columns] = carry
@@ -107,7 +115,10 @@ class ActorCritic(nn.Module):
         steps = rollout.steps
         # Clipped here and not in the env: what is logged is what the game gave.
         reward: Tensor = steps.reward.clamp(-1.0, 1.0) if self.clip_reward else steps.reward
-        return reward if self.reward_scale is None else self.reward_scale(reward, steps.mask, rollout.envs)
+        if self.reward_scale is None:
+            return reward
+        scaled: Tensor = self.reward_scale(reward, steps.mask, rollout.envs, rollout.begins)
+        return scaled
 
     def prepare(self, rollout: Rollout) -> Batch:
         """Advantages and value targets from the values that were said while acting."""

@@ -225,7 +225,9 @@ class DDPGOptions(ActorCriticOptions):
     learning_rate: str = option("1e-3", "step size: a number or a schedule such as linear(1e-3, 0)", schedule=True)
     critics: int = option(1, "critics, of which the smallest value counts", low=1, high=10)
     noise: str = option("gaussian", "kind of noise on actions, ou drifts", choices=("gaussian", "ou"))
-    noise_std: float = option(0.1, "its deviation, where actions go from -1 to 1", low=0.0)
+    noise_std: float = option(
+        0.1, "its deviation, where actions go from -1 to 1; of ou noise the one it comes to", low=0.0
+    )
     policy_delay: int = option(1, "updates of the critics for one of the actor", low=1)
     target_update_interval: int = option(1, "updates of the actor between two updates of the target nets", low=1)
     target_noise: float = option(0.0, "deviation of the noise on target actions", low=0.0)

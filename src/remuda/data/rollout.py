@@ -98,6 +98,9 @@ class Batch:
     weight: Any = None  # importance weight of a prioritised draw: [N] for rows, [B] for sequences
     key: Any = None  # names each draw for feedback, and never means another; axes as weight
     metrics: Mapping[str, Any] = field(default_factory=dict)  # what `prepare` has to say of the rollout
+    returns: tuple[float, float, float] | None = (
+        None  # of all stored rows, in a run's first batch (replay/returns.py)
+    )
 
     def flatten(self) -> Self:
         """[T, B] to rows [T * B]; recurrent state and last_obs have no place among rows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from remuda.errors import ConfigError
-from remuda.recipes.values import Checked, option
+from remuda.recipes.values import Auto, Checked, option
 
 
 @dataclass(frozen=True)
@@ -180,8 +180,8 @@ class DQNOptions(OffPolicyOptions):
     dueling: bool = option(False, "a value of the state and advantages of actions instead of values of actions")
     noisy: bool = option(False, "explore by learned noise on the weights of the head; set epsilon to 0 with it")
     atoms: int = option(1, "atoms of a distribution over returns; 1 learns its mean alone, C51 has 51", low=1)
-    v_min: float = option(-10.0, "smallest return of the distribution")
-    v_max: float = option(10.0, "largest return of the distribution")
+    v_min: float | Auto = option("auto", "smallest return of the distribution; auto derives it before learning")
+    v_max: float | Auto = option("auto", "largest return of the distribution; auto derives it before learning")
     huber: float | None = option(1.0, "error beyond which the loss is straight; none squares every error", above=0.0)
 
 

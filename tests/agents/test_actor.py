@@ -131,9 +131,11 @@ def test_actions_of_any_shape_are_flat(shape: tuple[int, ...]) -> None:
 
 # --- noise that drifts ---
 
+SHARE = math.sqrt(1 - 0.85**2)  # of 1, the deviation of each step's part where that of the sum is 1
+
 
 def test_ornstein_uhlenbeck_noise_by_a_loop() -> None:
-    """x <- x + 0.15 * (0 - x) + e (1509.02971), times its deviation."""
+    """x <- x + 0.15 * (0 - x) + e (1509.02971), over the deviation that x comes to, times noise_std."""
     agent, T, B = make_agent(noise="ou", noise_std=0.2), 30, 4
     generator = torch.Generator().manual_seed(1)
     obs, noise = (torch.randn(T, B, 3, generator=generator) for _ in range(2))
@@ -147,7 +149,7 @@ def test_ornstein_uhlenbeck_noise_by_a_loop() -> None:
         for b in range(B):
             for k in range(3):
                 x[b, k] = x[b, k] + 0.15 * (0 - x[b, k]) + float(noise[t, b, k])
-        raw = np.tanh(slow_head(agent, obs[t])) + 0.2 * x * numbers(amount)[:, None]
+        raw = np.tanh(slow_head(agent, obs[t])) + 0.2 * SHARE * x * numbers(amount)[:, None]
         np.testing.assert_allclose(action.detach(), scaled(np.clip(raw, -1, 1)), rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(state.drift, x, rtol=1e-4, atol=1e-4)
     greedy, _, _ = agent.act(obs[-1], agent.initial_state(B), torch.zeros(B), noise[-1])
@@ -164,7 +166,18 @@ def test_drift_goes_on_at_the_bounds_and_is_worked_out_by_hand() -> None:
         action, _, state = agent.act(obs, state, None, torch.full((1, 3), e))
         found.append(float(agent.normalised(action).detach()[0, 0]))
     # 2, held at 1; 0.85 * 2 - 1; 0.85 * 0.7
-    assert found == pytest.approx([1.0, 0.7, 0.595], abs=1e-6)
+    assert found == pytest.approx([1.0, 0.7 * SHARE, 0.595 * SHARE], abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "ou"])
+def test_noise_std_is_the_deviation_of_either_kind_of_noise(kind: Any) -> None:
+    agent, B = make_agent(noise=kind, noise_std=0.1), 1000
+    nn.init.zeros_(agent.head.weight)
+    nn.init.zeros_(agent.head.bias)
+    state, obs, generator = agent.initial_state(B), torch.zeros(B, 3), torch.Generator().manual_seed(0)
+    for _ in range(60):  # by then 0.85 ** 60 = 6e-5 of the beginning is left
+        action, _, state = agent.act(obs, state, None, torch.randn(B, 3, generator=generator))
+    assert float(agent.normalised(action).detach().std()) == pytest.approx(0.1, rel=0.05)
 
 
 def test_a_stochastic_actor_never_drifts() -> None:
@@ -197,7 +210,7 @@ def test_drift_begins_anew_with_every_episode(core: Any, slots: int) -> None:
                     features, memory = agent.trunk.step(agent.inputs(rollout.steps.obs[t]), memory)
                     mean = numbers(agent.head(features).tanh())
                 drift = 0.85 * drift + numbers(noise[t])
-                expected = np.clip(mean + 0.3 * drift * numbers(amounts)[:, None], -1, 1)
+                expected = np.clip(mean + 0.3 * SHARE * drift * numbers(amounts)[:, None], -1, 1)
                 np.testing.assert_allclose(rollout.steps.action[t], expected, rtol=1e-3, atol=1e-4)
                 for b in np.flatnonzero(~rollout.steps.mask[t].numpy()):
                     drift[b], has_reset = 0, has_reset + 1

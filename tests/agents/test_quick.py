@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -238,8 +239,38 @@ def test_derivatives_of_another_loss_are_not_learned_from(caplog: pytest.LogCapt
     for _ in range(3):
         assert torch.equal(learner.gradients(batch).groups["policy"], by_autograd(ppo, batch, learner.clock))
     assert [record.message for record in caplog.records] == [
-        "what Mistaken does by hand has not the gradient of its losses, so it is not used."
+        "Mistaken: fast-path gradient disagrees with autograd; falling back to autograd."
     ]
+
+
+def constant_advantages(batch: Batch) -> Batch:
+    """All nearly the same: what is left of them, once they are normalized, is rounding."""
+    noise = torch.rand(len(batch.targets.advantage), generator=torch.Generator().manual_seed(0))
+    return replace(batch, targets=batch.targets.replace(advantage=3.3 + 2e-7 * noise))
+
+
+def test_constant_advantages_do_not_drop_the_fast_path(caplog: pytest.LogCaptureFixture) -> None:
+    """Normalized, both paths have other numbers for them: their means are rounded in another order."""
+    for seed in range(10):
+        ppo = PPO(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2, vf_coef=1e-4)
+        learner = Learner(ppo, OptimizerOptions(), lambda p: 1e-3, None)
+        learner.step(constant_advantages(moved_batch(ppo, seed=seed)))
+        assert learner._quick is not None
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("is_first_constant", [True, False])
+def test_a_wrong_gradient_is_found_after_constant_advantages_too(
+    is_first_constant: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    ppo = Mistaken(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2, grows=False)
+    learner = Learner(ppo, OptimizerOptions(), lambda p: 1e-3, None)
+    batch = moved_batch(ppo)
+    learner.step(constant_advantages(batch) if is_first_constant else batch)
+    for _ in range(12):
+        learner.step(batch)
+    assert learner._quick is None
+    assert len(caplog.records) == 1
 
 
 def test_a_loss_that_changes_later_is_noticed_when_the_updates_have_doubled() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -12,10 +13,13 @@ from rollouts import make_agent, make_rollout, random_stream
 from remuda.algorithms import A2C, APPO, IMPALA, PPO, ActorCritic, RewardScale
 from remuda.core import Clock
 from remuda.data import Rollout
+from remuda.envs import make_envs, resolve
 from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
+from remuda.learning.weights import LocalWeights
 from remuda.maths import explained_variance, gae
 from remuda.replay import Fresh
+from remuda.sampling.sampler import EnvSampler
 
 GAMMA, LAMBDA = 0.9, 0.8
 
@@ -66,10 +70,14 @@ def test_a_rollout_of_reset_rows_alone_can_be_prepared() -> None:
     assert not batch.targets.advantage.any()
 
 
-def slow_reward_scale(rollouts: list[tuple[torch.Tensor, torch.Tensor]], gamma: float) -> list[torch.Tensor]:
+def slow_reward_scale(
+    rollouts: list[tuple[torch.Tensor, torch.Tensor]], gamma: float, begins: Any = None
+) -> list[torch.Tensor]:
     """A running return per env, from nothing after an end; rewards over the deviation of all returns so far."""
     running, seen, out = [0.0] * rollouts[0][0].shape[1], [], []
-    for reward, mask in rollouts:
+    for number, (reward, mask) in enumerate(rollouts):
+        if begins is not None:
+            running = [0.0 if new else value for new, value in zip(begins[number].tolist(), running, strict=True)]
         for t in range(len(reward)):
             for b in range(len(running)):
                 if mask[t, b]:
@@ -90,6 +98,46 @@ def test_reward_scale_equals_a_slow_reference_over_several_rollouts(seed: int) -
     scale = RewardScale(3, GAMMA)
     for (reward, mask), expected in zip(rollouts, slow_reward_scale(rollouts, GAMMA), strict=True):
         torch.testing.assert_close(scale(reward, mask), expected)
+
+
+def test_reward_scale_starts_from_nothing_where_an_episode_begins_without_a_masked_row() -> None:
+    streams = [random_stream(k, 5, 3) for k in range(6)]
+    rollouts = [(stream.r_t.float() + 2, stream.mask_t) for stream in streams]
+    begins = [torch.rand(3, generator=torch.Generator().manual_seed(k)) < 0.5 for k in range(6)]
+    scale = RewardScale(3, GAMMA)
+    slow = slow_reward_scale(rollouts, GAMMA, begins)
+    for (reward, mask), begin, expected in zip(rollouts, begins, slow, strict=True):
+        torch.testing.assert_close(scale(reward, mask, None, begin), expected)
+
+
+def returns_seen(is_padded: bool, then: str) -> tuple[float, float]:
+    """Count and mean of the running returns of three rollouts [4, 1] of CountingEnv; `then` follows each of them."""
+    length = 4 if is_padded else 100
+    envs = make_envs(resolve("counting:make", {"lengths": [length], "action": "discrete"}), 1)
+    ppo = make_ppo(num_envs=1, normalize_reward=True)
+    assert ppo.reward_scale is not None
+    with closing(EnvSampler(envs, make_agent(), LocalWeights(0), 4, 0, wait_reset=is_padded)) as sampler:
+        sampler.reset(0)
+        for _ in range(3):
+            rollout = sampler.collect()
+            rollout.steps.reward.fill_(1.0)
+            assert rollout.steps.mask.all()
+            ppo.prepare(rollout)
+            if then == "reset":
+                sampler.reset(0)
+            elif then == "restore":
+                sampler.set_state(sampler.get_state())
+    return float(ppo.reward_scale.moments.count), float(ppo.reward_scale.moments.mean)
+
+
+def test_no_running_return_outlives_its_episode() -> None:
+    """Rewards of 1: after a cut, or a renewal by wait_reset right at the end of a rollout, returns begin anew."""
+    returns = [sum(GAMMA**k for k in range(t + 1)) for t in range(12)]
+    anew, carried = (12, pytest.approx(sum(returns[:4]) / 4)), (12, pytest.approx(sum(returns) / 12))
+    assert returns_seen(False, "reset") == anew
+    assert returns_seen(True, "nothing") == anew
+    assert returns_seen(False, "nothing") == carried
+    assert returns_seen(False, "restore") == carried, "a state restored in mid-episode continues it"
 
 
 def test_reward_scale_divides_and_clips_but_never_shifts() -> None:
@@ -137,12 +185,30 @@ def test_observation_statistics_are_frozen_until_the_rollout_is_finished(kind: t
         learner.step(batch)
     assert all(torch.equal(before[name], x) for name, x in statistics().items())
     learner.finish(rollout)
-    obs = rollout.steps.obs.flatten(0, 1).double()  # the final observations of reset rows are observations too
+    assert not rollout.steps.mask.all()
+    obs = rollout.steps.obs[rollout.steps.mask].double()  # masked rows never enter a mean
     torch.testing.assert_close(agent.inputs.leaf_inputs[0].standardise.moments.mean, obs.mean(0))
     torch.testing.assert_close(agent.inputs.leaf_inputs[0].standardise.moments.var, obs.var(0, unbiased=False))
     torch.testing.assert_close(
         agent.inputs.leaf_inputs[0].standardise(obs.float()).std(0, unbiased=False), torch.ones(3)
     )
+
+
+def test_padding_rows_never_enter_the_observation_statistics() -> None:
+    """Episodes of three steps in rollouts of ten: the seven rows of padding all show the final observation."""
+    agent = make_agent(normalize_obs=True)
+    ppo = make_ppo(agent, num_envs=2)
+    envs = make_envs(resolve("counting:make", {"lengths": [3]}), 2)
+    with closing(EnvSampler(envs, agent, LocalWeights(0), 10, 0, wait_reset=True)) as sampler:
+        sampler.reset(0)
+        for _ in range(2):
+            rollout = sampler.collect()
+            assert rollout.steps.mask.sum() == 6
+            ppo.after_rollout(rollout)
+    moments = agent.inputs.leaf_inputs[0].standardise.moments
+    assert moments.count == 12
+    assert moments.mean[1:].tolist() == pytest.approx([1.5, 1.0]), "episodes 1 and 2, steps 0 to 2"
+    assert moments.var[1:].tolist() == pytest.approx([0.25, 2 / 3])
 
 
 def test_without_normalising_nothing_but_parameters_is_in_the_state() -> None:

@@ -14,6 +14,7 @@ from rollouts import box, discrete
 from torch import Tensor, nn
 
 from remuda.agents import QAgent
+from remuda.algorithms import DQN
 from remuda.algorithms.off_policy import OffPolicy, smallest
 from remuda.core import Clock, Space
 from remuda.data import ArrayTuple, Batch, Rollout, Steps
@@ -21,6 +22,7 @@ from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
 from remuda.learning.schedules import parse_schedule
 from remuda.nets import MLP
+from remuda.replay import Experience, Ring, Row
 
 Floats = NDArray[np.float64]
 GAMMA = 0.9
@@ -365,7 +367,7 @@ def test_agent_and_target_share_the_statistics_of_observations() -> None:
     target = algorithm.make_target(agent)
     obs = 50 + 10 * torch.randn(32, 3)
     before = target.unroll(obs, None, None)[0]
-    steps = Steps(obs.reshape(8, 4, 3), None, None, None, None, None, None)
+    steps = Steps(obs.reshape(8, 4, 3), None, None, None, torch.ones(8, 4, dtype=torch.bool), None, None)
     algorithm.after_rollout(Rollout(steps, None))
     after = target.unroll(obs, None, None)[0]
     assert not torch.allclose(before, after)
@@ -373,6 +375,29 @@ def test_agent_and_target_share_the_statistics_of_observations() -> None:
     seen = numbers(agent.inputs(obs))
     np.testing.assert_allclose(seen.mean(0), np.zeros(3), atol=1e-2)
     np.testing.assert_allclose(seen.std(0), np.ones(3), atol=0.05)
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["rollout", "replay written by samplers"])
+def test_masked_rows_never_enter_the_observation_statistics(is_shared: bool) -> None:
+    """Real rows are +-1, so their deviation is 1; the masked rows after them would make it 5."""
+    agent = make_agent(normalize_obs=True)
+    obs, mask = torch.full((10, 2, 3), 10.0), torch.zeros(10, 2, dtype=torch.bool)
+    obs[:4:2], obs[1:4:2], mask[:4] = 1.0, -1.0, True
+    rollouts = [Rollout(Steps(obs, None, None, None, mask, None, None), None)]
+    if is_shared:
+        zeros = np.zeros((10, 2), np.float32)
+        example = Row(np.zeros(3, np.float32), np.float32(0), np.float32(0), np.float32(0), np.False_)
+        ring = Ring(example, 12, 2)
+        replay = Experience(ring, batch_size=4, ratio=1, warm_up=0, n_step=1, gamma=0.9, seed=0, is_shared=True)
+        ring.append(Row(obs.numpy(), zeros, zeros, zeros, mask.numpy()), obs[-1].numpy())
+        rollouts = list(replay.fresh())
+    learner = make_learner(DQN(agent, 0))
+    for rollout in rollouts:
+        learner.finish(rollout)
+    moments = agent.inputs.leaf_inputs[0].standardise.moments
+    assert (moments.count, moments.mean.tolist(), moments.var.tolist()) == (8, [0.0] * 3, [1.0] * 3)
+    if is_shared:
+        replay.close()
 
 
 @pytest.mark.parametrize("interval", [1, 3])

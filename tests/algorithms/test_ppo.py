@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,56 @@ def test_the_surrogate_is_clipped_at_the_range() -> None:
     gains = [min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage) for ratio, advantage in rows]
     loss = ppo.losses(batch, Clock()).metrics["policy_gradient_loss"]
     assert loss == pytest.approx(-sum(gains) / len(gains), rel=1e-4)
+
+
+def with_large_ratio(ppo: PPO, advantage: float, log_ratio_of_row: float) -> Batch:
+    """A batch whose row 0 has this advantage and this log-ratio."""
+    batch = moved(ppo)
+    advantages, log_prob = batch.targets.advantage.clone(), batch.steps.policy.log_prob.clone()
+    advantages[0] = advantage
+    log_prob[0] += log_ratio(ppo, batch)[0] - log_ratio_of_row
+    policy = batch.steps.policy.replace(log_prob=log_prob)
+    return replace(
+        batch,
+        steps=batch.steps.replace(policy=policy),
+        targets=batch.targets.replace(advantage=advantages),
+    )
+
+
+def both_gradients(ppo: PPO, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """By autograd, and by the fast path."""
+    quick = ppo.quick_gradients(batch, Clock())
+    assert quick is not None
+    (loss,) = ppo.losses(batch, Clock()).groups.values()
+    pieces = torch.autograd.grad(loss, ppo.groups()["policy"])
+    return torch.cat([piece.reshape(-1) for piece in pieces]), quick.groups["policy"]
+
+
+@pytest.mark.parametrize("advantage", [1.5, 0.0])
+@pytest.mark.parametrize("action", SPACES, ids=["discrete", "box"])
+def test_a_clipped_row_whose_ratio_overflows_has_no_gradient_on_either_path(action: Space, advantage: float) -> None:
+    found = []
+    for size in (2.0, 300.0):  # both are far beyond the clip range, but exp(300) is infinite in float32
+        ppo = make_ppo(make_agent(action=action), normalize_advantage=False, vf_coef=0.5, ent_coef=0.01)
+        found += both_gradients(ppo, with_large_ratio(ppo, advantage, size))
+    assert all(bool(gradient.isfinite().all()) for gradient in found)
+    assert found[0].norm() > 0.1
+    for gradient in found[1:]:
+        torch.testing.assert_close(gradient, found[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("is_quick", [False, True], ids=["autograd", "fast path"])
+def test_an_unclipped_ratio_that_overflows_skips_the_update_without_warnings(is_quick: bool) -> None:
+    """With a negative advantage the loss has no bound. Warnings of numpy are errors here."""
+    ppo = make_ppo(normalize_advantage=False)
+    batch = with_large_ratio(ppo, -1.5, 300.0)
+    if not is_quick:
+        ppo.agent.quick = None
+    learner = make_learner(ppo)
+    before = learner.vectors["policy"].clone()
+    learner.step(batch)
+    assert learner.skipped == 1
+    assert torch.equal(learner.vectors["policy"], before)
 
 
 def test_advantages_are_normalised_in_each_minibatch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,13 @@ def test_a_window_of_a_feed_forward_rollout_has_no_state() -> None:
     rollout = make_rollout()
     plain = Rollout(rollout.steps, rollout.last_obs, rollout.last_value)
     assert plain.window(0, 2).state is None
+
+
+def test_a_later_window_begins_where_the_row_before_it_was_masked() -> None:
+    rollout = replace(make_rollout(), begins=np.array([True, False, True]))
+    assert rollout.window(0, 2, [2, 1]).begins.tolist() == [True, False]
+    assert rollout.window(1, 3).begins.tolist() == (~rollout.steps.mask[0]).tolist() == [False, True, False]
+    assert make_rollout().window(0, 2).begins is None
 
 
 def test_flatten_puts_the_envs_of_a_row_side_by_side() -> None:

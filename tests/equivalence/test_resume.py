@@ -66,7 +66,11 @@ QUICK = {
     "serial": ("ppo", "CartPole-v1", settings()),
     "serial, memory": ("ppo", "CartPole-v1", settings(MEMORY)),
     "parallel": ("ppo", "CartPole-v1", settings(PARALLEL)),
-    "waiting, two slots": ("ppo", "CartPole-v1", settings(PARALLEL, {"sampler": {"wait_reset": True, "slots": 2}})),
+    "waiting, two slots": (
+        "ppo",
+        "CartPole-v1",
+        settings(PARALLEL, {"sampler": {"wait_reset": True, "slots": 2}}, {"algo": {"normalize_reward": True}}),
+    ),
     "a2c": ("a2c", "Acrobot-v1", settings({"algo": {"n_steps": 16}, "sampler": {"envs": 8, "decorrelate": 20}})),
     "impala": ("impala", "CartPole-v1", settings(PARALLEL, {"algo": {"batch_size": 2, "normalize_reward": True}})),
     "appo, memory": ("appo", "CartPole-v1", settings(MEMORY, {"algo": {"batch_size": 2}})),

@@ -29,6 +29,7 @@ PRIORITIES = {"replay": {"prioritized": True, "n_step": 3}}
 CASES: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
     "dqn": ("dqn", "CartPole-v1", []),
     "rainbow": ("rainbow", "CartPole-v1", []),
+    "rainbow, automatic support": ("rainbow", "Acrobot-v1", []),
     "r2d1": ("r2d1", "CartPole-v1", [MEMORY]),
     "ddpg with drifting noise": ("ddpg", "Pendulum-v1", [{"algo": {"noise": "ou"}}]),
     "td3, prioritised": ("td3", "Pendulum-v1", [PRIORITIES]),

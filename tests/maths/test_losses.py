@@ -35,6 +35,23 @@ def test_clipped_surrogate_in_every_region(ratio: float, advantage: float, loss:
     assert surrogate(ratio, advantage) == pytest.approx((loss, gradient))
 
 
+@pytest.mark.parametrize("log_ratio", [50.0, 89.0, 1e4, math.inf])
+@pytest.mark.parametrize("advantage", [2.0, 0.0])
+def test_clipped_rows_have_no_gradient_however_large_their_ratio(log_ratio: float, advantage: float) -> None:
+    """exp overflows float32 at 88.7: an infinite ratio times a zero gradient must not become NaN."""
+    rows = torch.tensor([log_ratio, 0.1], requires_grad=True)
+    loss = clipped_surrogate(rows, torch.tensor([advantage, 1.0]), 0.2)
+    (gradient,) = torch.autograd.grad(loss, rows)
+    assert loss.item() == pytest.approx(-(1.2 * advantage + math.exp(0.1)) / 2)
+    assert gradient.tolist() == pytest.approx([0.0, -math.exp(0.1) / 2])
+
+
+def test_a_negative_advantage_is_never_bounded() -> None:
+    assert surrogate(math.exp(80), -1.0) == pytest.approx((math.exp(80), math.exp(80)), rel=1e-5)
+    log_ratio = torch.tensor([100.0])
+    assert clipped_surrogate(log_ratio, torch.tensor([-1.0]), 0.2) == math.inf, "to be skipped by the learner"
+
+
 def test_clipped_surrogate_is_the_mean_over_rows() -> None:
     ratio, advantage = torch.tensor([1.5, 0.5, 1.0, 1.5]), torch.tensor([2.0, -2.0, 3.0, -1.0])
     loss = clipped_surrogate(ratio.log(), advantage, 0.2)

@@ -162,3 +162,11 @@ def test_wrong_shapes_are_refused(spoil: object) -> None:
     stream = random_stream(0, 4, 2)
     with pytest.raises(ValueError, match=r"^rewards (are|have shape)"):
         vtrace(*spoil(torch.zeros(4, 2), *stream.rows), GAMMA)  # type: ignore[operator]
+
+
+def test_unclipped_ratios_that_overflow_are_not_finite_and_do_not_warn() -> None:
+    """Warnings of numpy are errors in these tests."""
+    stream = random_stream(0, 5, 2)
+    log_rho = torch.full_like(stream.r_t, 1000.0)
+    vs, _ = vtrace(log_rho, *stream.rows, 0.9, 1.0, None, None, None)
+    assert not vs.isfinite().all()

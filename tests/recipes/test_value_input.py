@@ -59,6 +59,12 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
         r"algo\.v_min=5 is not below algo\.v_max=5",
     ),
     (
+        "rainbow",
+        "CartPole-v1",
+        {"algo": {"v_min": "aut"}},
+        r"algo\.v_min='aut' is not a number or auto: give for example 100, or auto\.",
+    ),
+    (
         "sac",
         "Pendulum-v1",
         {"algo": {"ent_coef": "some"}},

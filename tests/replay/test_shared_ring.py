@@ -389,8 +389,10 @@ def test_what_was_seen_since_is_shown_once(kind: str) -> None:
     replay, shown = experience(ring), 0
     for T in (30, 25):  # beyond the end of the ring
         ring.append(*rollout(int(ring.written[0]), T, 0))
-        seen = np.concatenate([found.steps.obs.numpy() for found in replay.fresh()])
-        assert_same(seen, truth(np.arange(shown, shown + T)[:, None], np.arange(WIDTH)).obs)
+        found = list(replay.fresh())
+        expected = truth(np.arange(shown, shown + T)[:, None], np.arange(WIDTH))
+        assert_same(np.concatenate([part.steps.obs.numpy() for part in found]), expected.obs)
+        assert_same(np.concatenate([part.steps.mask.numpy() for part in found]), expected.mask)
         shown += T
         assert list(replay.fresh()) == []
 

@@ -54,7 +54,7 @@ SOME = [("uniform", 1), ("uniform", 3), ("prioritised", 3), ("sequences", 2)]
 def replay_of(what: str, ring: Ring) -> Any:
     if what != "sequences":
         return experience(ring, 1.0 if what == "prioritised" else None)
-    settings: dict[str, Any] = {"ratio": 1.0, "warm_up": 0, "n_step": N_STEP, "gamma": GAMMA, "seed": 1}
+    settings: dict[str, Any] = {"ratio": 1.0, "warm_up": 0, "n_step": N_STEP, "gamma": GAMMA, "seed": 2}
     settings |= {"burn_in": BURN_IN, "length": LENGTH, "interval": T, "priorities": 1.0, "is_shared": True}
     made.append(Sequences(ring, state_of(0, [0]), batch_size=3, **settings))
     return made[-1]

@@ -47,6 +47,7 @@ def test_the_shape_of_what_the_agent_says() -> None:
         "last_obs.gear": (B, torch.int64),
         "last_value": (B, torch.float32),
         "state.policy.h": (B, 6, torch.float32),
+        "begins": (B, torch.bool),
         "next_state.policy.h": (B, 6, torch.float32),
     }
 

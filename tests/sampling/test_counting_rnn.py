@@ -108,6 +108,7 @@ def check_by_hand(sampler, hands, is_padded=False, T=6, rounds=6):
         for b, hand in enumerate(hands):
             hand.begin_rollout(is_padded)
             assert (rollout.state.rows[b], rollout.state.total[b]) == (hand.rows, hand.total)
+            assert bool(rollout.begins[b]) == (hand.step == 0)
             rows = [hand.row(is_padded) for _ in range(T)]
             assert steps.obs[:, b].tolist() == [list(map(float, row.obs)) for row in rows]
             assert steps.action[:, b].tolist() == [row.action for row in rows]

@@ -138,6 +138,7 @@ def check_by_hand(rollout: Buffers, hands: list[HandCount]) -> None:
     steps = rollout.steps
     for b, hand in enumerate(hands):
         assert (rollout.state.rows[b], rollout.state.total[b]) == (hand.rows, hand.total)
+        assert bool(rollout.begins[b]) == (hand.step == 0)
         rows = [hand.row(False) for _ in range(T)]
         assert steps.obs[:, b].tolist() == [list(map(float, row.obs)) for row in rows]
         assert steps.action[:, b].tolist() == [row.action for row in rows]

@@ -53,6 +53,8 @@ class Streaming:
         rollout = self.stream.take(self.version, lambda: time.monotonic() > deadline)
         for place, env in enumerate(rollout.envs.tolist()):
             column = map_tree(lambda x, b=place: x[:, b].clone(), rollout.steps)
+            step, begins = int(column.obs[0, 2]), bool(rollout.begins[place])
+            assert begins == (step == 0) or not self.columns[env]  # at first, random steps may have been taken
             self.columns[env].append((column, rollout.last_obs[place].clone()))
         return rollout
 

@@ -24,6 +24,7 @@ from remuda.nets import MLP, Inputs
 
 LOG_STD = (-20.0, 2.0)  # of a stochastic actor's outputs, as in the code of 1812.05905
 DRIFT = 0.15  # of Ornstein-Uhlenbeck noise: the share of itself that it loses in each step (1509.02971)
+DRIFT_SCALE = math.sqrt(1 - (1 - DRIFT) ** 2)  # makes its stationary deviation 1
 
 
 class ActorState(ArrayTuple):
@@ -80,7 +81,8 @@ class ActorAgent(nn.Module):
         memory, drift = (None, None) if state is None else state
         features, memory = self.trunk.step(self.inputs(obs), memory)
         if drift is not None:
-            drift = noise = (1 - DRIFT) * drift + noise
+            drift = (1 - DRIFT) * drift + noise
+            noise = DRIFT_SCALE * drift
         if explore is not None:
             noise = noise * explore.unsqueeze(-1)
         if self.stochastic:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from remuda.agents.heads import NoiseParts
+from remuda.agents.support import DEFAULT_SUPPORT
 from remuda.agents.trunk import NetFactory, make_trunk, unroll_trunk
 from remuda.core import Space
 from remuda.nets import Inputs, NoisyLinear
@@ -59,6 +60,7 @@ class QAgent(nn.Module):
     """Greedy but for a chance of random actions, or for the noise on its weights."""
 
     support: Tensor
+    has_support: Tensor  # whether an automatic support is known
 
     def __init__(
         self,
@@ -69,8 +71,8 @@ class QAgent(nn.Module):
         dueling: bool = False,
         noisy: bool = False,
         atoms: int = 1,
-        v_min: float = -10.0,
-        v_max: float = 10.0,
+        v_min: float | Literal["auto"] = DEFAULT_SUPPORT[0],
+        v_max: float | Literal["auto"] = DEFAULT_SUPPORT[1],
         head_hidden: int | None = None,
         normalize_obs: bool = False,
         center_images: bool = False,
@@ -80,7 +82,8 @@ class QAgent(nn.Module):
     ) -> None:
         """`head_hidden` None: as wide as the features in dueling and noisy heads, else 0, which is no such layer.
 
-        Two linear streams would only be one linear head in other words.
+        Two linear streams would only be one linear head in other words. A bound that is "auto" is the default's until
+        `set_support`; the support is then saved and published with the weights.
         """
         super().__init__()
         self.observation, self.action, self.is_recurrent = observation, action, core is not None
@@ -92,10 +95,29 @@ class QAgent(nn.Module):
         if head_hidden is None:
             head_hidden = self.trunk.width if dueling or noisy else 0
         self.head = QHead(self.trunk.width, action.n, atoms, head_hidden, dueling, noisy)
-        self.register_buffer("support", torch.linspace(v_min, v_max, atoms), persistent=False)
+        self.bounds = (v_min, v_max)
+        self.is_auto = atoms > 1 and "auto" in self.bounds
+        low, high = self._bounded(*DEFAULT_SUPPORT)
+        self.register_buffer("support", torch.linspace(low, high, atoms), persistent=self.is_auto)
+        if self.is_auto:
+            self.register_buffer("has_support", torch.zeros((), dtype=torch.bool))
         self.noise_width = sum(self.head.noise_widths)
         parts: NoiseParts = (("uniform", 2),)  # whether to act at random, and how
         self.noise: NoiseParts = (*parts, ("normal", self.noise_width)) if noisy else parts
+
+    def set_support(self, low: float, high: float) -> None:
+        """Make the bounds that are "auto" these; the others stay as they are."""
+        low, high = self._bounded(low, high)
+        self.support.copy_(torch.linspace(low, high, len(self.support)))
+        self.has_support.fill_(True)
+
+    def _bounded(self, low: float, high: float) -> tuple[float, float]:
+        v_min, v_max = self.bounds
+        width = high - low
+        low, high = (low if v_min == "auto" else v_min), (high if v_max == "auto" else v_max)
+        if low >= high and "auto" in self.bounds:  # a given bound beyond what was derived for the other
+            low, high = (high - width, high) if v_min == "auto" else (low, low + width)
+        return low, high
 
     def compile_nets(self) -> None:
         """By torch.compile from their next call on; parameters and their names stay what they are."""

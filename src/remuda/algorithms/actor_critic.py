@@ -6,13 +6,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from remuda.agents import PolicyAgent
 from remuda.agents.quick import RowLosses, RowOutputs
 from remuda.core import Clock, QuickGradients
-from remuda.data import ArrayTuple, Batch, Rollout, Steps, map_tree, resets
+from remuda.data import ArrayTuple, Batch, Rollout, Steps, resets
 from remuda.maths import Distribution, explained_variance, gae
 from remuda.nets import RunningMoments
 
@@ -30,10 +31,10 @@ def over_progress(value: float | Callable[[float], float]) -> Callable[[float], 
 
 
 class RewardScale(nn.Module):
-    """Divides rewards by the deviation of the discounted return, so that value targets are about 1 in size.
+    """Divide rewards by the deviation of the discounted return, so that value targets are about 1 in size.
 
-    The running return of each env is carried from rollout to rollout; rewards are not shifted, which would
-    change what is optimal where episodes can end.
+    The running return of each env is carried from rollout to rollout until its episode ends. Rewards are not shifted,
+    which would change what is optimal where episodes can end.
     """
 
     carry: Tensor
@@ -47,12 +48,20 @@ class RewardScale(nn.Module):
         """It stays on the CPU, where rollouts are, whatever device learns."""
         return self
 
-    def forward(self, r_t: Tensor, mask_t: Tensor, envs: Tensor | None = None) -> Tensor:
-        """Scaled rewards [T, B] of these envs, by default of all; called once per rollout: it counts what it sees."""
+    def forward(
+        self, r_t: Tensor, mask_t: Tensor, envs: Tensor | None = None, begins: Tensor | None = None
+    ) -> Tensor:
+        """Return scaled rewards [T, B] of these envs, by default of all, and update the statistics.
+
+        Call it once per rollout. `begins` [B] says where row 0 continues no earlier rollout, although no masked row
+        precedes it: the running return starts from 0 there.
+        """
         returns = torch.empty(r_t.shape, dtype=torch.float64)
         envs = torch.arange(len(self.carry)) if envs is None else envs
         for columns in one_by_one(envs):
             carry = self.carry[envs[columns]]
+            if begins is not None:
+                carry = carry.masked_fill(begins[columns], 0.0)
             for t in range(len(r_t)):
                 carry = mask_t[t, columns] * (self.gamma * carry + r_t[t, columns])  # a reset row starts from nothing
                 returns[t, columns] = carry
@@ -106,7 +115,10 @@ class ActorCritic(nn.Module):
         steps = rollout.steps
         # Clipped here and not in the env: what is logged is what the game gave.
         reward: Tensor = steps.reward.clamp(-1.0, 1.0) if self.clip_reward else steps.reward
-        return reward if self.reward_scale is None else self.reward_scale(reward, steps.mask, rollout.envs)
+        if self.reward_scale is None:
+            return reward
+        scaled: Tensor = self.reward_scale(reward, steps.mask, rollout.envs, rollout.begins)
+        return scaled
 
     def prepare(self, rollout: Rollout) -> Batch:
         """Advantages and value targets from the values that were said while acting."""
@@ -135,13 +147,19 @@ class ActorCritic(nn.Module):
         return policy.rows(real), value[real], steps.replace(obs=None)[real], targets[real]
 
     def quick_gradients(self, batch: Batch, clock: Clock) -> QuickGradients | None:
-        """By hand, where the agent can; None: by autograd from `losses`, which both must agree with."""
+        """Return the gradients of `losses` by the fast path, or None where the agent has none.
+
+        Overflowing ratios give gradients that are not finite, as by autograd, and the learner skips such an update:
+        numpy's warnings would say nothing new.
+        """
         quick = self.agent.quick
         if quick is None or not self._knows_quick_losses or batch.state is not None:
             return None
-        rows = quick.forward(batch.steps.obs, batch.steps.action)
-        losses = self.quick_losses(rows, batch, clock)
-        return QuickGradients({"policy": quick.gradient(rows, losses.by_rows)}, losses.metrics, losses.stop)
+        with np.errstate(over="ignore", invalid="ignore"):
+            rows = quick.forward(batch.steps.obs, batch.steps.action)
+            losses = self.quick_losses(rows, batch, clock)
+            gradient = quick.gradient(rows, losses.by_rows)
+        return QuickGradients({"policy": gradient}, losses.metrics, losses.stop)
 
     def quick_losses(self, rows: RowOutputs, batch: Batch, clock: Clock) -> RowLosses:
         """`losses` once more, with its derivatives by rows; not called where only `losses` was written."""
@@ -151,6 +169,6 @@ class ActorCritic(nn.Module):
         """No target networks here."""
 
     def after_rollout(self, rollout: Rollout) -> None:
-        """Observation statistics move only now: all gradients of a rollout see those that acted."""
+        """Merge real rows into the observation statistics, which stand still while a rollout is learned from."""
         if self.agent.inputs.has_statistics:
-            self.agent.inputs.update(map_tree(lambda x: x.flatten(0, 1), rollout.steps.obs))
+            self.agent.inputs.update(rollout.real_obs())

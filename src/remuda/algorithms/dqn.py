@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from remuda.agents import QAgent
+from remuda.agents.support import ClippedTargets, ReturnRange, clipped_share, derive_support
 from remuda.algorithms.actor_critic import over_progress
 from remuda.algorithms.off_policy import OffPolicy, Rows
 from remuda.core import Clock, Losses
@@ -41,11 +42,14 @@ class DQN(OffPolicy):
         super().__init__(agent, seed, tau, target_interval, clip_reward, burn_in)
         self.is_double, self.delta, self.beta = double, delta, over_progress(beta)
         self.target = self.make_target(agent)
+        self.clipped: ClippedTargets | None = ClippedTargets()
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         return {"q": list(self.agent.parameters())}
 
     def losses(self, batch: Batch, clock: Clock) -> Losses:
+        if batch.returns is not None:
+            self.choose_support(ReturnRange(*batch.returns))
         rows = self.rows(batch)
         mine, theirs = self._noises(clock, rows.reward)
         online, target = partial(self.agent.unroll, noise=mine), partial(self.target.unroll, noise=theirs)
@@ -62,19 +66,39 @@ class DQN(OffPolicy):
             each, size = self.scalar_loss(chosen, later, rows)
         else:
             each, size = self.categorical_loss(chosen, later, rows)
+        metrics = {} if len(self.agent.support) == 1 else self.support_metrics(later, rows)
         weight = rows.weight ** self.beta(clock.progress)
         loss = (weight * each).mean()
         with torch.no_grad():
-            metrics: dict[str, Tensor | float] = {
+            metrics |= {
                 "loss": loss.detach(),
                 "q_mean": self.agent.expected(outputs).amax(-1).mean(),
                 "td_error": size.mean(),
             }
         return Losses({"q": loss}, metrics, self.priority(size, batch))
 
+    def choose_support(self, seen: ReturnRange) -> None:
+        """Derive an automatic support from the returns that were stored when learning began, once in a run."""
+        if not self.agent.is_auto or bool(self.agent.has_support):
+            return
+        low, high = derive_support(seen)
+        for agent in (self.agent, self.target):
+            agent.set_support(low, high)
+
+    @torch.no_grad()
+    def support_metrics(self, next_logits: Tensor, rows: Rows) -> dict[str, Tensor | float]:
+        """Return the share of clipped targets, and the support where it was derived."""
+        support = self.agent.support
+        share, low, high = clipped_share(next_logits.softmax(-1), rows.reward, rows.discount, support)
+        if self.clipped is not None:
+            self.clipped.add(share, low, high, support)
+        bounds = {"v_min": support[0], "v_max": support[-1]} if self.agent.is_auto else {}
+        return {"clipped_targets": share, **bounds}
+
     @torch.no_grad()
     def error_of(self, batch: Batch) -> Tensor:
-        """What the priority of each row or sequence is made of, to who has the agent and no target: a sampler."""
+        """Return the priority of each row or sequence, for a sampler, which has the agent and no target."""
+        self.clipped = None  # the learner warns
         self.move_targets(1.0)
         priority = self.losses(batch, Clock()).priority
         assert priority is not None

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from remuda.core import Clock, env_seed
+from remuda.core import Clock
 from remuda.data import Batch, Rollout, map_tree, resets
+from remuda.randomness import Purpose, keyed_generator
 
 # obs, state, reset -> what is said of every row, and the state after the last
 Unroll = Callable[[Any, Any, Tensor | None], tuple[Tensor, Any]]
@@ -77,13 +78,14 @@ class OffPolicy(nn.Module):
             torch._foreach_lerp_(self._targets, self._online, share)
 
     def after_rollout(self, rollout: Rollout) -> None:
-        """Replays hold observations as they came, so that statistics may move at any time."""
+        """Merge real rows into the observation statistics; a replay holds raw observations, so they may move now."""
         if self.agent.inputs.has_statistics:
-            self.agent.inputs.update(map_tree(lambda x: x.flatten(0, 1), rollout.steps.obs))
+            self.agent.inputs.update(rollout.real_obs())
 
     def generator(self, clock: Clock) -> torch.Generator:
-        """Whose numbers are a function of the run's seed and the update: nothing random has to be saved."""
-        return torch.Generator().manual_seed(env_seed(self.seed, clock.version))
+        """Return a generator whose numbers are a function of the run's seed and the update."""
+        seed = keyed_generator(Purpose.LOSSES, self.seed, clock.version).integers(1 << 32)
+        return torch.Generator().manual_seed(int(seed))
 
     # --- rows of a batch ---
 

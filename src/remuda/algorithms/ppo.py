@@ -13,7 +13,7 @@ from remuda.agents.quick import RowGradients, RowLosses, RowOutputs, quick_stand
 from remuda.algorithms.actor_critic import ActorCritic, over_progress
 from remuda.core import Clock, Losses
 from remuda.data import Batch
-from remuda.maths import approximate_kl, clipped_surrogate, standardised, value_loss
+from remuda.maths import MAX_LOG_RATIO, approximate_kl, clipped_surrogate, standardised, value_loss
 
 
 class PPO(ActorCritic):
@@ -77,7 +77,8 @@ class PPO(ActorCritic):
         if self.normalize_advantage:
             advantage = quick_standardised(advantage)
         log_ratio = rows.log_prob - steps.policy.log_prob.numpy()
-        ratio = np.exp(log_ratio)
+        most = np.where(advantage >= 0, np.float32(MAX_LOG_RATIO), np.float32(np.inf))  # as in clipped_surrogate
+        ratio = np.exp(np.minimum(log_ratio, most))
         gain, clipped_gain = ratio * advantage, ratio.clip(1 - clip, 1 + clip) * advantage
         error = rows.value - target
         squared = error.dot(error)

@@ -52,6 +52,12 @@ class Rollout:
     last_value: Any = None  # [B]: its value, computed without advancing any state; None for agents without one
     state: Any = None  # [B]: recurrent state that goes into row 0, after any reset
     envs: Any = None  # [B]: which env each column is of; None: all of them, in order
+    begins: Any = None  # [B]: whether row 0 continues no episode of the rollout before; None: look at its masks alone
+
+    def real_obs(self) -> Any:
+        """The observations [N, ...] of all rows on which an action was taken: the ones that statistics count."""
+        mask = self.steps.mask
+        return map_tree(lambda x: x[mask], self.steps.obs)
 
     def window(self, t0: int, t1: int, b: Any = slice(None)) -> Rollout:
         """Rows t0 to t1 of envs b as a rollout of its own, its end bootstrapped from row t1.
@@ -67,9 +73,11 @@ class Rollout:
             said = self.steps.policy
             last_obs = map_tree(lambda x: x[t1, b], self.steps.obs)
             last_value = said.value[t1, b] if said is not None and "value" in said else None
-        state = map_tree(lambda x: x[b], self.state) if t0 == 0 else None
+        state, begins = map_tree(lambda x: x[b], (self.state, self.begins)) if t0 == 0 else (None, None)
+        if t0 > 0:
+            begins = ~self.steps.mask[t0 - 1, b]
         envs = None if self.envs is None else self.envs[b]
-        return Rollout(self.steps[t0:t1, b], last_obs, last_value, state, envs)
+        return Rollout(self.steps[t0:t1, b], last_obs, last_value, state, envs, begins)
 
 
 def pick_rows(x: Any, index: Any) -> Any:
@@ -90,6 +98,9 @@ class Batch:
     weight: Any = None  # importance weight of a prioritised draw: [N] for rows, [B] for sequences
     key: Any = None  # names each draw for feedback, and never means another; axes as weight
     metrics: Mapping[str, Any] = field(default_factory=dict)  # what `prepare` has to say of the rollout
+    returns: tuple[float, float, float] | None = (
+        None  # of all stored rows, in a run's first batch (replay/returns.py)
+    )
 
     def flatten(self) -> Self:
         """[T, B] to rows [T * B]; recurrent state and last_obs have no place among rows."""

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from remuda.core import Algorithm, Clock, QuickGradients
 from remuda.data import Batch, Rollout, map_tree
 from remuda.errors import ConfigError, TrainingError
+from remuda.learning.agreement import Agreement, compare
 from remuda.learning.gradients import Gradients, Pieces, norm
 from remuda.learning.optimizers import OptimizerOptions, make_optimizer
 from remuda.learning.parts import Parts
@@ -32,6 +33,7 @@ from remuda.learning.schedules import Schedule
 logger = logging.getLogger("remuda.learning")
 
 MAX_BAD_UPDATES = 10  # not finite, in a row
+COMPARE_AGAIN = 10  # updates after a batch that could not tell whether the fast path is right
 
 
 def as_one_vector(parameters: list[nn.Parameter]) -> Tensor:
@@ -56,10 +58,6 @@ def has_channels_last(tensor: Tensor) -> bool:
 def as_it_lies(tensor: Tensor, parameter: Tensor) -> Tensor:
     """Its numbers in a row, in the order in which those of the parameter lie in memory."""
     return (tensor.movedim(1, -1) if has_channels_last(parameter) else tensor).reshape(-1)
-
-
-def shapes(groups: dict[str, Tensor]) -> dict[str, torch.Size]:
-    return {name: vector.shape for name, vector in groups.items()}
 
 
 class Learner:
@@ -129,22 +127,19 @@ class Learner:
         return self._by_autograd(batch)
 
     def _agrees(self, quick: QuickGradients, batch: Batch) -> bool:
-        """Looked at in the first update of a process, and again after each doubling of their number."""
+        """Compare in the first update of a process, and again whenever the number of updates has doubled."""
         if self.version < self._compare_at:
             return True
-        self._compare_at = 2 * max(self.version, 1)
         exact = self._by_autograd(batch).groups
-        # A gradient of one number may be a sum that cancels: of SAC's temperature, once entropy is what is wanted.
-        is_same = shapes(exact) == shapes(quick.groups) and all(
-            bool((quick.groups[name] - vector).norm() <= 1e-3 * vector.norm() + (1e-6 if len(vector) > 1 else 1e-4))
-            for name, vector in exact.items()
-            if bool(vector.isfinite().all())  # else there is nothing to compare
-        )
-        if not is_same:
+        agreement = compare(quick.groups, exact, batch, lambda batch: self._by_autograd(batch).groups)
+        self._compare_at = 2 * max(self.version, 1)
+        if agreement is Agreement.UNKNOWN:
+            self._compare_at = self.version + COMPARE_AGAIN
+        if agreement is Agreement.DIFFERENT:
             self._quick = None
             name = type(self.algorithm).__name__
-            logger.warning("what %s does by hand has not the gradient of its losses, so it is not used.", name)
-        return is_same
+            logger.warning("%s: fast-path gradient disagrees with autograd; falling back to autograd.", name)
+        return agreement is not Agreement.DIFFERENT
 
     def _by_autograd(self, batch: Batch) -> Gradients:
         """One backward pass per group."""

@@ -9,12 +9,13 @@ from remuda.maths.distributions import (
     MultiCategorical,
     SquashedGaussian,
 )
-from remuda.maths.losses import approximate_kl, clipped_surrogate, standardised, value_loss
+from remuda.maths.losses import MAX_LOG_RATIO, approximate_kl, clipped_surrogate, standardised, value_loss
 from remuda.maths.returns import discounted_returns, explained_variance, gae, n_step_returns
 from remuda.maths.values import huber, project, rescale, unscale
 from remuda.maths.vtrace import one_step_advantages, vtrace
 
 __all__ = [
+    "MAX_LOG_RATIO",
     "Bernoulli",
     "Categorical",
     "Distribution",

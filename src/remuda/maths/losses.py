@@ -5,10 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# Bounds log-ratios of rows whose advantage is not negative. Beyond the clip range such a row has no gradient, but
+# exp overflows at 88.7 in float32, and the backward pass would multiply that zero by infinity.
+MAX_LOG_RATIO = 60.0
+
 
 def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
-    """PPO's pessimistic surrogate as a loss, Eq. 7 of 1707.06347: the mean over rows, negated."""
-    ratio = log_ratio.exp()
+    """PPO's pessimistic surrogate as a loss, Eq. 7 of 1707.06347: the mean over rows, negated.
+
+    With a negative advantage the loss grows with the ratio without bound. If it overflows, the gradient is not finite
+    and the learner skips the update.
+    """
+    ratio = torch.minimum(log_ratio, torch.where(advantage >= 0, MAX_LOG_RATIO, torch.inf)).exp()
     return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).mean()
 
 

@@ -67,7 +67,8 @@ def accumulated(delta_t: Tensor, decay_t: Tensor) -> Tensor:
     delta, decay = delta_t.cpu().numpy(), decay_t.cpu().numpy()
     out = np.empty_like(delta)
     acc = np.zeros_like(delta[0])
-    for t in reversed(range(len(delta))):
-        acc = delta[t] + decay[t] * acc
-        out[t] = acc
+    with np.errstate(over="ignore", invalid="ignore"):  # of ratios that overflow and are not clipped
+        for t in reversed(range(len(delta))):
+            acc = delta[t] + decay[t] * acc
+            out[t] = acc
     return torch.from_numpy(out).to(delta_t.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from remuda.errors import ConfigError
-from remuda.recipes.values import Checked, option
+from remuda.recipes.values import Auto, Checked, option
 
 
 @dataclass(frozen=True)
@@ -180,8 +180,8 @@ class DQNOptions(OffPolicyOptions):
     dueling: bool = option(False, "a value of the state and advantages of actions instead of values of actions")
     noisy: bool = option(False, "explore by learned noise on the weights of the head; set epsilon to 0 with it")
     atoms: int = option(1, "atoms of a distribution over returns; 1 learns its mean alone, C51 has 51", low=1)
-    v_min: float = option(-10.0, "smallest return of the distribution")
-    v_max: float = option(10.0, "largest return of the distribution")
+    v_min: float | Auto = option("auto", "smallest return of the distribution; auto derives it before learning")
+    v_max: float | Auto = option("auto", "largest return of the distribution; auto derives it before learning")
     huber: float | None = option(1.0, "error beyond which the loss is straight; none squares every error", above=0.0)
 
 
@@ -225,7 +225,9 @@ class DDPGOptions(ActorCriticOptions):
     learning_rate: str = option("1e-3", "step size: a number or a schedule such as linear(1e-3, 0)", schedule=True)
     critics: int = option(1, "critics, of which the smallest value counts", low=1, high=10)
     noise: str = option("gaussian", "kind of noise on actions, ou drifts", choices=("gaussian", "ou"))
-    noise_std: float = option(0.1, "its deviation, where actions go from -1 to 1", low=0.0)
+    noise_std: float = option(
+        0.1, "its deviation, where actions go from -1 to 1; of ou noise the one it comes to", low=0.0
+    )
     policy_delay: int = option(1, "updates of the critics for one of the actor", low=1)
     target_update_interval: int = option(1, "updates of the actor between two updates of the target nets", low=1)
     target_noise: float = option(0.0, "deviation of the noise on target actions", low=0.0)

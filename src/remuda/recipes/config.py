@@ -103,8 +103,10 @@ def check_replay(options: AlgoOptions, replay: ReplayOptions, core: str | None, 
     for name in () if replay.prioritized else ("alpha", "beta", "first_priority"):
         if (value := getattr(replay, name)) != getattr(default, name):
             raise ConfigError(f"replay.{name}={value} without replay.prioritized means nothing: set both or neither.")
-    if isinstance(options, DQNOptions) and options.atoms > 1 and options.v_min >= options.v_max:
-        raise ConfigError(f"algo.v_min={options.v_min:g} is not below algo.v_max={options.v_max:g}: swap them.")
+    if isinstance(options, DQNOptions) and options.atoms > 1:
+        low, high = options.v_min, options.v_max
+        if low != "auto" and high != "auto" and low >= high:
+            raise ConfigError(f"algo.v_min={low:g} is not below algo.v_max={high:g}: swap them.")
     if isinstance(options, R2D1Options) and options.atoms > 1:
         raise ConfigError(
             f"algo.atoms={options.atoms} for r2d1, which learns values: use 1, or train dqn with memory."

@@ -13,7 +13,7 @@ from remuda.data import leaves
 from remuda.envs import EnvInfo
 from remuda.errors import ConfigError
 from remuda.machine import free_memory
-from remuda.recipes.algo_options import APPOOptions, OffPolicyOptions, PPOOptions, VTraceOptions
+from remuda.recipes.algo_options import APPOOptions, DQNOptions, OffPolicyOptions, PPOOptions, VTraceOptions
 from remuda.recipes.config import RunConfig
 from remuda.replay import Experience, FrameRing, Fresh, Priorities, Ring, Row, Sequences
 
@@ -49,9 +49,13 @@ def make_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int, 
         if replay.sequence:
             settings |= {"burn_in": replay.burn_in, "length": replay.sequence}
             settings |= {"interval": options.rows_per_round, "is_judged": is_judged(config)} if writers else {}
-            return Sequences(ring, state, **settings, priorities=replay.alpha if replay.prioritized else None)
-        priorities = Priorities(ring, replay.alpha, is_shared=writers > 0) if replay.prioritized else None
-        return Experience(ring, **settings, priorities=priorities)
+            alpha = replay.alpha if replay.prioritized else None
+            made: Sequences | Experience = Sequences(ring, state, **settings, priorities=alpha)
+        else:
+            priorities = Priorities(ring, replay.alpha, is_shared=writers > 0) if replay.prioritized else None
+            made = Experience(ring, **settings, priorities=priorities)
+        made.shows_returns = isinstance(options, DQNOptions) and options.atoms > 1  # for an automatic support
+        return made
     except BaseException:
         ring.close()
         raise

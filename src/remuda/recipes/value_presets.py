@@ -64,6 +64,8 @@ ATARI: Preset = {
         "target_update_interval": 1_000,
         "epsilon": "piecewise(0:1, 0.1:0.02)",
         "clip_reward": True,
+        "v_min": -10.0,
+        "v_max": 10.0,
     },
     "replay": {"capacity": 1_000_000, "ratio": 8.0},
 }

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import field, fields
-from typing import Any
+from typing import Any, Literal
 
 from remuda.errors import ConfigError, nearest
 from remuda.learning.schedules import largest_value, parse_schedule
@@ -61,6 +61,8 @@ def fill(options: Any, values: Mapping[str, Any], group: str) -> Any:
     return type(options)(**changed)
 
 
+Auto = Literal["auto"]  # of options that can be found out
+
 WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
@@ -80,6 +82,7 @@ def coerce(value: Any, annotation: str, name: str) -> Any:
 KINDS = {
     "int": "a whole number",
     "float": "a number",
+    "float | Auto": "a number or auto",
     "bool": "true or false",
     "str": "text",
     "tuple[int, ...]": "a list of whole numbers",
@@ -88,6 +91,7 @@ KINDS = {
 EXAMPLES = {
     "int": "for example 8",
     "float": "for example 0.5",
+    "float | Auto": "for example 100, or auto",
     "bool": "true or false",
     "tuple[int, ...]": "for example 64,64",
     "dict[str, Any]": """for example '{"gravity": 9.8}'""",
@@ -106,8 +110,10 @@ def _as(kind: str, value: Any) -> Any:
         if not float(text).is_integer():  # 1e6 is a whole number too
             raise ValueError(value)
         return int(float(text))
-    if kind == "float":
+    if kind == "float" or (kind == "float | Auto" and str(value).lower() != "auto"):
         return float(value)
+    if kind == "float | Auto":
+        return "auto"
     if kind == "tuple[int, ...]":
         parts = value.replace(" ", "").strip("[]()").split(",") if isinstance(value, str) else value
         return tuple(_as("int", part) for part in parts if part != "")

@@ -110,11 +110,12 @@ class FrameRing(Ring):
         self.kept[columns] = np.maximum(self.kept[columns] + self.frames, self.promised[columns])
         super()._abandon(group)
 
-    def observed(self, group: int, first: int, end: int) -> Iterator[Any]:
-        """Put together again; of images in integers nothing, as nobody takes means of them."""
+    def observed(self, group: int, first: int, end: int) -> Iterator[tuple[Any, NDArray[np.bool_]]]:
+        """Yield stacked frames and masks; nothing for integer images, which have no running statistics."""
         if self.images.dtype.kind == "f":
             row, env = np.mgrid[first:end, self.columns(group)].reshape(2, -1)
-            yield self.obs(row, env).reshape(end - first, self.width, *self._shape)
+            shape = (end - first, self.width)
+            yield self.obs(row, env).reshape(*shape, *self._shape), self.is_real(row, env).reshape(shape)
 
     def is_stored(self, row: Index, env: Index) -> NDArray[np.bool_]:
         self._fence()  # what was copied was read before this is asked

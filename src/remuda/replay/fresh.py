@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from remuda.data import Batch
+from remuda.randomness import Purpose, keyed_generator
 
 
 class Fresh:
@@ -77,7 +78,7 @@ class Fresh:
                     yield part
 
     def _order(self, epoch: int, count: int) -> Tensor:
-        draw = np.random.Generator(np.random.Philox(key=[self.seed, (self.round << 16) + epoch]))
+        draw = keyed_generator(Purpose.MINIBATCHES, self.seed, epoch, self.round)
         return torch.from_numpy(draw.permutation(count))
 
     def feedback(self, key: Any, priority: Any) -> None:

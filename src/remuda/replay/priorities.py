@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from remuda.randomness import Purpose, keyed_generator
 from remuda.replay.places import NONE, Places
 from remuda.replay.ring import Index, NothingToDraw, Ring
 from remuda.replay.sumtree import SumTree
 
 
 class Numbers:
-    """Random numbers of every draw, a function of (seed, draw).
+    """Random numbers for every draw, a function of (seed, draw).
 
-    They are made for many draws at once: a generator takes 13 us to make, and what it makes as long again.
+    They are made for many draws at once: to make a generator takes 13 us, as long as to make a draw's numbers.
     """
 
     DRAWS = 64
@@ -27,14 +28,14 @@ class Numbers:
         self._parts = np.arange(count) if in_parts else np.zeros(count)
 
     def of(self, draw: int, attempt: int = 0) -> NDArray[np.float64]:
-        """In [0, 1); in parts, one in each of [0, 1), [1, 2) ... With every attempt, others."""
-        if attempt:  # this part of Philox's sequence no block comes to
-            philox = np.random.Philox(key=[self._seed, draw], counter=[0, 0, 0, attempt])
-            return np.random.Generator(philox).random(self._count) + self._parts
+        """Return numbers in [0, 1), others for every attempt; in parts, one in each of [0, 1), [1, 2) and so on."""
+        if attempt:
+            again = keyed_generator(Purpose.REPLAY, self._seed, draw, attempt)
+            return again.random(self._count) + self._parts
         block, number = divmod(draw, self.DRAWS)
         if block != self._block:
-            philox = np.random.Philox(key=[self._seed, block])
-            self._numbers = np.random.Generator(philox).random((self.DRAWS, self._count)) + self._parts
+            many = keyed_generator(Purpose.REPLAY, self._seed, block)
+            self._numbers = many.random((self.DRAWS, self._count)) + self._parts
             self._block = block
         found: NDArray[np.float64] = self._numbers[number]
         return found

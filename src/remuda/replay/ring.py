@@ -298,10 +298,10 @@ class Ring:
         place = self._place(row, env)
         return map_tree(lambda x: x.take(place, 0), self._flat.obs)
 
-    def observed(self, group: int, first: int, end: int) -> Iterator[Any]:
-        """What was seen in a group's rows, [T, B of the group] a part; views."""
+    def observed(self, group: int, first: int, end: int) -> Iterator[tuple[Any, NDArray[np.bool_]]]:
+        """Yield observations and masks [T, B of the group] of a group's rows, as views, in one or two parts."""
         for places, _ in unbroken(first, end, self.capacity):
-            yield self.rows.obs[places, self.columns(group)]
+            yield self.rows.obs[places, self.columns(group)], self.rows.mask[places, self.columns(group)]
 
     def _place(self, row: Index, env: Index) -> Index:
         """Of rows in `_flat`: to take them by one number costs a third of what it costs by two."""

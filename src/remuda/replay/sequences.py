@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from remuda.data import ArrayTuple, Batch, Steps, leaves, map_tree
 from remuda.errors import ConfigError
+from remuda.randomness import Purpose, keyed_generator
 from remuda.replay.experience import as_row
 from remuda.replay.ring import Index, NothingToDraw, Ring, Row
 from remuda.replay.starts import Starts, States
@@ -133,7 +134,7 @@ class Sequences(Stored):
             raise NothingToDraw(
                 f"no sequence can be drawn: none of {self.burn_in + self.length} rows is stored whole."
             )
-        rng = np.random.Generator(np.random.Philox(key=[self.seed, self.draws]))
+        rng = keyed_generator(Purpose.REPLAY, self.seed, self.draws)
         self.draws += 1
         number, env, probability = self.starts.draw(rng.random(self.batch_size))
         weight = None

@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 from remuda.data import Batch, Rollout, Steps, map_tree
 from remuda.errors import ConfigError
+from remuda.replay.returns import return_range
 from remuda.replay.ring import LOOK_SECONDS, NO_LIMIT, Index, NothingToDraw, Ring
 from remuda.replay.saving import RingFiles
 
@@ -36,6 +38,8 @@ class Stored(ABC):
     """
 
     rows_per_batch: int  # that are learned from
+    gamma: float
+    shows_returns = False  # whether the run's first batch carries the range of discounted returns stored by then
 
     def __init__(
         self,
@@ -146,6 +150,7 @@ class Stored(ABC):
         for _ in itertools.count() if self.most_per_round is None else range(self.most_per_round):
             if not self.is_due:
                 return
+            returns = return_range(self.ring, self.gamma) if self.shows_returns and self.draws == 0 else None
             try:
                 batch = self.draw()
             except NothingToDraw:
@@ -154,7 +159,7 @@ class Stored(ABC):
                 return  # overwritten since it was looked at
             if self.ratio is not None:
                 self.credit -= self.rows_per_batch
-            yield batch
+            yield batch if returns is None else replace(batch, returns=returns)
 
     def draw(self) -> Batch:
         batch = self._gather()
@@ -180,14 +185,14 @@ class Stored(ABC):
         return {"replay/ratio": drawn / max(1, self.steps - self.warm_up), "replay/redrawn": float(self.redrawn)}
 
     def fresh(self) -> Iterator[Rollout]:
-        """What others have appended since the last call, a group's rows at a time."""
+        """Yield observations and masks of the rows that writers appended since the last call, by group."""
         ring = self.ring
         for group in range(ring.groups):
             first, end = max(int(self._shown[group]), ring.oldest(group)), int(ring.written[group])
             self._shown[group] = end
-            for seen in ring.observed(group, first, end) if end > first else ():
-                obs = map_tree(torch.from_numpy, seen)
-                yield Rollout(Steps(obs, None, None, None, None, None, None), None)
+            for parts in ring.observed(group, first, end) if end > first else ():
+                obs, mask = map_tree(torch.from_numpy, parts)
+                yield Rollout(Steps(obs, None, None, None, mask, None, None), None)
 
     # --- writers that begin anew ---
 

@@ -92,7 +92,7 @@ class ActingSampler:
         self._keep_end()
         self.row += self.num_steps
         buffers = self._buffers
-        return Rollout(buffers.steps, buffers.last_obs, buffers.last_value, buffers.state)
+        return Rollout(buffers.steps, buffers.last_obs, buffers.last_value, buffers.state, begins=buffers.begins)
 
     def _keep_end(self) -> None:
         """Where the next rollout begins: a worker may be lost after it has written the end of that one already."""

@@ -28,6 +28,7 @@ class Buffers(NamedTuple):
     last_obs: Any  # [B]
     last_value: Tensor | None  # [B]; None of agents without one
     state: Any  # [B], goes into row 0; None without memory
+    begins: Tensor  # [B], whether row 0 continues no episode of the rollout before
     next_state: Any  # [B], goes into row 0 of the next rollout
 
     def columns(self, first: int, last: int) -> Buffers:
@@ -57,7 +58,8 @@ def allocate(agent: Agent, observation: Space, T: int, B: int) -> Buffers:
         version=torch.zeros(T, B, dtype=torch.int64),
     )
     last_value = torch.zeros(B) if hasattr(agent, "value") else None
-    return Buffers(steps, obs, last_value, agent.initial_state(B), agent.initial_state(B))
+    begins = torch.zeros(B, dtype=torch.bool)
+    return Buffers(steps, obs, last_value, agent.initial_state(B), begins, agent.initial_state(B))
 
 
 def share(buffers: Buffers) -> tuple[SharedArrays, Buffers]:

@@ -16,6 +16,7 @@ import torch
 
 from remuda.core import Agent, Envs
 from remuda.data import map_tree
+from remuda.randomness import Purpose
 from remuda.sampling.noise import Noise
 from remuda.sampling.sampler import ToEnv
 
@@ -51,7 +52,7 @@ def evaluate(
     played: list[list[Any]] = [[] for _ in range(envs.num_envs)]
     to_env = ToEnv(envs.action)
     exploring = torch.full((envs.num_envs,), agent.exploration if explore else 0.0)
-    noise = Noise(seed, range(envs.num_envs), agent.noise)
+    noise = Noise(seed, range(envs.num_envs), agent.noise, Purpose.EVALUATION)
     state, blank = agent.initial_state(envs.num_envs), agent.initial_state(envs.num_envs)
     envs.reset(seed)
     done = row = 0

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remuda.core import Space
+from remuda.randomness import Purpose
 from remuda.sampling.noise import Noise
-
-RANDOM_KEY = 1 << 40  # added to an env's number: its random actions and its agent's noise share no numbers
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class RandomActions:
     def __init__(self, action: Space, seed: int, envs: Sequence[int]) -> None:
         self.action = action
         width = 1 if action.kind == "discrete" else int(np.prod(action.shape))
-        self._noise = Noise(seed, [RANDOM_KEY + env for env in envs], [("uniform", width)])
+        self._noise = Noise(seed, envs, [("uniform", width)], Purpose.RANDOM_ACTIONS)
 
     def rows(self, first: int, count: int) -> NDArray[Any]:
         """[count, B] actions as agents make them, Box ones flat."""

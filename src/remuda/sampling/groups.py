@@ -77,6 +77,7 @@ class GroupSampler:
         self._obs = blank_obs(envs.observation, B)  # what comes next
         self._obs_arrays = map_tree(lambda tensor: tensor.numpy(), self._obs)
         self._state, self._blank = agent.initial_state(B), agent.initial_state(B)
+        self._begins = torch.ones(B, dtype=torch.bool)  # whether the next row of an env continues no episode
         shares = [slice(first, first + width) for first in range(0, B, width)]
         self._groups = [
             Group(number, own, Noise(seed, range(own.start, own.stop), agent.noise), first_row)
@@ -89,6 +90,7 @@ class GroupSampler:
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
         """Start every env; returns the random steps that were taken to spread them over their episodes."""
+        self._begins.fill_(True)
         return int(self.envs.reset(seed, warm_up))
 
     def give(self, slot: int) -> None:
@@ -135,6 +137,7 @@ class GroupSampler:
             arrays.reward[t] = step.reward
             arrays.discount[t] = ~step.terminated
             arrays.mask[t] = step.mask
+            self._begins[group.columns] = torch.from_numpy(~step.mask)
             group.t += 1
         self._obs_arrays[group.columns] = step.obs
         if self._state is not None and not step.mask.all():
@@ -148,6 +151,7 @@ class GroupSampler:
         group.noises = group.noise.rows(group.row, self.num_steps)
         group.random = self._random_actions(group)
         group.row += self.num_steps
+        group.buffers.begins.copy_(self._begins[group.columns])
         if self._state is not None:
             group.buffers.state[...] = self._state[group.columns]
 

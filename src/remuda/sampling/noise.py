@@ -1,4 +1,4 @@
-"""Exploration noise keyed by (seed, env, row): the same for an env whoever samples it, and nothing to save."""
+"""Noise of acting agents, keyed by (purpose, seed, env, row): the same for an env in whichever process it runs."""
 
 from __future__ import annotations
 
@@ -9,21 +9,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from remuda.randomness import Purpose, keyed_generator
+
 
 class Noise:
-    """Uniform or standard normal numbers for each env and row: of each part its kind and width, side by side."""
+    """Uniform or standard normal numbers for each env and row; each part has its kind and width, side by side."""
 
     def __init__(
-        self, seed: int, envs: Sequence[int], parts: Sequence[tuple[Literal["uniform", "normal"], int]]
+        self,
+        seed: int,
+        envs: Sequence[int],
+        parts: Sequence[tuple[Literal["uniform", "normal"], int]],
+        purpose: Purpose = Purpose.EXPLORATION,
     ) -> None:
-        self.seed, self.envs, self.parts = seed, envs, parts
+        self.seed, self.envs, self.parts, self.purpose = seed, envs, parts, purpose
 
     def rows(self, first: int, count: int) -> Tensor:
         """[count, B, width] for the rows from `first` on; a block is a function of where it starts."""
         out = np.empty((count, len(self.envs), sum(width for _, width in self.parts)), dtype=np.float32)
         for column, env in enumerate(self.envs):
-            # The high word of Philox's counter is the first row: blocks of different rollouts never overlap.
-            draw = np.random.Generator(np.random.Philox(key=[self.seed, env], counter=[0, 0, 0, first]))
+            draw = keyed_generator(self.purpose, self.seed, env, first)
             start = 0
             for kind, width in self.parts:
                 numbers = draw.random if kind == "uniform" else draw.standard_normal

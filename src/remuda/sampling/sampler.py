@@ -96,6 +96,7 @@ class EnvSampler:
         self._has_looked = False  # whether there is a quick way
         self._is_over = np.zeros(B, bool)  # ended, and waiting for the next rollout
         self._is_running = np.zeros(B, bool)  # in the middle of an episode after the last row of a rollout
+        self._begins = torch.ones(B, dtype=torch.bool)  # whether the next row continues no episode
 
     def write_to(self, buffers: Buffers) -> None:
         """Where the next rollout goes."""
@@ -112,12 +113,17 @@ class EnvSampler:
         if self._state is not None:
             self._state[...] = self._blank
         self._is_over.fill(False)
+        self._begins.fill_(True)
         self._keep_end()  # of a rollout before the first, as it were: see `resume`
         self._waited = self.envs.waited()
         return taken
 
     def resume(self) -> None:
-        """Go on where the last rollout in the buffers ended: for a worker in place of one that was lost."""
+        """Continue after the last rollout in the buffers, in place of a worker that was lost.
+
+        The envs answer row 0 with a reset, which masks it: no episode begins there.
+        """
+        self._begins.fill_(False)
         self._obs[...] = self._buffers.last_obs
         if self._state is not None:
             self._state[...] = self._buffers.next_state
@@ -126,7 +132,8 @@ class EnvSampler:
     def get_state(self) -> bytes:
         """What the coming rollouts depend on, beside weights and the number of rows done."""
         seen, memory = (_as_arrays(tree) for tree in (self._obs, self._state))
-        return pack({"obs": seen, "memory": memory, "is_over": self._is_over, "envs": self.envs.get_state()})
+        own = {"is_over": self._is_over, "begins": self._begins.numpy()}
+        return pack({"obs": seen, "memory": memory, **own, "envs": self.envs.get_state()})
 
     def set_state(self, state: bytes) -> None:
         saved = unpack(state)
@@ -134,6 +141,7 @@ class EnvSampler:
         _fill(self._obs, saved["obs"])
         _fill(self._state, saved["memory"])
         self._is_over[:] = saved["is_over"]
+        self._begins.copy_(torch.from_numpy(saved["begins"]))
         self._keep_end()
         self._waited = self.envs.waited()
 
@@ -151,6 +159,7 @@ class EnvSampler:
                 self._quick = find(self._obs, noise[0]) if find is not None else None
             if self._state is not None:
                 buffers.state[...] = self._state
+            buffers.begins.copy_(self._begins)
             random = self._random_actions()
             for t in range(self.num_steps):
                 self._amount = self._explore.at(self.row + t)
@@ -168,7 +177,8 @@ class EnvSampler:
             self._keep_end()
         self._steps.version.fill_(self.version)
         self.row += self.num_steps
-        return Rollout(self._steps, buffers.last_obs, buffers.last_value, buffers.state)
+        self._begins.copy_(~self._steps.mask[-1])
+        return Rollout(self._steps, buffers.last_obs, buffers.last_value, buffers.state, begins=buffers.begins)
 
     def _random_actions(self) -> Any:
         """[up to T, B] of the rows that are still to be random."""
@@ -277,6 +287,7 @@ class EnvSampler:
             self._obs_arrays[self._columns[slot]] = step.obs
         if self._state is not None:
             self._forget(np.flatnonzero(self._is_over))
+        self._begins |= torch.from_numpy(self._is_over)
         self._is_over.fill(False)
 
 

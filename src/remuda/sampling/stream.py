@@ -107,7 +107,7 @@ class RolloutStream(FreeActors):
         self._crew.bell.ring()
         stage = self._stages[0]
         envs = torch.tensor([full.first_env + env for full in taken for env in range(self._width)])
-        return Rollout(stage.steps, stage.last_obs, stage.last_value, stage.state, envs)
+        return Rollout(stage.steps, stage.last_obs, stage.last_value, stage.state, envs, stage.begins)
 
     def _fresh(self, version: int) -> list[Full] | None:
         """What is staged, if all of it may be used; else what may be goes back to where it came from."""
@@ -230,6 +230,6 @@ def copy_columns(source: Buffers, target: Buffers, place: int) -> None:
     width = source.steps.mask.shape[1]
     own = target.columns(place * width, (place + 1) * width)
     own.steps[...] = source.steps
-    for theirs, ours in zip(source[1:4], own[1:4], strict=True):
+    for theirs, ours in zip(source[1:5], own[1:5], strict=True):
         if theirs is not None:
             ours[...] = theirs

@@ -1,0 +1,99 @@
+"""The support of distributions over returns: how it is derived from what was seen, and whether it is wide enough."""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger("remuda.agents")
+
+DEFAULT_SUPPORT = (-10.0, 10.0)  # where nothing is known
+MARGIN = 0.25  # on either side, as a share of the range seen
+GROWTH = 3.0  # by what the largest return seen may be multiplied: a learned policy earns more than a random one
+WATCHED_UPDATES = 200  # between two looks at the share of clipped targets, each of which waits for the device
+NEGLIGIBLE = 1e-3  # probability of an atom
+MOST_CLIPPED = 0.02  # share of clipped targets that is not worth a warning
+
+
+class ReturnRange(NamedTuple):
+    """Discounted returns of stored rows, to the end of their episodes or as far as these are stored."""
+
+    low: float
+    high: float
+    steady: float  # the return of going on forever with the mean reward
+
+
+def derive_support(seen: ReturnRange) -> tuple[float, float]:
+    """Return v_min and v_max; the default, with a warning, if no reward other than 0 was seen.
+
+    The range of 0, the returns and the steady return gets a margin on both sides. The steady return stands for what
+    follows where episodes are truncated or not over yet.
+    """
+    low, high = min(0.0, seen.low, seen.steady), max(0.0, seen.high, seen.steady)
+    if high == low:
+        logger.warning(
+            "no reward other than 0 was seen before learning started, so returns are taken to be in %g..%g: set "
+            "algo.v_min and algo.v_max, or raise algo.learning_starts.",
+            *DEFAULT_SUPPORT,
+        )
+        return DEFAULT_SUPPORT
+    margin = MARGIN * (high - low)
+    return low - margin, max(high + margin, GROWTH * seen.high)
+
+
+class ClippedTargets:
+    """Warn once when a noticeable share of target distributions lies beyond the support.
+
+    Sums stay on the device and are read every `WATCHED_UPDATES` updates.
+    """
+
+    def __init__(self) -> None:
+        self._has_warned = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._shares: list[Tensor] = []
+        self._lows: list[Tensor] = []
+        self._highs: list[Tensor] = []
+
+    def add(self, share: Tensor, low: Tensor, high: Tensor, support: Tensor) -> None:
+        """Count an update: what `clipped_share` says of it."""
+        if self._has_warned:
+            return
+        self._shares.append(share)
+        self._lows.append(low)
+        self._highs.append(high)
+        if len(self._shares) < WATCHED_UPDATES:
+            return
+        clipped = float(torch.stack(self._shares).mean())
+        if clipped > MOST_CLIPPED:
+            self._has_warned = True
+            logger.warning(
+                "%.0f %% of target distributions are clipped to the support %g..%g, as they reach from %.4g to %.4g: "
+                "set algo.v_min and algo.v_max to the smallest and largest discounted return.",
+                100 * clipped,
+                float(support[0]),
+                float(support[-1]),
+                float(torch.stack(self._lows).amin()),
+                float(torch.stack(self._highs).amax()),
+            )
+        self._begin()
+
+
+def clipped_share(p: Tensor, r: Tensor, discount: Tensor, support: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the share of p [N, atoms] that r + discount * support puts beyond the support, and how far p reaches.
+
+    An atom of less than `NEGLIGIBLE` probability does not count as reached.
+    """
+    rounding = 1e-5 * (support[-1] - support[0])
+    shifted = r.unsqueeze(-1) + discount.unsqueeze(-1) * support
+    is_beyond = (shifted < support[0] - rounding) | (shifted > support[-1] + rounding)
+    is_negligible = p < NEGLIGIBLE
+    low, high = (
+        shifted.masked_fill(is_negligible, torch.inf).amin(),
+        shifted.masked_fill(is_negligible, -torch.inf).amax(),
+    )
+    return (p * is_beyond).sum(-1).mean(), low, high

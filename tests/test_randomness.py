@@ -1,0 +1,72 @@
+"""Keyed random numbers: every purpose has streams of its own, and no other module makes them."""
+
+from __future__ import annotations
+
+import re
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rollouts import discrete
+
+import remuda
+from remuda.algorithms.off_policy import OffPolicy
+from remuda.core import Clock, env_seed
+from remuda.randomness import Purpose, keyed_generator
+from remuda.replay import Fresh
+from remuda.replay.priorities import Numbers
+from remuda.sampling.exploration import RandomActions
+from remuda.sampling.noise import Noise
+
+SEED, COUNT = 3, 64
+
+
+def bits(numbers: Any) -> set[int]:
+    """The first 24 bits of uniform numbers: all that float32 has of them."""
+    return set((np.asarray(numbers, np.float64).reshape(-1) * 2**24).astype(np.int64).tolist())
+
+
+def uniform_draws() -> dict[str, set[int]]:
+    """What is drawn first of all for each purpose, with keys as alike as they can be."""
+    minibatches = Fresh(1, 4, SEED)
+    order = np.random.Generator(np.random.Philox(key=[SEED, 0]))  # the stream of (seed, env 0, row 0)
+    assert minibatches._order(0, 1000).tolist() != order.permutation(1000).tolist()
+    chosen = RandomActions(discrete(2**24), SEED, [0]).rows(0, COUNT)
+    return {
+        "exploration": bits(Noise(SEED, [0], [("uniform", 1)]).rows(0, COUNT)),
+        "random actions": set(chosen.reshape(-1).tolist()),
+        "replay": bits(Numbers(SEED, COUNT, in_parts=False).of(0)),
+        "prioritized replay": bits(Numbers(SEED, COUNT, in_parts=True).of(0) - np.arange(COUNT)),
+        "another attempt": bits(Numbers(SEED, COUNT, in_parts=False).of(0, 1)),
+    }
+
+
+def test_no_two_purposes_share_numbers() -> None:
+    drawn = uniform_draws()
+    for (name, mine), (other, theirs) in combinations(drawn.items(), 2):
+        is_same_purpose = {name, other} == {"replay", "prioritized replay"}  # a run has one of them
+        assert is_same_purpose or not mine & theirs, (name, other)
+
+
+def test_streams_differ_in_every_argument() -> None:
+    arguments = [(p, s, k, n) for p in Purpose for s in (0, 1, 2**63 - 1) for k in (0, 1, 2**40) for n in (0, 1)]
+    raw = [keyed_generator(*each).bit_generator.random_raw(64).tolist() for each in arguments]  # type: ignore[attr-defined]
+    assert len({number for stream in raw for number in stream}) == 64 * len(arguments)
+
+
+def test_noise_in_losses_has_other_seeds_than_envs() -> None:
+    class Nothing(torch.nn.Module):
+        inputs = None
+
+    of_losses = {OffPolicy(Nothing(), SEED, 1.0, 1).generator(Clock(k)).initial_seed() for k in range(200)}
+    of_envs = {env_seed(SEED, k) for k in range(200)} | {env_seed(SEED, k, 0) for k in range(200)}
+    assert len(of_losses) == 200
+    assert not of_losses & of_envs
+
+
+def test_one_module_makes_keyed_generators() -> None:
+    package = Path(remuda.__file__).parent
+    users = [path.name for path in package.rglob("*.py") if re.search(r"Philox\(", path.read_text())]
+    assert users == ["randomness.py"]

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remuda.errors import UsageError, nearest
-from remuda.logs.rundir import RunDirectory
+from remuda.logs.rundir import RunDirectory, follow_links
 from remuda.logs.writers import STEP, read_metrics
 
 NOT_LEARNING = ("eval", "checkpoint", "log", "scheme")  # groups of options that change nothing of what is learned
@@ -75,7 +75,9 @@ def plot_runs(
     if labels is not None and len(labels) != len(paths):
         raise UsageError(f"{len(labels)} labels do not fit {len(paths)} runs: give one for each run.")
     if labels is None:
-        paths = list({Path(path).resolve(): path for path in paths}.values())  # runs/* names runs/latest as well
+        paths = list(
+            {follow_links(Path(path)).resolve(): path for path in paths}.values()
+        )  # runs/* names runs/latest as well
     runs, rows, curves, names = [], [], [], []
     for index, path in enumerate(paths):
         run = RunDirectory.open(path)

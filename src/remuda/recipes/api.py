@@ -34,11 +34,11 @@ class Run:
     def __init__(
         self, path: str | Path, env: Callable[..., Any] | None = None, net: NetFactory | None = None
     ) -> None:
-        """`path` is a run's directory, or the file of weights in it that an asynchronous run may have."""
-        self.path = Path(path)
-        self._weights = self.path if self.path.name == WEIGHTS and self.path.is_file() else None
-        self.path = self.path if self._weights is None else self.path.parent
-        RunDirectory.open(self.path)  # refuses what is no run
+        """Open a run by its directory, or by the file of weights in it that an asynchronous run may have."""
+        given = Path(path)
+        is_file = given.name == WEIGHTS and given.is_file()
+        self.path = RunDirectory.open(given.parent if is_file else given).path  # refuses what is no run
+        self._weights = self.path / WEIGHTS if is_file else None
         self._env, self._net = env, net
 
     def __repr__(self) -> str:
@@ -141,7 +141,8 @@ def resume(
     quiet: bool = False,
     **groups: Mapping[str, Any],
 ) -> Run:
-    """Go on with a run from its newest whole checkpoint."""
-    setup = resume_config(Path(path), {} if steps is None else {"steps": steps}, groups, env)
+    """Continue a run from its newest complete checkpoint."""
+    path = RunDirectory.open(path).path  # a link such as runs/latest may move while the run goes on
+    setup = resume_config(path, {} if steps is None else {"steps": steps}, groups, env)
     run_training(*setup, out=path, resume=True, net=net, callbacks=as_list(callbacks), quiet=quiet)
     return Run(path, env, net)

@@ -122,8 +122,9 @@ def read_config_file(path: Path) -> dict[str, Any]:
 def resume_config(
     path: Path, settings: Mapping[str, Any], groups: Groups, env: Callable[..., Any] | None = None
 ) -> Setup:
-    """The configuration of an existing run; only how far it goes and how it is watched may change."""
-    stored = RunDirectory.open(path).read_config()
+    """Return the configuration of an existing run; only its number of steps and how it is watched may change."""
+    run = RunDirectory.open(path)
+    path, stored = run.path, run.read_config()
     made_with = str(stored.get("env"))
     if env is not None:
         given = made_with if made_with.startswith("<") else callable_name(env, resolve(env).label)

@@ -28,7 +28,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ PARTS = {  # page: the algorithm whose parts its loops use
     "docs/algorithms/impala.md": "impala",
     "docs/schemes/synchronous.md": "ppo",
 }
+SETTLED: set[str] = set()  # configurations without their seed whose parts have been built
 RECORDED = "docs/results.md"  # one command for each seed of each record, written by bench/learning.py
 
 
@@ -107,9 +108,9 @@ class Command:
         if env.startswith("ALE/"):
             return ("Atari",)  # seconds for each, whatever the algorithm: its nets are large
         if scheme == "async" or self.option("--sampler.act") == "workers":
-            # Processes that import torch.
-            kind = [word for word in self.words if word.startswith("--scheme.")]
-            return (algo, scheme, self.option("--sampler.act"), *kind)
+            # Processes that import torch: once for each way in which they are put together.
+            source = "rollouts" if algo in ("ppo", "impala", "appo") else "replay"
+            return (source, scheme, self.option("--sampler.act"), self.option("--scheme.weights"))
         if page == RECORDED:
             return (algo, re.split(r"[/-]", env)[0], scheme)
         return (page, *self.words)
@@ -206,7 +207,9 @@ def only_settle(config: Any, spec: Any, info: Any, **rest: Any) -> dict[str, Any
     from remuda.recipes.train import SCHEMES, make_recipe
 
     assert config.scheme in SCHEMES
-    make_recipe(config, spec, info)
+    if (without_seed := repr(replace(config, seed=0))) not in SETTLED:
+        SETTLED.add(without_seed)
+        make_recipe(config, spec, info)
     return {"eval": None, "signal": None, "status": "settled", "steps": 0, "updates": 0, "steps_per_second": 0.0,
             "path": "nowhere"}  # fmt: skip
 

@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
         lines = "\n".join(f"  {name:<9} {what}" for name, (_, what) in COMMANDS.items())
         print(USAGE.format(commands=lines))
         return 0

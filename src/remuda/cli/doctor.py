@@ -22,9 +22,10 @@ EXTRAS = {  # extra: (package it brings, what for)
     "atari": ("ale_py", "Atari games"),
     "mujoco": ("mujoco", "MuJoCo physics"),
     "minatar": ("minatar", "MinAtar games"),
+    "minigrid": ("minigrid", "MiniGrid worlds"),
+    "envpool": ("envpool", "--envs.backend envpool"),
     "video": ("av", "remuda record"),
     "wandb": ("wandb", "--log.wandb"),
-    "ray": ("ray", "nothing yet"),
 }
 
 

@@ -19,6 +19,7 @@ import io
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -263,8 +264,11 @@ def _is_up_to(steps: int, line: str) -> bool:
 
 
 def _default_path(name: str, made: list[Path]) -> Path:
-    """runs/<name>-<time>, created here, because only a directory that exists is unique."""
-    safe = "".join(letter if letter.isalnum() or letter in "-_.+" else "-" for letter in name)
+    """Create and return runs/<name>-<time>: only a directory that exists is unique.
+
+    One hyphen stands for whatever a file name should not hold, so a run with a lambda is called ppo-lambda-0.
+    """
+    safe = re.sub(r"-*[^\w.+-]+-*", "-", name.replace("<locals>.", ""))
     stem = Path(RUNS) / f"{safe}-{datetime.now():%Y%m%d-%H%M%S}"
     try:
         _make_directories(stem.parent, made)

@@ -129,7 +129,8 @@ class Journal:
             self.say(f"resumed from step-{found.step}: {self.progress.steps:,} of {self.config.steps:,} steps done")
         elif self.is_resumed:
             self.say("no checkpoint was written before the run ended: it begins anew, with the same seed")
-        self.say(f"{self.directory.path}: {self.config.sampler.envs} envs, settings in config.yaml")
+        envs = self.config.sampler.envs
+        self.say(f"{self.directory.path}: {envs} env{'s' if envs > 1 else ''}, settings in config.yaml")
         self._started = time.perf_counter()
         return self.progress, None if found is None else found.blobs.get("sampler")
 

@@ -109,8 +109,10 @@ class Command:
             return ("Atari",)  # seconds for each, whatever the algorithm: its nets are large
         if scheme == "async" or self.option("--sampler.act") == "workers":
             # Processes that import torch: once for each way in which they are put together.
+            if self.option("--sampler.act") == "central":
+                return ("central",)
             source = "rollouts" if algo in ("ppo", "impala", "appo") else "replay"
-            return (source, scheme, self.option("--sampler.act"), self.option("--scheme.weights"))
+            return (source, scheme, self.option("--scheme.weights"))
         if page == RECORDED:
             return (algo, re.split(r"[/-]", env)[0], scheme)
         return (page, *self.words)

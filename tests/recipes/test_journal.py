@@ -427,3 +427,16 @@ class TestAlone:
         assert journal.resume(make_learner())[0] is journal.progress
         assert journal.progress == Progress()
         journal.terminal.close()
+
+
+def test_a_long_first_rollout_is_named_with_its_size(tmp_path, monkeypatch, capsys):
+    """The envs are slow, so that the first rollout takes longer than the view stays silent."""
+    for name in ("LINE_SECONDS", "LONG_SECONDS"):
+        monkeypatch.setattr(f"remuda.logs.terminal.{name}", 0.1)
+    slow = {"kwargs": {"seconds": 0.02}}
+    remuda.train(
+        "ppo", "own_things:slow", steps=20, out=tmp_path / "run", envs=slow, sampler={"envs": 1},
+        algo={"n_steps": 20, "batch_size": 20}, eval={"episodes": 0}, log={"tensorboard": False},
+    )  # fmt: skip
+    said = capsys.readouterr().out
+    assert "0 of 20 steps (0 %)  sampling and learning from the first 20 steps: 0:0" in said

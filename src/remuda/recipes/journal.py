@@ -26,7 +26,7 @@ from remuda.learning.saver import Saver
 from remuda.logs.meters import Window, summarise
 from remuda.logs.notices import warnings_go_to
 from remuda.logs.rundir import RunDirectory
-from remuda.logs.terminal import Terminal, where_time_went
+from remuda.logs.terminal import TRAINING, Terminal, where_time_went
 from remuda.logs.writers import MetricsFile, TensorBoard, WandB, Writer
 from remuda.recipes.config import RunConfig, to_dict
 from remuda.recipes.parts import eval_episodes
@@ -145,6 +145,10 @@ class Journal:
     def begin(self) -> None:
         """Warm-up is over: rates and intervals count from here."""
         self.directory.point_latest()
+        size = self.config.algo_options.rows_per_round * self.config.sampler.envs
+        self.terminal.begin(
+            TRAINING if self.config.scheme == "async" else f"{TRAINING} from the first {size:,} steps"
+        )
         self.directory.log(f"training begins at {self.progress.steps:,} steps")
         self._has_begun = True
         self._count_from_here()
@@ -202,7 +206,8 @@ class Journal:
         return self.signals.received is not None
 
     def must_stop(self) -> bool:
-        """Before training begins at once; later a round may take its time to end by itself."""
+        """Return whether to stop at once; a round may end by itself first. Polled often: it also drives the view."""
+        self.terminal.tick()
         return self.should_stop() and (not self._has_begun or time.monotonic() > self.signals.deadline)
 
     # --- the end ---
@@ -378,6 +383,7 @@ class Journal:
         return True
 
     def _run_evaluation(self, learner: Learner) -> None:
+        self.terminal.begin("evaluating")
         paused = self._replay.paused() if self._replay is not None else nullcontext()
         with self._timed("evaluation"), paused:
             found = self._evaluate(learner.agent_on_cpu(), self.must_stop)

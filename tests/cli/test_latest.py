@@ -75,6 +75,14 @@ def test_eval_record_plot_and_load_through_the_link(runs, capsys):
     assert remuda.Run("runs/latest").path == Path("runs") / target.name
 
 
+def test_plot_counts_the_run_and_the_link_to_it_once(runs, capsys):
+    paths = [str(path) for path in sorted(runs.iterdir())]
+    assert len(paths) == 2
+    capsys.readouterr()
+    assert main(["plot", *paths, "--metric", "train/loss", "--out", "curve.png"]) == 0
+    assert capsys.readouterr().out == "1 run -> curve.png\n"
+
+
 def link_to_itself(runs: Path) -> None:
     """As earlier versions left it after `remuda train --resume runs/latest`."""
     (runs / "latest").unlink()

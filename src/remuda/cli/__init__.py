@@ -57,8 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             print(f"remuda: {error.strerror}: raise the limit (ulimit -n), or use fewer workers.", file=sys.stderr)
             return 2
-        print(f"remuda: {error}: make room, or choose another place.", file=sys.stderr)
-        return 1
+        where = f"{error.filename}: " if error.filename is not None else ""
+        print(f"remuda: {where}{error.strerror or error}: make room, or choose another place.", file=sys.stderr)
+        return 2 if error.errno in (errno.ENOSPC, errno.EDQUOT) else 1
 
 
 def run(arguments: list[str]) -> int:

@@ -190,7 +190,8 @@ class RunDirectory:
 
     def close(self) -> None:
         if self._log is not None:
-            self._log.close()  # the lock goes with it
+            with contextlib.suppress(OSError):  # lines that a full disk did not take
+                self._log.close()  # the lock goes with it
             self._log = None
 
     def discard(self) -> None:
@@ -298,7 +299,9 @@ def _taken(directory: Path) -> str:
 
 
 def _unwritable(directory: Path, error: OSError) -> str:
-    return f"{directory} cannot be written ({error.strerror}): choose a directory of your own with --out."
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    remedy = "make room, or choose another directory" if is_full else "choose a directory of your own"
+    return f"{directory} cannot be written ({error.strerror}): {remedy} with --out."
 
 
 def _make_directories(directory: Path, made: list[Path]) -> None:

@@ -39,6 +39,7 @@ def test_all_is_sorted_complete_and_real():
     for name in remuda.__all__:
         assert getattr(remuda, name) is not None
     assert set(remuda.__all__) <= set(dir(remuda))
+    assert {name for name in dir(remuda) if not name.startswith("__")} == set(remuda.__all__)
     with pytest.raises(AttributeError, match="nonsense"):
         _ = remuda.nonsense
 

@@ -73,4 +73,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    """List what is public and what Python itself adds, without the imports of this module."""
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

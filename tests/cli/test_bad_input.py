@@ -58,6 +58,19 @@ BAD = [
         ["eval.share=1", "nothing to play"],
     ),
     (["train", "dqn", "--env", "CartPole-v1", "--sampler.wait_reset", "true"], ["wait_reset", "leave it out"]),
+    (
+        ["train", "ppo", "--env", "CartPole-v1", "--scheme.device", "cuda"],
+        ["scheme.device=cuda", "train impala or appo with --scheme async, or leave the device out"],
+    ),
+    (
+        ["train", "sac", "--env", "Pendulum-v1", "--scheme.device", "cuda"],
+        ["scheme.device=cuda", ": use --scheme async."],
+    ),
+    (
+        ["train", "sac", "--env", "Pendulum-v1", "--scheme", "async", "--scheme.device", "gpu"],
+        ["scheme.device=gpu", "not a device of PyTorch: use cuda."],
+    ),
+    (["train", "ppo", "--env", "CartPole-v1", "--scheme.device", "gpu:1"], ["scheme.device=gpu:1", "use cuda:1."]),
     (["train", "ppo", "--env", "CartPole-v1", "--sampler.envs", "-3"], ["sampler.envs=-3", "at least 1"]),
     (["train", "ppo", "--env", "CartPole-v1", "--sampler.slots", "3"], ["slots=3", "does not divide", "envs=8"]),
     (

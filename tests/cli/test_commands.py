@@ -250,8 +250,9 @@ class TestDoctor:
         monkeypatch.chdir(tmp_path)
         assert main(["doctor"]) == 0
         out = capsys.readouterr().out
-        for word in ("python", "torch", "gymnasium", "cores", "[atari]", "no problems found"):
+        for word in ("python", "torch", "gymnasium", "cores", "[atari]", "[minigrid]", "no problems found"):
             assert word in out
+        assert "nothing yet" not in out
         assert main(["doctor", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert found["problems"] == []
@@ -315,6 +316,21 @@ class TestTables:
 
 def first_column(table: str) -> list[str]:
     return [line.split()[0] for line in table.splitlines()[1:] if line.strip() and not line.startswith(" ")]
+
+
+def test_help_is_a_command_as_well(capsys):
+    assert main(["--help"]) == 0
+    wanted = capsys.readouterr().out
+    assert main(["help"]) == 0
+    assert capsys.readouterr().out == wanted
+    assert "remuda COMMAND" in wanted
+
+
+def test_one_env_is_not_many(tmp_path, capsys):
+    arguments = ["train", "a2c", "--env", "CartPole-v1", "--steps", "8", "--eval.episodes", "0"]
+    for count, said in ((1, ": 1 env, settings"), (2, ": 2 envs, settings")):
+        assert main([*arguments, "--sampler.envs", str(count), "--out", str(tmp_path / str(count))]) == 0
+        assert said in capsys.readouterr().out
 
 
 def help_of(arguments, capsys) -> str:

@@ -143,6 +143,8 @@ def test_misuse_is_named_in_one_sentence() -> None:
     ]:
         with pytest.raises(ConfigError, match=sentence):
             EnvPool("counting:make", *arguments)
+    with pytest.raises(EnvSpecError, match=r"use a top-level function or class of an importable module\.$"):
+        EnvPool(lambda: None, 1, 1)  # a pool has no scheme that could be serial
     with pytest.raises(EnvSpecError, match="has no nothing"):
         EnvPool("counting:nothing", 1, 1)
 

@@ -40,6 +40,28 @@ def test_one_sentence_and_exit_code_2(script: str, words: str, tmp_path: Path) -
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+@pytest.mark.parametrize(
+    ("disk", "words", "is_kept"),
+    [
+        ("nr_inodes=2", ["run cannot be written (No space left on device)", "choose another directory"], False),
+        ("nr_inodes=8", ["run/metrics.jsonl: No space left on device", "make room"], False),
+        ("size=8k", ["what was learned could not be saved", "make room", "--resume"], True),
+    ],
+    ids=["no directory", "no metrics", "no checkpoint"],
+)
+def test_a_disk_that_is_full_from_the_start(disk: str, words: list[str], is_kept: bool, tmp_path: Path) -> None:
+    mounted = f"mount -t tmpfs -o {disk} tmpfs {tmp_path}"
+    if subprocess.run(["unshare", "-m", "bash", "-c", mounted], capture_output=True).returncode:
+        pytest.skip("this container may not mount")
+    run = f"{TRAIN} --out {tmp_path}/run; code=$?; test -e {tmp_path}/run && code=$((100 + code)); exit $code"
+    code, said, _ = shell(f"unshare -m bash -c '{mounted}; {run}'")
+    assert said.count("\n") == 1, said
+    assert all(word in said for word in words), said
+    assert "PosixPath" not in said
+    assert code == (102 if is_kept else 2)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small /dev/shm")
 def test_shared_memory_needs_no_room_in_dev_shm(tmp_path: Path) -> None:
     mounted = "mount -t tmpfs -o size=4k tmpfs /dev/shm"

@@ -10,7 +10,7 @@ import pytest
 
 from remuda.errors import CheckpointError, UsageError
 from remuda.logs import MetricsFile, RunDirectory, plot_runs
-from remuda.logs.plots import mean_and_band, t_quantile
+from remuda.logs.plots import EVALUATION, mean_and_band, mean_and_bar, t_quantile
 
 
 def make_run(path: Path, config: dict[str, Any], rows: list[tuple[int, dict[str, float]]]) -> Path:
@@ -150,6 +150,41 @@ def test_seeds_without_common_steps(tmp_path: Path) -> None:
     late = make_run(tmp_path / "b", config, [(30, {"rollout/ep_rew_mean": 1.0})])
     with pytest.raises(UsageError, match="the 2 runs of ppo share no steps"):
         plot_runs([early, late], tmp_path / "x.png")
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_seeds_that_were_only_evaluated_at_their_end(tmp_path: Path, count: int) -> None:
+    """One point each, after steps that differ by a part of a rollout: points, and their mean with its interval."""
+    paths = [
+        make_run(
+            tmp_path / f"{seed}", {"algo": "ppo", "seed": seed}, [(10_000 + 31 * seed, {EVALUATION: 5.0 * seed})]
+        )
+        for seed in range(count)
+    ]
+    band = "lowest to highest" if count == 2 else "95 % t interval"
+    assert f"ppo: mean of {count} runs, {band}" in drawn(paths, tmp_path, metric=EVALUATION)
+    curves = [(np.array([10_000.0 + 31 * seed]), np.array([5.0 * seed])) for seed in range(count)]
+    steps, values, mean, low, high = mean_and_bar(curves)
+    assert steps.tolist() == [10_000 + 31 * seed for seed in range(count)]
+    assert values.tolist() == [5.0 * seed for seed in range(count)]
+    if count == 2:
+        assert (mean, low, high) == (2.5, 0.0, 5.0)
+    else:
+        assert mean == 5.0
+        assert high - mean == pytest.approx(4.3027 * 5.0 / math.sqrt(3), rel=1e-4)
+        assert mean - low == pytest.approx(high - mean)
+
+
+def test_ends_after_the_same_step_are_points_and_ends_far_apart_are_refused(tmp_path: Path) -> None:
+    def run(name: str, step: int) -> Path:
+        return make_run(tmp_path / name, {"algo": "ppo"}, [(step, {EVALUATION: 1.0})])
+
+    one, same, later = run("one", 1000), run("same", 1000), run("later", 1200)
+    text = drawn([one, same], tmp_path, metric=EVALUATION)
+    assert "mean of 2 runs" in text
+    assert ">0<" in text, "the steps are counted from 0: a narrow range would magnify small differences"
+    with pytest.raises(UsageError, match="the 2 runs of ppo share no steps"):
+        plot_runs([one, later], tmp_path / "x.png", metric=EVALUATION)
 
 
 def test_a_run_without_the_metric_is_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -86,6 +86,20 @@ def test_default_paths_differ_within_one_second_and_latest_follows(tmp_path: Pat
     assert sorted(os.listdir("runs")) == sorted([*(run.path.name for run in runs), "latest"])
 
 
+@pytest.mark.parametrize(
+    ("name", "directory"),
+    [
+        ("ppo-<<lambda>>-0", "ppo-lambda-0"),
+        ("ppo-<test.<locals>.make>-3", "ppo-test.make-3"),
+        ("ppo-own_things:late-0", "ppo-own_things-late-0"),
+        ("dqn-ALE/Pong-v5-1", "dqn-ALE-Pong-v5-1"),
+    ],
+)
+def test_default_names_are_readable(name: str, directory: str) -> None:
+    with RunDirectory.create(None, name, CONFIG) as run:
+        assert run.path.name.startswith(f"{directory}-20")
+
+
 def test_two_processes_in_the_same_second_get_two_directories(tmp_path: Path) -> None:
     program = "from remuda.logs import RunDirectory as R; print(R.create(None, 'x', {}).path)"
     children = [

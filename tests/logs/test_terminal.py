@@ -210,6 +210,74 @@ def test_nan_is_not_shown_and_the_time_left_counts_this_process_only(monkeypatch
     assert file.getvalue() == "600 of 1,000 steps (60 %)  left 0:40\n"
 
 
+def test_the_time_left_follows_the_recent_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    terminal = Terminal(100_000, "t", plain=True, file=io.StringIO())
+    steps = 0
+    for _ in range(600):  # ten minutes at 100 steps/s
+        now[0] += 1.0
+        terminal.update({}, steps := steps + 100)
+    assert terminal.parts() == ["left 6:40"]
+    for _ in range(40):  # and then an env that is a tenth as fast
+        now[0] += 1.0
+        terminal.update({}, steps := steps + 10)
+    assert terminal.parts() == ["left 1:06:00"]  # 39,600 steps at 10 steps/s; at the average rate it would be 6:59
+    assert len(terminal._rates) < 100
+
+
+def test_rounds_that_are_longer_than_the_window_have_a_rate_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    terminal = Terminal(10_000, "t", plain=True, file=io.StringIO())
+    now[0] = 50.0
+    terminal.begin("sampling")  # starting took 50 seconds, which say nothing about the rate
+    for steps in (1000, 2000, 3000):
+        now[0] += 100.0
+        terminal.update({}, steps)
+    assert terminal.parts() == ["left 11:40"]
+
+
+def test_a_long_rollout_is_seen_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    file = io.StringIO()
+    terminal = Terminal(100_000, "t", plain=False, file=file)
+    terminal.begin("sampling and learning from the first 2,048 steps")
+    shown = []
+    for _ in range(500):  # polled a hundred times a second, for five seconds
+        now[0] += 0.01
+        before = file.tell()
+        terminal.tick()
+        if file.tell() > before:
+            shown.append(without_escapes(file.getvalue()[before:]))
+    assert 5 <= len(shown) <= 11
+    for second in (2, 3, 4):
+        assert any(f"from the first 2,048 steps: 0:0{second} so far" in view for view in shown)
+    before = file.tell()
+    now[0] += 1.0
+    terminal.update({"time/fps": 10.0}, 2048)
+    assert "so far" not in without_escapes(file.getvalue()[before:])
+    terminal.close()
+    before = file.tell()
+    now[0] += 100.0
+    terminal.tick()
+    assert file.tell() == before, "a view that was closed is not drawn again"
+
+
+def test_a_long_rollout_gives_few_lines_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    file = io.StringIO()
+    terminal = Terminal(100_000, "t", plain=True, file=file)
+    terminal.begin("sampling and learning from the first 2,048 steps")
+    for _ in range(1300):
+        now[0] += 0.1
+        terminal.tick()
+    what = "0 of 100,000 steps (0 %)  sampling and learning from the first 2,048 steps"
+    assert file.getvalue().splitlines() == [f"{what}: 0:05 so far", f"{what}: 1:05 so far", f"{what}: 2:05 so far"]
+
+
 def test_a_reader_that_leaves_does_not_stop_the_run() -> None:
     program = """
         import os, sys, time

@@ -140,6 +140,19 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
         MetricsFile(tmp_path)
 
 
+def test_a_table_that_could_not_be_widened_is_widened_by_the_next_row(tmp_path: Path) -> None:
+    writer = MetricsFile(tmp_path)
+    writer.write(1, {"a": 1.0})
+    (tmp_path / "metrics.csv.tmp").mkdir()  # in the way of the new table, as a full disk is
+    with pytest.raises(OSError, match="Is a directory"):
+        writer.write(2, {"a": 2.0, "b": 2.0})
+    (tmp_path / "metrics.csv.tmp").rmdir()
+    writer.write(3, {"a": 3.0, "b": 3.0})
+    writer.close()
+    table = (tmp_path / "metrics.csv").read_text()
+    assert table == "time/total_timesteps,a,b\n1,1.0,\n2,2.0,2.0\n3,3.0,3.0\n"
+
+
 def test_a_full_disk_raises_and_leaves_the_rows_before_it(tmp_path: Path) -> None:
     program = textwrap.dedent(
         """

@@ -8,11 +8,12 @@ import yaml
 
 from remuda.core import Space
 from remuda.errors import ConfigError
+from remuda.logs.rundir import RunDirectory
 from remuda.recipes.algo_options import ALGORITHMS, DQNOptions, OnPolicyOptions, PPOOptions
 from remuda.recipes.config import GROUPS, KINDS, RunConfig, to_dict
 from remuda.recipes.presets import PRESETS, find_preset
 from remuda.recipes.run_options import CheckpointOptions
-from remuda.recipes.settings import settle_config
+from remuda.recipes.settings import resume_config, settle_config
 from remuda.recipes.values import coerce, fill
 
 EVERY_KIND = [("algo", kind) for kind in ALGORITHMS.values()] + list(KINDS.items())
@@ -433,3 +434,41 @@ class TestPresets:
         """Even if what the user sets is what the option would have been without a preset."""
         config, *_ = settle_config({"algo": "ppo", "env": "CartPole-v1"}, {"algo": {"n_epochs": "4"}})
         assert config.algo_options.n_epochs == PPOOptions().n_epochs == 4
+
+
+class TestMaxSteps:
+    """REMUDA_MAX_STEPS shortens a run and everything in it that would be longer than the run."""
+
+    def settle(self, algo: str, env: str = "CartPole-v1", steps: int | None = None, **groups: dict[str, object]):
+        settings = {"algo": algo, "env": env} | ({} if steps is None else {"steps": steps})
+        return settle_config(settings, groups)[0]
+
+    def test_it_caps_steps_rollouts_and_warm_up(self, monkeypatch):
+        monkeypatch.setenv("REMUDA_MAX_STEPS", "128")
+        ppo = self.settle("ppo", sampler={"envs": 8, "decorrelate": 100})
+        assert (ppo.steps, ppo.algo_options.n_steps, ppo.algo_options.batch_size) == (128, 16, 128)
+        assert ppo.sampler.decorrelate * ppo.sampler.envs < 128
+        dqn = self.settle("dqn")
+        assert (dqn.steps, dqn.algo_options.learning_starts) == (128, 64)
+
+    def test_a_run_that_is_shorter_stays_as_it_is(self, monkeypatch, caplog):
+        whole = self.settle("ppo", steps=1000)
+        monkeypatch.setenv("REMUDA_MAX_STEPS", "1000")
+        assert self.settle("ppo", steps=1000) == whole
+        assert not caplog.records
+        assert self.settle("ppo", steps=1001).steps == 1000
+        assert "REMUDA_MAX_STEPS=1000 shortens this run of 1001 steps" in caplog.text
+
+    @pytest.mark.parametrize("value", ["many", "0", "-3", "1.5"])
+    def test_a_value_that_is_no_number_of_steps_is_one_sentence(self, monkeypatch, value):
+        monkeypatch.setenv("REMUDA_MAX_STEPS", value)
+        with pytest.raises(ConfigError, match=r"^REMUDA_MAX_STEPS=.*\.$"):
+            self.settle("ppo")
+
+    def test_a_resumed_run_is_capped_too(self, monkeypatch, tmp_path):
+        with RunDirectory.create(tmp_path / "run", "x", to_dict(self.settle("ppo", steps=1000))):
+            pass
+        monkeypatch.setenv("REMUDA_MAX_STEPS", "300")
+        resumed = resume_config(tmp_path / "run", {}, {})[0]
+        assert resumed.steps == 300
+        assert resumed.algo_options.n_steps == 32, "what was sampled so far has this shape"

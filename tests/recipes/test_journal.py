@@ -504,3 +504,16 @@ def test_seconds_and_rate_of_a_run_are_those_of_all_its_processes(tmp_path):
     longer = remuda.resume(tmp_path / "run", steps=80 * STEPS, quiet=True).result
     assert longer["time"]["update"] > first["time"]["update"]
     assert longer["seconds"] > first["seconds"]
+
+
+def test_a_long_first_rollout_is_named_with_its_size(tmp_path, monkeypatch, capsys):
+    """The envs are slow, so that the first rollout takes longer than the view stays silent."""
+    for name in ("LINE_SECONDS", "LONG_SECONDS"):
+        monkeypatch.setattr(f"remuda.logs.terminal.{name}", 0.1)
+    slow = {"kwargs": {"seconds": 0.02}}
+    remuda.train(
+        "ppo", "own_things:slow", steps=20, out=tmp_path / "run", envs=slow, sampler={"envs": 1},
+        algo={"n_steps": 20, "batch_size": 20}, eval={"episodes": 0}, log={"tensorboard": False},
+    )  # fmt: skip
+    said = capsys.readouterr().out
+    assert "0 of 20 steps (0 %)  sampling and learning from the first 20 steps: 0:0" in said

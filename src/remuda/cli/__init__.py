@@ -57,12 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             print(f"remuda: {error.strerror}: raise the limit (ulimit -n), or use fewer workers.", file=sys.stderr)
             return 2
-        print(f"remuda: {error}: make room, or choose another place.", file=sys.stderr)
-        return 1
+        where = f"{error.filename}: " if error.filename is not None else ""
+        print(f"remuda: {where}{error.strerror or error}: make room, or choose another place.", file=sys.stderr)
+        return 2 if error.errno in (errno.ENOSPC, errno.EDQUOT) else 1
 
 
 def run(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
         lines = "\n".join(f"  {name:<9} {what}" for name, (_, what) in COMMANDS.items())
         print(USAGE.format(commands=lines))
         return 0

@@ -23,9 +23,10 @@ EXTRAS = {  # extra: (package it brings, what for)
     "box2d": ("Box2D", "LunarLander, BipedalWalker, CarRacing"),
     "mujoco": ("mujoco", "MuJoCo physics"),
     "minatar": ("minatar", "MinAtar games"),
+    "minigrid": ("minigrid", "MiniGrid worlds"),
+    "envpool": ("envpool", "--envs.backend envpool"),
     "video": ("av", "remuda record"),
     "wandb": ("wandb", "--log.wandb"),
-    "ray": ("ray", "nothing yet"),
 }
 
 

@@ -18,9 +18,10 @@ def run(command: str, argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, metavar="FILE.png", help="(curve.png in the first run's directory)")
     found = parser.parse(argv)
 
-    from remuda.logs.plots import plot_runs
+    from remuda.logs.plots import distinct, plot_runs
 
+    runs = distinct(found.runs)
     out = found.out or found.runs[0] / "curve.png"
-    plot_runs(found.runs, out, metric=found.metric)
-    print(f"{len(found.runs)} run{'s' if len(found.runs) > 1 else ''} -> {out}")
+    plot_runs(runs, out, metric=found.metric)
+    print(f"{len(runs)} run{'s' if len(runs) > 1 else ''} -> {out}")
     return 0

@@ -55,6 +55,7 @@ def run(command: str, argv: Sequence[str]) -> int:
     found = make_parser(algo).parse(argv)
 
     # Only now, so that --help and mistyped options answer at once.
+    from remuda.logs.rundir import RunDirectory
     from remuda.recipes.settings import resume_config, settle_config
     from remuda.recipes.train import train
 
@@ -64,6 +65,7 @@ def run(command: str, argv: Sequence[str]) -> int:
     if found.resume is not None:
         if found.config is not None or found.out is not None:
             raise ConfigError("--resume goes on in the run's own directory: leave out --config and --out.")
+        found.resume = RunDirectory.open(found.resume).path  # a link such as runs/latest may move meanwhile
         setup = resume_config(found.resume, settings, groups)
     else:
         setup = settle_config(settings, groups, found.config)

@@ -24,6 +24,7 @@ from remuda.errors import ConfigError, EnvSpecError, nearest
 
 SCRIPT = "__remuda_main__"  # the name under which a worker loads the user's script
 GUARD = "if __name__ == '__main__':"
+OR_SERIAL = ", or scheme=serial"  # a remedy for runs; `EnvPool`, which has no schemes, leaves it out
 
 
 def sentence(error: BaseException, limit: int = 300) -> str:
@@ -38,7 +39,7 @@ def sentence(error: BaseException, limit: int = 300) -> str:
 def describe(thing: Any) -> dict[str, str]:
     """Where a function or class can be found again; refuses what has no such place."""
     module_name, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
-    remedy = "use a top-level function or class of an importable module, or scheme=serial."
+    remedy = f"use a top-level function or class of an importable module{OR_SERIAL}."
     if not isinstance(module_name, str) or not isinstance(name, str):
         raise EnvSpecError(f"{thing!r} has no import path by which worker processes could find it: {remedy}")
     if "<" in name:  # <lambda>, <locals>
@@ -145,6 +146,6 @@ def as_json(values: Mapping[str, Any], owner: str) -> dict[str, Any]:
         if not same:
             raise EnvSpecError(
                 f"{key}={value!r} of {owner} is not JSON, so it cannot reach worker processes: "
-                "use numbers, strings, lists and dicts, or scheme=serial."
+                f"use numbers, strings, lists and dicts{OR_SERIAL}."
             )
     return dict(values)

@@ -25,9 +25,10 @@ from typing import Any, Self
 from numpy.typing import NDArray
 
 from remuda.core import Episode, env_seed
+from remuda.envs.paths import OR_SERIAL
 from remuda.envs.pool import PooledEnvs
 from remuda.envs.spec import EnvSpec, resolve
-from remuda.errors import ConfigError
+from remuda.errors import ConfigError, EnvSpecError
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,18 +89,21 @@ class EnvPool:
         self._seed, self._resets, self._step_timeout = seed, 0, step_timeout
         self._futures: list[StepFuture | None] = [None] * num_batches  # of the last step of each
         self._results: list[BatchStep | None] = [None] * num_batches  # None: in flight, or never stepped
-        self._envs = PooledEnvs(
-            resolve(env, kwargs),
-            batch_size * num_batches,
-            num_processes,
-            num_batches,
-            step_timeout=step_timeout,
-            build_timeout=build_timeout,
-            max_restarts=max_restarts,
-            max_worker_restarts=max_worker_restarts,
-            info=info,
-            seed=seed,
-        )
+        try:
+            self._envs = PooledEnvs(
+                resolve(env, kwargs),
+                batch_size * num_batches,
+                num_processes,
+                num_batches,
+                step_timeout=step_timeout,
+                build_timeout=build_timeout,
+                max_restarts=max_restarts,
+                max_worker_restarts=max_worker_restarts,
+                info=info,
+                seed=seed,
+            )
+        except EnvSpecError as error:
+            raise EnvSpecError(str(error).replace(OR_SERIAL, "")) from error
         self.observation, self.action = self._envs.observation, self._envs.action
 
     def reset(self, seed: int | None = None) -> list[BatchStep]:

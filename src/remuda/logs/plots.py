@@ -5,6 +5,10 @@
 Runs of one algorithm, env and label are seeds of one group. Their curves are interpolated on the steps that all of
 them cover. The band is the 95 % t interval of the mean, wide for few seeds because few seeds say little; of two
 seeds it is what lies between them. The legend says which.
+
+Runs that were only evaluated at their end have one point each, after numbers of steps that differ a little, since a
+run ends with a whole rollout. Where curves cover no common stretch but end within 10 % of each other's steps, the
+last point of each is drawn, and their mean with its interval at the mean of their steps. Nothing is interpolated.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remuda.errors import UsageError, nearest
-from remuda.logs.rundir import RunDirectory
+from remuda.logs.rundir import RunDirectory, follow_links
 from remuda.logs.writers import STEP, read_metrics
 
 NOT_LEARNING = ("eval", "checkpoint", "log", "scheme")  # groups of options that change nothing of what is learned
@@ -29,6 +33,7 @@ EVALUATION = "eval/mean_reward"
 NAMES = {RETURN: "episode return", "rollout/ep_len_mean": "episode length", "time/fps": "steps per second"}
 COLOURS = ("#1f5fa8", "#d1603d", "#2e8b57", "#8a56a8", "#b8860b", "#c2458f", "#4aa3b5", "#5f6b76")
 GRID_POINTS = 200
+NEAR = 0.1  # share of the steps by which the last points of runs may differ and still be compared
 SEEDS_FOR_INTERVAL = 3  # the interval of two is nine deviations to either side, and hides everything else
 # Two-sided 95 % quantiles of Student's t for 1 to 10 degrees of freedom.
 T_95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
@@ -62,6 +67,20 @@ def mean_and_band(curves: Sequence[Curve]) -> tuple[Array, Array, Array, Array]:
     return grid, mean, mean - half_width, mean + half_width
 
 
+def mean_and_bar(curves: Sequence[Curve]) -> tuple[Array, Array, float, float, float]:
+    """Steps and values of the last points of curves that end together; their mean, and the edges of its interval."""
+    steps, values = (np.array([curve[part][-1] for curve in curves]) for part in (0, 1))
+    if steps.max() - steps.min() > NEAR * steps.max():
+        raise ValueError("the curves end after different numbers of steps")
+    _, mean, low, high = mean_and_band([(np.zeros(1), value[None]) for value in values])
+    return steps, values, mean[0], low[0], high[0]
+
+
+def distinct(paths: Sequence[Path | str]) -> list[Path | str]:
+    """The runs that these paths name, each once: runs/* names the newest a second time, as runs/latest."""
+    return list({follow_links(Path(path)).resolve(): path for path in paths}.values())
+
+
 def plot_runs(
     paths: Sequence[Path | str],
     out: Path,
@@ -75,7 +94,7 @@ def plot_runs(
     if labels is not None and len(labels) != len(paths):
         raise UsageError(f"{len(labels)} labels do not fit {len(paths)} runs: give one for each run.")
     if labels is None:
-        paths = list({Path(path).resolve(): path for path in paths}.values())  # runs/* names runs/latest as well
+        paths = distinct(paths)
     runs, rows, curves, names = [], [], [], []
     for index, path in enumerate(paths):
         run = RunDirectory.open(path)
@@ -188,18 +207,36 @@ def _draw_group(axes: Any, name: str, curves: Sequence[Curve], colour: str) -> N
         steps, values = curves[0]
         axes.plot(steps, values, color=colour, linewidth=1.8, label=name, marker="o" if len(steps) == 1 else None)
         return
+    band = "95 % t interval" if len(curves) >= SEEDS_FOR_INTERVAL else "lowest to highest"
+    label = f"{name}: mean of {len(curves)} runs, {band}"
+    if max(steps[0] for steps, _ in curves) >= min(steps[-1] for steps, _ in curves):
+        _draw_last_points(axes, name, curves, colour, label)
+        return
+    grid, mean, low, high = mean_and_band(curves)
+    for steps, values in curves:
+        axes.plot(steps, values, color=colour, linewidth=0.7, alpha=0.35)
+    axes.plot(grid, mean, color=colour, linewidth=2.0, label=label)
+    axes.fill_between(grid, low, high, color=colour, alpha=0.18, linewidth=0)
+
+
+def _draw_last_points(axes: Any, name: str, curves: Sequence[Curve], colour: str, label: str) -> None:
     try:
-        grid, mean, low, high = mean_and_band(curves)
+        steps, values, mean, low, high = mean_and_bar(curves)
     except ValueError:
         raise UsageError(
             f"the {len(curves)} runs of {name} share no steps: wait until they overlap, or plot them one by one."
         ) from None
-    for steps, values in curves:
-        axes.plot(steps, values, color=colour, linewidth=0.7, alpha=0.35)
-    band = "95 % t interval" if len(curves) >= SEEDS_FOR_INTERVAL else "lowest to highest"
-    label = f"{name}: mean of {len(curves)} runs, {band}"
-    axes.plot(grid, mean, color=colour, linewidth=2.0, label=label)
-    axes.fill_between(grid, low, high, color=colour, alpha=0.18, linewidth=0)
+    axes.plot(steps, values, "o", color=colour, markersize=5, alpha=0.35)
+    axes.errorbar(
+        steps.mean(),
+        mean,
+        [[mean - low], [high - mean]],
+        color=colour,
+        fmt="o",
+        markersize=7,
+        linewidth=2,
+        label=label,
+    )
 
 
 def _evaluations(tables: Sequence[Sequence[Mapping[str, float | None]]]) -> list[tuple[float, float]]:
@@ -215,7 +252,13 @@ def _draw_evaluations(axes: Any, name: str, points: Sequence[tuple[float, float]
 
 
 def _limit(axes: Any) -> None:
-    """Show every curve whole, and of bands what lies near: that of three seeds may be far higher than they are."""
+    """Show every curve whole, and of bands what lies near: that of three seeds may be far higher than they are.
+
+    The axis of points at the end of runs starts at 0; otherwise it would magnify how little their steps differ.
+    """
+    first, last = axes.dataLim.intervalx
+    if last - first < NEAR * last:
+        axes.set_xlim(0.0, 1.1 * last)
     values = np.concatenate([np.asarray(line.get_ydata(), np.float64) for line in axes.get_lines()])
     low, high = values.min(), values.max()
     span = (high - low) or abs(high) or 1.0

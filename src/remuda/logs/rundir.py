@@ -19,6 +19,7 @@ import io
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -36,6 +37,8 @@ if sys.platform != "win32":
     import fcntl
 
 RUNS = "runs"
+LATEST = "latest"
+MOST_LINKS = 40  # as many as Linux follows
 OURS = ("config.yaml", "meta.json", "metrics.jsonl", "result.json", "checkpoints")  # what marks a directory as a run
 EVALUATIONS = "evaluations.jsonl"
 WEIGHTS = "weights.safetensors"  # of the newest agent, where weights go through a file
@@ -56,7 +59,7 @@ class RunDirectory:
     def create(
         cls, path: Path | str | None, name: str, config: Mapping[str, Any], resume: bool = False
     ) -> RunDirectory:
-        """A new run at `path`, by default runs/<name>-<time>; with `resume`, the run that is there goes on."""
+        """Create a run at `path`, by default runs/<name>-<time>; with `resume`, continue the run that is there."""
         settings = _config_text(config)
         if resume:
             if path is None:
@@ -66,7 +69,7 @@ class RunDirectory:
         if path is None:
             directory = _default_path(name, made)
         else:
-            directory = Path(path)
+            directory = follow_links(Path(path))
             _check_free(directory)
         run = cls(directory)
         try:
@@ -95,7 +98,9 @@ class RunDirectory:
 
     @classmethod
     def _resume(cls, path: Path, settings: str) -> RunDirectory:
+        """Lock the run at `path` and record that it continues with `settings`."""
         run = cls.open(path)
+        path = run.path
         try:
             run._lock()
             write_whole(path / "config.yaml", settings)  # more steps, for example
@@ -115,11 +120,14 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path | str) -> RunDirectory:
-        """A run that exists, to read from."""
-        path = Path(path)
+        """Open an existing run for reading; its `path` is the real directory where the given one is a link."""
+        given, path = Path(path), follow_links(Path(path))
         if not (path / "config.yaml").is_file():
             there = "holds no config.yaml" if path.is_dir() else "is no directory"
-            raise CheckpointError(f"{path} is not a run: it {there}; name a directory that `remuda train` made.")
+            link = "" if path == given else f" (a link to {path})"
+            raise CheckpointError(
+                f"{given}{link} is not a run: it {there}; name a directory that `remuda train` made."
+            )
         return cls(path)
 
     @property
@@ -182,7 +190,8 @@ class RunDirectory:
 
     def close(self) -> None:
         if self._log is not None:
-            self._log.close()  # the lock goes with it
+            with contextlib.suppress(OSError):  # lines that a full disk did not take
+                self._log.close()  # the lock goes with it
             self._log = None
 
     def discard(self) -> None:
@@ -214,9 +223,9 @@ class RunDirectory:
             ) from None
 
     def point_latest(self) -> None:
-        """runs/latest is this run from now on; beside an --out of the user's own choice it would be litter."""
-        latest = self.path.parent / "latest"
-        if self.path.parent.name != RUNS or (latest.exists() and not latest.is_symlink()):
+        """Point runs/latest at this run; nothing is linked beside an --out that lies elsewhere."""
+        latest = self.path.parent / LATEST
+        if self.path.parent.name != RUNS or self.path == latest or (latest.exists() and not latest.is_symlink()):
             return
         partial = self.path.parent / f".latest-{os.getpid()}"
         try:
@@ -224,6 +233,27 @@ class RunDirectory:
             os.replace(partial, latest)
         except OSError as error:  # a file system without links: the run itself is fine
             self.log(f"{latest} could not be made: {error}")
+
+
+def follow_links(path: Path) -> Path:
+    """Return `path`, or where it points if it is a link; refuse a link that leads back to itself.
+
+    Another run may move runs/latest at any time. A run that was resumed through the link must not move with it, so
+    every run is opened by the name of its own directory. Links among the parents of `path` stay as they are given.
+    """
+    found = path
+    for _ in range(MOST_LINKS):
+        if not found.is_symlink():
+            return found
+        found = found.parent / os.readlink(found)
+    raise CheckpointError(f"{path} is a link that leads back to itself: {_remedy(path.parent)}")
+
+
+def _remedy(runs: Path) -> str:
+    """Name the run below `runs` that was written to last, in place of a link that was lost."""
+    logs = sorted(runs.glob("*/log.txt"), key=lambda log: log.stat().st_mtime)
+    newest = f"; the newest run there is {logs[-1].parent}" if logs else ""
+    return f"name the run's own directory instead{newest}."
 
 
 def _is_up_to(steps: int, line: str) -> bool:
@@ -235,8 +265,11 @@ def _is_up_to(steps: int, line: str) -> bool:
 
 
 def _default_path(name: str, made: list[Path]) -> Path:
-    """runs/<name>-<time>, created here, because only a directory that exists is unique."""
-    safe = "".join(letter if letter.isalnum() or letter in "-_.+" else "-" for letter in name)
+    """Create and return runs/<name>-<time>: only a directory that exists is unique.
+
+    One hyphen stands for whatever a file name should not hold, so a run with a lambda is called ppo-lambda-0.
+    """
+    safe = re.sub(r"-*[^\w.+-]+-*", "-", name.replace("<locals>.", ""))
     stem = Path(RUNS) / f"{safe}-{datetime.now():%Y%m%d-%H%M%S}"
     try:
         _make_directories(stem.parent, made)
@@ -266,7 +299,9 @@ def _taken(directory: Path) -> str:
 
 
 def _unwritable(directory: Path, error: OSError) -> str:
-    return f"{directory} cannot be written ({error.strerror}): choose a directory of your own with --out."
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    remedy = "make room, or choose another directory" if is_full else "choose a directory of your own"
+    return f"{directory} cannot be written ({error.strerror}): {remedy} with --out."
 
 
 def _make_directories(directory: Path, made: list[Path]) -> None:

@@ -1,12 +1,14 @@
 """What a run shows while it runs: a live view on a terminal, a line now and then in a file or pipe.
 
     with Terminal(total_steps=200_000, title="ppo CartPole-v1") as terminal:
+        terminal.begin("sampling the first 2,048 steps")
         while training:
+            terminal.tick()                                                          # as often as you like
             terminal.update({"rollout/ep_rew_mean": 21.5, "time/fps": 9000.0}, steps)
         terminal.note(where_time_went({"env": 4.1, "inference": 2.2, "update": 3.3, "wait": 0.4}))
 
 A terminal that goes away (a closed window, `| head`) ends the view and nothing else. There is no thread: `update`
-draws, at most four times a second.
+draws, at most four times a second, and `tick` draws while an update is long in coming.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import math
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self, TextIO, cast
 
@@ -26,6 +29,12 @@ if TYPE_CHECKING:
 REFRESH_SECONDS = 0.25
 LINE_SECONDS = 5.0
 LINES_PER_RUN = 10  # a run that is over within seconds still shows this many
+TICK_SECONDS = 0.5  # between two draws while nothing is updated
+LONG_SECONDS = 1.0  # what takes longer is named, with the time since it began
+SILENT_SECONDS = 60.0  # between two lines of a file or pipe while nothing is updated, after the first
+RATE_SECONDS = 30.0  # the time left follows from the rate over this long
+SAMPLE_SECONDS = 0.5
+TRAINING = "sampling and learning"  # what goes on after an update, unless something else is named
 
 TIMES = {"env": "env", "inference": "inference", "update": "update", "wait": "waiting", "evaluation": "evaluation"}
 
@@ -62,8 +71,12 @@ class Terminal:
     ) -> None:
         self.total_steps = max(1, total_steps)
         self.title = title
-        self._start_steps = start_steps  # of a resumed run: the time left is judged by what this process did
-        self._started = time.monotonic()
+        now = time.monotonic()
+        # Times and steps of updates within the last RATE_SECONDS, and the last one before these. The first entry is
+        # where this process started, so that a resumed run is measured by what this process did.
+        self._rates: deque[tuple[float, int]] = deque([(now, start_steps)])
+        self._updated = (now, start_steps)
+        self._activity, self._since = "starting up", now
         self._steps = start_steps
         self._metrics: dict[str, float] = {}
         self._drawn_at = -math.inf
@@ -71,18 +84,45 @@ class Terminal:
         self._output = _Output(sys.stdout if file is None else file)
         if plain is None:
             plain = not self._output.isatty() or os.environ.get("TERM", "dumb") == "dumb"
+        self._tick_at = now + (LINE_SECONDS if plain else TICK_SECONDS)
         self._live = None if plain else self._start_live()
 
     def update(self, metrics: Mapping[str, float], steps: int) -> None:
-        """Metrics of the log, any of them; those not named keep their last value."""
+        """Show metrics of the log, any of them; those not named keep their last value."""
         self._metrics.update(metrics)
         self._steps = steps
         now = time.monotonic()
+        self._activity, self._since, self._updated = TRAINING, now, (now, steps)
+        self._tick_at = now + (TICK_SECONDS if self._live is not None else LINE_SECONDS)
+        if now - self._rates[-1][0] >= SAMPLE_SECONDS:
+            self._rates.append(self._updated)
+            while len(self._rates) > 2 and self._rates[1][0] <= now - RATE_SECONDS:
+                self._rates.popleft()
         if self._live is not None:
             if now - self._drawn_at >= REFRESH_SECONDS:
                 self._drawn_at = now
                 self._live.refresh()
         elif now - self._drawn_at >= LINE_SECONDS or self._part(steps) > self._part(self._drawn_steps or 0):
+            self._print_line(now)
+
+    def begin(self, activity: str) -> None:
+        """Name what is going on until the next update, for those who wait for it."""
+        now = time.monotonic()
+        self._activity, self._since = activity, now
+        self._tick_at = now + (TICK_SECONDS if self._live is not None else LINE_SECONDS)
+        if len(self._rates) == 1:  # the rate does not count the time that starting took
+            self._rates[0] = (now, self._steps)
+
+    def tick(self) -> None:
+        """Show that the run goes on while an update is long in coming; a call costs 0.2 us, mostly the clock's."""
+        now = time.monotonic()
+        if now < self._tick_at:
+            return
+        if self._live is not None:
+            self._tick_at = now + TICK_SECONDS
+            self._live.refresh()
+        else:
+            self._tick_at = now + SILENT_SECONDS
             self._print_line(now)
 
     def note(self, line: str) -> None:
@@ -95,6 +135,7 @@ class Terminal:
 
     def close(self) -> None:
         """Draw the last state and give the terminal back."""
+        self._tick_at = math.inf
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -119,6 +160,8 @@ class Terminal:
             parts.append(f"{self._metrics['time/fps']:,.0f} steps/s")
         if (left := self._seconds_left()) is not None:
             parts.append("left " + clock(left))
+        if (waited := time.monotonic() - self._since) >= LONG_SECONDS and self._tick_at < math.inf:
+            parts.append(f"{self._activity}: {clock(waited)} so far")
         if self._has("eval/mean_reward"):
             spread = self._spread("eval/mean_reward", "eval/std_reward")
             parts.append(f"eval {spread} at {self._metrics['eval/steps']:,.0f}")
@@ -142,10 +185,12 @@ class Terminal:
         return f"{text} ± {number(self._metrics[deviation])}" if self._has(deviation) else text
 
     def _seconds_left(self) -> float | None:
-        done = self._steps - self._start_steps
-        if done <= 0:
+        """Divide the steps that are left by the recent rate, which an average over the whole run may be far from."""
+        since, steps_then = self._rates[0]
+        now, steps = self._updated
+        if steps <= steps_then or now <= since:
             return None
-        return max(0, self.total_steps - self._steps) * (time.monotonic() - self._started) / done
+        return max(0, self.total_steps - steps) * (now - since) / (steps - steps_then)
 
     def _part(self, steps: int) -> int:
         return LINES_PER_RUN * steps // self.total_steps

@@ -74,6 +74,7 @@ class MetricsFile:
         self._open(read_metrics(directory))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one row to both files; after an error, such as that of a full disk, the next row may be written."""
         values = finite(plain(metrics))
         row = {STEP: int(step)} | {key: values[key] for key in sorted(values) if key != STEP}
         jsonl, table = self._files
@@ -81,9 +82,9 @@ class MetricsFile:
         if row.keys() <= set(self._columns):
             append_whole(table, _csv_text([row], self._columns).encode())
         else:  # happens a few times at the start of a run, so reading all of it again costs nothing
-            table.close()
             self._write_csv(read_metrics(self._jsonl.parent))
             self._files[1] = io.FileIO(self._csv, "a")
+            table.close()  # not before: it stays in use where the new one could not be written
 
     def resume(self, step: int) -> None:
         """Drop the rows beyond `step`: what the process that was killed did after its last checkpoint."""
@@ -99,12 +100,19 @@ class MetricsFile:
         if rows or self._jsonl.exists():
             write_whole(self._jsonl, "".join(to_json(row) + "\n" for row in rows))
             self._write_csv(rows)
-        self._files = [io.FileIO(self._jsonl, "a"), io.FileIO(self._csv, "a")]
+        self._files = []
+        try:
+            for path in (self._jsonl, self._csv):
+                self._files.append(io.FileIO(path, "a"))
+        except OSError:
+            self.close()
+            raise
 
     def _write_csv(self, rows: list[Row]) -> None:
-        self._columns = [STEP, *sorted({key for row in rows for key in row} - {STEP})] if rows else []
-        header = _csv_text([{name: name for name in self._columns}], self._columns) if rows else ""
-        write_whole(self._csv, header + _csv_text(rows, self._columns))
+        columns = [STEP, *sorted({key for row in rows for key in row} - {STEP})] if rows else []
+        header = _csv_text([{name: name for name in columns}], columns) if rows else ""
+        write_whole(self._csv, header + _csv_text(rows, columns))
+        self._columns = columns
 
 
 def _csv_text(rows: Iterable[Mapping[str, Any]], columns: list[str]) -> str:

@@ -38,14 +38,14 @@ class Run:
         net: NetFactory | None = None,
         checkpoint: int | str | None = None,
     ) -> None:
-        """`path` is a run's directory, or the file of weights in it that an asynchronous run may have.
+        """Open a run by its directory, or by the file of weights in it that an asynchronous run may have.
 
         `checkpoint` is the step of the checkpoint to use, or "best" (checkpoint.keep=best); by default the newest.
         """
-        self.path = Path(path)
-        self._weights = self.path if self.path.name == WEIGHTS and self.path.is_file() else None
-        self.path = self.path if self._weights is None else self.path.parent
-        RunDirectory.open(self.path)  # refuses what is no run
+        given = Path(path)
+        is_file = given.name == WEIGHTS and given.is_file()
+        self.path = RunDirectory.open(given.parent if is_file else given).path  # refuses what is no run
+        self._weights = self.path / WEIGHTS if is_file else None
         self._env, self._net, self._checkpoint = env, net, checkpoint
 
     def __repr__(self) -> str:
@@ -156,7 +156,8 @@ def resume(
     quiet: bool = False,
     **groups: Mapping[str, Any],
 ) -> Run:
-    """Go on with a run from its newest whole checkpoint."""
-    setup = resume_config(Path(path), {} if steps is None else {"steps": steps}, groups, env)
+    """Continue a run from its newest complete checkpoint."""
+    path = RunDirectory.open(path).path  # a link such as runs/latest may move while the run goes on
+    setup = resume_config(path, {} if steps is None else {"steps": steps}, groups, env)
     run_training(*setup, out=path, resume=True, net=net, callbacks=as_list(callbacks), quiet=quiet)
     return Run(path, env, net)

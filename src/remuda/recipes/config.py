@@ -150,10 +150,15 @@ def check_scheme(config: RunConfig) -> None:
             raise ConfigError(
                 f"replay.ratio=none under --scheme {config.scheme}, where updates wait for steps: give a number."
             )
+    kind, colon, number = scheme.device.partition(":")
+    if kind == "gpu":
+        raise ConfigError(f"scheme.device={scheme.device} is not a device of PyTorch: use cuda{colon}{number}.")
     if config.scheme != "async" and scheme.device != default.device:
+        is_on_policy = isinstance(options, OnPolicyOptions) and options.correction == "on-policy"
+        others = "train impala or appo with --scheme async, or leave the device out"
         raise ConfigError(
-            f"scheme.device={scheme.device} under --scheme {config.scheme}, whose nets act and learn on the CPU: use "
-            "--scheme async."
+            f"scheme.device={scheme.device} under --scheme {config.scheme}, whose nets act and learn on the CPU: "
+            f"{others if is_on_policy else 'use --scheme async'}."
         )
     for name in ("publish_every", "throttle"):
         if getattr(scheme, name) != getattr(default, name) and not (config.scheme == "async" and has_replay):

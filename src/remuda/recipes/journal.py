@@ -23,7 +23,7 @@ from remuda.learning.restoring import must_fit, of_this_version
 from remuda.logs.meters import Window, summarise
 from remuda.logs.notices import warnings_go_to
 from remuda.logs.rundir import RunDirectory
-from remuda.logs.terminal import Terminal, where_time_went
+from remuda.logs.terminal import TRAINING, Terminal, where_time_went
 from remuda.logs.writers import MetricsFile, TensorBoard, WandB, Writer
 from remuda.recipes.config import RunConfig, to_dict
 from remuda.recipes.parts import eval_episodes
@@ -131,7 +131,8 @@ class Journal:
                 self.say(f"it is not bit-equal to a run that was never stopped: {why}.")
         elif self.is_resumed:
             self.say("no checkpoint was written before the run ended: it begins anew, with the same seed")
-        self.say(f"{self.directory.path}: {self.config.sampler.envs} envs, settings in config.yaml")
+        envs = self.config.sampler.envs
+        self.say(f"{self.directory.path}: {envs} env{'s' if envs > 1 else ''}, settings in config.yaml")
         self._started = time.perf_counter() - (0.0 if self._kept is None else self._kept["elapsed"])
         return self.progress, None if found is None else found.blobs.get("sampler")
 
@@ -146,6 +147,10 @@ class Journal:
     def begin(self) -> None:
         """Warm-up is over: rates and intervals count from here."""
         self.directory.point_latest()
+        size = self.config.algo_options.rows_per_round * self.config.sampler.envs
+        self.terminal.begin(
+            TRAINING if self.config.scheme == "async" else f"{TRAINING} from the first {size:,} steps"
+        )
         self.directory.log(f"training begins at {self.progress.steps:,} steps")
         self._has_begun = True
         self._count_from_here()
@@ -219,7 +224,8 @@ class Journal:
         return self.signals.received is not None
 
     def must_stop(self) -> bool:
-        """Before training begins at once; later a round may take its time to end by itself."""
+        """Return whether to stop at once; a round may end by itself first. Polled often: it also drives the view."""
+        self.terminal.tick()
         return self.should_stop() and (not self._has_begun or time.monotonic() > self.signals.deadline)
 
     # --- the end ---
@@ -374,6 +380,7 @@ class Journal:
         return True
 
     def _run_evaluation(self, learner: Learner) -> None:
+        self.terminal.begin("evaluating")
         replay = self._checkpoints.replay
         paused = replay.paused() if replay is not None else nullcontext()
         with self._timed("evaluation"), paused:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -15,7 +17,7 @@ from remuda.envs.paths import describe
 from remuda.errors import CheckpointError, ConfigError, EnvSpecError, nearest
 from remuda.logs.rundir import RunDirectory
 from remuda.machine import usable_cores
-from remuda.recipes.algo_options import ALGORITHMS, AlgoOptions
+from remuda.recipes.algo_options import ALGORITHMS, AlgoOptions, OffPolicyOptions, OnPolicyOptions, PPOOptions
 from remuda.recipes.config import GROUPS, KINDS, RunConfig
 from remuda.recipes.presets import find_preset
 from remuda.recipes.run_options import EnvsOptions
@@ -25,6 +27,7 @@ Groups = Mapping[str, Mapping[str, Any]]
 Setup = tuple[RunConfig, EnvSpec, EnvInfo]
 OPTIONS: list[tuple[str, type[Any]]] = [*(("algo", kind) for kind in ALGORITHMS.values()), *KINDS.items()]
 MAY_CHANGE = ("eval", "checkpoint", "log")  # groups that a resumed run may set anew
+MAX_STEPS = "REMUDA_MAX_STEPS"  # environment variable that caps the steps of every run
 
 
 def settle_config(
@@ -33,7 +36,41 @@ def settle_config(
     file: Path | None = None,
     env: Callable[..., Any] | None = None,
 ) -> Setup:
-    """A whole configuration: option defaults, under the env's preset, under a file, under what was set by hand."""
+    """Return a complete configuration: option defaults, overridden by the preset of the env, by a file, by `settings`
+    and `groups`, and shortened where REMUDA_MAX_STEPS says so."""
+    config, spec, info = _settle(settings, groups, file, env)
+    return _shorten(config, max_steps()), spec, info
+
+
+def max_steps() -> int | None:
+    """Return the number of steps to which REMUDA_MAX_STEPS caps every run, or None where it is not set."""
+    text = os.environ.get(MAX_STEPS)
+    if not text:
+        return None
+    limit: int = coerce(text, "int", MAX_STEPS)
+    if limit < 1:
+        raise ConfigError(f"{MAX_STEPS}={limit} is too small: use at least 1, or unset it to train in full.")
+    return limit
+
+
+def _shorten(config: RunConfig, limit: int | None) -> RunConfig:
+    """Cap the steps of a run, and with them its rollouts and its warm-up, so that a short run still learns."""
+    if limit is None or config.steps <= limit:
+        return config
+    logging.getLogger("remuda").warning("%s=%d shortens this run of %d steps.", MAX_STEPS, limit, config.steps)
+    options, sampler = config.algo_options, config.sampler
+    rows = max(2, limit // sampler.envs)
+    if isinstance(options, OffPolicyOptions):
+        options = replace(options, learning_starts=min(options.learning_starts, limit // 2))
+    elif isinstance(options, OnPolicyOptions) and options.n_steps > rows:
+        options = replace(options, n_steps=rows)
+        if isinstance(options, PPOOptions):
+            options = replace(options, batch_size=rows * sampler.envs)  # the only size that fits every rollout
+    sampler = replace(sampler, decorrelate=min(sampler.decorrelate, rows // 4))
+    return replace(config, steps=limit, algo_options=options, sampler=sampler)
+
+
+def _settle(settings: Mapping[str, Any], groups: Groups, file: Path | None, env: Callable[..., Any] | None) -> Setup:
     from_file = read_config_file(file) if file is not None else {}
     file_groups: Groups = from_file.pop("options", {})
     values = {"seed": 0, "scheme": "serial", **from_file, **settings}
@@ -122,8 +159,9 @@ def read_config_file(path: Path) -> dict[str, Any]:
 def resume_config(
     path: Path, settings: Mapping[str, Any], groups: Groups, env: Callable[..., Any] | None = None
 ) -> Setup:
-    """The configuration of an existing run; only how far it goes and how it is watched may change."""
-    stored = RunDirectory.open(path).read_config()
+    """Return the configuration of an existing run; only its number of steps and how it is watched may change."""
+    run = RunDirectory.open(path)
+    path, stored = run.path, run.read_config()
     made_with = str(stored.get("env"))
     if env is not None:
         given = made_with if made_with.startswith("<") else callable_name(env, resolve(env).label)
@@ -152,4 +190,5 @@ def resume_config(
                     f"a resumed run may change only --steps and {', '.join(MAY_CHANGE)} options."
                 )
     merged = {group: {**options.get(group, {}), **groups.get(group, {})} for group in GROUPS}
-    return settle_config({**stored, **settings}, merged, env=env)
+    config, spec, info = _settle({**stored, **settings}, merged, None, env)
+    return replace(config, steps=min(config.steps, max_steps() or config.steps)), spec, info

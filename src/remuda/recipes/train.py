@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import io
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -163,7 +164,8 @@ def train_from(
             if journal.progress.rounds == 0 and not resume:
                 directory.discard()  # a run that learned nothing leaves nothing behind
             else:
-                directory.write_result({"status": "failed", "error": str(error), "steps": journal.progress.steps})
+                with suppress(OSError):  # a full disk: why the run failed is what the user has to know
+                    directory.write_result({"status": "failed", "error": str(error), "steps": journal.progress.steps})
                 directory.log(f"failed: {error}")
             raise
         except OSError:  # as of too many open files

@@ -142,7 +142,7 @@ class Crew:
             how = f"within {WINDOW_SECONDS:g} s" if is_too_often else "without a step in between"
             error = WorkerError(
                 f"{sentence}, more than {self._max_restarts} times {how}: "
-                "run the env with scheme=serial to see what it does, or raise envs.max_worker_restarts."
+                "step the env in a single process to see what it does, or raise envs.max_worker_restarts."
             )
             if member.failure:
                 error.add_note(member.failure)

@@ -1,0 +1,129 @@
+"""runs/latest as the name of a run: resumed, evaluated, filmed and plotted, it stays a link to the newest run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import remuda
+from remuda.cli import main
+from remuda.errors import CheckpointError
+from remuda.learning.checkpoint import load_newest
+
+SMALL = ["--algo.n_steps", "8", "--algo.batch_size", "16", "--sampler.envs", "4", "--eval.episodes", "1"]
+SMALL += ["--eval.max_steps", "5", "--log.tensorboard", "false", "--quiet"]
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with one small run in it, to which runs/latest points."""
+    monkeypatch.chdir(tmp_path)
+    train("--seed", "1")
+    return tmp_path / "runs"
+
+
+def train(*arguments: str) -> None:
+    assert main(["train", "ppo", "--env", "CartPole-v1", "--steps", "64", *SMALL, *arguments]) == 0
+
+
+def newest_step(run: Path) -> int:
+    return load_newest(run / "checkpoints").step
+
+
+def test_resume_by_command_line_goes_on_in_the_run_itself(runs, capsys):
+    target = os.readlink(runs / "latest")
+    for steps in (96, 160):  # twice: the link must survive the first time
+        assert main(["train", "--resume", "runs/latest", "--steps", str(steps), "--quiet"]) == 0
+        assert os.readlink(runs / "latest") == target
+        assert newest_step(runs / target) >= steps
+        said = capsys.readouterr().out.splitlines()
+        assert said[-1].endswith(f"-> runs/{target}"), "the run is named by its own directory"
+    assert sorted(path.name for path in runs.iterdir()) == sorted(["latest", target])
+
+
+def test_resume_from_python_goes_on_in_the_run_itself(runs):
+    target = os.readlink(runs / "latest")
+    run = remuda.resume("runs/latest", steps=96, quiet=True)
+    assert run.path == Path("runs") / target
+    assert os.readlink(runs / "latest") == target
+    assert newest_step(runs / target) >= 96
+
+
+def test_a_run_resumed_through_the_link_keeps_its_directory_when_the_link_moves(runs):
+    target = os.readlink(runs / "latest")
+    other = runs / "other"
+    other.mkdir()
+
+    def move(round: remuda.Round) -> None:
+        (runs / "latest").unlink()
+        (runs / "latest").symlink_to("other")
+
+    remuda.resume("runs/latest", steps=96, quiet=True, callbacks=[move])
+    assert list(other.iterdir()) == []
+    assert newest_step(runs / target) >= 96
+
+
+def test_eval_record_plot_and_load_through_the_link(runs, capsys):
+    target = runs / os.readlink(runs / "latest")
+    assert main(["eval", "runs/latest", "--episodes", "1"]) == 0
+    assert main(["record", "runs/latest"]) == 0
+    assert main(["plot", "runs/latest", "--metric", "train/loss"]) == 0
+    assert [path.suffix for path in (target / "videos").iterdir()] == [".mp4"]
+    assert (target / "curve.png").is_file()
+    assert remuda.Run("runs/latest").path == Path("runs") / target.name
+
+
+def test_plot_counts_the_run_and_the_link_to_it_once(runs, capsys):
+    paths = [str(path) for path in sorted(runs.iterdir())]
+    assert len(paths) == 2
+    capsys.readouterr()
+    assert main(["plot", *paths, "--metric", "train/loss", "--out", "curve.png"]) == 0
+    assert capsys.readouterr().out == "1 run -> curve.png\n"
+
+
+def link_to_itself(runs: Path) -> None:
+    """As earlier versions left it after `remuda train --resume runs/latest`."""
+    (runs / "latest").unlink()
+    (runs / "latest").symlink_to("latest")
+
+
+@pytest.mark.parametrize("command", [["train", "--resume"], ["eval"], ["record"], ["plot"]])
+def test_a_link_to_itself_is_refused_with_the_newest_run(runs, capsys, command):
+    target = os.readlink(runs / "latest")
+    link_to_itself(runs)
+    capsys.readouterr()
+    assert main([*command, "runs/latest"]) == 2
+    said = capsys.readouterr().err
+    assert said == (
+        "remuda: runs/latest is a link that leads back to itself: name the run's own directory instead; "
+        f"the newest run there is runs/{target}.\n"
+    )
+
+
+def test_a_link_to_itself_is_refused_from_python_and_where_there_is_no_run(tmp_path):
+    (tmp_path / "latest").symlink_to("latest")
+    with pytest.raises(CheckpointError, match=r"leads back to itself: name the run's own directory instead\.$"):
+        remuda.load(tmp_path / "latest")
+
+
+@pytest.mark.parametrize("again", [["--seed", "2"], None], ids=["new run", "resumed run"])
+def test_the_next_run_repairs_a_link_to_itself(runs, again):
+    target = os.readlink(runs / "latest")
+    link_to_itself(runs)
+    if again is None:
+        assert main(["train", "--resume", f"runs/{target}", "--steps", "96", "--quiet"]) == 0
+        assert os.readlink(runs / "latest") == target
+    else:
+        train(*again)
+        assert os.readlink(runs / "latest") not in (target, "latest")
+        assert (runs / "latest" / "result.json").is_file()
+
+
+def test_a_link_to_a_run_that_was_deleted_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    Path("runs/latest").symlink_to("ppo-1")
+    assert main(["eval", "runs/latest"]) == 2
+    assert "runs/latest (a link to runs/ppo-1) is not a run: it is no directory" in capsys.readouterr().err

@@ -1,0 +1,236 @@
+"""The blocks of README.md and docs/**/*.md as programs: every command and every Python block is run.
+
+    page = Page("docs/agents.md")
+    page.run(tmp_path, monkeypatch)
+
+A page is run from top to bottom in one directory, as a reader would who types what it shows:
+
+- A command is a line of a block without a language that begins with one of `PROGRAMS`. `remuda ...` is run in this
+  process, with REMUDA_MAX_STEPS and with short evaluations (`SHORT`). Other programs have to be marked.
+- A Python block is executed in a namespace that the blocks of a page share. A block whose first line is a comment
+  with a file name, such as `# mine.py`, is (a part of) that file instead, which exists before anything is run.
+- A block that shows the inside of a training loop finds the parts of such a loop in its namespace (`PARTS`).
+- `# no-run: reason`, at the end of a command or on a line of its own for the whole block, keeps commands from being
+  run. `tests/docs/test_pages.py` counts them.
+
+Two cores run these tests, so commands that cost seconds are run once. A command whose `cost_key` another one had
+before, on any page, is only settled: its options are parsed, its env is probed, the configuration is checked and its
+nets and replay are built, but nothing is trained.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import glob
+import importlib
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAX_STEPS = 128  # the first episodes of CartPole have ended by then
+FEW_STEPS = 16  # of Atari, where a step costs a hundred times as much
+SHORT = ["--eval.episodes", "1", "--eval.max_steps", "10"]
+PROGRAMS = ("remuda", "make", "python", ".venv/bin/python", "pip", "torchrun", "mpirun", "kill", "git")
+SHELL = ("", "sh", "bash", "console")
+PARTS = {  # page: the algorithm whose parts its loops use
+    "docs/algorithms/ppo.md": "ppo",
+    "docs/algorithms/dqn.md": "dqn",
+    "docs/algorithms/impala.md": "impala",
+    "docs/schemes/synchronous.md": "ppo",
+}
+SETTLED: set[str] = set()  # configurations without their seed whose parts have been built
+RECORDED = "docs/results.md"  # one command for each seed of each record, written by bench/learning.py
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block and the number of its first line."""
+
+    language: str
+    line: int
+    text: str
+
+    @property
+    def file(self) -> str | None:
+        """The name of the file that this block is a part of, if it has one."""
+        found = re.match(r"# (\w+\.py)\n", self.text)
+        return found[1] if found and self.language == "python" else None
+
+    @property
+    def commands(self) -> list[Command]:
+        if self.language not in SHELL:
+            return []
+        lines = [line.removeprefix("$ ") for line in self.text.replace("\\\n", " ").splitlines() if line.strip()]
+        if not any(line.split()[0] in PROGRAMS for line in lines):
+            return []  # a formula or a table
+        marks = [mark[1] for line in lines if (mark := re.match(r"# no-run: (.+)", line))]
+        commands = [line for line in lines if not line.startswith("#")]
+        unknown = [line for line in commands if line.split()[0] not in PROGRAMS]
+        assert not unknown, f"line {self.line}: what are {unknown}, among commands?"
+        return [Command(line, marks[0] if marks else None) for line in commands]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One line for a shell."""
+
+    text: str
+    block_mark: str | None = None
+
+    @property
+    def words(self) -> list[str]:
+        return shlex.split(self.text, comments=True)
+
+    @property
+    def no_run(self) -> str | None:
+        """Why it is not run here."""
+        found = re.search(r"# .*no-run: (.+)", self.text)
+        return found[1] if found else self.block_mark
+
+    @property
+    def is_training(self) -> bool:
+        return self.words[:2] == ["remuda", "train"] and "--resume" not in self.words
+
+    def option(self, name: str, default: str = "") -> str:
+        return self.words[self.words.index(name) + 1] if name in self.words else default
+
+    def cost_key(self, page: str) -> tuple[str, ...]:
+        """Commands with the same key need not be run twice: see the top of this file."""
+        algo, scheme, env = self.words[2], self.option("--scheme", "serial"), self.option("--env")
+        if env.startswith("ALE/"):
+            return ("Atari",)  # seconds for each, whatever the algorithm: its nets are large
+        if scheme == "async" or self.option("--sampler.act") == "workers":
+            # Processes that import torch: once for each way in which they are put together.
+            if self.option("--sampler.act") == "central":
+                return ("central",)
+            source = "rollouts" if algo in ("ppo", "impala", "appo") else "replay"
+            return (source, scheme, self.option("--scheme.weights"))
+        if page == RECORDED:
+            return (algo, re.split(r"[/-]", env)[0], scheme)
+        return (page, *self.words)
+
+
+class Page:
+    """A page of the documentation, by its path in the repository."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.blocks = list(blocks_of((ROOT / name).read_text(encoding="utf-8")))
+
+    @property
+    def commands(self) -> list[Command]:
+        return [command for block in self.blocks for command in block.commands]
+
+    def run(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Run every block in `directory`; what fails is named by its line."""
+        monkeypatch.chdir(directory)
+        monkeypatch.setenv("REMUDA_MAX_STEPS", str(MAX_STEPS))
+        monkeypatch.syspath_prepend(str(directory))
+        (directory / "examples").symlink_to(ROOT / "examples")
+        files: dict[str, str] = {}
+        for block in self.blocks:
+            if block.file is not None:
+                files[block.file] = files.get(block.file, "") + block.text
+        for file, text in files.items():
+            (directory / file).write_text(text)
+            monkeypatch.delitem(sys.modules, Path(file).stem, raising=False)  # that of another page
+            importlib.import_module(Path(file).stem)
+        with contextlib.ExitStack() as stack:
+            stack.callback(lambda: [sys.modules.pop(Path(file).stem) for file in files])
+            names: dict[str, Any] = {"__name__": "__main__"}
+            if self.name in PARTS:
+                names |= stack.enter_context(parts(PARTS[self.name]))
+            for block in self.blocks:
+                self.run_block(block, names)
+
+    def run_block(self, block: Block, names: dict[str, Any]) -> None:
+        for command in block.commands:
+            if command.no_run is None:
+                code = self.run_command(command)
+                assert code == 0, f"{self.name}:{block.line}: `{command.text}` ended with exit code {code}"
+        if block.language == "python" and block.file is None:
+            exec(compile(block.text, f"{self.name}:{block.line}", "exec"), names)
+
+    def run_command(self, command: Command) -> int:
+        from remuda.cli import main
+
+        program, *words = command.words
+        assert program == "remuda", f"`{command.text}` is not run here: mark it with `# no-run: reason`"
+        words = [found for word in words for found in (sorted(glob.glob(word)) or [word])]
+        if words[0] != "train":
+            return main(words)
+        with pytest.MonkeyPatch.context() as patch:
+            if command.is_training and is_done_elsewhere(self.name, command):
+                patch.setattr("remuda.recipes.train.train", only_settle)
+            if command.option("--env").startswith("ALE/"):
+                patch.setenv("REMUDA_MAX_STEPS", str(FEW_STEPS))
+            return main([*words, *SHORT])
+
+
+def blocks_of(text: str) -> list[Block]:
+    found = []
+    for match in re.finditer(r"^```(.*)\n((?:.*\n)*?)```$", text, re.MULTILINE):
+        found.append(Block(match[1].strip(), text[: match.start()].count("\n") + 1, match[2]))
+    return found
+
+
+def all_pages() -> list[str]:
+    """Every page, with the one that records results last."""
+    names = ["README.md", *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md")))]
+    return [name for name in names if name != RECORDED] + [RECORDED]
+
+
+def is_done_elsewhere(page: str, command: Command) -> bool:
+    """Whether another command that costs as much is run in place of this one."""
+    here = (page, command.text)
+    return firsts().get(command.cost_key(page), here) != here
+
+
+@functools.cache
+def firsts() -> dict[tuple[str, ...], tuple[str, str]]:
+    found: dict[tuple[str, ...], tuple[str, str]] = {}
+    for name in all_pages():
+        for command in Page(name).commands:
+            if command.is_training and command.no_run is None:
+                found.setdefault(command.cost_key(name), (name, command.text))
+    return found
+
+
+def only_settle(config: Any, spec: Any, info: Any, **rest: Any) -> dict[str, Any]:
+    """Stand in for `train`: build what the configuration names, and train nothing."""
+    from remuda.recipes.train import SCHEMES, make_recipe
+
+    assert config.scheme in SCHEMES
+    if (without_seed := repr(replace(config, seed=0))) not in SETTLED:
+        SETTLED.add(without_seed)
+        make_recipe(config, spec, info)
+    return {"eval": None, "signal": None, "status": "settled", "steps": 0, "updates": 0, "steps_per_second": 0.0,
+            "path": "nowhere"}  # fmt: skip
+
+
+@contextlib.contextmanager
+def parts(algo: str) -> Iterator[dict[str, Any]]:
+    """Make the objects that a training loop consists of, for a small CartPole run of this algorithm."""
+    from remuda.recipes.settings import settle_config
+    from remuda.recipes.train import make_recipe
+
+    setup = settle_config({"algo": algo, "env": "CartPole-v1"}, {})
+    recipe = make_recipe(*setup)
+    learner = recipe.make_learner()
+    agent = learner.algorithm.agent
+    with (
+        contextlib.closing(recipe.make_weights(agent, learner.version)) as weights,
+        contextlib.closing(recipe.make_replay(agent, 0)) as replay,
+        contextlib.closing(recipe.make_sampler(agent, weights, 0, 0, lambda: False)) as sampler,
+    ):
+        sampler.reset(recipe.seed)
+        rollout = sampler.collect()
+        yield {"learner": learner, "weights": weights, "sampler": sampler, "replay": replay, "rollout": rollout}

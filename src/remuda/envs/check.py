@@ -21,9 +21,8 @@ from gymnasium.utils.env_checker import check_env, data_equivalence
 
 from remuda.data.trees import leaves
 from remuda.envs.entries import stored_action
+from remuda.envs.failures import FAILURES, raised
 from remuda.envs.local import LocalEnvs
-from remuda.envs.paths import sentence
-from remuda.envs.single import FAILURES
 from remuda.envs.spaces import action_space, observation_space
 from remuda.envs.spec import EnvSpec
 from remuda.errors import EnvSpecError, NoState, RemudaError
@@ -70,14 +69,14 @@ def _guarded(report: EnvReport, spec: EnvSpec, part: Any) -> bool:
     try:
         part(spec, env, report)
     except FAILURES as error:
-        text = str(error) if isinstance(error, RemudaError) else f"{spec.label}: {sentence(error)}."
+        text = str(error) if isinstance(error, RemudaError) else f"{spec.label}: {raised(error)}."
         if text not in report.problems:
             report.problems.append(text)
     finally:
         try:
             env.close()
         except FAILURES as error:
-            report.problems.append(f"{spec.label}: close() raised {sentence(error)}.")
+            report.problems.append(f"{spec.label}: close() raised {raised(error)}.")
     return True
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from remuda.core import Space
 from remuda.data.arrays import ArrayTuple
+from remuda.data.trees import leaves
 
 
 class Forbidden(ValueError):
@@ -126,6 +127,20 @@ def _tuple_reader(raw: Any, space: Space, name: str) -> Callable[[Any], Any]:
         return tuple([entry(value) for entry, value in zip(reads, obs, strict=True)])
 
     return read
+
+
+def find_not_finite(reward: Any, obs: Any) -> str | None:
+    """Return what is wrong with a reward and a stored observation that are to be finite, or None."""
+    stored = np.asarray(reward, np.float64) if isinstance(reward, int | float | np.number | np.ndarray) else None
+    with np.errstate(over="ignore"):
+        if stored is None or stored.shape != () or not np.isfinite(stored.astype(np.float32)).all():
+            plain = reward.item() if isinstance(reward, np.number) else reward
+            return f"reward is {plain!r}, rewards are finite float32 numbers: repair its step()."
+    for path, array in leaves(obs, "observation"):
+        if not np.isfinite(array).all():
+            first = np.argwhere(~np.isfinite(np.atleast_1d(array)))[0].tolist()
+            return f"{path} is {np.atleast_1d(array)[tuple(first)]} at {first}: repair what computes it."
+    return None
 
 
 def _require_array(obs: Any, shape: tuple[int, ...], name: str) -> None:

@@ -47,7 +47,8 @@ def rows_layout(
     observation: Space, action: Space, num_envs: int, info: Sequence[str] = ()
 ) -> dict[str, tuple[tuple[int, ...], str]]:
     """The arrays that answer for so many envs, and those that ask: of every entry one, named by its path."""
-    fields = {"reward": "float32", "terminated": "bool", "truncated": "bool", "mask": "bool", "restarts": "int64"}
+    fields = {"reward": "float32", "terminated": "bool", "truncated": "bool", "mask": "bool"}
+    fields |= {"restarts": "int64", "finished": "int64"}
     spaces = [*observation.leaves("obs"), *action.leaves("action")]
     return {
         **{path: ((num_envs, *leaf.shape), leaf.dtype) for path, leaf in spaces},
@@ -65,7 +66,8 @@ def slice_rows(
         for space, root in ((observation, "obs"), (action, "action"))
     )
     step = Step(obs, *(arrays[name][own] for name in Step._fields[1:]))
-    rows = Rows(step, arrays["restarts"][own], {name: arrays[f"info.{name}"][own] for name in info})
+    entries = {name: arrays[f"info.{name}"][own] for name in info}
+    rows = Rows(step, arrays["restarts"][own], arrays["finished"][own], arrays["finished"], entries)
     return rows, actions
 
 

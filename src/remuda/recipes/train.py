@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from traceback import format_exception
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ import torch
 from remuda.agents import NetFactory
 from remuda.core import Feed, Recipe, Sampler, Scheme, Stream
 from remuda.envs import EnvInfo, EnvSpec, refuse_in_worker
-from remuda.errors import ConfigError, Interrupted, RemudaError, nearest
+from remuda.errors import ConfigError, EnvFailed, Interrupted, RemudaError, nearest
 from remuda.learning.checkpoint import Checkpoint, list_checkpoints, load_newest
 from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
@@ -155,11 +156,13 @@ def train_from(
             stopped.signal = signals.received or stopped.signal
             raise stopped from error
         except RemudaError as error:
-            if journal.progress.rounds == 0 and not resume:
+            has_failed = isinstance(error, EnvFailed)
+            if journal.progress.rounds == 0 and not resume and not has_failed:
                 directory.discard()  # a run that learned nothing leaves nothing behind
             else:
                 directory.write_result({"status": "failed", "error": str(error), "steps": journal.progress.steps})
-                directory.log(f"failed: {error}")
+                is_new = has_failed and not directory.has_traceback
+                directory.log(f"failed: {error}", "".join(format_exception(error)) if is_new else "")
             raise
         except OSError:  # as of too many open files
             if journal.progress.rounds == 0 and not resume:

@@ -146,7 +146,7 @@ def test_failures_of_each_env_are_counted_while_none_finishes_an_episode(workers
 def test_traceback_is_formatted_once_for_each_place(source: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "remuda.envs"), LocalEnvs(resolve("own_failing:Env"), 2) as envs:
         steps(envs, 37 * 8)
-    shown = [record.__dict__["traceback"] for record in caplog.records]
+    shown = [record.__dict__.get("traceback") for record in caplog.records]
     assert len(shown) == 4  # of the 1st, 2nd, 4th and 8th
     assert [bool(text) for text in shown] == [True, False, False, False]
 

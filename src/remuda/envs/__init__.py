@@ -145,7 +145,8 @@ def probe(spec: EnvSpec, attempts: int = 3) -> EnvInfo:
     env = spec.build()
     known, metadata = env.spec, env.metadata
     try:
-        with LocalEnvs(EnvSpec(spec.name, {}, lambda: env), 1, max_restarts=0) as envs:
+        # Warnings are left to the run's own envs.
+        with LocalEnvs(EnvSpec(spec.name, {}, lambda: env), 1, max_restarts=0, tell=lambda _: None) as envs:
             _try_step(envs)
             return EnvInfo(
                 spec.label,

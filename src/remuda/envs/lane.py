@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from remuda.core import Space, Step
 from remuda.data.trees import leaves
 from remuda.envs.entries import writer
-from remuda.envs.single import Rows, SingleEnv
+from remuda.envs.rows import Rows
+from remuda.envs.single import SingleEnv
 
 BLOCK = 1024  # steps between two foldings of collected rewards
 PIECE = 8192  # floats that are looked at together: products of longer arrays would wake the threads of BLAS

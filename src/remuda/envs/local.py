@@ -30,7 +30,8 @@ from remuda.data.trees import leaves
 from remuda.envs.entries import action_leaves
 from remuda.envs.episodes import EpisodeStats, resolve_stats
 from remuda.envs.lane import Lane, build_all, rows_layout, slice_rows
-from remuda.envs.single import Rows, SingleEnv
+from remuda.envs.rows import Rows
+from remuda.envs.single import SingleEnv
 from remuda.envs.spec import EnvSpec
 from remuda.errors import ConfigError, Interrupted
 from remuda.transport.notices import Notice, Reporter

@@ -31,5 +31,7 @@ class _Notices(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         notice = notice_of(record)
         is_new = notice.place not in self._places
-        self._places.add(notice.place)
-        self._say(f"warning: {notice.text}", notice.traceback if is_new else "")
+        if notice.place:
+            self._places.add(notice.place)
+        if is_new or not notice.is_once:
+            self._say(f"warning: {notice.text}", notice.traceback if is_new else "")

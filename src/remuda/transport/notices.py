@@ -17,7 +17,12 @@ class Notice(NamedTuple):
 
     text: str
     traceback: str = ""
-    place: str = ""  # file:line that the traceback belongs to
+    place: str = ""  # file:line that the traceback belongs to; without a traceback: a key, for one warning per run
+
+    @property
+    def is_once(self) -> bool:
+        """Whether the user is to see it once in a run, whatever else is reported."""
+        return bool(self.place) and not self.traceback
 
 
 class Reporter:
@@ -28,14 +33,14 @@ class Reporter:
 
     def report(self, notices: Iterable[Notice]) -> None:
         """Count these notices, which may have come over a wire as plain lists, and log those that are due."""
-        for text, traceback, place in notices:
-            self._count += 1
-            is_new = bool(place) and place not in self._places
+        for notice in map(Notice._make, notices):
+            is_new = bool(notice.place) and notice.place not in self._places
             if is_new:
-                self._places.add(place)
-            if is_new or self._count & (self._count - 1) == 0:
-                extra = {"traceback": traceback if is_new else "", "place": place}
-                self._logger.warning("%s", text, extra=extra)
+                self._places.add(notice.place)
+            self._count += not notice.is_once
+            if is_new or (not notice.is_once and self._count & (self._count - 1) == 0):
+                extra = {"traceback": notice.traceback, "place": notice.place} if is_new else {}
+                self._logger.warning("%s", notice.text, extra=extra)
 
 
 def notice_of(record: logging.LogRecord) -> Notice:

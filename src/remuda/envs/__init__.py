@@ -29,7 +29,7 @@ from remuda.envs.local import LocalEnvs
 from remuda.envs.native import NativeEnvs
 from remuda.envs.paths import sentence
 from remuda.envs.pool import PooledEnvs
-from remuda.envs.spec import EnvSpec, resolve
+from remuda.envs.spec import EnvSpec, is_atari, resolve
 from remuda.envs.worker import refuse_in_worker
 from remuda.errors import ConfigError, EnvError, EnvSpecError, NoState
 
@@ -45,6 +45,7 @@ __all__ = [
     "PooledEnvs",
     "choose_backend",
     "examine",
+    "is_atari",
     "make_envs",
     "probe",
     "refuse_in_worker",

@@ -46,6 +46,7 @@ from remuda.recipes.parts import (
     check_envs,
     eval_episodes,
     find_net,
+    frame_skip_warning,
     make_some_envs,
     num_workers,
     play_episodes,
@@ -147,6 +148,8 @@ def train_from(
                     watched = partial(EvaluatorProcess, config, spec, video=video, should_stop=journal.must_stop)
                     recipe = replace(recipe, make_evaluator=watched)
                 warn_if_nothing_is_learned(config, journal)
+                if warning := frame_skip_warning(spec):
+                    journal.say(f"warning: {warning}")
                 learner = scheme.run(recipe, journal)
                 result = journal.finish(learner)
         except Interrupted as error:  # before there was a learner to save

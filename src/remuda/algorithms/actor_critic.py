@@ -150,7 +150,11 @@ class ActorCritic(nn.Module):
     def after_update(self, clock: Clock) -> None:
         """No target networks here."""
 
-    def after_rollout(self, rollout: Rollout) -> None:
-        """Observation statistics move only now: all gradients of a rollout see those that acted."""
+    def after_rollout(self, rollout: Rollout) -> bool:
+        """Update statistics of observations and return whether there are any.
+
+        They move only now: all gradients of a rollout see those that acted.
+        """
         if self.agent.inputs.has_statistics:
             self.agent.inputs.update(map_tree(lambda x: x.flatten(0, 1), rollout.steps.obs))
+        return bool(self.agent.inputs.has_statistics)

@@ -76,10 +76,14 @@ class OffPolicy(nn.Module):
         else:
             torch._foreach_lerp_(self._targets, self._online, share)
 
-    def after_rollout(self, rollout: Rollout) -> None:
-        """Replays hold observations as they came, so that statistics may move at any time."""
+    def after_rollout(self, rollout: Rollout) -> bool:
+        """Update statistics of observations and return whether there are any.
+
+        Replays hold observations as they came, so that statistics may move at any time.
+        """
         if self.agent.inputs.has_statistics:
             self.agent.inputs.update(map_tree(lambda x: x.flatten(0, 1), rollout.steps.obs))
+        return bool(self.agent.inputs.has_statistics)
 
     def generator(self, clock: Clock) -> torch.Generator:
         """Whose numbers are a function of the run's seed and the update: nothing random has to be saved."""

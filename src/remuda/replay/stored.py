@@ -183,7 +183,7 @@ class Stored(ABC):
         """What others have appended since the last call, a group's rows at a time."""
         ring = self.ring
         for group in range(ring.groups):
-            first, end = max(int(self._shown[group]), ring.oldest(group)), int(ring.written[group])
+            first, end = max(int(self._shown[group]), ring.oldest(group)), int(ring.look(group))
             self._shown[group] = end
             for seen in ring.observed(group, first, end) if end > first else ():
                 obs = map_tree(torch.from_numpy, seen)
@@ -198,7 +198,7 @@ class Stored(ABC):
         self._take_note()
 
     def _cut_group(self, group: int) -> None:
-        columns, written = self.ring.columns(group), int(self.ring.written[group])
+        columns, written = self.ring.columns(group), int(self.ring.look(group))
         env: Index = np.arange(columns.start, columns.stop)
         if written and self.ring.is_real(np.full(len(env), written - 1), env).any():
             self.ring.cut(self.ring.obs(np.full(len(env), written), env), group)

@@ -148,7 +148,21 @@ class CountingEnv(gymnasium.Env[Any, Any]):
             case "dtype":
                 obs = obs.astype(np.float64)
             case "list":
-                obs = [0.0, 0.0, 0.0]
+                obs = obs.tolist()
+            case "overflow":
+                obs = np.array([0.0, 1e300, 0.0])
+            case "complex":
+                obs = obs.astype(np.complex128)
+            case "lossy":
+                obs = obs * 0.0 + 0.5
+            case "beyond":
+                obs = obs.astype(np.int64) * 0 + 256
+            case "whole":
+                obs = obs.astype(np.float64)
+            case "wide":
+                obs = obs.astype(np.int64)
+            case "text":
+                obs = ["a", "b", "c"]
             case "range":
                 obs = 4
             case "fraction":
@@ -328,7 +342,7 @@ class NestedEnv(gymnasium.Env[Any, Any]):
             case "shape":
                 obs["camera"]["left"] = np.zeros((2, 3), np.uint8)
             case "dtype":
-                obs["camera"]["left"] = np.zeros((2, 2), np.int16)
+                obs["camera"]["left"] = np.full((2, 2), -1, np.int16)
             case "range":
                 obs["gear"] = 52
             case "dial":

@@ -6,6 +6,7 @@ RemudaError
 │   ├── EnvSpecError     an env that cannot be found, built, or whose spaces are not supported
 │   └── CheckpointError  a run or checkpoint that is missing, damaged, or of another env
 ├── EnvError             an env broke its contract while stepping: named with env, index, seed and step
+│   └── EnvFailed        an env raised too often: its last exception is the cause
 ├── WorkerError          a worker process died, hung or failed more often than its budget allows
 ├── NoState              an env whose state cannot be saved, and why
 ├── TrainingError        losses or gradients were not finite for too many updates in a row
@@ -42,7 +43,11 @@ class CheckpointError(UsageError):
 
 
 class EnvError(RemudaError):
-    """An environment returned something that its spaces forbid, or raised too often."""
+    """An environment returned something that its spaces forbid, or raised too often (EnvFailed)."""
+
+
+class EnvFailed(EnvError):
+    """An environment raised an exception more often than a run survives; log.txt keeps a traceback."""
 
 
 class WorkerError(RemudaError):

@@ -81,3 +81,11 @@ def read_from(descriptor, process, theirs) -> bytes:
         if process.poll() is not None:
             return b""
     raise AssertionError("silent for a minute")
+
+
+def test_a_game_that_skips_no_frames_is_warned_of_in_the_run(tmp_path, capsys):
+    small = ["--steps", "8", "--sampler.envs", "1", "--algo.n_steps", "8", "--algo.batch_size", "8"]
+    out = ["--eval.episodes", "0", "--out", str(tmp_path / "run")]
+    assert main(["train", "ppo", "--env", "PongNoFrameskip-v4", *small, *out]) == 0
+    assert capsys.readouterr().out.count("use --envs.frame_skip 4.") == 1
+    assert "use --envs.frame_skip 4." in (tmp_path / "run" / "log.txt").read_text()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
 from remuda.core import env_seed
-from remuda.envs import LocalEnvs, make_envs, resolve
+from remuda.envs import LocalEnvs, examine, make_envs, resolve
 from remuda.errors import EnvError, WorkerError
 
 
@@ -29,8 +31,11 @@ FAULTS = [
     ("nan", "box", "observation is nan at [1]"),
     ("infinite", "box", "observation is inf at [2]"),
     ("shape", "box", "observation has shape (5,), its space says (3,)"),
-    ("dtype", "box", "observation has dtype float64, its space says float32"),
-    ("list", "box", "observation is a list, its space says a numpy array"),
+    ("overflow", "box", "observation is inf at [1]"),
+    ("complex", "box", "observation has dtype complex128, its space says float32"),
+    ("lossy", "uint8", "observation has dtype float64, its space says uint8, which cannot hold 0.5 at [0, 0]"),
+    ("beyond", "uint8", "observation has dtype int64, its space says uint8, which cannot hold 256 at [0, 0]"),
+    ("text", "box", "observation is a list, its space says a numpy array"),
     ("range", "discrete", "observation is 4, its space says 5 to 1004"),
     ("fraction", "discrete", "observation is 6.5, its space says an integer"),
     ("nan reward", "box", "reward is nan"),
@@ -43,7 +48,7 @@ FAULTS = [
 
 @pytest.mark.parametrize(
     ("fault", "observation", "what", "workers"),
-    [(*each, 0) for each in FAULTS] + [(*each, 2) for each in FAULTS if each[0] in ("nan", "shape", "dtype", "four")],
+    [(*each, 0) for each in FAULTS] + [(*each, 2) for each in FAULTS if each[0] in ("nan", "shape", "lossy", "four")],
 )
 def test_what_an_env_may_not_return(fault: str, observation: str, what: str, workers: int, tmp_path: Path) -> None:
     # the 5th call: after the 3 steps of episode 1, step 2 of episode 2; one env of three does it, whichever is first
@@ -101,16 +106,18 @@ def test_an_env_that_raises_is_rebuilt_and_answers_with_a_reset_row(
 def test_an_env_that_always_raises_ends_with_its_own_words(workers: int) -> None:
     with (
         make_envs(resolve("counting:make", {"fault": "raise", "at": 1}), 1, workers) as envs,
-        pytest.raises(EnvError, match=r"RuntimeError: told to fail, 21 times in a row without completing a step"),
+        pytest.raises(
+            EnvError, match=r"RuntimeError: told to fail \(.*\), 21 times in a row without completing a step"
+        ),
     ):
         run(envs, 40)
     envs = make_envs(resolve("counting:make", {"fault": "raise", "at": 0}), 1, workers)
-    with envs, pytest.raises(EnvError, match=r"RuntimeError: told to fail, 21 times in a row"):
+    with envs, pytest.raises(EnvError, match=r"RuntimeError: told to fail \(.*\), 21 times in a row"):
         envs.reset(1)
 
 
 def test_the_total_of_restarts_is_limited_too() -> None:
-    with LocalEnvs(resolve("counting:make", {"fault": "raise", "at": 2}), 1, max_restarts=30) as envs:
+    with LocalEnvs(resolve("counting:make", {"fault": "raise", "at": 2, "lengths": [1]}), 1, max_restarts=30) as envs:
         with pytest.raises(EnvError, match=r"more than envs\.max_restarts=30 times"):
             run(envs, 500)
         assert envs.restarts() == 31
@@ -150,3 +157,85 @@ def test_statistics_that_raise_are_the_users_to_repair() -> None:
         run(pool, 9)
     assert "Traceback" in caught.value.__notes__[0]
     assert "counting.py" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("fault", "observation"), [("dtype", "box"), ("list", "box"), ("whole", "uint8"), ("wide", "uint8")]
+)
+def test_observations_of_another_type_are_cast_where_nothing_is_lost(
+    fault: str, observation: str, workers: int
+) -> None:
+    def rows(**kwargs: Any) -> list[Any]:
+        with make_envs(resolve("counting:make", {"observation": observation, **kwargs}), 2, workers) as envs:
+            envs.reset(7)
+            seen = []
+            for _ in range(8):
+                slot, step = envs.recv()
+                seen.append(step.obs.tolist())
+                envs.send(slot, np.zeros(2, np.int64))
+            return seen
+
+    assert rows(fault=fault, at=5) == rows()
+
+
+class Bounded(gymnasium.Env[Any, Any]):
+    """Leaves its bounds [-1, 1] by `excess` at one step of every episode of 300."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, at: int, excess: float = 1.5, nested: bool = False, dtype: str = "float32") -> None:
+        box = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.observation_space = gymnasium.spaces.Dict({"arm": box}) if nested else box
+        self.at, self.excess, self.nested, self.dtype = at, excess, nested, dtype
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self.observe(), 0.0, self.steps == 300, False, {}
+
+    def observe(self) -> Any:
+        obs = np.array([0.0, 1.0 + self.excess * (self.steps == self.at)], self.dtype)
+        return {"arm": obs} if self.nested else obs
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("at", [0, 7, 300])  # the first observation, an early and the last one of an episode
+def test_observations_out_of_bounds_are_warned_of_once(
+    at: int, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = resolve("test_env_contract:Bounded", {"at": at})
+    with caplog.at_level(logging.WARNING, "remuda.envs"), make_envs(spec, 4, workers) as envs:
+        run(envs, 605)
+    (text,) = [record.getMessage() for record in caplog.records]
+    where = rf"env 0 of test_env_contract:Bounded \(seed \d+, step {at} of its episode 1\)"
+    what = r"observation is 2\.5 at \[1\], its space says -1 to 1"
+    assert re.match(f"{where}: {what}: .*widen the bounds of observation_space, or clip", text)
+
+
+def test_entries_have_bounds_too_and_rounding_is_not_out_of_them(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "remuda.envs"):
+        for kwargs in ({"nested": True}, {"excess": 1e-6}):
+            with LocalEnvs(resolve("test_env_contract:Bounded", {"at": 3, **kwargs}), 1) as envs:
+                run(envs, 8)
+    (record,) = caplog.records
+    assert "observation.arm is 2.5 at [1], its space says -1 to 1" in record.getMessage()
+
+
+def test_bounds_are_checked_for_the_first_observations_alone() -> None:
+    """Afterwards a step costs what it costs without bounds."""
+    with LocalEnvs(resolve("test_env_contract:Bounded", {"at": -1}), 1) as envs:
+        run(envs, 250)
+        (env,) = envs._lanes[0].envs
+        assert (env._unchecked, env._dtype) == (0, np.dtype(np.float32))
+
+
+def test_the_doctor_reports_casts_and_bounds() -> None:
+    found = examine(resolve("test_env_contract:Bounded", {"at": 3, "dtype": "float64"}), seconds=0.01).problems
+    cast = "observation has dtype float64, its space says float32: it is cast at every step."
+    assert f"test_env_contract:Bounded: {cast}" in found
+    assert sum("observation is 2.5 at [1], its space says -1 to 1" in problem for problem in found) == 1

@@ -250,7 +250,7 @@ FAULTS = [
     ("nan", "observation.camera.right_eye is nan at [1]"),
     ("infinite", "observation.pair.item0 is inf at [0]"),
     ("shape", "observation.camera.left has shape (2, 3), its space says (2, 2)"),
-    ("dtype", "observation.camera.left has dtype int16, its space says uint8"),
+    ("dtype", "observation.camera.left has dtype int16, its space says uint8, which cannot hold -1 at [0, 0]"),
     ("range", "observation.gear is 52, its space says 2 to 51"),
     ("dial", "observation.dials is 59 at [1], its space says -1 to 58"),
     ("fraction", "observation.dials has dtype float64, its space says integers"),

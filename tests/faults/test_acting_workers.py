@@ -384,9 +384,10 @@ def test_an_env_that_raises_is_rebuilt_and_told_of(tmp_path: Path, caplog: pytes
         assert pids(sampler) == old
     (notice,) = [record.getMessage() for record in caplog.records if record.name == "remuda.sampling"]
     seed = env_seed(SEED, 2, 0)
-    assert notice == (
-        f"env 2 of counting:make (seed {seed}, step 2 of its episode 1) raised RuntimeError: told to fail; "
-        "it was rebuilt (restart 1)."
+    assert re.fullmatch(
+        rf"env 2 of counting:make \(seed {seed}, step 2 of its episode 1\) raised RuntimeError: told to fail "
+        r"\(.*counting\.py:\d+, in misbehave\); it was rebuilt \(restart 1\)\.",
+        notice,
     )
 
 

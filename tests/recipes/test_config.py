@@ -11,7 +11,9 @@ from remuda.errors import ConfigError
 from remuda.logs.rundir import RunDirectory
 from remuda.recipes.algo_options import ALGORITHMS, DQNOptions, OnPolicyOptions, PPOOptions
 from remuda.recipes.config import GROUPS, KINDS, RunConfig, to_dict
+from remuda.recipes.parts import frame_skip_warning
 from remuda.recipes.presets import PRESETS, find_preset
+from remuda.recipes.replays import num_frames
 from remuda.recipes.run_options import CheckpointOptions
 from remuda.recipes.settings import resume_config, settle_config
 from remuda.recipes.values import coerce, fill
@@ -399,6 +401,33 @@ class TestPresets:
             assert find_preset(algo, env, action) in PRESETS[algo].values()  # which is then refused
             return
         assert find_preset(algo, env, action) is PRESETS[algo][pattern]
+
+    @pytest.mark.parametrize("algo", ["a2c", "appo", "impala", "ppo", "dqn", "rainbow", "r2d1"])
+    @pytest.mark.parametrize("env", ["PongNoFrameskip-v4", "Pong-v4", "ale_py:Breakout-v0", "ALE/Pong-v5"])
+    def test_every_id_of_an_atari_game_has_the_same(self, algo, env):
+        assert find_preset(algo, env, DISCRETE) is PRESETS[algo]["ALE/*"]
+
+    @pytest.mark.parametrize("env", ["PongNoFrameskip-v4", "Pong-v4"])
+    def test_frames_of_atari_games_are_kept_once_whatever_their_id(self, env):
+        config, _, info = settle_config({"algo": "dqn", "env": env}, {})
+        assert config.algo_options.clip_reward
+        assert num_frames(config, info.observation) == 4
+
+    @pytest.mark.parametrize(
+        ("env", "groups", "warns"),
+        [
+            ("PongNoFrameskip-v4", {}, True),
+            ("PongNoFrameskip-v4", {"envs": {"frame_skip": 4}}, False),
+            ("ALE/Pong-v5", {"envs": {"kwargs": {"frameskip": 1}}}, True),
+            ("Pong-v4", {}, False),
+            ("CartPole-v1", {}, False),
+        ],
+    )
+    def test_games_that_skip_no_frames_are_warned_of(self, env, groups, warns):
+        _, spec, _ = settle_config({"algo": "ppo", "env": env}, groups)
+        text = frame_skip_warning(spec)
+        assert (text is not None) == warns
+        assert text is None or (env in text and "--envs.frame_skip 4" in text)
 
     @pytest.mark.parametrize("env", ["CartPole-v1", "gymnasium:CartPole-v1"])
     def test_it_reaches_the_run(self, env):

@@ -19,12 +19,14 @@ import torch
 from feeding import COUNTING, SOON, Setup, check_rows, merged
 from lasting import shared_server
 from processes import all_gone, wait_for
+from safetensors.torch import load_file
 
 import remuda
 from remuda.data.packing import unpack
 from remuda.errors import ConfigError
 from remuda.learning import checkpoint
 from remuda.learning.learner import Learner
+from remuda.learning.weights import SharedWeights
 from remuda.recipes import parts, signals
 from remuda.recipes.journal import Journal
 
@@ -107,6 +109,29 @@ def test_every_algorithm_runs_and_is_throttled_to_its_ratio(tmp_path: Path, act:
     assert {"replay/ratio", "replay/redrawn", "lag/acting_weights", "lag/collect_to_gradient"} <= set(last)
     assert found["episodes"] > 2
     assert len(found["eval"]["returns"]) == 2
+
+
+def test_statistics_that_moved_without_an_update_reach_the_samplers(tmp_path: Path) -> None:
+    """Before learning starts there is no update, and no weights but these."""
+    scheme = {"name": "async", "weights": "file"}
+    settings = {"agent": {"normalize_obs": True}, "algo": {"learning_starts": 5000}, "eval": {"episodes": 0}}
+    run = train(tmp_path / "run", steps=400, scheme=scheme, **settings)
+    assert run.result["updates"] == 0
+    published = load_file(run.path / "weights.safetensors")
+    (name,) = [name for name in published if name.endswith("moments.count")]
+    assert published[name] >= 400
+
+
+def test_weights_that_did_not_change_are_published_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish, versions = SharedWeights.publish, list[int]()
+
+    def counted(weights: SharedWeights, version: int) -> None:
+        versions.append(version)
+        publish(weights, version)
+
+    monkeypatch.setattr(SharedWeights, "publish", counted)
+    train(tmp_path / "run", steps=400, algo={"learning_starts": 5000}, eval={"episodes": 0})
+    assert versions == [0]
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "ou"])

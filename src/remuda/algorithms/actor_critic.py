@@ -168,7 +168,11 @@ class ActorCritic(nn.Module):
     def after_update(self, clock: Clock) -> None:
         """No target networks here."""
 
-    def after_rollout(self, rollout: Rollout) -> None:
-        """Merge real rows into the observation statistics, which stand still while a rollout is learned from."""
+    def after_rollout(self, rollout: Rollout) -> bool:
+        """Merge real rows into the observation statistics, and return whether there are any.
+
+        They stand still while a rollout is learned from: all of its gradients see those that acted.
+        """
         if self.agent.inputs.has_statistics:
             self.agent.inputs.update(rollout.real_obs())
+        return bool(self.agent.inputs.has_statistics)

@@ -77,10 +77,14 @@ class OffPolicy(nn.Module):
         else:
             torch._foreach_lerp_(self._targets, self._online, share)
 
-    def after_rollout(self, rollout: Rollout) -> None:
-        """Merge real rows into the observation statistics; a replay holds raw observations, so they may move now."""
+    def after_rollout(self, rollout: Rollout) -> bool:
+        """Merge real rows into the observation statistics, and return whether there are any.
+
+        A replay holds raw observations, so they may move at any time.
+        """
         if self.agent.inputs.has_statistics:
             self.agent.inputs.update(rollout.real_obs())
+        return bool(self.agent.inputs.has_statistics)
 
     def generator(self, clock: Clock) -> torch.Generator:
         """Return a generator whose numbers are a function of the run's seed and the update."""

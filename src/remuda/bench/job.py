@@ -22,6 +22,7 @@ from typing import Any
 import remuda
 from remuda.bench.turns import cpu_seconds
 from remuda.core import Round
+from remuda.envs import is_atari
 
 # Settings that every library can be given alike; an env that none of these patterns knows gets those of the first.
 JOBS: dict[str, dict[str, Any]] = {
@@ -120,7 +121,7 @@ def options(job: Mapping[str, Any]) -> dict[str, Any]:
                 )
             },
         },
-        "envs": {"backend": job.get("backend", "auto"), **({"sticky": 0.0} if job["env"].startswith("ALE/") else {})},
+        "envs": {"backend": job.get("backend", "auto"), **({"sticky": 0.0} if is_atari(job["env"]) else {})},
         "eval": {"episodes": 0},
         # About 200 lines of metrics would be one for every round of so short a run; the others write none.
         "log": {"every": job["warm_up"] + job["steps"]},
@@ -147,7 +148,7 @@ def main() -> None:
             quiet=True,
             **options(job),
         )
-    envs_in = "native envs" if job["env"].startswith("ALE/") and job.get("backend", "auto") == "auto" else "Python"
+    envs_in = "native envs" if is_atari(job["env"]) and job.get("backend", "auto") == "auto" else "Python"
     found = {"library": "remuda", "version": version("remuda"), **watch.result(), "envs_in": envs_in}
     found["note"] = f"scheme {scheme['name']}, torch threads {scheme['threads']}"
     given.out.write_text(json.dumps(found))

@@ -29,7 +29,7 @@ from remuda.envs.local import LocalEnvs
 from remuda.envs.native import NativeEnvs
 from remuda.envs.paths import sentence
 from remuda.envs.pool import PooledEnvs
-from remuda.envs.spec import EnvSpec, resolve
+from remuda.envs.spec import EnvSpec, is_atari, resolve
 from remuda.envs.worker import refuse_in_worker
 from remuda.errors import ConfigError, EnvError, EnvSpecError, NoState
 
@@ -45,6 +45,7 @@ __all__ = [
     "PooledEnvs",
     "choose_backend",
     "examine",
+    "is_atari",
     "make_envs",
     "probe",
     "refuse_in_worker",
@@ -145,7 +146,8 @@ def probe(spec: EnvSpec, attempts: int = 3) -> EnvInfo:
     env = spec.build()
     known, metadata = env.spec, env.metadata
     try:
-        with LocalEnvs(EnvSpec(spec.name, {}, lambda: env), 1, max_restarts=0) as envs:
+        # Warnings are left to the run's own envs.
+        with LocalEnvs(EnvSpec(spec.name, {}, lambda: env), 1, max_restarts=0, tell=lambda _: None) as envs:
             _try_step(envs)
             return EnvInfo(
                 spec.label,

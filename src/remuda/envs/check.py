@@ -8,6 +8,7 @@ Never raises for what the env does: whatever goes wrong becomes a sentence of th
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
 import time
@@ -20,10 +21,9 @@ import numpy as np
 from gymnasium.utils.env_checker import check_env, data_equivalence
 
 from remuda.data.trees import leaves
-from remuda.envs.entries import stored_action
+from remuda.envs.entries import Forbidden, reader, stored_action
+from remuda.envs.failures import FAILURES, raised
 from remuda.envs.local import LocalEnvs
-from remuda.envs.paths import sentence
-from remuda.envs.single import FAILURES
 from remuda.envs.spaces import action_space, observation_space
 from remuda.envs.spec import EnvSpec
 from remuda.errors import EnvSpecError, NoState, RemudaError
@@ -70,14 +70,14 @@ def _guarded(report: EnvReport, spec: EnvSpec, part: Any) -> bool:
     try:
         part(spec, env, report)
     except FAILURES as error:
-        text = str(error) if isinstance(error, RemudaError) else f"{spec.label}: {sentence(error)}."
+        text = str(error) if isinstance(error, RemudaError) else f"{spec.label}: {raised(error)}."
         if text not in report.problems:
             report.problems.append(text)
     finally:
         try:
             env.close()
         except FAILURES as error:
-            report.problems.append(f"{spec.label}: close() raised {sentence(error)}.")
+            report.problems.append(f"{spec.label}: close() raised {raised(error)}.")
     return True
 
 
@@ -101,8 +101,18 @@ def _check(spec: EnvSpec, env: Any, report: EnvReport) -> None:
 
 
 def _keep_contract(spec: EnvSpec, env: Any, report: EnvReport) -> None:
-    """What training would refuse: values that are not finite, or not as the spaces say."""
-    with LocalEnvs(spec, 1, max_restarts=0) as envs:
+    """Find what training would refuse, warn of or cast: values that are not finite, or not as the spaces say."""
+
+    def note(text: str) -> None:
+        problem = f"{spec.label}: {text}"
+        if problem not in report.problems:
+            report.problems.append(problem)
+
+    read = reader(env.observation_space, observation_space(env.observation_space, spec.label), on_cast=note)
+    with contextlib.suppress(Forbidden):  # refused below, with seed and step
+        read(env.reset(seed=0)[0])
+        read(env.step(env.action_space.sample())[0])
+    with LocalEnvs(spec, 1, max_restarts=0, tell=lambda notice: report.problems.append(notice.text)) as envs:
         envs.reset(seed=0)
         for _ in range(CONTRACT_STEPS):
             slot, _step = envs.recv()
@@ -112,7 +122,8 @@ def _keep_contract(spec: EnvSpec, env: Any, report: EnvReport) -> None:
 def _save(spec: EnvSpec, env: Any, report: EnvReport) -> None:
     """Whether its state can be saved, and a new env goes on from there as this one does."""
     env.action_space.seed(0)
-    with LocalEnvs(spec, 1, max_restarts=0) as envs, LocalEnvs(spec, 1, max_restarts=0) as others:
+    quiet = partial(LocalEnvs, spec, 1, max_restarts=0, tell=lambda _: None)  # said by _keep_contract
+    with quiet() as envs, quiet() as others:
         envs.reset(seed=0)
         envs.recv()
         draws = [stored_action(envs.action, env.action_space.sample()) for _ in range(2 * SAVED_STEPS)]

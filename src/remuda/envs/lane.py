@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from remuda.core import Space, Step
 from remuda.data.trees import leaves
 from remuda.envs.entries import writer
-from remuda.envs.single import Rows, SingleEnv
+from remuda.envs.rows import Rows
+from remuda.envs.single import SingleEnv
 
 BLOCK = 1024  # steps between two foldings of collected rewards
 PIECE = 8192  # floats that are looked at together: products of longer arrays would wake the threads of BLAS
@@ -47,7 +48,8 @@ def rows_layout(
     observation: Space, action: Space, num_envs: int, info: Sequence[str] = ()
 ) -> dict[str, tuple[tuple[int, ...], str]]:
     """The arrays that answer for so many envs, and those that ask: of every entry one, named by its path."""
-    fields = {"reward": "float32", "terminated": "bool", "truncated": "bool", "mask": "bool", "restarts": "int64"}
+    fields = {"reward": "float32", "terminated": "bool", "truncated": "bool", "mask": "bool"}
+    fields |= {"restarts": "int64", "finished": "int64"}
     spaces = [*observation.leaves("obs"), *action.leaves("action")]
     return {
         **{path: ((num_envs, *leaf.shape), leaf.dtype) for path, leaf in spaces},
@@ -65,7 +67,8 @@ def slice_rows(
         for space, root in ((observation, "obs"), (action, "action"))
     )
     step = Step(obs, *(arrays[name][own] for name in Step._fields[1:]))
-    rows = Rows(step, arrays["restarts"][own], {name: arrays[f"info.{name}"][own] for name in info})
+    entries = {name: arrays[f"info.{name}"][own] for name in info}
+    rows = Rows(step, arrays["restarts"][own], arrays["finished"][own], arrays["finished"], entries)
     return rows, actions
 
 

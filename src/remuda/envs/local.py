@@ -30,9 +30,11 @@ from remuda.data.trees import leaves
 from remuda.envs.entries import action_leaves
 from remuda.envs.episodes import EpisodeStats, resolve_stats
 from remuda.envs.lane import Lane, build_all, rows_layout, slice_rows
-from remuda.envs.single import Rows, SingleEnv
+from remuda.envs.rows import Rows
+from remuda.envs.single import SingleEnv
 from remuda.envs.spec import EnvSpec
 from remuda.errors import Abandoned, ConfigError, Interrupted
+from remuda.transport.notices import Notice, Reporter
 from remuda.transport.requests import server_of
 
 logger = logging.getLogger("remuda.envs")
@@ -103,12 +105,6 @@ def check_seeds(
         raise ConfigError(f"info={info!r} is not a list of different names: give those of entries of info.")
 
 
-def report(notice: str, count: int) -> None:
-    """Tell the user of a restart: of the 1st, 2nd, 4th, 8th ..., as a flaky env would drown everything else."""
-    if count & (count - 1) == 0:
-        logger.warning("%s", notice)
-
-
 class LocalEnvs:
     """`core.Envs` without processes."""
 
@@ -125,11 +121,11 @@ class LocalEnvs:
         levels: Sequence[int] | None = None,
         info: Sequence[str] = (),
         first_env: int = 0,
-        tell: Callable[[str], None] | None = None,
+        tell: Callable[[Notice], None] | None = None,
     ) -> None:
         """`first_env` is the number of the first env here, where these are some of many: seeds depend on it.
 
-        `tell` hears of every env that was rebuilt, instead of the log of some of them.
+        `tell` receives a notice of every env that was rebuilt; without it, some of them are logged.
         """
         per_slot = envs_per_slot(num_envs, slots)
         check_seeds(seeds, levels, info, num_envs)
@@ -162,7 +158,7 @@ class LocalEnvs:
         self._is_owed = [False] * slots  # sent and not received
         self._sent: deque[tuple[int, Callable[[], None] | None]] = deque()
         self._episodes: list[Episode] = []
-        self._notices = 0
+        self._reporter = Reporter(logger)
         self._is_open = True
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
@@ -248,12 +244,11 @@ class LocalEnvs:
     def _take_news(self, rows: Rows) -> None:
         self._episodes.extend(Episode(env, values) for env, values in rows.episodes)
         rows.episodes.clear()
-        for notice in rows.notices:
-            self._notices += 1
-            if self._tell is not None:
+        if self._tell is None:
+            self._reporter.report(rows.notices)
+        else:
+            for notice in rows.notices:
                 self._tell(notice)
-            else:
-                report(notice, self._notices)
         rows.notices.clear()
 
     def episodes(self) -> list[Episode]:

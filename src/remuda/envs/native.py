@@ -25,13 +25,14 @@ from remuda.core import Episode, Step, env_seed
 from remuda.envs.backends import Backend, Games
 from remuda.envs.entries import action_leaves
 from remuda.envs.episodes import CONTINUES, EpisodeStats, resolve_stats
+from remuda.envs.failures import FAILURES, raised
 from remuda.envs.lane import MOST
 from remuda.envs.local import envs_per_slot
 from remuda.envs.paths import sentence
-from remuda.envs.single import FAILURES, WARM_UP_KEY
+from remuda.envs.single import WARM_UP_KEY
 from remuda.envs.spaces import action_space, observation_space
 from remuda.envs.spec import EnvSpec
-from remuda.errors import EnvError, EnvSpecError, Interrupted, NoState
+from remuda.errors import EnvError, EnvFailed, EnvSpecError, Interrupted, NoState
 
 BLOCK = 1024  # rows of rewards that are kept before they are counted
 
@@ -304,8 +305,8 @@ class _Slot:
         try:
             return call()
         except FAILURES as error:
-            raise EnvError(
-                f"{self._label} raised {sentence(error)}, and native envs are not rebuilt: "
+            raise EnvFailed(
+                f"{self._label} raised {raised(error)}, and native envs are not rebuilt: "
                 "repair it, or use envs.backend=python."
             ) from error
 

@@ -28,12 +28,13 @@ from remuda.data.trees import leaves
 from remuda.envs import worker
 from remuda.envs.episodes import EpisodeStats, resolve_stats
 from remuda.envs.lane import rows_layout, slice_rows
-from remuda.envs.local import blocks_of, check_seeds, envs_of, envs_per_slot, report, write_actions
+from remuda.envs.local import blocks_of, check_seeds, envs_of, envs_per_slot, logger, write_actions
 from remuda.envs.paths import describe
 from remuda.envs.spaces import space_from_wire
 from remuda.envs.spec import EnvSpec
 from remuda.errors import Interrupted, NoState
 from remuda.transport.crew import LOOK_SECONDS, Crew, Member
+from remuda.transport.notices import Reporter
 from remuda.transport.requests import Patience, Requests, layout
 
 NEWS_BYTES = 1024  # for the end of one episode; longer news go through the link
@@ -90,7 +91,7 @@ class PooledEnvs:
         self._episodes: list[Episode] = []
         self._news: list[bytes] = []  # not read yet
         self._restarts_before = 0
-        self._notices = 0
+        self._reporter = Reporter(logger)
         self._waited = 0.0
         self._lost_at = [0] * num_workers  # number of the last request when a worker was last lost
         self._crew = Crew(worker.__name__, orders, build_timeout, max_worker_restarts, should_stop)
@@ -147,9 +148,8 @@ class PooledEnvs:
             member.inbox.clear()
         order = {"do": "reset", "seed": seed, "warm_up": warm_up}
         answers = self._order_all(order, "ready", self._build_timeout)
-        for notice in (notice for answer in answers for notice in answer["notices"]):
-            self._notices += 1
-            report(notice, self._notices)
+        for answer in answers:
+            self._reporter.report(answer["notices"])
         for member in self._crew.members:
             member.inbox.clear()  # news of requests that were given up above
         # a slot that waits for no worker answers with what its rows hold
@@ -271,9 +271,7 @@ class PooledEnvs:
             for env, values in episodes:
                 self._played[env] += 1
                 self._episodes.append(Episode(env, values))
-            for notice in notices:
-                self._notices += 1
-                report(notice, self._notices)
+            self._reporter.report(notices)
         self._news.clear()
 
     def _receive_news(self, member: Member, slot: int, number: int) -> bytes:

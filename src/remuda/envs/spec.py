@@ -169,6 +169,14 @@ def resolve(
     return _with_atari(_find(env, dict(kwargs or {})), atari)
 
 
+def is_atari(name: str) -> bool:
+    """Return whether this is a registered id of ale-py whose observations are frames: ALE/Pong-v5, Pong-v4."""
+    name = name.rpartition(":")[2]
+    register(name)
+    known = gymnasium.registry.get(name)
+    return known is not None and known.entry_point == ENTRY_POINT and not known.kwargs.get("obs_type")
+
+
 def _is_mujoco(known: Any) -> bool:
     return ".mujoco" in str(known.entry_point)
 

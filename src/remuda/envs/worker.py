@@ -36,6 +36,7 @@ from remuda.envs.spaces import space_to_wire
 from remuda.envs.spec import EnvSpec
 from remuda.errors import EnvSpecError, NoState
 from remuda.transport import serving
+from remuda.transport.notices import Notice
 from remuda.transport.requests import Answers, Patience
 from remuda.transport.wire import Bell, Link
 
@@ -212,7 +213,7 @@ class _Service:
             self._parent_bell.ring()
 
 
-def decode_news(news: bytes) -> tuple[list[tuple[int, dict[str, float]]], list[str]]:
-    """(env, values) of episodes, and notices; after the byte that tells whether there are any."""
+def decode_news(news: bytes) -> tuple[list[tuple[int, dict[str, float]]], list[Notice]]:
+    """Return (env, values) of finished episodes, and notices; the byte before them says whether there are notices."""
     episodes, notices = msgspec.msgpack.decode(memoryview(news)[1:])
     return episodes, notices

@@ -84,6 +84,7 @@ class Learner:
         self.optimizers = {name: make_optimizer(vector, optimizer) for name, vector in self.vectors.items()}
         self.clock = Clock()
         self.skipped = 0  # updates left out because a gradient was not finite
+        self.statistics_version = 0  # how often `finish` has changed the agent, without an update
         self._bad_in_a_row = 0
         self._quick = getattr(algorithm, "quick_gradients", None)  # an algorithm need not have it
         adds_up = getattr(algorithm, "adds_up", None)  # how gradients of parts make up that of the whole, if they do
@@ -180,10 +181,11 @@ class Learner:
         return gradients
 
     def finish(self, rollout: Rollout) -> None:
-        """After the last gradient of a rollout: running statistics of observations."""
+        """Update running statistics of observations, after the last gradient of a rollout."""
         if self._elsewhere is not None:
             rollout = replace(rollout, steps=rollout.steps.replace(obs=self._moved(rollout.steps.obs)))
-        self.algorithm.after_rollout(rollout)
+        # Algorithms that do not say whether the agent changed are taken to have changed it.
+        self.statistics_version += self.algorithm.after_rollout(rollout) is not False
 
     def close(self) -> None:
         """End its threads; what was learned stays."""

@@ -6,10 +6,15 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from remuda.transport.notices import notice_of
+
 
 @contextmanager
-def warnings_go_to(say: Callable[[str], None]) -> Iterator[None]:
-    """While it lasts."""
+def warnings_go_to(say: Callable[[str, str], None]) -> Iterator[None]:
+    """Pass every warning to `say` while the context lasts: its text, and a traceback or "".
+
+    The traceback of an exception at the same place of the user's code is passed once.
+    """
     handler, logger = _Notices(say), logging.getLogger("remuda")
     logger.addHandler(handler)
     try:
@@ -19,9 +24,14 @@ def warnings_go_to(say: Callable[[str], None]) -> Iterator[None]:
 
 
 class _Notices(logging.Handler):
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str, str], None]) -> None:
         super().__init__(logging.WARNING)
-        self._say = say
+        self._say, self._places = say, set[str]()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._say(f"warning: {record.getMessage()}")
+        notice = notice_of(record)
+        is_new = notice.place not in self._places
+        if notice.place:
+            self._places.add(notice.place)
+        if is_new or not notice.is_once:
+            self._say(f"warning: {notice.text}", notice.traceback if is_new else "")

@@ -52,6 +52,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.has_traceback = False  # in log.txt, of this process
         self._log: IO[str] | None = None
         self._made: list[Path] = []  # by `create`, for `discard`
 
@@ -142,8 +143,10 @@ class RunDirectory:
     def tb(self) -> Path:
         return self.path / "tb"
 
-    def log(self, line: str) -> None:
-        """Append one line with the time to log.txt."""
+    def log(self, line: str, traceback: str = "") -> None:
+        """Append one line with the time to log.txt, and a traceback below it."""
+        self.has_traceback |= bool(traceback)
+        line = f"{line}\n{traceback}" if traceback else line
         if self._log is None:
             self._log = (self.path / "log.txt").open("a", encoding="utf-8", buffering=1)
         with contextlib.suppress(OSError):  # a full disk must not end a run for want of a line

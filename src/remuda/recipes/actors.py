@@ -25,6 +25,7 @@ from remuda.sampling.actor import serve
 from remuda.sampling.exploration import Exploration
 from remuda.sampling.feed import ReplayFeed
 from remuda.sampling.stream import RolloutStream
+from remuda.transport.notices import Notice
 
 
 def make_acting_sampler(
@@ -177,7 +178,7 @@ class Worker:
     """What one worker is made of."""
 
     def make_parts(
-        self, order: Mapping[str, Any], beat: Callable[[], bool], tell: Callable[[str], None]
+        self, order: Mapping[str, Any], beat: Callable[[], bool], tell: Callable[[Notice], None]
     ) -> tuple[Any, Agent, Exploration]:
         """Its envs and its agent, and how that explores."""
         self.config, self.beat = from_dict(order["config"]), beat
@@ -242,7 +243,7 @@ class RingWriter:
 
 
 def make_own_envs(
-    config: RunConfig, order: Mapping[str, Any], beat: Callable[[], bool], tell: Callable[[str], None]
+    config: RunConfig, order: Mapping[str, Any], beat: Callable[[], bool], tell: Callable[[Notice], None]
 ) -> LocalEnvs | NativeEnvs | ApartEnvs:
     """In this process; native ones only where no worker has to go on with another's episodes."""
     spec, count, levels = EnvSpec.from_json(order["spec"]), order["last"] - order["first"], training_seeds(config)

@@ -35,6 +35,7 @@ from remuda.recipes.parts import agent_view, eval_episodes, eval_seed, find_net,
 from remuda.recipes.policy import Policy
 from remuda.transport import serving
 from remuda.transport.crew import Crew
+from remuda.transport.notices import Reporter, collect_warnings
 from remuda.transport.wire import Link
 
 logger = logging.getLogger("remuda.recipes")
@@ -68,6 +69,7 @@ class EvaluatorProcess:
         self._weights = weights
         self._versions, self._steps = [version], [steps]  # that were published, and the steps done by then
         self._was_useful, self._is_open, self._looked = False, True, time.monotonic()
+        self._reporter = Reporter(logger)
         options = config.envs
         self._patience = max(options.step_timeout, options.build_timeout)
         self._crew = Crew(__name__, [order], options.build_timeout, options.max_worker_restarts, should_stop)
@@ -100,6 +102,8 @@ class EvaluatorProcess:
                 self._was_useful = False
             elif member.take("built") is not None:
                 self._introduce()
+            while (answer := member.take("notices")) is not None:
+                self._reporter.report(answer["notices"])
             while (answer := member.take("unfilmed")) is not None:
                 logger.warning("evaluations are no longer filmed: %s", answer["unfilmed"])
             while (answer := member.take("evaluated")) is not None:
@@ -135,6 +139,7 @@ class _Service:
         self._weights: SharedWeights | FileWeights | None = None
         self._version, self._rests_until, self._beaten = -1, 0.0, 0.0
         self._server = os.getppid()
+        self._notices = collect_warnings()  # such as of envs that raised: the parent has the run's log
 
     def run(self) -> None:
         torch.set_num_threads(1)
@@ -160,7 +165,8 @@ class _Service:
         """Obeys what has come in; asked at every step, so that the run hears of an env that hangs."""
         if time.monotonic() - self._beaten > BEAT_SECONDS:
             self._beaten = time.monotonic()
-            self._link.send({"alive": True}, seconds=None)
+            self._link.send({"notices": self._notices} if self._notices else {"alive": True}, seconds=None)
+            self._notices.clear()
         if self._poll.poll(seconds * 1000):
             messages, fds = self._link.receive()
             for message in messages:

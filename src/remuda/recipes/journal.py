@@ -315,9 +315,10 @@ class Journal:
         }
         self._checkpoints.save(learner, self.progress, sampler, kept)
 
-    def say(self, line: str) -> None:
-        self.terminal.note(line)
-        self.directory.log(line)
+    def say(self, line: str, traceback: str = "") -> None:
+        """Show a line and keep it in log.txt, where a traceback follows it."""
+        self.terminal.note(f"{line} The whole traceback is in log.txt." if traceback else line)
+        self.directory.log(line, traceback)
 
     # --- details ---
 

@@ -87,6 +87,17 @@ def check_envs(config: RunConfig, spec: EnvSpec) -> bool:
     return choose_backend(spec, backend, options.stats, levels=training_seeds(config)) is not None
 
 
+def frame_skip_warning(spec: EnvSpec) -> str | None:
+    """Return a sentence if this is an Atari game in which every frame is a step: it learns several times slower."""
+    game = spec.game
+    if game is None or game.frame_skip != 1:
+        return None
+    return (
+        f"every frame of {spec.label} is a step (frame skip 1), while presets and published results repeat each "
+        "action for 4 frames: use --envs.frame_skip 4."
+    )
+
+
 def why_no_state(config: RunConfig, info: EnvInfo, is_native: bool) -> str | None:
     """What keeps the state of envs from being saved; None if nothing does."""
     if is_native:

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from remuda.core import Space
+from remuda.envs import is_atari
 from remuda.recipes import value_presets
 
 Preset = Mapping[str, Mapping[str, Any]]
@@ -322,9 +323,14 @@ PRESETS = {
 
 
 def find_preset(algo: str, env: str, action: Space) -> Preset:
-    """The preset of this env: by the pattern of its id (without any module prefix), else by its actions."""
+    """Return the preset of this env: by the pattern of its id (without any module prefix), else by its actions.
+
+    All ids of Atari games count as `ALE/*`, such as PongNoFrameskip-v4 and Pong-v4.
+    """
     table = PRESETS[algo]
     name = env.rpartition(":")[2]
+    if is_atari(name) and not name.startswith("ALE/"):
+        name = f"ALE/{name}"
     for pattern, preset in table.items():
         if fnmatchcase(name, pattern):
             return preset

@@ -10,7 +10,7 @@ import numpy as np
 
 from remuda.core import Replay, Space
 from remuda.data import leaves
-from remuda.envs import EnvInfo
+from remuda.envs import EnvInfo, is_atari
 from remuda.errors import ConfigError
 from remuda.machine import free_memory
 from remuda.recipes.algo_options import APPOOptions, DQNOptions, OffPolicyOptions, PPOOptions, VTraceOptions
@@ -132,8 +132,7 @@ def num_frames(config: RunConfig, observation: Space) -> int:
     asked, stack = config.replay.frames, config.envs.frame_stack
     is_stack = observation.kind == "box" and len(observation.shape) == 3
     if asked == 0:
-        is_atari = config.env.rpartition(":")[2].startswith("ALE/")
-        return stack if is_atari and is_stack and observation.shape[0] == stack else 1
+        return stack if is_atari(config.env) and is_stack and observation.shape[0] == stack else 1
     if asked > 1 and observation.kind != "box":
         raise ConfigError(
             f"replay.frames={asked} is for observations that are images alone, and these have entries (shown actions "

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from traceback import format_exception
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ import torch
 from remuda.agents import NetFactory
 from remuda.core import Feed, Recipe, Sampler, Scheme, Stream
 from remuda.envs import EnvInfo, EnvSpec, refuse_in_worker
-from remuda.errors import ConfigError, Interrupted, RemudaError, nearest
+from remuda.errors import ConfigError, EnvFailed, Interrupted, RemudaError, nearest
 from remuda.learning.checkpoint import Checkpoint, load_newest
 from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
@@ -46,6 +47,7 @@ from remuda.recipes.parts import (
     check_envs,
     eval_episodes,
     find_net,
+    frame_skip_warning,
     make_some_envs,
     num_workers,
     play_episodes,
@@ -152,6 +154,8 @@ def train_from(
                     watched = partial(EvaluatorProcess, config, spec, video=video, should_stop=journal.must_stop)
                     recipe = replace(recipe, make_evaluator=watched)
                 warn_if_nothing_is_learned(config, journal)
+                if warning := frame_skip_warning(spec):
+                    journal.say(f"warning: {warning}")
                 learner = scheme.run(recipe, journal)
                 result = journal.finish(learner)
         except Interrupted as error:  # before there was a learner to save
@@ -161,12 +165,14 @@ def train_from(
             stopped.signal = signals.received or stopped.signal
             raise stopped from error
         except RemudaError as error:
-            if journal.progress.rounds == 0 and not resume:
+            has_failed = isinstance(error, EnvFailed)
+            if journal.progress.rounds == 0 and not resume and not has_failed:
                 directory.discard()  # a run that learned nothing leaves nothing behind
             else:
                 with suppress(OSError):  # a full disk: why the run failed is what the user has to know
                     directory.write_result({"status": "failed", "error": str(error), "steps": journal.progress.steps})
-                directory.log(f"failed: {error}")
+                is_new = has_failed and not directory.has_traceback
+                directory.log(f"failed: {error}", "".join(format_exception(error)) if is_new else "")
             raise
         except OSError:  # as of too many open files
             if journal.progress.rounds == 0 and not resume:

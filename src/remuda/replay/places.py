@@ -37,7 +37,7 @@ class Places:
     def keys(self, place: Index) -> tuple[Index, Index]:
         """Of what was written last to each place; and which of these rows can no longer be drawn."""
         ring, envs = self.ring, self.ring.envs
-        written = ring.written[place % envs // ring.width] if ring.groups > 1 else int(ring.written[0])
+        written = ring.look(place % envs // ring.width) if ring.groups > 1 else int(ring.look(0))
         oldest = (written - ring.capacity) * envs
         age = place - oldest
         age %= self._count
@@ -48,7 +48,7 @@ class Places:
 
     def at(self, share: NDArray[np.float64]) -> tuple[Index, Index]:
         """Places and keys of what lies at these shares of all rows that the ring counts; all are as likely."""
-        ring, written = self.ring, int(self.ring.written[0])
+        ring, written = self.ring, int(self.ring.look(0))
         stored = written - ring.oldest(0)
         if stored == 0 and not ring.count:
             raise NothingToDraw("there is nothing to draw: no row was added yet.")

@@ -193,8 +193,20 @@ class Ring:
         self.judged[group] = first + len(error)
 
     def noticed(self, group: int) -> int:
-        """Rows of a group of which a reader may take note."""
-        return int(self.judged[group] if self.error is not None else self.written[group])
+        """Return how many rows of a group a reader may take note of; see `look`."""
+        end = int(self.judged[group] if self.error is not None else self.written[group])
+        self._fence()
+        return end
+
+    def look(self, group: Any) -> Any:
+        """Return how many rows these groups were given, a number or [N].
+
+        Rows up to there may be read afterwards: without the fence, processors other than x86 might have read them
+        before the counter, as they were before they were written.
+        """
+        written = self.written[group]
+        self._fence()
+        return written
 
     def may_write(self) -> bool:
         """Whether writers have not reached the limit that a reader set for them."""
@@ -218,7 +230,7 @@ class Ring:
             self._abandon(group)
 
     def _abandon(self, group: int) -> None:
-        start, end, columns = int(self.written[group]), int(self.begun[group]), self.columns(group)
+        start, end, columns = int(self.look(group)), int(self.begun[group]), self.columns(group)
         seen = map_tree(lambda x: x[start % self.capacity, columns].copy(), self.rows.obs)  # whole, whoever wrote it
         self.rows.obs[end % self.capacity, columns] = seen  # for whoever is lost next, in its first rows
         for places, _ in unbroken(max(start, end - self.capacity + 1), end, self.capacity):
@@ -263,6 +275,7 @@ class Ring:
             row, env = np.divmod(index, self.envs)
             return row + self.oldest(0), env
         stored, written = self.stored, self.written.copy()  # once: others may be writing
+        self._fence()  # rows are read next, see `look`
         ends = (stored * self.width).cumsum()
         index = np.minimum(index, ends[-1] - 1)  # there may be fewer by now than there were
         group = ends.searchsorted(index, "right")
@@ -314,7 +327,7 @@ class Ring:
         `end` is how far the group of each had come, where somebody has looked already.
         """
         reward, discount = np.zeros(len(row), np.float32), np.ones(len(row), np.float32)
-        end = self.written[env // self.width] if end is None else end
+        end = self.look(env // self.width) if end is None else end
         at, goes_on = row, np.ones(len(row), bool)
         for _ in range(n):
             place = self._place(at, env)

@@ -191,7 +191,7 @@ def sequence_rows(
     """Rows [R, S] from the start of each, and targets [length, S]; beyond the newest row there is what was seen after
     it, and nothing else."""
     row = start + np.arange(burn_in + length + n_step)[:, None]
-    newest = ring.written[env // ring.width]
+    newest = ring.look(env // ring.width)
     taken = ring.take(np.minimum(row, newest).reshape(-1), np.broadcast_to(env, row.shape).reshape(-1))
     rows: Row = map_tree(lambda x: x.reshape(*row.shape, *x.shape[1:]), taken)
     for _, part in leaves(rows.replace(obs=None)):

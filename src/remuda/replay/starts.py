@@ -73,8 +73,17 @@ class States:
         self.judged[group] = number + 1
 
     def noticed(self, group: int) -> int:
-        """States of a group of which a reader may take note."""
-        return int(self.stored[group] if self.error is None else self.judged[group])
+        """Return how many states of a group a reader may take note of; what is read afterwards is that new."""
+        return self._look(self.stored if self.error is None else self.judged, group)
+
+    def look(self, group: int) -> int:
+        """Return how many states of a group were ever stored; what is read afterwards is that new."""
+        return self._look(self.stored, group)
+
+    def _look(self, counts: NDArray[Any], group: int) -> int:
+        count = int(counts[group])
+        self._fence()
+        return count
 
     def forgo_judgement(self, group: int) -> None:
         """Of sequences that nobody will judge any more."""
@@ -83,8 +92,10 @@ class States:
                 self.judge(group, number, np.nan)
 
     def get_state(self) -> dict[str, Any]:
-        """In this order: what is stored meanwhile lies where `stored` says that there is nothing."""
-        stored, row = self.stored.copy(), self.row.copy()
+        """Copy in this order: what is stored meanwhile lies where `stored` says that there is nothing."""
+        stored = self.stored.copy()
+        self._fence()
+        row = self.row.copy()
         states = {path: array.copy() for path, array in leaves(self.states)}
         return {"states": states, "row": row, "stored": stored, "interval": self.interval}
 
@@ -134,10 +145,10 @@ class Starts:
         self._let_go()
 
     def _complete_group(self, group: int) -> None:
-        end, columns = int(self.ring.written[group]), self.ring.columns(group)
+        end, columns = int(self.ring.look(group)), self.ring.columns(group)
         stored, env = self.states.noticed(group), np.arange(columns.start, columns.stop)
-        # Whoever looks too seldom finds newer ones in the place of some.
-        self.complete[group] = max(self.complete[group], int(self.states.stored[group]) - self.room + 1)
+        # A reader that looks too seldom finds newer states in the place of some.
+        self.complete[group] = max(self.complete[group], self.states.look(group) - self.room + 1)
         while self.complete[group] < stored:
             number = int(self.complete[group])
             row = int(self.states.row[number % self.room, group])

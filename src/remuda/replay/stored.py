@@ -188,7 +188,7 @@ class Stored(ABC):
         """Yield observations and masks of the rows that writers appended since the last call, by group."""
         ring = self.ring
         for group in range(ring.groups):
-            first, end = max(int(self._shown[group]), ring.oldest(group)), int(ring.written[group])
+            first, end = max(int(self._shown[group]), ring.oldest(group)), int(ring.look(group))
             self._shown[group] = end
             for parts in ring.observed(group, first, end) if end > first else ():
                 obs, mask = map_tree(torch.from_numpy, parts)
@@ -203,7 +203,7 @@ class Stored(ABC):
         self._take_note()
 
     def _cut_group(self, group: int) -> None:
-        columns, written = self.ring.columns(group), int(self.ring.written[group])
+        columns, written = self.ring.columns(group), int(self.ring.look(group))
         env: Index = np.arange(columns.start, columns.stop)
         if written and self.ring.is_real(np.full(len(env), written - 1), env).any():
             self.ring.cut(self.ring.obs(np.full(len(env), written), env), group)

@@ -13,7 +13,6 @@ A module names what is built and serves it, so that a fork server can load both:
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import time
@@ -32,6 +31,7 @@ from remuda.sampling.exploration import Exploration
 from remuda.sampling.groups import Filled, GroupSampler
 from remuda.sampling.sampler import EnvSampler
 from remuda.transport import serving
+from remuda.transport.notices import Notice, collect_warnings
 from remuda.transport.wire import Link
 
 LOOK_SECONDS = 1.0  # how often an idle worker looks whether its fork server lives, where the kernel does not tell
@@ -40,8 +40,10 @@ BEAT_SECONDS = 0.25  # how often a busy one says that it lives
 NEWS_SECONDS = 0.1  # how often one that is not asked says what it has sampled
 REST_SECONDS = 0.002  # how long such a one waits before it looks again whether it may go on
 
-# order, heartbeat (asked at every step), who hears of envs that were rebuilt -> envs, agent, exploration
-MakeParts = Callable[[Mapping[str, Any], Callable[[], bool], Callable[[str], None]], tuple[Any, Agent, Exploration]]
+# order, heartbeat (asked at every step), receiver of notices of rebuilt envs -> envs, agent, exploration
+MakeParts = Callable[
+    [Mapping[str, Any], Callable[[], bool], Callable[[Notice], None]], tuple[Any, Agent, Exploration]
+]
 
 
 class Writer(Protocol):
@@ -61,25 +63,13 @@ def serve(fds: Sequence[int], make_parts: MakeParts, make_writer: MakeWriter | N
     return serving.serve(link, _Service(link, make_parts, make_writer))
 
 
-class _Notices(logging.Handler):
-    """Warnings of the package, such as of lost env workers: the parent has the run's log."""
-
-    def __init__(self, notices: list[str]) -> None:
-        super().__init__(logging.WARNING)
-        self._notices = notices
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._notices.append(record.getMessage())
-
-
 class _Service:
     def __init__(self, link: Link, make_parts: MakeParts, make_writer: MakeWriter | None) -> None:
         self._link, self._make_parts, self._make_writer = link, make_parts, make_writer
         self._envs: Any = None
         self._is_leaving = False
         self._beaten = 0.0
-        self._notices: list[str] = []
-        logging.getLogger("remuda").addHandler(_Notices(self._notices))
+        self._notices = collect_warnings()  # such as of lost env workers: the parent has the run's log
         self._groups: GroupSampler | None = None
         self._writer: Writer | None = None
         self._is_sampling, self._has_sampled, self._told = False, False, 0.0

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remuda.core import Episode
+from remuda.transport.notices import Notice, Reporter
 
 logger = logging.getLogger("remuda.sampling")
 
@@ -20,7 +21,7 @@ class News:
         self._restarts = [0] * num_workers  # envs rebuilt by each worker, as it last said
         self._episodes: list[Episode] = []
         self._seconds: dict[str, float] = {}
-        self._notices = 0
+        self._reporter = Reporter(logger)
 
     def add(self, worker: int, answer: Mapping[str, Any]) -> None:
         """After a rollout."""
@@ -29,12 +30,9 @@ class News:
         for name, seconds in answer["seconds"].items():
             self._seconds[name] = self._seconds.get(name, 0.0) + seconds / len(self.lost)
 
-    def report(self, notices: Sequence[str]) -> None:
-        """Tell the user of restarts: of the 1st, 2nd, 4th, 8th ..., as a flaky env would drown everything else."""
-        for notice in notices:
-            self._notices += 1
-            if self._notices & (self._notices - 1) == 0:
-                logger.warning("%s", notice)
+    def report(self, notices: Sequence[Notice]) -> None:
+        """Log those of a worker's notices that are due."""
+        self._reporter.report(notices)
 
     def lose(self, worker: int, num_envs: int) -> None:
         self.lost[worker] += 1

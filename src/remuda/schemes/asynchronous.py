@@ -6,7 +6,7 @@ and what is older than `max_lag` updates is dropped. With max_lag=0 nobody begin
 and the run is the synchronous one.
 
 `AsynchronousReplay`: workers write rows straight into the learner's replay; the learner draws what is due, learns,
-and publishes after every so many updates.
+and publishes after some updates, or once statistics of observations have moved.
 """
 
 from __future__ import annotations
@@ -111,14 +111,14 @@ class AsynchronousReplay:
                 log.begin()
                 must_end = log.should_stop()
                 while progress.steps < recipe.steps and not must_end:
-                    before = learner.version
+                    before = learner.version, learner.statistics_version
                     try:
                         round = self._round(recipe, learner, replay, feed, progress, log)
                     except BaseException:  # no Round will tell of these
                         progress.episodes += len(feed.episodes())
                         raise
                     finally:
-                        if learner.version > before:
+                        if (learner.version, learner.statistics_version) != before:
                             weights.publish(learner.version)
                         progress.restarts = restarts + feed.restarts()
                     round.evaluations = evaluator.look(learner.version, progress.steps) if evaluator else []

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from remuda.errors import ConfigError, EnvError, EnvSpecError, Interrupted, RemudaError, WorkerError
+from remuda.errors import ConfigError, EnvError, EnvFailed, EnvSpecError, Interrupted, RemudaError, WorkerError
 from remuda.transport.forkserver import DEATH_SECONDS, ForkFailed, ForkServer
 from remuda.transport.wire import Bell, Link
 
@@ -31,7 +31,8 @@ logger = logging.getLogger("remuda.envs")
 WINDOW_SECONDS = 60.0  # in which a budget of restarts counts
 LOOK_SECONDS = 0.2  # longest sleep before `should_stop` is asked again
 LEAVE_SECONDS = 1.0  # for workers to close their envs when the pool closes
-TOLD_AS_THEY_ARE = {kind.__name__: kind for kind in (ConfigError, EnvError, EnvSpecError)}  # sentences for the user
+# Messages of these are sentences for the user.
+TOLD_AS_THEY_ARE = {kind.__name__: kind for kind in (ConfigError, EnvError, EnvFailed, EnvSpecError)}
 
 
 class Member:

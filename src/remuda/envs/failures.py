@@ -1,0 +1,97 @@
+"""Exceptions inside a user's env: where they were raised, and how many of them a run survives.
+
+except FAILURES as error:
+    text = raised(error)                                  # "ValueError: no such card (cards.py:41, in step)"
+    reason = count.add(in_a_row, restarts, finished)      # None: the env may be rebuilt
+"""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+import traceback
+from dataclasses import dataclass
+
+import gymnasium
+
+import remuda
+from remuda.envs.paths import sentence
+from remuda.transport.notices import Notice
+
+FAILURES = (Exception, SystemExit)  # an env that calls sys.exit() has failed too
+RESTARTS_IN_A_ROW = 20  # without one completed step: the env is broken for good
+FAILURES_WITHOUT_EPISODE = 20  # of one env, during which no env of the group finished an episode
+LONGEST_TRACEBACK = 1 << 16  # characters; an exception may hold the text of a whole file
+
+
+@dataclass
+class FailureCount:
+    """Counts the failures of one env and decides when it is given up.
+
+    Envs that fail randomly are survived as long as some env of the group finishes an episode between two of them.
+    Envs of one LocalEnvs or one pool form a group; each worker that acts by itself has a group of its own.
+    """
+
+    max_restarts: int
+    without_episode: int = 0  # failures since an env of the group last finished an episode
+    finished: int = 0  # episodes that the group had finished at the last failure
+
+    def add(self, in_a_row: int, restarts: int, finished: int) -> str | None:
+        """Count one failure; return why the env is given up, or None if it may be rebuilt.
+
+        `in_a_row` are failures without a completed step between them, this one included; `finished` are the episodes
+        that all envs of the group have finished so far.
+        """
+        self.without_episode = self.without_episode + 1 if finished == self.finished else 1
+        self.finished = finished
+        if in_a_row > RESTARTS_IN_A_ROW:
+            return f", {in_a_row} times in a row without completing a step"
+        # Failures without a single completed step are left to the rule above.
+        if self.without_episode >= FAILURES_WITHOUT_EPISODE and self.without_episode > in_a_row:
+            return f", {self.without_episode} times while no env finished an episode"
+        if restarts > self.max_restarts:
+            return f", more than envs.max_restarts={self.max_restarts} times" if self.max_restarts > 0 else ""
+        return None
+
+
+def raised(error: BaseException) -> str:
+    """Return the exception in one line, with the file, line and function of the user's code that raised it.
+
+    >>> raised(ValueError("no such card"))
+    'ValueError: no such card'
+    """
+    place = find_place(error)
+    return sentence(error) if place is None else f"{sentence(error)} ({place[0]}, in {place[1]})"
+
+
+def find_place(error: BaseException) -> tuple[str, str] | None:
+    """Return (file:line, function) of the innermost frame in the user's own code.
+
+    Where all frames belong to installed libraries, it is the innermost outside of Remuda and Gymnasium, or the
+    innermost of all. None if the exception was never raised.
+    """
+    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    for folders in (_LIBRARIES, _FRAMEWORKS, ()):
+        for code, line in reversed(frames):
+            if not code.co_filename.startswith(("<", *folders)):
+                return f"{code.co_filename}:{line}", code.co_name
+    return None
+
+
+def notice_of(error: BaseException, text: str, known: set[str]) -> Notice:
+    """Return a notice with this text, and with the traceback unless its place is among the `known` ones; adds it."""
+    place = (find_place(error) or ("unknown",))[0]
+    if place in known:
+        return Notice(text)
+    known.add(place)
+    whole = "".join(traceback.format_exception(error)).rstrip()
+    return Notice(text, whole[-LONGEST_TRACEBACK:], place)
+
+
+def _folders(*paths: str) -> tuple[str, ...]:
+    """Return these folders, as they are named and without symbolic links: a frame's file may be named either way."""
+    return tuple({os.path.join(path, "") for each in paths for path in (each, os.path.realpath(each))})
+
+
+_FRAMEWORKS = _folders(*(os.path.dirname(str(module.__file__)) for module in (remuda, gymnasium)))
+_LIBRARIES = (*_FRAMEWORKS, *_folders(*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))))

@@ -30,6 +30,7 @@ from typing import IO, Any, Self
 import yaml
 
 from remuda.errors import CheckpointError, ConfigError
+from remuda.logs.advice import resume_advice
 from remuda.logs.files import append_whole, plain, to_json, write_whole
 
 if sys.platform != "win32":
@@ -262,7 +263,11 @@ def _check_free(directory: Path) -> None:
 
 
 def _taken(directory: Path) -> str:
-    return f"out={directory} already holds a run: continue it with --resume {directory}, or choose another --out."
+    config: dict[str, Any] = {}
+    with contextlib.suppress(CheckpointError):
+        config = RunDirectory.open(directory).read_config()
+    advice = resume_advice(directory, config)
+    return f"out={directory} already holds a run: continue it with {advice}, or choose another --out."
 
 
 def _unwritable(directory: Path, error: OSError) -> str:

@@ -24,6 +24,7 @@ from remuda.recipes.algorithms import make_algorithm
 from remuda.recipes.journal import Callback
 from remuda.recipes.parts import agent_view, find_net, play_episodes
 from remuda.recipes.policy import Policy
+from remuda.recipes.record import record
 from remuda.recipes.settings import Setup, callable_name, resume_config, settle_config
 from remuda.recipes.train import train as run_training
 
@@ -54,11 +55,12 @@ class Run:
             raise CheckpointError(f"run {self.path} has no result yet: it has not ended.") from None
         return found
 
-    def setup(self) -> Setup:
-        return resume_config(self.path, {}, {}, self._env)
+    def setup(self, call: str = "remuda.Run({})") -> Setup:
+        """Return configuration, env and spaces; `call` is what an error advises, with the env and net given again."""
+        return resume_config(self.path, {}, {}, self._env, self._net, call)
 
     def agent(self) -> Any:
-        """The agent with the newest whole checkpoint's weights, or those of the file that was named."""
+        """Return the agent with the newest whole checkpoint's weights, or those of the file that was named."""
         config, _, info = self.setup()
         algorithm = make_algorithm(config, agent_view(config, info), self._net or find_net(config.agent))
         if self._weights is not None:
@@ -72,19 +74,25 @@ class Run:
         return agent
 
     def policy(self) -> Policy:
-        """The same, as users call it."""
-        _, _, info = self.setup()
+        """Return the same agent as a `Policy`."""
+        _, _, info = self.setup("remuda.load({})")
         return Policy(self.agent(), info.observation)
 
     def evaluate(self, episodes: int = 20, seed: int | None = None, deterministic: bool = True) -> dict[str, Any]:
         """Play whole episodes; the same seed gives the same episodes."""
         if episodes < 1:
             raise ConfigError(f"episodes={episodes} is too small: play at least 1.")
-        config, spec, _ = self.setup()
+        config, spec, _ = self.setup("remuda.Run({}).evaluate()")
         if seed is not None:
             config = replace(config, eval=replace(config.eval, seed=seed, seeds=None))
         found = play_episodes(config, spec, episodes, self.agent(), explore=not deterministic)
         return found.summary()
+
+    def record(
+        self, episodes: int = 1, seed: int | None = None, out: str | Path | None = None
+    ) -> tuple[Path, list[float]]:
+        """Film greedy episodes into an mp4, by default RUN/videos/step-N.mp4; return the file and their returns."""
+        return record(self, episodes, seed, None if out is None else Path(out))
 
 
 def as_list(callbacks: Callback | Sequence[Callback]) -> list[Callback]:
@@ -92,7 +100,7 @@ def as_list(callbacks: Callback | Sequence[Callback]) -> list[Callback]:
 
 
 def load(path: str | Path, env: Callable[..., Any] | None = None, net: NetFactory | None = None) -> Policy:
-    """The policy of a run. A run made with a callable env or net that has no import path needs it again."""
+    """Return the policy of a run; an env or net without an import path (of a script or notebook) is needed again."""
     return Run(path, env, net).policy()
 
 
@@ -141,7 +149,11 @@ def resume(
     quiet: bool = False,
     **groups: Mapping[str, Any],
 ) -> Run:
-    """Go on with a run from its newest whole checkpoint."""
-    setup = resume_config(Path(path), {} if steps is None else {"steps": steps}, groups, env)
+    """Go on with a run from its newest whole checkpoint.
+
+    `env` and `net` are needed where the run was made with ones that have no import path, such as classes of a script
+    or notebook.
+    """
+    setup = resume_config(Path(path), {} if steps is None else {"steps": steps}, groups, env, net)
     run_training(*setup, out=path, resume=True, net=net, callbacks=as_list(callbacks), quiet=quiet)
     return Run(path, env, net)

@@ -13,6 +13,7 @@ from remuda.envs import EnvInfo, EnvSpec, probe, resolve
 from remuda.envs.atari import AtariOptions
 from remuda.envs.paths import describe
 from remuda.errors import CheckpointError, ConfigError, EnvSpecError, nearest
+from remuda.logs.advice import RESUME, python_call, without_path
 from remuda.logs.rundir import RunDirectory
 from remuda.machine import usable_cores
 from remuda.recipes.algo_options import ALGORITHMS, AlgoOptions
@@ -119,19 +120,36 @@ def read_config_file(path: Path) -> dict[str, Any]:
     return content
 
 
+def must_be_given_again(path: Path, stored: Mapping[str, Any], given: Mapping[str, Any], call: str) -> None:
+    """Raise CheckpointError where the run's env or net has no import path and is not `given`."""
+    needed = without_path(stored)
+    if any(given[name] is None for name in needed):
+        things = " and ".join(f"{name}={label}" for name, label in needed.items())
+        has = "which have" if len(needed) > 1 else "which has"
+        raise CheckpointError(
+            f"run {path} was made with {things}, {has} no import path: "
+            f"from Python, use {python_call(call, path, needed)}."
+        )
+
+
 def resume_config(
-    path: Path, settings: Mapping[str, Any], groups: Groups, env: Callable[..., Any] | None = None
+    path: Path,
+    settings: Mapping[str, Any],
+    groups: Groups,
+    env: Callable[..., Any] | None = None,
+    net: Callable[..., Any] | None = None,
+    call: str = RESUME,
 ) -> Setup:
-    """The configuration of an existing run; only how far it goes and how it is watched may change."""
+    """Return the configuration of an existing run; only how far it goes and how it is watched may change.
+
+    An env or net without an import path has to be given again; the error otherwise advises `call`.
+    """
     stored = RunDirectory.open(path).read_config()
+    must_be_given_again(path, stored, {"env": env, "net": net}, call)
     made_with = str(stored.get("env"))
     if env is not None:
         given = made_with if made_with.startswith("<") else callable_name(env, resolve(env).label)
         settings = {**settings, "env": given}
-    elif made_with.startswith("<"):
-        raise CheckpointError(
-            f"run {path} was made with {made_with}, which has no import path: pass env=... again, from Python."
-        )
     for name, value in settings.items():
         if name != "steps" and str(value) != str(stored.get(name)):
             raise CheckpointError(

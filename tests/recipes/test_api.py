@@ -129,7 +129,6 @@ class TestEnvs:
         assert run.evaluate(episodes=1)["episodes"] == 1, "the run that trained still has it"
         for attempt in (
             remuda.Run(run.path).evaluate,
-            lambda: remuda.load(run.path),
             lambda: remuda.resume(run.path),
         ):
             with pytest.raises(CheckpointError, match=r"has no import path: from Python, use remuda.*, env=\.\.\.\)"):
@@ -141,9 +140,9 @@ class TestEnvs:
 
     def test_a_factory_of_a_class_has_no_path_either(self, tmp_path):
         run = train(tmp_path / "run", counting.Outer.make)
-        with pytest.raises(CheckpointError, match=r"use remuda.load\(.*, env=Outer.make\)\.$"):
-            remuda.load(run.path)
-        remuda.load(run.path, env=counting.Outer.make)
+        with pytest.raises(CheckpointError, match=r"use remuda.Run\(.*, env=Outer.make\)\.evaluate\(\)\.$"):
+            remuda.Run(run.path).evaluate()
+        remuda.Run(run.path, env=counting.Outer.make).evaluate(episodes=1)
 
     def test_another_env_than_the_runs_is_refused(self, tmp_path):
         run = train(tmp_path / "run")

@@ -75,7 +75,7 @@ run = remuda.train("ppo", MyEnv, net=MyNet, steps=40, out=sys.argv[1], callbacks
                    log={"tensorboard": False}, eval={"episodes": 0})
 print(run.result["status"])
 run = remuda.resume(sys.argv[1], env=MyEnv, net=MyNet, quiet=True)
-print(run.result["status"], remuda.load(sys.argv[1], env=MyEnv, net=MyNet).act(np.zeros(LENGTH))[0] in (0, 1))
+print(run.result["status"], remuda.load(sys.argv[1], net=MyNet).act(np.zeros(LENGTH))[0] in (0, 1))
 """
 
 
@@ -118,10 +118,10 @@ def test_a_stopped_run_says_how_it_is_resumed_and_so_does_every_command(
         assert call in said, said
         assert "\n" not in said
     with pytest.raises(CheckpointError) as caught:
-        remuda.load(run, env=object)
+        remuda.load(run)
     assert str(caught.value) == (
-        f"run {run} was made with env=<MyEnv> and net=<MyNet>, which have no import path: "
-        f"from Python, use remuda.load{again}."
+        f'run {run} was made with net=<MyNet>, which has no import path: from Python, use remuda.load("{run}", '
+        "net=MyNet)."
     )
 
 

@@ -39,9 +39,10 @@ if sys.platform != "win32":
 RUNS = "runs"
 OURS = ("config.yaml", "meta.json", "metrics.jsonl", "result.json", "checkpoints")  # what marks a directory as a run
 EVALUATIONS = "evaluations.jsonl"
+SPACES = "spaces.json"  # of the env, for who loads the policy without it
 WEIGHTS = "weights.safetensors"  # of the newest agent, where weights go through a file
 # beside what `create` makes
-WRITTEN = ("metrics.jsonl", "metrics.csv", "result.json", "wandb-id.txt", "profile", EVALUATIONS, WEIGHTS)
+WRITTEN = ("metrics.jsonl", "metrics.csv", "result.json", "wandb-id.txt", "profile", EVALUATIONS, SPACES, WEIGHTS)
 PACKAGES = ("remuda", "torch", "numpy", "gymnasium")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from remuda.agents import NetFactory
+from remuda.core import Space
 from remuda.errors import CheckpointError, ConfigError
 from remuda.learning.checkpoint import load_newest
 from remuda.learning.restoring import must_fit
@@ -25,7 +26,7 @@ from remuda.recipes.journal import Callback
 from remuda.recipes.parts import agent_view, find_net, play_episodes
 from remuda.recipes.policy import Policy
 from remuda.recipes.record import record
-from remuda.recipes.settings import Setup, callable_name, resume_config, settle_config
+from remuda.recipes.settings import Setup, callable_name, resume_config, settle_config, stored_config
 from remuda.recipes.train import train as run_training
 
 
@@ -61,22 +62,28 @@ class Run:
 
     def agent(self) -> Any:
         """Return the agent with the newest whole checkpoint's weights, or those of the file that was named."""
-        config, _, info = self.setup()
+        return self._agent("remuda.Run({})")[0]
+
+    def _agent(self, call: str) -> tuple[Any, Space]:
+        """Return the agent and the env's observation space, which are built from the run directory where possible."""
+        stored = stored_config(self.path, self._net, call) if self._env is None else None
+        if stored is not None:
+            config, info = stored
+        else:
+            config, _, info = self.setup(call)
         algorithm = make_algorithm(config, agent_view(config, info), self._net or find_net(config.agent))
         if self._weights is not None:
             with must_fit(self._weights):
                 FileWeights(algorithm.agent, self._weights).pull(have=-1)
-            return algorithm.agent
+            return algorithm.agent, info.observation
         found = load_newest(self.path / "checkpoints")
         with must_fit(found.path):
             algorithm.load_state_dict(found.learner["algorithm"])
-        agent: Any = algorithm.agent
-        return agent
+        return algorithm.agent, info.observation
 
     def policy(self) -> Policy:
         """Return the same agent as a `Policy`."""
-        _, _, info = self.setup("remuda.load({})")
-        return Policy(self.agent(), info.observation)
+        return Policy(*self._agent("remuda.load({})"))
 
     def evaluate(self, episodes: int = 20, seed: int | None = None, deterministic: bool = True) -> dict[str, Any]:
         """Play whole episodes; the same seed gives the same episodes."""
@@ -100,7 +107,11 @@ def as_list(callbacks: Callback | Sequence[Callback]) -> list[Callback]:
 
 
 def load(path: str | Path, env: Callable[..., Any] | None = None, net: NetFactory | None = None) -> Policy:
-    """Return the policy of a run; an env or net without an import path (of a script or notebook) is needed again."""
+    """Return the policy of a run, without building its env.
+
+    A net without an import path, such as a class of a script or notebook, is needed again. `env` is only needed for
+    runs that were made before run directories held the spaces of the env.
+    """
     return Run(path, env, net).policy()
 
 

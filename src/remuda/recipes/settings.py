@@ -20,6 +20,7 @@ from remuda.recipes.algo_options import ALGORITHMS, AlgoOptions
 from remuda.recipes.config import GROUPS, KINDS, RunConfig
 from remuda.recipes.presets import find_preset
 from remuda.recipes.run_options import EnvsOptions
+from remuda.recipes.spaces import read_spaces
 from remuda.recipes.values import coerce, fill
 
 Groups = Mapping[str, Mapping[str, Any]]
@@ -34,7 +35,7 @@ def settle_config(
     file: Path | None = None,
     env: Callable[..., Any] | None = None,
 ) -> Setup:
-    """A whole configuration: option defaults, under the env's preset, under a file, under what was set by hand."""
+    """Return a whole configuration: option defaults, under the env's preset, a file and what was set by hand."""
     from_file = read_config_file(file) if file is not None else {}
     file_groups: Groups = from_file.pop("options", {})
     values = {"seed": 0, "scheme": "serial", **from_file, **settings}
@@ -42,9 +43,7 @@ def settle_config(
         if not values.get(name) and not (name == "env" and env is not None):
             remedy = "remuda train ppo --env CartPole-v1"
             raise ConfigError(f"no {name} is given: name one, as in {remedy}.")
-    algo = str(values["algo"])
-    if algo not in ALGORITHMS:
-        raise ConfigError(f"{algo!r} is not an algorithm: {nearest(algo, ALGORITHMS)}")
+    check_algorithm(values["algo"])
     check_groups(file_groups)
     check_groups(groups)
     wanted = {group: {**file_groups.get(group, {}), **groups.get(group, {})} for group in GROUPS}
@@ -52,7 +51,14 @@ def settle_config(
     atari = AtariOptions(**{item.name: getattr(envs, item.name) for item in fields(AtariOptions)})
     spec = resolve(env if env is not None else str(values["env"]), envs.kwargs, atari)
     info = probe(spec)
-    preset = find_preset(algo, spec.label, info.action)
+    name = spec.label if env is None else callable_name(env, spec.label)
+    return fill_config({**values, "env": name}, wanted, spec.label, info), spec, info
+
+
+def fill_config(values: Mapping[str, Any], wanted: Groups, label: str, info: EnvInfo) -> RunConfig:
+    """Return the configuration for an env with these spaces; options that are not `wanted` are the preset's."""
+    algo = str(values["algo"])
+    preset = find_preset(algo, label, info.action)
     defaults = {"algo": ALGORITHMS[algo](), **{g: kind() for g, kind in KINDS.items()}}
     filled = {
         attribute: fill(defaults[group], {**preset.get(group, {}), **wanted[group]}, group)
@@ -64,15 +70,34 @@ def settle_config(
     if filled["sampler"].act == "auto":
         filled["sampler"] = replace(filled["sampler"], act="workers" if values["scheme"] == "async" else "central")
     steps = values.get("steps", preset["run"]["steps"])
-    config = RunConfig(
+    return RunConfig(
         algo=algo,
-        env=spec.label if env is None else callable_name(env, spec.label),
+        env=str(values["env"]),
         steps=coerce(steps, "int", "steps"),
         seed=coerce(values["seed"], "int", "seed"),
         scheme=str(values["scheme"]),
         **filled,
     )
-    return config, spec, info
+
+
+def stored_config(path: Path, net: Callable[..., Any] | None, call: str) -> tuple[RunConfig, EnvInfo] | None:
+    """Return configuration and spaces of a run from its directory alone; None where it does not hold the spaces.
+
+    Nothing is imported or built for the env. `call` is what an error advises where the net has to be given again.
+    """
+    stored = RunDirectory.open(path).read_config()
+    spaces = read_spaces(path)
+    if spaces is None:
+        return None
+    must_be_given_again(path, {**stored, "env": None}, {"net": net}, call)
+    options, env = stored.get("options", {}), str(stored.get("env")).strip("<>")
+    if not isinstance(options, Mapping):
+        raise CheckpointError(f"{path}/config.yaml is damaged: it holds no options; restore it or start a new run.")
+    check_algorithm(stored.get("algo"))
+    check_groups(options)
+    wanted = {group: options.get(group, {}) for group in GROUPS}
+    info = EnvInfo(env, *spaces, None, (), 0.0)
+    return fill_config({"seed": 0, "scheme": "serial", **stored}, wanted, env, info), info
 
 
 def num_threads(info: EnvInfo) -> int:
@@ -81,6 +106,11 @@ def num_threads(info: EnvInfo) -> int:
         len(leaf.shape) == 3 and min(sorted(leaf.shape)[1:]) >= 36 for _, leaf in info.observation.leaves()
     )
     return usable_cores() if has_images else 1
+
+
+def check_algorithm(name: Any) -> None:
+    if str(name) not in ALGORITHMS:
+        raise ConfigError(f"{name!r} is not an algorithm: {nearest(str(name), ALGORITHMS)}")
 
 
 def check_groups(groups: Groups) -> None:

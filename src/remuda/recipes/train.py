@@ -49,6 +49,7 @@ from remuda.recipes.parts import (
 from remuda.recipes.profile import profiled
 from remuda.recipes.replays import make_replay, refuse_too_large
 from remuda.recipes.signals import StopSignals
+from remuda.recipes.spaces import write_spaces
 from remuda.replay.saving import DamagedReplay
 from remuda.sampling.sampler import EnvSampler
 from remuda.schemes.asynchronous import Asynchronous, AsynchronousReplay
@@ -97,7 +98,7 @@ def train(
     found = newest_checkpoint(Path(out)) if resume and out is not None else None
     while True:
         try:
-            return train_from(found, scheme, recipe, config, spec, net, out, resume, callbacks, quiet, profile)
+            return train_from(found, scheme, recipe, config, spec, info, net, out, resume, callbacks, quiet, profile)
         except DamagedReplay as error:  # found when it is read, once there is a replay to read it into
             assert found is not None
             found = load_newest(found.path.parent, found.step, [*found.skipped, str(error)])
@@ -109,6 +110,7 @@ def train_from(
     recipe: Recipe,
     config: RunConfig,
     spec: EnvSpec,
+    info: EnvInfo,
     net: NetFactory | None,
     out: str | Path | None,
     resume: bool,
@@ -124,6 +126,7 @@ def train_from(
         play = partial(play_episodes, config, spec, eval_episodes(config))
         journal = Journal(directory, config, play, terminal, signals)
         try:
+            write_spaces(directory.path, info.observation, info.action)
             with (
                 journal.open(resume, found),
                 profiled(directory.path / "profile" if profile else None) as count_round,

@@ -179,6 +179,8 @@ def main():
 
 """
 
+OBJECT = "import queue\nlengths = queue.LifoQueue()\nfor _ in range(9):\n    lengths.put([2])\n\n"
+
 
 def run_script(path: Path, text: str) -> subprocess.CompletedProcess[str]:
     path.write_text(text)
@@ -194,9 +196,22 @@ def test_a_function_of_the_script_that_is_run(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "rows (2, 3)\n", "")
 
 
+def test_a_script_without_a_guard_is_not_run_again(tmp_path: Path) -> None:
+    done = run_script(tmp_path / "unguarded.py", SCRIPT + "print('once')\nmain()\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "once\nrows (2, 3)\n", "")
+
+
+def test_a_script_whose_env_holds_an_object_is_loaded_whole(tmp_path: Path) -> None:
+    """The object is made again in every worker."""
+    text = SCRIPT.replace("lengths=[2]", "lengths=lengths.get()").replace("def make", OBJECT + "def make")
+    done = run_script(tmp_path / "guarded.py", text + "if __name__ == '__main__':\n    main()\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "rows (2, 3)\n", "")
+
+
 @pytest.mark.parametrize("call", ["main()", "sys.exit(main())", "1 / 0 if __name__ != '__main__' else main()"])
-def test_a_script_without_a_guard_ends_with_one_sentence(tmp_path: Path, call: str) -> None:
-    done = run_script(tmp_path / "unguarded.py", SCRIPT + call)
+def test_such_a_script_without_a_guard_ends_with_one_sentence(tmp_path: Path, call: str) -> None:
+    text = SCRIPT.replace("lengths=[2]", "lengths=lengths.get()").replace("def make", OBJECT + "def make")
+    done = run_script(tmp_path / "unguarded.py", text + call)
     assert done.returncode == 1
     first = next(line for line in done.stderr.splitlines() if line.startswith("remuda.errors.EnvSpecError"))
     assert first.endswith("under if __name__ == '__main__':")
@@ -213,7 +228,8 @@ def test_a_function_typed_into_an_interpreter_is_refused() -> None:
         env={"PYTHONPATH": str(here / "src"), "PATH": ""},
         check=False,
     )
-    assert "EnvSpecError: make was defined interactively" in done.stderr
+    assert "make cannot be used in worker processes, as" in done.stderr
+    assert "the source of make is not kept" in done.stderr
 
 
 def test_examine_measures_a_good_env() -> None:

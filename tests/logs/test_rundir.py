@@ -137,7 +137,9 @@ def test_taking_back_spares_what_was_there_before(tmp_path: Path) -> None:
 def test_a_directory_that_holds_a_run_is_refused(tmp_path: Path) -> None:
     RunDirectory.create(tmp_path / "run", "x", CONFIG).close()
     before = sorted((path.name, path.stat().st_mtime_ns) for path in (tmp_path / "run").iterdir())
-    with pytest.raises(ConfigError, match=r"out=.* already holds a run: continue it with --resume") as error:
+    with pytest.raises(
+        ConfigError, match=r"out=.* already holds a run: continue it with remuda train --resume"
+    ) as error:
         RunDirectory.create(tmp_path / "run", "x", CONFIG)
     assert "another --out" in one_sentence(error)
     assert sorted((path.name, path.stat().st_mtime_ns) for path in (tmp_path / "run").iterdir()) == before

@@ -103,10 +103,9 @@ class TestEnvs:
         assert run.evaluate(episodes=1)["episodes"] == 1, "the run that trained still has it"
         for attempt in (
             remuda.Run(run.path).evaluate,
-            lambda: remuda.load(run.path),
             lambda: remuda.resume(run.path),
         ):
-            with pytest.raises(CheckpointError, match=r"has no import path: pass env=\.\.\. again"):
+            with pytest.raises(CheckpointError, match=r"has no import path: from Python, use remuda.*, env=\.\.\.\)"):
                 attempt()
         steps = run.result["steps"]
         more = remuda.resume(run.path, steps=steps + 100, env=make, quiet=True)
@@ -115,9 +114,9 @@ class TestEnvs:
 
     def test_a_factory_of_a_class_has_no_path_either(self, tmp_path):
         run = train(tmp_path / "run", counting.Outer.make)
-        with pytest.raises(CheckpointError, match="pass env="):
-            remuda.load(run.path)
-        remuda.load(run.path, env=counting.Outer.make)
+        with pytest.raises(CheckpointError, match=r"use remuda.Run\(.*, env=Outer.make\)\.evaluate\(\)\.$"):
+            remuda.Run(run.path).evaluate()
+        remuda.Run(run.path, env=counting.Outer.make).evaluate(episodes=1)
 
     def test_another_env_than_the_runs_is_refused(self, tmp_path):
         run = train(tmp_path / "run")
@@ -161,7 +160,9 @@ class TestNets:
     def test_without_a_path_it_is_needed_again(self, tmp_path):
         make = lambda shape: own_nets.Net(shape)  # noqa: E731
         run = train(tmp_path / "run", net=make)
-        with pytest.raises(ConfigError, match=r"has no import path: pass net=\.\.\. again\.$"):
+        with pytest.raises(
+            CheckpointError, match=r"no import path: from Python, use remuda.load\(.*, net=\.\.\.\)\.$"
+        ):
             remuda.load(run.path)
         assert remuda.load(run.path, net=make).act(np.zeros(4))[0] in (0, 1)
         with pytest.raises(CheckpointError, match="does not fit the env and net given"):

@@ -345,7 +345,11 @@ def test_acting_workers_need_workers(tmp_path: Path) -> None:
             ConfigError,
             r"they step single envs, use python\.$",
         ),
-        ({"env": "counting:make", "net": lambda shape: torch.nn.Linear(3, 4)}, ConfigError, "has no import path, by"),
+        (
+            {"env": "counting:make", "net": lambda shape: torch.nn.Linear(3, 4)},
+            ConfigError,
+            "it is a lambda and has no import path",
+        ),
         ({"env": lambda: counting.make()}, EnvSpecError, "lambda"),
     ],
     ids=["native", "net", "env"],

@@ -158,7 +158,7 @@ def test_what_cannot_be_filmed_is_refused(tmp_path: Path) -> None:
 
 def test_a_net_that_other_processes_cannot_find_is_refused_with_what_to_do(tmp_path: Path) -> None:
     net = lambda shape: torch.nn.Flatten()  # noqa: E731  (one that has no name)
-    with pytest.raises(ConfigError, match=r"has no import path, by which .*, or use --scheme parallel\.$"):
+    with pytest.raises(ConfigError, match=r"has no import path: define it .*, or use --scheme parallel\.$"):
         remuda.train("dqn", "CartPole-v1", scheme="async", out=tmp_path / "run", net=net, eval={"share": 0.5})
     assert not (tmp_path / "run").exists()
 

@@ -465,12 +465,11 @@ class TestBestCheckpoint:
 
     def test_it_can_be_chosen_to_evaluate_load_and_film(self, run, capsys):
         from remuda.cli import main
-        from remuda.recipes.record import record
 
         for chosen, step in ((None, 5), ("best", 2), (4 * STEPS, 4), (str(4 * STEPS), 4)):
             found = named_checkpoint(run.path, chosen)
             assert found.step == step * STEPS
-            agent = remuda.recipes.api.Run(run.path, checkpoint=chosen).agent()
+            agent = remuda.Run(run.path, checkpoint=chosen).agent()
             expected = found.learner["algorithm"]
             assert all(torch.equal(value, expected[f"agent.{name}"]) for name, value in agent.state_dict().items())
         assert main(["eval", str(run.path), "--episodes", "1", "--checkpoint", "best"]) == 0
@@ -480,7 +479,7 @@ class TestBestCheckpoint:
             said
             == f"remuda: checkpoint 17 of run {run.path} is not there: use one of 80, 160, 200, best or latest.\n"
         )
-        target, _ = record(run.path, checkpoint="best")
+        target, _ = remuda.Run(run.path, checkpoint="best").record()
         assert target.name == f"step-{2 * STEPS}.mp4"
 
     def test_it_needs_evaluations(self, tmp_path):

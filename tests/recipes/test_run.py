@@ -160,13 +160,11 @@ class TestEvaluation:
 
 
 def test_a_video_shows_whole_games_though_lives_end_episodes(tmp_path):
-    from remuda.recipes.record import record
-
     options = {"episodic_life": True, "frame_skip": 8, "noop_max": 0}
     run = remuda.train(
         "a2c", "ALE/SpaceInvaders-v5", steps=40, seed=1, out=tmp_path / "run", quiet=True, envs=options,
         sampler={"envs": 4}, agent={"net": "a3c"}, log={"tensorboard": False}, eval={"episodes": 1},
     )  # fmt: skip
-    _, returns = record(run.path, episodes=1)
+    _, returns = remuda.Run(run.path).record(episodes=1)
     assert returns == run.result["eval"]["returns"]
     assert returns[0] > 0, "else there is nothing to compare"

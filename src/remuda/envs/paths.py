@@ -4,8 +4,10 @@
     ...                                     # any wire that carries JSON
     make_env = find(reference)              # in the worker
 
-A function of the script that runs as `__main__` travels as the path of that script's file; the worker loads the
-file under another module name, so that what stands below `if __name__ == "__main__":` does not run again.
+A definition of `__main__`, that is of a script or of a notebook, has no such path. It travels as the text of itself
+and of everything that it refers to (envs/source.py). Where that text cannot be put together and there is a script,
+the worker loads the script's file under another module name, so that what stands below its guard
+`if __name__ == "__main__":` does not run again.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from remuda.envs.source import NoSource, TextLoader, collect, load
 from remuda.errors import ConfigError, EnvSpecError, nearest
 
 SCRIPT = "__remuda_main__"  # the name under which a worker loads the user's script
@@ -36,37 +39,61 @@ def sentence(error: BaseException, limit: int = 300) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+class Unreachable(EnvSpecError):
+    """A function or class that other processes cannot find or rebuild; `reason` is the message without its remedy."""
+
+    def __init__(self, label: str, reason: str) -> None:
+        self.reason = reason
+        name = label if label.isidentifier() else "make"
+        super().__init__(
+            f"{label} cannot be used in worker processes, as {reason}: define it in a module file, e.g. my_code.py, "
+            f"and pass my_code.{name} or 'my_code:{name}'{OR_SERIAL}."
+        )
+
+
 def describe(thing: Any) -> dict[str, str]:
-    """Where a function or class can be found again; refuses what has no such place."""
+    """Return how another process gets this function or class; raises Unreachable where there is no way."""
     module_name, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
-    remedy = f"use a top-level function or class of an importable module{OR_SERIAL}."
     if not isinstance(module_name, str) or not isinstance(name, str):
-        raise EnvSpecError(f"{thing!r} has no import path by which worker processes could find it: {remedy}")
+        raise Unreachable(repr(thing), "it is neither a function nor a class and has no import path")
     if "<" in name:  # <lambda>, <locals>
-        raise EnvSpecError(f"{module_name}.{name} cannot be found by worker processes: {remedy}")
-    reference = {"module": module_name, "name": name}
-    if module_name == "__main__":
-        reference = _describe_main(name, remedy)
+        kind = "a lambda" if name.endswith("<lambda>") else "defined inside a function"
+        raise Unreachable(f"{module_name}.{name}", f"it is {kind} and has no import path")
     if _walk(sys.modules.get(module_name), name) != thing:
-        raise EnvSpecError(f"{module_name}.{name} is another object than the one given: {remedy}")
-    return reference
+        raise Unreachable(f"{module_name}.{name}", f"{module_name} has another object of this name")
+    if module_name == "__main__":
+        return _describe_main(name)
+    # A worker that has workers of its own passes on what it was sent.
+    module = sys.modules[module_name]
+    if isinstance(module.__loader__, TextLoader):
+        return {**module.__loader__.source, "name": name}
+    return (
+        {"script": str(module.__file__), "name": name}
+        if module_name == SCRIPT
+        else {"module": module_name, "name": name}
+    )
 
 
-def _describe_main(name: str, remedy: str) -> dict[str, str]:
+def _describe_main(name: str) -> dict[str, str]:
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None:  # python -m package.module
         return {"module": spec.name, "name": name}
-    path = getattr(main, "__file__", None)
-    if path is None or not os.path.exists(path):
-        raise EnvSpecError(f"{name} was defined interactively, where worker processes cannot find it: {remedy}")
-    return {"script": os.path.abspath(path), "name": name}
+    try:
+        return {**collect(name.partition(".")[0]), "name": name}
+    except NoSource as error:
+        path = getattr(main, "__file__", None)
+        if path is None or not os.path.exists(path):
+            raise Unreachable(name, f"it refers to something that has no source text ({error})") from None
+        return {"script": os.path.abspath(path), "name": name}
 
 
 def find(reference: Mapping[str, str]) -> Any:
-    """The function or class that `describe` described, in this process."""
+    """Return the function or class that `describe` described, in this process."""
     name = reference["name"]
-    if "script" in reference:
+    if "source" in reference:
+        module, where = _load_source(reference), reference["file"]
+    elif "script" in reference:
         module, where = _load_script(reference["script"]), reference["script"]
     else:
         module, where = load_module(reference["module"]), reference["module"]
@@ -128,6 +155,16 @@ def _load_script(path: str) -> ModuleType:
             f"{path} failed while a worker loaded it ({sentence(error)}): put what it runs under {GUARD}"
         ) from error
     return module
+
+
+def _load_source(reference: Mapping[str, str]) -> ModuleType:
+    try:
+        return load(reference)
+    except (Exception, SystemExit) as error:
+        raise EnvSpecError(
+            f"{reference['name']} of {reference['file']} failed when a worker rebuilt it from its source "
+            f"({sentence(error)}): define it in a module file and import it from there."
+        ) from error
 
 
 def _walk(root: Any, name: str) -> Any:

@@ -31,6 +31,7 @@ from typing import IO, Any, Self
 import yaml
 
 from remuda.errors import CheckpointError, ConfigError
+from remuda.logs.advice import resume_advice
 from remuda.logs.files import append_whole, plain, to_json, write_whole
 
 if sys.platform != "win32":
@@ -41,9 +42,10 @@ LATEST = "latest"
 MOST_LINKS = 40  # as many as Linux follows
 OURS = ("config.yaml", "meta.json", "metrics.jsonl", "result.json", "checkpoints")  # what marks a directory as a run
 EVALUATIONS = "evaluations.jsonl"
+SPACES = "spaces.json"  # of the env, for who loads the policy without it
 WEIGHTS = "weights.safetensors"  # of the newest agent, where weights go through a file
 # beside what `create` makes
-WRITTEN = ("metrics.jsonl", "metrics.csv", "result.json", "wandb-id.txt", "profile", EVALUATIONS, WEIGHTS)
+WRITTEN = ("metrics.jsonl", "metrics.csv", "result.json", "wandb-id.txt", "profile", EVALUATIONS, SPACES, WEIGHTS)
 PACKAGES = ("remuda", "torch", "numpy", "gymnasium")
 
 
@@ -298,7 +300,11 @@ def _check_free(directory: Path) -> None:
 
 
 def _taken(directory: Path) -> str:
-    return f"out={directory} already holds a run: continue it with --resume {directory}, or choose another --out."
+    config: dict[str, Any] = {}
+    with contextlib.suppress(CheckpointError):
+        config = RunDirectory.open(directory).read_config()
+    advice = resume_advice(directory, config)
+    return f"out={directory} already holds a run: continue it with {advice}, or choose another --out."
 
 
 def _unwritable(directory: Path, error: OSError) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from remuda.agents import NetFactory
 from remuda.core import Agent, Space, env_seed
 from remuda.data import Batch, Rollout, map_tree
 from remuda.envs import ApartEnvs, EnvInfo, EnvSpec, LocalEnvs, NativeEnvs, choose_backend
@@ -17,7 +18,7 @@ from remuda.learning.weights import FileWeights, SharedWeights
 from remuda.recipes.algo_options import OnPolicyOptions
 from remuda.recipes.algorithms import make_algorithm, make_exploration
 from remuda.recipes.config import RunConfig, from_dict, to_dict
-from remuda.recipes.parts import WORKER_LIMITS, find_net, training_seeds
+from remuda.recipes.parts import WORKER_LIMITS, describe_net, find_net, training_seeds
 from remuda.recipes.replays import is_judged, make_ring
 from remuda.replay import Ring, RowJudge, SequenceJudge, States, as_row
 from remuda.sampling.acting import ActingSampler
@@ -37,6 +38,7 @@ def make_acting_sampler(
     weights: SharedWeights,
     first_row: int,
     should_stop: Callable[[], bool],
+    net: NetFactory | None = None,
 ) -> ActingSampler:
     """Workers of even shares of the envs; each is sent the configuration and builds its part."""
     if config.envs.backend not in ("auto", "python"):
@@ -46,7 +48,7 @@ def make_acting_sampler(
     n_steps, seed = config.algo_options.rows_per_round, config.seed
     return ActingSampler(
         __name__,
-        make_orders(config, spec, seen, workers),
+        make_orders(config, spec, seen, workers, net),
         agent,
         agent.observation,
         weights,
@@ -68,6 +70,7 @@ def make_rollout_stream(
     first_row: int,
     max_lag: int | None,
     should_stop: Callable[[], bool],
+    net: NetFactory | None = None,
 ) -> RolloutStream:
     """Workers of equal shares of the envs, some of whose rollouts make a round; or one that acts for all of them."""
     options, envs = config.algo_options, config.sampler.envs
@@ -75,7 +78,7 @@ def make_rollout_stream(
     per_round = max(1, options.columns_per_round(envs) * workers // envs)
     return RolloutStream(
         __name__,
-        make_free_orders(config, spec, seen, workers),
+        make_free_orders(config, spec, seen, workers, net),
         agent,
         agent.observation,
         weights,
@@ -99,11 +102,12 @@ def make_replay_feed(
     weights: SharedWeights | FileWeights,
     replay: Any,
     should_stop: Callable[[], bool],
+    net: NetFactory | None = None,
 ) -> ReplayFeed:
     """Workers of equal shares of the envs, each a group of the replay's; or one that acts for all groups."""
     return ReplayFeed(
         __name__,
-        make_free_orders(config, spec, seen, workers),
+        make_free_orders(config, spec, seen, workers, net),
         weights,
         replay.fds,
         config.algo_options.rows_per_round,
@@ -115,29 +119,22 @@ def make_replay_feed(
     )
 
 
-def make_free_orders(config: RunConfig, spec: EnvSpec, seen: EnvInfo, workers: int) -> list[dict[str, Any]]:
-    """Of workers that act at their own pace; or of one, whose groups of envs have a worker each."""
+def make_free_orders(
+    config: RunConfig, spec: EnvSpec, seen: EnvInfo, workers: int, net: NetFactory | None
+) -> list[dict[str, Any]]:
+    """Return the orders of workers that act at their own pace; or of one, whose groups of envs have a worker each."""
     is_central = config.sampler.act == "central"
-    orders = make_orders(config, spec, seen, 1 if is_central else workers)
+    orders = make_orders(config, spec, seen, 1 if is_central else workers, net)
     return [{**order, "groups": workers if is_central else 1} for order in orders]
 
 
-def must_have_import_path(config: RunConfig) -> None:
-    """The net, where other processes make one too."""
-    if config.agent.net.startswith("<"):
-        raise ConfigError(
-            f"agent.net={config.agent.net} has no import path, by which other processes could find it: move it to a "
-            "module"
-            + (", or use sampler.act=central." if config.scheme == "parallel" else ", or use --scheme parallel.")
-        )
-
-
-def make_orders(config: RunConfig, spec: EnvSpec, seen: EnvInfo, workers: int) -> list[dict[str, Any]]:
-    """`seen` is the env as the agent of this process sees it."""
-    must_have_import_path(config)
+def make_orders(
+    config: RunConfig, spec: EnvSpec, seen: EnvInfo, workers: int, net: NetFactory | None
+) -> list[dict[str, Any]]:
+    """Return what each worker builds; `seen` is the env as the agent of this process sees it."""
     bounds = [worker * config.sampler.envs // workers for worker in range(workers + 1)]
     common = {"config": to_dict(config), "spec": spec.to_json(), "wait_reset": config.sampler.wait_reset}
-    common |= {"spaces": described(seen)}
+    common |= {"spaces": described(seen), "net": describe_net(config, net)}
     return [{**common, "first": first, "last": last} for first, last in pairwise(bounds)]
 
 
@@ -190,7 +187,7 @@ class Worker:
             envs = WithPrevious(envs, options.prev_action, options.prev_reward)
         self.seen = EnvInfo(config.env, envs.observation, envs.action, None, (), 0.0)
         must_be_same(config.env, described(self.seen), order["spaces"])
-        self.algorithm: Any = make_algorithm(config, self.seen, find_net(options))
+        self.algorithm: Any = make_algorithm(config, self.seen, find_net(options, order["net"]))
         return envs, self.algorithm.agent, make_exploration(config).columns(order["first"], order["last"])
 
     def make_writer(self, order: Mapping[str, Any], fds: Sequence[int]) -> RingWriter:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from remuda.agents import NetFactory
+from remuda.core import Space
 from remuda.errors import CheckpointError, ConfigError
 from remuda.learning.restoring import must_fit
 from remuda.learning.weights import FileWeights
@@ -23,8 +24,9 @@ from remuda.recipes.algorithms import make_algorithm
 from remuda.recipes.journal import Callback
 from remuda.recipes.parts import agent_view, find_net, play_episodes
 from remuda.recipes.policy import Policy
+from remuda.recipes.record import record
 from remuda.recipes.run_checkpoints import named_checkpoint
-from remuda.recipes.settings import Setup, callable_name, resume_config, settle_config
+from remuda.recipes.settings import Setup, callable_name, resume_config, settle_config, stored_config
 from remuda.recipes.train import train as run_training
 
 
@@ -46,7 +48,7 @@ class Run:
         is_file = given.name == WEIGHTS and given.is_file()
         self.path = RunDirectory.open(given.parent if is_file else given).path  # refuses what is no run
         self._weights = self.path / WEIGHTS if is_file else None
-        self._env, self._net, self._checkpoint = env, net, checkpoint
+        self._env, self._net, self.checkpoint = env, net, checkpoint
 
     def __repr__(self) -> str:
         known = (self.path / "result.json").exists()
@@ -61,37 +63,50 @@ class Run:
             raise CheckpointError(f"run {self.path} has no result yet: it has not ended.") from None
         return found
 
-    def setup(self) -> Setup:
-        return resume_config(self.path, {}, {}, self._env)
+    def setup(self, call: str = "remuda.Run({})") -> Setup:
+        """Return configuration, env and spaces; `call` is what an error advises, with the env and net given again."""
+        return resume_config(self.path, {}, {}, self._env, self._net, call)
 
     def agent(self) -> Any:
-        """Build the agent and load the chosen checkpoint's weights, or those of the file that was named."""
-        config, _, info = self.setup()
+        """Return the agent with the chosen checkpoint's weights, or those of the file that was named."""
+        return self._agent("remuda.Run({})")[0]
+
+    def _agent(self, call: str) -> tuple[Any, Space]:
+        """Return the agent and the env's observation space, which are built from the run directory where possible."""
+        stored = stored_config(self.path, self._net, call) if self._env is None else None
+        if stored is not None:
+            config, info = stored
+        else:
+            config, _, info = self.setup(call)
         algorithm = make_algorithm(config, agent_view(config, info), self._net or find_net(config.agent))
         if self._weights is not None:
             with must_fit(self._weights):
                 FileWeights(algorithm.agent, self._weights).pull(have=-1)
-            return algorithm.agent
-        found = named_checkpoint(self.path, self._checkpoint)
+            return algorithm.agent, info.observation
+        found = named_checkpoint(self.path, self.checkpoint)
         with must_fit(found.path):
             algorithm.load_state_dict(found.learner["algorithm"])
-        agent: Any = algorithm.agent
-        return agent
+        return algorithm.agent, info.observation
 
     def policy(self) -> Policy:
-        """The same, as users call it."""
-        _, _, info = self.setup()
-        return Policy(self.agent(), info.observation)
+        """Return the same agent as a `Policy`."""
+        return Policy(*self._agent("remuda.load({})"))
 
     def evaluate(self, episodes: int = 20, seed: int | None = None, deterministic: bool = True) -> dict[str, Any]:
         """Play whole episodes; the same seed gives the same episodes."""
         if episodes < 1:
             raise ConfigError(f"episodes={episodes} is too small: play at least 1.")
-        config, spec, _ = self.setup()
+        config, spec, _ = self.setup("remuda.Run({}).evaluate()")
         if seed is not None:
             config = replace(config, eval=replace(config.eval, seed=seed, seeds=None))
         found = play_episodes(config, spec, episodes, self.agent(), explore=not deterministic)
         return found.summary()
+
+    def record(
+        self, episodes: int = 1, seed: int | None = None, out: str | Path | None = None
+    ) -> tuple[Path, list[float]]:
+        """Film greedy episodes into an mp4, by default RUN/videos/step-N.mp4; return the file and their returns."""
+        return record(self, episodes, seed, None if out is None else Path(out))
 
 
 def as_list(callbacks: Callback | Sequence[Callback]) -> list[Callback]:
@@ -104,9 +119,10 @@ def load(
     net: NetFactory | None = None,
     checkpoint: int | str | None = None,
 ) -> Policy:
-    """Return the policy of a run, of its newest checkpoint, that of a step, or "best".
+    """Return the policy of a run's newest checkpoint, that of a step, or "best", without building the run's env.
 
-    A run made with a callable env or net that has no import path needs it again.
+    A net without an import path, such as a class of a script or notebook, is needed again. `env` is only needed for
+    runs that were made before run directories held the spaces of the env.
     """
     return Run(path, env, net, checkpoint).policy()
 
@@ -156,8 +172,12 @@ def resume(
     quiet: bool = False,
     **groups: Mapping[str, Any],
 ) -> Run:
-    """Continue a run from its newest complete checkpoint."""
+    """Continue a run from its newest complete checkpoint.
+
+    `env` and `net` are needed where the run was made with ones that have no import path, such as classes of a script
+    or notebook.
+    """
     path = RunDirectory.open(path).path  # a link such as runs/latest may move while the run goes on
-    setup = resume_config(path, {} if steps is None else {"steps": steps}, groups, env)
+    setup = resume_config(path, {} if steps is None else {"steps": steps}, groups, env, net)
     run_training(*setup, out=path, resume=True, net=net, callbacks=as_list(callbacks), quiet=quiet)
     return Run(path, env, net)

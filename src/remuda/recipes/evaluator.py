@@ -25,13 +25,14 @@ from typing import Any
 
 import torch
 
+from remuda.agents import NetFactory
 from remuda.envs import EnvSpec, probe
 from remuda.errors import Interrupted, RemudaError
 from remuda.learning.weights import FileWeights, SharedWeights, join_weights
 from remuda.recipes.algorithms import make_algorithm
 from remuda.recipes.config import RunConfig, from_dict, to_dict
 from remuda.recipes.film import Film, draw_without_screen, play
-from remuda.recipes.parts import agent_view, eval_episodes, eval_seed, find_net, play_episodes
+from remuda.recipes.parts import agent_view, describe_net, eval_episodes, eval_seed, find_net, play_episodes
 from remuda.recipes.policy import Policy
 from remuda.transport import serving
 from remuda.transport.crew import Crew
@@ -59,11 +60,13 @@ class EvaluatorProcess:
         steps: int = 0,
         video: Path | None = None,
         should_stop: Callable[[], bool] | None = None,
+        net: NetFactory | None = None,
     ) -> None:
         """`version` is that of the weights as they are, and `steps` what they have seen; asked while it is built."""
         order = {
             "config": to_dict(config),
             "spec": spec.to_json(),
+            "net": describe_net(config, net),
             "video": None if video is None else str(video.resolve()),
         }
         self._weights = weights
@@ -183,7 +186,8 @@ class _Service:
                     draw_without_screen()
                 self._info = probe(self._spec)
                 seen = agent_view(self._config, self._info)
-                self._agent: Any = make_algorithm(self._config, seen, find_net(self._config.agent)).agent
+                net = find_net(self._config.agent, message["net"])
+                self._agent: Any = make_algorithm(self._config, seen, net).agent
                 self._link.send({"built": True})
             case "attach":
                 self._weights = join_weights(self._agent, message, fds)

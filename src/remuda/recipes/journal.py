@@ -20,6 +20,7 @@ from remuda.errors import Abandoned, CheckpointError, ConfigError, Interrupted, 
 from remuda.learning import checkpoint
 from remuda.learning.learner import Learner
 from remuda.learning.restoring import must_fit, of_this_version
+from remuda.logs.advice import resume_advice
 from remuda.logs.meters import Window, summarise
 from remuda.logs.notices import warnings_go_to
 from remuda.logs.rundir import RunDirectory
@@ -235,6 +236,7 @@ class Journal:
         self._checkpoints.wait()
         signal = self.signals.received
         complete = self.progress.steps >= self.config.steps
+        advice = resume_advice(self.directory.path, to_dict(self.config))
         if complete and not self.progress.rounds:
             raise ConfigError(
                 f"all of --steps {self.config.steps:,} went into the random steps that spread the envs "
@@ -243,12 +245,11 @@ class Journal:
         if complete and self._checkpoints.saved_steps < self.progress.steps:
             raise CheckpointError(
                 f"what was learned could not be saved after {self.progress.steps:,} steps{self._what_is_lost()}: "
-                f"make room, then continue with: remuda train --resume {self.directory.path}"
+                f"make room, then continue with: {advice}"
             )
         status = "complete" if complete else f"stopped by {signal.name if signal else self.stopped_by}"
         if not complete:
-            self.say(f"{status} after {self.progress.steps:,} steps{self._what_is_lost()}; continue with: "
-                     f"remuda train --resume {self.directory.path}")  # fmt: skip
+            self.say(f"{status} after {self.progress.steps:,} steps{self._what_is_lost()}; continue with: {advice}")
         if self.evaluation is None and signal is None and self.config.eval.episodes:
             self.terminal.note(f"evaluating {eval_episodes(self.config)} greedy episodes")
             with suppress(Interrupted):

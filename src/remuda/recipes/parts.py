@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -11,9 +11,10 @@ from remuda.agents import NetFactory
 from remuda.core import Envs, env_seed
 from remuda.data.packing import Unpackable, pack
 from remuda.envs import EnvInfo, EnvSpec, choose_backend, make_envs, resolve_stats
-from remuda.envs.paths import import_named
+from remuda.envs.paths import Unreachable, describe, find, import_named
 from remuda.envs.previous import WithPrevious, with_previous
 from remuda.errors import ConfigError
+from remuda.logs.advice import as_written
 from remuda.machine import usable_cores
 from remuda.nets import NETS, make_net
 from remuda.recipes.algo_options import OnPolicyOptions
@@ -36,15 +37,35 @@ def agent_view(config: RunConfig, info: EnvInfo) -> EnvInfo:
     return replace(info, observation=seen)
 
 
-def find_net(options: AgentOptions) -> NetFactory:
+def find_net(options: AgentOptions, reference: Mapping[str, str] | None = None) -> NetFactory:
+    """Return the net that the options name; `reference` is what `describe_net` returned in the run's own process."""
+    if reference is not None:
+        found: NetFactory = find(reference)
+        return found
     if options.net in NETS:
         return lambda shape: make_net(shape, options.net, options.hidden, options.activation, options.orthogonal_init)
     if options.net.startswith("<"):
-        raise ConfigError(f"agent.net={options.net} has no import path: pass net=... again.")
+        raise ConfigError(
+            f"agent.net={options.net} has no import path: pass net={as_written(options.net)} from Python."
+        )
     if ":" not in options.net:
         raise ConfigError(f"agent.net={options.net!r} is not known: use {', '.join(NETS)}, or package.module:Name.")
     made: NetFactory = import_named(options.net, "agent.net")
     return made
+
+
+def describe_net(config: RunConfig, net: NetFactory | None) -> dict[str, str] | None:
+    """Return how other processes find a net that was given as an object; None where the options name it."""
+    if not config.agent.net.startswith("<"):
+        return None
+    remedy = "sampler.act=central" if config.scheme == "parallel" else "--scheme parallel"
+    try:
+        return describe(net)
+    except Unreachable as error:
+        raise ConfigError(
+            f"agent.net={config.agent.net} cannot be used in other processes, as {error.reason}: define it in a "
+            f"module file, e.g. nets.py, and pass net=nets.{as_written(config.agent.net, 'Net')}, or use {remedy}."
+        ) from None
 
 
 def make_some_envs(

@@ -5,31 +5,27 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from remuda.errors import ConfigError, EnvSpecError, Interrupted
-from remuda.recipes.api import Run
 from remuda.recipes.film import Film, draw_without_screen, play
 from remuda.recipes.parts import eval_seed
 from remuda.recipes.run_checkpoints import named_checkpoint
 from remuda.recipes.signals import StopSignals
 from remuda.schemes.synchronous import torch_threads
 
+if TYPE_CHECKING:
+    from remuda.recipes.api import Run
 
-def record(
-    path: Path,
-    episodes: int = 1,
-    seed: int | None = None,
-    out: Path | None = None,
-    checkpoint: int | str | None = None,
-) -> tuple[Path, list[float]]:
+
+def record(run: Run, episodes: int = 1, seed: int | None = None, out: Path | None = None) -> tuple[Path, list[float]]:
     """Film episodes of a run into an mp4; return the file and the episodes' returns."""
     if episodes < 1:
         raise ConfigError(f"episodes={episodes} is too small: film at least 1.")
     if seed is not None and seed < 0:
         raise ConfigError(f"seed={seed} is too small: it must be at least 0.")
     draw_without_screen()
-    run = Run(path, checkpoint=checkpoint)
-    config, spec, info = run.setup()
+    config, spec, info = run.setup("remuda.Run({}).record()")
     if seed is not None:
         config = replace(config, eval=replace(config.eval, seed=seed, seeds=None))
     if "rgb_array" not in info.render_modes:
@@ -38,7 +34,7 @@ def record(
             "and a video needs rgb_array."
         )
     policy = run.policy()
-    target = out or run.path / "videos" / f"step-{named_checkpoint(run.path, checkpoint).step}.mp4"
+    target = out or run.path / "videos" / f"step-{named_checkpoint(run.path, run.checkpoint).step}.mp4"
     limited = replace(spec, max_steps=config.eval.max_steps or None)
     returns = []
     with (

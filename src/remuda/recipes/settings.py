@@ -15,12 +15,14 @@ from remuda.envs import EnvInfo, EnvSpec, probe, resolve
 from remuda.envs.atari import AtariOptions
 from remuda.envs.paths import describe
 from remuda.errors import CheckpointError, ConfigError, EnvSpecError, nearest
+from remuda.logs.advice import RESUME, python_call, without_path
 from remuda.logs.rundir import RunDirectory
 from remuda.machine import usable_cores
 from remuda.recipes.algo_options import ALGORITHMS, AlgoOptions, OffPolicyOptions, OnPolicyOptions, PPOOptions
 from remuda.recipes.config import GROUPS, KINDS, RunConfig
 from remuda.recipes.presets import find_preset
 from remuda.recipes.run_options import EnvsOptions
+from remuda.recipes.spaces import read_spaces
 from remuda.recipes.values import coerce, fill
 
 Groups = Mapping[str, Mapping[str, Any]]
@@ -78,9 +80,7 @@ def _settle(settings: Mapping[str, Any], groups: Groups, file: Path | None, env:
         if not values.get(name) and not (name == "env" and env is not None):
             remedy = "remuda train ppo --env CartPole-v1"
             raise ConfigError(f"no {name} is given: name one, as in {remedy}.")
-    algo = str(values["algo"])
-    if algo not in ALGORITHMS:
-        raise ConfigError(f"{algo!r} is not an algorithm: {nearest(algo, ALGORITHMS)}")
+    check_algorithm(values["algo"])
     check_groups(file_groups)
     check_groups(groups)
     wanted = {group: {**file_groups.get(group, {}), **groups.get(group, {})} for group in GROUPS}
@@ -88,7 +88,14 @@ def _settle(settings: Mapping[str, Any], groups: Groups, file: Path | None, env:
     atari = AtariOptions(**{item.name: getattr(envs, item.name) for item in fields(AtariOptions)})
     spec = resolve(env if env is not None else str(values["env"]), envs.kwargs, atari)
     info = probe(spec)
-    preset = find_preset(algo, spec.label, info.action)
+    name = spec.label if env is None else callable_name(env, spec.label)
+    return fill_config({**values, "env": name}, wanted, spec.label, info), spec, info
+
+
+def fill_config(values: Mapping[str, Any], wanted: Groups, label: str, info: EnvInfo) -> RunConfig:
+    """Return the configuration for an env with these spaces; options that are not `wanted` are the preset's."""
+    algo = str(values["algo"])
+    preset = find_preset(algo, label, info.action)
     defaults = {"algo": ALGORITHMS[algo](), **{g: kind() for g, kind in KINDS.items()}}
     filled = {
         attribute: fill(defaults[group], {**preset.get(group, {}), **wanted[group]}, group)
@@ -100,15 +107,34 @@ def _settle(settings: Mapping[str, Any], groups: Groups, file: Path | None, env:
     if filled["sampler"].act == "auto":
         filled["sampler"] = replace(filled["sampler"], act="workers" if values["scheme"] == "async" else "central")
     steps = values.get("steps", preset["run"]["steps"])
-    config = RunConfig(
+    return RunConfig(
         algo=algo,
-        env=spec.label if env is None else callable_name(env, spec.label),
+        env=str(values["env"]),
         steps=coerce(steps, "int", "steps"),
         seed=coerce(values["seed"], "int", "seed"),
         scheme=str(values["scheme"]),
         **filled,
     )
-    return config, spec, info
+
+
+def stored_config(path: Path, net: Callable[..., Any] | None, call: str) -> tuple[RunConfig, EnvInfo] | None:
+    """Return configuration and spaces of a run from its directory alone; None where it does not hold the spaces.
+
+    Nothing is imported or built for the env. `call` is what an error advises where the net has to be given again.
+    """
+    stored = RunDirectory.open(path).read_config()
+    spaces = read_spaces(path)
+    if spaces is None:
+        return None
+    must_be_given_again(path, {**stored, "env": None}, {"net": net}, call)
+    options, env = stored.get("options", {}), str(stored.get("env")).strip("<>")
+    if not isinstance(options, Mapping):
+        raise CheckpointError(f"{path}/config.yaml is damaged: it holds no options; restore it or start a new run.")
+    check_algorithm(stored.get("algo"))
+    check_groups(options)
+    wanted = {group: options.get(group, {}) for group in GROUPS}
+    info = EnvInfo(env, *spaces, None, (), 0.0)
+    return fill_config({"seed": 0, "scheme": "serial", **stored}, wanted, env, info), info
 
 
 def num_threads(info: EnvInfo) -> int:
@@ -117,6 +143,11 @@ def num_threads(info: EnvInfo) -> int:
         len(leaf.shape) == 3 and min(sorted(leaf.shape)[1:]) >= 36 for _, leaf in info.observation.leaves()
     )
     return usable_cores() if has_images else 1
+
+
+def check_algorithm(name: Any) -> None:
+    if str(name) not in ALGORITHMS:
+        raise ConfigError(f"{name!r} is not an algorithm: {nearest(str(name), ALGORITHMS)}")
 
 
 def check_groups(groups: Groups) -> None:
@@ -156,20 +187,37 @@ def read_config_file(path: Path) -> dict[str, Any]:
     return content
 
 
+def must_be_given_again(path: Path, stored: Mapping[str, Any], given: Mapping[str, Any], call: str) -> None:
+    """Raise CheckpointError where the run's env or net has no import path and is not `given`."""
+    needed = without_path(stored)
+    if any(given[name] is None for name in needed):
+        things = " and ".join(f"{name}={label}" for name, label in needed.items())
+        has = "which have" if len(needed) > 1 else "which has"
+        raise CheckpointError(
+            f"run {path} was made with {things}, {has} no import path: "
+            f"from Python, use {python_call(call, path, needed)}."
+        )
+
+
 def resume_config(
-    path: Path, settings: Mapping[str, Any], groups: Groups, env: Callable[..., Any] | None = None
+    path: Path,
+    settings: Mapping[str, Any],
+    groups: Groups,
+    env: Callable[..., Any] | None = None,
+    net: Callable[..., Any] | None = None,
+    call: str = RESUME,
 ) -> Setup:
-    """Return the configuration of an existing run; only its number of steps and how it is watched may change."""
+    """Return the configuration of an existing run; only its number of steps and how it is watched may change.
+
+    An env or net without an import path has to be given again; the error otherwise advises `call`.
+    """
     run = RunDirectory.open(path)
     path, stored = run.path, run.read_config()
+    must_be_given_again(path, stored, {"env": env, "net": net}, call)
     made_with = str(stored.get("env"))
     if env is not None:
         given = made_with if made_with.startswith("<") else callable_name(env, resolve(env).label)
         settings = {**settings, "env": given}
-    elif made_with.startswith("<"):
-        raise CheckpointError(
-            f"run {path} was made with {made_with}, which has no import path: pass env=... again, from Python."
-        )
     for name, value in settings.items():
         if name != "steps" and str(value) != str(stored.get(name)):
             raise CheckpointError(

@@ -30,12 +30,7 @@ from remuda.learning.weights import FileWeights, LocalWeights, SharedWeights
 from remuda.logs.rundir import WEIGHTS, RunDirectory
 from remuda.logs.terminal import Terminal
 from remuda.machine import has_compiler, keep_memory
-from remuda.recipes.actors import (
-    make_acting_sampler,
-    make_replay_feed,
-    make_rollout_stream,
-    must_have_import_path,
-)
+from remuda.recipes.actors import make_acting_sampler, make_replay_feed, make_rollout_stream
 from remuda.recipes.algo_options import OffPolicyOptions, OnPolicyOptions
 from remuda.recipes.algorithms import make_algorithm, make_exploration
 from remuda.recipes.config import RunConfig, to_dict
@@ -58,6 +53,7 @@ from remuda.recipes.profile import profiled
 from remuda.recipes.replays import make_replay, refuse_too_large
 from remuda.recipes.run_checkpoints import find_checkpoint
 from remuda.recipes.signals import STOPPING, StopSignals
+from remuda.recipes.spaces import write_spaces
 from remuda.replay.saving import DamagedReplay
 from remuda.sampling.sampler import EnvSampler
 from remuda.schemes.asynchronous import Asynchronous, AsynchronousReplay
@@ -107,7 +103,7 @@ def train(
     found = find_checkpoint(Path(out), exact_until) if resume and out is not None else None
     while True:
         try:
-            return train_from(found, scheme, recipe, config, spec, out, resume, callbacks, quiet, profile)
+            return train_from(found, scheme, recipe, config, spec, info, net, out, resume, callbacks, quiet, profile)
         except DamagedReplay as error:  # found when it is read, once there is a replay to read it into
             assert found is not None
             found = load_newest(found.path.parent, found.step, [*found.skipped, str(error)])
@@ -119,6 +115,8 @@ def train_from(
     recipe: Recipe,
     config: RunConfig,
     spec: EnvSpec,
+    info: EnvInfo,
+    net: NetFactory | None,
     out: str | Path | None,
     resume: bool,
     callbacks: Sequence[Callback],
@@ -136,6 +134,7 @@ def train_from(
         play = partial(play_episodes, config, spec, eval_episodes(config))
         journal = Journal(directory, config, play, terminal, signals)
         try:
+            write_spaces(directory.path, info.observation, info.action)
             with (
                 journal.open(resume, found),
                 profiled(directory.path / "profile" if profile else None) as count_round,
@@ -150,8 +149,8 @@ def train_from(
                     recipe = replace(recipe, make_weights=lambda agent, version: FileWeights(agent, path, version))
                 if config.eval.share:
                     video = directory.videos / "newest.mp4" if config.eval.video else None
-                    must_have_import_path(config)
-                    watched = partial(EvaluatorProcess, config, spec, video=video, should_stop=journal.must_stop)
+                    stop = journal.must_stop
+                    watched = partial(EvaluatorProcess, config, spec, video=video, should_stop=stop, net=net)
                     recipe = replace(recipe, make_evaluator=watched)
                 warn_if_nothing_is_learned(config, journal)
                 if warning := frame_skip_warning(spec):
@@ -248,7 +247,7 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
     def make_sampler(agent: Any, weights: Any, workers: int, rounds: int, should_stop: Callable[[], bool]) -> Sampler:
         first_row = rounds * options.rows_per_round
         if acts_in_workers:
-            return make_acting_sampler(config, spec, seen, workers, agent, weights, first_row, should_stop)
+            return make_acting_sampler(config, spec, seen, workers, agent, weights, first_row, should_stop, net)
         envs = make_some_envs(config, spec, config.sampler.envs, config.sampler.slots, workers, should_stop)
         wait_reset = config.sampler.wait_reset
         explore = make_exploration(config)
@@ -260,10 +259,10 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
         agent: Any, weights: Any, workers: int, rounds: int, max_lag: int | None, should_stop: Callable[[], bool]
     ) -> Stream:
         first_row = rounds * options.rows_per_round
-        return make_rollout_stream(config, spec, seen, workers, agent, weights, first_row, max_lag, should_stop)
+        return make_rollout_stream(config, spec, seen, workers, agent, weights, first_row, max_lag, should_stop, net)
 
     def make_feed(weights: Any, replay: Any, workers: int, rounds: int, should_stop: Callable[[], bool]) -> Feed:
-        return make_replay_feed(config, spec, seen, workers, weights, replay, should_stop)
+        return make_replay_feed(config, spec, seen, workers, weights, replay, should_stop, net)
 
     writers = num_workers(config) if is_fed(config) else 0
 

@@ -112,7 +112,7 @@ class Command:
             if self.option("--sampler.act") == "central":
                 return ("central",)
             source = "rollouts" if algo in ("ppo", "impala", "appo") else "replay"
-            return (source, scheme, self.option("--scheme.weights"))
+            return (source, scheme)
         if page == RECORDED:
             return (algo, re.split(r"[/-]", env)[0], scheme)
         return (page, *self.words)

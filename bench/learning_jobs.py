@@ -53,6 +53,12 @@ class Peer:
 
 PLAIN = ("--agent.normalize_obs false", "--algo.normalize_reward false", "--sampler.decorrelate 0")
 
+FORMER = (
+    *("--agent.normalize_obs false", "--algo.normalize_reward false"),
+    *("--algo.n_steps 128", "--algo.batch_size 256", "--algo.n_epochs 4"),
+)
+AT_MOST_1000 = ("--eval.max_steps 1000",)  # a policy that has not learned to end an episode walks for ever
+FORMER_1000 = (*FORMER, *AT_MOST_1000)
 ASYNC = ("--scheme async",)
 LSTM = ("--agent.core lstm",)
 LAST_10 = ("--log.window 10",)
@@ -65,6 +71,12 @@ JOBS = [
     Job("ppo-pendulum", "ppo", "Pendulum-v1", 500_000, (1, 2, 3), "mean ≥ −250"),
     Job("ppo-halfcheetah", "ppo", "HalfCheetah-v5", 1_000_000, (1, 2, 3), "mean ≥ 2,000"),
     Job("ppo-hopper", "ppo", "Hopper-v5", 1_000_000, (1, 2, 3), "mean ≥ 2,000"),
+    # The generic preset for discrete actions, beside the one it replaced.
+    Job("ppo-lunarlander", "ppo", "LunarLander-v3", 1_000_000, (1, 2, 3), "every seed ≥ 200"),
+    Job("ppo-cliffwalking", "ppo", "CliffWalking-v1", 1_000_000, (1, 2, 3), "as the former preset", AT_MOST_1000),
+    Job("ppo-frozenlake", "ppo", "FrozenLake-v1", 1_000_000, (1, 2, 3), "as the former preset"),
+    Job("ppo-cliffwalking-former", "ppo", "CliffWalking-v1", 1_000_000, (1, 2, 3), "none given", FORMER_1000),
+    Job("ppo-frozenlake-former", "ppo", "FrozenLake-v1", 1_000_000, (1, 2, 3), "none given", FORMER),
     Job("ppo-minatar-breakout", "ppo", "MinAtar/Breakout-v1", 3_000_000, (1, 2, 3), "mean ≥ 8"),
     Job("ppo-recall-lstm", "ppo", "Remuda/Recall-v0", 500_000, (1, 2, 3), "every seed ≥ 0.95", LSTM),
     Job("ppo-recall-gru", "ppo", "Remuda/Recall-v0", 500_000, (1, 2, 3), "every seed ≥ 0.95", ("--agent.core gru",)),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from remuda.errors import RemudaError, UsageError
     from remuda.recipes.api import Run, load, resume, train
     from remuda.recipes.policy import Policy
+    from remuda.recipes.replay_buffer import ReplayBuffer, ReplaySample
 
 __version__ = "0.1.0"
 
@@ -32,6 +33,8 @@ _HOMES = {
     "EpisodeStats": "remuda.envs",
     "Policy": "remuda.recipes.policy",
     "RemudaError": "remuda.errors",
+    "ReplayBuffer": "remuda.recipes.replay_buffer",
+    "ReplaySample": "remuda.recipes.replay_buffer",
     "Rollout": "remuda.data",
     "Round": "remuda.core",
     "Run": "remuda.recipes.api",
@@ -52,6 +55,8 @@ __all__ = [
     "EpisodeStats",
     "Policy",
     "RemudaError",
+    "ReplayBuffer",
+    "ReplaySample",
     "Rollout",
     "Round",
     "Run",

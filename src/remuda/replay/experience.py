@@ -83,6 +83,21 @@ class Experience(Stored):
         self._seen[0] = self.ring.written[0]
         self._owe(int(rows.mask.sum()))
 
+    def add_each(self, rows: Row, next_obs: Any, env: Index) -> None:
+        """Append one row [N] to each of N envs, of a ring that has one group per env; `next_obs` comes after it."""
+        at = self.ring.written[env]
+        self.ring.append_each(rows, next_obs, env)
+        if self.priorities is not None:
+            self.priorities.append_each(at, env, rows.mask)
+
+    def sample(self, batch_size: int) -> Batch:
+        """Draw a batch of any size, whatever is due."""
+        if batch_size != self.batch_size:
+            self.batch_size = self.rows_per_batch = batch_size
+            self.numbers = Numbers(self.seed, batch_size, in_parts=self.priorities is not None)
+            self._mask = torch.ones(batch_size, dtype=torch.bool)
+        return self._gather()
+
     def _take_note(self) -> None:
         if self.priorities is not None:
             self._seen[:] = [self.priorities.follow(group, int(seen)) for group, seen in enumerate(self._seen)]

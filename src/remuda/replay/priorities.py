@@ -67,6 +67,11 @@ class Priorities:
         self.tree.put(self.places.of(key[newest]), fresh.reshape(-1)[newest])
         self.largest = max(self.largest, largest)
 
+    def append_each(self, row: Index, env: Index, mask: NDArray[np.bool_]) -> None:
+        """Set the priorities of one new row [N] of each of N envs; the place after it then holds no row."""
+        key = np.stack([np.concatenate([row, row + 1]), np.concatenate([env, env])], -1)
+        self.tree.put(self.places.of(key), np.concatenate([mask * self.largest, np.zeros(len(row))]))
+
     def follow(self, group: int, seen: int) -> int:
         """Take note of rows that another process appended after `seen`; returns how far it has come."""
         end, ring = self.ring.noticed(group), self.ring

@@ -147,6 +147,16 @@ class Ring:
         self._fence()
         self.written[group] = start + T
 
+    def append_each(self, rows: Row, next_obs: Any, env: Index) -> None:
+        """Append one row [N] and what comes after it to each of N envs; the ring has one group per env, and no writer
+        but this process."""
+        at = self.written[env]
+        self.begun[env] = at + 1
+        self.rows[at % self.capacity, env] = rows
+        self.rows.obs[(at + 1) % self.capacity, env] = next_obs
+        self.real[env] += rows.mask
+        self.written[env] = at + 1
+
     def _begin(self, group: int, start: int, end: int) -> None:
         """Say that rows up to `end` are about to be written, once nobody holds the writers."""
         if self._takes_over:

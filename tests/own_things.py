@@ -38,7 +38,7 @@ class Late(gymnasium.Env):
             elif self.fault == "shape":
                 obs = np.zeros(5, np.float32)
             elif self.fault == "dtype":
-                obs = obs.astype(np.float64)
+                obs = obs.astype(np.complex128)
         return obs, reward, False, self.time >= self.length, {}
 
 
@@ -213,6 +213,13 @@ def lying_shape():
 def lying_dtype():
     env = Late()
     env.reset = lambda seed=None, options=None: (np.zeros(4, np.float64), {})
+    return env
+
+
+def lossy_dtype():
+    env = Late()
+    env.observation_space = spaces.Box(0, 255, (4,), np.uint8)
+    env.reset = lambda seed=None, options=None: (np.full(4, 0.5), {})
     return env
 
 

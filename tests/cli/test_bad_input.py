@@ -120,7 +120,7 @@ BAD = [
     (["train", "ppo", "--env", "own_things:text_obs"], ["Text", "MultiBinary, and Dict and Tuple"]),
     (["train", "ppo", "--env", "own_things:integer_action"], ["Box(0, 3", "Box of floats"]),
     (["train", "ppo", "--env", "own_things:lying_shape"], ["shape"]),
-    (["train", "ppo", "--env", "own_things:lying_dtype"], ["float64", "float32"]),
+    (["train", "ppo", "--env", "own_things:lossy_dtype"], ["float64", "uint8", "cannot hold 0.5"]),
     (["train", "ppo", "--env", "own_things:no_env"], ["gymnasium.Env"]),
     (["train", "ppo", "--env", "own_things:raising"], ["own_things:raising", "on strike"]),
     (["train", "ppo", "--env", "CartPole-v1", "extra"], ["'extra'", "too many"]),
@@ -202,7 +202,7 @@ def test_as_a_real_process(tmp_path, scheme):
         ("nan_obs", ["own_things:late", "observation", "seed", "step 7"]),
         ("nan_reward", ["own_things:late", "reward", "seed", "step 7"]),
         ("shape", ["own_things:late", "shape (5,)", "(4,)", "seed", "step 7"]),
-        ("dtype", ["own_things:late", "float64", "seed", "step 7"]),
+        ("dtype", ["own_things:late", "complex128", "seed", "step 7"]),
     ],
 )
 def test_an_env_that_breaks_its_contract_later_is_named(tmp_path, monkeypatch, capsys, scheme, fault, words):

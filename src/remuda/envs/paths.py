@@ -27,7 +27,7 @@ from remuda.errors import ConfigError, EnvSpecError, nearest
 
 SCRIPT = "__remuda_main__"  # the name under which a worker loads the user's script
 GUARD = "if __name__ == '__main__':"
-OR_SERIAL = ", or scheme=serial"  # a remedy for runs; `EnvPool`, which has no schemes, leaves it out
+OR_SERIAL = ", or use scheme=serial"  # a remedy for runs; `EnvPool`, which has no schemes, leaves it out
 
 
 def sentence(error: BaseException, limit: int = 300) -> str:

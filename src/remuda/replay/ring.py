@@ -16,9 +16,8 @@ Envs may be appended in groups, each at its own pace, and each by a process of i
     theirs = Ring(example, capacity=100_000, envs=8, groups=2, fds=ring.fds)      # the same memory
     theirs.append(steps, last_obs, group=1)
 
-A group has one writer. Before it overwrites anything it says how far it will go, and when all is there, how far it
-has come (`begun`, `written`): whoever gathers rows looks afterwards whether they were still there (`is_stored`), and
-nobody waits for a lock. While a reader must have peace, it holds the writers (`still`).
+A group has one writer and no lock. The writer announces how far it will write (`begun`), then how far it has written
+(`written`); a reader checks after reading that its rows were still stored (`is_stored`), or holds writers (`still`).
 """
 
 from __future__ import annotations
@@ -209,11 +208,8 @@ class Ring:
         return end
 
     def look(self, group: Any) -> Any:
-        """Return how many rows these groups were given, a number or [N].
-
-        Rows up to there may be read afterwards: without the fence, processors other than x86 might have read them
-        before the counter, as they were before they were written.
-        """
+        """Return how many rows these groups were given, a number or [N]; rows up to there may be read afterwards."""
+        # Without the fence, processors other than x86 may read rows before the counter, as they were before.
         written = self.written[group]
         self._fence()
         return written

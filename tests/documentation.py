@@ -11,7 +11,7 @@ A page is run from top to bottom in one directory, as a reader would who types w
   with a file name, such as `# mine.py`, is (a part of) that file instead, which exists before anything is run.
 - A block that shows the inside of a training loop finds the parts of such a loop in its namespace (`PARTS`).
 - `# no-run: reason`, at the end of a command or on a line of its own for the whole block, keeps commands from being
-  run. `tests/docs/test_pages.py` counts them.
+  run. `tests/docs/test_general_pages.py` counts them.
 
 Two cores run these tests, so commands that cost seconds are run once. A command whose `cost_key` another one had
 before, on any page, is only settled: its options are parsed, its env is probed, the configuration is checked and its

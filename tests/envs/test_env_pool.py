@@ -143,7 +143,7 @@ def test_misuse_is_named_in_one_sentence() -> None:
     ]:
         with pytest.raises(ConfigError, match=sentence):
             EnvPool("counting:make", *arguments)
-    with pytest.raises(EnvSpecError, match=r"use a top-level function or class of an importable module\.$"):
+    with pytest.raises(EnvSpecError, match=r"and pass my_code\.make or 'my_code:make'\.$"):
         EnvPool(lambda: None, 1, 1)  # a pool has no scheme that could be serial
     with pytest.raises(EnvSpecError, match="has no nothing"):
         EnvPool("counting:nothing", 1, 1)

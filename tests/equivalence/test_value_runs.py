@@ -25,6 +25,7 @@ SMALL: dict[str, Any] = {
 }
 SEQUENCES = {"sequence": 8, "burn_in": 4, "n_step": 2}
 MEMORY = {"agent": {"core": "lstm", "core_size": 8}, "replay": SEQUENCES, "algo": {"batch_size": 4}}
+CUT = {"checkpoint": {"cut_episodes": True}}
 PRIORITIES = {"replay": {"prioritized": True, "n_step": 3}}
 CASES: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
     "dqn": ("dqn", "CartPole-v1", []),
@@ -35,7 +36,7 @@ CASES: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
     "td3, prioritised": ("td3", "Pendulum-v1", [PRIORITIES]),
     "sac, normalised": ("sac", "Pendulum-v1", [{"agent": {"normalize_obs": True}}]),
     "sac with memory": ("sac", "Pendulum-v1", [MEMORY]),
-    "dqn, no state, so by the grid": ("dqn", "MiniGrid-Empty-5x5-v0", [PRIORITIES]),
+    "dqn, no state, so by the grid": ("dqn", "MiniGrid-Empty-5x5-v0", [PRIORITIES, CUT]),
 }
 PARALLEL = {"scheme": "parallel", "sampler": {"workers": 2}}
 
@@ -87,7 +88,7 @@ def test_stopped_twice(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("scheme", ["serial", "parallel"])
 def test_stopped_while_it_plays_pong_from_frames(scheme: str, tmp_path: Path) -> None:
     """Frames that are kept once are restored too; native envs begin anew by the grid."""
-    options = settings({"replay": {"capacity": 600}, "scheme": scheme, "eval": {"episodes": 0}})
+    options = settings(CUT, {"replay": {"capacity": 600}, "scheme": scheme, "eval": {"episodes": 0}})
     whole, pieces = tmp_path / "whole", tmp_path / "pieces"
     remuda.train("dqn", "ALE/Pong-v5", steps=1500, seed=3, out=whole, **options)
     remuda.train("dqn", "ALE/Pong-v5", steps=1500, seed=3, out=pieces, callbacks=[at_20], **options)

@@ -7,6 +7,7 @@ import torch
 import remuda
 
 PPO = {"n_steps": 64, "batch_size": 128, "n_epochs": 4, "learning_rate": "linear(3e-3, 0)", "ent_coef": 0.01}
+PPO |= {"normalize_reward": False}  # values of rewards as they are
 A2C = {"n_steps": 16, "learning_rate": "linear(1e-2, 0)", "optimizer": "adam", "normalize_advantage": True}
 VTRACE = {"n_steps": 16, "learning_rate": "linear(1e-2, 0)"}
 OPTIONS = {"ppo": PPO, "a2c": A2C, "impala": VTRACE, "appo": VTRACE}

@@ -158,7 +158,7 @@ def test_the_seeds_reach_every_kind_of_sampler(where: str) -> None:
     """A marker is the last seed modulo 1000, in every observation."""
     config, spec, info = settle({"envs": {"seeds": "11,22,33"}})
     if where == "acting":
-        (order,) = make_orders(config, spec, info, 1)
+        (order,) = make_orders(config, spec, info, 1, None)
         order |= {"first": 4, "last": 8}
         envs, _, _ = Worker().make_parts(order, lambda: False, print)
     else:
@@ -400,7 +400,7 @@ def test_envs_and_agent_of_a_worker_are_those_of_the_run() -> None:
     """The agent that a worker builds from its order has the run's own first weights."""
     config, spec, info = settle({"agent": {"core": "gru", "prev_action": True}, "sampler": {"act": "workers"}})
     seen = agent_view(config, info)
-    order = {**make_orders(config, spec, seen, 1)[0], "first": 2, "last": 4}
+    order = {**make_orders(config, spec, seen, 1, None)[0], "first": 2, "last": 4}
     envs, agent, _ = Worker().make_parts(order, lambda: False, print)
     own = make_algorithm(config, seen, find_net(config.agent)).agent
     assert envs.num_envs == 2

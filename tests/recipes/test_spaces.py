@@ -146,5 +146,5 @@ def test_loading_builds_no_env(tmp_path: Path) -> None:
 
 def test_a_run_that_learned_nothing_leaves_no_spaces(tmp_path: Path) -> None:
     with pytest.raises(remuda.RemudaError):
-        train(tmp_path / "run", "counting:make", envs={"kwargs": {"fault": "raise", "at": 2}, "max_restarts": 0})
+        train(tmp_path / "run", "counting:make", envs={"kwargs": {"fault": "nan", "at": 2}})
     assert not (tmp_path / "run").exists()

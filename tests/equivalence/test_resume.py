@@ -177,6 +177,56 @@ def test_stopped_between_two_cuts_a_run_keeps_its_weights_and_goes_back_to_the_c
     assert f"resumed from step-{cut.step}: {cut.step} of 3,000" in (tmp_path / "run/log.txt").read_text()
 
 
+def test_however_often_it_is_stopped_between_two_cuts_the_last_cut_stays(tmp_path: Path) -> None:
+    options = settings({"checkpoint": {"every": 512, "cut_episodes": True}})
+    path = tmp_path / "run"
+    for rounds in (5, 6, 7):  # the cut is after 4
+        stop = [lambda round, rounds=rounds: round.progress.rounds >= rounds]
+        if rounds == 5:
+            remuda.train("ppo", "own_things:late", steps=3000, out=path, callbacks=stop, **options)
+        else:
+            remuda.resume(path, quiet=True, callbacks=stop)
+    found = [load(each) for each in list_checkpoints(path / "checkpoints")]
+    assert [each.progress["rounds"] for each in found] == [4, 6, 7]
+    assert [each.is_between_cuts for each in found] == [False, True, True]
+    lost = found[2].step - found[0].step
+    assert f"of which the last {lost:,} will be done again" in (path / "log.txt").read_text()
+
+
+def test_cuts_that_are_asked_for_later_cost_nothing_that_was_learned(tmp_path: Path) -> None:
+    options = settings({"checkpoint": {"every": 512}})
+    stop, seen = [lambda round: round.progress.rounds >= 3], []
+    remuda.train("ppo", "own_things:late", steps=3000, out=tmp_path / "run", callbacks=stop, **options)
+    remuda.resume(
+        tmp_path / "run",
+        quiet=True,
+        checkpoint={"cut_episodes": True},
+        callbacks=[lambda round: seen.append(round.progress.rounds)],
+    )
+    assert seen[0] == 4
+
+
+def test_what_fails_in_a_slow_round_is_resumed_with_new_episodes(tmp_path: Path, monkeypatch: Any) -> None:
+    """The sampler's state was held for a stop signal; after a failure it does not belong to what was learned."""
+    monkeypatch.setattr("remuda.recipes.journal.SLOW_ROUND_SECONDS", 0.0)
+    options = settings({"envs": {"kwargs": {"lengths": [9], "fault": "nan", "at": 70}}})
+    with pytest.raises(remuda.RemudaError, match="nan at"):
+        remuda.train("ppo", "counting:make", steps=3000, out=tmp_path / "run", **options)
+    found = load_newest(tmp_path / "run/checkpoints")
+    assert found.progress["rounds"] == 2
+    assert found.progress["inexact"] == "a round failed, so new episodes start"
+    assert "sampler" not in found.blobs
+
+
+def test_updates_that_a_signal_leaves_out_are_mentioned_at_the_end(tmp_path: Path, monkeypatch: Any) -> None:
+    """Of the last round as of any other: the run is complete, and not what it would have been."""
+    monkeypatch.setattr(remuda.recipes.journal.Journal, "must_stop", lambda journal: journal._learner.version > 0)
+    run = remuda.train("ppo", "counting:make", steps=100, out=tmp_path / "run", **settings())
+    assert run.result["updates"] == 1, "of 8"
+    assert "stopped before all of its updates were made" in (tmp_path / "run/log.txt").read_text()
+    assert "before all of its updates were made" in load_newest(tmp_path / "run/checkpoints").progress["inexact"]
+
+
 def test_without_cuts_episodes_end_whatever_the_interval_of_checkpoints(tmp_path: Path) -> None:
     """Envs whose state cannot be saved: episodes as without checkpoints; a resumed run keeps all but its episodes."""
     kwargs = {"kwargs": {"length": 60}}

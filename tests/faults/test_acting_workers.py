@@ -491,7 +491,7 @@ FORBIDDEN = {
     "nan": r"observation is nan at \[1\]",
     "infinite": r"observation is inf at \[2\]",
     "shape": r"observation has shape \(5,\), its space says \(3,\)",
-    "dtype": r"observation has dtype float64, its space says float32",
+    "complex": r"observation has dtype complex128, its space says float32",
     "nan reward": r"reward is nan",
 }
 

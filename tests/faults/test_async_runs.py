@@ -26,6 +26,7 @@ from remuda.cli import main
 from remuda.core import env_seed
 from remuda.errors import TrainingError
 from remuda.learning.checkpoint import load_newest
+from remuda.recipes.signals import STOPPING
 
 FORMS: dict[str, dict[str, Any]] = {
     "workers": {"envs": 8, "workers": 2, "act": "workers"},
@@ -115,7 +116,7 @@ def test_one_signal_leaves_a_resumable_checkpoint(form: str, number: signal.Sign
         assert len(members) == (4 if form == "workers" else 6), "fork servers, workers, and who acts for them"
         out, err = stop(process, number)
     assert process.returncode == 128 + number, err
-    assert err == ""
+    assert err == f"{number.name}: {STOPPING}\n"
     assert f"remuda train --resume {path}" in out
     wait_for(lambda: all_gone(members), 2)
     result = json.loads((path / "result.json").read_text())

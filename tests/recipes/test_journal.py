@@ -12,9 +12,9 @@ import torch
 
 import remuda
 from remuda.core import Episode, Progress, Round
-from remuda.data.packing import unpack
+from remuda.data.packing import pack, unpack
 from remuda.errors import CheckpointError, ConfigError, Interrupted
-from remuda.learning.checkpoint import list_checkpoints, load_newest
+from remuda.learning.checkpoint import list_checkpoints, load_newest, save
 from remuda.logs.rundir import RunDirectory
 from remuda.logs.terminal import Terminal
 from remuda.recipes import journal as module
@@ -304,6 +304,7 @@ def make_learner():
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr("remuda.logs.stopwatch.time", clock)
     return clock
 
 
@@ -440,6 +441,27 @@ def test_what_a_callback_adds_to_the_metrics_is_logged(tmp_path):
     assert [line["own/rounds"] for line in lines(run)] == [1.5, 3.5]
 
 
+@pytest.mark.parametrize("value", ["x", None, [1.0, 2.0]])
+def test_a_callback_that_adds_no_number_is_told_so(tmp_path, value):
+    def add(round):
+        if round.progress.rounds == 2:
+            round.metrics["own/x"] = value
+
+    with pytest.raises(ConfigError, match=r"round\.metrics\['own/x'\] is .* a callback may only add numbers"):
+        train(tmp_path / "run", rounds=4, callbacks=[add])
+    assert load_newest(tmp_path / "run/checkpoints").progress["rounds"] == 2, "what was learned is saved"
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_times(tmp_path):
+    run = train(tmp_path / "run", rounds=2)
+    found = load_newest(run.path / "checkpoints")
+    kept = unpack(found.blobs["journal"])
+    for name in ("elapsed", "total", "first_steps"):
+        del kept[name]
+    save(run.path / "checkpoints", found.step, found.learner, found.progress, blobs={"journal": pack(kept)})
+    assert remuda.resume(run.path, steps=4 * STEPS, quiet=True).result["status"] == "complete"
+
+
 class TestBestCheckpoint:
     RETURNS = (1.0, 5.0, 3.0, 5.0, 4.0)
 
@@ -462,6 +484,15 @@ class TestBestCheckpoint:
         assert (run.path / "checkpoints/best").resolve().name == f"step-{7 * STEPS}"
         names = [path.name for path in list_checkpoints(run.path / "checkpoints")]
         assert names == [f"step-{rounds * STEPS}" for rounds in (7, 8)]
+
+    def test_an_evaluation_that_is_made_up_for_counts_too(self, run, monkeypatch):
+        """The last evaluation is made again when a complete run goes on; it is the best, and stays so."""
+        found = iter((9.0, 4.5, 6.0, 2.0))
+        monkeypatch.setattr("remuda.recipes.train.play_episodes", lambda *arguments: Evaluation([next(found)], [1.0]))
+        remuda.resume(run.path, steps=8 * STEPS, quiet=True)
+        assert (run.path / "checkpoints/best").resolve().name == f"step-{5 * STEPS}"
+        names = [path.name for path in list_checkpoints(run.path / "checkpoints")]
+        assert names == [f"step-{rounds * STEPS}" for rounds in (5, 7, 8)]
 
     def test_it_can_be_chosen_to_evaluate_load_and_film(self, run, capsys):
         from remuda.cli import main

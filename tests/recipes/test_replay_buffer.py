@@ -269,7 +269,7 @@ def test_a_single_env_needs_no_batch_axis() -> None:
         ({"num_envs": 0}, "num_envs=0 is too small"),
         ({"n_step": 0}, "n_step=0 is too small"),
         ({"gamma": 1.5}, "gamma=1.5"),
-        ({"autoreset": "never"}, "use next_step or same_step"),
+        ({"autoreset": "never"}, "use next_step or same_step or disabled"),
         ({"capacity": 10**15}, "of memory are free: use at most"),
     ],
 )

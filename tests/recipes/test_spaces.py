@@ -148,3 +148,19 @@ def test_a_run_that_learned_nothing_leaves_no_spaces(tmp_path: Path) -> None:
     with pytest.raises(remuda.RemudaError):
         train(tmp_path / "run", "counting:make", envs={"kwargs": {"fault": "nan", "at": 2}})
     assert not (tmp_path / "run").exists()
+
+
+def test_an_env_that_does_not_fit_leaves_the_spaces_of_a_run_alone(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", "CartPole-v1")
+    before = (run.path / "spaces.json").read_bytes()
+    with pytest.raises(remuda.RemudaError):
+        remuda.resume(run.path, env=lambda: __import__("gymnasium").make("Acrobot-v1"), steps=10_000)
+    assert (run.path / "spaces.json").read_bytes() == before
+
+
+def test_spaces_that_would_take_much_memory_are_refused_before_they_do(tmp_path: Path) -> None:
+    leaf = {"kind": "box", "shape": [1 << 21], "dtype": "float64", "low": 0.0, "high": 1.0}
+    nested = {"kind": "tuple", "entries": {f"e{index}": leaf for index in range(3)}}
+    (tmp_path / "spaces.json").write_text(json.dumps({"observation": nested, "action": leaf}))
+    with pytest.raises(CheckpointError, match="spaces of 8,388,608 numbers"):
+        read_spaces(tmp_path)

@@ -37,6 +37,7 @@ ASIDE = ".writing-"
 REPLACED = ".replaced-"  # and its name: counts until another checkpoint of the same step has taken its place
 NAME = re.compile(rf"(?:{re.escape(REPLACED)})?step-([0-9]+)")
 REPLAY = "replay"  # the directory of files that checkpoints share
+BETWEEN_CUTS = "between_cuts"  # in a manifest
 BEST = "best"  # a link to the checkpoint with the best evaluation, which is never pruned
 BLOBS = "blobs.safetensors"  # bytes, where there are any
 MOST_BYTES = {"manifest.json": 1 << 16, "state.json": 1 << 24}
@@ -54,6 +55,7 @@ class Checkpoint:
     progress: dict[str, Any]
     blobs: dict[str, bytes]  # packed by whoever unpacks them
     skipped: list[str]  # sentences about damaged checkpoints that are newer than this one
+    is_between_cuts: bool = False  # a run that cuts episodes is bit-equal only if it continues from an earlier one
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Snapshot:
     tensors: dict[str, Tensor]  # clones
     blobs: dict[str, Tensor]  # bytes
     files: tuple[str, ...] = ()  # names in replay/ that were written for it or before
+    is_between_cuts: bool = False
 
 
 def snapshot(
@@ -73,11 +76,12 @@ def snapshot(
     progress: dict[str, Any],
     blobs: Mapping[str, bytes] | None = None,
     files: Sequence[str] = (),
+    is_between_cuts: bool = False,
 ) -> Snapshot:
     tensors: dict[str, Tensor] = {}
     state = {"learner": _pack(learner, "", tensors), "progress": progress}
     packed = {name: torch.frombuffer(bytearray(data), dtype=torch.uint8) for name, data in (blobs or {}).items()}
-    return Snapshot(step, json.dumps(state).encode(), tensors, packed, tuple(files))
+    return Snapshot(step, json.dumps(state).encode(), tensors, packed, tuple(files), is_between_cuts)
 
 
 def save(
@@ -116,6 +120,8 @@ def write(directory: Path, snapshot: Snapshot, keep: str = "last", number: int =
     }
     if snapshot.files:
         manifest[REPLAY] = list(snapshot.files)
+    if snapshot.is_between_cuts:
+        manifest[BETWEEN_CUTS] = True
     manifest["sha256"] = _manifest_sum(manifest)
     unused: set[str] = set()
     final, aside = directory / f"step-{snapshot.step}", _aside(directory)
@@ -182,7 +188,8 @@ def load(path: Path) -> Checkpoint:
         learner = _unpack(state["learner"], tensors_of(contents["tensors.safetensors"]))
         found = tensors_of(contents[BLOBS]) if BLOBS in contents else {}
         blobs = {name: tensor.numpy().tobytes() for name, tensor in found.items()}
-        return Checkpoint(path, int(manifest["step"]), learner, state["progress"], blobs, [])
+        is_between_cuts = bool(manifest.get(BETWEEN_CUTS, False))
+        return Checkpoint(path, int(manifest["step"]), learner, state["progress"], blobs, [], is_between_cuts)
     except CheckpointError:
         raise
     except Exception as error:
@@ -298,16 +305,17 @@ def _point(directory: Path, name: str, target: str) -> None:
 def _prune(directory: Path, keep: str, newest: Path) -> set[str]:
     """Delete checkpoints that `keep` does not want; return the names in `replay/` that these needed.
 
-    The newest two always stay, because one may be damaged, and so does the one that `best` points to. "all" keeps
-    every checkpoint, a number N every Nth.
+    The newest two always stay, because one may be damaged, and so do the one that `best` points to and the newest
+    that does not lie between two cuts. "all" keeps every checkpoint, a number N every Nth.
     """
     names: set[str] = set()
     if keep == "all":
         return names
-    best = (directory / BEST).resolve()
-    for path in list_checkpoints(directory)[:-2]:
+    found = list_checkpoints(directory)
+    at_cut = next((path for path in reversed(found) if not _is_between_cuts(path)), None)
+    for path in found[:-2]:
         # Damaged ones of later steps, which the run was not resumed from, do not make the newest an old one.
-        if path == newest or path.resolve() == best:
+        if path in (newest, at_cut) or path.resolve() == (directory / BEST).resolve():
             continue
         if not keep.isdigit() or _number(path) % int(keep):
             names |= _files_of(path) or set()
@@ -333,6 +341,13 @@ def _number(path: Path) -> int:
         return int(_manifest(path)["number"])
     except UNREADABLE:
         return 0
+
+
+def _is_between_cuts(path: Path) -> bool:
+    try:
+        return bool(_manifest(path).get(BETWEEN_CUTS, False))
+    except UNREADABLE:
+        return True  # a damaged checkpoint is none to continue from
 
 
 def _files_of(path: Path) -> set[str] | None:

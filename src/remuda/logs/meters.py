@@ -11,8 +11,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+
+from remuda.errors import ConfigError
 
 STATISTICS = ("mean", "std", "median", "min", "max")
 
@@ -59,3 +62,11 @@ def summarise(name: str, of_rounds: Sequence[float]) -> float:
     if name.startswith("replay/"):
         return of_rounds[-1]
     return max(of_rounds) if name.endswith("_max") else sum(of_rounds) / len(of_rounds)
+
+
+def as_number(name: str, value: Any) -> float:
+    """Return a metric as a float: a callback may have added anything."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"round.metrics[{name!r}] is {value!r}: a callback may only add numbers.") from None

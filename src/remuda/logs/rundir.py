@@ -42,7 +42,7 @@ LATEST = "latest"
 MOST_LINKS = 40  # as many as Linux follows
 OURS = ("config.yaml", "meta.json", "metrics.jsonl", "result.json", "checkpoints")  # what marks a directory as a run
 EVALUATIONS = "evaluations.jsonl"
-SPACES = "spaces.json"  # of the env, for who loads the policy without it
+SPACES = "spaces.json"  # the env's spaces, with which a policy is loaded without building the env
 WEIGHTS = "weights.safetensors"  # of the newest agent, where weights go through a file
 # beside what `create` makes
 WRITTEN = ("metrics.jsonl", "metrics.csv", "result.json", "wandb-id.txt", "profile", EVALUATIONS, SPACES, WEIGHTS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from types import TracebackType
 from typing import Any, Self
@@ -21,14 +21,15 @@ from remuda.learning import checkpoint
 from remuda.learning.learner import Learner
 from remuda.learning.restoring import must_fit, of_this_version
 from remuda.logs.advice import resume_advice
-from remuda.logs.meters import Window, summarise
+from remuda.logs.meters import Window, as_number, summarise
 from remuda.logs.notices import warnings_go_to
 from remuda.logs.rundir import RunDirectory
+from remuda.logs.stopwatch import Stopwatch
 from remuda.logs.terminal import TRAINING, Terminal, where_time_went
 from remuda.logs.writers import MetricsFile, TensorBoard, WandB, Writer
 from remuda.recipes.config import RunConfig, to_dict
 from remuda.recipes.parts import eval_episodes
-from remuda.recipes.run_checkpoints import CutWatch, RunCheckpoints, SamplerState, state_of
+from remuda.recipes.run_checkpoints import CUT_SHORT, CutWatch, RunCheckpoints, SamplerState, state_in, state_of
 from remuda.recipes.signals import StopSignals
 from remuda.recipes.verdict import remedies_for, verdict
 from remuda.sampling.evaluation import Evaluation
@@ -38,7 +39,8 @@ LINES_PER_RUN = 200
 # Seconds a round must have taken for the sampler's state to be kept in memory at its end. A stop signal may interrupt
 # the round after it, whose end would take longer than the signal allows.
 SLOW_ROUND_SECONDS = 1.0
-MID_ROUND = SamplerState(None, "the run was stopped in the middle of a round, so new episodes start")
+MID_ROUND = "the run was stopped in the middle of a round, so new episodes start"
+FAILED = SamplerState(None, "a round failed, so new episodes start")
 
 
 class Journal:
@@ -64,12 +66,12 @@ class Journal:
         self._window = Window(config.log.window)
         self._writers: list[Writer] = []
         self._sums: dict[str, list[float]] = defaultdict(list)
-        self._interval: dict[str, float] = defaultdict(float)  # seconds since the last line, by activity
-        self._total: dict[str, float] = defaultdict(float)
+        self._watch = Stopwatch()
         self._log_every = config.log.every or max(1, config.steps // LINES_PER_RUN)
         self._checkpoints = RunCheckpoints(directory, config.checkpoint, self.say)
         self._cuts = CutWatch(config.sampler.envs, config.checkpoint.every, self.say)
         self._mean_reward: float | None = None  # of an evaluation at the end of this round
+        self._is_whole = True  # all due updates of the last round were made
         self._held: tuple[int, SamplerState] | None = None  # rounds, and the sampler's state after them
         self._has_begun = False
         self._kept: dict[str, Any] | None = None  # where the journal of a resumed run stood
@@ -85,7 +87,9 @@ class Journal:
         done = resume_from.step if resume_from is not None else 0
         if resume_from is not None and "journal" in resume_from.blobs:
             with of_this_version():
-                self._kept = unpack(resume_from.blobs["journal"])
+                # Checkpoints of earlier versions do not hold the run's times.
+                times = {"elapsed": 0.0, "total": {}, "first_steps": resume_from.progress["steps"]}
+                self._kept = {**times, **unpack(resume_from.blobs["journal"])}
                 done -= self._kept["is_owed"]  # the line of that step is written again
         with ExitStack() as stack:
             stack.callback(self.terminal.close)
@@ -109,8 +113,8 @@ class Journal:
                 self._checkpoints.wait()  # before another process may write to the directory
                 raise
             self._checkpoints.wait()
-            self.say(where_time_went(self._total))
-            self.say(verdict(self._total, remedies_for(self.config))[1])
+            self.say(where_time_went(self._watch.total))
+            self.say(verdict(self._watch.total, remedies_for(self.config))[1])
 
     # --- what the scheme calls ---
 
@@ -130,8 +134,13 @@ class Journal:
             self.say(f"resumed from step-{found.step}: {self.progress.steps:,} of {self.config.steps:,} steps done")
             if (why := found.progress.get("inexact")) is not None and self.progress.steps < self.config.steps:
                 self.say(f"it is not bit-equal to a run that was never stopped: {why}.")
+            self._cuts.last_steps = self.progress.steps
         elif self.is_resumed:
-            self.say("no checkpoint was written before the run ended: it begins anew, with the same seed")
+            has_any = bool(checkpoint.list_checkpoints(self.directory.checkpoints))
+            why = (
+                "it was stopped before its first cut" if has_any else "no checkpoint was written before the run ended"
+            )
+            self.say(f"{why}: it begins anew, with the same seed")
         envs = self.config.sampler.envs
         self.say(f"{self.directory.path}: {envs} env{'s' if envs > 1 else ''}, settings in config.yaml")
         self._started = time.perf_counter() - (0.0 if self._kept is None else self._kept["elapsed"])
@@ -149,27 +158,23 @@ class Journal:
         """Warm-up is over: rates and intervals count from here."""
         self.directory.point_latest()
         size = self.config.algo_options.rows_per_round * self.config.sampler.envs
-        self.terminal.begin(
-            TRAINING if self.config.scheme == "async" else f"{TRAINING} from the first {size:,} steps"
-        )
+        first = "" if self.config.scheme == "async" else f" from the first {size:,} steps"
+        self.terminal.begin(TRAINING + first)
         self.directory.log(f"training begins at {self.progress.steps:,} steps")
         self._has_begun = True
         self._count_from_here()
         if self._kept is not None:
-            self._total.update(self._kept["total"])
+            self._watch.total.update(self._kept["total"])
             self._window.set_state(self._kept["window"])
             self._sums.update(self._kept["sums"])
             if self._kept["is_owed"]:
                 assert self._learner is not None
                 self._evaluate_and_write(self.progress, self._learner)
-                if self._mean_reward is not None and self._checkpoints.is_best(
-                    self.progress.steps, self._mean_reward
-                ):
-                    self._checkpoints.mark_best(self.progress.steps, self._mean_reward)
+                self._keep_if_best(lambda: state_in(self.resume_from))
 
     def _count_from_here(self) -> None:
         steps = self._first_steps = self._line_steps = self.progress.steps
-        self._mark = time.perf_counter()
+        self._watch.restart()
         points = [steps + every for every in (self._log_every, self.config.checkpoint.every, self.config.eval.every)]
         if self._kept is not None:  # the earlier of both: intervals may have been made shorter
             points = [min(point, kept) for point, kept in zip(points, self._kept["next"], strict=True)]
@@ -182,14 +187,15 @@ class Journal:
         for episode in round.episodes:
             self._window.add(episode.values)
         for name, value in round.metrics.items():
-            self._sums[name].append(value)
+            self._sums[name].append(as_number(name, value))
+        self._cuts.watch(round)
         for found in round.evaluations:
             self._watched = found
             with suppress(OSError):  # the next metrics line holds the newest one, and reports the full disk
                 self.directory.add_evaluation(found)
         self._checkpoints.poll()
-        seconds = self._count(round.seconds)
-        self._learner, self._mean_reward = round.learner, None
+        seconds = self._watch.lap(round.seconds)
+        self._learner, self._mean_reward, self._is_whole = round.learner, None, round.is_whole
         steps, last = round.progress.steps, round.progress.steps >= self.config.steps
         if last:
             self.save(round, is_owed=True)  # before the evaluation, in which an env may still fail
@@ -205,21 +211,26 @@ class Journal:
         if must_end:
             self.save(round)
         elif seconds > SLOW_ROUND_SECONDS and not last:
-            with self._timed("checkpoint"):
+            with self._watch.timed("checkpoint"):
                 self._held = (round.progress.rounds, state_of(round))
         return must_end
 
     def _save_if_due(self, round: Round, last: bool) -> None:
         steps, every = round.progress.steps, self.config.checkpoint.every
-        self._cuts.watch(round)
-        if self._mean_reward is not None and self._checkpoints.is_best(steps, self._mean_reward):
-            with self._timed("checkpoint"):  # again if there is one: it does not know yet that it is the best
-                self._write(round.learner, state_of(round))
-                self._checkpoints.mark_best(steps, self._mean_reward)
+        self._keep_if_best(lambda: state_of(round))
         is_due = round.was_cut or (every and steps >= self._next_checkpoint and not round.cut_follows)
         if is_due and not last:
             self._next_checkpoint = steps + every
             self.save(round)
+
+    def _keep_if_best(self, get_state: Callable[[], SamplerState]) -> None:
+        """Keep a checkpoint of the weights that were just evaluated if none did better (checkpoint.keep=best)."""
+        steps, mean_reward = self.progress.steps, self._mean_reward
+        if mean_reward is not None and self._checkpoints.is_best(steps, mean_reward):
+            assert self._learner is not None
+            with self._watch.timed("checkpoint"):  # again if there is one: it does not know yet that it is the best
+                self._write(self._learner, get_state())
+                self._checkpoints.mark_best(steps, mean_reward)
 
     def should_stop(self) -> bool:
         return self.signals.received is not None
@@ -248,14 +259,17 @@ class Journal:
                 f"make room, then continue with: {advice}"
             )
         status = "complete" if complete else f"stopped by {signal.name if signal else self.stopped_by}"
+        if not self._is_whole:
+            self.say(f"warning: {CUT_SHORT}")
+        if not self.progress.rounds:
+            self.say("nothing was learned yet: a resumed run begins anew")
         if not complete:
             self.say(f"{status} after {self.progress.steps:,} steps{self._what_is_lost()}; continue with: {advice}")
         if self.evaluation is None and signal is None and self.config.eval.episodes:
             self.terminal.note(f"evaluating {eval_episodes(self.config)} greedy episodes")
             with suppress(Interrupted):
                 self._run_evaluation(learner)
-        trained = sum(seconds for name, seconds in self._total.items() if name not in ("evaluation", "checkpoint"))
-        steps = self.progress.steps - self._first_steps
+        trained, steps = self._watch.trained(), self.progress.steps - self._first_steps
         return {
             "status": status,
             "steps": self.progress.steps,
@@ -263,8 +277,8 @@ class Journal:
             "episodes": self.progress.episodes,
             "seconds": round(time.perf_counter() - self._started, 3),
             "steps_per_second": round(steps / trained, 1) if trained else 0.0,
-            "time": {name: round(seconds, 3) for name, seconds in self._total.items()},
-            "limit": verdict(self._total, {})[0],
+            "time": {name: round(seconds, 3) for name, seconds in self._watch.total.items()},
+            "limit": verdict(self._watch.total, {})[0],
             "eval": self.evaluation,
         }
 
@@ -280,28 +294,29 @@ class Journal:
     ) -> None:
         """Save what was learned before something broke, if anything was; new episodes start from there."""
         if isinstance(error, RemudaError) and not isinstance(error, Interrupted):
-            self._save_within_round()
+            self._save_within_round(FAILED)
 
     def save_if_stopped(self, error: Interrupted) -> None:
         """Save what was learned before a signal interrupted a round; name an env that did not return."""
         if isinstance(error.__cause__, Abandoned):
             self.say(f"warning: {error}; worker processes (--scheme parallel) are replaced when they hang.")
-        self._save_within_round()
+        held, rounds = self._held, self.progress.rounds
+        is_held = held is not None and held[0] == rounds
+        self._save_within_round(held[1] if held and is_held else SamplerState(None, MID_ROUND, self._cuts.is_between))
 
-    def _save_within_round(self) -> None:
-        rounds, learner = self.progress.rounds, self._learner
-        if learner is None or not rounds or self._checkpoints.has(self.progress, learner):
+    def _save_within_round(self, state: SamplerState) -> None:
+        learner = self._learner
+        if learner is None or not self.progress.rounds or self._checkpoints.has(self.progress, learner):
             return
-        is_held = self._held is not None and self._held[0] == rounds
         try:
-            self._write(learner, self._held[1] if self._held is not None and is_held else MID_ROUND)
+            self._write(learner, state)
         except RemudaError as another:  # the user must learn why the run ends, not of this
             self.say(f"warning: what was learned since the last checkpoint is lost ({another})")
 
     def save(self, round: Round, is_owed: bool = False) -> None:
         """Write a checkpoint of this round's end unless there is one; `is_owed`: before its metrics line."""
         if not self._checkpoints.has(round.progress, round.learner):
-            with self._timed("checkpoint"):
+            with self._watch.timed("checkpoint"):
                 self._write(round.learner, state_of(round), is_owed)
 
     def _write(self, learner: Learner, sampler: SamplerState, is_owed: bool = False) -> None:
@@ -311,7 +326,7 @@ class Journal:
             "next": (self._next_line, self._next_checkpoint, self._next_evaluation),
             "is_owed": is_owed,
             "first_steps": self._first_steps,
-            "total": dict(self._total),
+            "total": dict(self._watch.total),
             "elapsed": time.perf_counter() - self._started,
         }
         self._checkpoints.save(learner, self.progress, sampler, kept)
@@ -323,16 +338,6 @@ class Journal:
 
     # --- details ---
 
-    def _count(self, seconds: Mapping[str, float]) -> float:
-        """Add one round's seconds by activity, the rest as `other`; return how long the round took."""
-        now = time.perf_counter()
-        whole, self._mark = now - self._mark, now
-        claimed = {**seconds, "other": max(0.0, whole - sum(seconds.values()))}
-        for name, value in claimed.items():
-            self._interval[name] += value
-            self._total[name] += value
-        return whole
-
     def _evaluate_and_write(self, progress: Progress, learner: Learner) -> None:
         """What is due at the end of a round."""
         last = progress.steps >= self.config.steps
@@ -340,10 +345,12 @@ class Journal:
             self._write_line(progress, learner)
 
     def _write_line(self, progress: Progress, learner: Learner) -> None:
-        steps, seconds = progress.steps, sum(self._interval.values()) or 1.0
+        steps, seconds = progress.steps, sum(self._watch.interval.values()) or 1.0
         line = self._window.summary()
         line |= {name: summarise(name, of) for name, of in self._sums.items()}
-        line |= {f"limits/{name}": self._interval[name] / seconds for name in ("env", "inference", "update", "wait")}
+        line |= {
+            f"limits/{name}": self._watch.interval[name] / seconds for name in ("env", "inference", "update", "wait")
+        }
         line |= {
             "train/n_updates": float(learner.version),  # so far: a count is no mean over rounds
             "rollout/episodes": float(progress.episodes),
@@ -370,7 +377,7 @@ class Journal:
                 self.say(f"warning: metrics at {steps:,} steps are lost ({error}): make room.")
         self._latest, self._line_steps, self._next_line = {**self._latest, **line}, steps, steps + self._log_every
         self._sums.clear()
-        self._interval.clear()
+        self._watch.interval.clear()
 
     def _evaluate_if_due(self, progress: Progress, learner: Learner, last: bool) -> bool:
         options = self.config.eval
@@ -385,15 +392,8 @@ class Journal:
         self.terminal.begin("evaluating")
         replay = self._checkpoints.replay
         paused = replay.paused() if replay is not None else nullcontext()
-        with self._timed("evaluation"), paused:
+        with self._watch.timed("evaluation"), paused:
             found = self._evaluate(learner.agent_on_cpu(), self.must_stop)
         self.evaluation = found.summary()
         self._mean_reward = self.evaluation["mean_reward"]
         self.directory.log(f"evaluation: {self.evaluation['mean_reward']:.2f} over {len(found.returns)} episodes")
-
-    @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self._total[name] += time.perf_counter() - start
-        self._mark = time.perf_counter()

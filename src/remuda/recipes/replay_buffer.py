@@ -33,7 +33,7 @@ from remuda.errors import ConfigError
 from remuda.machine import free_memory
 from remuda.replay import Experience, Priorities, Ring, Row
 
-AUTORESETS = ("next_step", "same_step")
+AUTORESETS = ("next_step", "same_step", "disabled")
 SPARE = 0.9  # the share of free memory that a buffer may take
 
 
@@ -114,8 +114,9 @@ class ReplayBuffer:
 
         `next_obs` of an episode's last step is its final observation. `mask` is False where no action was taken
         because the env was reset instead, as `EnvPool` says. Without it, and with autoreset "next_step", the step
-        after an end is taken for a reset if its `obs` is that final observation; with "same_step", no step is. Where
-        `obs` is not the `next_obs` of the step before, the episode was cut by the caller: this counts as truncation.
+        after an end is taken for a reset if its `obs` is that final observation; with "same_step" and "disabled" (you
+        call reset() yourself) no step is. Where `obs` is not the `next_obs` of the step before, the episode was cut
+        by the caller: this counts as truncation.
         """
         count, ring = self.num_envs, self._replay.ring
         seen, after = (
@@ -225,7 +226,7 @@ def reset_values(count: int) -> tuple[Any, Any, Any]:
 def same_rows(left: Any, right: Any, count: int) -> NDArray[np.bool_]:
     same = np.ones(count, bool)
     for (_, a), (_, b) in zip(leaves(left), leaves(right), strict=True):
-        same &= (a == b).reshape(count, math.prod(a.shape[1:])).all(-1)
+        same &= ((a == b) | ((a != a) & (b != b))).reshape(count, math.prod(a.shape[1:])).all(-1)
     return same
 
 

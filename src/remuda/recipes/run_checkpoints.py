@@ -2,7 +2,7 @@
 
 checkpoints = RunCheckpoints(directory, options, say)
 checkpoints.save(learner, progress, state_of(round), journal_state)      # returns while a thread still writes
-checkpoints.mark_best(step)                                               # checkpoint.keep=best
+checkpoints.mark_best(step, mean_reward)                                 # checkpoint.keep=best
 checkpoints.wait()
 """
 
@@ -22,6 +22,8 @@ from remuda.learning.saver import Saver
 from remuda.logs.rundir import RunDirectory
 from remuda.recipes.run_options import CheckpointOptions
 
+CUT_SHORT = "its last round was stopped before all of its updates were made"
+
 
 @dataclass(frozen=True)
 class SamplerState:
@@ -29,21 +31,28 @@ class SamplerState:
 
     blob: bytes | None
     inexact: str | None = None
+    is_between_cuts: bool = False  # a run that cuts episodes goes back from here to its last cut, to be bit-equal
 
 
 def state_of(round: Round) -> SamplerState:
     """Return the sampler's state after this round."""
-    if round.was_cut:
-        return SamplerState(None)  # new episodes begin here in a run that is never stopped, too
     if round.get_state is None:
         return SamplerState(None, "asynchronous samplers start new episodes")
+    if round.was_cut and round.is_whole:
+        return SamplerState(None)  # new episodes start here in a run that is never stopped, too
+    cuts = round.was_cut or round.cut_follows
     try:
-        blob = round.get_state()
+        blob = None if round.was_cut else round.get_state()
     except NoState as error:
-        return SamplerState(None, f"the state of its envs cannot be saved ({error}), so new episodes start")
-    if not round.is_whole:
-        return SamplerState(blob, "its last round was stopped before all of its updates were made")
-    return SamplerState(blob)
+        reason = f"the state of its envs cannot be saved ({error}), so new episodes start"
+        return SamplerState(None, reason, cuts)
+    return SamplerState(blob, None if round.is_whole else CUT_SHORT, cuts)
+
+
+def state_in(found: checkpoint.Checkpoint | None) -> SamplerState:
+    """Return the sampler's state that the checkpoint of a resumed run holds."""
+    assert found is not None
+    return SamplerState(found.blobs.get("sampler"), found.progress.get("inexact"), found.is_between_cuts)
 
 
 class RunCheckpoints:
@@ -91,7 +100,9 @@ class RunCheckpoints:
         if replayed is not None:
             blobs["replay"], files = pack(replayed), replayed["files"]
         counts = {**asdict(progress), "checkpoints": self._count, "best": self.best, "inexact": sampler.inexact}
-        taken = checkpoint.snapshot(progress.steps, learner.state_dict(), counts, blobs, files)
+        taken = checkpoint.snapshot(
+            progress.steps, learner.state_dict(), counts, blobs, files, sampler.is_between_cuts
+        )
         self._saved = (progress.rounds, learner.version)  # only now: saving the replay may have failed
         self._saver.save(taken, self._count)
 
@@ -155,17 +166,17 @@ class CutWatch:
 
 
 def find_checkpoint(run: Path, exact_until: int = 0) -> checkpoint.Checkpoint | None:
-    """Return the newest whole checkpoint that the run can continue from.
+    """Return the newest whole checkpoint that the run continues from.
 
-    Before `exact_until` steps only one from which it continues bit for bit will do (checkpoint.cut_episodes). None:
-    there is none, and the run starts again from the beginning, with the same seed.
+    A run that cuts episodes (checkpoint.cut_episodes) and has fewer than `exact_until` steps goes back to its last
+    cut. None: there is none, and the run starts again from the beginning, with the same seed.
     """
     directory = run / "checkpoints"
     before: int | None = None
     skipped: list[str] = []
     while checkpoint.list_checkpoints(directory, before):
         found = checkpoint.load_newest(directory, before, skipped)
-        if found.progress.get("inexact") is None or found.progress["steps"] >= exact_until:
+        if not found.is_between_cuts or found.progress["steps"] >= exact_until:
             return found
         before, skipped = found.step, found.skipped
     return None

@@ -239,4 +239,8 @@ def resume_config(
                 )
     merged = {group: {**options.get(group, {}), **groups.get(group, {})} for group in GROUPS}
     config, spec, info = _settle({**stored, **settings}, merged, None, env)
-    return replace(config, steps=min(config.steps, max_steps() or config.steps)), spec, info
+    limit = max_steps()
+    if limit is not None and limit < config.steps:
+        logging.getLogger("remuda").warning("%s=%d shortens this run of %d steps.", MAX_STEPS, limit, config.steps)
+        config = replace(config, steps=limit)
+    return config, spec, info

@@ -18,8 +18,8 @@ from remuda.errors import Abandoned
 PATIENCE_SECONDS = 5.0  # that a round may take to end by itself: a checkpoint is promised within 10
 ENV_SECONDS = 1.0  # after that, for an env of this process to return from its current call
 STOPPING = (
-    f"stopping when this round ends, after {PATIENCE_SECONDS:.0f} s at the latest, and saving a checkpoint; "
-    "a second signal stops at once, without one"
+    f"stopping when this round ends, after {PATIENCE_SECONDS:.0f} s at the latest, and saving what was learned; "
+    "a second signal stops at once, without saving"
 )
 # Calls into the user's env that may be abandoned: nothing is being learned meanwhile.
 ENV_CALLS: frozenset[CodeType] = frozenset({LocalEnvs.recv.__code__, LocalEnvs.reset.__code__})

@@ -27,7 +27,8 @@ from remuda.logs.rundir import SPACES
 
 ARRAYS = {"box": ("low", "high"), "multidiscrete": ("sizes", "starts")}  # by kind of space
 KINDS = ("box", "discrete", "multidiscrete", "multibinary", "dict", "tuple")
-MAX_NUMBERS = 1 << 26  # in one array: above any observation that can be learned from
+MAX_NUMBERS = 1 << 22  # in all arrays together: above any observation that can be learned from
+MAX_BYTES = 1 << 26  # of the file
 MAX_DEPTH = 32
 
 
@@ -40,7 +41,11 @@ def read_spaces(run: Path) -> tuple[Space, Space] | None:
     """Return observation and action space, or None where the run has no such file."""
     path = run / SPACES
     try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"more than {MAX_BYTES:,} bytes")
         found = json.loads(path.read_text(encoding="utf-8"))
+        if (count := sum(_count(found[name]) for name in ("observation", "action"))) > MAX_NUMBERS:
+            raise ValueError(f"spaces of {count:,} numbers")
         return space_from_json(found["observation"]), space_from_json(found["action"])
     except FileNotFoundError:
         return None
@@ -76,12 +81,10 @@ def exact(value: Any) -> Any:
 def space_from_json(values: Mapping[str, Any], depth: int = 0) -> Space:
     kind = values["kind"]
     if kind not in KINDS:
-        raise ValueError(f"{kind!r} is no kind of space")
+        raise ValueError(f"{kind!r} is not a kind of space")
     if kind in ("dict", "tuple"):
         return _nested(kind, values, depth)
     shape, dtype = tuple(_whole(size) for size in values["shape"]), str(values["dtype"])
-    if math.prod(shape) > MAX_NUMBERS:
-        raise ValueError(f"shape {shape} is too large")
     if np.dtype(dtype).kind not in "biuf":
         raise ValueError(f"{dtype} is no type of numbers")
     arrays: dict[str, Any] = {name: _array(values[name], shape, dtype) for name in ARRAYS.get(kind, ())}
@@ -107,9 +110,18 @@ def _nested(kind: Any, values: Mapping[str, Any], depth: int) -> Space:
     return Space(kind, entries={name: space_from_json(each, depth + 1) for name, each in named.items()}, keys=keys)
 
 
+def _count(values: Mapping[str, Any], depth: int = 0) -> int:
+    """Return how many numbers the arrays of a space hold, before any is allocated."""
+    if depth > MAX_DEPTH:
+        raise ValueError("a space nested too deep")
+    if "entries" in values:
+        return sum(_count(each, depth + 1) for each in dict(values["entries"]).values())
+    return math.prod(_whole(size) for size in values["shape"])
+
+
 def _whole(size: Any) -> int:
     if type(size) is not int or size < 0:
-        raise ValueError(f"{size!r} is no size")
+        raise ValueError(f"{size!r} is not a size")
     return size
 
 

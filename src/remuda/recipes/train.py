@@ -27,7 +27,7 @@ from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
 from remuda.learning.schedules import parse_schedule
 from remuda.learning.weights import FileWeights, LocalWeights, SharedWeights
-from remuda.logs.rundir import WEIGHTS, RunDirectory
+from remuda.logs.rundir import SPACES, WEIGHTS, RunDirectory
 from remuda.logs.terminal import Terminal
 from remuda.machine import has_compiler, keep_memory
 from remuda.recipes.actors import make_acting_sampler, make_replay_feed, make_rollout_stream
@@ -134,7 +134,8 @@ def train_from(
         play = partial(play_episodes, config, spec, eval_episodes(config))
         journal = Journal(directory, config, play, terminal, signals)
         try:
-            write_spaces(directory.path, info.observation, info.action)
+            if not (directory.path / SPACES).exists():  # a resumed env may turn out not to fit
+                write_spaces(directory.path, info.observation, info.action)
             with (
                 journal.open(resume, found),
                 profiled(directory.path / "profile" if profile else None) as count_round,

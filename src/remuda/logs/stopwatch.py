@@ -1,0 +1,49 @@
+"""Where the time of a run goes, by activity.
+
+watch = Stopwatch()
+seconds = watch.lap({"env": 0.2, "update": 0.1})        # one round, by activity; the rest of it is `other`
+with watch.timed("evaluation"):                         # between two rounds
+    evaluate()
+watch.total, watch.interval                             # seconds of the run, and since the last metrics line
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+
+class Stopwatch:
+    """Seconds by activity, of the whole run and since `interval` was last cleared."""
+
+    def __init__(self) -> None:
+        self.interval: dict[str, float] = defaultdict(float)
+        self.total: dict[str, float] = defaultdict(float)
+        self.restart()
+
+    def restart(self) -> None:
+        """Start the current round now."""
+        self._mark = time.perf_counter()
+
+    def lap(self, seconds: Mapping[str, float]) -> float:
+        """Add one round's seconds by activity, the rest as `other`; return how long the round took."""
+        now = time.perf_counter()
+        whole, self._mark = now - self._mark, now
+        for name, value in {**seconds, "other": max(0.0, whole - sum(seconds.values()))}.items():
+            self.interval[name] += value
+            self.total[name] += value
+        return whole
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Count what happens inside as `name`, and not as a part of a round."""
+        start = time.perf_counter()
+        yield
+        self.total[name] += time.perf_counter() - start
+        self.restart()
+
+    def trained(self) -> float:
+        """Return the seconds of the run without evaluations and checkpoints."""
+        return sum(value for name, value in self.total.items() if name not in ("evaluation", "checkpoint"))

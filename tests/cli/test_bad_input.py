@@ -173,9 +173,9 @@ def run_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
     ("env", "package", "extra"),
     [
         ("ALE/Pong-v5", "ale_py", "atari"),
-        ("MinAtar/Breakout-v1", "minatar", "minatar"),
-        ("MiniGrid-Empty-5x5-v0", "minigrid", "minigrid"),
-        ("HalfCheetah-v5", "mujoco", "mujoco"),
+        pytest.param("MinAtar/Breakout-v1", "minatar", "minatar", marks=pytest.mark.long),
+        pytest.param("MiniGrid-Empty-5x5-v0", "minigrid", "minigrid", marks=pytest.mark.long),
+        pytest.param("HalfCheetah-v5", "mujoco", "mujoco", marks=pytest.mark.long),
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(env, package, extra, tmp_path):

@@ -152,6 +152,7 @@ def test_a_job_is_complete_for_any_env() -> None:
     assert complete("ALE/Pong-v5", {"steps": 7})["steps"] == 7
 
 
+@pytest.mark.long
 def test_a_contender_that_cannot_run_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["bench", "sampler", "--envs", "2", "--workers", "2", "--slices", "1", "--seconds", "0.05", "--json"]
     assert main(words) == 0

@@ -61,7 +61,10 @@ def outcome(path: Path) -> tuple[Any, ...]:
     return parameters_hash(found.learner), counts, pack(replay["replay"]), pack(replay["rows"]["tail"]), kept
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = ("sac with memory", "rainbow, automatic support", "dqn, no state, so by the grid")  # stopped and resumed below
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.long if c in SLOW else ()) for c in CASES])
 def test_the_same_seed_twice_and_in_worker_processes(case: str, tmp_path: Path) -> None:
     algo, env, changes = CASES[case]
     found = []

@@ -159,6 +159,7 @@ class TestEvaluation:
             _ = remuda.Run(tmp_path).result
 
 
+@pytest.mark.long
 def test_a_video_shows_whole_games_though_lives_end_episodes(tmp_path):
     options = {"episodic_life": True, "frame_skip": 8, "noop_max": 0}
     run = remuda.train(

@@ -95,7 +95,14 @@ def lines_of(run: Any) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("act", "case"), [("workers", case) for case in RUNS] + [("central", c) for c in CENTRAL])
+# Seconds each, and a mixture of two others.
+SLOW = [("workers", "r2d1, judged"), ("central", "r2d1, judged"), ("central", "rainbow, judged")]
+ALL = [*(("workers", case) for case in RUNS), *(("central", case) for case in CENTRAL)]
+
+
+@pytest.mark.parametrize(
+    ("act", "case"), [pytest.param(*each, marks=pytest.mark.long if each in SLOW else ()) for each in ALL]
+)
 def test_every_algorithm_runs_and_is_throttled_to_its_ratio(tmp_path: Path, act: str, case: str) -> None:
     algo, env, settings = RUNS[case]
     run = train(tmp_path / "run", algo, env, **acting(act, settings))
@@ -183,7 +190,12 @@ def test_unthrottled_samplers_do_not_wait_for_the_learner(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("act", "case"), [("workers", case) for case in ("dqn", "rainbow", "r2d1", "sac")] + [("central", "r2d1")]
+    ("act", "case"),
+    [
+        *(("workers", case) for case in ("dqn", "r2d1", "sac")),
+        pytest.param("workers", "rainbow", marks=pytest.mark.long),
+        pytest.param("central", "r2d1", marks=pytest.mark.long),
+    ],
 )
 def test_a_stopped_run_goes_on_with_all_that_it_had(tmp_path: Path, act: str, case: str) -> None:
     algo, env, settings = RUNS[case]

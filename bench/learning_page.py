@@ -104,7 +104,8 @@ def page(records: dict[str, dict], compared: dict) -> str:
         "`python bench/learning.py run` made. Runs use the default preset of their algorithm and env, but for",
         f"what the command sets. The return is the mean over {EPISODES} greedy episodes of the final weights, with",
         "seeds fixed beforehand (`eval.seed`).",
-        "Times are of a shared machine with two cores and say little.",
+        "Times are of a shared machine with two cores and say little. Records of earlier versions stay: since random",
+        "numbers have a domain for each purpose, the same seed gives other numbers than in records made before.",
         "",
         "| algorithm | env | steps | goal | return by seed | mean |",
         "|---|---|---|---|---|---|",
@@ -123,7 +124,7 @@ def page(records: dict[str, dict], compared: dict) -> str:
             continue
         minutes = ", ".join(f"{record['minutes']:.0f}" for record in found.values())
         lines += [
-            f"Minutes by seed, with other programs beside and pauses included: {minutes}.",
+            f"Minutes by seed, with other programs running and pauses included: {minutes}.",
             *remarks(job, found),
         ]
         lines += ["", f"![{job.name}](images/{job.name}.png)", ""]

@@ -52,7 +52,7 @@ class Rollout:
     last_value: Any = None  # [B]: its value, computed without advancing any state; None for agents without one
     state: Any = None  # [B]: recurrent state that goes into row 0, after any reset
     envs: Any = None  # [B]: which env each column is of; None: all of them, in order
-    begins: Any = None  # [B]: whether row 0 continues no episode of the rollout before; None: look at its masks alone
+    begins: Any = None  # [B]: True where row 0 starts a new episode; None: not known
 
     def real_obs(self) -> Any:
         """The observations [N, ...] of all rows on which an action was taken: the ones that statistics count."""

@@ -122,7 +122,7 @@ def _keep_contract(spec: EnvSpec, env: Any, report: EnvReport) -> None:
 def _save(spec: EnvSpec, env: Any, report: EnvReport) -> None:
     """Whether its state can be saved, and a new env goes on from there as this one does."""
     env.action_space.seed(0)
-    quiet = partial(LocalEnvs, spec, 1, max_restarts=0, tell=lambda _: None)  # said by _keep_contract
+    quiet = partial(LocalEnvs, spec, 1, max_restarts=0, tell=lambda _: None)  # _keep_contract reports these warnings
     with quiet() as envs, quiet() as others:
         envs.reset(seed=0)
         envs.recv()

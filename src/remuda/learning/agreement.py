@@ -12,10 +12,11 @@ from torch import Tensor
 
 from remuda.data import Batch, map_tree
 
-Groups = dict[str, Tensor]  # of each group of parameters its gradient, one vector
+Groups = dict[str, Tensor]  # the gradient of each group of parameters, as one vector
 RELATIVE, SMALLEST = 1e-3, 1e-6  # differences that summing in another order makes
 SMALLEST_ALONE = 1e-4  # of a single number, which may be a sum that cancels, as SAC's alpha gradient does
-NOISE_SHARE, NOISE_TIMES = 1e-6, 10.0  # how far targets are moved, and how many times what comes of it is allowed
+# Targets are moved by this share of themselves; a difference may be this many times what the move changes.
+NOISE_SHARE, NOISE_TIMES = 1e-6, 10.0
 
 
 class Agreement(Enum):

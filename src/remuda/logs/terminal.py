@@ -106,7 +106,7 @@ class Terminal:
             self._print_line(now)
 
     def begin(self, activity: str) -> None:
-        """Name what is going on until the next update, for those who wait for it."""
+        """Set the name of the current activity, which is shown if the next update takes long."""
         now = time.monotonic()
         self._activity, self._since = activity, now
         self._tick_at = now + (TICK_SECONDS if self._live is not None else LINE_SECONDS)

@@ -73,11 +73,11 @@ class States:
         self.judged[group] = number + 1
 
     def noticed(self, group: int) -> int:
-        """Return how many states of a group a reader may take note of; what is read afterwards is that new."""
+        """Return how many states of a group a reader may use; these may be read afterwards."""
         return self._look(self.stored if self.error is None else self.judged, group)
 
     def look(self, group: int) -> int:
-        """Return how many states of a group were ever stored; what is read afterwards is that new."""
+        """Return how many states of a group were ever stored; these may be read afterwards."""
         return self._look(self.stored, group)
 
     def _look(self, counts: NDArray[Any], group: int) -> int:
@@ -92,7 +92,7 @@ class States:
                 self.judge(group, number, np.nan)
 
     def get_state(self) -> dict[str, Any]:
-        """Copy in this order: what is stored meanwhile lies where `stored` says that there is nothing."""
+        """Copy the counters before the states: a state that is stored meanwhile is not counted by the copy."""
         stored = self.stored.copy()
         self._fence()
         row = self.row.copy()

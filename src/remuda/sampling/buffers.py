@@ -28,7 +28,7 @@ class Buffers(NamedTuple):
     last_obs: Any  # [B]
     last_value: Tensor | None  # [B]; None of agents without one
     state: Any  # [B], goes into row 0; None without memory
-    begins: Tensor  # [B], whether row 0 continues no episode of the rollout before
+    begins: Tensor  # [B], True where row 0 starts a new episode
     next_state: Any  # [B], goes into row 0 of the next rollout
 
     def columns(self, first: int, last: int) -> Buffers:

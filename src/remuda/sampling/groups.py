@@ -77,7 +77,7 @@ class GroupSampler:
         self._obs = blank_obs(envs.observation, B)  # what comes next
         self._obs_arrays = map_tree(lambda tensor: tensor.numpy(), self._obs)
         self._state, self._blank = agent.initial_state(B), agent.initial_state(B)
-        self._begins = torch.ones(B, dtype=torch.bool)  # whether the next row of an env continues no episode
+        self._begins = torch.ones(B, dtype=torch.bool)  # True where the next row starts a new episode
         shares = [slice(first, first + width) for first in range(0, B, width)]
         self._groups = [
             Group(number, own, Noise(seed, range(own.start, own.stop), agent.noise), first_row)

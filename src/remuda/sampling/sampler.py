@@ -96,7 +96,7 @@ class EnvSampler:
         self._has_looked = False  # whether there is a quick way
         self._is_over = np.zeros(B, bool)  # ended, and waiting for the next rollout
         self._is_running = np.zeros(B, bool)  # in the middle of an episode after the last row of a rollout
-        self._begins = torch.ones(B, dtype=torch.bool)  # whether the next row continues no episode
+        self._begins = torch.ones(B, dtype=torch.bool)  # True where the next row starts a new episode
 
     def write_to(self, buffers: Buffers) -> None:
         """Where the next rollout goes."""

@@ -100,8 +100,9 @@ PPO: dict[str, Preset] = {
         "agent": {"shared": True},
         "algo": {"n_steps": 128, "batch_size": 512, "n_epochs": 10, "learning_rate": "linear(1e-3, 0)"},
     },
-    # Chosen on seeds 11 and 12 of LunarLander-v3, CliffWalking-v1, FrozenLake-v1 and Acrobot-v1 among three candidates
-    # (docs/results/candidates). Rollouts of 128 rows and 4 epochs without normalizers ended LunarLander at -60.
+    # Chosen on seeds 11 and 12 of LunarLander-v3, CliffWalking-v1, FrozenLake-v1 and Acrobot-v1, among three
+    # candidates (docs/results/candidates). Rollouts of 128 rows and 4 epochs without normalizers ended LunarLander
+    # at -60.
     "discrete": {
         "run": {"steps": 1_000_000},
         "agent": {"normalize_obs": True},

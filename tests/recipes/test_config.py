@@ -501,3 +501,13 @@ class TestMaxSteps:
         resumed = resume_config(tmp_path / "run", {}, {})[0]
         assert resumed.steps == 300
         assert resumed.algo_options.n_steps == 32, "what was sampled so far has this shape"
+
+
+@pytest.mark.parametrize("env", ["CliffWalking-v1", "MountainCarContinuous-v0"])
+def test_minibatches_of_a_preset_hold_whole_sequences_where_the_agent_has_memory(env):
+    found, _, _ = settle_config({"algo": "ppo", "env": env}, {"agent": {"core": "gru"}})
+    assert found.algo_options.batch_size == found.algo_options.n_steps == 256
+    without, _, _ = settle_config({"algo": "ppo", "env": env}, {})
+    assert without.algo_options.batch_size == 128
+    with pytest.raises(ConfigError, match="recurrent PPO splits along envs"):
+        settle_config({"algo": "ppo", "env": env}, {"agent": {"core": "gru"}, "algo": {"batch_size": 128}})

@@ -36,12 +36,12 @@ def test_an_entry_that_this_version_does_not_expect(
     """One that is missing, or one that is too much: one sentence, and the agent can still be played."""
     snapshot = checkpoint.snapshot
 
-    def of_another_version(step: int, learner: Any, progress: Any, blobs: dict[str, bytes], files: Any) -> Any:
+    def of_another_version(step: int, learner: Any, progress: Any, blobs: dict[str, bytes], *rest: Any) -> Any:
         if blob == "progress":
             progress = {**progress, entry: 1}
         else:
             blobs = {**blobs, blob: pack(without(unpack(blobs[blob]), entry))}
-        return snapshot(step, learner, progress, blobs, files)
+        return snapshot(step, learner, progress, blobs, *rest)
 
     monkeypatch.setattr(checkpoint, "snapshot", of_another_version)
     train(tmp_path / "run")

@@ -101,6 +101,10 @@ def fill_config(values: Mapping[str, Any], wanted: Groups, label: str, info: Env
         attribute: fill(defaults[group], {**preset.get(group, {}), **wanted[group]}, group)
         for group, attribute in GROUPS.items()
     }
+    options = filled["algo_options"]
+    if isinstance(options, PPOOptions) and filled["agent"].core and "batch_size" not in wanted["algo"]:
+        # With memory a minibatch holds whole sequences; a preset is chosen without it.
+        filled["algo_options"] = replace(options, batch_size=max(options.batch_size, options.n_steps))
     if filled["scheme_options"].threads == 0:
         # Written to the run's config: on another number of cores the arithmetic stays that of the first.
         filled["scheme_options"] = replace(filled["scheme_options"], threads=num_threads(info))

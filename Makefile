@@ -14,7 +14,7 @@ demo: $(STAMP)
 	$(BIN)/remuda record $(RUN) --out $(RUN)/videos/cartpole.mp4
 
 test: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --ignore tests/faults
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --ignore tests/faults
 	$(BIN)/python -m pytest tests/faults  # one at a time: they kill, and look at the clock
 
 # Learning runs, soaks and hundreds of kills: minutes each, about an hour on two cores.

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 import remuda
@@ -31,6 +32,7 @@ def test_the_example_gives_the_same_parameters(tmp_path, monkeypatch, capsys):
     assert "lag 0" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_the_example_learns_from_older_rollouts_too(monkeypatch, capsys):
     impala = run_example(monkeypatch, steps=20_000, seed=2)
     assert all(parameter.isfinite().all() for parameter in impala.parameters())

@@ -210,7 +210,7 @@ def test_a_signal_while_workers_build_their_envs_leaves_nothing(tmp_path):
 
 
 def test_a_signal_during_a_long_update_keeps_the_updates_that_were_made(tmp_path):
-    """An update of a minute ends early: its round is saved, and a resumed run says that it is not bit-equal."""
+    """An update of a minute ends early: its round is saved, with the reason why a resumed run is not bit-equal."""
     path = tmp_path / "run"
     arguments = ["--algo.n_steps", "512", "--algo.batch_size", "64", "--algo.n_epochs", "200"]
     process = start(path, *arguments, "--agent.hidden", "512,512")
@@ -221,14 +221,6 @@ def test_a_signal_during_a_long_update_keeps_the_updates_that_were_made(tmp_path
     found = load_newest(path / "checkpoints")
     assert found.progress["rounds"] == 1
     assert "stopped before all of its updates were made" in found.progress["inexact"]
-    (path / "log.txt").unlink()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "remuda", "train", "--resume", str(path)], stdout=subprocess.PIPE
-    )
-    wait_for(lambda: has_begun(path))
-    out, _ = stop(process, signal.SIGINT)
-    assert process.returncode == 130
-    assert "it is not bit-equal to a run that was never stopped" in str(out)
 
 
 def test_a_disk_that_fills_up_costs_checkpoints_and_metrics_but_not_the_run(tmp_path):

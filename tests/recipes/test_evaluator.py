@@ -98,6 +98,7 @@ def test_a_lost_evaluator_is_replaced_and_one_that_is_lost_for_good_is_done_with
     assert "training goes on" in caplog.text
 
 
+@pytest.mark.long
 def test_an_evaluator_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     config, spec, agent = settled(envs={"step_timeout": 3.0, "build_timeout": 15.0})
     with closing(SharedWeights(agent, 0)) as weights, closing(EvaluatorProcess(config, spec, weights)) as evaluator:

@@ -81,6 +81,7 @@ def train(out: Path, name: str = "dqn", env: str = "CartPole-v1", scheme: Any = 
     return remuda.train(name, env, scheme=scheme, out=out, quiet=True, **merged(settings))
 
 
+@pytest.mark.long
 def test_ages_of_a_resumed_run_are_those_of_its_own_weights(tmp_path: Path) -> None:
     """Samplers are heard of before the first update: they are no older than the learner then, and no younger."""
     settings = {"replay": {"ratio": None}, "log": {"every": 50, "tensorboard": False}}

@@ -1,4 +1,4 @@
-"""R3: envs that fail by chance, and by how much learning may be slower for it.
+"""R3: envs that fail randomly, and by how much learning may be slower for it.
 
 def run(seed, chances, watch): ...          # trains own_things:flaky_cartpole, with watch as a callback
 learns_nearly_as_fast(run)
@@ -39,15 +39,22 @@ def learns_nearly_as_fast(run: Callable[[int, dict[str, float], Watch], Any]) ->
 def steps_to_goal(
     run: Callable[[int, dict[str, float], Watch], Any], seed: int, chances: dict[str, float]
 ) -> tuple[float, int]:
-    """Env steps until the last episodes were good, or infinitely many; and how many envs were rebuilt on the way."""
+    """Return the env steps until the policy was good (or infinity) and the number of envs rebuilt on the way.
+
+    An episode of length L is reported only if no step of it failed, which has the probability (1 - p)^L: long
+    episodes are under-represented. Each reported return is therefore weighted by the inverse of that probability,
+    which makes the weighted mean an unbiased measure of the policy in both envs.
+    """
     returns: list[float] = []
+    weights: list[float] = []
     restarts, steps = 0, np.inf
 
     def watch(round: Any) -> bool:
         nonlocal restarts, steps
         returns.extend(episode.values["ep_rew"] for episode in round.episodes)
+        weights.extend((1.0 - chances["step"]) ** -episode.values["ep_len"] for episode in round.episodes)
         restarts = round.progress.restarts
-        if len(returns) >= WINDOW and np.mean(returns[-WINDOW:]) >= GOAL:
+        if len(returns) >= WINDOW and np.average(returns[-WINDOW:], weights=weights[-WINDOW:]) >= GOAL:
             steps = round.progress.steps
         return bool(np.isfinite(steps))
 

@@ -26,6 +26,7 @@ from torch.nn import functional as F
 
 from remuda.agents.heads import Said
 from remuda.maths.distributions import LOG_SQRT_2_PI
+from remuda.maths.losses import ROUNDING
 from remuda.nets import MLP
 
 WIDEST = 128  # of a layer; beyond it the arithmetic counts, and not the calls
@@ -230,12 +231,16 @@ def log_softmax(logits: Rows) -> Rows:
 
 
 def quick_standardised(x: Rows) -> Rows:
-    """As maths.standardised."""
+    """Compute what `maths.standardised` does."""
     if len(x) < 2:
         return x
-    centred: Rows = x - x.sum() / len(x)
-    centred /= np.float32(math.sqrt(centred.dot(centred) / (len(x) - 1)) + 1e-8)
-    return centred
+    mean = x.sum() / len(x)
+    centered: Rows = x - mean
+    deviation = math.sqrt(centered.dot(centered) / (len(x) - 1))
+    if not deviation > ROUNDING * abs(mean):
+        return np.zeros_like(x)
+    centered /= np.float32(deviation + 1e-8)
+    return centered
 
 
 def needs_inputs(agent: Any) -> bool:

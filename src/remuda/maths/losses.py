@@ -8,6 +8,7 @@ from torch import Tensor
 # Bounds log-ratios of rows whose advantage is not negative. Beyond the clip range such a row has no gradient, but
 # exp overflows at 88.7 in float32, and the backward pass would multiply that zero by infinity.
 MAX_LOG_RATIO = 60.0
+ROUNDING = 1e-6  # deviation over mean of float32 numbers that are equal but for rounding, at most
 
 
 def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
@@ -41,5 +42,13 @@ def approximate_kl(log_ratio: Tensor) -> Tensor:
 
 
 def standardised(x: Tensor, epsilon: float = 1e-8) -> Tensor:
-    """Mean 0, standard deviation 1; a single row is left as it is, having no deviation."""
-    return x if x.numel() < 2 else (x - x.mean()) / (x.std() + epsilon)
+    """Shift and scale x to mean 0 and standard deviation 1; a single row is returned as it is.
+
+    Where all rows are equal but for rounding, the result is 0: divided by its own deviation, rounding would look like
+    a signal.
+    """
+    if x.numel() < 2:
+        return x
+    mean, deviation = x.mean(), x.std()
+    scaled = (x - mean) / (deviation + epsilon)
+    return torch.where(deviation > ROUNDING * mean.abs(), scaled, torch.zeros_like(x))

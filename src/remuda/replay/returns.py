@@ -15,7 +15,7 @@ def return_range(ring: Ring, gamma: float) -> tuple[float, float, float]:
     """
     low, high, total, count = 0.0, 0.0, 0.0, 0
     for group in range(ring.groups):
-        columns, first, end = ring.columns(group), ring.oldest(group), int(ring.written[group])
+        columns, first, end = ring.columns(group), ring.oldest(group), int(ring.look(group))
         if first >= end:
             continue
         places = np.concatenate([np.arange(part.start, part.stop) for part, _ in unbroken(first, end, ring.capacity)])

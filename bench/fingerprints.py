@@ -216,7 +216,10 @@ def differences(base: Any, new: Any, path: str = "") -> Iterator[str]:
 
 
 def shortened(value: Any) -> str:
+    """Return the value as text, and of a hash only its beginning."""
     text = str(value)
+    if re.fullmatch(r"[0-9a-f]{64}", text):
+        return text[:12]
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -239,13 +242,15 @@ def summarize(base: Tree, new: Tree) -> dict[str, Any]:
     print("\n" + "".join(f"{title:>15}" for title in ("", *kinds)))
     for title, counts in table.items():
         print(f"{title:>15}" + "".join(f"{counts[kind] or '':>15}" for kind in kinds))
+    seen: dict[str, str] = {}  # error: the case that had it first
     for name, state in states.items():
         if state == EQUAL:
             continue
         print(f"\n{name}: {state}")
         for tree in (base, new):
-            if "error" in tree.results[name]:
-                print(f"  {tree.name}: {tree.results[name]['error']}")
+            if (error := tree.results[name].get("error")) is not None:
+                first = seen.setdefault(f"{tree.name}: {error}", name)
+                print(f"  {tree.name}: " + (error if first == name else f"the same error as in {first}"))
         if state == DIFFERENT:
             for line in differences(measured(base.results[name]), measured(new.results[name])):
                 print(f"  {line}")

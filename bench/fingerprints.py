@@ -1,6 +1,6 @@
 """Compare what two commits learn, bit by bit: a safety net for changes that must not alter any result.
 
-    .venv/bin/python bench/fingerprints.py --base COMMIT                     # all cases, about half an hour
+    .venv/bin/python bench/fingerprints.py --base COMMIT                     # all cases, up to 40 minutes
     .venv/bin/python bench/fingerprints.py --base COMMIT --only ppo/cartpole --out fingerprints.json
 
 COMMIT is checked out in a temporary worktree with a virtual environment of its own; `--base-python` names an

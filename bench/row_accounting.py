@@ -9,16 +9,15 @@ the reader synchronizes, commits a round, draws, gives feedback, pauses the writ
 event all counts are recorded, and for every draw its keys and the sha256 of what was drawn.
 
 A sequence is a function of its name alone and does not depend on what a replay returns. The names of classes,
-methods, arguments and counts are in the tables below, newest first; each tree uses the first that it has.
+methods, arguments and counts, which differ between trees, are in bench/row_accounting_names.py.
 """
 
 import copy
 import hashlib
-import inspect
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,104 +26,9 @@ from typing import Any
 import numpy as np
 import torch
 from fingerprint_job import arrays_in, attempt, joined, sha256_of
+from row_accounting_names import construct, counts_of, find_class, find_method
 
 import remuda
-import remuda.replay
-
-# --- names in the trees: the coming vocabulary, then that of 0.1 ------------------------------------------------
-
-CLASSES = {
-    "TransitionReplay": ("TransitionReplay", "Experience"),
-    "SequenceReplay": ("SequenceReplay", "Sequences"),
-    "Ring": ("Ring",),
-    "FrameRing": ("FrameRing",),
-    "Row": ("Row",),
-    "Priorities": ("Priorities",),
-    "States": ("RecurrentStates", "States"),
-}
-METHODS = {
-    "sync": ("sync", "follow"),
-    "commit": ("commit", "settle"),
-    "on_writer_lost": ("on_writer_lost", "lose"),
-    "pause_writers": ("pause_writers", "still"),
-    "set_td_error": ("set_td_error", "set_initial_priority", "judge"),
-    "fresh": ("new_rollouts", "new_observations", "fresh"),
-}
-ARGUMENTS = {
-    "is_shared": ("is_shared",),
-    "most_per_round": ("max_batches_per_round", "max_per_round", "most_per_round"),
-    "lead": ("max_lead", "lead"),
-    "has_td_error": ("has_td_error", "has_initial_priority", "is_judged"),
-}
-COUNTS = {
-    "written": ("written",),
-    "begun": ("begun", "announced"),
-    "real": ("real", "real_steps"),
-    "td_errors": ("td_errors", "judged"),
-    "limit": ("limit",),
-    "stored": ("stored",),
-    "count": ("count",),
-    "steps": ("steps",),
-    "credit": ("credit",),
-    "draws": ("draws",),
-    "redrawn": ("redrawn",),
-    "is_throttled": ("is_throttled",),
-    "priority_sum": ("priorities.tree.total", "starts.tree.total", "sequence_index.tree.total"),
-    "largest_priority": ("priorities.largest", "starts.largest", "sequence_index.largest"),
-}
-HOMES = ("", "ring.", "counters.", "ring.counters.", "counts.", "ring.counts.", "rows.")  # of counts, in a replay
-
-
-def find_class(name: str) -> Any:
-    for each in CLASSES[name]:
-        if hasattr(remuda.replay, each):
-            return getattr(remuda.replay, each)
-    raise LookupError(f"remuda.replay has none of {CLASSES[name]}: add the new name of {name}.")
-
-
-def find_method(name: str, *things: Any) -> Callable[..., Any]:
-    for thing in things:
-        for each in METHODS.get(name, (name,)):
-            if hasattr(thing, each):
-                method: Callable[..., Any] = getattr(thing, each)
-                return method
-    kinds = [type(thing).__name__ for thing in things]
-    raise LookupError(f"{kinds} have none of {METHODS.get(name, (name,))}: add the new name of {name}.")
-
-
-def construct(name: str, *arguments: Any, **options: Any) -> Any:
-    """Make an object, with the names that its constructor has for these options."""
-    kind = find_class(name)
-    known = inspect.signature(kind).parameters
-    named = {}
-    for option, value in options.items():
-        for each in ARGUMENTS.get(option, (option,)):
-            if each in known:
-                named[each] = value
-                break
-        else:
-            raise LookupError(f"{kind.__name__} takes no {option}: add the new name to ARGUMENTS.")
-    return kind(*arguments, **named)
-
-
-def counts_of(replay: Any) -> dict[str, Any]:
-    """Return all counts; None where the tree or this kind of replay has no such count."""
-    found: dict[str, Any] = {}
-    for count, names in COUNTS.items():
-        values = (look_up(replay, home + name) for name in names for home in HOMES)
-        found[count] = next((plain(value) for value in values if value is not None), None)
-    return {**found, "metrics": replay.metrics()}
-
-
-def look_up(thing: Any, path: str) -> Any:
-    for name in path.split("."):
-        thing = getattr(thing, name, None)
-    return thing
-
-
-def plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
-
 
 # --- envs -------------------------------------------------------------------------------------------------------
 

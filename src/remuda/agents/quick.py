@@ -237,7 +237,7 @@ def quick_standardised(x: Rows) -> Rows:
     mean = x.sum() / len(x)
     centered: Rows = x - mean
     deviation = math.sqrt(centered.dot(centered) / (len(x) - 1))
-    if not deviation > ROUNDING * abs(mean):
+    if deviation <= ROUNDING * abs(mean):  # NaN stays NaN
         return np.zeros_like(x)
     centered /= np.float32(deviation + 1e-8)
     return centered

@@ -51,4 +51,4 @@ def standardised(x: Tensor, epsilon: float = 1e-8) -> Tensor:
         return x
     mean, deviation = x.mean(), x.std()
     scaled = (x - mean) / (deviation + epsilon)
-    return torch.where(deviation > ROUNDING * mean.abs(), scaled, torch.zeros_like(x))
+    return torch.where(deviation <= ROUNDING * mean.abs(), torch.zeros_like(x), scaled)  # NaN stays NaN

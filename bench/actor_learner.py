@@ -48,7 +48,7 @@ from remuda.machine import usable_cores
 
 ROOT = Path(__file__).parents[1]
 # Words of `remuda train`; contenders are stopped for longer than a worker may be silent.
-COMMON = f"impala --env {ATARI} --scheme async --sampler.act workers --envs.sticky 0 --agent.net nature"
+COMMON = f"impala --env {ATARI} --scheme async --sampler.inference workers --envs.sticky 0 --agent.net nature"
 COMMON += (
     " --agent.shared true --steps 1_000_000_000 --eval.episodes 0 --checkpoint.every 0 --envs.step_timeout 86400"
 )
@@ -138,13 +138,13 @@ def serve_ours(words: Sequence[str]) -> None:
     import remuda
     from remuda.cli.options import given
     from remuda.cli.train import make_parser
-    from remuda.recipes.config import KINDS
-    from remuda.recipes.settings import settle_config
-    from remuda.recipes.train import train
+    from remuda.config.resolve import resolve_config
+    from remuda.config.run_config import KINDS
+    from remuda.runs.train import train
 
     found = make_parser(words[0]).parse(words)
     settings = {name: getattr(found, name) for name in ("algo", "env", "steps", "scheme")}
-    setup = settle_config(
+    setup = resolve_config(
         settings, {name: values for name, values in given(found, ("algo", *KINDS)).items() if values}
     )
     sampler = setup[0].sampler

@@ -39,7 +39,7 @@ def run(env: str, steps: int, ratio: float | None, share: float = 0.0) -> tuple[
             algo={"learning_starts": STARTS, "batch_size": BATCH},
             replay={"ratio": ratio},
             sampler={"envs": 1, "workers": 1},
-            eval={"episodes": 5, "share": share},
+            eval={"episodes": 5, "cpu_fraction": share},
             log={"tensorboard": False, "every": 100},
             checkpoint={"every": 0},
         )

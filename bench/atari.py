@@ -20,7 +20,7 @@ import numpy as np
 from ale_py.vector_env import AtariVectorEnv
 
 from remuda.bench.turns import Contender, median_and_interval, serve
-from remuda.core import env_seed
+from remuda.core import derive_seed
 from remuda.envs import NativeEnvs, make_envs, resolve
 
 ROOT = Path(__file__).parents[1]
@@ -42,7 +42,7 @@ def bare(spec, envs: int, threads: int, draw: Callable[[], np.ndarray]):
         reward_clipping=False,
         use_fire_reset=False,
     )
-    vector.reset(seed=np.asarray([env_seed(1, index, 0) for index in range(envs)]))
+    vector.reset(seed=np.asarray([derive_seed(1, index, 0) for index in range(envs)]))
     return lambda: vector.step(draw())
 
 

@@ -3,8 +3,8 @@
     sudo .venv/bin/python bench/cpu_shares.py --out docs/speed/cpu-shares.json      # Pendulum-v1 and Walker2d-v5
 
 Spreeze's ablation: how much of its rate each side keeps when there is less of the CPU. A control group with a quota
-holds a contender of bench/feed.py (`ring`: samplers write straight into the replay) and all that it starts, so this
-needs root, and Linux with the cpu controller of cgroups, of either version.
+holds a contender of bench/replay_writers.py (`ring`: samplers write straight into the replay) and all that it starts,
+so this needs root, and Linux with the cpu controller of cgroups, of either version.
 """
 
 from __future__ import annotations

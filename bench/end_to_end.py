@@ -109,9 +109,9 @@ def serve_ours(threads: int, has_journal: bool) -> None:
     import torch
 
     import remuda
+    from remuda.config.resolve import resolve_config
     from remuda.machine import keep_memory
-    from remuda.recipes.settings import settle_config
-    from remuda.recipes.train import SCHEMES, make_recipe
+    from remuda.runs.train import SCHEMES, make_recipe
 
     groups: dict[str, Any] = {
         "algo": {
@@ -137,7 +137,7 @@ def serve_ours(threads: int, has_journal: bool) -> None:
             out = Path(directory) / "run"
             remuda.train("sac", env=common.ENV, callbacks=[turns.round], out=out, quiet=True, **groups, **quiet)
         return
-    config, spec, info = settle_config({"algo": "sac", "env": common.ENV, "seed": 1}, groups)
+    config, spec, info = resolve_config({"algo": "sac", "env": common.ENV, "seed": 1}, groups)
     recipe = make_recipe(config, spec, info)
     keep_memory()  # this and the next two as `remuda train` does
     gc.collect()

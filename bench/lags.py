@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from remuda.config.resolve import resolve_config
 from remuda.learning.weights import SharedWeights
-from remuda.recipes import train as training
-from remuda.recipes.settings import settle_config
+from remuda.runs import train as training
 
 ROOT = Path(__file__).parents[1]
 LAGS, CORRECTIONS = (0, 4, 16), ("vtrace", "none")
@@ -50,11 +50,11 @@ def returns_of(algo, env, steps, settings, seed, lag, correction):
     """Greedy returns of the final weights."""
     groups = {
         "algo": {**settings, "correction": correction},
-        "sampler": {"act": "workers"},
+        "sampler": {"inference": "workers"},
         "eval": {"episodes": 100},
         "log": {"tensorboard": False},
     }
-    setup = settle_config({"algo": algo, "env": env, "steps": steps, "seed": seed, "scheme": "parallel"}, groups)
+    setup = resolve_config({"algo": algo, "env": env, "steps": steps, "seed": seed, "scheme": "parallel"}, groups)
     make_recipe = training.make_recipe
 
     def lagging(*args):

@@ -21,8 +21,8 @@ import yaml
 from learning_jobs import EPISODES, JOBS, PEERS, ROOT, RUNS, Job, Peer
 from learning_page import write_page
 
-from remuda.recipes.config import to_dict
-from remuda.recipes.settings import settle_config
+from remuda.config.resolve import resolve_config
+from remuda.config.run_config import to_dict
 
 POINTS = 150  # of a kept curve
 COLUMNS = {
@@ -85,7 +85,7 @@ def what_changed(job: Job, seed: int, options: dict) -> str:
             groups.setdefault(group, {})[field] = value
         else:
             short[name] = value
-    wanted = to_dict(settle_config(short, groups)[0])["options"]
+    wanted = to_dict(resolve_config(short, groups)[0])["options"]
     for group, fields in options.items():
         for field, value in fields.items():
             now = plain(wanted[group].get(field, value))

@@ -5,7 +5,7 @@ import json
 import numpy as np
 from learning_jobs import EPISODES, HOW_PRESETS_WERE_CHOSEN, JOBS, PEERS, RECORDS, ROOT, Job, Peer
 
-from remuda.logs.plots import plot_curves
+from remuda.runs.plots import plot_curves
 
 IMAGES = ROOT / "docs" / "images"
 COMPARED = RECORDS / "compared.json"  # what came of comparisons, also of runs of which no curve was kept
@@ -68,10 +68,10 @@ def compare(peer: Peer, ours: dict[int, dict], theirs: dict[int, dict]) -> dict:
         "seconds": np.linspace(0, shortest, 100),
     }
     for axes, (along, grid) in zip(figure.subplots(1, 2, sharey=True), grids.items(), strict=True):
-        for (label, found), colour in zip(both.items(), ("tab:blue", "tab:orange"), strict=True):
+        for (label, found), color in zip(both.items(), ("tab:blue", "tab:orange"), strict=True):
             y = on_grid(found, grid, along)
-            axes.plot(grid, y.mean(0), color=colour, label=f"{label}, mean of {len(y)} seeds")
-            axes.fill_between(grid, y.min(0), y.max(0), color=colour, alpha=0.2, lw=0, label="lowest to highest")
+            axes.plot(grid, y.mean(0), color=color, label=f"{label}, mean of {len(y)} seeds")
+            axes.fill_between(grid, y.min(0), y.max(0), color=color, alpha=0.2, lw=0, label="lowest to highest")
         axes.set(xlabel="environment steps" if along == "steps" else "seconds since the start")
         axes.grid(alpha=0.3)
         axes.legend(frameon=False, fontsize=8)

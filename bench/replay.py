@@ -63,22 +63,22 @@ def ours(figure: str) -> Cycle:
     return turn_over(draw_errors(), draw_and_feed_back)
 
 
-def filled(is_prioritised: bool) -> Any:
+def filled(is_prioritized: bool) -> Any:
     from remuda.data import Batch, Steps
-    from remuda.replay import Experience, Priorities
+    from remuda.replay import Priorities, TransitionReplay
     from remuda.replay.ring import Ring, Row
 
     one = np.zeros((), np.float32)
     example = Row(np.zeros(OBS, np.float32), np.zeros(ACTION, np.float32), one, one, np.zeros((), bool))
     ring = Ring(example, ROWS // ENVS + 1, ENVS)  # one place of each env is always empty
-    priorities = Priorities(ring, ALPHA) if is_prioritised else None
+    priorities = Priorities(ring, ALPHA) if is_prioritized else None
     options: dict[str, Any] = {"batch_size": BATCH, "ratio": 1.0, "warm_up": 0, "n_step": 1, "gamma": 0.99, "seed": 0}
-    replay = Experience(ring, **options, priorities=priorities)
+    replay = TransitionReplay(ring, **options, priorities=priorities)
     axes = (1000, ENVS)
     for _ in range(ROWS // ENVS // axes[0]):
         obs, action = torch.rand(*axes, OBS), torch.rand(*axes, ACTION)
         steps = Steps(obs, action, torch.rand(axes), torch.ones(axes), torch.ones(axes, dtype=torch.bool), None, None)
-        replay.add(Batch(steps, last_obs=torch.rand(ENVS, OBS)))
+        replay.add(Batch(steps, next_obs=torch.rand(ENVS, OBS)))
     assert ring.count == ROWS
     return replay
 
@@ -96,7 +96,7 @@ def tianshou(figure: str) -> Cycle:
 
         return turn_over([each.numpy().astype(np.float64) for each in draw_errors()], find_and_set)
     never = np.zeros(ROWS, bool)
-    fields = {"obs": rand(ROWS, OBS), "act": rand(ROWS, ACTION), "rew": rand(ROWS), "obs_next": rand(ROWS, OBS)}
+    fields = {"obs": rand(ROWS, OBS), "inference": rand(ROWS, ACTION), "rew": rand(ROWS), "obs_next": rand(ROWS, OBS)}
     buffer = PrioritizedReplayBuffer(size=ROWS, alpha=ALPHA, beta=BETA)
     # One by one, a million rows would take a quarter of an hour.
     buffer.update(ReplayBuffer.from_data(**fields, terminated=never, truncated=never, done=never))

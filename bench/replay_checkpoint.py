@@ -40,7 +40,7 @@ import numpy as np
 from remuda.data.packing import pack, unpack
 from remuda.replay.frames import FrameRing
 from remuda.replay.ring import Row
-from remuda.replay.saving import RingFiles
+from remuda.replay.ring_files import RingFiles
 
 FRAMES, SIDE = 4, 84
 ADDED = 16  # one row in so many is new at the second checkpoint

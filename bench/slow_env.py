@@ -18,7 +18,7 @@ import numpy as np
 
 import remuda
 from remuda.bench.turns import median_and_interval
-from remuda.core import env_seed
+from remuda.core import derive_seed
 
 SECONDS, ENVS, SEED, SLOWER = 0.004, 8, 1, 10
 
@@ -69,7 +69,7 @@ class Clock:
 def rate(act, has_slow, seconds):
     """Steps per second of the seven."""
     clock = Clock(2.0, seconds)
-    kwargs = {"slow_seed": env_seed(SEED, 0, 0)} if has_slow else {}
+    kwargs = {"slow_seed": derive_seed(SEED, 0, 0)} if has_slow else {}
     with tempfile.TemporaryDirectory() as directory:
         remuda.train(
             "impala",
@@ -77,7 +77,7 @@ def rate(act, has_slow, seconds):
             scheme="async",
             steps=10_000_000,
             seed=SEED,
-            sampler={"envs": ENVS, "workers": ENVS, "act": act},
+            sampler={"envs": ENVS, "workers": ENVS, "inference": act},
             algo={"n_steps": 20, "batch_size": 8},
             envs={"kwargs": json.dumps(kwargs)},
             eval={"episodes": 0},

@@ -221,7 +221,7 @@ def samplers_beside(found: dict[str, Any]) -> list[str]:
             "Rows sampled and rows learned from in a second, at once: SAC, a learner with one thread and a sampler.",
             "`aside`: samplers write to memory that nobody reads, so that the machine is as busy and nothing is",
             "received; `ring`: straight into the replay, as `--scheme async` does; `queue`: pickled, through a pipe.",
-            "What the learner keeps is beside `aside` (`bench/feed.py`).\n",
+            "What the learner keeps is beside `aside` (`bench/replay_writers.py`).\n",
             "| env, batch | how | sampled/s | learned from/s | updates that the learner keeps |",
             "|---|---|---|---|---|",
         ]
@@ -255,7 +255,7 @@ def samplers_beside(found: dict[str, Any]) -> list[str]:
             lines.append(f"| {ratio} | {each['measured']:.3f} | {each['median_age_in_intervals']:.2f} |")
         watched = report["evaluator"]
         lines.append(
-            f"\nWith an evaluator that may take {watched['share']:g} of a core (`--eval.share`) training on "
+            f"\nWith an evaluator that may take {watched['share']:g} of a core (`--eval.cpu_fraction`) training on "
             f"{report['watched']} keeps\n{with_interval(*watched['kept'])} of its rate."
         )
     if (report := found.get("time-to-3000")) is not None:

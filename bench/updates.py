@@ -31,9 +31,9 @@ Update = Callable[[], Any]
 
 
 def ours(algo: str, batch: int, threads: int, **settings: Any) -> Update:
+    from remuda.config.resolve import resolve_config
     from remuda.machine import keep_memory
-    from remuda.recipes.settings import settle_config
-    from remuda.recipes.train import make_recipe
+    from remuda.runs.train import make_recipe
 
     keep_memory()  # as `remuda train` does
 
@@ -45,7 +45,7 @@ def ours(algo: str, batch: int, threads: int, **settings: Any) -> Update:
     env = "HalfCheetah-v5" if algo == "sac" else "ALE/Pong-v5"
     if algo == "dqn":
         groups["algo"] |= {"double": False}  # SB3's is not
-    recipe = make_recipe(*settle_config({"algo": algo, "env": env}, groups))
+    recipe = make_recipe(*resolve_config({"algo": algo, "env": env}, groups))
     learner = recipe.make_learner()
     agent = learner.algorithm.agent
     sampler, replay = (

@@ -21,9 +21,9 @@ from remuda.learning.optimizers import OptimizerOptions
 from remuda.learning.schedules import parse_schedule
 from remuda.learning.weights import SharedWeights
 from remuda.nets import MLP
-from remuda.sampling.actor import serve
 from remuda.sampling.exploration import Exploration
-from remuda.sampling.stream import RolloutStream
+from remuda.sampling.rollout_queue import RolloutQueue
+from remuda.sampling.sampler_worker import serve
 
 MODULE = Path(__file__).stem if __name__ == "__main__" else __name__  # by which workers find this file
 
@@ -64,7 +64,7 @@ def train(env="CartPole-v1", steps=100_000, seed=1, workers=2, num_envs=8, num_s
         {"env": env, "first": first, "last": last, "groups": 1, "wait_reset": False}
         for first, last in pairwise(bounds)
     ]
-    stream = RolloutStream(
+    stream = RolloutQueue(
         MODULE, orders, agent, info.observation, weights, num_steps, per_round=workers, seed=seed, max_lag=max_lag
     )
     done, returns = 0, []

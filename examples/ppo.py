@@ -16,7 +16,7 @@ from remuda.learning.optimizers import OptimizerOptions
 from remuda.learning.schedules import parse_schedule
 from remuda.learning.weights import LocalWeights
 from remuda.nets import MLP
-from remuda.replay import Fresh
+from remuda.replay import RolloutBuffer
 from remuda.sampling.sampler import EnvSampler
 
 
@@ -30,7 +30,7 @@ def main(env: str = "CartPole-v1", steps: int = 50_000, seed: int = 1, num_envs:
     learner = Learner(
         ppo, OptimizerOptions("adam", epsilon=1e-5), parse_schedule("linear(2e-3, 0)"), max_grad_norm=0.5
     )
-    replay = Fresh(num_epochs=20, batch_size=256, seed=seed)
+    replay = RolloutBuffer(num_epochs=20, batch_size=256, seed=seed)
     weights = LocalWeights()
 
     envs = make_envs(spec, num_envs, num_workers=0, gamma=0.98)  # num_workers=2: the same, on two cores

@@ -12,9 +12,9 @@ from torch import nn
 
 from remuda.agents import Said
 from remuda.data import ArrayTuple
-from remuda.envs import ApartEnvs, EnvSpec, LocalEnvs
-from remuda.sampling.actor import serve
+from remuda.envs import AsyncPooledEnvs, EnvSpec, LocalEnvs
 from remuda.sampling.exploration import Exploration
+from remuda.sampling.sampler_worker import serve
 
 
 class Count(ArrayTuple):
@@ -53,7 +53,7 @@ def make_parts(order: Mapping[str, Any], beat: Any, tell: Any) -> tuple[Any, Any
     spec = EnvSpec.from_json(order["spec"])
     if order.get("is_central"):
         groups, limits = order["groups"], order["limits"]
-        envs = ApartEnvs(spec, size, groups, groups, order["gamma"], should_stop=beat, **limits)
+        envs = AsyncPooledEnvs(spec, size, groups, groups, order["gamma"], should_stop=beat, **limits)
         return envs, CountingRNN(), Exploration()
     envs = LocalEnvs(spec, size, gamma=order["gamma"], should_stop=beat, first_env=order["first"], tell=tell)
     return envs, CountingRNN(), Exploration()

@@ -107,9 +107,9 @@ class Command:
         algo, scheme, env = self.words[2], self.option("--scheme", "serial"), self.option("--env")
         if env.startswith("ALE/"):
             return ("Atari",)  # seconds for each, whatever the algorithm: its nets are large
-        if scheme == "async" or self.option("--sampler.act") == "workers":
+        if scheme == "async" or self.option("--sampler.inference") == "workers":
             # Processes that import torch: once for each way in which they are put together.
-            if self.option("--sampler.act") == "central":
+            if self.option("--sampler.inference") == "central":
                 return ("central",)
             source = "rollouts" if algo in ("ppo", "impala", "appo") else "replay"
             return (source, scheme)
@@ -169,7 +169,7 @@ class Page:
             return main(words)
         with pytest.MonkeyPatch.context() as patch:
             if command.is_training and is_done_elsewhere(self.name, command):
-                patch.setattr("remuda.recipes.train.train", only_settle)
+                patch.setattr("remuda.runs.train.train", only_settle)
             if command.option("--env").startswith("ALE/"):
                 patch.setenv("REMUDA_MAX_STEPS", str(FEW_STEPS))
             return main([*words, *SHORT])
@@ -206,7 +206,7 @@ def firsts() -> dict[tuple[str, ...], tuple[str, str]]:
 
 def only_settle(config: Any, spec: Any, info: Any, **rest: Any) -> dict[str, Any]:
     """Stand in for `train`: build what the configuration names, and train nothing."""
-    from remuda.recipes.train import SCHEMES, make_recipe
+    from remuda.runs.train import SCHEMES, make_recipe
 
     assert config.scheme in SCHEMES
     if (without_seed := repr(replace(config, seed=0))) not in SETTLED:
@@ -219,10 +219,10 @@ def only_settle(config: Any, spec: Any, info: Any, **rest: Any) -> dict[str, Any
 @contextlib.contextmanager
 def parts(algo: str) -> Iterator[dict[str, Any]]:
     """Make the objects that a training loop consists of, for a small CartPole run of this algorithm."""
-    from remuda.recipes.settings import settle_config
-    from remuda.recipes.train import make_recipe
+    from remuda.config.resolve import resolve_config
+    from remuda.runs.train import make_recipe
 
-    setup = settle_config({"algo": algo, "env": "CartPole-v1"}, {})
+    setup = resolve_config({"algo": algo, "env": "CartPole-v1"}, {})
     recipe = make_recipe(*setup)
     learner = recipe.make_learner()
     agent = learner.algorithm.agent

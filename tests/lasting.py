@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from remuda.transport import crew
-from remuda.transport.forkserver import ForkServer
+from remuda.processes import worker_pool as crew
+from remuda.processes.fork_server import ForkServer
 
 
 class LastingServer(ForkServer):

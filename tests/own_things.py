@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from remuda.transport import serving
+from remuda.processes import worker_main as serving
 
 BOX = spaces.Box(-1.0, 1.0, (4,), np.float32)
 

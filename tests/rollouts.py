@@ -155,4 +155,4 @@ def worked_batch() -> tuple[Any, Batch]:
         policy=Said(torch.tensor([[0.25], [1.0], [1.0]]).log(), torch.tensor([[1.5], [2.0], [0.0]])),
         version=one,
     )
-    return agent, Batch(steps, last_obs=torch.tensor([3]))
+    return agent, Batch(steps, next_obs=torch.tensor([3]))

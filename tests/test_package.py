@@ -103,8 +103,8 @@ def test_losses_have_no_business_with_clocks_or_loggers():
 
 def test_the_tables_of_the_command_line_list_what_there_is():
     from remuda.cli import tables
-    from remuda.recipes.algo_options import ALGORITHMS
-    from remuda.recipes.train import SCHEMES
+    from remuda.config.algo_options import ALGORITHMS
+    from remuda.runs.train import SCHEMES
 
     assert [row[0] for row in tables.ALGOS] == sorted(ALGORITHMS)
     assert sorted(row[0] for row in tables.SCHEMES) == sorted(SCHEMES)

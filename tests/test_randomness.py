@@ -13,9 +13,9 @@ from rollouts import discrete
 
 import remuda
 from remuda.algorithms.off_policy import OffPolicy
-from remuda.core import Clock, env_seed
+from remuda.core import Clock, derive_seed
 from remuda.randomness import Purpose, keyed_generator
-from remuda.replay import Fresh
+from remuda.replay import RolloutBuffer
 from remuda.replay.priorities import Numbers
 from remuda.sampling.exploration import RandomActions
 from remuda.sampling.noise import Noise
@@ -30,7 +30,7 @@ def bits(numbers: Any) -> set[int]:
 
 def uniform_draws() -> dict[str, set[int]]:
     """What is drawn first of all for each purpose, with keys as alike as they can be."""
-    minibatches = Fresh(1, 4, SEED)
+    minibatches = RolloutBuffer(1, 4, SEED)
     order = np.random.Generator(np.random.Philox(key=[SEED, 0]))  # the stream of (seed, env 0, row 0)
     assert minibatches._order(0, 1000).tolist() != order.permutation(1000).tolist()
     chosen = RandomActions(discrete(2**24), SEED, [0]).rows(0, COUNT)
@@ -61,7 +61,7 @@ def test_noise_in_losses_has_other_seeds_than_envs() -> None:
         inputs = None
 
     of_losses = {OffPolicy(Nothing(), SEED, 1.0, 1).generator(Clock(k)).initial_seed() for k in range(200)}
-    of_envs = {env_seed(SEED, k) for k in range(200)} | {env_seed(SEED, k, 0) for k in range(200)}
+    of_envs = {derive_seed(SEED, k) for k in range(200)} | {derive_seed(SEED, k, 0) for k in range(200)}
     assert len(of_losses) == 200
     assert not of_losses & of_envs
 

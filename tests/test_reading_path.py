@@ -11,7 +11,7 @@ SOURCE = Path(remuda.__file__).parent
 PATH = [
     "cli/__init__.py",
     "cli/train.py",
-    "recipes/train.py",
+    "runs/train.py",
     "schemes/synchronous.py",
     "learning/learner.py",
     "algorithms/ppo.py",

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from remuda.envs import EpisodeStats
     from remuda.envs.pool_futures import EnvPool
     from remuda.errors import RemudaError, UsageError
-    from remuda.recipes.api import Run, load, resume, train
-    from remuda.recipes.policy import Policy
-    from remuda.recipes.replay_buffer import ReplayBuffer, ReplaySample
+    from remuda.runs.api import Run, load, resume, train
+    from remuda.runs.policy import Policy
+    from remuda.runs.replay_buffer import ReplayBuffer, ReplaySample
 
 __version__ = "0.1.0"
 
@@ -31,21 +31,21 @@ _HOMES = {
     "EnvPool": "remuda.envs.pool_futures",
     "Episode": "remuda.core",
     "EpisodeStats": "remuda.envs",
-    "Policy": "remuda.recipes.policy",
+    "Policy": "remuda.runs.policy",
     "RemudaError": "remuda.errors",
-    "ReplayBuffer": "remuda.recipes.replay_buffer",
-    "ReplaySample": "remuda.recipes.replay_buffer",
+    "ReplayBuffer": "remuda.runs.replay_buffer",
+    "ReplaySample": "remuda.runs.replay_buffer",
     "Rollout": "remuda.data",
     "Round": "remuda.core",
-    "Run": "remuda.recipes.api",
+    "Run": "remuda.runs.api",
     "Space": "remuda.core",
     "Step": "remuda.core",
     "Steps": "remuda.data",
     "UsageError": "remuda.errors",
-    "load": "remuda.recipes.api",
+    "load": "remuda.runs.api",
     "namedarraytuple": "remuda.data",
-    "resume": "remuda.recipes.api",
-    "train": "remuda.recipes.api",
+    "resume": "remuda.runs.api",
+    "train": "remuda.runs.api",
 }
 
 __all__ = [

@@ -143,7 +143,7 @@ class Losses:
 
 
 @dataclass(frozen=True)
-class QuickGradients:
+class FastGradients:
     """The derivatives of `Losses.groups`, each a vector in the order of its group's parameters."""
 
     groups: dict[str, Tensor]
@@ -156,7 +156,7 @@ class Quick(Protocol):
     """What an agent without state may offer to a sampler: choose now, and say what belongs to all rows later."""
 
     def choose(self, obs: Any, noise: Tensor) -> Any: ...  # actions [B], all of which explore
-    def say(self, obs: Any, action: Any) -> ArrayTuple: ...  # of rows [N], as `Agent.act`
+    def evaluate_actions(self, obs: Any, action: Any) -> ArrayTuple: ...  # of rows [N], as `Agent.act`
 
 
 class Agent(Protocol):
@@ -184,7 +184,7 @@ class Algorithm(Protocol):
     def groups(self) -> dict[str, list[nn.Parameter]]: ...
     def prepare(self, rollout: Rollout) -> Batch: ...  # one pass over fresh data, before its first gradient
     def losses(self, batch: Batch, clock: Clock) -> Losses: ...
-    # It may also have quick_gradients(batch, clock) -> QuickGradients | None: by hand, None where it cannot.
+    # It may also have quick_gradients(batch, clock) -> FastGradients | None: by hand, None where it cannot.
     def after_update(self, clock: Clock) -> None: ...  # target networks
     # Normalisers, once per rollout, after its gradients; False if the agent did not change.
     def after_rollout(self, rollout: Rollout) -> bool | None: ...
@@ -215,10 +215,10 @@ class SharedReplay(Replay, Protocol):
     def is_throttled(self) -> bool: ...  # whether writers wait for updates that are due
 
     # Take note of what was written since; returns the real steps among it, of so many that were left to be taken.
-    def follow(self, left: int | None = None) -> int: ...
-    def settle(self) -> None: ...  # the round in which that was followed is over
+    def sync(self, left: int | None = None) -> int: ...
+    def commit(self) -> None: ...  # the round in which that was followed is over
     def fresh(self) -> Iterator[Rollout]: ...  # what was written since the last call, for statistics of observations
-    def lose(self, group: int) -> int: ...  # its writer is dead; returns the row at which another begins
+    def on_writer_lost(self, group: int) -> int: ...  # its writer is dead; returns the row at which another begins
     def metrics(self) -> dict[str, float]: ...
 
 
@@ -236,7 +236,7 @@ class Sampler(Protocol):
     def close(self) -> None: ...
 
 
-class Stream(Protocol):
+class RolloutSource(Protocol):
     """Envs x Agent -> Rollouts of workers that act by themselves, each as it is ready; owns its envs."""
 
     dropped: int  # rollouts that were too old to be used
@@ -252,14 +252,14 @@ class Stream(Protocol):
     def close(self) -> None: ...
 
 
-class Feed(Protocol):
+class ReplayWriters(Protocol):
     """Envs x Agent -> rows of a replay, by workers that write them there themselves; owns its envs."""
 
     # As Sampler.reset, for a learner of this version.
     def start(self, seed: int, warm_up: int = 0, version: int = 0) -> int: ...
     def look(self, version: int) -> None: ...  # for a learner of this version; raises what a worker could not handle
     def take_ages(self) -> float: ...  # by how many updates acting weights were behind
-    def hear_all(self) -> None: ...  # wait until what was sampled so far is told of; not for long
+    def receive_all(self) -> None: ...  # wait until what was sampled so far is told of; not for long
     def take_seconds(self) -> dict[str, float]: ...
     def episodes(self) -> list[Episode]: ...
     def restarts(self) -> int: ...
@@ -308,9 +308,9 @@ class Recipe:
     # agent, weights, env workers (0: envs in this process), rounds done, should_stop -> Sampler
     make_sampler: Callable[[Any, Weights, int, int, Callable[[], bool]], Sampler]
     # agent, weights, acting workers, rounds done, max_lag, should_stop -> Stream
-    make_stream: Callable[[Any, Weights, int, int, int | None, Callable[[], bool]], Stream]
+    make_source: Callable[[Any, Weights, int, int, int | None, Callable[[], bool]], RolloutSource]
     # weights, replay, acting workers, rounds done, should_stop -> Feed
-    make_feed: Callable[[Weights, Any, int, int, Callable[[], bool]], Feed]
+    make_writers: Callable[[Weights, Any, int, int, Callable[[], bool]], ReplayWriters]
     # weights, their version, steps done -> Evaluator, or None where none is wanted
     make_evaluator: Callable[[Weights, int, int], Evaluator | None] = lambda weights, version, steps: None
     num_threads: int = 1  # of torch, in the process that learns
@@ -364,6 +364,6 @@ class Scheme(Protocol):
     def run(self, recipe: Recipe, log: Log) -> Learner: ...
 
 
-def env_seed(seed: int, *keys: int) -> int:
+def derive_seed(seed: int, *keys: int) -> int:
     """A seed of 31 bits for one env (index, restart) or update, unrelated to the seeds of its neighbours."""
     return int(np.random.SeedSequence((seed, *keys)).generate_state(1)[0] >> 1)

@@ -109,10 +109,10 @@ def test_the_env_s_actions_as_critics_take_them() -> None:
     agent = make_agent()
     worked = torch.tensor([[-2.0, 0.5, 5.5], [0.5, 0.25, 1.0], [3.0, 0.0, 10.0]])
     expected = torch.tensor([[-1.0, 1.0, 0.0], [0.0, 0.0, -1.0], [1.0, -1.0, 1.0]])
-    torch.testing.assert_close(agent.normalised(worked), expected)
+    torch.testing.assert_close(agent.normalized(worked), expected)
     features, _ = agent.features(obs := torch.randn(30, 3))
     action = agent.act(obs, None, torch.zeros(30), torch.randn(30, 3))[0]
-    torch.testing.assert_close(agent.normalised(action), agent.choose(features)[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(agent.normalized(action), agent.choose(features)[0], rtol=1e-4, atol=1e-5)
     assert agent.choose(features)[1] is None
 
 
@@ -126,7 +126,7 @@ def test_actions_of_any_shape_are_flat(shape: tuple[int, ...]) -> None:
         assert action.shape == (5, width)
         low, high = (np.resize(np.array(bound, np.float32), width) for bound in (LOW, HIGH))
         assert ((action.detach().numpy() >= low - 1e-6) & (action.detach().numpy() <= high + 1e-6)).all()
-        assert (agent.normalised(action).abs() <= 1 + 1e-6).all()
+        assert (agent.normalized(action).abs() <= 1 + 1e-6).all()
 
 
 # --- noise that drifts ---
@@ -164,7 +164,7 @@ def test_drift_goes_on_at_the_bounds_and_is_worked_out_by_hand() -> None:
     found = []
     for e in (2.0, -1.0, 0.0):
         action, _, state = agent.act(obs, state, None, torch.full((1, 3), e))
-        found.append(float(agent.normalised(action).detach()[0, 0]))
+        found.append(float(agent.normalized(action).detach()[0, 0]))
     # 2, held at 1; 0.85 * 2 - 1; 0.85 * 0.7
     assert found == pytest.approx([1.0, 0.7 * SHARE, 0.595 * SHARE], abs=1e-6)
 
@@ -177,7 +177,7 @@ def test_noise_std_is_the_deviation_of_either_kind_of_noise(kind: Any) -> None:
     state, obs, generator = agent.initial_state(B), torch.zeros(B, 3), torch.Generator().manual_seed(0)
     for _ in range(60):  # by then 0.85 ** 60 = 6e-5 of the beginning is left
         action, _, state = agent.act(obs, state, None, torch.randn(B, 3, generator=generator))
-    assert float(agent.normalised(action).detach().std()) == pytest.approx(0.1, rel=0.05)
+    assert float(agent.normalized(action).detach().std()) == pytest.approx(0.1, rel=0.05)
 
 
 def test_a_stochastic_actor_never_drifts() -> None:
@@ -275,7 +275,7 @@ def test_acting_row_by_row_is_unrolling(core: Any, stochastic: bool, space: Spac
     for t in range(T):
         state = map_tree(lambda x, t=t: x.masked_fill(reset[t].unsqueeze(-1), 0.0), state)
         action, _, state = agent.act(map_tree(lambda x, t=t: x[t], obs), state, None, noise[t])
-        torch.testing.assert_close(agent.normalised(action), chosen[t], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(agent.normalized(action), chosen[t], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(tuple(state.memory), tuple(last.memory), rtol=1e-4, atol=1e-5)
 
 
@@ -294,7 +294,7 @@ def test_other_observations(space: Space, core: Any) -> None:
     assert values.shape == (2, 3)
     seen = map_tree(lambda x: x[0], obs)
     action, _, _ = agent.act(seen, agent.initial_state(3), torch.zeros(3), torch.randn(3, 3))
-    torch.testing.assert_close(agent.normalised(action), chosen[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(agent.normalized(action), chosen[0], rtol=1e-4, atol=1e-5)
     assert len(values.detach().flatten().unique()) == 6, "it sees what it is shown"
     if core is None:
         flat, _ = critic.features(map_tree(lambda x: x.flatten(0, 1), obs))

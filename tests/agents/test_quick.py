@@ -55,7 +55,7 @@ def assert_same(algorithm: Any, batch: Batch, clock: Clock = Clock(progress=0.5)
     parameters = algorithm.groups()["policy"]
     exact = torch.autograd.grad(losses.groups["policy"], parameters, allow_unused=True)
     flat = [(torch.zeros_like(p) if g is None else g).flatten() for g, p in zip(exact, parameters, strict=True)]
-    quick = algorithm.quick_gradients(batch, clock)
+    quick = algorithm.fast_gradients(batch, clock)
     torch.testing.assert_close(quick.groups["policy"], torch.cat(flat), rtol=1e-3, atol=1e-6)
     assert quick.stop == losses.stop
     assert set(quick.metrics) == set(losses.metrics)
@@ -129,7 +129,7 @@ def test_what_is_not_a_number_stays_none(field: str) -> None:
     ppo = PPO(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2)
     batch = moved_batch(ppo)
     getattr(batch.targets, field)[3] = math.nan
-    assert not ppo.quick_gradients(batch, Clock()).groups["policy"].isfinite().all()
+    assert not ppo.fast_gradients(batch, Clock()).groups["policy"].isfinite().all()
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -141,7 +141,7 @@ def test_acting(action: str) -> None:
         chosen, said, _ = agent.act(obs, None, None, noise)
         quick = agent.find_quick(obs, noise)
         torch.testing.assert_close(quick.choose(obs, noise), chosen)
-        torch.testing.assert_close(tuple(quick.say(obs, chosen)), tuple(said), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(tuple(quick.evaluate_actions(obs, chosen)), tuple(said), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_acting(action: str) -> None:
         (discrete(3), {"hidden": (256,)}),
         (discrete(3), {"hidden": ()}),
         (discrete(3), {"activation": "silu"}),
-        (discrete(3), {"quick": False}),
+        (discrete(3), {"fast_path": False}),
     ],
     ids=["multibinary", "memory", "wide", "no layers", "silu", "not wanted"],
 )
@@ -226,7 +226,7 @@ def by_autograd(algorithm: Any, batch: Batch, clock: Clock) -> Tensor:
 def test_who_overrides_losses_alone_learns_from_them(caplog: pytest.LogCaptureFixture) -> None:
     ppo = WithPenalty(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2)
     batch = moved_batch(ppo)
-    assert ppo.quick_gradients(batch, Clock()) is None
+    assert ppo.fast_gradients(batch, Clock()) is None
     learner = Learner(ppo, OptimizerOptions(), lambda p: 1e-3, None)
     assert torch.equal(learner.gradients(batch).groups["policy"], by_autograd(ppo, batch, learner.clock))
     assert not caplog.records
@@ -311,12 +311,12 @@ def test_a_copied_agent_has_gradients_of_its_own(action: str) -> None:
     ppo = PPO(agent_of(ACTIONS[action]), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2, ent_coef=0.1)
     batch = moved_batch(ppo)
     copied = copy.deepcopy(ppo)
-    before = ppo.quick_gradients(batch, Clock()).groups["policy"]
+    before = ppo.fast_gradients(batch, Clock()).groups["policy"]
     with torch.no_grad():
         for parameter in copied.agent.parameters():
             parameter.mul_(0.5)
     assert_same(copied, batch)
-    assert torch.equal(ppo.quick_gradients(batch, Clock()).groups["policy"], before)
+    assert torch.equal(ppo.fast_gradients(batch, Clock()).groups["policy"], before)
 
 
 def test_a_sampler_gets_the_same_rollout_either_way() -> None:

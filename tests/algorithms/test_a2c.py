@@ -10,12 +10,12 @@ import torch
 from rollouts import box, discrete, make_agent, make_rollout
 
 from remuda.algorithms import A2C, PPO, Targets
+from remuda.config.algo_options import A2COptions
 from remuda.core import Clock, Space
 from remuda.data import Batch, Steps
 from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
-from remuda.recipes.algo_options import A2COptions
-from remuda.replay import Fresh
+from remuda.replay import RolloutBuffer
 
 
 def make_a2c(agent: Any, **options: Any) -> A2C:
@@ -68,7 +68,7 @@ def test_gradient_equals_the_first_of_ppo_without_clipping(action: Space, shared
     rollout = make_rollout(agent, seed=1)
     found = []
     for algorithm in (a2c, ppo):
-        replay = Fresh(1, None, seed=0)
+        replay = RolloutBuffer(1, None, seed=0)
         replay.add(algorithm.prepare(rollout))
         (batch,) = replay.batches()
         learner = Learner(algorithm, OptimizerOptions(), lambda progress: 0.0, None)

@@ -18,7 +18,7 @@ from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
 from remuda.learning.weights import LocalWeights
 from remuda.maths import explained_variance, gae
-from remuda.replay import Fresh
+from remuda.replay import RolloutBuffer
 from remuda.sampling.sampler import EnvSampler
 
 GAMMA, LAMBDA = 0.9, 0.8
@@ -65,7 +65,7 @@ def test_a_rollout_of_reset_rows_alone_can_be_prepared() -> None:
     ppo = make_ppo(num_envs=2)
     rollout = make_rollout(ppo.agent, T=1, B=2)
     steps = rollout.steps.replace(mask=torch.zeros(1, 2, dtype=torch.bool))
-    batch = ppo.prepare(Rollout(steps, rollout.last_obs, rollout.last_value))
+    batch = ppo.prepare(Rollout(steps, rollout.next_obs, rollout.last_value))
     assert math.isnan(batch.metrics["explained_variance"])
     assert not batch.targets.advantage.any()
 
@@ -154,7 +154,7 @@ def test_scaled_rewards_reach_the_advantages() -> None:
     rollout = make_rollout(plain.agent, seed=2)
     scaled.agent.load_state_dict(plain.agent.state_dict())
     slow = slow_reward_scale([(rollout.steps.reward, rollout.steps.mask)], GAMMA)[0]
-    by_hand = Rollout(rollout.steps.replace(reward=slow), rollout.last_obs, rollout.last_value)
+    by_hand = Rollout(rollout.steps.replace(reward=slow), rollout.next_obs, rollout.last_value)
     torch.testing.assert_close(scaled.prepare(rollout).targets.advantage, plain.prepare(by_hand).targets.advantage)
 
 
@@ -179,7 +179,7 @@ def test_observation_statistics_are_frozen_until_the_rollout_is_finished(kind: t
     def statistics() -> dict[str, torch.Tensor]:
         return {name: x.clone() for name, x in agent.state_dict().items() if "standardise" in name}
 
-    before, replay = statistics(), Fresh(2, 8, 0, whole=kind in (IMPALA, APPO))
+    before, replay = statistics(), RolloutBuffer(2, 8, 0, whole=kind in (IMPALA, APPO))
     replay.add(learner.prepare(rollout))
     for batch in replay.batches():
         learner.step(batch)
@@ -187,10 +187,10 @@ def test_observation_statistics_are_frozen_until_the_rollout_is_finished(kind: t
     learner.finish(rollout)
     assert not rollout.steps.mask.all()
     obs = rollout.steps.obs[rollout.steps.mask].double()  # masked rows never enter a mean
-    torch.testing.assert_close(agent.inputs.leaf_inputs[0].standardise.moments.mean, obs.mean(0))
-    torch.testing.assert_close(agent.inputs.leaf_inputs[0].standardise.moments.var, obs.var(0, unbiased=False))
+    torch.testing.assert_close(agent.inputs.leaf_inputs[0].standardize.moments.mean, obs.mean(0))
+    torch.testing.assert_close(agent.inputs.leaf_inputs[0].standardize.moments.var, obs.var(0, unbiased=False))
     torch.testing.assert_close(
-        agent.inputs.leaf_inputs[0].standardise(obs.float()).std(0, unbiased=False), torch.ones(3)
+        agent.inputs.leaf_inputs[0].standardize(obs.float()).std(0, unbiased=False), torch.ones(3)
     )
 
 
@@ -205,7 +205,7 @@ def test_padding_rows_never_enter_the_observation_statistics() -> None:
             rollout = sampler.collect()
             assert rollout.steps.mask.sum() == 6
             ppo.after_rollout(rollout)
-    moments = agent.inputs.leaf_inputs[0].standardise.moments
+    moments = agent.inputs.leaf_inputs[0].standardize.moments
     assert moments.count == 12
     assert moments.mean[1:].tolist() == pytest.approx([1.5, 1.0]), "episodes 1 and 2, steps 0 to 2"
     assert moments.var[1:].tolist() == pytest.approx([0.25, 2 / 3])

@@ -10,13 +10,13 @@ import torch
 from rollouts import box, discrete, make_agent, make_rollout, move, worked_batch
 
 from remuda.algorithms import APPO, IMPALA, PPO
+from remuda.config.algo_options import APPOOptions
 from remuda.core import Clock, Space
 from remuda.data import Batch
 from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
 from remuda.learning.schedules import parse_schedule
-from remuda.recipes.algo_options import APPOOptions
-from remuda.replay import Fresh
+from remuda.replay import RolloutBuffer
 from remuda.schemes.synchronous import learn
 
 SPACES = [discrete(4), box((2,))]
@@ -112,7 +112,7 @@ def test_on_fresh_data_it_is_ppo_with_returns(action: Space, normalize: bool) ->
     options = {"gamma": 0.9, "normalize_advantage": normalize, "clip_range": lambda p: 0.2, "ent_coef": 0.02}
     rollout, found = make_rollout(agent, seed=1), []
     for algorithm in (APPO(agent, 4, **options), PPO(agent, 4, gae_lambda=1.0, **options)):
-        replay = Fresh(1, None, seed=0, whole=isinstance(algorithm, APPO))
+        replay = RolloutBuffer(1, None, seed=0, whole=isinstance(algorithm, APPO))
         with torch.no_grad():
             replay.add(algorithm.prepare(rollout))
         (batch,) = replay.batches()
@@ -199,7 +199,7 @@ def test_several_epochs_of_columns() -> None:
     """Ratios are 1 in the first minibatch of a rollout, and no longer in the last."""
     appo = make_appo(normalize_advantage=True)
     learner, rollout = Learner(appo, OptimizerOptions(), lambda progress: 1e-2, 0.5), make_rollout(appo.agent, seed=1)
-    metrics, _ = learn(learner, Fresh(3, 2, seed=0, whole=True), rollout)
+    metrics, _ = learn(learner, RolloutBuffer(3, 2, seed=0, whole=True), rollout)
     assert learner.version == 6
     assert metrics["train/approx_kl"] > 1e-4
     batch = appo.prepare(rollout)

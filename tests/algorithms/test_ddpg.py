@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from remuda.agents import ActorAgent, Critic
 from remuda.algorithms import DDPG, TD3
+from remuda.config.algo_options import DDPGOptions, TD3Options
 from remuda.core import Clock, Space
 from remuda.data import Batch, Steps, map_tree
 from remuda.learning.schedules import parse_schedule
 from remuda.nets import MLP
-from remuda.recipes.algo_options import DDPGOptions, TD3Options
-from remuda.replay.experience import Returns
+from remuda.replay.transitions import Returns
 
 Floats = NDArray[np.float64]
 LOW, HIGH = np.array([-2.0, 0.0], np.float32), np.array([1.0, 4.0], np.float32)
@@ -76,7 +76,7 @@ def judge(vector: Floats, critic: nn.Module, obs: Floats, action: Floats) -> Flo
     return (np.tanh(np.concatenate([obs, action], -1) @ w1.T + b1) @ w2.T + b2)[:, 0]
 
 
-def normalised(action: Tensor) -> Floats:
+def normalized(action: Tensor) -> Floats:
     """Between -1 and 1."""
     return (numbers(action) - LOW) / (HIGH - LOW).astype(np.float64) * 2 - 1
 
@@ -93,7 +93,7 @@ def slopes(function: Callable[[Floats], float], at: Floats, h: float = 1e-6) -> 
 
 def goals(algorithm: Any, batch: Batch, noise: Floats | float = 0.0) -> Floats:
     """r + discount * min_j Q'_j(s', clip(mu'(s') + noise))."""
-    later = numbers(batch.last_obs)
+    later = numbers(batch.next_obs)
     action = np.clip(act(vector_of(algorithm.target), algorithm.target, later) + noise, -1, 1)
     values = [judge(vector_of(critic), critic, later, action) for critic in algorithm.target_critics]
     worst = np.array([min(of_row) for of_row in zip(*values, strict=True)])
@@ -102,7 +102,7 @@ def goals(algorithm: Any, batch: Batch, noise: Floats | float = 0.0) -> Floats:
 
 def critic_loss(algorithm: Any, vectors: list[Floats], batch: Batch, goal: Floats, beta: float = 0.4) -> float:
     """Of each critic the mean of weight ** beta times the squared error, added up."""
-    total, action = 0.0, normalised(batch.steps.action)
+    total, action = 0.0, normalized(batch.steps.action)
     for critic, vector in zip(algorithm.critics, vectors, strict=True):
         q = judge(vector, critic, numbers(batch.steps.obs), action)
         for i in range(len(q)):
@@ -123,7 +123,7 @@ def test_critics_learn_what_targets_say(batch: Batch, critics: int) -> None:
     expected = critic_loss(ddpg, vectors, batch, goal)
     assert losses.groups["critic"].item() == pytest.approx(expected, rel=1e-4)
     assert losses.metrics["critic_loss"] == pytest.approx(expected, rel=1e-4)
-    q = judge(vectors[0], ddpg.critics[0], numbers(batch.steps.obs), normalised(batch.steps.action))
+    q = judge(vectors[0], ddpg.critics[0], numbers(batch.steps.obs), normalized(batch.steps.action))
     np.testing.assert_allclose(losses.priority, np.abs(goal - q), rtol=1e-3, atol=1e-4)
     assert losses.metrics["q_mean"] == pytest.approx(q.mean(), rel=1e-4, abs=1e-5)
 
@@ -131,7 +131,7 @@ def test_critics_learn_what_targets_say(batch: Batch, critics: int) -> None:
 def test_the_smaller_of_two_critics_is_believed_row_by_row() -> None:
     """Here now the one and now the other."""
     td3, batch = make(TD3, 2, target_noise=0.0), BATCHES[0]
-    later = numbers(batch.last_obs)
+    later = numbers(batch.next_obs)
     action = act(vector_of(td3.target), td3.target, later)
     first, second = (judge(vector_of(critic), critic, later, action) for critic in td3.target_critics)
     assert 0 < (first < second).sum() < len(first)
@@ -146,7 +146,7 @@ def test_a_terminal_row_is_worth_its_reward_alone() -> None:
     ddpg, batch = make(), BATCHES[0]
     is_over = batch.targets.discount == 0
     before = ddpg.losses(batch, Clock()).priority
-    after = ddpg.losses(replace(batch, last_obs=batch.last_obs + 2.0), Clock()).priority
+    after = ddpg.losses(replace(batch, next_obs=batch.next_obs + 2.0), Clock()).priority
     assert torch.equal(before[is_over], after[is_over])
     assert (before[~is_over] != after[~is_over]).all()
 
@@ -354,7 +354,7 @@ def test_losses_of_sequences_row_by_row(
                 judges = zip(algorithm.target_critics, target_seen, strict=True)
                 values = [critic(own[at], later[at]) for critic, own in judges]
                 goal = batch.targets.reward[t, s] + batch.targets.discount[t, s] * min(values)
-                action = torch.from_numpy(normalised(batch.steps.action[3 + t, s])).float()
+                action = torch.from_numpy(normalized(batch.steps.action[3 + t, s])).float()
                 for k, critic in enumerate(algorithm.critics):
                     error = float(goal - critic(seen[k][3 + t, s], action))
                     critic_total += float(batch.weight[s]) ** 0.4 * error**2
@@ -426,6 +426,6 @@ def test_one_step_with_a_known_best_action(kind: Any, critics: int) -> None:
         action = torch.rand(64, 2, generator=generator) * 2 - 1
         taken = torch.from_numpy(LOW + (action.numpy() + 1) / 2 * (HIGH - LOW))
         targets = Returns(-(action - best).square().sum(-1), torch.zeros(64))
-        learner.step(Batch(Steps(obs, taken, None, None, None, None, None), targets, last_obs=obs))
+        learner.step(Batch(Steps(obs, taken, None, None, None, None, None), targets, next_obs=obs))
     found, _ = agent.choose(agent.features(obs[:1])[0])
     np.testing.assert_allclose(found.detach()[0], best, atol=0.05)

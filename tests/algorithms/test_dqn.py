@@ -21,8 +21,8 @@ from remuda.core import Clock
 from remuda.data import Batch, Rollout, Steps
 from remuda.learning.schedules import parse_schedule
 from remuda.nets import MLP
-from remuda.replay.experience import Experience, Returns
 from remuda.replay.ring import Ring, Row
+from remuda.replay.transitions import Returns, TransitionReplay
 
 Floats = NDArray[np.float64]
 ACTIONS = 4
@@ -75,8 +75,8 @@ def huber(error: float, delta: float | None) -> float:
 
 def goals(dqn: DQN, batch: Batch) -> list[float]:
     """r + discount * Q'(s', a*): a* is the best for the target net, or of a double one for the online net."""
-    later = forward(weights_of(dqn.target), numbers(batch.last_obs))
-    chooser = forward(weights_of(dqn.agent), numbers(batch.last_obs)) if dqn.is_double else later
+    later = forward(weights_of(dqn.target), numbers(batch.next_obs))
+    chooser = forward(weights_of(dqn.agent), numbers(batch.next_obs)) if dqn.is_double else later
     out = []
     for i, (r, discount) in enumerate(
         zip(batch.targets.reward.tolist(), batch.targets.discount.tolist(), strict=True)
@@ -139,7 +139,7 @@ def one_row(action: int, reward: float, discount: float, weight: float | None = 
     obs = torch.zeros(1, 3)
     steps = Steps(obs, torch.tensor([action]), None, None, torch.ones(1, dtype=torch.bool), None, None)
     targets = Returns(torch.tensor([reward]), torch.tensor([discount]))
-    return Batch(steps, targets, last_obs=obs, weight=None if weight is None else torch.tensor([weight]))
+    return Batch(steps, targets, next_obs=obs, weight=None if weight is None else torch.tensor([weight]))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_terminal_row_is_worth_its_reward_alone(double: bool) -> None:
     is_over = batch.targets.discount == 0
     assert 0 < is_over.sum() < len(is_over)
     before = dqn.losses(batch, Clock()).priority
-    elsewhere = replace(batch, last_obs=batch.last_obs + 3.0)
+    elsewhere = replace(batch, next_obs=batch.next_obs + 3.0)
     after = dqn.losses(elsewhere, Clock()).priority
     assert before is not None
     assert after is not None
@@ -194,9 +194,9 @@ def test_n_steps_through_the_replay(n: int) -> None:
     action = rng.integers(0, ACTIONS, (T, 1))
     example = Row(obs[0, 0], action[0, 0], reward[0, 0], discount[0, 0], mask[0, 0])
     ring = Ring(example, 20, 1)
-    replay = Experience(ring, batch_size=64, ratio=64, warm_up=0, n_step=n, gamma=gamma, seed=0)
+    replay = TransitionReplay(ring, batch_size=64, ratio=64, warm_up=0, n_step=n, gamma=gamma, seed=0)
     rows = [torch.from_numpy(x) for x in (obs[:-1], action, reward, discount, mask)]
-    replay.add(Batch(Steps(*rows, None, None), last_obs=torch.from_numpy(obs[-1])))
+    replay.add(Batch(Steps(*rows, None, None), next_obs=torch.from_numpy(obs[-1])))
     batch = replay.draw()
     ring.close()
     dqn = make_dqn(double=False)
@@ -304,8 +304,8 @@ def test_the_target_follows_while_learning(tau: float, interval: int) -> None:
 def test_cross_entropy_and_divergence_against_loops(batch: Batch, double: bool) -> None:
     dqn = make_dqn(make_agent(atoms=11, v_min=-3.0, v_max=4.0), double=double)
     support = np.linspace(-3, 4, 11)
-    later = softmax(forward(weights_of(dqn.target), numbers(batch.last_obs), 11))
-    own = softmax(forward(weights_of(dqn.agent), numbers(batch.last_obs), 11))
+    later = softmax(forward(weights_of(dqn.target), numbers(batch.next_obs), 11))
+    own = softmax(forward(weights_of(dqn.agent), numbers(batch.next_obs), 11))
     now = softmax(forward(weights_of(dqn.agent), numbers(batch.steps.obs), 11))
     entropies, divergences, total = [], [], 0.0
     for i, action in enumerate(batch.steps.action.tolist()):
@@ -334,7 +334,7 @@ def test_a_distribution_that_is_its_own_goal_has_no_divergence() -> None:
     obs = torch.randn(6, 3)
     best = agent.expected(agent.unroll(obs, None, None)[0]).argmax(-1)
     steps = Steps(obs, best, None, None, None, None, None)
-    losses = dqn.losses(Batch(steps, Returns(torch.zeros(6), torch.ones(6)), last_obs=obs), Clock())
+    losses = dqn.losses(Batch(steps, Returns(torch.zeros(6), torch.ones(6)), next_obs=obs), Clock())
     p = agent.unroll(obs, None, None)[0][torch.arange(6), best].softmax(-1)
     assert losses.groups["q"].item() == pytest.approx(-(p * p.log()).sum(-1).mean().item(), rel=1e-5)
     assert losses.priority is not None
@@ -391,8 +391,8 @@ def test_each_net_has_a_noise_of_its_own_that_all_rows_share(double: bool, monke
         return [w1, b1, w2, b2 + numbers(layer.bias_sigma) * e[5:]]
 
     online, target = written_out(dqn.agent, mine), written_out(dqn.target, theirs)
-    later = forward(target, numbers(batch.last_obs))
-    chooser = forward(online, numbers(batch.last_obs)) if double else later
+    later = forward(target, numbers(batch.next_obs))
+    chooser = forward(online, numbers(batch.next_obs)) if double else later
     goal = [
         float(batch.targets.reward[i]) + float(batch.targets.discount[i]) * later[i, chooser[i].argmax()]
         for i in range(len(later))
@@ -468,6 +468,6 @@ def test_a_chain_reaches_its_known_values(agent: dict[str, Any], options: dict[s
     targets = Returns(torch.tensor([1.0, 0.0, 3.0, 0.25]), torch.tensor([0.0, 0.5, 0.0, 0.5]))
     learner = make_learner(dqn, "0.1")
     for _ in range(250):
-        learner.step(Batch(steps, targets, last_obs=follows))
+        learner.step(Batch(steps, targets, next_obs=follows))
     values = net.expected(net.unroll(torch.tensor([0, 1]), None, None)[0]).detach()
     np.testing.assert_allclose(values, [[1.0, 1.5], [3.0, 1.0]], atol=0.06)

@@ -13,13 +13,13 @@ from rollouts import box, discrete, make_agent, make_rollout, move, observations
 from torch import nn
 
 from remuda.algorithms import A2C, IMPALA, RewardScale
+from remuda.config.algo_options import A2COptions, ImpalaOptions, PPOOptions
 from remuda.core import Clock, Space
 from remuda.data import Batch, Rollout, Steps, map_tree
 from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
 from remuda.maths import vtrace
-from remuda.recipes.algo_options import A2COptions, ImpalaOptions, PPOOptions
-from remuda.replay import Fresh
+from remuda.replay import RolloutBuffer
 
 PAIR = Space("multidiscrete", (2,), "int64", sizes=np.array([3, 2]), starts=np.array([0, 0]))
 SPACES = {"discrete": discrete(4), "box": box((2,)), "multidiscrete": PAIR}
@@ -57,7 +57,7 @@ def slow_losses(impala: IMPALA, batch: Batch, lambda_: float, clips: Any, correc
             column.append((rho if corrected else 1.0, *fields))
             said.append((log_prob, policy.entropy().item(), rho))
             v.append(value.item())
-        v.append(impala.agent.unroll(batch.last_obs[b : b + 1], None, None)[0].value.item())
+        v.append(impala.agent.unroll(batch.next_obs[b : b + 1], None, None)[0].value.item())
         vs, advantage = slow_vtrace(column, v, impala.gamma, lambda_, clips)
         for t in range(T):
             if steps.mask[t, b]:
@@ -207,7 +207,7 @@ def recurrent_batch(agent: Any, T: int = 9, B: int = 5) -> tuple[Batch, torch.Te
         v = torch.stack([*(words.value for words in said), agent.value(obs[T], state)])
     policy = type(said[0])(*(torch.stack(field) for field in zip(*said, strict=True)))
     steps = rollout.steps.replace(obs=obs[:T], action=torch.stack(actions), policy=policy)
-    return Batch(steps, state=start, last_obs=obs[T]), v
+    return Batch(steps, state=start, next_obs=obs[T]), v
 
 
 @pytest.mark.parametrize("core", ["lstm", "gru"])
@@ -242,7 +242,7 @@ def test_on_fresh_data_it_is_a2c_with_returns(action: str) -> None:
     a2c = A2C(agent, 4, gamma=0.9, gae_lambda=1.0, ent_coef=0.02, vf_coef=0.25)  # whose errors are not halved
     found = []
     for algorithm in (impala, a2c):
-        replay = Fresh(1, None, seed=0, whole=algorithm is impala)
+        replay = RolloutBuffer(1, None, seed=0, whole=algorithm is impala)
         with torch.no_grad():
             replay.add(algorithm.prepare(rollout))
         (batch,) = replay.batches()
@@ -280,14 +280,14 @@ def test_targets_are_constants_of_the_gradient() -> None:
 def test_rewards_are_clipped_and_scaled_for_learning_alone() -> None:
     rollout = make_rollout(make_agent(), seed=1)
     raw = rollout.steps.reward.clone() * 3
-    rollout = Rollout(rollout.steps.replace(reward=raw.clone()), rollout.last_obs, rollout.last_value)
+    rollout = Rollout(rollout.steps.replace(reward=raw.clone()), rollout.next_obs, rollout.last_value)
     clipped = make_impala(clip_reward=True).prepare(rollout)
     assert torch.equal(clipped.steps.reward, raw.clamp(-1, 1))
     scaled = make_impala(normalize_reward=True)
     expected = RewardScale(4, 0.9)(raw, rollout.steps.mask)
     assert torch.equal(scaled.prepare(rollout).steps.reward, expected)
     assert torch.equal(rollout.steps.reward, raw)
-    part = Rollout(rollout.steps[:, [2, 0]], rollout.last_obs[[2, 0]], envs=torch.tensor([2, 0]))
+    part = Rollout(rollout.steps[:, [2, 0]], rollout.next_obs[[2, 0]], envs=torch.tensor([2, 0]))
     scaled.prepare(part)
     assert scaled.reward_scale is not None
     assert scaled.reward_scale.carry.shape == (4,)
@@ -296,16 +296,16 @@ def test_rewards_are_clipped_and_scaled_for_learning_alone() -> None:
 def test_the_batch_holds_what_one_unroll_needs() -> None:
     agent = make_agent(core="gru", core_size=8)
     rollout, state = make_rollout(make_agent()), somewhere(agent, 4)
-    batch = make_impala(agent).prepare(Rollout(rollout.steps, rollout.last_obs, rollout.last_value, state))
+    batch = make_impala(agent).prepare(Rollout(rollout.steps, rollout.next_obs, rollout.last_value, state))
     assert batch.state is state
-    assert batch.last_obs is rollout.last_obs
+    assert batch.next_obs is rollout.next_obs
     assert batch.targets is None
 
 
 def test_nothing_is_done_by_hand() -> None:
     impala = make_impala()
     assert impala.agent.quick is not None
-    assert impala.quick_gradients(stale_batch(impala), Clock()) is None
+    assert impala.fast_gradients(stale_batch(impala), Clock()) is None
 
 
 def test_the_entropy_bonus_follows_its_schedule() -> None:
@@ -330,7 +330,7 @@ def test_a_fixed_batch_of_another_policy_makes_its_good_action_certain_and_its_v
     impala = IMPALA(agent, 6, gamma=0.9, rho_clip=None, pg_rho_clip=None)
     learner = Learner(impala, OptimizerOptions(), lambda progress: 1e-2, None)
     for _ in range(300):
-        learner.step(Batch(steps, last_obs=obs[0]))
+        learner.step(Batch(steps, next_obs=obs[0]))
     distribution, values = agent.unroll(torch.tensor([0, 1]), None, None)[0]
     assert distribution.log_prob(good).exp().min() > 0.95
     torch.testing.assert_close(values, torch.ones(2), atol=0.1, rtol=0)

@@ -22,7 +22,7 @@ from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
 from remuda.learning.schedules import parse_schedule
 from remuda.nets import MLP
-from remuda.replay import Experience, Ring, Row
+from remuda.replay import Ring, Row, TransitionReplay
 
 Floats = NDArray[np.float64]
 GAMMA = 0.9
@@ -75,9 +75,9 @@ def drawn_rows(action: Space, N: int = 12, seed: int = 0, width: int = 3, has_we
     discount = GAMMA ** torch.randint(1, 4, (N,), generator=generator)
     discount[::4] = 0.0
     targets = RowTargets(2 * torch.randn(N, generator=generator), discount)
-    last_obs = torch.randn(N, width, generator=generator)
+    next_obs = torch.randn(N, width, generator=generator)
     weight = torch.rand(N, generator=generator) * 0.9 + 0.1 if has_weight else None
-    return Batch(steps, targets, last_obs=last_obs, weight=weight, key=np.zeros((N, 2), np.int64))
+    return Batch(steps, targets, next_obs=next_obs, weight=weight, key=np.zeros((N, 2), np.int64))
 
 
 def drawn_sequences(
@@ -301,7 +301,7 @@ def test_drawn_rows_pass_as_they_are() -> None:
     assert rows == (batch.steps.action, batch.targets.reward, batch.targets.discount, batch.weight)
     now, after = algorithm.now_and_after(batch, unroll)
     torch.testing.assert_close(now, batch.steps.obs.sum(-1) * algorithm.agent.a)
-    torch.testing.assert_close(after, (batch.last_obs.sum(-1) * algorithm.agent.a).detach())
+    torch.testing.assert_close(after, (batch.next_obs.sum(-1) * algorithm.agent.a).detach())
     assert now.requires_grad
     assert not after.requires_grad
     assert torch.equal(algorithm.now(batch, unroll), now)
@@ -388,13 +388,13 @@ def test_masked_rows_never_enter_the_observation_statistics(is_shared: bool) -> 
         zeros = np.zeros((10, 2), np.float32)
         example = Row(np.zeros(3, np.float32), np.float32(0), np.float32(0), np.float32(0), np.False_)
         ring = Ring(example, 12, 2)
-        replay = Experience(ring, batch_size=4, ratio=1, warm_up=0, n_step=1, gamma=0.9, seed=0, is_shared=True)
+        replay = TransitionReplay(ring, batch_size=4, ratio=1, warm_up=0, n_step=1, gamma=0.9, seed=0, is_shared=True)
         ring.append(Row(obs.numpy(), zeros, zeros, zeros, mask.numpy()), obs[-1].numpy())
         rollouts = list(replay.fresh())
     learner = make_learner(DQN(agent, 0))
     for rollout in rollouts:
         learner.finish(rollout)
-    moments = agent.inputs.leaf_inputs[0].standardise.moments
+    moments = agent.inputs.leaf_inputs[0].standardize.moments
     assert (moments.count, moments.mean.tolist(), moments.var.tolist()) == (8, [0.0] * 3, [1.0] * 3)
     if is_shared:
         replay.close()
@@ -461,7 +461,7 @@ def test_rewards_are_clipped_when_they_are_prepared_and_nowhere_else() -> None:
     for clips, expected in ((False, reward.tolist()), (True, [[-1.0, 0.3], [1.0, -0.7]])):
         batch = OffPolicy(Leaky(), 0, 1.0, 1, clip_reward=clips).prepare(rollout)
         np.testing.assert_allclose(batch.steps.reward, np.array(expected, np.float32))
-        assert (batch.state is rollout.state, batch.last_obs is rollout.last_obs) == (True, True)
+        assert (batch.state is rollout.state, batch.next_obs is rollout.next_obs) == (True, True)
         assert batch.steps.obs is steps.obs
     assert rollout.steps.reward.tolist() == torch.tensor([[-5.0, 0.3], [2.0, -0.7]]).tolist()
 

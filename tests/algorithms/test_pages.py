@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from remuda.recipes.algo_options import ALGORITHMS
+from remuda.config.algo_options import ALGORITHMS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(ALGORITHMS)

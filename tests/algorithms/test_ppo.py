@@ -12,14 +12,14 @@ import torch
 from rollouts import box, discrete, make_agent, make_rollout
 
 from remuda.algorithms import PPO, Targets
+from remuda.config.algo_options import PPOOptions
 from remuda.core import Clock, Episode, Space, Step
 from remuda.data import Batch, Rollout
 from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
 from remuda.learning.schedules import parse_schedule
 from remuda.learning.weights import LocalWeights
-from remuda.recipes.algo_options import PPOOptions
-from remuda.replay import Fresh
+from remuda.replay import RolloutBuffer
 from remuda.sampling.sampler import EnvSampler, ToEnv
 from remuda.schemes.synchronous import learn
 
@@ -46,7 +46,7 @@ def moved(ppo: PPO, seed: int = 1, **options: Any) -> Batch:
 
 
 def batches(ppo: PPO, rollout: Rollout, batch_size: int | None, num_epochs: int = 1) -> list[Batch]:
-    replay = Fresh(num_epochs, batch_size, seed=0)
+    replay = RolloutBuffer(num_epochs, batch_size, seed=0)
     with torch.no_grad():
         replay.add(ppo.prepare(rollout))
     return list(replay.batches())
@@ -125,7 +125,7 @@ def with_large_ratio(ppo: PPO, advantage: float, log_ratio_of_row: float) -> Bat
 
 def both_gradients(ppo: PPO, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """By autograd, and by the fast path."""
-    quick = ppo.quick_gradients(batch, Clock())
+    quick = ppo.fast_gradients(batch, Clock())
     assert quick is not None
     (loss,) = ppo.losses(batch, Clock()).groups.values()
     pieces = torch.autograd.grad(loss, ppo.groups()["policy"])
@@ -228,10 +228,10 @@ def test_target_kl_stops_before_the_batch_is_applied(share: float, stops: bool) 
 def test_target_kl_leaves_the_rest_of_the_round() -> None:
     ppo = make_ppo(target_kl=1e-4)
     rollout, learner = make_rollout(ppo.agent), make_learner(ppo, rate="0.1")
-    learn(learner, Fresh(10, 8, seed=0), rollout)
+    learn(learner, RolloutBuffer(10, 8, seed=0), rollout)
     assert 1 <= learner.version < 10
     again = make_learner(make_ppo())
-    learn(again, Fresh(10, 8, seed=0), make_rollout(again.algorithm.agent))
+    learn(again, RolloutBuffer(10, 8, seed=0), make_rollout(again.algorithm.agent))
     assert again.version == 40
 
 
@@ -241,7 +241,7 @@ def test_learning_rate_and_clip_range_follow_their_schedules() -> None:
     rates, clips = [], []
     for progress in (0.0, 0.25, 0.5, 0.75, 1.0):
         learner.set_progress(progress)
-        metrics, _ = learn(learner, Fresh(1, 16, seed=0), make_rollout(ppo.agent))
+        metrics, _ = learn(learner, RolloutBuffer(1, 16, seed=0), make_rollout(ppo.agent))
         rates.append(metrics["train/learning_rate"])
         clips.append(metrics["train/clip_range"])
     assert rates == pytest.approx([1e-2, 7.5e-3, 5e-3, 2.5e-3, 0.0])

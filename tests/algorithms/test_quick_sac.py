@@ -15,7 +15,7 @@ from remuda.data import Batch, Steps
 from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
 from remuda.nets import MLP
-from remuda.replay.experience import Returns
+from remuda.replay.transitions import Returns
 
 torch.set_num_threads(1)
 
@@ -36,12 +36,12 @@ def make(activation: str = "relu", critics: int = 2, **options: Any) -> SAC:
 
 def draw(count: int, seed: int = 0) -> Batch:
     rng = torch.Generator().manual_seed(seed)
-    obs, last_obs = (torch.randn(count, 5, generator=rng) for _ in range(2))
+    obs, next_obs = (torch.randn(count, 5, generator=rng) for _ in range(2))
     action = -2 + 3 * torch.rand(count, 3, generator=rng)
     reward, weight = torch.randn(count, generator=rng), torch.rand(count, generator=rng)
     discount = 0.99 * (torch.rand(count, generator=rng) > 0.1)
     steps = Steps(obs, action, reward, discount, torch.ones(count, dtype=torch.bool), None, None)
-    return Batch(steps, Returns(reward, discount), last_obs=last_obs, weight=weight)
+    return Batch(steps, Returns(reward, discount), next_obs=next_obs, weight=weight)
 
 
 @pytest.mark.parametrize("count", [1, 6, 300, 1500, 2048, 5000])
@@ -52,7 +52,7 @@ def test_gradients_metrics_and_priorities_are_those_of_the_losses(count: int, op
         for parameter in sac.target_critics.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
         sac.agent.head.bias[3:] = torch.tensor([-21.0, 2.5, 0.0])
-    quick = sac.quick_gradients(batch, clock)
+    quick = sac.fast_gradients(batch, clock)
     assert quick is not None
     losses = sac.losses(batch, clock)
     assert quick.groups.keys() == losses.groups.keys()

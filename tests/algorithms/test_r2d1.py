@@ -17,10 +17,10 @@ from torch import nn
 from remuda.agents import QAgent
 from remuda.algorithms import DQN, R2D1
 from remuda.algorithms.off_policy import Rows
+from remuda.config.algo_options import R2D1Options
 from remuda.core import Clock
 from remuda.data import Batch, map_tree
 from remuda.nets import MLP
-from remuda.recipes.algo_options import R2D1Options
 
 Floats = NDArray[np.float64]
 ACTIONS, SIZE, BURN_IN, LENGTH, EPSILON = 4, 4, 3, 6, 1e-3

@@ -21,7 +21,7 @@ from test_ddpg import (
     layers_of,
     make_agent,
     make_critics,
-    normalised,
+    normalized,
     slopes,
     slow_features,
     vector_of,
@@ -32,12 +32,12 @@ from torch import Tensor, nn
 from remuda.agents import ActorAgent, Critic
 from remuda.agents.quick_net import FEW, ROWS
 from remuda.algorithms import SAC
-from remuda.core import Clock, QuickGradients
+from remuda.config.algo_options import SACOptions
+from remuda.core import Clock, FastGradients
 from remuda.data import Batch, Steps, map_tree
 from remuda.learning.schedules import parse_schedule
 from remuda.nets import MLP
-from remuda.recipes.algo_options import SACOptions
-from remuda.replay.experience import Returns
+from remuda.replay.transitions import Returns
 
 Floats = NDArray[np.float64]
 
@@ -84,7 +84,7 @@ def sample(vector: Floats, agent: nn.Module, obs: Floats, noise: Floats) -> tupl
 
 def goals(sac: SAC, batch: Batch, noise: Floats, alpha: float) -> Floats:
     """r + discount * (min_j Q'_j(s', a') - alpha * log pi(a' | s')), a' of the actor itself."""
-    later = numbers(batch.last_obs)
+    later = numbers(batch.next_obs)
     action, log_prob = sample(vector_of(sac.agent), sac.agent, later, noise)
     values = [judge(vector_of(critic), critic, later, action) for critic in sac.target_critics]
     worst = np.array([min(of_row) for of_row in zip(*values, strict=True)])
@@ -93,7 +93,7 @@ def goals(sac: SAC, batch: Batch, noise: Floats, alpha: float) -> Floats:
 
 def critic_loss(sac: SAC, vectors: list[Floats], batch: Batch, goal: Floats, beta: float = 0.4) -> float:
     """Of each critic half the mean of weight ** beta times the squared error, added up."""
-    total, action = 0.0, normalised(batch.steps.action)
+    total, action = 0.0, normalized(batch.steps.action)
     for critic, vector in zip(sac.critics, vectors, strict=True):
         q = judge(vector, critic, numbers(batch.steps.obs), action)
         for i in range(len(q)):
@@ -128,7 +128,7 @@ def test_losses_and_priority_against_numpy(
     assert losses.groups["critic"].item() == pytest.approx(critic_loss(sac, vectors, batch, goal), rel=1e-4)
     expected = actor_loss(sac, vector_of(sac.agent), batch, numbers(noises.now), alpha)
     assert losses.groups["actor"].item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
-    q = judge(vectors[0], sac.critics[0], numbers(batch.steps.obs), normalised(batch.steps.action))
+    q = judge(vectors[0], sac.critics[0], numbers(batch.steps.obs), normalized(batch.steps.action))
     assert losses.priority is not None
     np.testing.assert_allclose(losses.priority, np.abs(goal - q), rtol=1e-3, atol=1e-4)
     assert losses.metrics["q_mean"] == pytest.approx(q.mean(), rel=1e-4, abs=1e-5)
@@ -144,7 +144,7 @@ def test_a_terminal_row_is_worth_its_reward_alone() -> None:
     sac, batch = make_sac(), BATCHES[0]
     is_over = batch.targets.discount == 0
     before = sac.losses(batch, Clock()).priority
-    after = sac.losses(replace(batch, last_obs=batch.last_obs + 2.0), Clock()).priority
+    after = sac.losses(replace(batch, next_obs=batch.next_obs + 2.0), Clock()).priority
     assert before is not None
     assert after is not None
     assert torch.equal(before[is_over], after[is_over])
@@ -252,9 +252,9 @@ def test_after_a_batch_that_was_not_finite_the_next_one_counts_alone() -> None:
     agent = ActorAgent(*(box((3,)), ACTION, lambda shape: MLP(shape, (8, 6), "relu")), stochastic=True)
     critics = [Critic(agent.inputs, agent.observation, ACTION, None, (8, 6), "relu") for _ in range(2)]
     sac, batch = SAC(agent, critics, 0), drawn_rows(ACTION, 12, has_weight=False)
-    before = sac.quick_gradients(batch, Clock())
-    bad = replace(batch, last_obs=torch.full_like(batch.last_obs, math.nan))
-    spoiled, after = sac.quick_gradients(bad, Clock()), sac.quick_gradients(batch, Clock())
+    before = sac.fast_gradients(batch, Clock())
+    bad = replace(batch, next_obs=torch.full_like(batch.next_obs, math.nan))
+    spoiled, after = sac.fast_gradients(bad, Clock()), sac.fast_gradients(batch, Clock())
     assert before is not None
     assert spoiled is not None
     assert after is not None
@@ -271,9 +271,9 @@ def test_rounding_where_entropy_is_what_is_wanted_is_no_other_gradient(off: floa
     critics = [Critic(agent.inputs, agent.observation, ACTION, None, (8, 6), "relu") for _ in range(2)]
     sac, batch = SAC(agent, critics, 0), drawn_rows(ACTION, 12, has_weight=False)
     sac.target_entropy = float(sac.losses(batch, Clock()).metrics["entropy"])
-    learner, by_hand = make_learner(sac), sac.quick_gradients
+    learner, by_hand = make_learner(sac), sac.fast_gradients
 
-    def rounded(batch: Batch, clock: Clock) -> QuickGradients | None:
+    def rounded(batch: Batch, clock: Clock) -> FastGradients | None:
         found = by_hand(batch, clock)
         assert found is not None
         found.groups["alpha"] += off
@@ -373,7 +373,7 @@ def test_losses_of_sequences_row_by_row(core: Any, seed: int, monkeypatch: pytes
             worst = min(float(c(own[at], action)) for c, own in zip(sac.target_critics, target_seen, strict=True))
             soft = worst - 0.4 * float(log_prob)
             goal = float(batch.targets.reward[t, s]) + float(batch.targets.discount[t, s]) * soft
-            taken = torch.from_numpy(normalised(batch.steps.action[3 + t, s])).float()
+            taken = torch.from_numpy(normalized(batch.steps.action[3 + t, s])).float()
             for critic, own in zip(sac.critics, seen, strict=True):
                 error = goal - float(critic(own[3 + t, s], taken))
                 critic_total += 0.5 * float(batch.weight[s]) ** 0.4 * error**2
@@ -425,7 +425,7 @@ def test_one_step_with_a_known_best_action_and_the_entropy_that_was_asked_for() 
         action = torch.rand(64, 2, generator=generator) * 2 - 1
         taken = torch.from_numpy(LOW + (action.numpy() + 1) / 2 * (HIGH - LOW))
         targets = Returns(-(action - best).square().sum(-1), torch.zeros(64))
-        batch = Batch(Steps(obs, taken, None, None, None, None, None), targets, last_obs=obs)
+        batch = Batch(Steps(obs, taken, None, None, None, None, None), targets, next_obs=obs)
         entropies.append(float(learner.step(batch).metrics["entropy"]))
     assert sum(entropies[-50:]) / 50 == pytest.approx(-1.0, abs=0.15)
     np.testing.assert_allclose(agent.distribution(agent.features(obs[:1])[0]).mode().detach()[0], best, atol=0.1)

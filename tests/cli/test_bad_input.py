@@ -54,8 +54,19 @@ BAD = [
         ["'perhaps'", "true or false"],
     ),
     (
-        ["train", "dqn", "--env", "CartPole-v1", "--scheme", "async", "--eval.share", "1", "--eval.episodes", "0"],
-        ["eval.share=1", "nothing to play"],
+        [
+            "train",
+            "dqn",
+            "--env",
+            "CartPole-v1",
+            "--scheme",
+            "async",
+            "--eval.cpu_fraction",
+            "1",
+            "--eval.episodes",
+            "0",
+        ],
+        ["eval.cpu_fraction=1", "nothing to play"],
     ),
     (["train", "dqn", "--env", "CartPole-v1", "--sampler.wait_reset", "true"], ["wait_reset", "leave it out"]),
     (
@@ -88,8 +99,8 @@ BAD = [
     (["train", "ppo", "--env", "CartPole-v1", "--envs.seeds", "5-3"], ["envs.seeds='5-3'", "0-199"]),
     (["train", "ppo", "--env", "CartPole-v1", "--eval.seeds", "a"], ["eval.seeds='a'", "0-199"]),
     (
-        ["train", "ppo", "--env", "CartPole-v1", "--sampler.act", "workers"],
-        ["sampler.act=workers", "--scheme parallel"],
+        ["train", "ppo", "--env", "CartPole-v1", "--sampler.inference", "workers"],
+        ["sampler.inference=workers", "--scheme parallel"],
     ),
     (["train", "ppo", "--env", "CartPole-v1", "--envs.episodic_life"], ["episodic_life", "no Atari game"]),
     (["train", "ppo", "--env", "CartPole-v1", "--envs.backend", "ale"], ["envs.backend=ale", "CartPole-v1"]),

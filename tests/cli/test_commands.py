@@ -13,8 +13,8 @@ import pytest
 
 import remuda
 from remuda.cli import COMMANDS, main
-from remuda.recipes.algo_options import ALGORITHMS
-from remuda.recipes.config import KINDS
+from remuda.config.algo_options import ALGORITHMS
+from remuda.config.run_config import KINDS
 
 TESTS = Path(__file__).parents[1]
 SMALL = ["--algo.n_steps", "16", "--algo.batch_size", "32", "--algo.n_epochs", "2", "--sampler.envs", "4"]
@@ -300,7 +300,7 @@ class TestTables:
         assert all(word in out for word in words)
 
     def test_they_list_what_there_is(self, capsys):
-        from remuda.recipes.train import SCHEMES
+        from remuda.runs.train import SCHEMES
 
         main(["algos"])
         assert first_column(capsys.readouterr().out) == sorted(ALGORITHMS)

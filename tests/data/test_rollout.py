@@ -41,13 +41,13 @@ def make_rollout(library: str = "numpy") -> Rollout:
     steps = make_steps(T + 1)
     rollout = Rollout(
         steps=steps[:T],
-        last_obs=steps.obs[T],
+        next_obs=steps.obs[T],
         last_value=steps.policy.value[T],
         state=State(h=np.arange(B) + 100, c=np.zeros((B, 2))),
     )
     if library == "numpy":
         return rollout
-    parts = (rollout.steps, rollout.last_obs, rollout.last_value, rollout.state)
+    parts = (rollout.steps, rollout.next_obs, rollout.last_value, rollout.state)
     return Rollout(*map_tree(torch.from_numpy, parts))
 
 
@@ -58,7 +58,7 @@ def test_a_window_ends_with_what_its_next_row_saw(library: str, t0: int, t1: int
     assert np.asarray(window.steps.action).tolist() == [
         [2000 + number(t, b) for b in range(B)] for t in range(t0, t1)
     ]
-    assert np.asarray(window.last_obs)[:, 0].tolist() == [1000 + number(t1, b) for b in range(B)]
+    assert np.asarray(window.next_obs)[:, 0].tolist() == [1000 + number(t1, b) for b in range(B)]
     assert np.asarray(window.last_value).tolist() == [5000 + number(t1, b) for b in range(B)]
     if t0 == 0:
         assert np.asarray(window.state.h).tolist() == [100, 101, 102]
@@ -77,7 +77,7 @@ def test_a_window_of_some_envs_takes_all_its_parts_from_them(b: Any, envs: list[
     assert window.steps.reward.tolist() == [[3000 + number(t, env) for env in envs] for t in range(t1)]
     assert window.steps.policy.value[0].tolist() == [5000 + env for env in envs]
     assert window.last_value.tolist() == [5000 + number(t1, env) for env in envs]
-    assert window.last_obs[:, 1].tolist() == [-1000 - number(t1, env) for env in envs]
+    assert window.next_obs[:, 1].tolist() == [-1000 - number(t1, env) for env in envs]
     assert window.state.h.tolist() == [100 + env for env in envs]
     assert window.state.c.shape == (len(envs), 2)
 
@@ -100,7 +100,7 @@ def test_a_window_of_a_window_is_a_window(data: st.DataObject) -> None:
 
 def test_a_window_of_a_feed_forward_rollout_has_no_state() -> None:
     rollout = make_rollout()
-    plain = Rollout(rollout.steps, rollout.last_obs, rollout.last_value)
+    plain = Rollout(rollout.steps, rollout.next_obs, rollout.last_value)
     assert plain.window(0, 2).state is None
 
 

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from remuda.core import env_seed
+from remuda.core import derive_seed
 from remuda.envs import LocalEnvs, examine, make_envs, resolve
 from remuda.errors import EnvError, WorkerError
 
@@ -57,7 +57,7 @@ def test_what_an_env_may_not_return(fault: str, observation: str, what: str, wor
         run(envs, 12)
     text = str(caught.value)
     index = int(text.split()[1])
-    seed = env_seed(7, index, 0)
+    seed = derive_seed(7, index, 0)
     assert text.startswith(f"env {index} of counting:make (seed {seed}, step 2 of its episode 2): {what}")
     assert text.endswith(".")
     assert "\n" not in text
@@ -88,7 +88,7 @@ def test_an_env_that_raises_is_rebuilt_and_answers_with_a_reset_row(
             seen.append((step.obs[1].tolist(), float(step.reward[1]), bool(step.mask[1])))
         assert envs.restarts() == 2
         assert envs.episodes() == []
-    first, second = env_seed(7, 1, 0) % 1000, env_seed(7, 1, 1) % 1000
+    first, second = derive_seed(7, 1, 0) % 1000, derive_seed(7, 1, 1) % 1000
     assert seen == [
         ([first, 1, 0], 0.0, False),
         ([first, 1, 1], 101.0, True),
@@ -230,7 +230,7 @@ def test_bounds_are_checked_for_the_first_observations_alone() -> None:
     """Afterwards a step costs what it costs without bounds."""
     with LocalEnvs(resolve("test_env_contract:Bounded", {"at": -1}), 1) as envs:
         run(envs, 250)
-        (env,) = envs._lanes[0].envs
+        (env,) = envs._env_groups[0].envs
         assert (env._unchecked, env._dtype) == (0, np.dtype(np.float32))
 
 

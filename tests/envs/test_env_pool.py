@@ -13,7 +13,7 @@ import counting
 import numpy as np
 import pytest
 
-from remuda.core import env_seed
+from remuda.core import derive_seed
 from remuda.envs import LocalEnvs, resolve
 from remuda.envs.pool_futures import EnvPool
 from remuda.errors import ConfigError, EnvError, EnvSpecError, WorkerError
@@ -71,7 +71,7 @@ def test_reset_begins_every_batch_anew() -> None:
         first = pool.step(0, ZEROS)
         steps = pool.reset(seed=5)
         assert [step.obs[:, 0].tolist() for step in steps] == [
-            [env_seed(5, index, 0) % 1000 for index in pair] for pair in ((0, 1), (2, 3))
+            [derive_seed(5, index, 0) % 1000 for index in pair] for pair in ((0, 1), (2, 3))
         ]
         with pytest.raises(RuntimeError, match="batch 0 was stepped or reset again"):
             first.result()
@@ -81,7 +81,7 @@ def test_reset_begins_every_batch_anew() -> None:
         assert own[0] != own[1]  # seeds follow from the pool's own
     with EnvPool("counting:make", 1, 2, 2, seed=9) as again:
         markers = again.reset()[0].obs[:, 0].tolist()
-    assert markers == [env_seed(9, index, 0) % 1000 for index in (0, 1)]
+    assert markers == [derive_seed(9, index, 0) % 1000 for index in (0, 1)]
 
 
 def test_info_truncation_and_statistics() -> None:
@@ -205,7 +205,7 @@ def test_killed_processes_come_back_with_a_reset_row() -> None:
         for _ in range(5):
             futures = [pool.step(batch, actions) for batch in range(2)]
             steps = [copied(future.result()) for future in futures]
-        victim = pool._envs._crew.members[0].pid
+        victim = pool._envs._worker_pool.members[0].pid
         os.kill(victim, signal.SIGKILL)
         for _ in range(3):
             futures = [pool.step(batch, actions) for batch in range(2)]

@@ -9,7 +9,7 @@ import counting
 import numpy as np
 import pytest
 
-from remuda.core import Step, env_seed
+from remuda.core import Step, derive_seed
 from remuda.envs import EnvSpec, LocalEnvs, PooledEnvs, make_envs, resolve
 from remuda.errors import ConfigError
 
@@ -27,7 +27,7 @@ def start(spec: EnvSpec, num_envs: int, num_workers: int = 0, slots: int = 1, **
 
 def rows_by_hand(seed: int, index: int, actions: list[int]) -> Iterator[tuple[Any, ...]]:
     """obs, reward, terminated, truncated, mask of one CountingEnv, from the definition alone."""
-    marker, episode, step = env_seed(seed, index, 0) % 1000, 1, 0
+    marker, episode, step = derive_seed(seed, index, 0) % 1000, 1, 0
     yield (marker, 1, 0), 0.0, False, False, False
     is_over = False
     for action in actions:
@@ -102,7 +102,7 @@ def test_actions_reach_the_env_as_its_space_says() -> None:
     ]:
         with LocalEnvs(resolve("counting:make", {"action": kind}), 1) as envs:
             play(envs, 1, sent[None])
-            (taken,) = envs._lanes[0].envs[0]._env.taken
+            (taken,) = envs._env_groups[0].envs[0]._env.taken
         assert np.array_equal(taken, expected)
         assert taken.dtype == expected.dtype
 
@@ -173,7 +173,7 @@ def test_lists_of_seeds_are_played_once_and_then_the_env_idles() -> None:
     with LocalEnvs(spec, 3, seeds=seeds) as envs:
         rows = play(envs, 1, np.zeros((9, 3), np.int64))
         episodes = envs.episodes()
-        taken = [len(env._env.taken) for env in envs._lanes[0].envs]
+        taken = [len(env._env.taken) for env in envs._env_groups[0].envs]
         again = play(envs, 1, np.zeros((9, 3), np.int64))
     assert [row.obs[0, 0] for row in rows] == [101, 101, 101, 102, 102, 102, 102, 102, 102, 102]
     assert [bool(row.mask[0]) for row in rows] == [False, True, True, False, True, True, False, False, False, False]
@@ -207,7 +207,7 @@ def test_long_episodes_are_folded_without_a_difference() -> None:
     spec = resolve("counting:make", {"lengths": [2500], "ends": "terminate"})
     with LocalEnvs(spec, 1, gamma=0.999) as envs:
         play(envs, 1, np.zeros((2500, 1), np.int64))
-        assert len(envs._lanes[0].envs[0]._rewards) == 0
+        assert len(envs._env_groups[0].envs[0]._rewards) == 0
         (episode,) = envs.episodes()
     rewards = 100.0 + np.arange(1, 2501)
     assert episode.values["ep_len"] == 2500
@@ -274,10 +274,10 @@ def test_a_game_that_goes_on_uses_up_no_seed() -> None:
     with LocalEnvs(spec, 1, seeds=[[7, 8]]) as envs:
         play(envs, 1, np.zeros((14, 1), np.int64))
         assert [episode.values["ep_len"] for episode in envs.episodes()] == [4, 4]
-        assert envs._lanes[0].envs[0]._env.seeds == [7, None, 8, None]
+        assert envs._env_groups[0].envs[0]._env.seeds == [7, None, 8, None]
     with LocalEnvs(spec, 1, levels=[5]) as envs:
         play(envs, 1, np.zeros((10, 1), np.int64))
-        assert envs._lanes[0].envs[0]._env.seeds == [5, None, 5, None]
+        assert envs._env_groups[0].envs[0]._env.seeds == [5, None, 5, None]
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
@@ -289,7 +289,7 @@ def test_levels_are_the_only_seeds_that_are_trained_on(workers: int) -> None:
         again = np.stack([row.obs[:, 0] for row in play(envs, 5, np.zeros((80, 6), np.int64))]).astype(int)
     for index in range(6):  # every episode has two rows: its first and its only step
         for t in range(81):
-            expected = levels[env_seed(4, index, 0, t // 2) % 4]
+            expected = levels[derive_seed(4, index, 0, t // 2) % 4]
             assert markers[t, index] == expected, (t, index)
     assert set(markers.reshape(-1).tolist()) == set(levels)
     assert (markers != again).any()
@@ -302,7 +302,7 @@ def test_levels_after_a_failure_are_drawn_anew_from_the_set() -> None:
         rows = play(envs, 1, np.zeros((17, 1), np.int64))
         assert envs.restarts() == 4
     seen = [int(row.obs[0, 0]) for row in rows]
-    assert seen == [[5, 6, 7][env_seed(1, 0, t // 4, 0) % 3] for t in range(18)]
+    assert seen == [[5, 6, 7][derive_seed(1, 0, t // 4, 0) % 3] for t in range(18)]
 
 
 def held_rows(workers: int, slots: int) -> list[Any]:
@@ -372,7 +372,7 @@ def test_an_env_that_fails_while_held_waits_too(tmp_path: Any) -> None:
             else:
                 envs.send(0, np.zeros(1, np.int64), hold=True)
         assert envs.restarts() == 1
-    first, second = env_seed(1, 0, 0) % 1000, env_seed(1, 0, 1) % 1000
+    first, second = derive_seed(1, 0, 0) % 1000, derive_seed(1, 0, 1) % 1000
     assert rows == [
         (first, 1, 0, False),
         (first, 1, 1, True),

@@ -61,9 +61,9 @@ LINE = 1 + ENV.splitlines().index('        return np.asarray(cards["ace"])')
 WAYS = {
     "serial": ["ppo", "--scheme", "serial"],
     "parallel": ["ppo", "--scheme", "parallel", "--sampler.workers", "2"],
-    "workers": ["ppo", "--scheme", "parallel", "--sampler.workers", "2", "--sampler.act", "workers"],
+    "workers": ["ppo", "--scheme", "parallel", "--sampler.workers", "2", "--sampler.inference", "workers"],
     "async": ["appo", "--scheme", "async", "--sampler.workers", "2"],
-    "async central": ["appo", "--scheme", "async", "--sampler.workers", "2", "--sampler.act", "central"],
+    "async central": ["appo", "--scheme", "async", "--sampler.workers", "2", "--sampler.inference", "central"],
     "async replay": ["dqn", "--scheme", "async", "--sampler.workers", "2", "--algo.learning_starts", "64"],
 }
 
@@ -75,7 +75,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path.write_text(ENV)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(path.parent)
-        with shared_server("remuda.recipes.actors"):
+        with shared_server("remuda.build.workers"):
             yield path
 
 

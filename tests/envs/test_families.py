@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from remuda.envs import EnvSpec, make_envs, probe, resolve
-from remuda.envs.catalogue import list_envs
+from remuda.envs.catalog import list_envs
 from remuda.errors import EnvSpecError
 
 

@@ -11,7 +11,7 @@ from gymnasium.utils.env_checker import check_env
 
 from remuda.envs import LocalEnvs, examine, make_envs, probe, resolve
 from remuda.envs.families import register
-from remuda.envs.memory import CartPolePositions, Recall
+from remuda.envs.memory_envs import CartPolePositions, Recall
 
 IDS = ["Remuda/Recall-v0", "Remuda/CartPolePositions-v0"]
 

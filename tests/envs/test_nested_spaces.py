@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, OneOf, Sequence, Text, Tuple
 
-from remuda.core import Space, env_seed
+from remuda.core import Space, derive_seed
 from remuda.data import leaves, map_tree, namedarraytuple
 from remuda.envs import LocalEnvs, examine, make_envs, resolve
-from remuda.envs.entries import action_leaves, reader, stored_action, writer
-from remuda.envs.lane import rows_layout
+from remuda.envs.env_group import rows_layout
+from remuda.envs.space_values import action_leaves, reader, stored_action, writer
 from remuda.envs.spaces import action_space, observation_space, space_from_wire, space_to_wire
 from remuda.errors import EnvError, EnvSpecError
 
@@ -180,7 +180,7 @@ def test_an_env_gets_its_own_keys_and_types_and_may_change_what_it_gets() -> Non
         before = map_tree(np.array, actions)
         envs.send(0, actions)
         envs.recv()
-        given = envs._lanes[0].envs[1]._env.taken[0]
+        given = envs._env_groups[0].envs[1]._env.taken[0]
         kept = envs._actions[0]
     assert given["move"][0] == before.move.item0[1] - 1
     assert given["move"][1].dtype == np.float64
@@ -269,7 +269,7 @@ def test_what_an_entry_may_not_hold(fault: str, what: str, workers: int) -> None
     with make_envs(resolve(SPEC, {"fault": fault}), 1, workers) as envs, pytest.raises(EnvError) as caught:
         step_on(envs, 4)
     text = str(caught.value)
-    assert text.startswith(f"env 0 of {SPEC} (seed {env_seed(7, 0, 0)}, step 2 of its episode 1): {what}")
+    assert text.startswith(f"env 0 of {SPEC} (seed {derive_seed(7, 0, 0)}, step 2 of its episode 1): {what}")
     assert text.endswith(".")
     assert "\n" not in text
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from notebook import Notebook
 
-from remuda.envs.paths import Unreachable, describe, find
+from remuda.envs.import_paths import Unreachable, describe, find
 from remuda.envs.source import NoSource, collect, load
 
 

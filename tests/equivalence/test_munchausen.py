@@ -14,7 +14,7 @@ from remuda.agents import QAgent
 from remuda.core import Clock, Space
 from remuda.data import Batch, Steps
 from remuda.nets import MLP
-from remuda.replay.experience import Returns
+from remuda.replay.transitions import Returns
 
 ROOT = Path(__file__).parents[2]
 VARIANT = "examples.munchausen:MunchausenDQN"
@@ -45,7 +45,7 @@ def test_its_losses_number_by_number() -> None:
     obs, later = torch.randn(6, 3), torch.randn(6, 3)
     action, reward, discount = torch.randint(4, (6,)), torch.randn(6), torch.tensor([0.9, 0.0, 0.9, 0.81, 0.9, 0.0])
     steps = Steps(obs, action, reward, discount, torch.ones(6, dtype=torch.bool), None, None)
-    found = algorithm.losses(Batch(steps, Returns(reward, discount), last_obs=later), Clock())
+    found = algorithm.losses(Batch(steps, Returns(reward, discount), next_obs=later), Clock())
 
     q, before, after = (
         net.unroll(x, None, None)[0].detach().double().numpy()

@@ -95,7 +95,7 @@ def test_stopped_twice(case: str, tmp_path: Path) -> None:
 
 ATARI = {"agent": {"net": "a3c"}, "eval": {"episodes": 0}}
 LONG = {
-    "workers act": ("ppo", "CartPole-v1", settings(PARALLEL, MEMORY, {"sampler": {"act": "workers"}}), 1500),
+    "workers act": ("ppo", "CartPole-v1", settings(PARALLEL, MEMORY, {"sampler": {"inference": "workers"}}), 1500),
     "half cheetah": ("ppo", "HalfCheetah-v5", settings(), 2000),
     "half cheetah, parallel, memory": ("ppo", "HalfCheetah-v5", settings(PARALLEL, MEMORY), 2000),
     "half cheetah, a2c": ("a2c", "HalfCheetah-v5", settings(PARALLEL), 2000),
@@ -208,7 +208,7 @@ def test_cuts_that_are_asked_for_later_cost_nothing_that_was_learned(tmp_path: P
 
 def test_what_fails_in_a_slow_round_is_resumed_with_new_episodes(tmp_path: Path, monkeypatch: Any) -> None:
     """The sampler's state was held for a stop signal; after a failure it does not belong to what was learned."""
-    monkeypatch.setattr("remuda.recipes.journal.SLOW_ROUND_SECONDS", 0.0)
+    monkeypatch.setattr("remuda.runs.journal.SLOW_ROUND_SECONDS", 0.0)
     options = settings({"envs": {"kwargs": {"lengths": [9], "fault": "nan", "at": 70}}})
     with pytest.raises(remuda.RemudaError, match="nan at"):
         remuda.train("ppo", "counting:make", steps=3000, out=tmp_path / "run", **options)
@@ -220,7 +220,7 @@ def test_what_fails_in_a_slow_round_is_resumed_with_new_episodes(tmp_path: Path,
 
 def test_updates_that_a_signal_leaves_out_are_mentioned_at_the_end(tmp_path: Path, monkeypatch: Any) -> None:
     """Of the last round as of any other: the run is complete, and not what it would have been."""
-    monkeypatch.setattr(remuda.recipes.journal.Journal, "must_stop", lambda journal: journal._learner.version > 0)
+    monkeypatch.setattr(remuda.runs.journal.Journal, "must_stop", lambda journal: journal._learner.version > 0)
     run = remuda.train("ppo", "counting:make", steps=100, out=tmp_path / "run", **settings())
     assert run.result["updates"] == 1, "of 8"
     assert "stopped before all of its updates were made" in (tmp_path / "run/log.txt").read_text()

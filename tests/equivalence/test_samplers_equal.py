@@ -12,18 +12,18 @@ import pytest
 import torch
 from test_bit_equal import train, weights
 
+from remuda.build.algorithm import make_algorithm
+from remuda.build.envs import find_net, make_some_envs
+from remuda.build.workers import make_worker_sampler
+from remuda.config.algo_options import PPOOptions
+from remuda.config.run_config import RunConfig
+from remuda.config.run_options import SamplerOptions
 from remuda.envs import probe, resolve
 from remuda.learning.weights import LocalWeights, SharedWeights
-from remuda.recipes.actors import make_acting_sampler
-from remuda.recipes.algo_options import PPOOptions
-from remuda.recipes.algorithms import make_algorithm
-from remuda.recipes.config import RunConfig
-from remuda.recipes.parts import find_net, make_some_envs
-from remuda.recipes.run_options import SamplerOptions
 from remuda.sampling.sampler import EnvSampler
 
 ALTERNATING = {"slots": 2, "workers": 2}
-ACTING = {"act": "workers", "workers": 2}
+ACTING = {"inference": "workers", "workers": 2}
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
@@ -64,7 +64,7 @@ def first_rollout(workers, slots, act):
     agent = make_algorithm(config, probe(spec), find_net(config.agent)).agent
     if act == "workers":
         shared = SharedWeights(agent)
-        sampler = make_acting_sampler(config, spec, probe(spec), workers, agent, shared, 0, lambda: False)
+        sampler = make_worker_sampler(config, spec, probe(spec), workers, agent, shared, 0, lambda: False)
     else:
         envs = make_some_envs(config, spec, 8, slots, workers, lambda: False)
         sampler = EnvSampler(envs, agent, LocalWeights(), 32, 3)

@@ -27,14 +27,14 @@ from test_acting_workers import _nothing_is_left as _nothing_is_left
 from test_acting_workers import one_server as one_server
 from test_acting_workers import server as server
 
-from remuda.core import env_seed
+from remuda.core import derive_seed
 from remuda.data import Rollout
-from remuda.envs import ApartEnvs, make_envs, resolve
+from remuda.envs import AsyncPooledEnvs, make_envs, resolve
 from remuda.errors import EnvError, WorkerError
 from remuda.learning.weights import SharedWeights
-from remuda.sampling.stream import RolloutStream
-from remuda.transport import crew
-from remuda.transport.forkserver import ForkServer
+from remuda.processes import worker_pool as crew
+from remuda.processes.fork_server import ForkServer
+from remuda.sampling.rollout_queue import RolloutQueue
 
 FORMS = ("workers", "central")
 SOON = 30.0  # seconds for what takes one on an idle machine: long after that it hangs
@@ -51,7 +51,7 @@ def _no_thread_is_left() -> Iterator[None]:
 @contextlib.contextmanager
 def streaming(
     form: str, num_envs: int = 4, workers: int = 2, T: int = 6, per_round: int = 2, **options: Any
-) -> Iterator[RolloutStream]:
+) -> Iterator[RolloutQueue]:
     """Options of the env by their names, the others are those of the stream."""
     names = ("fault", "at", "once", "only", "lengths", "raise_step", "raise_reset")
     kwargs = {"lengths": list(LENGTHS), **{name: options.pop(name) for name in names if name in options}}
@@ -66,21 +66,21 @@ def streaming(
     orders = [{**common, "first": first, "last": last, "groups": groups} for first, last in bounds]
     observation = make_envs(resolve("counting:make"), 1).observation
     with contextlib.closing(SharedWeights(agent, version=7)) as weights, contextlib.closing(
-        RolloutStream("counting_agents", orders, agent, observation, weights, T, per_round, SEED, **limits, **options)
+        RolloutQueue("counting_agents", orders, agent, observation, weights, T, per_round, SEED, **limits, **options)
     ) as stream:  # fmt: skip
         yield stream
 
 
-def actors(stream: RolloutStream) -> list[psutil.Process]:
+def actors(stream: RolloutQueue) -> list[psutil.Process]:
     """Who acts: all workers, or the one for all groups."""
     found = []
-    for member in stream._crew.members:
+    for member in stream._worker_pool.members:
         with contextlib.suppress(psutil.NoSuchProcess):  # it is being replaced
             found.append(psutil.Process(member.pid))
     return [process for process in found if is_alive(process)]
 
 
-def steppers(form: str, stream: RolloutStream) -> list[psutil.Process]:
+def steppers(form: str, stream: RolloutQueue) -> list[psutil.Process]:
     """Who steps envs, oldest first: those who act, or the env workers below the one who does."""
     if form == "workers":
         return actors(stream)
@@ -98,7 +98,7 @@ def kill(process: psutil.Process) -> None:
 class Witness:
     """Takes rollouts and follows every env from row to row; counts how often one began anew without having ended."""
 
-    def __init__(self, stream: RolloutStream) -> None:
+    def __init__(self, stream: RolloutQueue) -> None:
         self.stream, self.begun_anew, self.rows, self.taken = stream, 0, 0, 0
         self.last: dict[int, tuple[list[float], float]] = {}  # by env: what it shows next, and the agent's rows
         self.noises: set[tuple[float, ...]] = set()
@@ -113,14 +113,14 @@ class Witness:
             deadline = time.monotonic() + SOON
             rollout = self.stream.take(7, lambda: time.monotonic() > deadline)  # noqa: B023  (asked at once)
             for column, env in enumerate(rollout.envs.tolist()):
-                self.follow(rollout, column, env)
+                self.sync(rollout, column, env)
             self.stream.release(7)
             self.taken += 1
         return rollout
 
-    def follow(self, rollout: Rollout, column: int, env: int) -> None:
+    def sync(self, rollout: Rollout, column: int, env: int) -> None:
         steps, rows = rollout.steps, float(rollout.state.rows[column])
-        shown = [*steps.obs[:, column].tolist(), rollout.last_obs[column].tolist()]
+        shown = [*steps.obs[:, column].tolist(), rollout.next_obs[column].tolist()]
         if (shown[0], rows) != self.last.get(env, (shown[0], 0.0)):
             assert (shown[0][1:], rows) == ([1.0, 0.0], 0.0), "it goes on, or begins with another worker"
             self.begun_anew += 1
@@ -220,7 +220,7 @@ def kill_thrice(form: str, witness: Witness) -> None:
         take_until(witness, lambda: witness.begun_anew == 2 * times)  # noqa: B023  (asked at once)
 
 
-def second(form: str, stream: RolloutStream) -> psutil.Process:
+def second(form: str, stream: RolloutQueue) -> psutil.Process:
     """The worker of the last envs: the first one is never lost, and so the oldest."""
     return actors(stream)[1] if form == "workers" else steppers(form, stream)[-1]
 
@@ -233,7 +233,7 @@ def test_a_worker_that_dies_in_every_rollout_ends_in_one_too(form: str) -> None:
             take_finite(stream)
 
 
-def take_finite(stream: RolloutStream) -> None:
+def take_finite(stream: RolloutQueue) -> None:
     """Until something is raised: whatever was taken before may be learned from."""
     deadline = time.monotonic() + SOON
     while time.monotonic() < deadline:
@@ -285,17 +285,17 @@ def test_a_worker_that_hangs_seldom_and_always_ends_in_one_too(monkeypatch: pyte
     monkeypatch.setattr(crew, "WINDOW_SECONDS", 0.1)
     monkeypatch.setattr(crew, "ForkServer", ForkServer)  # without torch
     spec = resolve("counting:make", {"lengths": [50]})
-    with ApartEnvs(spec, 2, 2, 2, step_timeout=0.3, max_worker_restarts=2) as envs:
+    with AsyncPooledEnvs(spec, 2, 2, 2, step_timeout=0.3, max_worker_restarts=2) as envs:
         envs.reset(SEED)
         with pytest.raises(WorkerError, match=r"worker 1 .* was silent .*, more than 2 times without a step in betw"):
             step_while_suspended(envs)
 
 
-def step_while_suspended(envs: ApartEnvs) -> None:
+def step_while_suspended(envs: AsyncPooledEnvs) -> None:
     """Slot 0 is stepped all the time, and whoever serves slot 1 hangs from the beginning."""
     deadline, hung = time.monotonic() + SOON, 0
     while time.monotonic() < deadline:
-        member = envs._crew.members[1]
+        member = envs._worker_pool.members[1]
         if member.pid != hung and member not in envs._building:
             psutil.Process(member.pid).suspend()
             hung = member.pid
@@ -311,7 +311,7 @@ def step_while_suspended(envs: ApartEnvs) -> None:
     ("form", "fault"), [*(("workers", fault) for fault in FORBIDDEN), ("central", "nan"), ("central", "nan reward")]
 )
 def test_what_its_space_forbids_is_named_before_it_is_learned_from(form: str, fault: str) -> None:
-    seed = env_seed(SEED, 3, 0)
+    seed = derive_seed(SEED, 3, 0)
     with streaming(form, fault=fault, at=5, only=seed % 1000, lengths=[50]) as stream:
         stream.start(SEED)
         with pytest.raises(EnvError) as caught:

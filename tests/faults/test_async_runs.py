@@ -23,14 +23,14 @@ from test_signals import family, has_trained, start, stop
 
 import remuda
 from remuda.cli import main
-from remuda.core import env_seed
+from remuda.core import derive_seed
 from remuda.errors import TrainingError
 from remuda.learning.checkpoint import load_newest
-from remuda.recipes.signals import STOPPING
+from remuda.runs.signals import STOPPING
 
 FORMS: dict[str, dict[str, Any]] = {
-    "workers": {"envs": 8, "workers": 2, "act": "workers"},
-    "central": {"envs": 8, "workers": 2, "act": "central"},
+    "workers": {"envs": 8, "workers": 2, "inference": "workers"},
+    "central": {"envs": 8, "workers": 2, "inference": "central"},
 }
 INTERVAL = 5120  # steps between two checkpoints, and between two lines of metrics at least half of them
 
@@ -216,7 +216,7 @@ def test_a_learner_that_sleeps_finds_no_more_than_its_slots_and_nothing_too_old(
             time.sleep(3.0)
         return bool(round.progress.rounds >= rounds)
 
-    slow = {"seconds": 0.02, "only_seed": env_seed(0, 0)}
+    slow = {"seconds": 0.02, "only_seed": derive_seed(0, 0)}
     options = {"env": "own_things:slow", "envs": {"kwargs": slow}, "log": {"every": 1}, "algo": {"batch_size": 4}}
     train(tmp_path / "run", form, sleep, {"max_lag": max_lag}, sampler={"workers": 4}, **options)
     found = lines(tmp_path / "run")

@@ -21,11 +21,11 @@ import psutil
 import pytest
 from processes import is_alive
 
-from remuda.core import Step, env_seed
+from remuda.core import Step, derive_seed
 from remuda.envs import PooledEnvs, resolve
 from remuda.errors import EnvSpecError, Interrupted, WorkerError
-from remuda.transport import crew, forkserver
-from remuda.transport.requests import ON_LINK
+from remuda.processes import crew, forkserver
+from remuda.processes.requests import ON_LINK
 
 HERE = Path(__file__).parents[2]
 
@@ -77,11 +77,11 @@ def test_a_process_that_the_system_refuses_once_is_asked_for_again(scarce: Calla
     with contextlib.closing(pool()) as envs:
         envs.reset(0)
         step_often(envs, 3)
-        first, second = (member.pid for member in envs._crew.members)
+        first, second = (member.pid for member in envs._worker_pool.members)
         os.kill(first, signal.SIGKILL)
         step_often(envs, 20)
-        assert envs._crew.members[0].pid != first
-        assert envs._crew.members[1].pid == second
+        assert envs._worker_pool.members[0].pid != first
+        assert envs._worker_pool.members[1].pid == second
 
 
 def test_a_system_that_refuses_processes_for_good_is_named(scarce: Callable[[str], None]) -> None:
@@ -118,7 +118,7 @@ def kill_and_wait(pid: int) -> None:
 
 
 def pids(envs: PooledEnvs) -> list[int]:
-    return [member.pid for member in envs._crew.members]
+    return [member.pid for member in envs._worker_pool.members]
 
 
 def check_rows(previous: Any, step: Any) -> None:
@@ -162,7 +162,7 @@ def test_only_the_envs_of_the_lost_worker_begin_anew_and_with_a_new_seed() -> No
         _, step = envs.recv()
         assert step.mask.tolist() == [True, True, False, False]
         assert step.obs[:2, 2].tolist() == [6, 6]
-        expected = [[env_seed(9, index, 1) % 1000, 1, 0] for index in (2, 3)]
+        expected = [[derive_seed(9, index, 1) % 1000, 1, 0] for index in (2, 3)]
         assert step.obs[2:].tolist() == expected
         assert step.reward[2:].tolist() == [0, 0]
         envs.send(0, np.zeros(4, np.int64))
@@ -195,7 +195,7 @@ def test_what_was_answered_before_the_death_is_kept() -> None:
 
 def test_news_of_a_slot_that_was_done_survive_a_replacement_for_another() -> None:
     # two slots of two envs, worker 0 has envs 0 and 2, worker 1 has envs 1 and 3; env 0 hangs in its last step
-    hung = {"fault": "sleep", "at": 3, "only": env_seed(1, 0, 0) % 1000}
+    hung = {"fault": "sleep", "at": 3, "only": derive_seed(1, 0, 0) % 1000}
     with pool(4, 2, slots=2, lengths=[3], step_timeout=0.4, **hung) as envs:
         envs.reset(1)
         step_often(envs, 6)
@@ -245,12 +245,12 @@ def test_news_of_a_request_that_was_never_done_are_forgotten(tmp_path: Path) -> 
         envs._requests._said[0][0] = envs._number
         envs._requests._size[0][0] = ON_LINK
         news = b"\0" + msgspec.msgpack.encode([[[0, {"ep_len": 2.0}]], []])
-        envs._crew.members[0].inbox.append({"slot": 0, "number": envs._number, "news": news})
+        envs._worker_pool.members[0].inbox.append({"slot": 0, "number": envs._number, "news": news})
         _, step = envs.recv()
         assert not step.mask.any()
         assert envs.episodes() == []
-        assert envs._crew.lost() == []  # nobody waited for those news
-        assert envs._crew.members[0].inbox == []
+        assert envs._worker_pool.lost() == []  # nobody waited for those news
+        assert envs._worker_pool.members[0].inbox == []
 
 
 def test_a_worker_lost_while_its_envs_are_held_waits_for_renewal_too() -> None:
@@ -268,7 +268,7 @@ def test_a_worker_lost_while_its_envs_are_held_waits_for_renewal_too() -> None:
         envs.renew(0)
         _, step = envs.recv()
         seeds = [(0, 0), (1, 0), (2, 1), (3, 1)]
-        assert step.obs[:, 0].tolist() == [env_seed(9, *keys) % 1000 for keys in seeds]
+        assert step.obs[:, 0].tolist() == [derive_seed(9, *keys) % 1000 for keys in seeds]
         assert step.obs[:, 1:].tolist() == [[2, 0], [2, 0], [1, 0], [1, 0]]
         envs.send(0, np.zeros(4, np.int64), hold=True)
         _, step = envs.recv()
@@ -296,8 +296,8 @@ def test_the_fork_server_killed_takes_its_workers_and_all_come_back() -> None:
     with pool() as envs:
         envs.reset(1)
         step_once(envs)
-        assert envs._crew._server is not None
-        old = [envs._crew._server.pid, *pids(envs)]
+        assert envs._worker_pool._server is not None
+        old = [envs._worker_pool._server.pid, *pids(envs)]
         dying = [psutil.Process(pid) for pid in old]
         os.kill(old[0], signal.SIGKILL)
         deadline = time.monotonic() + 10
@@ -305,7 +305,7 @@ def test_the_fork_server_killed_takes_its_workers_and_all_come_back() -> None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         step_often(envs, 5)
-        assert not set(old) & {envs._crew._server.pid, *pids(envs)}
+        assert not set(old) & {envs._worker_pool._server.pid, *pids(envs)}
         assert envs.restarts() == 4
 
 
@@ -408,8 +408,8 @@ def test_a_wait_can_be_interrupted(tmp_path: Path) -> None:
 def test_ctrl_c_is_the_parents_business_alone() -> None:
     with pool() as envs:
         envs.reset(1)
-        assert envs._crew._server is not None
-        for pid in (envs._crew._server.pid, *pids(envs)):
+        assert envs._worker_pool._server is not None
+        for pid in (envs._worker_pool._server.pid, *pids(envs)):
             os.kill(pid, signal.SIGINT)
         step_often(envs, 5)
         assert envs.restarts() == 0

@@ -13,9 +13,9 @@ import pytest
 from flaky import learns_nearly_as_fast
 
 import remuda
+from remuda.config.presets import PPO
 from remuda.envs import make_envs, resolve
 from remuda.learning.checkpoint import load_newest
-from remuda.recipes.presets import PPO
 
 pytestmark = pytest.mark.long
 

@@ -26,7 +26,7 @@ def test_ten_thousand_updates_with_a_worker_killed_every_thirty_seconds(act: str
         out=tmp_path / "run",
         callbacks=soak,
         quiet=True,
-        sampler={"envs": 8, "workers": 2, "act": act},
+        sampler={"envs": 8, "workers": 2, "inference": act},
         algo={"n_steps": 64, "batch_size": 64, "n_epochs": 2},
         eval={"episodes": 0},
         checkpoint={"every": 20_000},

@@ -15,7 +15,7 @@ from processes import all_gone, wait_for
 
 from remuda.cli import main
 from remuda.learning.checkpoint import load_newest
-from remuda.recipes.signals import STOPPING
+from remuda.runs.signals import STOPPING
 
 TESTS = Path(__file__).parents[1]
 
@@ -116,7 +116,7 @@ def test_what_an_env_starts_can_be_terminated():
     """By a fork of a worker, and by another program."""
     script = """
 import multiprocessing, os, signal, subprocess, time
-from remuda.transport.forkserver import stay_when_terminated
+from remuda.processes.fork_server import stay_when_terminated
 stay_when_terminated()
 os.kill(os.getpid(), signal.SIGTERM)
 forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))

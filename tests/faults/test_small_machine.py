@@ -67,6 +67,6 @@ def test_shared_memory_needs_no_room_in_dev_shm(tmp_path: Path) -> None:
     mounted = "mount -t tmpfs -o size=4k tmpfs /dev/shm"
     if subprocess.run(["unshare", "-m", "bash", "-c", mounted], capture_output=True).returncode:
         pytest.skip("this container may not mount")
-    run = f"{TRAIN} --scheme parallel --sampler.act workers --out {tmp_path}/run"
+    run = f"{TRAIN} --scheme parallel --sampler.inference workers --out {tmp_path}/run"
     code, said, _ = shell(f"unshare -m bash -c '{mounted}; {run}'")
     assert code == 0, said

@@ -38,7 +38,7 @@ from remuda.learning.optimizers import OptimizerOptions
 from remuda.learning.tensor_file import DTYPES, safetensors
 from remuda.replay.frames import FrameRing
 from remuda.replay.ring import Row
-from remuda.replay.saving import RingFiles
+from remuda.replay.ring_files import RingFiles
 
 FILES = ("manifest.json", "state.json", "tensors.safetensors")
 PROGRESS = {"steps": 1024, "rounds": 4, "episodes": 17}

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from remuda.config.algo_options import ALGORITHMS, OffPolicyOptions
+from remuda.config.resolve import resolve_config
 from remuda.errors import ConfigError
-from remuda.recipes.algo_options import ALGORITHMS, OffPolicyOptions
-from remuda.recipes.settings import settle_config
-from remuda.recipes.train import make_recipe
+from remuda.runs.train import make_recipe
 
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "impala": ("impala", "CartPole-v1", {"agent": {"normalize_obs": True}, "algo": {"normalize_reward": True}}),
@@ -40,7 +40,7 @@ def parts(case: str) -> tuple[Any, Any, Any, Any]:
     if issubclass(ALGORITHMS[algo], OffPolicyOptions):
         groups["algo"] |= {"learning_starts": 0, "batch_size": 4}
         groups.setdefault("replay", {})["capacity"] = 1000
-    config, spec, info = settle_config({"algo": algo, "env": env, "scheme": "serial", "steps": 1000}, groups)
+    config, spec, info = resolve_config({"algo": algo, "env": env, "scheme": "serial", "steps": 1000}, groups)
     recipe = make_recipe(config, spec, info)
     learner = recipe.make_learner()
     agent = learner.algorithm.agent
@@ -109,7 +109,7 @@ def test_gradients_are_those_of_the_cpu_and_acting_stays_there(case: str) -> Non
 def test_what_cannot_be_is_refused(scheme: str, device: str, words: str) -> None:
     def build() -> Any:
         short = {"algo": "impala", "env": "CartPole-v1", "scheme": scheme}
-        return make_recipe(*settle_config(short, {"scheme": {"device": device}}))
+        return make_recipe(*resolve_config(short, {"scheme": {"device": device}}))
 
     with pytest.raises(ConfigError, match=words):
         build()

@@ -21,7 +21,7 @@ from remuda.learning.optimizers import OptimizerOptions, make_optimizer
 from remuda.learning.schedules import parse_schedule
 from remuda.learning.weights import LocalWeights
 from remuda.nets.conv import NatureCNN
-from remuda.replay import Fresh
+from remuda.replay import RolloutBuffer
 
 
 class Toy(nn.Module):
@@ -288,7 +288,7 @@ def make_real(kind: str, seed: int, optimizer: str = "adam") -> Learner:
 
 
 def learn_rounds(learner: Learner, rounds: range) -> None:
-    replay = Fresh(2, 8, 0, first_round=rounds.start)
+    replay = RolloutBuffer(2, 8, 0, first_round=rounds.start)
     for number in rounds:
         rollout = make_rollout(learner.algorithm.agent, seed=number)
         learner.set_progress(number / 10)

@@ -101,7 +101,7 @@ def test_sums_means_and_shares_by_hand() -> None:
     impala = IMPALA(make_agent(), 2, gamma=0.9)
     rollout = make_rollout(impala.agent, 3, 2)
     mask = torch.tensor([[True, True], [True, False], [True, False]])
-    batch = Batch(rollout.steps.replace(mask=mask), last_obs=rollout.last_obs)
+    batch = Batch(rollout.steps.replace(mask=mask), next_obs=rollout.next_obs)
 
     def of(part: Batch) -> Gradients:
         rows = float(part.steps.mask.sum())

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from remuda.agents.quick import quick_standardised
-from remuda.maths import approximate_kl, clipped_surrogate, standardised, value_loss
+from remuda.agents.quick import quick_standardized
+from remuda.maths import approximate_kl, clipped_surrogate, standardized, value_loss
 
 
 def surrogate(ratio: float, advantage: float, clip: float = 0.2) -> tuple[float, float]:
@@ -107,10 +107,10 @@ def test_approximate_kl_is_never_negative_and_estimates_the_true_one() -> None:
 
 
 def test_standardised() -> None:
-    torch.testing.assert_close(standardised(values(1, 2, 3)), values(-1, 0, 1))  # the deviation of a sample
-    torch.testing.assert_close(standardised(values(1, 2, 3) * 7 - 4), values(-1, 0, 1))
-    assert standardised(values(5)).tolist() == [5]
-    assert standardised(values(2, 2, 2)).tolist() == [0, 0, 0]
+    torch.testing.assert_close(standardized(values(1, 2, 3)), values(-1, 0, 1))  # the deviation of a sample
+    torch.testing.assert_close(standardized(values(1, 2, 3) * 7 - 4), values(-1, 0, 1))
+    assert standardized(values(5)).tolist() == [5]
+    assert standardized(values(2, 2, 2)).tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("value", [3.7, -2.3e4, 1e-6, 0.0])
@@ -119,11 +119,11 @@ def test_equal_rows_are_standardised_to_zero_on_both_paths(value: float, rows: i
     """The mean of equal float32 numbers may be off by an ulp, which must not be scaled up to a signal."""
     x = torch.full((rows,), value)
     x[::2] = x[::2] * (1 + 1e-7)
-    assert standardised(x).eq(0).all()
-    assert not quick_standardised(x.numpy()).any()
+    assert standardized(x).eq(0).all()
+    assert not quick_standardized(x.numpy()).any()
 
 
 def test_a_small_but_real_spread_is_standardised() -> None:
     x = 100.0 + 0.01 * torch.arange(64.0)
-    assert standardised(x).std().item() == pytest.approx(1.0, rel=1e-3)
-    torch.testing.assert_close(torch.from_numpy(quick_standardised(x.numpy())), standardised(x), rtol=1e-2, atol=1e-2)
+    assert standardized(x).std().item() == pytest.approx(1.0, rel=1e-3)
+    torch.testing.assert_close(torch.from_numpy(quick_standardized(x.numpy())), standardized(x), rtol=1e-2, atol=1e-2)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from remuda.core import Space
 from remuda.data import namedarraytuple
-from remuda.nets import Inputs, Standardise
+from remuda.nets import Inputs, Standardize
 
 
 def box(shape: tuple[int, ...], dtype: str = "float32", low: Any = 0, high: Any = 1) -> Space:
@@ -100,7 +100,7 @@ def test_pixels_with_bounds_of_their_own() -> None:
 @pytest.mark.parametrize("space", [box((3,)), box(()), box((2, 3)), box((2, 3, 4)), box((3,), "int32", 0, 9)])
 def test_other_boxes_are_standardised_if_asked(space: Space) -> None:
     rows = (5 * torch.rand(20, *space.shape) + 3).to(getattr(torch, space.dtype))
-    plain, inputs, by_hand = Inputs(space), Inputs(space, normalize=True), Standardise(space.shape)
+    plain, inputs, by_hand = Inputs(space), Inputs(space, normalize=True), Standardize(space.shape)
     assert torch.equal(plain(rows), rows.float())
     assert not plain.has_statistics
     assert inputs.has_statistics
@@ -133,7 +133,7 @@ def test_statistics_travel_in_the_state_dict_and_once_only() -> None:
     other.load_state_dict(inputs.state_dict())
     assert torch.equal(other(rows).body, inputs(rows).body)
     assert torch.equal(other(rows).pair.item1, inputs(rows).pair.item1)
-    assert len(Inputs(box((3,)), normalize=True).state_dict()) == len(Standardise((3,)).state_dict())
+    assert len(Inputs(box((3,)), normalize=True).state_dict()) == len(Standardize((3,)).state_dict())
 
 
 def test_a_copy_has_statistics_of_its_own() -> None:

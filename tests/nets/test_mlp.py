@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from remuda.nets import MLP, RunningMoments, Standardise, orthogonal
+from remuda.nets import MLP, RunningMoments, Standardize, orthogonal
 
 
 def gram(weight: Tensor) -> Tensor:
@@ -75,28 +75,28 @@ def test_running_moments_travel_in_the_state_dict() -> None:
 
 def test_standardise_leaves_observations_alone_until_it_has_seen_some() -> None:
     rows = torch.randn(5, 3)
-    assert torch.equal(Standardise((3,))(rows), rows)
+    assert torch.equal(Standardize((3,))(rows), rows)
 
 
 def test_standardise_brings_what_it_saw_to_mean_0_and_deviation_1() -> None:
-    standardise = Standardise((3,))
+    standardize = Standardize((3,))
     rows = torch.randn(500, 3) * torch.tensor([0.01, 1.0, 50.0]) + torch.tensor([-5.0, 0.0, 300.0])
-    standardise.update(rows[:200])
-    standardise.update(rows[200:])
-    out = standardise(rows)
+    standardize.update(rows[:200])
+    standardize.update(rows[200:])
+    out = standardize(rows)
     torch.testing.assert_close(out.mean(0), torch.zeros(3), atol=1e-3, rtol=0)
     torch.testing.assert_close(out.std(0, unbiased=False), torch.ones(3), atol=1e-3, rtol=0)
 
 
 def test_standardise_clips_at_ten_deviations_and_keeps_its_input() -> None:
-    standardise = Standardise(())
-    standardise.update(torch.tensor([-1.0, 1.0]))
+    standardize = Standardize(())
+    standardize.update(torch.tensor([-1.0, 1.0]))
     rows = torch.tensor([0.5, 11.0, -1e6])
-    assert standardise(rows).tolist() == pytest.approx([0.5, 10.0, -10.0])
+    assert standardize(rows).tolist() == pytest.approx([0.5, 10.0, -10.0])
     assert rows.tolist() == [0.5, 11.0, -1e6]
 
 
 def test_a_feature_that_never_changes_becomes_zero() -> None:
-    standardise = Standardise((1,))
-    standardise.update(torch.full((50, 1), 0.1))
-    assert standardise(torch.full((1, 1), 0.1)).item() == pytest.approx(0, abs=1e-3)
+    standardize = Standardize((1,))
+    standardize.update(torch.full((50, 1), 0.1))
+    assert standardize(torch.full((1, 1), 0.1)).item() == pytest.approx(0, abs=1e-3)

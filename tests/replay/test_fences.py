@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from remuda.data import Batch, Fence, map_tree
-from remuda.replay import Experience, Priorities, Ring, Row, Sequences, States
+from remuda.replay import Priorities, RecurrentStates, Ring, Row, SequenceReplay, TransitionReplay
 from remuda.replay.frames import FrameRing
 
 ENVS, GROUPS, ROWS = 4, 2, 24
@@ -74,19 +74,19 @@ def example() -> Row:
     return Row(np.zeros((2, 3), np.float32), np.zeros((), np.int64), np.float32(0), np.float32(0), np.bool_(False))
 
 
-def make_ring(kind: type[Ring], fds: Any = None, is_judged: bool = False) -> Any:
+def make_ring(kind: type[Ring], fds: Any = None, has_td_error: bool = False) -> Any:
     row = map_tree(np.asarray, example())
     if kind is FrameRing:
         return FrameRing(row, 64, ENVS, 2, GROUPS, fds)
-    return Ring(row, 64, ENVS, GROUPS, fds, is_judged)
+    return Ring(row, 64, ENVS, GROUPS, fds, has_td_error)
 
 
-def watched_ring(kind: type[Ring] = Ring, is_judged: bool = False) -> tuple[Any, Watch]:
+def watched_ring(kind: type[Ring] = Ring, has_td_error: bool = False) -> tuple[Any, Watch]:
     """A ring of two groups that others write to, all of whose counters and rows are watched."""
-    ring = make_ring(kind, is_judged=is_judged)
+    ring = make_ring(kind, has_td_error=has_td_error)
     watch = Watch()
     ring._fence = watch
-    ring.written, ring.judged = watch.over(ring.written, "counter"), watch.over(ring.judged, "counter")
+    ring.written, ring.td_errors = watch.over(ring.written, "counter"), watch.over(ring.td_errors, "counter")
     ring.rows = map_tree(lambda x: watch.over(x, "rows"), ring.rows)
     ring._flat = map_tree(lambda x: watch.over(x, "rows"), ring._flat)
     if ring.error is not None:
@@ -103,7 +103,7 @@ def append(ring: Any, group: int) -> None:
     rows = Row(stacks[:-1], np.zeros(shape, np.int64), *np.ones((2, *shape), np.float32), np.ones(shape, bool))
     ring.append(rows, stacks[-1], group)
     if ring.error is not None:
-        ring.judge(group, first, np.ones(shape, np.float32))
+        ring.set_td_error(group, first, np.ones(shape, np.float32))
 
 
 COMMON: dict[str, Any] = {"batch_size": 8, "ratio": 4.0, "warm_up": 0, "gamma": 0.99, "seed": 1, "is_shared": True}
@@ -111,24 +111,24 @@ COMMON: dict[str, Any] = {"batch_size": 8, "ratio": 4.0, "warm_up": 0, "gamma": 
 
 def uniform(n_step: int) -> tuple[Any, Watch]:
     ring, watch = watched_ring()
-    return Experience(ring, n_step=n_step, **COMMON), watch
+    return TransitionReplay(ring, n_step=n_step, **COMMON), watch
 
 
-def prioritized(is_judged: bool) -> tuple[Any, Watch]:
-    ring, watch = watched_ring(is_judged=is_judged)
-    return Experience(ring, n_step=3, priorities=Priorities(ring, 0.6, is_shared=True), **COMMON), watch
+def prioritized(has_td_error: bool) -> tuple[Any, Watch]:
+    ring, watch = watched_ring(has_td_error=has_td_error)
+    return TransitionReplay(ring, n_step=3, priorities=Priorities(ring, 0.6, is_shared=True), **COMMON), watch
 
 
 def frames() -> tuple[Any, Watch]:
     ring, watch = watched_ring(FrameRing)
-    return Experience(ring, n_step=1, **COMMON), watch
+    return TransitionReplay(ring, n_step=1, **COMMON), watch
 
 
 def sequences() -> tuple[Any, Watch]:
     ring, watch = watched_ring()
     lengths = {"burn_in": 2, "length": 4, "interval": ROWS}
-    replay: Any = Sequences(ring, torch.zeros(1, 3), n_step=2, priorities=0.9, **lengths, **COMMON)
-    states: States = replay.starts.states
+    replay: Any = SequenceReplay(ring, torch.zeros(1, 3), n_step=2, priorities=0.9, **lengths, **COMMON)
+    states: RecurrentStates = replay.sequence_index.states
     states._fence = watch  # type: ignore[assignment]
     states.stored = watch.over(states.stored, "counter")
     states.row = watch.over(states.row, "rows")
@@ -150,19 +150,19 @@ KINDS: dict[str, Callable[[], tuple[Any, Watch]]] = {
 def test_rows_are_read_behind_a_fence(kind: str) -> None:
     replay, watch = KINDS[kind]()
     writer = make_ring(type(replay.ring), replay.ring.fds, replay.ring.error is not None)
-    states = States(writer, torch.zeros(1, 3), ROWS, replay.fds[-1]) if kind == "sequences" else None
+    states = RecurrentStates(writer, torch.zeros(1, 3), ROWS, replay.fds[-1]) if kind == "sequences" else None
     for _ in range(4):  # once round the ring
         for group in range(GROUPS):
             if states is not None:
                 states.store(torch.zeros(ENVS // GROUPS, 3), group)
             append(writer, group)
-        replay.follow()
+        replay.sync()
         list(replay.fresh())
         for batch in replay.batches():
             replay.feedback(batch.key, torch.ones(len(batch.key)))
     assert isinstance(batch, Batch)
     for group in range(GROUPS):
-        replay.lose(group)
+        replay.on_writer_lost(group)
     replay.cut()
     if states is not None:
         replay.get_state()

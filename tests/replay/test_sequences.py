@@ -15,7 +15,7 @@ from remuda.data import ArrayTuple, Batch, Steps
 from remuda.errors import ConfigError
 from remuda.replay.frames import FrameRing
 from remuda.replay.ring import Ring, Row
-from remuda.replay.sequences import Sequences
+from remuda.replay.sequences import SequenceReplay
 
 FRAMES, GAMMA = 3, 0.9
 
@@ -51,7 +51,7 @@ class Model:
         self.rows: list[list[tuple[Any, ...]]] = [[] for _ in range(B)]  # obs, action, reward, discount, mask
         self.has_ended = [False] * B
         self.now = [self.first(0) for _ in range(B)]
-        self.last_obs = np.stack(self.now)
+        self.next_obs = np.stack(self.now)
         self.begins: list[int] = []  # rows at which a rollout began
 
     @property
@@ -85,22 +85,22 @@ class Model:
                 how = "terminated" if self.rng.random() < self.terminates else "truncated"
                 anywhere = how if self.rng.random() < self.ends else None
                 self.step(env, anywhere if ends is None else ends.get((row, env)))
-        self.last_obs = np.stack(self.now)
+        self.next_obs = np.stack(self.now)
         columns = [zip(*self.rows[env][start:], strict=True) for env in range(self.B)]
         parts = [np.stack([np.stack(list(part)) for part in same], 1) for same in zip(*columns, strict=True)]
         obs, action, reward, discount, mask = (torch.from_numpy(part) for part in parts)
         steps = Steps(obs, action, reward.float(), discount.float(), mask, None, torch.zeros(T, self.B))
-        return Batch(steps, state=state, last_obs=torch.from_numpy(self.last_obs))
+        return Batch(steps, state=state, next_obs=torch.from_numpy(self.next_obs))
 
     def cut(self, ring: Ring) -> None:
         """All episodes end where they are, as when envs are built anew."""
         for env in range(self.B):
             self.rows[env].append((self.now[env], 0, 0.0, 1.0, False))
-        self.last_obs = np.stack(self.now)
-        ring.cut(self.last_obs)
+        self.next_obs = np.stack(self.now)
+        ring.cut(self.next_obs)
         self.now, self.has_ended = [self.first(self.written) for _ in range(self.B)], [False] * self.B
 
-    def starts(self, interval: int) -> list[int]:
+    def sequence_index(self, interval: int) -> list[int]:
         found: list[int] = []
         for row in self.begins:
             if not found or row - found[-1] >= interval:
@@ -111,7 +111,7 @@ class Model:
         return slow_n_steps(self.rows[env], self.written, row, n, GAMMA)
 
 
-def make(ring: Ring, **options: Any) -> Sequences:
+def make(ring: Ring, **options: Any) -> SequenceReplay:
     defaults: dict[str, Any] = {
         "batch_size": 8,
         "ratio": 1.0,
@@ -122,10 +122,10 @@ def make(ring: Ring, **options: Any) -> Sequences:
         "burn_in": 2,
         "length": 4,
     }
-    return Sequences(ring, state_of(0, 1), **{**defaults, **options})
+    return SequenceReplay(ring, state_of(0, 1), **{**defaults, **options})
 
 
-def filled(adds: int, T: int = 4, B: int = 2, capacity: int = 60, **options: Any) -> tuple[Sequences, Model]:
+def filled(adds: int, T: int = 4, B: int = 2, capacity: int = 60, **options: Any) -> tuple[SequenceReplay, Model]:
     model = Model(B)
     replay = make(Ring(EXAMPLE, capacity, B), **options)
     for _ in range(adds):
@@ -133,20 +133,20 @@ def filled(adds: int, T: int = 4, B: int = 2, capacity: int = 60, **options: Any
     return replay, model
 
 
-def drawable(replay: Sequences) -> set[tuple[int, int]]:
+def drawable(replay: SequenceReplay) -> set[tuple[int, int]]:
     """What has a priority, as the replay tells it."""
     replay.can_draw()
-    starts = replay.starts
-    assert starts is not None
-    place, env = np.divmod(np.flatnonzero(starts.tree[:]), replay.ring.envs)
-    number = starts.stored - 1 - (starts.stored - 1 - place) % starts.room
+    sequence_index = replay.sequence_index
+    assert sequence_index is not None
+    place, env = np.divmod(np.flatnonzero(sequence_index.tree[:]), replay.ring.envs)
+    number = sequence_index.stored - 1 - (sequence_index.stored - 1 - place) % sequence_index.room
     return set(zip(number.tolist(), env.tolist(), strict=True))
 
 
-def drawable_by_hand(replay: Sequences, model: Model, interval: int) -> set[tuple[int, int]]:
+def drawable_by_hand(replay: SequenceReplay, model: Model, interval: int) -> set[tuple[int, int]]:
     """By going through all rows of all sequences there ever were."""
     found = set()
-    for number, start in enumerate(model.starts(interval)):
+    for number, start in enumerate(model.sequence_index(interval)):
         row = np.arange(start, start + replay.burn_in + replay.length)
         for env in range(model.B):
             if row[-1] < model.written and replay.ring.is_stored(row, np.full_like(row, env)).all():
@@ -156,22 +156,22 @@ def drawable_by_hand(replay: Sequences, model: Model, interval: int) -> set[tupl
     return found
 
 
-def check(replay: Sequences, model: Model, batch: Batch, interval: int) -> None:
+def check(replay: SequenceReplay, model: Model, batch: Batch, interval: int) -> None:
     """Every row drawn is what was appended, or blank; every target is that of the slow reference."""
     steps, targets = batch.steps, batch.targets
     R = replay.burn_in + replay.length + replay.n_step
     assert steps.mask.shape == (R, replay.batch_size)
     assert steps.policy is None
     assert steps.version is None
-    assert batch.last_obs is None
+    assert batch.next_obs is None
     assert targets.row.dtype == torch.int64
     for s, (number, env) in enumerate(batch.key.tolist()):
-        start = model.starts(interval)[number]
+        start = model.sequence_index(interval)[number]
         assert batch.state.policy.h[s].tolist() == [start, env]
         assert batch.state.policy.c[s].item() == start
         assert batch.state.value is None
         known = model.rows[env][start : start + R]
-        blank = (model.last_obs[env], 0, 0.0, 0.0, False)
+        blank = (model.next_obs[env], 0, 0.0, 0.0, False)
         expected = zip(*known, *[blank] * (R - len(known)), strict=True)
         for part, values in zip(steps[:, s], expected, strict=False):
             np.testing.assert_array_equal(part, np.stack(values))
@@ -184,7 +184,7 @@ def check(replay: Sequences, model: Model, batch: Batch, interval: int) -> None:
             assert all(mask for *_, mask in model.rows[env][row:end]), "bootstrapped across a reset"
 
 
-def check_draw(replay: Sequences, model: Model, interval: int) -> None:
+def check_draw(replay: SequenceReplay, model: Model, interval: int) -> None:
     """What can be drawn is exactly what could be found by hand, and one batch of it is right."""
     expected = drawable_by_hand(replay, model, interval)
     assert drawable(replay) == expected
@@ -262,7 +262,7 @@ def test_worked_numbers() -> None:
     mask = batch.steps.mask[:, 0]
     assert mask.tolist() == [True, True, True, True, True, False, True, True, False, True]
     reward = torch.where(mask, 2.0 ** torch.arange(10), 0.0)[:, None]
-    replay.add(Batch(batch.steps.replace(reward=reward), state=batch.state, last_obs=batch.last_obs))
+    replay.add(Batch(batch.steps.replace(reward=reward), state=batch.state, next_obs=batch.next_obs))
     drawn = replay.draw()
     targets = drawn.targets
     is_real = mask[2:]
@@ -318,8 +318,8 @@ def test_a_cut_moves_what_can_be_drawn_even_before_the_next_rollout() -> None:
 def test_states_are_stored_no_nearer_than_the_interval() -> None:
     replay, _ = filled(12, T=2, B=1, interval=5, batch_size=64)
     assert set(replay.draw().state.policy.c.tolist()) == {0.0, 6.0, 12.0, 18.0}
-    assert replay.starts is not None
-    assert replay.starts.room == 13
+    assert replay.sequence_index is not None
+    assert replay.sequence_index.room == 13
 
 
 def test_states_are_copied() -> None:
@@ -422,7 +422,7 @@ def chi_square(found: dict[tuple[int, int], int], expected: dict[tuple[int, int]
     return sum((found.get(key, 0) - count) ** 2 / count for key, count in expected.items())
 
 
-def counted(replay: Sequences, draws: int) -> dict[tuple[int, int], int]:
+def counted(replay: SequenceReplay, draws: int) -> dict[tuple[int, int], int]:
     found: dict[tuple[int, int], int] = {}
     for _ in range(draws):
         for number, env in replay.draw().key.tolist():
@@ -464,33 +464,33 @@ def test_feedback_of_sequences_that_are_gone_is_ignored() -> None:
     assert set(old.key[:, 0].tolist()) == {1, 2}
     for _ in range(4):  # by now other starts lie in their places
         replay.add(model.rollout(4))
-    assert replay.starts is not None
-    before = replay.starts.tree[:].copy()
+    assert replay.sequence_index is not None
+    before = replay.sequence_index.tree[:].copy()
     replay.feedback(old.key, torch.full((8,), 100.0))
-    np.testing.assert_array_equal(replay.starts.tree[:], before)
-    assert replay.starts.largest == 1.0
+    np.testing.assert_array_equal(replay.sequence_index.tree[:], before)
+    assert replay.sequence_index.largest == 1.0
     assert drawable(replay) == {(5, 0), (6, 0)}
     model.cut(replay.ring)  # start 5 is as old as can be
     replay.feedback(np.array([[5, 0]]), torch.full((1,), 100.0))
     assert drawable(replay) == {(6, 0)}
-    assert replay.starts.largest == 1.0
+    assert replay.sequence_index.largest == 1.0
 
 
 def test_a_fresh_sequence_is_as_likely_as_the_likeliest() -> None:
     replay, model = filled(5, B=1, priorities=0.5)
     replay.feedback(np.array([[0, 0], [1, 0]]), torch.tensor([9.0, 4.0]))
     replay.add(model.rollout(4))
-    assert replay.starts is not None
-    np.testing.assert_allclose(replay.starts.tree[:6], [3, 2, 1, 1, 3, 0], rtol=1e-6)
+    assert replay.sequence_index is not None
+    np.testing.assert_allclose(replay.sequence_index.tree[:6], [3, 2, 1, 1, 3, 0], rtol=1e-6)
 
 
 def test_bad_priorities_are_refused() -> None:
     replay, _ = filled(5, B=1, priorities=0.5)
     with pytest.raises(ValueError, match="negative or not a number"):
         replay.feedback(np.array([[0, 0], [1, 0]]), torch.tensor([9.0, torch.nan]))
-    assert replay.starts is not None
-    assert replay.starts.largest == 1.0
-    assert set(replay.starts.tree[:].tolist()) == {0.0, 1.0}
+    assert replay.sequence_index is not None
+    assert replay.sequence_index.largest == 1.0
+    assert set(replay.sequence_index.tree[:].tolist()) == {0.0, 1.0}
 
 
 def test_nothing_can_be_drawn_before_a_sequence_is_whole() -> None:
@@ -543,6 +543,6 @@ def test_states_that_are_missing_or_of_another_shape_are_refused() -> None:
     model, replay = Model(2), make(Ring(EXAMPLE, 40, 2))
     batch = model.rollout(4)
     with pytest.raises(ValueError, match="no recurrent state"):
-        replay.add(Batch(batch.steps, last_obs=batch.last_obs))
+        replay.add(Batch(batch.steps, next_obs=batch.next_obs))
     with pytest.raises(ValueError, match="its example said"):
-        replay.add(Batch(batch.steps, state=state_of(0, 1), last_obs=batch.last_obs))
+        replay.add(Batch(batch.steps, state=state_of(0, 1), next_obs=batch.next_obs))

@@ -27,7 +27,7 @@ from references import slow_n_steps
 import remuda
 from remuda.data import ArrayTuple, leaves
 from remuda.errors import WorkerError
-from remuda.replay import Experience, FrameRing, Priorities, Ring, Row, Sequences, States
+from remuda.replay import FrameRing, Priorities, RecurrentStates, Ring, Row, SequenceReplay, TransitionReplay
 
 FRAMES, SIDE, WIDTH, GAMMA, N_STEP = 3, 4, 2, 0.5, 3  # with a half, sums of whole rewards are exact
 SECONDS = 60.0  # that a writer writes if nobody ends it, and that a test waits
@@ -101,7 +101,7 @@ class Writer:
 
     def __init__(self, kind: str, capacity: int, groups: int, fds: Any, group: int = 0, interval: int = 0) -> None:
         self.ring, self.group, self.gap = make(kind, capacity, groups, fds), group, NO_GAP
-        self.states = States(self.ring, state_of(0, [0]), interval, fds[-1]) if interval else None
+        self.states = RecurrentStates(self.ring, state_of(0, [0]), interval, fds[-1]) if interval else None
         made.extend([] if self.states is None else [self.states.memory])
         self._thread: threading.Thread | None = None
 
@@ -190,19 +190,19 @@ def wait_for_rows(ring: Ring, written: Any) -> None:
         time.sleep(0.001)
 
 
-def experience(ring: Ring, alpha: float | None = None, **options: Any) -> Experience:
+def experience(ring: Ring, alpha: float | None = None, **options: Any) -> TransitionReplay:
     settings: dict[str, Any] = {"batch_size": 12, "ratio": 1.0, "warm_up": 0, "n_step": N_STEP, "gamma": GAMMA}
     priorities = None if alpha is None else Priorities(ring, alpha, is_shared=True)
-    return Experience(ring, **{**settings, "seed": 1, "is_shared": True, **options}, priorities=priorities)
+    return TransitionReplay(ring, **{**settings, "seed": 1, "is_shared": True, **options}, priorities=priorities)
 
 
 def writers_of(replay: Any, kind: str, rollouts: int, T: int = 5) -> list[Writer]:
     """After so many rollouts each."""
-    ring, interval = replay.ring, T * isinstance(replay, Sequences)
+    ring, interval = replay.ring, T * isinstance(replay, SequenceReplay)
     writers = [Writer(kind, ring.capacity, ring.groups, replay.fds, group, interval) for group in range(ring.groups)]
     for writer in writers * rollouts:
         writer.append(T)
-    replay.follow()
+    replay.sync()
     return writers
 
 
@@ -210,7 +210,7 @@ def assert_same(found: Any, known: Any, *what: Any) -> None:
     assert np.array_equal(found, known), (*what, found, known)
 
 
-def check_targets(row: Any, env: Any, gap: tuple[int, int], newest: Any, found: Any, last_obs: Any) -> None:
+def check_targets(row: Any, env: Any, gap: tuple[int, int], newest: Any, found: Any, next_obs: Any) -> None:
     """`newest` is where rows ended before these were drawn: returns may stop there, or where rows ended later."""
     ahead = truth(row[:, None] + np.arange(N_STEP + 1), env[:, None], gap)
     for i in np.flatnonzero(ahead.mask[:, 0]):
@@ -219,7 +219,7 @@ def check_targets(row: Any, env: Any, gap: tuple[int, int], newest: Any, found: 
         known = [slow_n_steps(rows, end, 0, N_STEP, GAMMA) for end in ends]
         this = (float(found.reward[i]), float(found.discount[i]))
         seen = [ahead.obs[i, at] for *returns, at in known if tuple(returns) == this]
-        assert any(np.array_equal(last_obs[i], each) for each in seen), (row[i], env[i], this, known, last_obs[i])
+        assert any(np.array_equal(next_obs[i], each) for each in seen), (row[i], env[i], this, known, next_obs[i])
 
 
 def check_batch(batch: Any, written: Any, gap: tuple[int, int] = NO_GAP) -> None:
@@ -231,7 +231,7 @@ def check_batch(batch: Any, written: Any, gap: tuple[int, int] = NO_GAP) -> None
         assert known.mask.all(), "a reset row was drawn"
         for name in Row._fields:
             assert_same(getattr(batch.steps, name)[part], getattr(known, name), name, r, e)
-        check_targets(r, e, rest, written[e // WIDTH], batch.targets[part], batch.last_obs[part])
+        check_targets(r, e, rest, written[e // WIDTH], batch.targets[part], batch.next_obs[part])
 
 
 def check_ring(ring: Ring, gap: tuple[int, int] = NO_GAP) -> int:
@@ -328,9 +328,9 @@ def test_what_is_due_for_rows_of_others() -> None:
     found = []
     for writer, T in ((one, 4), (two, 7), (one, 4), (one, 1)):  # of group 0, one row of each env is a reset row
         writer.append(T)
-        found.append((replay.follow(), replay.credit, len(list(replay.batches())), len(list(replay.batches()))))
+        found.append((replay.sync(), replay.credit, len(list(replay.batches())), len(list(replay.batches()))))
     assert found == [(8, 0, 0, 0), (14, 24, 2, 1), (6, 12, 1, 0), (2, 8, 1, 0)]
-    assert (replay.follow(), replay.steps, replay.credit) == (0, 30, 0)
+    assert (replay.sync(), replay.steps, replay.credit) == (0, 30, 0)
     assert replay.metrics() == {"replay/ratio": 5 * 8 / (30 - 10), "replay/redrawn": 0}
     assert one.ring.may_write()
 
@@ -339,9 +339,9 @@ def test_without_a_ratio_updates_are_always_due_after_the_warm_up() -> None:
     replay = experience(make("rows", 40, 1), ratio=None, warm_up=8, most_per_round=3, lead=5)
     writer = Writer("rows", 40, 1, replay.fds)
     writer.append(4)
-    assert (replay.follow(), list(replay.batches())) == (8, [])
+    assert (replay.sync(), list(replay.batches())) == (8, [])
     writer.append(1)
-    assert replay.follow() == 2
+    assert replay.sync() == 2
     assert [len(list(replay.batches())) for _ in range(4)] == [3, 3, 3, 3]
     assert writer.ring.may_write(), "without a ratio nobody is ahead"
 
@@ -349,35 +349,35 @@ def test_without_a_ratio_updates_are_always_due_after_the_warm_up() -> None:
 def test_writers_wait_while_they_are_too_far_ahead() -> None:
     replay = experience(make("rows", 40, 1), ratio=2.0, batch_size=8, lead=6)
     writer = Writer("rows", 40, 1, replay.fds)
-    assert (replay.follow(), writer.ring.may_write()) == (0, True)
+    assert (replay.sync(), writer.ring.may_write()) == (0, True)
     writer.append(2)
-    assert (replay.follow(), writer.ring.may_write()) == (4, True)
+    assert (replay.sync(), writer.ring.may_write()) == (4, True)
     writer.append(2)
-    assert (replay.follow(), replay.credit, writer.ring.may_write()) == (4, 16, False)
+    assert (replay.sync(), replay.credit, writer.ring.may_write()) == (4, 16, False)
     assert len(list(replay.batches())) == 2
-    assert (replay.follow(), writer.ring.may_write()) == (0, True)
+    assert (replay.sync(), writer.ring.may_write()) == (0, True)
 
 
 def test_after_loading_too_writers_wait_for_what_is_owed(tmp_path: Path) -> None:
     replay, other = (experience(make("rows", 40, 1), ratio=2.0, batch_size=8, lead=6) for _ in range(2))
     writer = Writer("rows", 40, 1, replay.fds)
     writer.append(3)
-    assert (replay.follow(), replay.credit, writer.ring.may_write()) == (6, 12, False)
-    replay.settle()
+    assert (replay.sync(), replay.credit, writer.ring.may_write()) == (6, 12, False)
+    replay.commit()
     other.load(tmp_path, replay.save(tmp_path))
-    assert (other.follow(), other.credit, other.ring.may_write()) == (0, 12, False), "6 steps are still owed updates"
+    assert (other.sync(), other.credit, other.ring.may_write()) == (0, 12, False), "6 steps are still owed updates"
     assert len(list(other.batches())) == 1
-    assert (other.follow(), other.ring.may_write()) == (0, True)
+    assert (other.sync(), other.ring.may_write()) == (0, True)
 
 
 def test_writers_wait_once_all_that_was_wanted_is_there() -> None:
     replay = experience(make("rows", 40, 1), ratio=None)
     writer = Writer("rows", 40, 1, replay.fds)
-    assert (replay.follow(6), writer.ring.may_write()) == (0, True)
+    assert (replay.sync(6), writer.ring.may_write()) == (0, True)
     writer.append(2)
-    assert (replay.follow(6), writer.ring.may_write()) == (4, True)
+    assert (replay.sync(6), writer.ring.may_write()) == (4, True)
     writer.append(2)
-    assert (replay.follow(2), writer.ring.may_write()) == (4, False)
+    assert (replay.sync(2), writer.ring.may_write()) == (4, False)
 
 
 @KINDS
@@ -404,14 +404,14 @@ def test_nobody_may_write_before_it_is_said_how_much_is_wanted() -> None:
     with replay.paused():
         assert not writer.ring.may_write()
     assert not writer.ring.may_write()
-    replay.follow(6)
+    replay.sync(6)
     assert writer.ring.may_write()
 
 
 def test_while_it_is_paused_nobody_may_write() -> None:
     replay = experience(make("rows", 40, 1), ratio=None)
     writer = Writer("rows", 40, 1, replay.fds)
-    replay.follow()
+    replay.sync()
     with replay.paused():
         assert not writer.ring.may_write()
     assert writer.ring.may_write()
@@ -421,13 +421,13 @@ def test_rows_that_nobody_had_counted_when_it_was_saved_are_counted_later(tmp_pa
     replay, other = (experience(make("rows", 40, 1), ratio=2.0, batch_size=8) for _ in range(2))
     writer = Writer("rows", 40, 1, replay.fds)
     writer.append(2)
-    assert replay.follow() == 4
-    replay.settle()
+    assert replay.sync() == 4
+    replay.commit()
     writer.append(2)
     other.load(tmp_path, replay.save(tmp_path))
     assert (replay.steps, other.steps) == (4, 4)
-    assert (other.follow(), other.steps, other.credit) == (4, 8, 16)
-    assert other.follow() == 0
+    assert (other.sync(), other.steps, other.credit) == (4, 8, 16)
+    assert other.sync() == 0
 
 
 def test_rows_of_a_round_that_was_cut_short_are_counted_later_and_what_was_learned_from_them_is_not_due_again(
@@ -436,18 +436,18 @@ def test_rows_of_a_round_that_was_cut_short_are_counted_later_and_what_was_learn
     replay, other = (experience(make("rows", 40, 1), ratio=2.0, batch_size=8) for _ in range(2))
     writer = Writer("rows", 40, 1, replay.fds)
     writer.append(2)
-    replay.follow()
-    replay.settle()
+    replay.sync()
+    replay.commit()
     writer.append(4)
-    assert (replay.follow(), replay.steps, replay.credit) == (7, 11, 22)  # one of them is a reset row
+    assert (replay.sync(), replay.steps, replay.credit) == (7, 11, 22)  # one of them is a reset row
     for _ in range(2):
         next(replay.batches())
     other.load(tmp_path, replay.save(tmp_path))
     assert (replay.steps, replay.credit, other.steps) == (11, 6, 4)
-    assert (other.follow(), other.steps, other.credit) == (7, 11, 6)
+    assert (other.sync(), other.steps, other.credit) == (7, 11, 6)
     again = experience(make("rows", 40, 1), ratio=2.0, batch_size=8)
     again.load(tmp_path, other.save(tmp_path))
-    assert (again.follow(), again.steps, again.credit) == (7, 11, 6), "cut short once more"
+    assert (again.sync(), again.steps, again.credit) == (7, 11, 6), "cut short once more"
 
 
 def test_while_writers_are_held_nothing_changes_and_then_they_go_on() -> None:
@@ -461,7 +461,7 @@ def test_while_writers_are_held_nothing_changes_and_then_they_go_on() -> None:
 
     with writing(experience(ring), "frames"):
         for _ in range(5):
-            with ring.still():
+            with ring.pause_writers():
                 before = bytes_of_all()
                 check_ring(ring)
                 time.sleep(0.02)
@@ -475,8 +475,8 @@ def test_a_writer_that_is_lost_while_others_are_held_changes_nothing_either() ->
     Writer("frames", 40, 1, replay.fds).append(30)
     ring = replay.ring
     assert isinstance(ring, FrameRing)
-    lost = threading.Thread(target=replay.lose, args=(0,))
-    with ring.still():
+    lost = threading.Thread(target=replay.on_writer_lost, args=(0,))
+    with ring.pause_writers():
         before = [ring.kept.copy(), ring.begins.copy(), ring.written.copy()]
         lost.start()
         time.sleep(0.05)
@@ -498,13 +498,13 @@ def test_a_writer_that_died_in_the_middle_is_replaced_after_another_while_both_a
     def lose_both() -> None:
         while not ring._is_held[0]:
             time.sleep(0.001)
-        replay.lose(0)
-        replay.lose(1)
+        replay.on_writer_lost(0)
+        replay.on_writer_lost(1)
 
     thread = threading.Thread(target=lose_both)
     thread.start()
     start = time.monotonic()
-    with ring.still():
+    with ring.pause_writers():
         assert time.monotonic() - start < SECONDS / 2
         assert (ring.begun == ring.written).all()
     thread.join(SECONDS)
@@ -516,11 +516,11 @@ def test_a_writer_that_died_is_waited_for_no_longer_than_asked() -> None:
     ring, writers = replay.ring, writers_of(replay, "rows", 12)
     writers[1].begin(5)
     ring.hold_seconds = 0.05
-    with pytest.raises(WorkerError, match=r"groups \[1\] .* within 0\.05 s"), ring.still():
+    with pytest.raises(WorkerError, match=r"groups \[1\] .* within 0\.05 s"), ring.pause_writers():
         pass
     writers[0].append(3)  # nobody is held any more
     ring.abandon(1)
-    with ring.still():
+    with ring.pause_writers():
         assert ring.written.tolist()[0] == 63
     writers[1].finish()
 

@@ -40,7 +40,7 @@ from test_shared_ring import all_closed as all_closed
 
 from remuda.data import leaves
 from remuda.data.packing import pack, unpack
-from remuda.replay import Ring, Sequences
+from remuda.replay import Ring, SequenceReplay
 from remuda.replay import ring as ring_module
 from remuda.replay.ring import NothingToDraw
 
@@ -56,13 +56,13 @@ def replay_of(what: str, ring: Ring) -> Any:
         return experience(ring, 1.0 if what == "prioritised" else None)
     settings: dict[str, Any] = {"ratio": 1.0, "warm_up": 0, "n_step": N_STEP, "gamma": GAMMA, "seed": 2}
     settings |= {"burn_in": BURN_IN, "length": LENGTH, "interval": T, "priorities": 1.0, "is_shared": True}
-    made.append(Sequences(ring, state_of(0, [0]), batch_size=3, **settings))
+    made.append(SequenceReplay(ring, state_of(0, [0]), batch_size=3, **settings))
     return made[-1]
 
 
 def check(replay: Any, batch: Any, written: Any, gap: tuple[int, int] = NO_GAP) -> None:
     """`written` were the rows before it was drawn; the gap is group 0's."""
-    if not isinstance(replay, Sequences):
+    if not isinstance(replay, SequenceReplay):
         check_batch(batch, written, gap)
         return
     for s, (number, env) in enumerate(batch.key.tolist()):
@@ -83,15 +83,15 @@ def check(replay: Any, batch: Any, written: Any, gap: tuple[int, int] = NO_GAP) 
         assert_same(steps.obs[seen], truth(np.minimum(row, end), env, rest).obs[seen], "obs", start, env)
         targets, learned = batch.targets[:, s], row[BURN_IN : BURN_IN + LENGTH]
         assert max(targets.row.tolist()) <= end - start, "bootstrapped from a row that is blank"
-        last_obs = steps.obs[targets.row]
-        check_targets(learned, np.full(LENGTH, env), rest, np.full(LENGTH, newest), targets, last_obs)
+        next_obs = steps.obs[targets.row]
+        check_targets(learned, np.full(LENGTH, env), rest, np.full(LENGTH, newest), targets, next_obs)
 
 
 def check_all(replay: Any, gap: tuple[int, int] = NO_GAP, ahead: int = 0) -> int:
     """While nobody writes: the ring, what lies beside it, and one batch. Returns the rows that can be drawn."""
     count = check_ring(replay.ring, gap)
-    replay.follow()
-    if isinstance(replay, Sequences):
+    replay.sync()
+    if isinstance(replay, SequenceReplay):
         check_states(replay, ahead)
     elif replay.priorities is not None:
         check_priorities(replay)
@@ -102,13 +102,13 @@ def check_all(replay: Any, gap: tuple[int, int] = NO_GAP, ahead: int = 0) -> int
 def check_states(replay: Any, ahead: int = 0) -> None:
     """Every state is that of its row; what has a priority is whole and stored, and all of that has one, unless a
     writer was so many rows ahead."""
-    starts, ring, states, expected = replay.starts, replay.ring, replay.starts.states, set()
+    sequence_index, ring, states, expected = replay.sequence_index, replay.ring, replay.sequence_index.states, set()
     spare: set[tuple[int, int]] = set()
     for group in range(ring.groups):
         columns, stored = ring.columns(group), int(states.stored[group])
         env = np.arange(columns.start, columns.stop)
-        for number in range(max(0, stored - starts.room + 1), stored):
-            place = number % starts.room
+        for number in range(max(0, stored - sequence_index.room + 1), stored):
+            place = number % sequence_index.room
             row = int(states.row[place, group])
             for (_, kept), (_, known) in zip(leaves(states.states), leaves(state_of(row, env)), strict=True):
                 assert_same(kept[place, columns], known, "state", number, group)
@@ -118,7 +118,7 @@ def check_states(replay: Any, ahead: int = 0) -> None:
                 expected |= {(place, each) for each in env[can].tolist()}
                 if row <= ring.written[group] + ahead - ring.capacity:
                     spare |= {(place, each) for each in env.tolist()}
-    found = set(zip(*np.divmod(np.flatnonzero(starts.tree[:]), ring.envs), strict=True))
+    found = set(zip(*np.divmod(np.flatnonzero(sequence_index.tree[:]), ring.envs), strict=True))
     assert expected - spare <= found <= expected
 
 
@@ -145,7 +145,7 @@ def failures_at_any_line(attempt: Callable[[int, list[str]], None]) -> dict[str,
 
 
 def drawn(replay: Any, error: float = 0.25) -> Any:
-    replay.follow()
+    replay.sync()
     batch = replay.draw()
     replay.feedback(batch.key, torch.full((len(batch.key),), error))
     return batch
@@ -170,7 +170,7 @@ def test_a_writer_may_move_before_any_line_of_a_draw(kind: str, how: str, what: 
         finally:
             writer.finish()
         if what == "prioritised":
-            replay.follow()
+            replay.sync()
             check_priorities(replay)
 
     assert failures_at_any_line(attempt) == {}
@@ -228,7 +228,7 @@ def test_a_sequence_that_goes_before_it_is_drawn_is_due_later(
     writer = writers_of(replay, "rows", 1)[0]
     writer.append(T)
     writer.append(T)
-    replay.follow()
+    replay.sync()
     assert replay.is_due
     credit, gather = replay.credit, replay._gather
 
@@ -245,7 +245,7 @@ def test_a_sequence_that_goes_before_it_is_drawn_is_due_later(
     assert not replay.can_draw()
     for _ in range(3):
         writer.append(T)
-    replay.follow()
+    replay.sync()
     assert len(list(replay.batches())) > 0
 
 
@@ -302,7 +302,7 @@ def test_a_writer_may_die_before_any_line_of_an_append(kind: str, what: str, rol
 
 def check_lost(replay: Any, kind: str) -> None:
     ring, written, begun = replay.ring, int(replay.ring.written[0]), int(replay.ring.begun[0])
-    gap = (written, replay.lose(0))
+    gap = (written, replay.on_writer_lost(0))
     assert gap[1] == ring.written[0] == ring.begun[0]
     row, env = np.arange(max(0, begun + 2 - ring.capacity), written), np.arange(WIDTH)
     assert kind == "frames" or ring.is_stored(row[:, None], env).all(), "nobody can have touched these"
@@ -327,13 +327,13 @@ def test_a_group_may_be_lost_before_any_line_of_a_draw(kind: str, what: str) -> 
         thread, written, replay.draws = experience(writer.ring), replay.ring.written.copy(), when
         replay.ring.begun[0] += T
 
-        def lose(line: str) -> None:
+        def on_writer_lost(line: str) -> None:
             nonlocal gap
             lines.append(line)
-            gap = writer.gap = (int(written[0]), thread.lose(0))
+            gap = writer.gap = (int(written[0]), thread.on_writer_lost(0))
             writer.append(T)
 
-        batch = interrupted(replay.draw, when, lose)
+        batch = interrupted(replay.draw, when, on_writer_lost)
         check(replay, batch, written, gap)
 
     assert failures_at_any_line(attempt) == {}
@@ -358,10 +358,10 @@ def test_saved_while_writers_write(kind: str, what: str, tmp_path: Path) -> None
 def check_fed(replay: Any, fed: dict[tuple[int, int], float]) -> None:
     """What was fed back is known, of all that is still there."""
     key, error = np.array(list(fed)), np.array(list(fed.values()))
-    if isinstance(replay, Sequences):
-        assert replay.starts is not None
-        kept = key[:, 0] >= replay.starts.first[key[:, 1]]
-        found = replay.starts.tree[replay.starts._leaf(*key[kept].T)]
+    if isinstance(replay, SequenceReplay):
+        assert replay.sequence_index is not None
+        kept = key[:, 0] >= replay.sequence_index.first[key[:, 1]]
+        found = replay.sequence_index.tree[replay.sequence_index._leaf(*key[kept].T)]
     else:
         kept = replay.ring.is_stored(*key.T)
         found = replay.priorities.tree[replay.places.of(key[kept])]
@@ -377,7 +377,7 @@ def test_a_writer_that_waits_until_all_is_saved_changes_nothing_of_it(
     monkeypatch.setattr(ring_module, "LOOK_SECONDS", 0.0)
     replay, other = (replay_of(what, make(kind, 40, 2)) for _ in range(2))
     ring, (writer, _) = replay.ring, writers_of(replay, kind, 14)
-    hold = ring.still
+    hold = ring.pause_writers
 
     def attempt(when: int, lines: list[str]) -> None:
         pauses, may_go_on = threading.Semaphore(0), threading.Semaphore(0)
@@ -434,13 +434,13 @@ def test_a_state_that_is_stored_while_all_is_saved_is_whole_or_not_there(
 
 
 def test_rows_that_nobody_had_judged_when_all_was_saved_are_as_likely_as_any_after_loading(tmp_path: Path) -> None:
-    made.extend(Ring(EXAMPLE, 40, WIDTH, is_judged=True) for _ in range(2))
+    made.extend(Ring(EXAMPLE, 40, WIDTH, has_td_error=True) for _ in range(2))
     replay, other = (experience(ring, 1.0) for ring in made[-2:])
     for first in range(0, 60, 12):
         replay.ring.append(*rollout(first, 12, 0))
         if first < 48:
-            replay.ring.judge(0, first, np.ones((12, WIDTH), np.float32))
-        replay.follow()
+            replay.ring.set_td_error(0, first, np.ones((12, WIDTH), np.float32))
+        replay.sync()
     other.load(tmp_path, replay.save(tmp_path))
-    other.follow()
+    other.sync()
     check_priorities(other)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from remuda.agents import Said
+from remuda.agents import PolicyOutput
 from remuda.algorithms import ActorCritic
-from remuda.core import env_seed
+from remuda.core import derive_seed
 from remuda.envs import make_envs, resolve
 from remuda.errors import Interrupted
 from remuda.learning.weights import LocalWeights
@@ -43,7 +43,7 @@ class CountingAgent(nn.Module):
     def act(self, obs, state, explore, noise):
         self.calls.append(len(obs))
         action = obs[:, 2].long() % 4
-        return action, Said(-obs[:, 2] - noise[:, 0], self.value(obs, state)), state
+        return action, PolicyOutput(-obs[:, 2] - noise[:, 0], self.value(obs, state)), state
 
     def value(self, obs, state):
         return 1000 * obs[:, 1] + 10 * obs[:, 2]
@@ -62,7 +62,7 @@ class Row:
 
 def expected_rows(index: int, count: int, seed: int = SEED) -> list[Row]:
     """By the rules of tests/counting.py and the docstring of remuda.data.rollout, written down once more."""
-    marker = env_seed(seed, index, 0) % 1000
+    marker = derive_seed(seed, index, 0) % 1000
     rows, episode, step = [], 1, 0
     while len(rows) <= count:
         length = LENGTHS[(episode - 1) % 3]
@@ -132,7 +132,7 @@ def test_every_row_by_hand(workers, slots, reuse_buffer):
                 assert steps.mask[:, b].tolist() == [row.mask for row in part]
                 assert steps.policy.value[:, b].tolist() == [1000 * row.obs[1] + 10 * row.obs[2] for row in part]
                 # The last row continues in the next rollout, and bootstraps from what comes there.
-                assert rollout.last_obs[b].tolist() == list(map(float, after.obs))
+                assert rollout.next_obs[b].tolist() == list(map(float, after.obs))
                 assert float(rollout.last_value[b]) == 1000 * after.obs[1] + 10 * after.obs[2]
                 np.testing.assert_allclose(advantage[:, b], episode_advantages(part, after), rtol=1e-5)
             assert steps.version.unique().tolist() == [41 + round]
@@ -211,7 +211,7 @@ def test_where_the_time_goes_is_counted(workers):
 
 def test_waiting_for_one_slow_env_is_not_stepping():
     """One of two workers sleeps: the other waits for it nearly all of the time."""
-    spec = resolve("own_things:slow", {"seconds": 0.02, "only_seed": env_seed(SEED, 0, 0)})
+    spec = resolve("own_things:slow", {"seconds": 0.02, "only_seed": derive_seed(SEED, 0, 0)})
     envs = make_envs(spec, 2, num_workers=2)
     sampler = EnvSampler(envs, CountingAgent(), LocalWeights(), 10, seed=SEED)
     sampler.reset(SEED)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from counting_agents import CountingRNN
 
-from remuda.core import env_seed
+from remuda.core import derive_seed
 from remuda.envs import NativeEnvs, make_envs, resolve
 from remuda.learning.weights import LocalWeights, SharedWeights
-from remuda.sampling.acting import ActingSampler
 from remuda.sampling.sampler import EnvSampler
+from remuda.sampling.worker_sampler import WorkerSampler
 
 LENGTHS, NUM_ENVS, SEED, GAMMA = (3, 5, 2, 9), 6, 11, 0.9
 PATHS = [  # who acts, workers, slots
@@ -46,7 +46,7 @@ class HandCount:
     """One env and its agent's memory, played by the rules."""
 
     def __init__(self, index):
-        self.marker = env_seed(SEED, index, 0) % 1000  # of the first of its slot, where a native env has one seed
+        self.marker = derive_seed(SEED, index, 0) % 1000  # of the first of its slot, where a native env has one seed
         self.episode, self.step, self.rows, self.total, self.is_over = 1, 0, 0, 0.0, False
 
     @property
@@ -95,7 +95,7 @@ def sampler_of(who, workers, slots, T, is_padded, **kwargs):
     observation = make_envs(spec, 1).observation
     weights = SharedWeights(agent, version=7)
     with contextlib.closing(weights), contextlib.closing(
-        ActingSampler("counting_agents", orders, agent, observation, weights, T, SEED)
+        WorkerSampler("counting_agents", orders, agent, observation, weights, T, SEED)
     ) as sampler:  # fmt: skip
         yield sampler
 
@@ -117,7 +117,7 @@ def check_by_hand(sampler, hands, is_padded=False, T=6, rounds=6):
             assert steps.mask[:, b].tolist() == [row.mask for row in rows]
             assert steps.policy.value[:, b].tolist() == [row.value for row in rows]
             # the last row continues in the next rollout; its value is said without moving the memory
-            assert rollout.last_obs[b].tolist() == list(map(float, hand.obs))
+            assert rollout.next_obs[b].tolist() == list(map(float, hand.obs))
             assert float(rollout.last_value[b]) == 100 * hand.rows + hand.total / 2 + hand.step
         assert steps.version.unique().tolist() == [7], f"round {round}"
 

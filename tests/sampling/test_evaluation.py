@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_counting import CountingAgent
 
-from remuda.core import env_seed
+from remuda.core import derive_seed
 from remuda.envs import make_envs, resolve
 from remuda.errors import Interrupted
 from remuda.sampling.evaluation import evaluate
@@ -16,7 +16,7 @@ from remuda.sampling.evaluation import evaluate
 
 def play(num_envs: int, episodes: int, env: str = "counting:make", agent=None, **kwargs):
     spec = resolve(env, kwargs)
-    seeds = [[env_seed(5, k) for k in range(i, episodes, num_envs)] for i in range(num_envs)]
+    seeds = [[derive_seed(5, k) for k in range(i, episodes, num_envs)] for i in range(num_envs)]
     envs = make_envs(spec, num_envs, seeds=seeds)
     try:
         return evaluate(envs, agent or CountingAgent(), episodes)
@@ -68,7 +68,7 @@ def test_a_stop_is_heard():
 
 def test_workers_change_nothing_even_when_they_are_killed():
     """Episodes that a lost worker had not finished are played again from their seeds; those it had are not."""
-    seeds = [[env_seed(5, k) for k in range(i, 12, 4)] for i in range(4)]
+    seeds = [[derive_seed(5, k) for k in range(i, 12, 4)] for i in range(4)]
     expected = play(4, 12, "CartPole-v1", Upright())
     for kills in (0, 3):
         envs = make_envs(resolve("CartPole-v1"), 4, num_workers=2, seeds=seeds)

@@ -16,12 +16,8 @@ from rollouts import box, discrete
 from torch import Tensor, nn
 
 from remuda.agents import ActorAgent, QAgent
-from remuda.core import Space
-from remuda.data import Rollout, leaves
-from remuda.envs import LocalEnvs, make_envs, resolve
-from remuda.learning.weights import LocalWeights
-from remuda.nets import MLP
-from remuda.recipes.algo_options import (
+from remuda.build.algorithm import HARDLY, epsilons, make_exploration
+from remuda.config.algo_options import (
     ALGORITHMS,
     A2COptions,
     DQNOptions,
@@ -30,9 +26,13 @@ from remuda.recipes.algo_options import (
     SACOptions,
     TD3Options,
 )
-from remuda.recipes.algorithms import HARDLY, epsilons, make_exploration
-from remuda.recipes.config import ReplayOptions, RunConfig
-from remuda.recipes.run_options import AgentOptions, SamplerOptions
+from remuda.config.run_config import ReplayOptions, RunConfig
+from remuda.config.run_options import AgentOptions, SamplerOptions
+from remuda.core import Space
+from remuda.data import Rollout, leaves
+from remuda.envs import LocalEnvs, make_envs, resolve
+from remuda.learning.weights import LocalWeights
+from remuda.nets import MLP
 from remuda.sampling.exploration import Exploration, RandomActions
 from remuda.sampling.noise import Noise
 from remuda.sampling.sampler import EnvSampler
@@ -243,7 +243,7 @@ def sampling(
 
 
 def kept(rollout: Rollout) -> dict[str, np.ndarray]:
-    return {path: tensor.clone().numpy() for path, tensor in leaves((rollout.steps, rollout.last_obs, rollout.state))}
+    return {path: tensor.clone().numpy() for path, tensor in leaves((rollout.steps, rollout.next_obs, rollout.state))}
 
 
 @pytest.mark.parametrize("slots", [1, 2, 4])

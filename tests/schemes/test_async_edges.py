@@ -13,25 +13,25 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from feeding import Setup, merged
 from lasting import shared_server
 from processes import children_of
+from writing import Setup, merged
 
 import remuda
 from remuda.errors import ConfigError, EnvSpecError, WorkerError
 from remuda.learning.checkpoint import load_newest
 from remuda.learning.learner import Learner
-from remuda.recipes import signals
-from remuda.recipes import train as recipe
-from remuda.recipes.journal import Journal
+from remuda.processes.fork_server import ForkFailed, ForkServer
 from remuda.replay import Ring
-from remuda.sampling.feed import ReplayFeed
-from remuda.transport.forkserver import ForkFailed, ForkServer
+from remuda.runs import signals
+from remuda.runs import train as recipe
+from remuda.runs.journal import Journal
+from remuda.sampling.replay_writers import ReplayWriterPool
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_server() -> Iterator[None]:
-    with shared_server("remuda.recipes.actors"):
+    with shared_server("remuda.build.workers"):
         yield
 
 
@@ -47,13 +47,13 @@ def samplers() -> list[psutil.Process]:
 
 def test_a_checkpoint_that_writers_prevented_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sampler did not stop while the replay was saved: the run ends with that, and keeps what it had learned."""
-    still, seen = Ring.still, []
+    pause_writers, seen = Ring.pause_writers, []
 
     def fails_once(ring: Ring) -> Any:
         if seen and seen[0] > 900:
-            monkeypatch.setattr(Ring, "still", still)
+            monkeypatch.setattr(Ring, "still", pause_writers)
             raise WorkerError("writers of groups [1] of the replay did not stop")
-        return still(ring)
+        return pause_writers(ring)
 
     monkeypatch.setattr(Ring, "still", fails_once)
 
@@ -106,9 +106,9 @@ def test_of_a_round_that_is_cut_short_episodes_and_restarts_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[Any] = []
-    episodes = ReplayFeed.episodes
-    monkeypatch.setattr(ReplayFeed, "episodes", lambda feed: heard.append(episodes(feed)) or heard[-1])
-    monkeypatch.setattr(ReplayFeed, "restarts", lambda feed: len(heard))
+    episodes = ReplayWriterPool.episodes
+    monkeypatch.setattr(ReplayWriterPool, "episodes", lambda feed: heard.append(episodes(feed)) or heard[-1])
+    monkeypatch.setattr(ReplayWriterPool, "restarts", lambda feed: len(heard))
     stopped: list[bool] = []
 
     def look(round: Any) -> None:
@@ -133,16 +133,16 @@ def test_nobody_waits_to_hear_of_rows_of_another_run_or_of_a_sampler_that_is_los
             for group in range(self.workers):
                 replay.ring.cut(np.zeros((replay.ring.width, 4), np.float32), group)
 
-    monkeypatch.setattr("remuda.sampling.feed.TELL_SECONDS", 60.0)
+    monkeypatch.setattr("remuda.sampling.replay_writers.TELL_SECONDS", 60.0)
     start = time.monotonic()
     with Resumed("CartPole-v1") as setup:
-        setup.feed.hear_all()
+        setup.feed.receive_all()
         setup.wait(lambda: setup.replay.ring.written.min() > 20)
         setup.replay.ring.limit[0] = 0
         samplers()[-1].kill()
         setup.wait(lambda: setup.feed.restarts() > 0)
         setup.replay.ring.limit[0] = 0
-        setup.feed.hear_all()
+        setup.feed.receive_all()
     assert time.monotonic() - start < 50.0
 
 
@@ -156,8 +156,8 @@ def test_an_env_with_other_spaces_in_a_sampler_is_named(
     words = r"shifting:make: observation is box float32\[2\] in a worker, and box float32\[3\] where the run learns"
     envs = {"kwargs": {"file": str(file)}, "max_worker_restarts": 1}
     if when == "at once":
-        make_feed = recipe.make_replay_feed
-        monkeypatch.setattr(recipe, "make_replay_feed", lambda *given: file.write_text("2") and make_feed(*given))
+        make_writers = recipe.make_replay_writers
+        monkeypatch.setattr(recipe, "make_replay_feed", lambda *given: file.write_text("2") and make_writers(*given))
         with pytest.raises(EnvSpecError, match=words):
             train(tmp_path / "run", env="shifting:make", envs=envs)
         return
@@ -205,7 +205,7 @@ def test_forks_that_are_refused_for_a_second_end_nothing(tmp_path: Path, monkeyp
 
 
 def test_every_episode_that_ended_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remuda.sampling.feed.TELL_SECONDS", 30.0)
+    monkeypatch.setattr("remuda.sampling.replay_writers.TELL_SECONDS", 30.0)
     ended: list[int] = []
 
     def look(round: Any) -> None:
@@ -214,7 +214,7 @@ def test_every_episode_that_ended_is_told_of(tmp_path: Path, monkeypatch: pytest
         ended[:] = [sum(int((~mask).sum()) for mask in columns)]
 
     for act in ("workers", "central"):
-        run = train(tmp_path / act, steps=600, callbacks=[look], sampler={"act": act})
+        run = train(tmp_path / act, steps=600, callbacks=[look], sampler={"inference": act})
         # The reset of an episode that ended with its env's last row is not there yet.
         assert ended[0] <= run.result["episodes"] <= ended[0] + 4
         assert run.result["episodes"] > 10

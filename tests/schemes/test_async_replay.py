@@ -16,10 +16,11 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from feeding import COUNTING, SOON, Setup, check_rows, merged
 from lasting import shared_server
 from processes import all_gone, wait_for
+from remuda.recipes import parts, signals
 from safetensors.torch import load_file
+from writing import COUNTING, SOON, Setup, check_rows, merged
 
 import remuda
 from remuda.data.packing import unpack
@@ -27,8 +28,7 @@ from remuda.errors import ConfigError
 from remuda.learning import checkpoint
 from remuda.learning.learner import Learner
 from remuda.learning.weights import SharedWeights
-from remuda.recipes import parts, signals
-from remuda.recipes.journal import Journal
+from remuda.runs.journal import Journal
 
 RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "dqn": ("dqn", "CartPole-v1", {}),
@@ -39,14 +39,14 @@ RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "CartPole-v1",
         {"agent": {"core_size": 8}, "algo": {"batch_size": 4}, "replay": {"sequence": 10, "n_step": 3}},
     ),
-    "rainbow, judged": ("rainbow", "CartPole-v1", {"replay": {"first_priority": "error"}}),
+    "rainbow, judged": ("rainbow", "CartPole-v1", {"replay": {"initial_priority": "error"}}),
     "r2d1, judged": (
         "r2d1",
         "CartPole-v1",
         {
             "agent": {"core_size": 8},
             "algo": {"batch_size": 4},
-            "replay": {"sequence": 10, "n_step": 3, "burn_in": 4, "first_priority": "error"},
+            "replay": {"sequence": 10, "n_step": 3, "burn_in": 4, "initial_priority": "error"},
         },
     ),
     "ddpg": ("ddpg", "Pendulum-v1", {}),
@@ -68,13 +68,13 @@ CENTRAL = ("dqn", "rainbow, judged", "r2d1", "r2d1, judged", "ddpg, noise that d
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_server() -> Iterator[None]:
-    with shared_server("remuda.recipes.actors"):
+    with shared_server("remuda.build.workers"):
         yield
 
 
 def acting(act: str, settings: dict[str, Any]) -> dict[str, Any]:
     """These settings with other samplers."""
-    return {**settings, "sampler": {**settings.get("sampler", {}), "act": act}}
+    return {**settings, "sampler": {**settings.get("sampler", {}), "inference": act}}
 
 
 def train(out: Path, name: str = "dqn", env: str = "CartPole-v1", scheme: Any = "async", **settings: Any) -> Any:
@@ -163,8 +163,8 @@ def test_a_replay_without_a_warm_up_waits_for_its_first_row() -> None:
     """Rows are counted before they can be seen, and before they are judged."""
     for seed in range(3):
         settings: dict[str, Any] = {"algo": {"learning_starts": 0, "batch_size": 16}, "seed": seed}
-        judged = {"ratio": 4.0, "prioritized": True, "first_priority": "error"}
-        with Setup("CartPole-v1", sampler={"envs": 8, "workers": 2}, replay=judged, **settings) as setup:
+        td_errors = {"ratio": 4.0, "prioritized": True, "initial_priority": "error"}
+        with Setup("CartPole-v1", sampler={"envs": 8, "workers": 2}, replay=td_errors, **settings) as setup:
             setup.wait(lambda: len(list(setup.replay.batches())) > 0)
 
 
@@ -230,7 +230,7 @@ def test_a_stopped_run_goes_on_with_all_that_it_had(tmp_path: Path, act: str, ca
 def test_a_run_goes_on_where_there_are_other_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str) -> None:
     """A replay is saved group by group, and by default there are as many groups as cores."""
     monkeypatch.setattr(parts, "usable_cores", lambda: 2)
-    settings = {"sampler": {"act": act, "workers": 0}, "callbacks": [lambda round: round.progress.steps >= 900]}
+    settings = {"sampler": {"inference": act, "workers": 0}, "callbacks": [lambda round: round.progress.steps >= 900]}
     first = train(tmp_path / "run", **settings)
     assert first.result["status"] == "stopped by callback"
     monkeypatch.setattr(parts, "usable_cores", lambda: 4)
@@ -252,7 +252,7 @@ def test_a_lost_sampler_is_replaced_and_its_episodes_are_cut() -> None:
     with Setup("counting:make", **COUNTING) as setup:
         for number in range(4):
             setup.wait(lambda: (setup.replay.ring.real > 200 * (number + 1)).all())  # noqa: B023  (used at once)
-            member = setup.feed._crew.members[number % 2]
+            member = setup.feed._worker_pool.members[number % 2]
             with contextlib.suppress(ProcessLookupError):
                 os.kill(member.pid, signal.SIGKILL)
             before = int(setup.replay.ring.real[number % 2])
@@ -266,15 +266,15 @@ def test_a_learner_does_not_wait_while_a_sampler_is_replaced(monkeypatch: pytest
     """It may take seconds, if the fork server was lost too."""
     with Setup("counting:make", **COUNTING) as setup:
         setup.wait(lambda: (setup.replay.ring.real > 100).all())
-        has_begun, may_go_on, relaunch = threading.Event(), threading.Event(), setup.feed._crew.relaunch
+        has_begun, may_go_on, relaunch = threading.Event(), threading.Event(), setup.feed._worker_pool.relaunch
 
         def relaunch_slowly(*given: Any) -> None:
             has_begun.set()
             may_go_on.wait(SOON)
             relaunch(*given)
 
-        monkeypatch.setattr(setup.feed._crew, "relaunch", relaunch_slowly)
-        os.kill(setup.feed._crew.members[0].pid, signal.SIGKILL)
+        monkeypatch.setattr(setup.feed._worker_pool, "relaunch", relaunch_slowly)
+        os.kill(setup.feed._worker_pool.members[0].pid, signal.SIGKILL)
         assert has_begun.wait(SOON)
         timer = threading.Timer(10, may_go_on.set)  # else who waits would wait for ever
         timer.start()
@@ -303,7 +303,7 @@ def test_who_replaces_a_sampler_goes_on_with_the_rows_of_all_where_the_run_was_r
 
     with Uneven("counting:make", **COUNTING) as setup:
         setup.wait(lambda: setup.replay.ring.real[1] > 200)
-        member = setup.feed._crew.members[1]
+        member = setup.feed._worker_pool.members[1]
         assert member.order["row"] == 1000
         os.kill(member.pid, signal.SIGKILL)
         setup.wait(lambda: member.order["row"] > 1000)
@@ -313,7 +313,7 @@ def test_who_replaces_a_sampler_goes_on_with_the_rows_of_all_where_the_run_was_r
 def test_who_replaces_one_that_acts_for_all_goes_on_from_the_row_of_the_furthest_group() -> None:
     """Twice, so that what was ahead the first time is ahead the second time too."""
     with Setup("counting:make", **acting("central", COUNTING)) as setup:
-        ring, (member,) = setup.replay.ring, setup.feed._crew.members
+        ring, (member,) = setup.replay.ring, setup.feed._worker_pool.members
         for count in (1, 2):
             before = ring.real.copy()
             setup.wait(lambda: (ring.real > before + 200).all())  # noqa: B023  (used at once)
@@ -428,7 +428,7 @@ def test_frames_of_samplers_are_those_that_were_seen(act: str) -> None:
     }
     with Setup("ALE/Pong-v5", **acting(act, settings)) as setup:
         setup.wait(lambda: setup.replay.steps > 600)
-        os.kill(setup.feed._crew.members[0].pid, signal.SIGKILL)
+        os.kill(setup.feed._worker_pool.members[0].pid, signal.SIGKILL)
         before = int(setup.replay.ring.real[0])
         setup.wait(lambda: setup.replay.ring.real[0] > before + 100)
     ring = setup.replay.ring
@@ -531,7 +531,7 @@ def family() -> list[psutil.Process]:
 def test_nothing_is_left_behind(tmp_path: Path, act: str) -> None:
     before = set(psutil.Process().children(recursive=True))
     seen: set[psutil.Process] = set()  # while it runs: of orphans nobody knows afterwards whose they were
-    train(tmp_path / "run", sampler={"act": act}, callbacks=[lambda _: seen.update(family())])
+    train(tmp_path / "run", sampler={"inference": act}, callbacks=[lambda _: seen.update(family())])
     started = (seen | set(family())) - before
     assert len(started) >= {"workers": 2, "central": 4}[act], "samplers; one of them, a fork server and env workers"
     wait_for(lambda: all_gone(started))

@@ -17,14 +17,14 @@ from test_bit_equal import weights
 from test_synchronous import REAL, Pieces
 
 import remuda
-from remuda.core import Progress, env_seed
+from remuda.build.envs import num_workers
+from remuda.config.resolve import resolve_config
+from remuda.core import Progress, derive_seed
 from remuda.data import map_tree, resets
 from remuda.errors import ConfigError, Interrupted
 from remuda.learning.checkpoint import load_newest
 from remuda.learning.parts import Parts
-from remuda.recipes.parts import num_workers
-from remuda.recipes.settings import settle_config
-from remuda.recipes.train import make_recipe
+from remuda.runs.train import make_recipe
 from remuda.schemes.asynchronous import Asynchronous, shares
 
 N, ENVS, ROUNDS = 16, 8, 8
@@ -46,7 +46,7 @@ LAGS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_server() -> Iterator[None]:
-    with shared_server("remuda.recipes.actors"):
+    with shared_server("remuda.build.workers"):
         yield
 
 
@@ -55,7 +55,7 @@ def train(out: Path, name: str = "impala", scheme: Any = "async", env: str = "Ca
         "steps": N * ENVS * ROUNDS,
         "seed": 3,
         "algo": {"n_steps": N, **SIZES[name]},
-        "sampler": {"envs": ENVS, "workers": 2, "act": "workers"},
+        "sampler": {"envs": ENVS, "workers": 2, "inference": "workers"},
         "eval": {"episodes": 0},
         "log": {"tensorboard": False, "every": 1},
     }
@@ -109,7 +109,7 @@ def test_with_max_lag_0_it_is_the_synchronous_run(tmp_path: Path, case: str) -> 
 @pytest.mark.parametrize("act", ["workers", "central"])
 def test_every_line_says_how_old_it_is(tmp_path: Path, act: str) -> None:
     """Half of the envs in each update, while the others go on."""
-    settings: dict[str, Any] = {"sampler": {"act": act}, "algo": {"batch_size": ENVS // 2}}
+    settings: dict[str, Any] = {"sampler": {"inference": act}, "algo": {"batch_size": ENVS // 2}}
     run = train(tmp_path / "run", scheme={"name": "async", "max_lag": 4}, steps=3000, **settings)
     lines = lines_of(run)
     assert len(lines) > 10
@@ -148,7 +148,7 @@ def test_on_policy_algorithms_run_where_they_are_told_to_take_it_as_it_is(
 
 
 def settled(name: str, kind: str = "async", env: str = "CartPole-v1", **groups: Any) -> Any:
-    config, *_ = settle_config({"algo": name, "env": env, "scheme": kind, "steps": 1000}, groups)
+    config, *_ = resolve_config({"algo": name, "env": env, "scheme": kind, "steps": 1000}, groups)
     num_workers(config)
     return config
 
@@ -157,16 +157,16 @@ REFUSED = [
     ("ppo", "async", {}, "--algo.correction none"),
     ("a2c", "async", {}, "--algo.correction none"),
     ("dqn", "async", {"scheme": {"max_lag": 3}}, "leave it out"),
-    ("dqn", "async", {"sampler": {"act": "central", "slots": 2}}, "use 1"),
-    ("dqn", "async", {"sampler": {"act": "central"}, "envs": {"backend": "gymnasium"}}, "use python"),
+    ("dqn", "async", {"sampler": {"inference": "central", "slots": 2}}, "use 1"),
+    ("dqn", "async", {"sampler": {"inference": "central"}, "envs": {"backend": "gymnasium"}}, "use python"),
     ("sac", "async", {"sampler": {"threads": 2}}, "leave it out"),
     ("dqn", "async", {"algo": {"gradient_steps": 2}}, "set replay.ratio"),
     ("dqn", "async", {"sampler": {"envs": 8, "workers": 3}}, "use 2 or 4"),
     ("dqn", "parallel", {"replay": {"ratio": "none"}}, "give a number"),
     ("dqn", "serial", {"scheme": {"publish_every": 3}}, "leave it out"),
     ("impala", "async", {"scheme": {"throttle": False}}, "leave it out"),
-    ("impala", "parallel", {"eval": {"share": 0.1}}, "use --scheme async"),
-    ("impala", "async", {"eval": {"video": True}}, "set eval.share"),
+    ("impala", "parallel", {"eval": {"cpu_fraction": 0.1}}, "use --scheme async"),
+    ("impala", "async", {"eval": {"video": True}}, "set eval.cpu_fraction"),
     ("impala", "async", {"sampler": {"envs": 8, "workers": 4}, "algo": {"batch_size": 3}}, "use 8"),
     ("impala", "async", {"sampler": {"envs": 8, "workers": 3}, "algo": {"batch_size": 8}}, "use 2 or 4"),
     ("impala", "async", {"sampler": {"envs": 8, "workers": 2}, "algo": {"batch_size": 2}}, "use 4 or 8"),
@@ -175,7 +175,7 @@ REFUSED = [
     ("impala", "parallel", {"scheme": {"max_lag": 0}}, "leave it out"),
     ("impala", "async", {"scheme": {"max_lag": -1}}, "max_lag"),
     ("impala", "async", {"sampler": {"threads": 2}}, "leave it out"),
-    ("impala", "parallel", {"sampler": {"act": "central", "threads": 2}}, "leave it out"),
+    ("impala", "parallel", {"sampler": {"inference": "central", "threads": 2}}, "leave it out"),
 ]
 
 
@@ -212,12 +212,12 @@ def test_padding_is_kept_or_refused_but_never_left_out(act: str) -> None:
 def first_rollout(act: str, core: str | None, sampler: Any = None, moves: bool = True) -> tuple[Any, Any]:
     """Of a learner whose weights are not those that its seed gives, and that has learned before; a copy."""
     groups = {
-        "sampler": {"envs": ENVS, "workers": 2, "act": act, **(sampler or {})},
+        "sampler": {"envs": ENVS, "workers": 2, "inference": act, **(sampler or {})},
         "algo": {"n_steps": 32, "batch_size": ENVS},
         "agent": {"core": core, "core_size": 8},
     }
     settings = {"algo": "impala", "env": "CartPole-v1", "scheme": "async", "steps": 1000, "seed": 3}
-    config, spec, info = settle_config(settings, groups)
+    config, spec, info = resolve_config(settings, groups)
     recipe = make_recipe(config, spec, info)
     learner = recipe.make_learner()
     state = learner.state_dict()
@@ -228,11 +228,11 @@ def first_rollout(act: str, core: str | None, sampler: Any = None, moves: bool =
     with contextlib.ExitStack() as stack:
         shared = stack.enter_context(contextlib.closing(recipe.make_weights(agent, learner.version)))
         stream = stack.enter_context(
-            contextlib.closing(recipe.make_stream(agent, shared, num_workers(config), 0, None, lambda: False))
+            contextlib.closing(recipe.make_source(agent, shared, num_workers(config), 0, None, lambda: False))
         )
         stream.start(3)
         rollout = stream.take(learner.version, lambda: False)
-        kept = map_tree(lambda x: x.clone(), (rollout.steps, rollout.last_obs, rollout.last_value, rollout.state))
+        kept = map_tree(lambda x: x.clone(), (rollout.steps, rollout.next_obs, rollout.last_value, rollout.state))
     return type(rollout)(*kept, rollout.envs), agent
 
 
@@ -341,7 +341,7 @@ class StreamOfPieces:
 class AsyncPieces(Pieces):
     """As of the synchronous scheme, with a stream in place of a sampler."""
 
-    def make_stream(
+    def make_source(
         self, agent: Any, weights: Any, workers: int, rounds: int, max_lag: int | None, should_stop: Any
     ) -> Any:
         assert (agent, weights, should_stop) == ("the agent", self.weights, self.must_stop)
@@ -375,7 +375,7 @@ def test_a_resumed_run_starts_elsewhere_and_goes_on_counting() -> None:
         "replay 7",
         "stream 2 7 None",
         "restore",
-        f"start {env_seed(3, 7)} 0",
+        f"start {derive_seed(3, 7)} 0",
         "begin at 100",
     ]
     assert pieces.start == Progress(100 + REAL, rounds=8, episodes=10, restarts=9, dropped=7)

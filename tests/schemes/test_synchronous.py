@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from remuda.core import Episode, Progress, Recipe, env_seed
+from remuda.core import Episode, Progress, Recipe, derive_seed
 from remuda.data import Batch, Rollout, Steps
 from remuda.errors import Interrupted
 from remuda.learning.weights import LocalWeights
@@ -40,8 +40,8 @@ class Pieces:
             make_replay=lambda agent, rounds: self.did(f"replay {rounds}"),
             make_weights=self.make_weights,
             make_sampler=self.make_sampler,
-            make_stream=self.make_stream,
-            make_feed=self.make_feed,
+            make_source=self.make_source,
+            make_writers=self.make_writers,
             num_threads=1,
             warm_up=warm_up,
             cut_every=cut_every,
@@ -70,10 +70,10 @@ class Pieces:
         assert should_stop == self.must_stop
         return self.did(f"sampler {workers} {rounds}")
 
-    def make_stream(self, agent, weights, workers, rounds, max_lag, should_stop):
+    def make_source(self, agent, weights, workers, rounds, max_lag, should_stop):
         raise AssertionError("nothing here is asynchronous")
 
-    def make_feed(self, weights, replay, workers, rounds, should_stop):
+    def make_writers(self, weights, replay, workers, rounds, should_stop):
         raise AssertionError("nothing here is asynchronous")
 
     # sampler
@@ -224,7 +224,7 @@ def test_a_resumed_run_starts_elsewhere_and_is_not_warmed_up_again():
         "sampler 0 7",
         "restore",
         "cut",
-        f"reset {env_seed(3, 7)} 0",
+        f"reset {derive_seed(3, 7)} 0",
         "begin at 100",
         "collect with 70",
     ]
@@ -409,7 +409,9 @@ def test_envs_that_cannot_be_saved_begin_anew_on_a_grid_of_rounds():
     assert [(was_cut, follows) for _, _, was_cut, follows in pieces.saveable] == [(False, True), (True, False)] * 3
     assert pieces.start.cut == 2 * 2, "two envs were in the middle of an episode at each of two cuts"
     resets = [call for call in pieces.calls if call.startswith("reset")]
-    assert resets == ["reset 3 0", f"reset {env_seed(3, 2)} 0", f"reset {env_seed(3, 4)} 0"], "not after the last"
+    assert resets == ["reset 3 0", f"reset {derive_seed(3, 2)} 0", f"reset {derive_seed(3, 4)} 0"], (
+        "not after the last"
+    )
     resumed = Pieces(Progress(steps=REAL * 4, rounds=4), steps=REAL * 6, cut_every=2)
     Synchronous().run(resumed.recipe, resumed)
-    assert [call for call in resumed.calls if call.startswith("reset")] == [f"reset {env_seed(3, 4)} 0"]
+    assert [call for call in resumed.calls if call.startswith("reset")] == [f"reset {derive_seed(3, 4)} 0"]

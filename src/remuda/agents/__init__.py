@@ -1,7 +1,7 @@
 """Agents: the networks, and how they act."""
 
 from remuda.agents.actor import ActorAgent, Critic
-from remuda.agents.heads import PolicyHead, Said
+from remuda.agents.heads import PolicyHead, PolicyOutput
 from remuda.agents.policy import Memory, Outputs, PolicyAgent
 from remuda.agents.q import QAgent
 from remuda.agents.quick import QuickAgent
@@ -17,5 +17,5 @@ __all__ = [
     "PolicyHead",
     "QAgent",
     "QuickAgent",
-    "Said",
+    "PolicyOutput",
 ]

@@ -109,7 +109,7 @@ class ActorAgent(nn.Module):
         assert noise is not None
         return self.distribution(features).sample_with_log_prob(noise)
 
-    def normalised(self, action: Tensor) -> Tensor:
+    def normalized(self, action: Tensor) -> Tensor:
         """The env's actions as critics take them."""
         return (action - self.middle) / self.reach.clamp(min=1e-30)  # where only one action is allowed: 0
 

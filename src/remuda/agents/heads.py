@@ -20,7 +20,7 @@ from remuda.maths import Bernoulli, Categorical, Distribution, Gaussian, Joint, 
 NoiseParts = tuple[tuple[Literal["uniform", "normal"], int], ...]
 
 
-class Said(ArrayTuple):
+class PolicyOutput(ArrayTuple):
     """What the policy said while acting; stored with every row."""
 
     log_prob: Any

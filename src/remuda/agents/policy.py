@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from remuda.agents.heads import PolicyHead, Said
+from remuda.agents.heads import PolicyHead, PolicyOutput
 from remuda.agents.quick import QuickAgent, quick_agent
 from remuda.agents.trunk import NetFactory, Trunk, leading_axes, net_width
 from remuda.core import Space
@@ -94,7 +94,7 @@ class PolicyAgent(nn.Module):
         assert self.value_trunk.core is not None
         return Memory(policy, self.value_trunk.core.initial_state(batch))
 
-    def act(self, obs: Any, state: Any, explore: Tensor | None, noise: Tensor) -> tuple[Any, Said, Any]:
+    def act(self, obs: Any, state: Any, explore: Tensor | None, noise: Tensor) -> tuple[Any, PolicyOutput, Any]:
         """Actions for [B] observations; explore [B] says which envs explore (0: greedy), None that all do."""
         inputs = self.inputs(obs)
         memory = state if state is not None else Memory(None, None)
@@ -105,14 +105,17 @@ class PolicyAgent(nn.Module):
             values, value_state = self.value_trunk.step(inputs, memory.value)
         distribution = self.policy_head(features)
         action = distribution.choose(noise, explore)
-        said = Said(distribution.log_prob(action), self.value_head(values).squeeze(-1))
+        said = PolicyOutput(distribution.log_prob(action), self.value_head(values).squeeze(-1))
         return action, said, Memory(policy_state, value_state) if self.is_recurrent else None
 
     def find_quick(self, obs: Any, noise: Tensor) -> QuickAgent | None:
         """A quicker way to act, if there is one and it does the same for these observations."""
         if self.quick is not None:
             action, said, _ = self.act(obs, None, None, noise)
-            pairs = [(self.quick.choose(obs, noise), action), *zip(self.quick.say(obs, action), said, strict=True)]
+            pairs = [
+                (self.quick.choose(obs, noise), action),
+                *zip(self.quick.evaluate_actions(obs, action), said, strict=True),
+            ]
             if not all(torch.allclose(mine, other, rtol=1e-3, atol=1e-4) for mine, other in pairs):
                 self.quick = None
                 logger.warning("agents/quick.py does not do what PolicyAgent.act does, so it is not used.")

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remuda.agents.heads import Said
+from remuda.agents.heads import PolicyOutput
 from remuda.maths.distributions import LOG_SQRT_2_PI
 from remuda.maths.losses import ROUNDING
 from remuda.nets import MLP
@@ -188,9 +188,9 @@ class QuickAgent:
         outputs = F.linear(self._trunk.features(x), *self._head)
         return torch.from_numpy(self._policy.sample(outputs.numpy(), noise.numpy()))
 
-    def say(self, obs: Tensor, action: Tensor) -> Said:
+    def evaluate_actions(self, obs: Tensor, action: Tensor) -> PolicyOutput:
         rows = self.forward(obs, action)
-        return Said(torch.from_numpy(rows.log_prob), torch.from_numpy(rows.value))
+        return PolicyOutput(torch.from_numpy(rows.log_prob), torch.from_numpy(rows.value))
 
     @torch.no_grad()
     def forward(self, obs: Tensor, action: Tensor) -> RowOutputs:
@@ -230,7 +230,7 @@ def log_softmax(logits: Rows) -> Rows:
     return shifted
 
 
-def quick_standardised(x: Rows) -> Rows:
+def quick_standardized(x: Rows) -> Rows:
     """Compute what `maths.standardised` does."""
     if len(x) < 2:
         return x

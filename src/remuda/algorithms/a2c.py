@@ -8,11 +8,11 @@ import numpy as np
 from torch import Tensor
 
 from remuda.agents import PolicyAgent
-from remuda.agents.quick import RowGradients, RowLosses, RowOutputs, quick_standardised
+from remuda.agents.quick import RowGradients, RowLosses, RowOutputs, quick_standardized
 from remuda.algorithms.actor_critic import ActorCritic, over_progress
 from remuda.core import Clock, Losses
 from remuda.data import Batch
-from remuda.maths import standardised, value_loss
+from remuda.maths import standardized, value_loss
 
 
 class A2C(ActorCritic):
@@ -37,7 +37,7 @@ class A2C(ActorCritic):
 
     def losses(self, batch: Batch, clock: Clock) -> Losses:
         policy, value, steps, targets = self.real_rows(batch)
-        advantage = standardised(targets.advantage) if self.normalize_advantage else targets.advantage
+        advantage = standardized(targets.advantage) if self.normalize_advantage else targets.advantage
 
         policy_loss = -(advantage * policy.log_prob(steps.action)).mean()
         critic_loss = value_loss(value, targets.value)
@@ -57,7 +57,7 @@ class A2C(ActorCritic):
         n, ent_coef = len(rows.value), self.ent_coef(clock.progress)
         advantage, target = (tensor.numpy() for tensor in batch.targets)
         if self.normalize_advantage:
-            advantage = quick_standardised(advantage)
+            advantage = quick_standardized(advantage)
         error = rows.value - target
         policy_loss, value_loss = -float(advantage.dot(rows.log_prob)) / n, float(error.dot(error)) / n
         entropy = float(rows.entropy.sum()) / n

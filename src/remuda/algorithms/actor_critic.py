@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from remuda.agents import PolicyAgent
 from remuda.agents.quick import RowLosses, RowOutputs
-from remuda.core import Clock, QuickGradients
+from remuda.core import Clock, FastGradients
 from remuda.data import ArrayTuple, Batch, Rollout, Steps, resets
 from remuda.maths import Distribution, explained_variance, gae
 from remuda.nets import RunningMoments
@@ -130,7 +130,7 @@ class ActorCritic(nn.Module):
         explained = explained_variance(steps.policy.value[steps.mask], targets.value[steps.mask])
         metrics = {"explained_variance": explained}
         steps = steps.replace(obs=self.agent.inputs.arrange(steps.obs))
-        return Batch(steps, targets, rollout.state, rollout.last_obs, metrics=metrics)
+        return Batch(steps, targets, rollout.state, rollout.next_obs, metrics=metrics)
 
     def real_rows(self, batch: Batch) -> tuple[Distribution, Tensor, Steps, Targets]:
         """Policy and value of the batch's real rows, with what was stored of them.
@@ -146,7 +146,7 @@ class ActorCritic(nn.Module):
         real = steps.mask
         return policy.rows(real), value[real], steps.replace(obs=None)[real], targets[real]
 
-    def quick_gradients(self, batch: Batch, clock: Clock) -> QuickGradients | None:
+    def fast_gradients(self, batch: Batch, clock: Clock) -> FastGradients | None:
         """Return the gradients of `losses` by the fast path, or None where the agent has none.
 
         Overflowing ratios give gradients that are not finite, as by autograd, and the learner skips such an update:
@@ -159,7 +159,7 @@ class ActorCritic(nn.Module):
             rows = quick.forward(batch.steps.obs, batch.steps.action)
             losses = self.quick_losses(rows, batch, clock)
             gradient = quick.gradient(rows, losses.by_rows)
-        return QuickGradients({"policy": gradient}, losses.metrics, losses.stop)
+        return FastGradients({"policy": gradient}, losses.metrics, losses.stop)
 
     def quick_losses(self, rows: RowOutputs, batch: Batch, clock: Clock) -> RowLosses:
         """`losses` once more, with its derivatives by rows; not called where only `losses` was written."""

@@ -11,7 +11,7 @@ from remuda.agents import PolicyAgent
 from remuda.algorithms.impala import IMPALA
 from remuda.core import Clock, Losses
 from remuda.data import Batch
-from remuda.maths import approximate_kl, clipped_surrogate, standardised, value_loss
+from remuda.maths import approximate_kl, clipped_surrogate, standardized, value_loss
 
 
 class APPO(IMPALA):
@@ -41,7 +41,7 @@ class APPO(IMPALA):
     def losses(self, batch: Batch, clock: Clock) -> Losses:
         rows = self.corrected_rows(batch)
         # Not weighted by rho: the surrogate's ratio is that weight already.
-        advantage = standardised(rows.advantage) if self.normalize_advantage else rows.advantage
+        advantage = standardized(rows.advantage) if self.normalize_advantage else rows.advantage
         clip = self.clip_range(clock.progress)
         value_clip = self.clip_range_vf(clock.progress) if self.clip_range_vf else None
 

@@ -55,7 +55,7 @@ class DDPG(OffPolicy):
             next_action = self.smoothed(next_action, clock)
             next_q = smallest([c(self.after(batch, c.features), next_action) for c in self._target_critics])
             goal = rows.reward + rows.discount * next_q
-        action, weight = self.agent.normalised(rows.action), rows.weight ** self.beta(clock.progress)
+        action, weight = self.agent.normalized(rows.action), rows.weight ** self.beta(clock.progress)
         seen = [self.now(batch, critic.features) for critic in self._critics]
         values = [critic(own, action) for critic, own in zip(self._critics, seen, strict=True)]
         critic_loss = sum((weight * (goal - q).square()).mean() for q in values)

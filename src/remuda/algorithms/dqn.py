@@ -96,7 +96,7 @@ class DQN(OffPolicy):
         return {"clipped_targets": share, **bounds}
 
     @torch.no_grad()
-    def error_of(self, batch: Batch) -> Tensor:
+    def td_error(self, batch: Batch) -> Tensor:
         """Return the priority of each row or sequence, for a sampler, which has the agent and no target."""
         self.clipped = None  # the learner warns
         self.move_targets(1.0)

@@ -61,14 +61,14 @@ class IMPALA(ActorCritic):
     def prepare(self, rollout: Rollout) -> Batch:
         """Rewards alone: targets are of the parameters that learn, which move between two batches of a rollout."""
         return Batch(
-            rollout.steps.replace(reward=self.rewards(rollout)), state=rollout.state, last_obs=rollout.last_obs
+            rollout.steps.replace(reward=self.rewards(rollout)), state=rollout.state, next_obs=rollout.next_obs
         )
 
     def corrected_rows(self, batch: Batch) -> RealRows:
         """One unroll over the T rows and the observation after them, and V-trace of what it says."""
         steps, mask = batch.steps, batch.steps.mask
         no_row = torch.zeros_like(mask[:1])
-        obs = map_tree(lambda rows, last: torch.cat([rows, last.unsqueeze(0)]), steps.obs, batch.last_obs)
+        obs = map_tree(lambda rows, last: torch.cat([rows, last.unsqueeze(0)]), steps.obs, batch.next_obs)
         reset = None if batch.state is None else resets(torch.cat([mask, no_row]))
         (policy, v), _ = self.agent.unroll(obs, batch.state, reset)
         real, policy = steps.replace(obs=None)[mask], policy.rows(torch.cat([mask, no_row]))

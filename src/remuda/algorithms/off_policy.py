@@ -63,7 +63,7 @@ class OffPolicy(nn.Module):
             steps = steps.replace(reward=steps.reward.clamp(-1.0, 1.0))
         if self.reward_scale != 1.0:
             steps = steps.replace(reward=steps.reward * self.reward_scale)
-        return Batch(steps, state=rollout.state, last_obs=rollout.last_obs)
+        return Batch(steps, state=rollout.state, next_obs=rollout.next_obs)
 
     @torch.no_grad()
     def after_update(self, clock: Clock) -> None:
@@ -119,7 +119,7 @@ class OffPolicy(nn.Module):
     def after(self, batch: Batch, unroll: Unroll, state: Any = None) -> Tensor:
         """What is said of the rows from which their values are taken, n steps later."""
         if batch.state is None:
-            return unroll(batch.last_obs, None, None)[0]
+            return unroll(batch.next_obs, None, None)[0]
         return self._later(batch, self._sequence(batch, unroll, state))
 
     def now_and_after(self, batch: Batch, unroll: Unroll, state: Any = None) -> tuple[Tensor, Tensor]:

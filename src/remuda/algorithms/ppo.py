@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from remuda.agents import PolicyAgent
-from remuda.agents.quick import RowGradients, RowLosses, RowOutputs, quick_standardised
+from remuda.agents.quick import RowGradients, RowLosses, RowOutputs, quick_standardized
 from remuda.algorithms.actor_critic import ActorCritic, over_progress
 from remuda.core import Clock, Losses
 from remuda.data import Batch
-from remuda.maths import MAX_LOG_RATIO, approximate_kl, clipped_surrogate, standardised, value_loss
+from remuda.maths import MAX_LOG_RATIO, approximate_kl, clipped_surrogate, standardized, value_loss
 
 
 class PPO(ActorCritic):
@@ -43,7 +43,7 @@ class PPO(ActorCritic):
     def losses(self, batch: Batch, clock: Clock) -> Losses:
         policy, value, steps, targets = self.real_rows(batch)
         log_ratio = policy.log_prob(steps.action) - steps.policy.log_prob
-        advantage = standardised(targets.advantage) if self.normalize_advantage else targets.advantage
+        advantage = standardized(targets.advantage) if self.normalize_advantage else targets.advantage
         clip = self.clip_range(clock.progress)
         value_clip = self.clip_range_vf(clock.progress) if self.clip_range_vf else None
 
@@ -75,7 +75,7 @@ class PPO(ActorCritic):
         clip, ent_coef = self.clip_range(progress), self.ent_coef(progress)
         advantage, target = (tensor.numpy() for tensor in batch.targets)
         if self.normalize_advantage:
-            advantage = quick_standardised(advantage)
+            advantage = quick_standardized(advantage)
         log_ratio = rows.log_prob - steps.policy.log_prob.numpy()
         most = np.where(advantage >= 0, np.float32(MAX_LOG_RATIO), np.float32(np.inf))  # as in clipped_surrogate
         ratio = np.exp(np.minimum(log_ratio, most))

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from remuda.agents.actor import LOG_STD, Critic
 from remuda.agents.quick_net import FEW, ROWS, QuickNet, gradient_places, linear_layers
-from remuda.core import Clock, QuickGradients
+from remuda.core import Clock, FastGradients
 from remuda.data import Batch
 from remuda.maths.distributions import LOG_SQRT_2_PI
 
@@ -35,7 +35,7 @@ class Drawn(NamedTuple):
         return Drawn(*(part[:, rows] if name == "noise" else part[rows] for name, part in self._asdict().items()))
 
 
-class Said(NamedTuple):
+class ActorOutput(NamedTuple):
     """Of each row."""
 
     log_prob: Tensor  # of the action that the actor would choose
@@ -57,20 +57,20 @@ class QuickSAC:
         self.targets = [QuickNet(layers_of_critic(critic)) for critic in sac.target_critics]
 
     @torch.no_grad()
-    def gradients(self, batch: Batch, clock: Clock) -> QuickGradients:
+    def gradients(self, batch: Batch, clock: Clock) -> FastGradients:
         sac, agent, count = self.sac, self.sac.agent, len(batch.targets.reward)
-        obs, next_obs = (agent.inputs(x).reshape(count, -1) for x in (batch.steps.obs, batch.last_obs))
+        obs, next_obs = (agent.inputs(x).reshape(count, -1) for x in (batch.steps.obs, batch.next_obs))
         noise = torch.randn(2, count, agent.width, generator=sac.generator(clock))
         rows = sac.rows(batch)
         weight = torch.as_tensor(rows.weight ** sac.beta(clock.progress)).expand(count)
-        drawn = Drawn(obs, next_obs, noise, agent.normalised(rows.action), rows.reward, rows.discount, weight)
+        drawn = Drawn(obs, next_obs, noise, agent.normalized(rows.action), rows.reward, rows.discount, weight)
         alpha = float(sac.log_alpha.exp())
         if count <= ROWS:
             said = self._some(drawn, alpha, count, keep=False)
         else:
             parts = [slice(start, start + ROWS) for start in range(0, count, ROWS)]
             found = [self._some(drawn.some(part), alpha, count, keep=part.start > 0) for part in parts]
-            said = Said(*(torch.cat(each) for each in zip(*found, strict=True)))
+            said = ActorOutput(*(torch.cat(each) for each in zip(*found, strict=True)))
         mean_log_prob = said.log_prob.mean()
         metrics: dict[str, Tensor | float] = {
             "critic_loss": 0.5 * (weight @ said.error.square().sum(1)) / count,
@@ -83,9 +83,9 @@ class QuickSAC:
         if sac.learns_alpha:
             groups["alpha"] = -(mean_log_prob + sac.target_entropy).reshape(1)
             metrics["ent_coef_loss"] = sac.log_alpha[0] * groups["alpha"][0]
-        return QuickGradients(groups, metrics, priority=said.error[:, 0].abs())
+        return FastGradients(groups, metrics, priority=said.error[:, 0].abs())
 
-    def _some(self, drawn: Drawn, alpha: float, count: int, keep: bool) -> Said:
+    def _some(self, drawn: Drawn, alpha: float, count: int, keep: bool) -> ActorOutput:
         """Of some of `count` rows; gradients are added to those of rows before them, if they are to be kept."""
         obs, next_obs, noise, taken, reward, discount, weight = drawn
         n, noise = len(obs), noise.flatten(0, 1)
@@ -113,7 +113,7 @@ class QuickSAC:
         by_log_std = (by_u * scaled[:n]).sub_(alpha / count)
         by_raw = torch.ops.aten.hardtanh_backward(by_log_std, raw[:n], *LOG_STD)
         self.actor.differentiate([x[:n] for x in seen], torch.cat([by_u, by_raw], -1), n, keep)
-        return Said(log_prob, best.squeeze(-1), taken_q[:, 0], error)
+        return ActorOutput(log_prob, best.squeeze(-1), taken_q[:, 0], error)
 
     def _through_critics(
         self, looked: list[list[Tensor]], by_taken: Tensor, by_chosen: Tensor, keep: bool, actions: slice

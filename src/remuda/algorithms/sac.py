@@ -16,7 +16,7 @@ from remuda.agents import ActorAgent, Critic
 from remuda.algorithms.actor_critic import over_progress
 from remuda.algorithms.off_policy import OffPolicy, smallest
 from remuda.algorithms.quick_sac import quick_sac
-from remuda.core import Clock, Losses, QuickGradients
+from remuda.core import Clock, FastGradients, Losses
 from remuda.data import Batch
 
 
@@ -54,7 +54,7 @@ class SAC(OffPolicy):
         groups = {"critic": list(self.critics.parameters()), "actor": list(self.agent.parameters())}
         return {**groups, "alpha": [self.log_alpha]} if self.learns_alpha else groups
 
-    def quick_gradients(self, batch: Batch, clock: Clock) -> QuickGradients | None:
+    def fast_gradients(self, batch: Batch, clock: Clock) -> FastGradients | None:
         """By hand, where that can be done; None: by autograd from `losses`, which both must agree with."""
         return None if self.quick is None or batch.state is not None else self.quick.gradients(batch, clock)
 
@@ -67,7 +67,7 @@ class SAC(OffPolicy):
             next_action, next_log_prob = self.agent.choose(next_features, next_noise)
             next_q = smallest([c(self.after(batch, c.features), next_action) for c in self._target_critics])
             goal = rows.reward + rows.discount * (next_q - alpha * next_log_prob)
-        taken, weight = self.agent.normalised(rows.action), rows.weight ** self.beta(clock.progress)
+        taken, weight = self.agent.normalized(rows.action), rows.weight ** self.beta(clock.progress)
         seen = [self.now(batch, critic.features) for critic in self._critics]
         values = [critic(own, taken) for critic, own in zip(self._critics, seen, strict=True)]
         critic_loss = sum(0.5 * (weight * (goal - q).square()).mean() for q in values)

@@ -96,16 +96,16 @@ def sampler_turn(job: Mapping[str, Any]) -> Turn:
     """Rollouts of a fresh agent: where the envs are stepped, and who acts."""
     import torch
 
-    from remuda.recipes.parts import num_workers
-    from remuda.recipes.settings import settle_config
-    from remuda.recipes.train import make_recipe
+    from remuda.build.envs import num_workers
+    from remuda.config.resolve import resolve_config
+    from remuda.runs.train import make_recipe
 
     name = job["name"]
-    ways: dict[str, dict[str, Any]] = {"alternating": {"slots": 2}, "workers act": {"act": "workers"}}
+    ways: dict[str, dict[str, Any]] = {"alternating": {"slots": 2}, "workers act": {"inference": "workers"}}
     own = {"envs": job["envs"], "sampler": {"workers": job["workers"], **ways.get(name, {})}}
     scheme = "serial" if name == "serial" else "parallel"
     settings = {"algo": "ppo", "env": job["env"], "scheme": scheme}
-    settled = settle_config(settings, any_net(options(complete(job["env"], own)), job["env"]))
+    settled = resolve_config(settings, any_net(options(complete(job["env"], own)), job["env"]))
     recipe = make_recipe(*settled)
     torch.set_num_threads(recipe.num_threads or 1)  # as in a run
     learner = recipe.make_learner()
@@ -121,13 +121,13 @@ def update_turn(job: Mapping[str, Any]) -> Turn:
     """Updates by minibatches of one rollout, which is learned from again and again."""
     import torch
 
-    from remuda.recipes.settings import settle_config
-    from remuda.recipes.train import make_recipe
+    from remuda.config.resolve import resolve_config
+    from remuda.runs.train import make_recipe
 
     name = job["name"]
     groups = any_net(options(complete(job["env"], {"envs": job["envs"]})), job["env"])
-    groups["agent"] |= {"quick": name != "autograd", "compile": name == "compiled"}
-    settled = settle_config({"algo": "ppo", "env": job["env"]}, groups)
+    groups["agent"] |= {"fast_path": name != "autograd", "compile": name == "compiled"}
+    settled = resolve_config({"algo": "ppo", "env": job["env"]}, groups)
     torch.set_num_threads(2 if name == "two threads" else 1)
     recipe = make_recipe(*settled)
     learner = recipe.make_learner()

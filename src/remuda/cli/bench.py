@@ -153,7 +153,7 @@ def ours_and_peers(place: Path, env: str) -> dict[str, tuple[list[str], dict[str
     found: dict[str, tuple[list[str], dict[str, Any]]] = {
         "remuda": (ours, {}),
         "remuda parallel": (ours, {"scheme": "parallel"}),
-        "remuda workers act": (ours, {"scheme": "parallel", "sampler": {"act": "workers"}}),
+        "remuda workers act": (ours, {"scheme": "parallel", "sampler": {"inference": "workers"}}),
     }
     if choose_backend(resolve(env)) is not None:  # others have Python envs only
         found["remuda single envs"] = ours, {"scheme": "parallel", "backend": "python"}

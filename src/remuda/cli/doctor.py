@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from remuda.cli.options import Parser
+from remuda.config.fields import coerce
 from remuda.logs.terminal import number
 from remuda.machine import usable_cores
-from remuda.recipes.values import coerce
 
 EXTRAS = {  # extra: (package it brings, what for)
     "atari": ("ale_py", "Atari games"),

@@ -19,7 +19,7 @@ def run(command: str, argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     found = parser.parse(argv)
 
-    from remuda.recipes.api import Run
+    from remuda.runs.api import Run
 
     result = Run(found.run, checkpoint=found.checkpoint).evaluate(
         found.episodes, found.seed, deterministic=not found.sample

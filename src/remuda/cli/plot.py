@@ -18,7 +18,7 @@ def run(command: str, argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, metavar="FILE.png", help="(curve.png in the first run's directory)")
     found = parser.parse(argv)
 
-    from remuda.logs.plots import distinct, plot_runs
+    from remuda.runs.plots import distinct, plot_runs
 
     runs = distinct(found.runs)
     out = found.out or found.runs[0] / "curve.png"

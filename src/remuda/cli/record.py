@@ -17,7 +17,7 @@ def run(command: str, argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, metavar="FILE.mp4", help="(RUN/videos/step-N.mp4)")
     found = parser.parse(argv)
 
-    from remuda.recipes.api import Run
+    from remuda.runs.api import Run
 
     path, returns = Run(found.run, checkpoint=found.checkpoint).record(found.episodes, found.seed, found.out)
     print(f"returns {', '.join(f'{value:.1f}' for value in returns)} -> {path}")

@@ -44,7 +44,7 @@ def run(command: str, argv: Sequence[str]) -> int:
     elif command == "schemes":
         headers, rows = ("name", "what it does"), SCHEMES  # type: ignore[assignment]
     else:
-        from remuda.envs.catalogue import list_envs
+        from remuda.envs.catalog import list_envs
 
         headers, rows = ("id", "max steps", "made by"), list_envs(found.filter)  # type: ignore[assignment]
     for header in headers:

@@ -7,9 +7,9 @@ from dataclasses import fields
 from pathlib import Path
 
 from remuda.cli.options import Parser, add_group, given
+from remuda.config.algo_options import ALGORITHMS, AlgoOptions
+from remuda.config.run_config import KINDS
 from remuda.errors import ConfigError, nearest
-from remuda.recipes.algo_options import ALGORITHMS, AlgoOptions
-from remuda.recipes.config import KINDS
 
 DESCRIPTION = """\
 Train an agent. Values that you do not set come from a preset for the algorithm and the env.
@@ -55,9 +55,9 @@ def run(command: str, argv: Sequence[str]) -> int:
     found = make_parser(algo).parse(argv)
 
     # Only now, so that --help and mistyped options answer at once.
-    from remuda.logs.rundir import RunDirectory
-    from remuda.recipes.settings import resume_config, settle_config
-    from remuda.recipes.train import train
+    from remuda.config.resolve import resolve_config, resume_config
+    from remuda.runs.directory import RunDirectory
+    from remuda.runs.train import train
 
     settings = {name: getattr(found, name) for name in ("algo", "env", "steps", "seed", "scheme")}
     settings = {name: value for name, value in settings.items() if value is not None}
@@ -68,7 +68,7 @@ def run(command: str, argv: Sequence[str]) -> int:
         found.resume = RunDirectory.open(found.resume).path  # a link such as runs/latest may move meanwhile
         setup = resume_config(found.resume, settings, groups)
     else:
-        setup = settle_config(settings, groups, found.config)
+        setup = resolve_config(settings, groups, found.config)
     result = train(
         *setup,
         out=found.resume or found.out,

@@ -48,7 +48,7 @@ class Rollout:
     """T steps of B environments. Its arrays may be reused by the sampler's next `collect`."""
 
     steps: Steps  # [T, B]
-    last_obs: Any  # [B]: what row T would see
+    next_obs: Any  # [B]: what row T would see
     last_value: Any = None  # [B]: its value, computed without advancing any state; None for agents without one
     state: Any = None  # [B]: recurrent state that goes into row 0, after any reset
     envs: Any = None  # [B]: which env each column is of; None: all of them, in order
@@ -68,16 +68,16 @@ class Rollout:
         if not 0 <= t0 < t1 <= T:
             raise ValueError(f"window {t0}:{t1} is not inside the rollout's {T} rows")
         if t1 == T:
-            last_obs, last_value = map_tree(lambda x: x[b], (self.last_obs, self.last_value))
+            next_obs, last_value = map_tree(lambda x: x[b], (self.next_obs, self.last_value))
         else:
             said = self.steps.policy
-            last_obs = map_tree(lambda x: x[t1, b], self.steps.obs)
+            next_obs = map_tree(lambda x: x[t1, b], self.steps.obs)
             last_value = said.value[t1, b] if said is not None and "value" in said else None
         state, begins = map_tree(lambda x: x[b], (self.state, self.begins)) if t0 == 0 else (None, None)
         if t0 > 0:
             begins = ~self.steps.mask[t0 - 1, b]
         envs = None if self.envs is None else self.envs[b]
-        return Rollout(self.steps[t0:t1, b], last_obs, last_value, state, envs, begins)
+        return Rollout(self.steps[t0:t1, b], next_obs, last_value, state, envs, begins)
 
 
 def pick_rows(x: Any, index: Any) -> Any:
@@ -94,7 +94,7 @@ class Batch:
     steps: Steps
     targets: Any = None  # what the algorithm's `prepare` added, with the same leading axes
     state: Any = None  # [B]: recurrent state before the first row; sequences only
-    last_obs: Any = None  # what comes after the last row, to bootstrap from: [B] of sequences, [N] of rows
+    next_obs: Any = None  # what comes after the last row, to bootstrap from: [B] of sequences, [N] of rows
     weight: Any = None  # importance weight of a prioritised draw: [N] for rows, [B] for sequences
     key: Any = None  # names each draw for feedback, and never means another; axes as weight
     metrics: Mapping[str, Any] = field(default_factory=dict)  # what `prepare` has to say of the rollout
@@ -107,19 +107,19 @@ class Batch:
         if self.weight is not None or self.key is not None:
             raise ValueError("a prioritised draw of sequences has one weight for each: use columns, not flatten")
         steps, targets = map_tree(lambda x: x.reshape(-1, *x.shape[2:]), (self.steps, self.targets))
-        return replace(self, steps=steps, targets=targets, state=None, last_obs=None)
+        return replace(self, steps=steps, targets=targets, state=None, next_obs=None)
 
     def rows(self, index: Any) -> Self:
         """These rows of a flat batch, in this order."""
-        parts = (self.steps, self.targets, self.last_obs, self.weight, self.key)
+        parts = (self.steps, self.targets, self.next_obs, self.weight, self.key)
         is_tensor = str(getattr(index, "dtype", None)) == "torch.int64"  # by name: nothing here imports torch
         pick = (lambda x: pick_rows(x, index)) if is_tensor else (lambda x: x[index])
-        steps, targets, last_obs, weight, key = map_tree(pick, parts)
-        return type(self)(steps, targets, self.state, last_obs, weight, key, self.metrics)
+        steps, targets, next_obs, weight, key = map_tree(pick, parts)
+        return type(self)(steps, targets, self.state, next_obs, weight, key, self.metrics)
 
     def columns(self, b: Any) -> Self:
         """Whole sequences of these envs: minibatches of recurrent agents."""
         steps, targets = map_tree(lambda x: x[:, b], (self.steps, self.targets))
-        parts = (self.state, self.last_obs, self.weight, self.key)
-        state, last_obs, weight, key = map_tree(lambda x: x[b], parts)
-        return replace(self, steps=steps, targets=targets, state=state, last_obs=last_obs, weight=weight, key=key)
+        parts = (self.state, self.next_obs, self.weight, self.key)
+        state, next_obs, weight, key = map_tree(lambda x: x[b], parts)
+        return replace(self, steps=steps, targets=targets, state=state, next_obs=next_obs, weight=weight, key=key)

@@ -21,20 +21,20 @@ import numpy as np
 
 from remuda.core import Space
 from remuda.envs import backends
-from remuda.envs.apart import ApartEnvs
+from remuda.envs.async_pool import AsyncPooledEnvs
 from remuda.envs.atari import AtariOptions
 from remuda.envs.check import EnvReport, examine
 from remuda.envs.episodes import EpisodeStats, resolve_stats
+from remuda.envs.import_paths import sentence
 from remuda.envs.local import LocalEnvs
 from remuda.envs.native import NativeEnvs
-from remuda.envs.paths import sentence
 from remuda.envs.pool import PooledEnvs
 from remuda.envs.spec import EnvSpec, is_atari, resolve
 from remuda.envs.worker import refuse_in_worker
 from remuda.errors import ConfigError, EnvError, EnvSpecError, NoState
 
 __all__ = [
-    "ApartEnvs",
+    "AsyncPooledEnvs",
     "AtariOptions",
     "EnvInfo",
     "EnvReport",

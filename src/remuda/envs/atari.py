@@ -26,7 +26,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from remuda.envs.console import get_console, set_console
+from remuda.envs.ale_state import get_console, set_console
 from remuda.errors import EnvSpecError
 
 ENTRY_POINT = "ale_py.env:AtariEnv"

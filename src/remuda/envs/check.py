@@ -21,9 +21,9 @@ import numpy as np
 from gymnasium.utils.env_checker import check_env, data_equivalence
 
 from remuda.data.trees import leaves
-from remuda.envs.entries import Forbidden, reader, stored_action
 from remuda.envs.failures import FAILURES, raised
 from remuda.envs.local import LocalEnvs
+from remuda.envs.space_values import Forbidden, reader, stored_action
 from remuda.envs.spaces import action_space, observation_space
 from remuda.envs.spec import EnvSpec
 from remuda.errors import EnvSpecError, NoState, RemudaError
@@ -31,7 +31,7 @@ from remuda.errors import EnvSpecError, NoState, RemudaError
 CONTRACT_STEPS = 200
 SAVED_STEPS = 50
 WITH_NEW_EPISODES = "with new episodes"
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass
@@ -94,7 +94,7 @@ def _check(spec: EnvSpec, env: Any, report: EnvReport) -> None:
             check_env(env.unwrapped, skip_render_check=True)
         finally:
             for warning in caught:
-                text = COLOUR.sub("", str(warning.message)).removeprefix("WARN: ").strip()
+                text = COLOR.sub("", str(warning.message)).removeprefix("WARN: ").strip()
                 # unbounded observations are usual (CartPole's velocities) and no problem to any agent here
                 if text and "infinity" not in text and text not in report.problems:
                     report.problems.append(text)

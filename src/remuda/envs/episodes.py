@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from remuda.envs.paths import import_named
+from remuda.envs.import_paths import import_named
 from remuda.errors import ConfigError
 
 CONTINUES = "episode_continues"  # true in the info of an end that is the learner's, and not the episode's

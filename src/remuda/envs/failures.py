@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import gymnasium
 
 import remuda
-from remuda.envs.paths import sentence
-from remuda.transport.notices import Notice
+from remuda.envs.import_paths import sentence
+from remuda.processes.notices import Notice
 
 FAILURES = (Exception, SystemExit)  # an env that calls sys.exit() has failed too
 RESTARTS_IN_A_ROW = 20  # without one completed step: the env is broken for good

@@ -25,8 +25,8 @@ MINIGRID_HIGHEST = 10  # the largest number of an object, colour or state that a
 LEGACY_ATARI = re.compile(r"[A-Z]\w*-v[04]")  # Pong-v4, without a namespace; also what other ids look like
 OWN = {  # what this package itself registers, when it is asked for
     "Remuda/Mock-v0": "remuda.envs.mock:MockEnv",
-    "Remuda/Recall-v0": "remuda.envs.memory:Recall",
-    "Remuda/CartPolePositions-v0": "remuda.envs.memory:CartPolePositions",
+    "Remuda/Recall-v0": "remuda.envs.memory_envs:Recall",
+    "Remuda/CartPolePositions-v0": "remuda.envs.memory_envs:CartPolePositions",
 }
 
 
@@ -86,7 +86,7 @@ def is_registered_by_import(name: str, entry_point: object) -> bool:
     return name in OWN or (family is not None and str(entry_point).startswith(f"{family.package}."))
 
 
-def hear_mujoco() -> None:
+def forward_mujoco_warnings() -> None:
     """Let MuJoCo warn in the log, of each thing once.
 
     By itself it prints every warning for every env, and leaves MUJOCO_LOG.TXT wherever the user stands.

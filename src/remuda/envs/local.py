@@ -27,15 +27,15 @@ from numpy.typing import NDArray
 
 from remuda.core import Episode, Space, Step
 from remuda.data.trees import leaves
-from remuda.envs.entries import action_leaves
+from remuda.envs.env_group import EnvGroup, build_all, rows_layout, slice_rows
 from remuda.envs.episodes import EpisodeStats, resolve_stats
-from remuda.envs.lane import Lane, build_all, rows_layout, slice_rows
 from remuda.envs.rows import Rows
 from remuda.envs.single import SingleEnv
+from remuda.envs.space_values import action_leaves
 from remuda.envs.spec import EnvSpec
 from remuda.errors import Abandoned, ConfigError, Interrupted
-from remuda.transport.notices import Notice, Reporter
-from remuda.transport.requests import server_of
+from remuda.processes.notices import Notice, Reporter
+from remuda.processes.requests import server_of
 
 logger = logging.getLogger("remuda.envs")
 
@@ -141,17 +141,17 @@ class LocalEnvs:
         self.observation, self.action = envs[0].observation, envs[0].action
         layout = rows_layout(self.observation, self.action, num_envs, info)
         arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()}
-        self._lanes, self._actions = [], []
+        self._env_groups, self._actions = [], []
         for first in range(0, num_envs, per_slot):
             own = slice(first, first + per_slot)
             rows, actions = slice_rows(arrays, own, self.observation, self.action, info)
-            lane = Lane(envs[own])
-            lane.attach(rows)
-            self._lanes.append(lane)
+            env_group = EnvGroup(envs[own])
+            env_group.attach(rows)
+            self._env_groups.append(env_group)
             self._actions.append(actions)
-        lanes = list(zip(self._lanes, self._actions, strict=True))
-        self._stepping = [partial(lane.step, actions) for lane, actions in lanes]
-        self._holding = [partial(lane.step, actions, hold=True) for lane, actions in lanes]
+        env_groups = list(zip(self._env_groups, self._actions, strict=True))
+        self._stepping = [partial(env_group.step, actions) for env_group, actions in env_groups]
+        self._holding = [partial(env_group.step, actions, hold=True) for env_group, actions in env_groups]
         self._targets = [[leaf for _, leaf in leaves(actions)] for actions in self._actions]
         self._restarts = arrays["restarts"]
         self._restarts_before = 0
@@ -168,12 +168,12 @@ class LocalEnvs:
         self._sent.clear()
         self._episodes.clear()
         taken = 0
-        for slot, lane in enumerate(self._lanes):
+        for slot, env_group in enumerate(self._env_groups):
             try:
-                taken += lane.reset(seed, warm_up, self._obey_stop)
+                taken += env_group.reset(seed, warm_up, self._obey_stop)
             except Abandoned as error:
                 raise Interrupted(f"{self._label}: {error}") from error
-            self._take_news(lane.rows)
+            self._take_news(env_group.rows)
             self._sent.append((slot, None))
         self._is_owed = [True] * self.num_slots
         return taken
@@ -182,20 +182,20 @@ class LocalEnvs:
         """Begin anew at the next step, which is answered with a reset row: in place of envs lost so often."""
         self._restarts.fill(restarts)  # their seeds differ from those that were used before
         self._restarts_before = -int(self._restarts.sum())
-        for lane in self._lanes:
-            lane.prepare(seed)
+        for env_group in self._env_groups:
+            env_group.prepare(seed)
 
     def get_state(self) -> dict[str, Any]:
         """What the coming steps depend on, once every slot was received; NoState if the envs hold more."""
-        states = [state for lane in self._lanes for state in lane.get_state()]
+        states = [state for env_group in self._env_groups for state in env_group.get_state()]
         return {"envs": states, "restarts": self._restarts.copy(), "restarts_before": self._restarts_before}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """As if every slot had just been received: the next call is a send to any of them."""
         states = list(state["envs"])
-        for lane in self._lanes:
-            own, states = states[: len(lane.envs)], states[len(lane.envs) :]
-            lane.set_state(own)
+        for env_group in self._env_groups:
+            own, states = states[: len(env_group.envs)], states[len(env_group.envs) :]
+            env_group.set_state(own)
         self._restarts[:], self._restarts_before = state["restarts"], state["restarts_before"]
         self._sent.clear()
         self._is_owed = [False] * self.num_slots
@@ -211,7 +211,7 @@ class LocalEnvs:
         """Envs that have ended begin anew, no other is touched."""
         self._require_received(slot)
         self._is_owed[slot] = True
-        self._sent.append((slot, self._lanes[slot].renew))
+        self._sent.append((slot, self._env_groups[slot].renew))
 
     def _require_received(self, slot: int) -> None:
         if self._is_owed[slot]:
@@ -223,7 +223,7 @@ class LocalEnvs:
         self._obey_stop()
         slot, work = self._sent.popleft()
         self._is_owed[slot] = False
-        rows = self._lanes[slot].rows
+        rows = self._env_groups[slot].rows
         if work is not None:
             try:
                 work()
@@ -235,7 +235,7 @@ class LocalEnvs:
 
     def info(self, slot: int) -> dict[str, NDArray[Any]]:
         """The entries of info that were asked for, [B of the slot], of its last answer; nan where there was none."""
-        return dict(self._lanes[slot].rows.info)
+        return dict(self._env_groups[slot].rows.info)
 
     def _obey_stop(self) -> None:
         if self.should_stop is not None and self.should_stop():
@@ -265,8 +265,8 @@ class LocalEnvs:
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
-            for lane in self._lanes:
-                lane.close()
+            for env_group in self._env_groups:
+                env_group.close()
 
     def __enter__(self) -> Self:
         return self

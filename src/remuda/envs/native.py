@@ -21,15 +21,15 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from remuda.core import Episode, Step, env_seed
+from remuda.core import Episode, Step, derive_seed
 from remuda.envs.backends import Backend, Games
-from remuda.envs.entries import action_leaves
+from remuda.envs.env_group import MOST
 from remuda.envs.episodes import CONTINUES, EpisodeStats, resolve_stats
 from remuda.envs.failures import FAILURES, raised
-from remuda.envs.lane import MOST
+from remuda.envs.import_paths import sentence
 from remuda.envs.local import envs_per_slot
-from remuda.envs.paths import sentence
 from remuda.envs.single import WARM_UP_KEY
+from remuda.envs.space_values import action_leaves
 from remuda.envs.spaces import action_space, observation_space
 from remuda.envs.spec import EnvSpec
 from remuda.errors import EnvError, EnvFailed, EnvSpecError, Interrupted, NoState
@@ -263,9 +263,9 @@ class _Slot:
         if self._is_working:
             self._discard()
         self._clear()
-        self._seeds = [env_seed(seed, self._first + env, 0) for env in range(self._count)]
+        self._seeds = [derive_seed(seed, self._first + env, 0) for env in range(self._count)]
         obs = self._guarded(lambda: self._games.begin(self._seeds))
-        draws = [env_seed(seed, self._first + env, WARM_UP_KEY) for env in range(self._count)]
+        draws = [derive_seed(seed, self._first + env, WARM_UP_KEY) for env in range(self._count)]
         first, taken = self._stored(obs), 0
         if warm_up:
             actions = gymnasium.vector.utils.batch_space(self._games.action_space, self._count)

@@ -6,10 +6,10 @@
             slot, step = envs.recv()             # in the order of sending; views of shared memory
             envs.send(slot, act(step.obs))       # copies the actions, rings the workers
 
-Every worker serves its share of every slot; with `alone` it has slots of its own (envs/apart.py). A worker that dies,
-or owes an answer for longer than `step_timeout`, is replaced; the envs it had answer their pending or next request
-with a reset row. Answers do not depend on timing: the same seed and actions give what LocalEnvs gives, bit by bit, as
-long as no worker is lost.
+Every worker serves its share of every slot; with `alone` it has slots of its own (envs/async_pool.py). A worker that
+dies, or owes an answer for longer than `step_timeout`, is replaced; the envs it had answer their pending or next
+request with a reset row. Answers do not depend on timing: the same seed and actions give what LocalEnvs gives, bit by
+bit, as long as no worker is lost.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from remuda.core import Episode, Step
 from remuda.data.shared import SharedArrays
 from remuda.data.trees import leaves
 from remuda.envs import worker
+from remuda.envs.env_group import rows_layout, slice_rows
 from remuda.envs.episodes import EpisodeStats, resolve_stats
-from remuda.envs.lane import rows_layout, slice_rows
+from remuda.envs.import_paths import describe
 from remuda.envs.local import blocks_of, check_seeds, envs_of, envs_per_slot, logger, write_actions
-from remuda.envs.paths import describe
 from remuda.envs.spaces import space_from_wire
 from remuda.envs.spec import EnvSpec
 from remuda.errors import Interrupted, NoState
-from remuda.transport.crew import LOOK_SECONDS, Crew, Member
-from remuda.transport.notices import Reporter
-from remuda.transport.requests import Patience, Requests, layout
+from remuda.processes.notices import Reporter
+from remuda.processes.requests import Requests, SpinWait, layout
+from remuda.processes.worker_pool import LOOK_SECONDS, Worker, WorkerPool
 
 NEWS_BYTES = 1024  # for the end of one episode; longer news go through the link
 
@@ -94,12 +94,12 @@ class PooledEnvs:
         self._reporter = Reporter(logger)
         self._waited = 0.0
         self._lost_at = [0] * num_workers  # number of the last request when a worker was last lost
-        self._crew = Crew(worker.__name__, orders, build_timeout, max_worker_restarts, should_stop)
+        self._worker_pool = WorkerPool(worker.__name__, orders, build_timeout, max_worker_restarts, should_stop)
         try:
-            observation, action = self._crew.start()
+            observation, action = self._worker_pool.start()
             self.observation, self.action = space_from_wire(observation), space_from_wire(action)
             self._allocate(num_workers, per_slot, info)
-            for member in self._crew.members:
+            for member in self._worker_pool.members:
                 self._introduce(member)
         except BaseException:
             self.close()
@@ -116,7 +116,7 @@ class PooledEnvs:
         self._memory = memory
         self._restarts = memory["restarts"]
         arrays = {name: memory[name] for name in memory.layout}
-        self._requests, self._patience = Requests(arrays, self._is_alone), Patience(num_workers)
+        self._requests, self._patience = Requests(arrays, self._is_alone), SpinWait(num_workers)
         slices = [slice(slot * per_slot, (slot + 1) * per_slot) for slot in range(self.num_slots)]
         views = [slice_rows(arrays, own, self.observation, self.action, info) for own in slices]
         self._steps, self._infos = [rows.step for rows, _ in views], [rows.info for rows, _ in views]
@@ -125,11 +125,11 @@ class PooledEnvs:
     @property
     def should_stop(self) -> Callable[[], bool] | None:
         """Asked at least every 0.2 s while waiting; True raises Interrupted."""
-        return self._crew.should_stop
+        return self._worker_pool.should_stop
 
     @should_stop.setter
     def should_stop(self, ask: Callable[[], bool] | None) -> None:
-        self._crew.should_stop = ask
+        self._worker_pool.should_stop = ask
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
@@ -144,13 +144,13 @@ class PooledEnvs:
         self._episodes.clear()
         self._news.clear()
         self._played = [0] * self.num_envs
-        for member in self._crew.members:
+        for member in self._worker_pool.members:
             member.inbox.clear()
         order = {"do": "reset", "seed": seed, "warm_up": warm_up}
         answers = self._order_all(order, "ready", self._build_timeout)
         for answer in answers:
             self._reporter.report(answer["notices"])
-        for member in self._crew.members:
+        for member in self._worker_pool.members:
             member.inbox.clear()  # news of requests that were given up above
         # a slot that waits for no worker answers with what its rows hold
         self._sent.extend((slot, 0) for slot in range(self.num_slots))
@@ -177,15 +177,15 @@ class PooledEnvs:
         number = self._number + kind
         self._sent.append((slot, number))
         self._is_owed[slot] = True
-        self._asked_at[slot] = self._crew.clock
+        self._asked_at[slot] = self._worker_pool.clock
         for index in self._requests.ask(slot, number):
-            self._crew.members[index].bell.ring()
+            self._worker_pool.members[index].bell.ring()
 
     def recv(self, slot: int | None = None) -> tuple[int, Step]:
         """The next slot in the order of sending, or the one that is asked for."""
         if not self._sent:
             raise RuntimeError("recv() without a send() or reset() before it.")
-        should_stop = self._crew.should_stop
+        should_stop = self._worker_pool.should_stop
         if should_stop is not None and should_stop():
             raise Interrupted("asked to stop between two steps of the envs")
         if slot is not None and slot != self._sent[0][0]:
@@ -197,7 +197,7 @@ class PooledEnvs:
             self._waited += max(0.0, time.perf_counter() - start - self._requests.busy(slot))
         self._sent.popleft()
         self._is_owed[slot] = False
-        self._received_at = self._crew.clock
+        self._received_at = self._worker_pool.clock
         if number and self._requests.has_news(slot, number):
             self._take_news(slot, number)
         return slot, self._steps[slot]
@@ -216,10 +216,10 @@ class PooledEnvs:
 
     def _wait(self, slot: int, number: int, seconds: float = math.inf) -> bool:
         """Until everybody has answered this request, at most so long; number 0 is a reset, which is over."""
-        requests, crew = self._requests, self._crew
+        requests, crew = self._requests, self._worker_pool
         if not number or requests.is_done(slot, number):
             return True
-        if seconds and not crew.has_lost and self._patience.sees(lambda: requests.is_done(slot, number)):
+        if seconds and not crew.has_lost and self._patience.poll(lambda: requests.is_done(slot, number)):
             return True
         requests.sleep(number)
         try:
@@ -233,7 +233,7 @@ class PooledEnvs:
 
     def _wait_long(self, slot: int, number: int, seconds: float) -> bool:
         """With an eye on workers that are lost or late."""
-        crew = self._crew
+        crew = self._worker_pool
         deadline = time.monotonic() + seconds
         # nobody is late before being asked, nor for this slot as long as answers for others come in
         start = max(self._asked_at[slot], self._received_at)
@@ -255,7 +255,7 @@ class PooledEnvs:
 
     def _take_news(self, slot: int, number: int) -> None:
         for index in self._requests.servers[slot]:
-            member = self._crew.members[index]
+            member = self._worker_pool.members[index]
             news = self._requests.news(member.index, slot, number)
             if news is None:
                 news = self._receive_news(member, slot, number)
@@ -274,27 +274,27 @@ class PooledEnvs:
             self._reporter.report(notices)
         self._news.clear()
 
-    def _receive_news(self, member: Member, slot: int, number: int) -> bytes:
+    def _receive_news(self, member: Worker, slot: int, number: int) -> bytes:
         """Said before it was done, so it is in the inbox or on its way."""
         while (news := self._find_news(member, slot, number)) is None and member.lost is None:
-            self._crew.listen(LOOK_SECONDS)
-            self._crew.expect(member, self._step_timeout, "while it owed statistics")
+            self._worker_pool.listen(LOOK_SECONDS)
+            self._worker_pool.expect(member, self._step_timeout, "while it owed statistics")
         member.inbox = [message for message in member.inbox if message.get("number") != number]
         return news or b""
 
     @staticmethod
-    def _find_news(member: Member, slot: int, number: int) -> bytes | None:
+    def _find_news(member: Worker, slot: int, number: int) -> bytes | None:
         for message in member.inbox:
             if message.get("slot") == slot and message["number"] == number:
                 return bytes(message["news"])
         return None
 
-    def _replace(self, member: Member) -> None:
+    def _replace(self, member: Worker) -> None:
         """A new process; what the old one left half done is asked again, what it had done stays."""
-        self._crew.revive(member, self._give_up(member))
+        self._worker_pool.revive(member, self._give_up(member))
         self._introduce(member)
 
-    def _give_up(self, member: Member) -> bool:
+    def _give_up(self, member: Worker) -> bool:
         """On what a lost worker left; returns whether it was of any use."""
         index = member.index
         owed = self._requests.owed(index)
@@ -316,18 +316,18 @@ class PooledEnvs:
         played: Counter[int] = Counter()
         for slot, number in self._sent:
             news = self._requests.news(index, slot, number)
-            news = self._find_news(self._crew.members[index], slot, number) if news is None else news
+            news = self._find_news(self._worker_pool.members[index], slot, number) if news is None else news
             if number and news:
                 played.update(env for env, _ in worker.decode_news(news)[0])
         left = {env: self._seeds[env][self._played[env] + played[env] :] for env in envs_of(self._blocks[index])}
         return {str(env): list(seeds) for env, seeds in left.items()}
 
-    def _introduce(self, member: Member) -> None:
+    def _introduce(self, member: Worker) -> None:
         assert self._memory is not None
         # one message: with the seed in a second one, a pending request could be answered in between
         order = {"do": "attach", "layout": self._memory.layout, "seed": self._seed, "alone": self._is_alone}
         member.tell(order, [self._memory.fd])
-        member.heard = self._crew.clock
+        member.heard = self._worker_pool.clock
 
     def info(self, slot: int) -> dict[str, NDArray[Any]]:
         """The entries of info that were asked for, [B of the slot], of its last answer; nan where there was none."""
@@ -350,7 +350,7 @@ class PooledEnvs:
         return [answer["inspected"] for answer in self._order_all({"do": "inspect"}, "inspected", self._step_timeout)]
 
     def _order_all(self, order: Mapping[str, Any], key: str, seconds: float) -> list[dict[str, Any]]:
-        return self._crew.ask([order] * len(self._crew.members), key, seconds, self._replace)
+        return self._worker_pool.ask([order] * len(self._worker_pool.members), key, seconds, self._replace)
 
     def get_state(self) -> dict[str, Any]:
         """As of LocalEnvs, and the state of each worker's libraries."""
@@ -377,7 +377,7 @@ class PooledEnvs:
             {"do": "load", "states": [state["envs"][env] for env in envs_of(blocks)], "libraries": own}
             for blocks, own in zip(self._blocks, libraries, strict=True)
         ]
-        self._crew.ask(orders, "loaded", self._build_timeout, self._replace)
+        self._worker_pool.ask(orders, "loaded", self._build_timeout, self._replace)
         # after the loading, in which a worker may have been lost too
         self._restarts[:], self._restarts_before = state["restarts"], state["restarts_before"]
         self._sent.clear()
@@ -385,7 +385,7 @@ class PooledEnvs:
 
     def close(self) -> None:
         """End every process and give back the memory; calling it again does nothing."""
-        self._crew.close()
+        self._worker_pool.close()
         if self._memory is not None:
             self._memory.close()
 

@@ -24,8 +24,8 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
-from remuda.core import Episode, env_seed
-from remuda.envs.paths import OR_SERIAL
+from remuda.core import Episode, derive_seed
+from remuda.envs.import_paths import OR_SERIAL
 from remuda.envs.pool import PooledEnvs
 from remuda.envs.spec import EnvSpec, resolve
 from remuda.errors import ConfigError, EnvSpecError
@@ -112,7 +112,7 @@ class EnvPool:
         Without a seed the pool's own is used the first time, and others that follow from it after that.
         """
         if seed is None:
-            seed = env_seed(self._seed, self._resets) if self._resets else self._seed
+            seed = derive_seed(self._seed, self._resets) if self._resets else self._seed
         self._resets += 1
         self._futures = [None] * self.num_batches
         self._envs.reset(seed)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from remuda.core import Envs, Episode, Space, Step
 from remuda.data import leaves
 from remuda.data.arrays import namedarraytuple
-from remuda.envs.entries import action_leaves
+from remuda.envs.space_values import action_leaves
 from remuda.errors import ConfigError
 
 
@@ -109,7 +109,7 @@ class WithPrevious:
         self._envs.renew(slot)
 
     def ready(self, seconds: float) -> list[int]:
-        """As of ApartEnvs."""
+        """As of AsyncPooledEnvs."""
         slots: list[int] = self._envs.ready(seconds)  # type: ignore[attr-defined]
         return slots
 

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from remuda.core import Step
-from remuda.transport.notices import Notice
+from remuda.processes.notices import Notice
 
 
 @dataclass

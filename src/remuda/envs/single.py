@@ -27,18 +27,18 @@ from typing import Any, NoReturn, cast
 import numpy as np
 from numpy import ndarray
 
-from remuda.core import env_seed
+from remuda.core import derive_seed
 from remuda.data.packing import Unpackable, pack, unpack
 from remuda.data.trees import leaves, map_tree
-from remuda.envs.entries import BoundsCheck, Forbidden, find_not_finite, reader
 from remuda.envs.episodes import CONTINUES, EpisodeStats, is_number
 from remuda.envs.failures import FAILURES, FailureCount, notice_of, raised
 from remuda.envs.rows import Rows
+from remuda.envs.space_values import BoundsCheck, Forbidden, find_not_finite, reader
 from remuda.envs.spaces import action_space, observation_space
 from remuda.envs.spec import EnvSpec
 from remuda.envs.states import get_state, set_state
 from remuda.errors import EnvError, EnvFailed, NoState
-from remuda.transport.notices import Notice
+from remuda.processes.notices import Notice
 
 # What is saved of an env beside its own state and its statistics.
 COUNTS = (
@@ -189,7 +189,7 @@ class SingleEnv:
         self._begin()
         if not warm_up or self._is_idle:
             return 0
-        draw = env_seed(seed, self.index, WARM_UP_KEY)
+        draw = derive_seed(seed, self.index, WARM_UP_KEY)
         self._env.action_space.seed(draw)
         return self.warm_up(draw % (warm_up + 1))
 
@@ -245,8 +245,8 @@ class SingleEnv:
     def _draw_seed(self) -> int:
         keys = self._seed, self.index, int(self._rows.restarts[self._row])
         if self._levels is None:
-            return env_seed(*keys)
-        return self._levels[env_seed(*keys, self._episode) % len(self._levels)]
+            return derive_seed(*keys)
+        return self._levels[derive_seed(*keys, self._episode) % len(self._levels)]
 
     def _first(self, answer: Any) -> None:
         if not self._continues:

@@ -22,8 +22,8 @@ from typing import Any
 import gymnasium
 
 from remuda.envs.atari import ENTRY_POINT, AtariEnv, AtariGame, AtariOptions, settle
-from remuda.envs.families import adapt, hear_mujoco, is_registered_by_import, register
-from remuda.envs.paths import as_json, describe, find, load_module, missing, sentence
+from remuda.envs.families import adapt, forward_mujoco_warnings, is_registered_by_import, register
+from remuda.envs.import_paths import as_json, describe, find, load_module, missing, sentence
 from remuda.errors import EnvSpecError, nearest
 
 
@@ -101,7 +101,7 @@ class EnvSpec:
                 limit = known.max_episode_steps
                 return env if limit is None else gymnasium.wrappers.TimeLimit(env, limit)
             if _is_mujoco(known):
-                hear_mujoco()
+                forward_mujoco_warnings()
             return adapt(gymnasium.make(known, disable_env_checker=True, **kwargs))
         except EnvSpecError:
             raise

@@ -25,20 +25,20 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from remuda.core import env_seed
+from remuda.core import derive_seed
 from remuda.data.packing import pack, unpack
 from remuda.data.shared import SharedArrays
+from remuda.envs.env_group import EnvGroup, build_all, slice_rows
 from remuda.envs.episodes import EpisodeStats
-from remuda.envs.lane import Lane, build_all, slice_rows
-from remuda.envs.paths import GUARD, find
+from remuda.envs.import_paths import GUARD, find
 from remuda.envs.single import SingleEnv
 from remuda.envs.spaces import space_to_wire
 from remuda.envs.spec import EnvSpec
 from remuda.errors import EnvSpecError, NoState
-from remuda.transport import serving
-from remuda.transport.notices import Notice
-from remuda.transport.requests import Answers, Patience
-from remuda.transport.wire import Bell, Link
+from remuda.processes import worker_main as serving
+from remuda.processes.links import Bell, Link
+from remuda.processes.notices import Notice
+from remuda.processes.requests import Answers, SpinWait
 
 STEP, HOLD, RENEW, KINDS = 0, 1, 2, 4  # the last: numbers of requests differ by so much
 LOOK_SECONDS = 1.0  # how often an idle worker looks whether its fork server lives, where the kernel does not tell
@@ -62,7 +62,7 @@ def main(fds: Sequence[int]) -> int:
 class _Service:
     def __init__(self, link: Link, bell: Bell, parent_bell: Bell) -> None:
         self._link, self._bell, self._parent_bell = link, bell, parent_bell
-        self._lanes: list[Lane] = []
+        self._env_groups: list[EnvGroup] = []
         self._answers: Answers | None = None  # until memory is attached: nothing to do
         self._encode = msgspec.msgpack.Encoder().encode
         self._is_leaving = False
@@ -77,7 +77,7 @@ class _Service:
             if answers is not None:
                 while (asked := answers.oldest()) is not None:
                     self._answer(answers, *asked)
-                if self._patience.sees(answers.is_asked) or not answers.sleep():
+                if self._patience.poll(answers.is_asked) or not answers.sleep():
                     continue
             events = poll.poll(LOOK_SECONDS * 1000)
             if answers is not None:
@@ -91,8 +91,8 @@ class _Service:
                 return
 
     def close(self) -> None:
-        for lane in self._lanes:
-            lane.close()
+        for env_group in self._env_groups:
+            env_group.close()
 
     def _obey(self) -> None:
         messages, fds = self._link.receive()
@@ -128,9 +128,9 @@ class _Service:
 
         envs = build_all([partial(make, index) for block in self._blocks for index in range(*block)])
         for first, last in self._blocks:
-            self._lanes.append(Lane(envs[: last - first]))
+            self._env_groups.append(EnvGroup(envs[: last - first]))
             envs = envs[last - first :]
-        first_env = self._lanes[0].envs[0]
+        first_env = self._env_groups[0].envs[0]
         self._link.send({"built": [space_to_wire(first_env.observation), space_to_wire(first_env.action)]})
 
     def _alive(self) -> None:
@@ -141,38 +141,38 @@ class _Service:
         os.close(fd)
         arrays = {name: memory[name] for name in memory.layout}
         self._actions = []
-        for lane, (first, last) in zip(self._lanes, self._blocks, strict=True):
-            env = lane.envs[0]
+        for env_group, (first, last) in zip(self._env_groups, self._blocks, strict=True):
+            env = env_group.envs[0]
             rows, actions = slice_rows(arrays, slice(first, last), env.observation, env.action, self._info)
-            lane.attach(rows)
+            env_group.attach(rows)
             self._actions.append(actions)
         self._restarts = memory["restarts"]
         self._answers = Answers(arrays, self._index, order["alone"])
-        self._lane_of = dict(zip(self._answers.slots, zip(self._lanes, self._actions, strict=True), strict=True))
-        self._patience = Patience(self._answers.num_workers)
+        self._lane_of = dict(zip(self._answers.slots, zip(self._env_groups, self._actions, strict=True), strict=True))
+        self._patience = SpinWait(self._answers.num_workers)
         if order["seed"] is not None:  # in place of a lost worker
             self._seed_libraries(order["seed"])
-            for lane in self._lanes:
-                lane.prepare(order["seed"])
+            for env_group in self._env_groups:
+                env_group.prepare(order["seed"])
 
     def _seed_libraries(self, seed: int) -> None:
         # forked processes share the state of these generators, and envs that use them would run in step
         first = self._blocks[0][0]
-        own = env_seed(seed, first, int(self._restarts[first]))
+        own = derive_seed(seed, first, int(self._restarts[first]))
         random.seed(own)
         np.random.seed(own)
 
     def _reset(self, seed: int, warm_up: int) -> None:
         self._seed_libraries(seed)
-        taken = sum(lane.reset(seed, warm_up, self._alive) for lane in self._lanes)
-        notices = [notice for lane in self._lanes for notice in lane.rows.notices]
-        for lane in self._lanes:
-            lane.rows.notices.clear()
+        taken = sum(env_group.reset(seed, warm_up, self._alive) for env_group in self._env_groups)
+        notices = [notice for env_group in self._env_groups for notice in env_group.rows.notices]
+        for env_group in self._env_groups:
+            env_group.rows.notices.clear()
         self._link.send({"ready": taken, "notices": notices}, seconds=None)
 
     def _save(self) -> None:
         try:
-            states = [state for lane in self._lanes for state in lane.get_state()]
+            states = [state for env_group in self._env_groups for state in env_group.get_state()]
         except NoState as error:
             self._link.send({"saved": None, "why": str(error)})
             return
@@ -180,9 +180,9 @@ class _Service:
         self._link.send({"saved": states, "libraries": libraries}, seconds=None)  # megabytes, and a busy parent
 
     def _load(self, states: Sequence[Any], libraries: bytes | None) -> None:
-        for lane in self._lanes:
-            own, states = states[: len(lane.envs)], states[len(lane.envs) :]
-            lane.set_state(own)
+        for env_group in self._env_groups:
+            own, states = states[: len(env_group.envs)], states[len(env_group.envs) :]
+            env_group.set_state(own)
         if libraries is not None:
             of_python, of_numpy = unpack(libraries)
             random.setstate(of_python)
@@ -190,15 +190,15 @@ class _Service:
         self._link.send({"loaded": True})
 
     def _answer(self, answers: Answers, number: int, slot: int) -> None:
-        lane, actions = self._lane_of[slot]
+        env_group, actions = self._lane_of[slot]
         start = time.perf_counter()
         kind = number % KINDS
         if kind == RENEW:
-            lane.renew()
+            env_group.renew()
         else:
-            lane.step(actions, kind == HOLD)
+            env_group.step(actions, kind == HOLD)
         seconds = time.perf_counter() - start
-        rows = lane.rows
+        rows = env_group.rows
         news: bytes | None = b""
         if rows.episodes or rows.notices:
             # its first byte tells whether there is something to report at once

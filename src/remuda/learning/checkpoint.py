@@ -5,7 +5,8 @@ and journal), state.json and a manifest of sha256 sums.
     found = load_newest(directory)           # the newest that is whole; damaged ones are named and passed over
 
 What is too large to be written every time lies in files in `replay/`, which several checkpoints may share (see
-replay/saving.py): the manifest names those that its checkpoint needs, and they are deleted with the last that does.
+replay/ring_files.py): the manifest names those that its checkpoint needs, and they are deleted with the last that
+does.
 
 A checkpoint is written aside, flushed to disk and renamed, so it exists whole or not at all. Nothing in it is
 code: tensors and JSON only.

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remuda.core import Algorithm, Clock, QuickGradients
+from remuda.core import Algorithm, Clock, FastGradients
 from remuda.data import Batch, Rollout, map_tree
 from remuda.errors import ConfigError, TrainingError
 from remuda.learning.agreement import Agreement, compare
@@ -127,7 +127,7 @@ class Learner:
             return self._parts.gradients(self._by_autograd, batch)
         return self._by_autograd(batch)
 
-    def _agrees(self, quick: QuickGradients, batch: Batch) -> bool:
+    def _agrees(self, quick: FastGradients, batch: Batch) -> bool:
         """Compare in the first update of a process, and again whenever the number of updates has doubled."""
         if self.version < self._compare_at:
             return True

@@ -57,7 +57,7 @@ class Window:
         return metrics
 
 
-def summarise(name: str, of_rounds: Sequence[float]) -> float:
+def summarize(name: str, of_rounds: Sequence[float]) -> float:
     """Values of the rounds of a line: the largest, or, of counts and ratios so far, the last, or the mean."""
     if name.startswith("replay/"):
         return of_rounds[-1]

@@ -6,16 +6,16 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from remuda.transport.notices import notice_of
+from remuda.processes.notices import notice_of
 
 
 @contextmanager
-def warnings_go_to(say: Callable[[str, str], None]) -> Iterator[None]:
+def warnings_go_to(log: Callable[[str, str], None]) -> Iterator[None]:
     """Pass every warning to `say` while the context lasts: its text, and a traceback or "".
 
     The traceback of an exception at the same place of the user's code is passed once.
     """
-    handler, logger = _Notices(say), logging.getLogger("remuda")
+    handler, logger = _Notices(log), logging.getLogger("remuda")
     logger.addHandler(handler)
     try:
         yield
@@ -24,9 +24,9 @@ def warnings_go_to(say: Callable[[str, str], None]) -> Iterator[None]:
 
 
 class _Notices(logging.Handler):
-    def __init__(self, say: Callable[[str, str], None]) -> None:
+    def __init__(self, log: Callable[[str, str], None]) -> None:
         super().__init__(logging.WARNING)
-        self._say, self._places = say, set[str]()
+        self._say, self._places = log, set[str]()
 
     def emit(self, record: logging.LogRecord) -> None:
         notice = notice_of(record)

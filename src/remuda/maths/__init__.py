@@ -9,7 +9,7 @@ from remuda.maths.distributions import (
     MultiCategorical,
     SquashedGaussian,
 )
-from remuda.maths.losses import MAX_LOG_RATIO, approximate_kl, clipped_surrogate, standardised, value_loss
+from remuda.maths.losses import MAX_LOG_RATIO, approximate_kl, clipped_surrogate, standardized, value_loss
 from remuda.maths.returns import discounted_returns, explained_variance, gae, n_step_returns
 from remuda.maths.values import huber, project, rescale, unscale
 from remuda.maths.vtrace import one_step_advantages, vtrace
@@ -33,7 +33,7 @@ __all__ = [
     "one_step_advantages",
     "project",
     "rescale",
-    "standardised",
+    "standardized",
     "unscale",
     "value_loss",
     "vtrace",

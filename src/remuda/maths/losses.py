@@ -41,7 +41,7 @@ def approximate_kl(log_ratio: Tensor) -> Tensor:
     return (log_ratio.expm1() - log_ratio).mean()
 
 
-def standardised(x: Tensor, epsilon: float = 1e-8) -> Tensor:
+def standardized(x: Tensor, epsilon: float = 1e-8) -> Tensor:
     """Shift and scale x to mean 0 and standard deviation 1; a single row is returned as it is.
 
     Where all rows are equal but for rounding, the result is 0: divided by its own deviation, rounding would look like

@@ -5,7 +5,7 @@ from remuda.nets.encoder import NETS, EntriesNet, make_net
 from remuda.nets.inputs import Inputs, Shapes
 from remuda.nets.mlp import ACTIVATIONS, MLP, orthogonal
 from remuda.nets.noisy import NoisyLinear
-from remuda.nets.normalise import RunningMoments, Standardise
+from remuda.nets.normalize import RunningMoments, Standardize
 from remuda.nets.recurrent import Core, GRUState, LSTMState
 from remuda.nets.residual import ImpalaNet
 
@@ -25,7 +25,7 @@ __all__ = [
     "RunningMoments",
     "Shapes",
     "SmallCNN",
-    "Standardise",
+    "Standardize",
     "is_channels_first",
     "make_net",
     "orthogonal",

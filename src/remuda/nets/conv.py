@@ -47,7 +47,7 @@ def image_sides(shape: tuple[int, ...]) -> tuple[int, int]:
     return (shape[1], shape[2]) if is_channels_first(shape) else (shape[0], shape[1])
 
 
-def initialised(layer: Layer, orthogonal_init: bool) -> Layer:
+def initialized(layer: Layer, orthogonal_init: bool) -> Layer:
     """Orthogonal for the relu that follows, or as torch made it."""
     return orthogonal(layer, math.sqrt(2)) if orthogonal_init else layer
 
@@ -102,9 +102,9 @@ class NatureCNN(nn.Module):
         layers: list[nn.Module] = [layout]
         depth = layout.channels
         for out, kernel, stride in convolutions:
-            layers += [initialised(nn.Conv2d(depth, out, kernel, stride), orthogonal_init), nn.ReLU(inplace=True)]
+            layers += [initialized(nn.Conv2d(depth, out, kernel, stride), orthogonal_init), nn.ReLU(inplace=True)]
             depth, height, width = out, (height - kernel) // stride + 1, (width - kernel) // stride + 1
-        last = initialised(WideLinear(depth * height * width, features), orthogonal_init)
+        last = initialized(WideLinear(depth * height * width, features), orthogonal_init)
         self.layers = nn.Sequential(*layers, Pixels(), last, nn.ReLU(inplace=True))
         layout.lay_out(self)
 
@@ -134,8 +134,8 @@ class SmallCNN(nn.Module):
         super().__init__()
         height, width = refuse_small(shape, "small", SMALL_SIDE, "mlp")
         layout = ImageLayout(shape, channels_last)
-        convolution = initialised(nn.Conv2d(layout.channels, channels, 3), orthogonal_init)
-        last = initialised(nn.Linear(channels * (height - 2) * (width - 2), features), orthogonal_init)
+        convolution = initialized(nn.Conv2d(layout.channels, channels, 3), orthogonal_init)
+        last = initialized(nn.Linear(channels * (height - 2) * (width - 2), features), orthogonal_init)
         relu = nn.ReLU(inplace=True)
         self.layers = nn.Sequential(layout, convolution, relu, nn.Flatten(), last, relu)
         layout.lay_out(self)

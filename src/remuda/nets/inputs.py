@@ -33,7 +33,7 @@ from torch.nn import functional as F
 from remuda.core import Space
 from remuda.data import leaves, map_tree
 from remuda.nets.conv import is_channels_first
-from remuda.nets.normalise import Standardise
+from remuda.nets.normalize import Standardize
 
 Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]  # of a leaf, or by the dotted path of every leaf
 
@@ -50,7 +50,7 @@ class Inputs(nn.Module):
 
     @property
     def has_statistics(self) -> bool:
-        return any(leaf.standardise is not None for _, leaf in leaves(self.tree))
+        return any(leaf.standardize is not None for _, leaf in leaves(self.tree))
 
     def update(self, obs: Any) -> None:
         """Merge rows [N, ...] into the statistics."""
@@ -76,7 +76,7 @@ class LeafInput(nn.Module):
         self.kind, self.n, self.shape = space.kind, space.n, space.shape
         self.is_image = is_image(space)
         self.is_channels_first = self.is_image and is_channels_first(space.shape)
-        self.standardise: Standardise | None = None
+        self.standardize: Standardize | None = None
         if space.kind == "discrete":
             self.shape = (space.n,)
         elif space.kind == "multidiscrete":
@@ -89,11 +89,11 @@ class LeafInput(nn.Module):
         elif self.is_image:
             self.register_buffer("high", torch.as_tensor(image_bound(space)), persistent=False)
         elif normalize:
-            self.standardise = Standardise(space.shape)
+            self.standardize = Standardize(space.shape)
 
     def update(self, rows: Tensor) -> None:
-        if self.standardise is not None:
-            self.standardise.update(rows.float())
+        if self.standardize is not None:
+            self.standardize.update(rows.float())
 
     def arrange(self, obs: Tensor) -> Tensor:
         """Channels side by side, as large nets want them: moved as bytes, a quarter of what floats would be."""
@@ -113,8 +113,8 @@ class LeafInput(nn.Module):
             pixels = self.arrange(obs).float().div_(self.high)
             return pixels - pixels.mean((1, 2, 3), keepdim=True) if self.center else pixels
         obs = obs.float()
-        if self.standardise is not None:
-            obs = self.standardise(obs)
+        if self.standardize is not None:
+            obs = self.standardize(obs)
         return obs
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remuda.nets.conv import ImageLayout, Pixels, image_sides, initialised
+from remuda.nets.conv import ImageLayout, Pixels, image_sides, initialized
 from remuda.nets.mlp import orthogonal
 from remuda.nets.wide import WideLinear
 
@@ -107,7 +107,7 @@ class ImpalaNet(nn.Module):
                     else ResidualBlock(out, orthogonal_init)
                 )
             depth, height, width = out, (height + 1) // 2, (width + 1) // 2
-        last = initialised(WideLinear(depth * height * width, features), orthogonal_init)
+        last = initialized(WideLinear(depth * height * width, features), orthogonal_init)
         if fixup:
             layers += [Shift(), nn.ReLU(), Pixels(), Shift(), last, nn.ReLU()]
         else:
@@ -130,4 +130,4 @@ def fixup_convolution(depth: int, out: int, orthogonal_init: bool) -> nn.Conv2d:
     layer = nn.Conv2d(depth, out, 3, padding=1, bias=False)
     if not orthogonal_init:
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-    return initialised(layer, orthogonal_init)
+    return initialized(layer, orthogonal_init)

@@ -1,24 +1,24 @@
 """Replays: batches in, the batches that are due out."""
 
-from remuda.replay.experience import Experience, as_row
 from remuda.replay.frames import FrameRing
-from remuda.replay.fresh import Fresh
-from remuda.replay.judging import RowJudge, SequenceJudge
+from remuda.replay.initial_priority import SequencePriority, TransitionPriority
 from remuda.replay.priorities import Priorities
 from remuda.replay.ring import Ring, Row
-from remuda.replay.sequences import Sequences
-from remuda.replay.starts import States
+from remuda.replay.rollout_buffer import RolloutBuffer
+from remuda.replay.sequence_index import RecurrentStates
+from remuda.replay.sequences import SequenceReplay
+from remuda.replay.transitions import TransitionReplay, as_row
 
 __all__ = [
-    "Experience",
+    "TransitionReplay",
     "FrameRing",
-    "Fresh",
+    "RolloutBuffer",
     "Priorities",
     "Ring",
     "Row",
-    "RowJudge",
-    "SequenceJudge",
-    "Sequences",
-    "States",
+    "TransitionPriority",
+    "SequencePriority",
+    "SequenceReplay",
+    "RecurrentStates",
     "as_row",
 ]

@@ -34,12 +34,12 @@ class FrameRing(Ring):
         frames: int,
         groups: int = 1,
         fds: Sequence[int] | None = None,
-        is_judged: bool = False,
+        has_td_error: bool = False,
         checked_rows: int = 0,
     ) -> None:
         """Of the first `checked_rows` it is looked whether what is put together again is what was given."""
         stack = np.asarray(example.obs)
-        super().__init__(example.replace(obs=np.zeros((), np.int64)), capacity, envs, groups, fds, is_judged)
+        super().__init__(example.replace(obs=np.zeros((), np.int64)), capacity, envs, groups, fds, has_td_error)
         self.frames, self._shape = frames, stack.shape
         self.checked_rows = checked_rows
         self._room = capacity + capacity // ROWS_PER_EXTRA_FRAME + 2 * frames
@@ -60,9 +60,9 @@ class FrameRing(Ring):
         if not fds:
             self._begin_empty()
 
-    def append(self, rows: Row, last_obs: Any, group: int = 0) -> None:
+    def append(self, rows: Row, next_obs: Any, group: int = 0) -> None:
         first = int(self.written[group])
-        super().append(rows, last_obs, group)
+        super().append(rows, next_obs, group)
         if first < self.checked_rows and len(rows.mask) < self.capacity:
             row, env = np.mgrid[first : int(self.written[group]), self.columns(group)].reshape(2, -1)
             given = np.asarray(rows.obs).reshape(len(row), *self._shape)

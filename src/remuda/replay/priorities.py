@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remuda.randomness import Purpose, keyed_generator
-from remuda.replay.places import NONE, Places
 from remuda.replay.ring import Index, NothingToDraw, Ring
+from remuda.replay.ring_index import NONE, RingIndex
 from remuda.replay.sumtree import SumTree
 
 
@@ -47,7 +47,7 @@ class Priorities:
     def __init__(self, ring: Ring, alpha: float, epsilon: float = 1e-6, is_shared: bool = False) -> None:
         self.ring, self.alpha, self.epsilon = ring, alpha, epsilon
         self.tree, self.largest = SumTree(ring.capacity * ring.envs), 1.0
-        self.places = Places(ring, is_shared)
+        self.places = RingIndex(ring, is_shared)
         self._drawn = (NONE, NONE, b"")
 
     def append(self, first: int, mask: Any, group: int = 0, priority: Any = None, known: Any = True) -> None:
@@ -72,7 +72,7 @@ class Priorities:
         key = np.stack([np.concatenate([row, row + 1]), np.concatenate([env, env])], -1)
         self.tree.put(self.places.of(key), np.concatenate([mask * self.largest, np.zeros(len(row))]))
 
-    def follow(self, group: int, seen: int) -> int:
+    def sync(self, group: int, seen: int) -> int:
         """Take note of rows that another process appended after `seen`; returns how far it has come."""
         end, ring = self.ring.noticed(group), self.ring
         first = max(seen, ring.oldest(group))

@@ -81,17 +81,17 @@ class Ring:
         envs: int,
         groups: int = 1,
         fds: Sequence[int] | None = None,
-        is_judged: bool = False,
+        has_td_error: bool = False,
     ) -> None:
         """`example` is a row of one env, as arrays of its shape and dtype; `fds` are those of a ring like this.
 
-        With `is_judged`, writers also say how large the error of each row is (`judge`).
+        With `has_td_error`, writers also say how large the error of each row is (`judge`).
         """
         self.capacity, self.envs, self.groups, self.width = capacity, envs, groups, envs // groups
         self._names = [path for path, _ in leaves(example)]
         layout = {path: ((capacity, envs, *array.shape), str(array.dtype)) for path, array in leaves(example)}
         counts: Any = dict.fromkeys(("written", "begun", "real", "judged"), ((groups,), "int64"))
-        counts |= {"error": ((capacity, envs), "float32")} if is_judged else {}
+        counts |= {"error": ((capacity, envs), "float32")} if has_td_error else {}
         self._memory = SharedArrays(
             {**layout, **counts, "is_held": ((1,), "int64"), "limit": ((1,), "int64")}, fds[0] if fds else None
         )
@@ -101,8 +101,8 @@ class Ring:
         self.written = self._memory["written"]  # rows that each group was ever given
         self.begun = self._memory["begun"]  # and those that are being written
         self.real = self._memory["real"]  # of the rows that were given since this memory is there, the real ones
-        self.error = self._memory["error"] if is_judged else None
-        self.judged = self._memory["judged"]  # rows of each group whose error is known, where it is wanted
+        self.error = self._memory["error"] if has_td_error else None
+        self.td_errors = self._memory["judged"]  # rows of each group whose error is known, where it is wanted
         self._is_held = self._memory["is_held"]
         self._peace = threading.RLock()  # of threads of this process: while somebody has peace, nobody takes over
         self._takes_over = False
@@ -129,7 +129,7 @@ class Ring:
         """Of all envs, reset rows included."""
         return int(self.stored.sum()) * self.width
 
-    def append(self, rows: Row, last_obs: Any, group: int = 0) -> None:
+    def append(self, rows: Row, next_obs: Any, group: int = 0) -> None:
         """[T, B of the group] after what is there; of more than fit only the newest are kept."""
         T = len(rows.mask)
         start = int(self.written[group])
@@ -141,7 +141,7 @@ class Ring:
         for places, first in unbroken(start + skipped, start + T, self.capacity):
             taken = slice(first - start, first - start + places.stop - places.start)
             self._write(places, columns, rows[taken])
-        self._write_obs((start + T) % self.capacity, columns, last_obs)
+        self._write_obs((start + T) % self.capacity, columns, next_obs)
         self.real[group] += np.count_nonzero(rows.mask)
         self._fence()
         self.written[group] = start + T
@@ -173,7 +173,7 @@ class Ring:
             self.begun[group] = start
 
     @contextmanager
-    def still(self) -> Iterator[None]:
+    def pause_writers(self) -> Iterator[None]:
         """Nothing is written while it lasts: writers finish what they began, and wait."""
         self._is_held[0] = 1
         try:
@@ -194,16 +194,16 @@ class Ring:
             self._fence()
             self._is_held[0] = 0
 
-    def judge(self, group: int, first: int, error: NDArray[np.float32]) -> None:
+    def set_td_error(self, group: int, first: int, error: NDArray[np.float32]) -> None:
         """Errors [T, B of the group] of rows that were appended; NaN where none is known."""
         assert self.error is not None
         self.error[np.arange(first, first + len(error)) % self.capacity, self.columns(group)] = error
         self._fence()
-        self.judged[group] = first + len(error)
+        self.td_errors[group] = first + len(error)
 
     def noticed(self, group: int) -> int:
         """Return how many rows of a group a reader may take note of; see `look`."""
-        end = int(self.judged[group] if self.error is not None else self.written[group])
+        end = int(self.td_errors[group] if self.error is not None else self.written[group])
         self._fence()
         return end
 
@@ -252,15 +252,15 @@ class Ring:
     def forgo_judgement(self, group: int) -> None:
         """Of rows that nobody will judge any more."""
         if self.error is not None:
-            first = max(int(self.judged[group]), self.oldest(group))
+            first = max(int(self.td_errors[group]), self.oldest(group))
             unknown = np.full((int(self.written[group]) - first, self.width), np.nan, np.float32)
-            self.judge(group, first, unknown)
+            self.set_td_error(group, first, unknown)
 
-    def cut(self, last_obs: Any, group: int = 0) -> None:
+    def cut(self, next_obs: Any, group: int = 0) -> None:
         """All episodes of a group end here, neither terminated nor continued: what comes next is another's."""
         blank = map_tree(lambda x: np.zeros((1, self.width, *x.shape[2:]), x.dtype), self.rows.replace(obs=None))
-        obs = map_tree(lambda x: np.asarray(x)[None], last_obs)
-        self.append(blank.replace(obs=obs, discount=np.ones_like(blank.discount)), last_obs, group)
+        obs = map_tree(lambda x: np.asarray(x)[None], next_obs)
+        self.append(blank.replace(obs=obs, discount=np.ones_like(blank.discount)), next_obs, group)
 
     def columns(self, group: int) -> slice:
         """The envs of a group."""
@@ -382,11 +382,11 @@ class Ring:
         place = np.repeat(tail["written"] % self.capacity, self.width)
         for (_, x), seen in zip(leaves(self.rows.obs), tail["obs"], strict=True):
             x[place, np.arange(self.envs)] = seen
-        self.written[:] = self.begun[:] = self.judged[:] = tail["written"]
+        self.written[:] = self.begun[:] = self.td_errors[:] = tail["written"]
 
     def clear(self) -> None:
         """As if no row had ever been given."""
-        self.written[:] = self.begun[:] = self.judged[:] = 0
+        self.written[:] = self.begun[:] = self.td_errors[:] = 0
 
     def close(self) -> None:
         self._memory.close()

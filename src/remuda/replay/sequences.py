@@ -33,10 +33,10 @@ from numpy.typing import NDArray
 from remuda.data import ArrayTuple, Batch, Steps, leaves, map_tree
 from remuda.errors import ConfigError
 from remuda.randomness import Purpose, keyed_generator
-from remuda.replay.experience import as_row
 from remuda.replay.ring import Index, NothingToDraw, Ring, Row
-from remuda.replay.starts import Starts, States
-from remuda.replay.stored import Stored
+from remuda.replay.ring_replay import RingReplay
+from remuda.replay.sequence_index import RecurrentStates, SequenceIndex
+from remuda.replay.transitions import as_row
 
 
 class SequenceReturns(ArrayTuple):
@@ -47,7 +47,7 @@ class SequenceReturns(ArrayTuple):
     row: Any  # int64, counted from the first of the R rows; never beyond a reset row
 
 
-class Sequences(Stored):
+class SequenceReplay(RingReplay):
     """Draws whole sequences.
 
     `state_example` is a state of any number of envs, as `initial_state` gives it. `interval` is how many rows there
@@ -77,7 +77,7 @@ class Sequences(Stored):
         is_shared: bool = False,
         most_per_round: int | None = None,
         lead: int = 0,
-        is_judged: bool = False,
+        has_td_error: bool = False,
     ) -> None:
         """Where others write, the interval is theirs: they store a state with each of their rollouts, and may judge
         what they wrote (judging.py)."""
@@ -86,26 +86,28 @@ class Sequences(Stored):
         self.state_example, self.alpha, self.epsilon = state_example, priorities, epsilon
         self.n_step, self.gamma, self.rows_per_batch = n_step, gamma, batch_size * length
         self.burn_in, self.length, self.interval = burn_in, length, interval
-        self.is_judged = is_judged
+        self.has_td_error = has_td_error
         # Their room depends on the first rollout, unless it is known.
-        self.starts = self._make_starts(interval) if is_shared and interval is not None else None
+        self.sequence_index = self._make_sequence_index(interval) if is_shared and interval is not None else None
 
     @property
     def fds(self) -> list[int]:
         """With these another process can write to it."""
-        return self.ring.fds if self.starts is None else [*self.ring.fds, self.starts.states.memory.fd]
+        return (
+            self.ring.fds if self.sequence_index is None else [*self.ring.fds, self.sequence_index.states.memory.fd]
+        )
 
     def add(self, batch: Batch) -> None:
         if batch.state is None:
             raise ValueError("the batch has no recurrent state: of agents without memory draw rows, with Experience.")
-        rows, last_obs = map_tree(lambda x: x.numpy(), (as_row(batch.steps), batch.last_obs))
-        if self.starts is None:
-            self.starts = self._make_starts(len(rows.mask))
-        self.starts.states.store(batch.state)
-        self.ring.append(rows, last_obs)
+        rows, next_obs = map_tree(lambda x: x.numpy(), (as_row(batch.steps), batch.next_obs))
+        if self.sequence_index is None:
+            self.sequence_index = self._make_sequence_index(len(rows.mask))
+        self.sequence_index.states.store(batch.state)
+        self.ring.append(rows, next_obs)
         self._owe(int(rows.mask.sum()))
 
-    def _make_starts(self, T: int) -> Starts:
+    def _make_sequence_index(self, T: int) -> SequenceIndex:
         kept, rows = self.ring.capacity - 1, self.burn_in + self.length
         # After an add, every start is a multiple of T rows back.
         if kept // T * T < rows:
@@ -113,76 +115,76 @@ class Sequences(Stored):
                 f"rollouts of {T} rows never leave a whole sequence of burn_in + length = {rows} rows in a ring that "
                 f"keeps {kept}: make the replay larger, or rollouts shorter."
             )
-        states = States(self.ring, self.state_example, self.interval or T, is_judged=self.is_judged)
-        return Starts(states, self.burn_in, self.length, self._priority_of)
+        states = RecurrentStates(self.ring, self.state_example, self.interval or T, has_td_error=self.has_td_error)
+        return SequenceIndex(states, self.burn_in, self.length, self._priority_of)
 
     def _priority_of(self, error: NDArray[Any]) -> NDArray[np.float64]:
         priority: NDArray[np.float64] = (np.abs(error.astype(np.float64)) + self.epsilon) ** (self.alpha or 0.0)
         return priority
 
     def _take_note(self) -> None:
-        if self.starts is not None:
-            self.starts.follow_ring()
+        if self.sequence_index is not None:
+            self.sequence_index.follow_ring()
 
     def can_draw(self) -> bool:
         """Whether there is any whole sequence with a real row."""
         self._take_note()
-        return self.starts is not None and self.starts.tree.total > 0
+        return self.sequence_index is not None and self.sequence_index.tree.total > 0
 
     def _gather(self) -> Batch:
-        if self.starts is None or not self.can_draw():
+        if self.sequence_index is None or not self.can_draw():
             raise NothingToDraw(
                 f"no sequence can be drawn: none of {self.burn_in + self.length} rows is stored whole."
             )
         rng = keyed_generator(Purpose.REPLAY, self.seed, self.draws)
         self.draws += 1
-        number, env, probability = self.starts.draw(rng.random(self.batch_size))
+        number, env, probability = self.sequence_index.draw(rng.random(self.batch_size))
         weight = None
         if self.alpha is not None:
             weight = torch.from_numpy((probability.min() / probability).astype(np.float32))
-        start = self.starts.row_of(number, env)
-        place = number % self.starts.room
-        state = map_tree(lambda x: torch.from_numpy(x[place, env]), self.starts.states.states)
+        start = self.sequence_index.row_of(number, env)
+        place = number % self.sequence_index.room
+        state = map_tree(lambda x: torch.from_numpy(x[place, env]), self.sequence_index.states.states)
         lengths = (self.burn_in, self.length, self.n_step)
         steps, targets = sequence_rows(self.ring, start, env, *lengths, self.gamma)
         return Batch(steps, targets, state, weight=weight, key=np.stack([number, env], -1))
 
     def _torn(self, batch: Batch) -> int:
-        assert self.starts is not None
+        assert self.sequence_index is not None
         number, env = batch.key.T
-        return int(np.count_nonzero(~self.ring.is_stored(self.starts.row_of(number, env), env)))
+        return int(np.count_nonzero(~self.ring.is_stored(self.sequence_index.row_of(number, env), env)))
 
     def feedback(self, key: Any, priority: Any) -> None:
         """The error of each sequence that was drawn."""
-        if self.starts is not None and self.alpha is not None and priority is not None:
-            self.starts.follow_ring()  # it may have been cut since
+        if self.sequence_index is not None and self.alpha is not None and priority is not None:
+            self.sequence_index.follow_ring()  # it may have been cut since
             number, env = key.T
-            self.starts.set_priority(number, env, self._priority_of(priority.detach().numpy()))
+            self.sequence_index.set_priority(number, env, self._priority_of(priority.detach().numpy()))
 
     def get_state(self) -> dict[str, Any]:
-        starts = None if self.starts is None else self.starts.get_state()
-        return {**self._counts(), "starts": starts}
+        sequence_index = None if self.sequence_index is None else self.sequence_index.get_state()
+        return {**self._counts(), "starts": sequence_index}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """With the ring as it was then: what is drawn next is the same, bit by bit."""
-        starts = state["starts"]
-        if starts is None:
-            self.starts = None if not self.is_shared else self.starts
+        sequence_index = state["starts"]
+        if sequence_index is None:
+            self.sequence_index = None if not self.is_shared else self.sequence_index
         else:
-            if self.starts is None:
-                self.starts = self._make_starts(starts["states"]["interval"])
-            self.starts.set_state(starts)
+            if self.sequence_index is None:
+                self.sequence_index = self._make_sequence_index(sequence_index["states"]["interval"])
+            self.sequence_index.set_state(sequence_index)
         self._set_counts(state)
 
-    def lose(self, group: int) -> int:
-        if self.starts is not None:
-            self.starts.states.forgo_judgement(group)
-        return super().lose(group)
+    def on_writer_lost(self, group: int) -> int:
+        if self.sequence_index is not None:
+            self.sequence_index.states.forgo_judgement(group)
+        return super().on_writer_lost(group)
 
     def close(self) -> None:
         super().close()
-        if self.starts is not None:
-            self.starts.states.memory.close()
+        if self.sequence_index is not None:
+            self.sequence_index.states.memory.close()
 
 
 def sequence_rows(

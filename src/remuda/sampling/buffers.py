@@ -25,7 +25,7 @@ class Buffers(NamedTuple):
     """A rollout's arrays, and the recurrent state that follows its last row."""
 
     steps: Steps  # [T, B]
-    last_obs: Any  # [B]
+    next_obs: Any  # [B]
     last_value: Tensor | None  # [B]; None of agents without one
     state: Any  # [B], goes into row 0; None without memory
     begins: Tensor  # [B], True where row 0 starts a new episode

@@ -124,7 +124,7 @@ class EnvSampler:
         The envs answer row 0 with a reset, which masks it: no episode begins there.
         """
         self._begins.fill_(False)
-        self._obs[...] = self._buffers.last_obs
+        self._obs[...] = self._buffers.next_obs
         if self._state is not None:
             self._state[...] = self._buffers.next_state
         self._is_over.fill(True)  # the envs are new ones, and wait for their first reset
@@ -170,7 +170,7 @@ class EnvSampler:
             for _ in self._columns:
                 self._receive(self.num_steps - 1)
             if self._quick is not None:
-                self._say(self._quick)
+                self._evaluate_actions(self._quick)
             if buffers.last_value is not None:
                 value: Callable[..., Tensor] = self.agent.value  # type: ignore[attr-defined]  # the buffers say so
                 buffers.last_value.copy_(value(self._obs, self._state))
@@ -178,7 +178,7 @@ class EnvSampler:
         self._steps.version.fill_(self.version)
         self.row += self.num_steps
         self._begins.copy_(~self._steps.mask[-1])
-        return Rollout(self._steps, buffers.last_obs, buffers.last_value, buffers.state, begins=buffers.begins)
+        return Rollout(self._steps, buffers.next_obs, buffers.last_value, buffers.state, begins=buffers.begins)
 
     def _random_actions(self) -> Any:
         """[up to T, B] of the rows that are still to be random."""
@@ -189,7 +189,7 @@ class EnvSampler:
 
     def _keep_end(self) -> None:
         """What comes after the last row."""
-        self._buffers.last_obs[...] = self._obs
+        self._buffers.next_obs[...] = self._obs
         if self._state is not None:
             self._buffers.next_state[...] = self._state
 
@@ -243,12 +243,12 @@ class EnvSampler:
             self.envs.send(slot, taken)
         self._seconds["inference"] += time.perf_counter() - start
 
-    def _say(self, quick: Quick) -> None:
+    def _evaluate_actions(self, quick: Quick) -> None:
         """Of all rows in one go."""
         start = time.perf_counter()
         steps = self._steps
         obs, action = map_tree(lambda x: x.reshape(-1, *x.shape[2:]), (steps.obs, steps.action))
-        said = quick.say(obs, action)
+        said = quick.evaluate_actions(obs, action)
         steps.policy[...] = map_tree(lambda x: x.reshape(*steps.mask.shape, *x.shape[1:]), said)
         self._seconds["inference"] += time.perf_counter() - start
 

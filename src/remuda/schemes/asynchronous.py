@@ -19,16 +19,16 @@ from typing import Any
 
 from remuda.core import (
     Evaluator,
-    Feed,
     Log,
     Progress,
     Recipe,
     Replay,
+    ReplayWriters,
+    RolloutSource,
     Round,
     SharedReplay,
-    Stream,
     Weights,
-    env_seed,
+    derive_seed,
 )
 from remuda.errors import Interrupted
 from remuda.learning.learner import Learner
@@ -51,7 +51,7 @@ class Asynchronous:
             agent = learner.agent_on_cpu()
             stream = stack.enter_context(
                 closing(
-                    recipe.make_stream(agent, weights, self.workers, progress.rounds, self.max_lag, log.must_stop)
+                    recipe.make_source(agent, weights, self.workers, progress.rounds, self.max_lag, log.must_stop)
                 )
             )
             with saved_when_stopped(log):
@@ -73,7 +73,7 @@ class Asynchronous:
 
     @staticmethod
     def _round(
-        recipe: Recipe, learner: Learner, replay: Replay, stream: Stream, progress: Progress, log: Log
+        recipe: Recipe, learner: Learner, replay: Replay, stream: RolloutSource, progress: Progress, log: Log
     ) -> Round:
         """One rollout, as soon as there is one."""
         start = time.perf_counter()
@@ -104,7 +104,7 @@ class AsynchronousReplay:
                 if progress.rounds:
                     replay.cut()
                 feed = sampling.enter_context(
-                    closing(recipe.make_feed(weights, replay, self.workers, progress.rounds, log.must_stop))
+                    closing(recipe.make_writers(weights, replay, self.workers, progress.rounds, log.must_stop))
                 )
                 restarts = progress.restarts
                 start(recipe, feed, progress, learner.version)
@@ -127,18 +127,18 @@ class AsynchronousReplay:
 
     @staticmethod
     def _round(
-        recipe: Recipe, learner: Learner, replay: SharedReplay, feed: Feed, progress: Progress, log: Log
+        recipe: Recipe, learner: Learner, replay: SharedReplay, feed: ReplayWriters, progress: Progress, log: Log
     ) -> Round:
         """Some updates as soon as they are due; none, if for a while none are."""
         begin = time.perf_counter()
         left = recipe.steps - progress.steps
-        fresh = replay.follow(left)
+        fresh = replay.sync(left)
         while not replay.is_due and time.perf_counter() < begin + ROUND_SECONDS:
             feed.look(learner.version)
             if log.must_stop():
                 raise Interrupted("asked to stop while waiting for samplers")
             time.sleep(REST_SECONDS)
-            fresh += replay.follow(left - fresh)
+            fresh += replay.sync(left - fresh)
         waited = time.perf_counter() - begin
 
         def must_stop() -> bool:
@@ -159,10 +159,10 @@ class AsynchronousReplay:
                 learner.finish(rollout)
         metrics |= replay.metrics() | {"lag/acting_weights": age}
         progress.steps += fresh
-        replay.settle()
+        replay.commit()
         progress.rounds += 1
         if fresh >= left:  # nobody samples any more, and nobody will hear of it later
-            feed.hear_all()
+            feed.receive_all()
         episodes = feed.episodes()
         progress.episodes += len(episodes)
         seconds = {"update": time.perf_counter() - begin - waited, **shares(waited, feed.take_seconds())}
@@ -193,12 +193,12 @@ def open_parts(
     return learner, progress, weights, replay, evaluator and stack.enter_context(closing(evaluator))
 
 
-def start(recipe: Recipe, actors: Stream | Feed, progress: Progress, version: int) -> None:
+def start(recipe: Recipe, actors: RolloutSource | ReplayWriters, progress: Progress, version: int) -> None:
     """Envs begin, other ones where a run is resumed."""
     if progress.steps >= recipe.steps:
         return
     is_new = progress.rounds == 0
-    seed = recipe.seed if is_new else env_seed(recipe.seed, progress.rounds)
+    seed = recipe.seed if is_new else derive_seed(recipe.seed, progress.rounds)
     progress.steps += actors.start(seed, recipe.warm_up if is_new else 0, version)
 
 

@@ -1,8 +1,8 @@
 """Schemes whose edges all wait: sample, learn, publish, and again.
 
-`serial` steps the envs in this process, `parallel` in worker processes; inference and learning are the same code
-on the same batches, so both give the same parameters, bit for bit. Workers that act themselves (sampler.act=workers)
-run inference on smaller batches, whose products may round differently.
+`serial` steps the envs in this process, `parallel` in worker processes; inference and learning are the same code on
+the same batches, so both give the same parameters, bit for bit. Workers that act themselves
+(sampler.inference=workers) run inference on smaller batches, whose products may round differently.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from remuda.core import Log, Progress, Recipe, Replay, Round, Sampler, env_seed
+from remuda.core import Log, Progress, Recipe, Replay, Round, Sampler, derive_seed
 from remuda.data import Rollout
 from remuda.errors import Interrupted
 from remuda.learning.learner import Learner
@@ -79,7 +79,7 @@ class Synchronous:
         is_new = progress.rounds == 0
         if not is_new:
             replay.cut()
-        seed = recipe.seed if is_new else env_seed(recipe.seed, progress.rounds)
+        seed = recipe.seed if is_new else derive_seed(recipe.seed, progress.rounds)
         progress.steps += sampler.reset(seed, recipe.warm_up if is_new else 0)
         return progress.restarts
 
@@ -92,7 +92,7 @@ class Synchronous:
         round.cut_follows = not round.was_cut
         if round.was_cut and round.progress.steps < recipe.steps:
             round.progress.cut += sampler.running()
-            sampler.reset(env_seed(recipe.seed, round.progress.rounds))
+            sampler.reset(derive_seed(recipe.seed, round.progress.rounds))
             round.replay.cut()
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from remuda.envs.paths import sentence
+from remuda.envs.import_paths import sentence
 from remuda.envs.spec import EnvSpec
 
 NAME = "gymnasium"

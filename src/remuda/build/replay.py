@@ -1,0 +1,160 @@
+"""The replay of a run from its configuration; refused before it is allocated if it cannot fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from remuda.config.algo_options import APPOOptions, DQNOptions, OffPolicyOptions, PPOOptions, VTraceOptions
+from remuda.config.run_config import RunConfig
+from remuda.core import Replay, Space
+from remuda.data import leaves
+from remuda.envs import EnvInfo, is_atari
+from remuda.errors import ConfigError
+from remuda.machine import free_memory
+from remuda.replay import FrameRing, Priorities, Ring, RolloutBuffer, Row, SequenceReplay, TransitionReplay
+
+CHECKED_ROWS = 100  # of each env: whether observations are stacks of frames at all
+SPARE = 0.9  # the share of free memory that a replay may take
+
+
+def make_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int, writers: int = 0) -> Replay:
+    """`state` is what goes from row to row of one env, None without memory; so many groups of envs have `writers` in
+    other processes."""
+    options, replay, seed = config.algo_options, config.replay, config.seed
+    if not isinstance(options, OffPolicyOptions):
+        if isinstance(options, PPOOptions):
+            return RolloutBuffer(options.n_epochs, options.batch_size, seed, first_round)
+        if isinstance(options, VTraceOptions):
+            epochs = options.n_epochs if isinstance(options, APPOOptions) else 1
+            return RolloutBuffer(epochs, options.batch_size, seed, first_round, whole=True)
+        return RolloutBuffer(1, None, seed, first_round)  # A2C: one gradient of each rollout
+    settings: dict[str, Any] = {
+        "batch_size": options.batch_size,
+        "ratio": ratio(options, config),
+        "warm_up": options.learning_starts,
+        "n_step": replay.n_step,
+        "gamma": options.gamma,
+        "seed": seed,
+    }
+    if writers:
+        scheme = config.scheme_options
+        lead = lead_of(config) if scheme.throttle and replay.ratio is not None else 0
+        settings |= {"is_shared": True, "most_per_round": scheme.publish_every, "lead": lead}
+    ring = make_ring(config, info, state, writers or 1)
+    try:
+        if replay.sequence:
+            settings |= {"burn_in": replay.burn_in, "length": replay.sequence}
+            settings |= {"interval": options.rows_per_round, "is_judged": has_td_error(config)} if writers else {}
+            alpha = replay.alpha if replay.prioritized else None
+            made: SequenceReplay | TransitionReplay = SequenceReplay(ring, state, **settings, priorities=alpha)
+        else:
+            priorities = Priorities(ring, replay.alpha, is_shared=writers > 0) if replay.prioritized else None
+            made = TransitionReplay(ring, **settings, priorities=priorities)
+        made.shows_returns = isinstance(options, DQNOptions) and options.atoms > 1  # for an automatic support
+        return made
+    except BaseException:
+        ring.close()
+        raise
+
+
+def lead_of(config: RunConfig) -> int:
+    """Steps by which throttled samplers may be ahead: enough that nobody waits for the other within a round."""
+    options, replay = config.algo_options, config.replay
+    assert isinstance(options, OffPolicyOptions)
+    assert replay.ratio is not None
+    rows = config.sampler.envs * options.rows_per_round
+    learned = options.batch_size * max(1, replay.sequence)
+    return 4 * rows + int(2 * config.scheme_options.publish_every * learned / replay.ratio)
+
+
+def ratio(options: OffPolicyOptions, config: RunConfig) -> float | None:
+    """Drawn rows for every env step: as asked, or what so many updates in each round come to."""
+    if options.gradient_steps is None:
+        return config.replay.ratio
+    drawn = options.gradient_steps * options.batch_size * max(1, config.replay.sequence)
+    return drawn / (options.train_freq * config.sampler.envs)
+
+
+def make_ring(
+    config: RunConfig, info: EnvInfo, state: Any, groups: int = 1, fds: Sequence[int] | None = None
+) -> Ring:
+    """With `fds`, over the memory of another process."""
+    if not fds:
+        refuse_too_large(config, info, state)
+    envs, frames = config.sampler.envs, num_frames(config, info.observation)
+    rows = -(-config.replay.capacity // envs) + 1  # of which one cannot be drawn
+    example = example_row(info)
+    td_errors = has_td_error(config) and not config.replay.sequence  # else whole sequences are
+    if frames > 1:
+        ring: Ring = FrameRing(example, rows, envs, frames, groups, fds, td_errors, CHECKED_ROWS)
+    else:
+        ring = Ring(example, rows, envs, groups, fds, td_errors)
+    ring.hold_seconds += config.envs.step_timeout  # until then a writer that hangs is replaced
+    return ring
+
+
+def has_td_error(config: RunConfig) -> bool:
+    """Whether samplers say how surprising what they sampled is."""
+    return config.replay.initial_priority == "error"
+
+
+def bytes_per_step(config: RunConfig, info: EnvInfo, state: Any) -> int:
+    example, frames = example_row(info), num_frames(config, info.observation)
+    per_step: int = sum(array.nbytes for _, array in leaves(example))
+    if frames > 1:
+        per_step -= example.obs.nbytes * (frames - 1) // frames - 8
+    if config.replay.prioritized:
+        per_step += 16
+    if config.replay.sequence:  # one state for each rollout
+        per_step += sum(tensor.nbytes for _, tensor in leaves(state)) // config.algo_options.rows_per_round
+    return per_step
+
+
+def example_row(info: EnvInfo) -> Row:
+    """Of one env, as the sampler stores it: Box actions are flat."""
+    action = info.action
+    is_box = action.kind == "box"
+    return Row(
+        obs=info.observation.tree(lambda _, leaf: np.zeros(leaf.shape, leaf.dtype)),
+        action=np.zeros(math.prod(action.shape), np.float32) if is_box else np.zeros((), np.int64),
+        reward=np.zeros((), np.float32),
+        discount=np.zeros((), np.float32),
+        mask=np.zeros((), bool),
+    )
+
+
+def num_frames(config: RunConfig, observation: Space) -> int:
+    """Images in an observation that were in the one before already, but for the newest."""
+    asked, stack = config.replay.frames, config.envs.frame_stack
+    is_stack = observation.kind == "box" and len(observation.shape) == 3
+    if asked == 0:
+        return stack if is_atari(config.env) and is_stack and observation.shape[0] == stack else 1
+    if asked > 1 and observation.kind != "box":
+        raise ConfigError(
+            f"replay.frames={asked} is for observations that are images alone, and these have entries (shown actions "
+            "and rewards are some, too: agent.prev_action, agent.prev_reward): leave it out."
+        )
+    if asked > 1 and (not is_stack or observation.shape[0] % asked):
+        raise ConfigError(
+            f"replay.frames={asked} does not divide the first axis of observations of shape {observation.shape}: "
+            "leave it out, or use 1 to keep them whole."
+        )
+    return asked
+
+
+def refuse_too_large(config: RunConfig, info: EnvInfo, state: Any) -> None:
+    """Before anything is allocated: memory that is shared is only taken page by page, and then it is too late."""
+    if not isinstance(config.algo_options, OffPolicyOptions):
+        return
+    per_step, free = bytes_per_step(config, info, state), free_memory()
+    needed = config.replay.capacity * per_step
+    if needed > SPARE * free:
+        most = int(SPARE * free / per_step)
+        raise ConfigError(
+            f"replay.capacity={config.replay.capacity} takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of "
+            f"memory are free: use at most {most}."
+        )

@@ -1,0 +1,250 @@
+"""Configurations: settled from option defaults, presets, files and what was set by hand; or read back from a run."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from remuda.config.algo_options import ALGORITHMS, AlgoOptions, OffPolicyOptions, OnPolicyOptions, PPOOptions
+from remuda.config.fields import coerce, fill
+from remuda.config.presets import find_preset
+from remuda.config.run_config import GROUPS, KINDS, RunConfig
+from remuda.config.run_options import EnvsOptions
+from remuda.envs import EnvInfo, EnvSpec, probe, resolve
+from remuda.envs.atari import AtariOptions
+from remuda.envs.import_paths import describe
+from remuda.errors import CheckpointError, ConfigError, EnvSpecError, nearest
+from remuda.machine import usable_cores
+from remuda.runs.advice import RESUME, python_call, without_path
+from remuda.runs.directory import RunDirectory
+from remuda.runs.spaces import read_spaces
+
+Groups = Mapping[str, Mapping[str, Any]]
+Setup = tuple[RunConfig, EnvSpec, EnvInfo]
+OPTIONS: list[tuple[str, type[Any]]] = [*(("algo", kind) for kind in ALGORITHMS.values()), *KINDS.items()]
+MAY_CHANGE = ("eval", "checkpoint", "log")  # groups that a resumed run may set anew
+MAX_STEPS = "REMUDA_MAX_STEPS"  # environment variable that caps the steps of every run
+
+
+def resolve_config(
+    settings: Mapping[str, Any],
+    groups: Groups,
+    file: Path | None = None,
+    env: Callable[..., Any] | None = None,
+) -> Setup:
+    """Return a complete configuration: option defaults, overridden by the preset of the env, by a file, by `settings`
+    and `groups`, and shortened where REMUDA_MAX_STEPS says so."""
+    config, spec, info = _settle(settings, groups, file, env)
+    return _shorten(config, max_steps()), spec, info
+
+
+def max_steps() -> int | None:
+    """Return the number of steps to which REMUDA_MAX_STEPS caps every run, or None where it is not set."""
+    text = os.environ.get(MAX_STEPS)
+    if not text:
+        return None
+    limit: int = coerce(text, "int", MAX_STEPS)
+    if limit < 1:
+        raise ConfigError(f"{MAX_STEPS}={limit} is too small: use at least 1, or unset it to train in full.")
+    return limit
+
+
+def _shorten(config: RunConfig, limit: int | None) -> RunConfig:
+    """Cap the steps of a run, and with them its rollouts and its warm-up, so that a short run still learns."""
+    if limit is None or config.steps <= limit:
+        return config
+    logging.getLogger("remuda").warning("%s=%d shortens this run of %d steps.", MAX_STEPS, limit, config.steps)
+    options, sampler = config.algo_options, config.sampler
+    rows = max(2, limit // sampler.envs)
+    if isinstance(options, OffPolicyOptions):
+        options = replace(options, learning_starts=min(options.learning_starts, limit // 2))
+    elif isinstance(options, OnPolicyOptions) and options.n_steps > rows:
+        options = replace(options, n_steps=rows)
+        if isinstance(options, PPOOptions):
+            options = replace(options, batch_size=rows * sampler.envs)  # the only size that fits every rollout
+    sampler = replace(sampler, decorrelate=min(sampler.decorrelate, rows // 4))
+    return replace(config, steps=limit, algo_options=options, sampler=sampler)
+
+
+def _settle(settings: Mapping[str, Any], groups: Groups, file: Path | None, env: Callable[..., Any] | None) -> Setup:
+    from_file = read_config_file(file) if file is not None else {}
+    file_groups: Groups = from_file.pop("options", {})
+    values = {"seed": 0, "scheme": "serial", **from_file, **settings}
+    for name in ("algo", "env"):
+        if not values.get(name) and not (name == "env" and env is not None):
+            remedy = "remuda train ppo --env CartPole-v1"
+            raise ConfigError(f"no {name} is given: name one, as in {remedy}.")
+    check_algorithm(values["algo"])
+    check_groups(file_groups)
+    check_groups(groups)
+    wanted = {group: {**file_groups.get(group, {}), **groups.get(group, {})} for group in GROUPS}
+    envs: EnvsOptions = fill(EnvsOptions(), wanted["envs"], "envs")
+    atari = AtariOptions(**{item.name: getattr(envs, item.name) for item in fields(AtariOptions)})
+    spec = resolve(env if env is not None else str(values["env"]), envs.kwargs, atari)
+    info = probe(spec)
+    name = spec.label if env is None else callable_name(env, spec.label)
+    return fill_config({**values, "env": name}, wanted, spec.label, info), spec, info
+
+
+def fill_config(values: Mapping[str, Any], wanted: Groups, label: str, info: EnvInfo) -> RunConfig:
+    """Return the configuration for an env with these spaces; options that are not `wanted` are the preset's."""
+    algo = str(values["algo"])
+    preset = find_preset(algo, label, info.action)
+    defaults = {"algo": ALGORITHMS[algo](), **{g: kind() for g, kind in KINDS.items()}}
+    filled = {
+        attribute: fill(defaults[group], {**preset.get(group, {}), **wanted[group]}, group)
+        for group, attribute in GROUPS.items()
+    }
+    options = filled["algo_options"]
+    if isinstance(options, PPOOptions) and filled["agent"].core and "batch_size" not in wanted["algo"]:
+        # With memory a minibatch holds whole sequences; a preset is chosen without it.
+        filled["algo_options"] = replace(options, batch_size=max(options.batch_size, options.n_steps))
+    if filled["scheme_options"].threads == 0:
+        # Written to the run's config: on another number of cores the arithmetic stays that of the first.
+        filled["scheme_options"] = replace(filled["scheme_options"], threads=num_threads(info))
+    if filled["sampler"].act == "auto":
+        filled["sampler"] = replace(filled["sampler"], act="workers" if values["scheme"] == "async" else "central")
+    steps = values.get("steps", preset["run"]["steps"])
+    return RunConfig(
+        algo=algo,
+        env=str(values["env"]),
+        steps=coerce(steps, "int", "steps"),
+        seed=coerce(values["seed"], "int", "seed"),
+        scheme=str(values["scheme"]),
+        **filled,
+    )
+
+
+def stored_config(path: Path, net: Callable[..., Any] | None, call: str) -> tuple[RunConfig, EnvInfo] | None:
+    """Return configuration and spaces of a run from its directory alone; None where it does not hold the spaces.
+
+    Nothing is imported or built for the env. `call` is what an error advises where the net has to be given again.
+    """
+    stored = RunDirectory.open(path).read_config()
+    spaces = read_spaces(path)
+    if spaces is None:
+        return None
+    must_be_given_again(path, {**stored, "env": None}, {"net": net}, call)
+    options, env = stored.get("options", {}), str(stored.get("env")).strip("<>")
+    if not isinstance(options, Mapping):
+        raise CheckpointError(f"{path}/config.yaml is damaged: it holds no options; restore it or start a new run.")
+    check_algorithm(stored.get("algo"))
+    check_groups(options)
+    wanted = {group: options.get(group, {}) for group in GROUPS}
+    info = EnvInfo(env, *spaces, None, (), 0.0)
+    return fill_config({"seed": 0, "scheme": "serial", **stored}, wanted, env, info), info
+
+
+def num_threads(info: EnvInfo) -> int:
+    """Small nets are fastest on one thread, those for large images on every core."""
+    has_images = any(
+        len(leaf.shape) == 3 and min(sorted(leaf.shape)[1:]) >= 36 for _, leaf in info.observation.leaves()
+    )
+    return usable_cores() if has_images else 1
+
+
+def check_algorithm(name: Any) -> None:
+    if str(name) not in ALGORITHMS:
+        raise ConfigError(f"{name!r} is not an algorithm: {nearest(str(name), ALGORITHMS)}")
+
+
+def check_groups(groups: Groups) -> None:
+    for group, values in groups.items():
+        if group not in GROUPS:
+            homes = [
+                f"{home}={{{group!r}: ...}}" for home, kind in OPTIONS if group in {f.name for f in fields(kind)}
+            ]
+            remedy = f"did you mean {homes[0]}?" if homes else nearest(str(group), (*GROUPS, "steps", "seed", "env"))
+            raise ConfigError(f"{group} is not a group of options: {remedy}")
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{group}={values!r} is not a mapping: give its options by name.")
+
+
+def callable_name(thing: Callable[..., Any], label: str) -> str:
+    """How config.yaml names an env or net: by its import path, or in <> if it has none and must be given again."""
+    try:
+        found = describe(thing)
+    except EnvSpecError:
+        return f"<{label}>"
+    return f"{found['module']}:{found['name']}" if "module" in found and "." not in found["name"] else f"<{label}>"
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path} cannot be read ({error}): give a YAML file.") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config {path} is not YAML ({str(error).splitlines()[0]}): mend that line.") from None
+    known = {"algo", "env", "steps", "seed", "scheme", "options"}
+    if not isinstance(content, dict) or not isinstance(content.get("options", {}), dict):
+        raise ConfigError(f"--config {path} holds no mapping of settings: start from a run's config.yaml.")
+    for name in content:
+        if name not in known:
+            raise ConfigError(f"--config {path}: {name!r} is not a setting: {nearest(str(name), known)}")
+    return content
+
+
+def must_be_given_again(path: Path, stored: Mapping[str, Any], given: Mapping[str, Any], call: str) -> None:
+    """Raise CheckpointError where the run's env or net has no import path and is not `given`."""
+    needed = without_path(stored)
+    if any(given[name] is None for name in needed):
+        things = " and ".join(f"{name}={label}" for name, label in needed.items())
+        has = "which have" if len(needed) > 1 else "which has"
+        raise CheckpointError(
+            f"run {path} was made with {things}, {has} no import path: "
+            f"from Python, use {python_call(call, path, needed)}."
+        )
+
+
+def resume_config(
+    path: Path,
+    settings: Mapping[str, Any],
+    groups: Groups,
+    env: Callable[..., Any] | None = None,
+    net: Callable[..., Any] | None = None,
+    call: str = RESUME,
+) -> Setup:
+    """Return the configuration of an existing run; only its number of steps and how it is watched may change.
+
+    An env or net without an import path has to be given again; the error otherwise advises `call`.
+    """
+    run = RunDirectory.open(path)
+    path, stored = run.path, run.read_config()
+    must_be_given_again(path, stored, {"env": env, "net": net}, call)
+    made_with = str(stored.get("env"))
+    if env is not None:
+        given = made_with if made_with.startswith("<") else callable_name(env, resolve(env).label)
+        settings = {**settings, "env": given}
+    for name, value in settings.items():
+        if name != "steps" and str(value) != str(stored.get(name)):
+            raise CheckpointError(
+                f"run {path} was made with {name}={stored.get(name)}, not {value}: "
+                "leave the option out to resume it, or start a new run with --out."
+            )
+    options: Groups = stored.pop("options", {})
+    check_groups(options)
+    check_groups(groups)
+    kinds: dict[str, type[Any]] = {"algo": ALGORITHMS.get(str(stored.get("algo")), AlgoOptions), **KINDS}
+    for group, values in groups.items():
+        before = fill(kinds[group](), options.get(group, {}), group)
+        after = fill(before, values, group)
+        for name in values if group not in MAY_CHANGE else ():
+            if getattr(after, name) != getattr(before, name):
+                raise CheckpointError(
+                    f"run {path} was made with {group}.{name}={getattr(before, name)}, not {getattr(after, name)}: "
+                    f"a resumed run may change only --steps and {', '.join(MAY_CHANGE)} options."
+                )
+    merged = {group: {**options.get(group, {}), **groups.get(group, {})} for group in GROUPS}
+    config, spec, info = _settle({**stored, **settings}, merged, None, env)
+    limit = max_steps()
+    if limit is not None and limit < config.steps:
+        logging.getLogger("remuda").warning("%s=%d shortens this run of %d steps.", MAX_STEPS, limit, config.steps)
+        config = replace(config, steps=limit)
+    return config, spec, info

@@ -1,0 +1,102 @@
+"""The replay of algorithms that learn from fresh rollouts: each rollout is used for a few epochs, then forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from remuda.data import Batch
+from remuda.randomness import Purpose, keyed_generator
+
+
+class RolloutBuffer:
+    """`num_epochs` passes over the newest rollout, each in the same number of shuffled minibatches.
+
+    Rows of agents without memory are shuffled one by one, and reset rows are left out: the real rows are split as
+    evenly as they go into T * B / batch_size parts, so that the number of updates per rollout does not depend on
+    where episodes happened to end. Recurrent agents (the batch has a state) get whole sequences of some envs instead,
+    batch_size / T at a time, reset rows included. With `whole` every agent does, and batch_size counts sequences: no
+    minibatch has more of them, and all have as many as they evenly can.
+
+    The order is drawn from (seed, round, epoch): nothing random has to be saved to resume.
+    """
+
+    def __init__(
+        self, num_epochs: int, batch_size: int | None, seed: int, first_round: int = 0, whole: bool = False
+    ) -> None:
+        self.num_epochs, self.batch_size, self.seed, self.whole = num_epochs, batch_size, seed, whole
+        self.round = first_round
+        self._batch: Batch | None = None
+
+    def add(self, batch: Batch) -> None:
+        self._batch = batch
+        self.round += 1
+
+    def batches(self) -> Iterator[Batch]:
+        if self._batch is None:
+            return
+        batch, self._batch = self._batch, None
+        if not bool(batch.steps.mask.any()):
+            return
+        is_whole = self.whole or batch.state is not None
+        yield from self._sequences(batch) if is_whole else self._rows(batch.flatten())
+
+    def _rows(self, flat: Batch) -> Iterator[Batch]:
+        mask = flat.steps.mask
+        num_minibatches = max(1, len(mask) // (self.batch_size or len(mask)))
+        real = mask.nonzero().squeeze(-1)
+        num_minibatches = min(num_minibatches, len(real))
+        if num_minibatches == 1:  # nothing to shuffle
+            whole = flat if len(real) == len(mask) else flat.rows(real)
+            for _ in range(self.num_epochs):
+                yield whole
+            return
+        bounds = np.linspace(0, len(real), num_minibatches + 1).astype(int).tolist()
+        for epoch in range(self.num_epochs):
+            # One gather per epoch: minibatches are slices of it.
+            shuffled = flat.rows(real[self._order(epoch, len(real))])
+            for start, end in pairwise(bounds):
+                yield shuffled.rows(slice(start, end))
+
+    def _sequences(self, batch: Batch) -> Iterator[Batch]:
+        T, B = batch.steps.mask.shape
+        size = B if self.batch_size is None else self.batch_size if self.whole else self.batch_size // T
+        num_minibatches = -(-B // size)
+        bounds = np.linspace(0, B, num_minibatches + 1).astype(int).tolist()
+        for epoch in range(self.num_epochs):
+            order = self._order(epoch, B)
+            for start, end in pairwise(bounds):
+                part = batch if num_minibatches == 1 else batch.columns(order[start:end])
+                if bool(part.steps.mask.any()):
+                    yield part
+
+    def _order(self, epoch: int, count: int) -> Tensor:
+        draw = keyed_generator(Purpose.MINIBATCHES, self.seed, epoch, self.round)
+        return torch.from_numpy(draw.permutation(count))
+
+    def feedback(self, key: Any, priority: Any) -> None:
+        """Uniform: priorities change nothing."""
+
+    def cut(self) -> None:
+        """Rollouts are never put together."""
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Whoever samples waits for room by itself."""
+        yield
+
+    def save(self, directory: Path) -> None:
+        """Between two rounds there is nothing here."""
+
+    def load(self, directory: Path, state: dict[str, Any]) -> None:
+        """Nothing was saved."""
+
+    def close(self) -> None:
+        """Nothing to give back."""

@@ -1,0 +1,384 @@
+"""The directory of a run: what it was, what it did, what came out.
+
+    with RunDirectory.create(None, "ppo-CartPole-v1-1", config) as run:      # runs/ppo-CartPole-v1-1-20260131-120000
+        run.point_latest()                                                   # begins; until then `discard` undoes it
+        run.log("training starts")
+        ...                                                                  # run.checkpoints, run.videos, run.tb
+        run.write_result({"status": "done", "steps": 200_000})
+    RunDirectory.open("runs/latest").read_config()
+
+One process at a time may write to a run: it holds a lock on log.txt, which the system drops when it dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib.metadata
+import io
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any, Self
+
+import yaml
+
+from remuda.errors import CheckpointError, ConfigError
+from remuda.logs.files import append_whole, plain, to_json, write_whole
+from remuda.runs.advice import resume_advice
+
+if sys.platform != "win32":
+    import fcntl
+
+RUNS = "runs"
+LATEST = "latest"
+MOST_LINKS = 40  # as many as Linux follows
+OURS = ("config.yaml", "meta.json", "metrics.jsonl", "result.json", "checkpoints")  # what marks a directory as a run
+EVALUATIONS = "evaluations.jsonl"
+SPACES = "spaces.json"  # the env's spaces, with which a policy is loaded without building the env
+WEIGHTS = "weights.safetensors"  # of the newest agent, where weights go through a file
+# beside what `create` makes
+WRITTEN = ("metrics.jsonl", "metrics.csv", "result.json", "wandb-id.txt", "profile", EVALUATIONS, SPACES, WEIGHTS)
+PACKAGES = ("remuda", "torch", "numpy", "gymnasium")
+
+
+class RunDirectory:
+    """A run on disk; `create` and `resume` own it until `close`, `open` only reads."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.has_traceback = False  # in log.txt, of this process
+        self._log: IO[str] | None = None
+        self._made: list[Path] = []  # by `create`, for `discard`
+
+    @classmethod
+    def create(
+        cls, path: Path | str | None, name: str, config: Mapping[str, Any], resume: bool = False
+    ) -> RunDirectory:
+        """Create a run at `path`, by default runs/<name>-<time>; with `resume`, continue the run that is there."""
+        settings = _config_text(config)
+        if resume:
+            if path is None:
+                raise ConfigError("resume needs the directory of a run: give it with --resume RUN.")
+            return cls._resume(Path(path), settings)
+        made: list[Path] = []
+        if path is None:
+            directory = _default_path(name, made)
+        else:
+            directory = follow_links(Path(path))
+            _check_free(directory)
+        run = cls(directory)
+        try:
+            _make_directories(directory, made)
+            with (directory / "config.yaml").open("x", encoding="utf-8") as file:  # "x": of two, one wins
+                made.append(directory / "config.yaml")
+                file.write(settings)
+            for child in (run.checkpoints, run.videos, run.tb):
+                _make_directories(child, made)
+            made += [file for file in (directory / "meta.json", directory / "log.txt") if not file.exists()]
+            write_whole(directory / "meta.json", to_json({"name": name, **_meta(config)}, indent=2) + "\n")
+            run._lock()
+        except FileExistsError:
+            _remove(made)
+            raise ConfigError(_taken(directory)) from None
+        except OSError as error:
+            run.close()
+            _remove(made)
+            raise ConfigError(_unwritable(directory, error)) from None
+        except BaseException:
+            run.close()
+            _remove(made)
+            raise
+        run._made = made
+        return run
+
+    @classmethod
+    def _resume(cls, path: Path, settings: str) -> RunDirectory:
+        """Lock the run at `path` and record that it continues with `settings`."""
+        run = cls.open(path)
+        path = run.path
+        try:
+            run._lock()
+            write_whole(path / "config.yaml", settings)  # more steps, for example
+            (path / "result.json").unlink(missing_ok=True)  # of the end before this one
+            meta = run.read_meta()
+            meta.setdefault("resumed", []).append(_start())
+            write_whole(path / "meta.json", to_json(meta, indent=2) + "\n")
+            for child in (run.checkpoints, run.videos, run.tb):
+                child.mkdir(exist_ok=True)
+        except OSError as error:
+            run.close()
+            raise CheckpointError(_unwritable(path, error)) from None
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    @classmethod
+    def open(cls, path: Path | str) -> RunDirectory:
+        """Open an existing run for reading; its `path` is the real directory where the given one is a link."""
+        given, path = Path(path), follow_links(Path(path))
+        if not (path / "config.yaml").is_file():
+            there = "holds no config.yaml" if path.is_dir() else "is no directory"
+            link = "" if path == given else f" (a link to {path})"
+            raise CheckpointError(
+                f"{given}{link} is not a run: it {there}; name a directory that `remuda train` made."
+            )
+        return cls(path)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def videos(self) -> Path:
+        return self.path / "videos"
+
+    @property
+    def tb(self) -> Path:
+        return self.path / "tb"
+
+    def log(self, line: str, traceback: str = "") -> None:
+        """Append one line with the time to log.txt, and a traceback below it."""
+        self.has_traceback |= bool(traceback)
+        line = f"{line}\n{traceback}" if traceback else line
+        if self._log is None:
+            self._log = (self.path / "log.txt").open("a", encoding="utf-8", buffering=1)
+        with contextlib.suppress(OSError):  # a full disk must not end a run for want of a line
+            self._log.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}\n")
+
+    def add_evaluation(self, found: Mapping[str, Any]) -> None:
+        """One line of evaluations.jsonl, of a process that evaluates all the time."""
+        with io.FileIO(self.path / EVALUATIONS, "a") as file:
+            append_whole(file, (to_json(found) + "\n").encode())
+
+    def cut_evaluations(self, steps: int) -> None:
+        """Forget what was found of weights that a resumed run will not have."""
+        path = self.path / EVALUATIONS
+        if path.exists():
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            write_whole(path, "".join(line for line in lines if _is_up_to(steps, line)))
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """result.json, whole or not at all."""
+        write_whole(self.path / "result.json", to_json(result, indent=2) + "\n")
+
+    def read_config(self) -> dict[str, Any]:
+        """The resolved configuration."""
+        path = self.path / "config.yaml"
+        try:
+            config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            reason = str(error).partition("\n")[0]
+            raise CheckpointError(f"{path} cannot be read ({reason}): restore it or start a new run.") from None
+        if not isinstance(config, dict):
+            raise CheckpointError(f"{path} is damaged: it holds no mapping; restore it or start a new run.")
+        return config
+
+    def read_meta(self) -> dict[str, Any]:
+        """Versions, machine and starts; empty where meta.json was deleted."""
+        path = self.path / "meta.json"
+        try:
+            meta = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise CheckpointError(f"{path} is damaged ({error}): delete it to go on without it.") from None
+        return dict(meta)
+
+    def close(self) -> None:
+        if self._log is not None:
+            with contextlib.suppress(OSError):  # lines that a full disk did not take
+                self._log.close()  # the lock goes with it
+            self._log = None
+
+    def discard(self) -> None:
+        """Take back a run that `create` made and that never began."""
+        self.close()
+        inside = [path for path in self._made if self.path in path.parents]
+        for path in (*inside, *(self.path / name for name in WRITTEN)):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        _remove([path for path in self._made if path.exists()])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _lock(self) -> None:
+        self._log = (self.path / "log.txt").open("a", encoding="utf-8", buffering=1)
+        if sys.platform == "win32":
+            return  # Windows has no flock; two processes in one run stay the user's care there
+        try:
+            fcntl.flock(self._log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CheckpointError(
+                f"{self.path} is in use: another process trains there; wait for its end, or stop it."
+            ) from None
+
+    def point_latest(self) -> None:
+        """Point runs/latest at this run; nothing is linked beside an --out that lies elsewhere."""
+        latest = self.path.parent / LATEST
+        if self.path.parent.name != RUNS or self.path == latest or (latest.exists() and not latest.is_symlink()):
+            return
+        partial = self.path.parent / f".latest-{os.getpid()}"
+        try:
+            partial.symlink_to(self.path.name, target_is_directory=True)
+            os.replace(partial, latest)
+        except OSError as error:  # a file system without links: the run itself is fine
+            self.log(f"{latest} could not be made: {error}")
+
+
+def follow_links(path: Path) -> Path:
+    """Return `path`, or where it points if it is a link; refuse a link that leads back to itself.
+
+    Another run may move runs/latest at any time. A run that was resumed through the link must not move with it, so
+    every run is opened by the name of its own directory. Links among the parents of `path` stay as they are given.
+    """
+    found = path
+    for _ in range(MOST_LINKS):
+        if not found.is_symlink():
+            return found
+        found = found.parent / os.readlink(found)
+    raise CheckpointError(f"{path} is a link that leads back to itself: {_remedy(path.parent)}")
+
+
+def _remedy(runs: Path) -> str:
+    """Name the run below `runs` that was written to last, in place of a link that was lost."""
+    logs = sorted(runs.glob("*/log.txt"), key=lambda log: log.stat().st_mtime)
+    newest = f"; the newest run there is {logs[-1].parent}" if logs else ""
+    return f"name the run's own directory instead{newest}."
+
+
+def _is_up_to(steps: int, line: str) -> bool:
+    """Of an evaluation; what a process that was killed left half-written is none."""
+    try:
+        return bool(json.loads(line)["steps"] <= steps)
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _default_path(name: str, made: list[Path]) -> Path:
+    """Create and return runs/<name>-<time>: only a directory that exists is unique.
+
+    One hyphen stands for whatever a file name should not hold, so a run with a lambda is called ppo-lambda-0.
+    """
+    safe = re.sub(r"-*[^\w.+-]+-*", "-", name.replace("<locals>.", ""))
+    stem = Path(RUNS) / f"{safe}-{datetime.now():%Y%m%d-%H%M%S}"
+    try:
+        _make_directories(stem.parent, made)
+        for count in range(1, 1000):
+            directory = stem if count == 1 else stem.with_name(f"{stem.name}-{count}")
+            try:
+                directory.mkdir()
+            except FileExistsError:
+                continue
+            made.append(directory)
+            return directory
+    except OSError as error:
+        _remove(made)
+        raise ConfigError(_unwritable(stem, error)) from None
+    raise ConfigError(f"{stem} and 998 more names are taken: choose a directory with --out.")
+
+
+def _check_free(directory: Path) -> None:
+    if directory.exists() and not directory.is_dir():
+        raise ConfigError(f"out={directory} is a file: a run needs a directory; choose another --out.")
+    if any((directory / name).exists() for name in OURS):
+        raise ConfigError(_taken(directory))
+
+
+def _taken(directory: Path) -> str:
+    config: dict[str, Any] = {}
+    with contextlib.suppress(CheckpointError):
+        config = RunDirectory.open(directory).read_config()
+    advice = resume_advice(directory, config)
+    return f"out={directory} already holds a run: continue it with {advice}, or choose another --out."
+
+
+def _unwritable(directory: Path, error: OSError) -> str:
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    remedy = "make room, or choose another directory" if is_full else "choose a directory of your own"
+    return f"{directory} cannot be written ({error.strerror}): {remedy} with --out."
+
+
+def _make_directories(directory: Path, made: list[Path]) -> None:
+    """As `mkdir -p`, noting what was made."""
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    for path in reversed(missing):
+        try:
+            path.mkdir()
+        except FileExistsError:
+            if not path.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
+        else:
+            made.append(path)
+
+
+def _remove(made: list[Path]) -> None:
+    for path in reversed(made):
+        if path.is_dir():
+            with contextlib.suppress(OSError):  # another run moved in meanwhile
+                path.rmdir()
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _config_text(config: Mapping[str, Any]) -> str:
+    try:
+        settings = plain(config)
+    except TypeError as error:
+        raise ConfigError(f"the configuration cannot be saved: {error}; name it by an import path.") from None
+    return str(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+
+
+def _meta(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_start(), "seed": config.get("seed")}
+
+
+def _start() -> dict[str, Any]:
+    """Who, where and with what; never the environment variables, which hold keys and passwords."""
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    return {
+        "time": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": list(sys.argv),
+        "versions": versions,
+        "git": _git(),
+        "machine": {
+            "host": platform.node(),
+            "platform": platform.platform(),
+            "cpus": os.cpu_count(),
+            "cpus_allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        },
+    }
+
+
+def _git() -> dict[str, Any] | None:
+    """Commit of the working directory, and whether its files differ from it; None outside a repository."""
+    if shutil.which("git") is None:
+        return None
+    command = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):  # a huge repository on a slow disk
+        return None
+    if answer.returncode != 0:
+        return None
+    commit, _, dirty = answer.stdout.strip().partition("-")
+    return {"commit": commit, "dirty": dirty == "dirty"}

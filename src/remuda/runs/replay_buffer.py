@@ -1,0 +1,239 @@
+"""A replay for training loops of one's own: add the steps of a batch of envs, sample transitions.
+
+    buffer = ReplayBuffer(100_000, envs.single_observation_space, envs.single_action_space, envs.num_envs, n_step=3)
+    obs, _ = envs.reset(seed=1)
+    while training:
+        action = act(obs)
+        next_obs, reward, terminated, truncated, _ = envs.step(action)
+        buffer.add(obs, action, reward, terminated, truncated, next_obs)
+        obs = next_obs
+        batch = buffer.sample(256)
+        target = batch.reward + batch.discount * value(batch.next_obs)
+
+`discount` is all that a target needs to know of ends: gamma ** n, and 0 where the episode terminated. A truncated
+episode is bootstrapped from its final observation.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from remuda.core import Space
+from remuda.data import leaves, map_tree
+from remuda.envs.space_values import action_leaves
+from remuda.envs.spaces import action_space, observation_space
+from remuda.errors import ConfigError
+from remuda.machine import free_memory
+from remuda.replay import Priorities, Ring, Row, TransitionReplay
+
+AUTORESETS = ("next_step", "same_step", "disabled")
+SPARE = 0.9  # the share of free memory that a buffer may take
+
+
+class ReplaySample(NamedTuple):
+    """Transitions, every field [N]; observations and actions are tensors, or trees of them, as the env has them."""
+
+    obs: Any
+    action: Any
+    reward: Tensor  # of the next n steps, discounted
+    next_obs: Any  # n steps later, or where the episode ended: the true final observation
+    discount: Tensor  # of the value of next_obs: gamma ** n, 0 after a termination
+    weight: Tensor  # importance weights of a prioritized draw, the largest is 1; all 1 otherwise
+    key: NDArray[np.int64]  # names the rows for `update_priorities`
+
+
+class ReplayBuffer:
+    """The newest `capacity` transitions of `num_envs` envs."""
+
+    def __init__(
+        self,
+        capacity: int,  # over all envs
+        observation_space: Any,  # of one env: Gymnasium's, or remuda.Space such as EnvPool.observation
+        action_space: Any,
+        num_envs: int = 1,
+        *,
+        prioritized: bool = False,  # draw rows in proportion to |TD error| ** alpha
+        alpha: float = 0.6,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        autoreset: str = "next_step",  # of the vector env; Gymnasium's modes
+        seed: int = 0,  # of the draws, which are a function of it and their number
+    ) -> None:
+        for name, value in {"capacity": capacity, "num_envs": num_envs, "n_step": n_step}.items():
+            if value < 1:
+                raise ConfigError(f"{name}={value} is too small: use at least 1.")
+        if capacity < num_envs:
+            raise ConfigError(f"capacity={capacity} is less than num_envs={num_envs}: keep at least a step of each.")
+        if not 0 <= gamma <= 1 or alpha < 0:
+            raise ConfigError(f"gamma={gamma}, alpha={alpha}: gamma is from 0 to 1, and alpha at least 0.")
+        if autoreset not in AUTORESETS:
+            raise ConfigError(f"autoreset={autoreset!r} is not known: use {' or '.join(AUTORESETS)}.")
+        self.observation_space, self.action_space = (
+            as_space(observation_space),
+            as_space(action_space, is_action=True),
+        )
+        self.num_envs, self.capacity, self._autoreset = num_envs, capacity, autoreset
+        example = Row(
+            blank(self.observation_space), blank(self.action_space), *(np.zeros((), "float32"),) * 2, np.False_
+        )
+        rows = -(-capacity // num_envs) + 1  # one row of each env holds what was seen last, and cannot be drawn
+        refuse_too_large(capacity, rows * num_envs * (sum(x.nbytes for _, x in leaves(example)) + 16 * prioritized))
+        ring = Ring(example, rows, num_envs, groups=num_envs)
+        self._finalize = weakref.finalize(self, ring.close)
+        priorities = Priorities(ring, alpha) if prioritized else None
+        self._replay = TransitionReplay(
+            ring, batch_size=1, ratio=None, warm_up=0, n_step=n_step, gamma=gamma, seed=seed, priorities=priorities
+        )
+        self._envs = np.arange(num_envs)
+        self._has_ended = np.zeros(num_envs, bool)  # with the newest row, which is real
+        self._goes_on = np.zeros(num_envs, bool)  # the newest row is real, so that what follows it is kept
+        self._size = 0
+
+    def __len__(self) -> int:
+        """Return how many transitions can be drawn."""
+        return self._size
+
+    def add(
+        self,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        terminated: Any,
+        truncated: Any,
+        next_obs: Any,
+        mask: Any = None,
+    ) -> None:
+        """Add one step of every env, arrays [num_envs]; everything is copied.
+
+        `next_obs` of an episode's last step is its final observation. `mask` is False where no action was taken
+        because the env was reset instead, as `EnvPool` says. Without it, and with autoreset "next_step", the step
+        after an end is taken for a reset if its `obs` is that final observation; with "same_step" and "disabled" (you
+        call reset() yourself) no step is. Where `obs` is not the `next_obs` of the step before, the episode was cut
+        by the caller: this counts as truncation.
+        """
+        count, ring = self.num_envs, self._replay.ring
+        seen, after = (
+            self._tree(self.observation_space, each, name) for each, name in ((obs, "obs"), (next_obs, "next_obs"))
+        )
+        taken = self._tree(self.action_space, action, "action")
+        rewards, terminations, truncations = (
+            self._column(each, name, dtype)
+            for each, name, dtype in (
+                (reward, "reward", "float32"),
+                (terminated, "terminated", "bool"),
+                (truncated, "truncated", "bool"),
+            )
+        )
+        kept = ring.obs(ring.written[self._envs], self._envs)  # what followed the newest row of each env
+        follows = same_rows(seen, kept, count)
+        if mask is not None:
+            is_real = self._column(mask, "mask", "bool")
+        elif self._autoreset == "next_step":
+            is_real = ~(self._has_ended & follows)
+        else:
+            is_real = np.ones(count, bool)
+        # A reset row keeps the observation that the row before it is bootstrapped from.
+        is_cut = self._goes_on & (~is_real | self._has_ended | ~follows)
+        self._append(is_cut, Row(kept, blank(self.action_space, count), *reset_values(count)), kept)
+        discount = np.where(terminations, np.float32(0), np.float32(1))
+        self._append(is_real, Row(seen, taken, rewards, discount, is_real), after)
+        self._goes_on, self._has_ended = is_real, is_real & (terminations | truncations)
+
+    def _append(self, chosen: NDArray[np.bool_], rows: Row, next_obs: Any) -> None:
+        env = self._envs[chosen]
+        if len(env) == 0:
+            return
+        ring = self._replay.ring
+        chosen_rows, following = map_tree(lambda x: x[chosen], (rows, next_obs))
+        self._replay.add_each(chosen_rows, following, env)
+        written = ring.written[env]
+        is_lost = (written >= ring.capacity) & ring.rows.mask[written % ring.capacity, env]
+        self._size += int(chosen_rows.mask.sum()) - int(is_lost.sum())
+
+    def sample(self, batch_size: int, beta: float = 1.0) -> ReplaySample:
+        """Draw transitions; `beta` is the power of the importance weights of a prioritized draw."""
+        if batch_size < 1:
+            raise ConfigError(f"batch_size={batch_size} is too small: draw at least 1.")
+        if self._size == 0:
+            raise ConfigError("the replay buffer holds no step yet: add some before you sample.")
+        found = self._replay.sample(batch_size)
+        weight = torch.ones(batch_size) if found.weight is None else found.weight**beta
+        steps, targets = found.steps, found.targets
+        return ReplaySample(
+            steps.obs, steps.action, targets.reward, found.next_obs, targets.discount, weight, found.key
+        )
+
+    def update_priorities(self, key: NDArray[np.int64], td_error: Any) -> None:
+        """Set the priorities of sampled rows to |td_error|; rows that were overwritten since are left alone."""
+        if self._replay.priorities is None:
+            raise ConfigError("this replay buffer has no priorities: make it with prioritized=True.")
+        self._replay.feedback(key, torch.as_tensor(td_error).abs().reshape(-1))
+
+    def close(self) -> None:
+        """Free the memory; it is also freed with the buffer itself."""
+        self._finalize()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _tree(self, space: Space, values: Any, name: str) -> Any:
+        """Return arrays [num_envs] in the tree of a space, in the dtypes that are stored."""
+        if self.num_envs == 1 and space.is_leaf and np.shape(values) == space.shape:
+            values = np.asarray(values)[None]  # of a single env that is no vector env
+        try:
+            arrays = iter(list(action_leaves(space, values, self.num_envs)))
+        except ValueError as error:
+            reason = str(error).replace("actions", name, 1).replace("this slot takes", "the buffer takes")
+            raise ConfigError(reason.replace("one action", "give one")) from None
+        return space.tree(lambda _, leaf: next(arrays).astype(leaf.dtype))
+
+    def _column(self, values: Any, name: str, dtype: str) -> NDArray[Any]:
+        array = np.array(values, dtype)  # a copy: arrays of an EnvPool are overwritten by its next step
+        if array.size != self.num_envs:
+            raise ConfigError(
+                f"{name} has shape {array.shape} for num_envs={self.num_envs}: give one number for each env."
+            )
+        return array.reshape(self.num_envs)
+
+
+def as_space(space: Any, is_action: bool = False) -> Space:
+    if isinstance(space, Space):
+        return space
+    return (action_space if is_action else observation_space)(space, "the replay buffer")
+
+
+def blank(space: Space, count: int | None = None) -> Any:
+    """Return zeros in the tree of a space, for one env or for `count` of them."""
+    axes = () if count is None else (count,)
+    return space.tree(lambda _, leaf: np.zeros((*axes, *leaf.shape), leaf.dtype))
+
+
+def reset_values(count: int) -> tuple[Any, Any, Any]:
+    """Return reward, discount and mask of reset rows."""
+    return np.zeros(count, np.float32), np.ones(count, np.float32), np.zeros(count, bool)
+
+
+def same_rows(left: Any, right: Any, count: int) -> NDArray[np.bool_]:
+    same = np.ones(count, bool)
+    for (_, a), (_, b) in zip(leaves(left), leaves(right), strict=True):
+        same &= ((a == b) | ((a != a) & (b != b))).reshape(count, math.prod(a.shape[1:])).all(-1)
+    return same
+
+
+def refuse_too_large(capacity: int, needed: int) -> None:
+    free = free_memory()
+    if needed > SPARE * free:
+        raise ConfigError(
+            f"capacity={capacity} takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free: "
+            f"use at most {int(SPARE * free / needed * capacity)}."
+        )

@@ -1,0 +1,287 @@
+"""Samplers that write to a replay and are killed, hang and fail: rows go on or begin anew, none is torn or repeated.
+
+The envs count their steps, so that the replay shows what was repeated, skipped or mixed up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from lasting import shared_server
+from processes import all_gone, children_of, wait_for
+from test_acting_workers import FORBIDDEN
+from test_async_runs import _nothing_is_left as _nothing_is_left
+from test_async_runs import begun, interrupt_twice, lines, nan_losses
+from test_signals import family, stop
+from writing import COUNTING, Setup, check_rows
+
+import remuda
+from remuda.cli import main
+from remuda.errors import EnvError, TrainingError, WorkerError
+from remuda.learning.checkpoint import load_newest
+
+INTERVAL = 8000  # steps between two checkpoints
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_server() -> Iterator[None]:
+    with shared_server("remuda.build.workers"):
+        yield
+
+
+def counting(**options: Any) -> dict[str, Any]:
+    """Settings of envs that misbehave."""
+    kwargs = {"lengths": [3, 5, 2], **options.pop("kwargs", {})}
+    return {**COUNTING, **options, "envs": {"kwargs": kwargs, **options.get("envs", {})}}
+
+
+def kill(setup: Setup, worker: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(setup.feed._worker_pool.members[worker].pid, signal.SIGKILL)
+
+
+def test_one_of_eight_killed_twenty_times_at_random_moments() -> None:
+    rng = random.Random(1)
+    settings = counting(sampler={"envs": 16, "workers": 8}, replay={**COUNTING["replay"], "capacity": 400_000})
+    with Setup("counting:make", **settings) as setup:
+        real = setup.replay.ring.real
+        for _ in range(20):
+            worker = rng.randrange(8)
+            before = real.copy()
+            setup.wait(lambda: (real > before + 10).all())  # noqa: B023  (used at once)
+            time.sleep(0.05 * rng.random())
+            kill(setup, worker)
+        before = real.copy()
+        setup.wait(lambda: (real > before + 50).all())
+        assert sum(setup.feed._news.lost) >= 15, "some were killed again before they were back"
+        assert setup.feed.restarts() == 2 * sum(setup.feed._news.lost)
+    assert check_rows(setup.replay) <= 40
+
+
+def test_of_one_that_acts_for_all_env_workers_and_itself_are_killed_at_random_moments() -> None:
+    rng = random.Random(2)
+    settings = counting(
+        sampler={"envs": 8, "workers": 4, "inference": "central"},
+        replay={**COUNTING["replay"], "capacity": 400_000},
+        envs={"max_worker_restarts": 100},
+    )
+    with Setup("counting:make", **settings) as setup:
+        real, crew = setup.replay.ring.real, setup.feed._worker_pool
+        killed = 0
+        for number in range(12):
+            before = real.copy()
+            setup.wait(lambda: (real > before + 10).all())  # noqa: B023  (used at once)
+            time.sleep(0.05 * rng.random())
+            if number % 4 == 3:
+                kill(setup, 0)
+                continue
+            told = setup.feed.restarts()
+            children = psutil.Process(crew.members[0].pid).children(recursive=True)
+            rng.choice([child for child in children if not children_of(child)]).kill()
+            killed += 1
+            setup.wait(lambda: setup.feed.restarts() == told + 2)  # noqa: B023
+        before = real.copy()
+        setup.wait(lambda: (real > before + 50).all())
+        assert setup.feed._news.lost == [3]
+        assert setup.feed.restarts() == 8 * 3 + 2 * killed, "all envs of the one, two of each worker"
+    assert check_rows(setup.replay) <= 8 * 3 + 2 * killed
+
+
+def test_all_killed_at_once() -> None:
+    with Setup("counting:make", **counting(sampler={"envs": 8, "workers": 4})) as setup:
+        real = setup.replay.ring.real
+        setup.wait(lambda: (real > 50).all())
+        for worker in range(4):
+            kill(setup, worker)
+        before = real.copy()
+        setup.wait(lambda: (real > before + 50).all())
+        assert setup.feed._news.lost == [1] * 4
+    assert check_rows(setup.replay) <= 8
+
+
+def test_the_same_one_killed_again_and_again_ends_in_one_named_error() -> None:
+    with Setup("counting:make", **counting(envs={"max_worker_restarts": 3})) as setup:
+
+        def is_over() -> bool:
+            kill(setup, 0)
+            return False
+
+        with pytest.raises(WorkerError, match=r"worker 0 \(pid \d+\) was killed by SIGKILL, more than 3 times"):
+            setup.wait(is_over)
+
+
+def test_an_env_that_hangs_does_not_hold_up_the_groups_that_one_acts_for(tmp_path: Path) -> None:
+    once = {"fault": "hold", "at": 60, "once": str(tmp_path / "once")}
+    sampler = {**COUNTING["sampler"], "inference": "central"}
+    with Setup("counting:make", **counting(kwargs=once, envs={"step_timeout": 4.0}, sampler=sampler)) as setup:
+        real = setup.replay.ring.real
+        setup.wait((tmp_path / "once").exists)
+        before = real.copy()
+        setup.wait(lambda: setup.feed.restarts() >= 2)
+        assert (real > before + 100).sum() >= 1, "of the other group"
+        before = real.copy()
+        setup.wait(lambda: (real > before + 50).all())
+        assert setup.feed._news.lost == [0], "only its worker was replaced"
+    check_rows(setup.replay)
+
+
+def test_a_sampler_that_hangs_is_replaced_and_the_others_go_on(tmp_path: Path) -> None:
+    once = {"fault": "hold", "at": 60, "once": str(tmp_path / "once")}
+    with Setup("counting:make", **counting(kwargs=once, envs={"step_timeout": 4.0})) as setup:
+        real = setup.replay.ring.real
+        setup.wait((tmp_path / "once").exists)
+        before = real.copy()
+        setup.wait(lambda: sum(setup.feed._news.lost) >= 1)
+        (lost,) = np.flatnonzero(setup.feed._news.lost)
+        assert real[1 - lost] > before[1 - lost] + 100
+        before = real.copy()
+        setup.wait(lambda: (real > before + 50).all())
+    check_rows(setup.replay)
+
+
+@pytest.mark.parametrize("act", ["workers", "central"])
+def test_samplers_that_are_held_for_long_are_not_taken_for_dead(act: str) -> None:
+    """As while a large replay is saved to a slow disk."""
+    sampler = {**COUNTING["sampler"], "inference": act}
+    with Setup("counting:make", **counting(envs={"step_timeout": 3.0}, sampler=sampler)) as setup:
+        real = setup.replay.ring.real
+        setup.wait(lambda: (real > 50).all())
+        with setup.replay.ring.pause_writers():
+            before = real.copy()
+            time.sleep(5.0)
+            assert (real == before).all()
+        setup.wait(lambda: (real > before + 50).all())
+        assert sum(setup.feed._news.lost) == setup.feed.restarts() == 0
+    assert check_rows(setup.replay) == 0
+
+
+@pytest.mark.parametrize("act", ["workers", "central"])
+@pytest.mark.parametrize("fault", FORBIDDEN)
+def test_what_its_space_forbids_is_named_and_never_stored(fault: str, act: str) -> None:
+    sampler = {**COUNTING["sampler"], "inference": act}
+    with Setup("counting:make", **counting(kwargs={"fault": fault, "at": 40}, sampler=sampler)) as setup:
+        named = r"^env \d+ of counting:make \(seed \d+, step \d+ of its episode \d+\)"
+        with pytest.raises(EnvError, match=named) as caught:
+            setup.wait(lambda: False)
+        assert re.search(FORBIDDEN[fault], str(caught.value))
+        ring = setup.replay.ring
+        for group in range(ring.groups):
+            rows = ring.rows[: int(ring.written[group]), ring.columns(group)]
+            assert np.isfinite(rows.obs).all()
+            assert np.isfinite(rows.reward).all()
+
+
+# --- whole runs -----------------------------------------------------------------------------------------------------
+
+
+def running(path: Path, *arguments: str) -> contextlib.AbstractContextManager[Any]:
+    sizes = ["--sampler.envs", "8", "--sampler.workers", "2", "--algo.learning_starts", "200", "--log.every", "500"]
+    return begun(path, *sizes, *arguments, algo="dqn")
+
+
+def test_killed_it_leaves_no_orphan_and_loses_at_most_one_checkpoint_interval(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with running(path, "--checkpoint.every", str(INTERVAL)) as process:
+        wait_for((path / "checkpoints/latest").exists)
+        time.sleep(random.Random(3).random())
+        members = family(process)
+        process.kill()
+        process.communicate(timeout=10)
+    wait_for(lambda: all_gone(members), 2)
+    logged, saved = lines(path)[-1]["time/total_timesteps"], load_newest(path / "checkpoints").step
+    assert saved >= logged - INTERVAL - 500
+    end = str(saved + 1000)
+    assert main(["train", "--resume", str(path), "--steps", end, "--quiet", "--eval.episodes", "0"]) == 0
+    steps = [line["time/total_timesteps"] for line in lines(path)]
+    assert steps == sorted(set(steps)), "one curve without repetition"
+
+
+def test_one_signal_leaves_a_resumable_checkpoint_with_its_replay(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with running(path, "--checkpoint.every", "0", "--eval.cpu_fraction", "0.2") as process:
+        members = family(process)
+        assert len(members) >= 6, "two fork servers, two samplers, an evaluator, and who started them"
+        out, err = stop(process, signal.SIGTERM)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    assert f"remuda train --resume {path}" in out
+    wait_for(lambda: all_gone(members), 2)
+    result = json.loads((path / "result.json").read_text())
+    found = load_newest(path / "checkpoints")
+    assert found.step == result["steps"] > 0
+    assert "replay" in found.blobs
+
+
+def test_two_signals_stop_at_once(tmp_path: Path) -> None:
+    with running(tmp_path / "run") as process:
+        interrupt_twice(process)
+
+
+def test_gradients_that_are_not_finite_change_nothing_and_end_the_run_after_ten(tmp_path: Path) -> None:
+    """R6. Samplers go on meanwhile; some rounds have no update, so that the same number is seen more than once."""
+    seen: list[tuple[int, int, list[torch.Tensor]]] = []  # updates, updates left out, parameters
+
+    def spoil(round: Any) -> bool:
+        learner = round.learner
+        if learner.version >= 3 and not seen:
+            losses = learner.algorithm.losses
+            learner.algorithm.losses = lambda batch, clock: nan_losses(losses(batch, clock))
+        if learner.version >= 3:
+            seen.append((learner.version, learner.skipped, [v.clone() for v in learner.vectors.values()]))
+        return False
+
+    sentence = r"gradients were not finite in 10 updates in a row after update \d+ .*: lower the learning rate"
+    settings: dict[str, Any] = {"sampler": {"envs": 8, "workers": 2}, "eval": {"episodes": 0}, "log": {"every": 8}}
+    with pytest.raises(TrainingError, match=sentence):
+        remuda.train(
+            "dqn",
+            "CartPole-v1",
+            scheme={"name": "async", "publish_every": 1},
+            steps=10_000_000,
+            out=tmp_path / "run",
+            quiet=True,
+            callbacks=spoil,
+            **settings,
+        )
+    assert {skipped for _, skipped, _ in seen} == set(range(10)), "the tenth ends the run"
+    for version, _, vectors in seen:
+        assert version == seen[0][0]
+        assert all(map(torch.equal, vectors, seen[0][2]))
+
+
+def test_a_learner_that_sleeps_finds_samplers_waiting(tmp_path: Path) -> None:
+    """With a replay the bound is the lead that samplers may have."""
+    seen: list[tuple[int, int]] = []
+
+    def sleep_once(round: Any) -> bool:
+        ring = round.replay.ring
+        if len(seen) == 0 and round.progress.steps > 1000:
+            time.sleep(3.0)
+            seen.append((round.progress.steps, int(ring.real.sum())))
+        return bool(round.progress.steps > 4000)
+
+    remuda.train(
+        "dqn",
+        "CartPole-v1",
+        scheme="async",
+        steps=10_000_000,
+        out=tmp_path / "run",
+        quiet=True,
+        callbacks=sleep_once,
+        eval={"episodes": 0},
+        sampler={"envs": 8, "workers": 2},
+    )
+    ((steps, written),) = seen
+    assert steps <= written <= steps + 500

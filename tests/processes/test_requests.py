@@ -1,0 +1,94 @@
+"""Requests and answers in memory, where every slot belongs to one worker: nobody hears of another's slots."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from remuda.processes.requests import ANY, Answers, Requests, layout, server_of
+
+
+def both_sides(slots: int, workers: int) -> tuple[Requests, list[Answers]]:
+    arrays: dict[str, Any] = {name: np.zeros(*entry) for name, entry in layout(slots, workers, room=8).items()}
+    return Requests(arrays, alone=True), [Answers(arrays, worker, alone=True) for worker in range(workers)]
+
+
+@pytest.mark.parametrize(("slots", "workers"), [(1, 1), (3, 3), (5, 3), (10, 4), (7, 2)])
+def test_every_slot_has_one_server_and_every_worker_a_slot(slots: int, workers: int) -> None:
+    requests, answers = both_sides(slots, workers)
+    owners = [server_of(slot, slots, workers) for slot in range(slots)]
+    assert owners == sorted(owners), "neighbours in one process"
+    assert set(owners) == set(range(workers))
+    assert max(map(owners.count, owners)) - min(map(owners.count, owners)) <= 1, "even shares"
+    assert [list(of) for of in requests.servers] == [[owner] for owner in owners]
+    assert [own.slots for own in answers] == [
+        [slot for slot, owner in enumerate(owners) if owner == worker] for worker in range(workers)
+    ]
+
+
+def test_only_its_owner_is_asked_and_its_answer_is_enough() -> None:
+    requests, answers = both_sides(5, 3)  # slots 0 1, 2 3, 4
+    for own in answers:
+        assert own.sleep(), "nothing to do"
+    assert requests.ask(2, 8) == [1]
+    assert [own.is_asked() for own in answers] == [False, True, False]
+    assert [own.oldest() for own in answers] == [None, (8, 2), None]
+    assert requests.pending(2, 8) == [1]
+    assert [requests.owed(worker) for worker in range(3)] == [[], [2], []]
+    assert not requests.is_done(2, 8)
+    assert not answers[1].give(2, 8, 0.5, b""), "the parent is awake"
+    assert requests.is_done(2, 8)
+    assert (requests.pending(2, 8), requests.owed(1), requests.busy(2)) == ([], [], 0.5)
+    assert not answers[1].is_asked()
+
+
+def test_the_oldest_of_its_own_slots_goes_first() -> None:
+    requests, answers = both_sides(5, 3)
+    for slot, number in ((1, 4), (4, 8), (0, 12)):
+        requests.ask(slot, number)
+    assert answers[0].oldest() == (4, 1)
+    answers[0].give(1, 4, 0.0, b"")
+    assert answers[0].oldest() == (12, 0)
+    assert answers[2].oldest() == (8, 4)
+
+
+def test_a_parent_that_sleeps_for_any_is_rung_by_whoever_is_first() -> None:
+    requests, answers = both_sides(3, 3)
+    for slot in range(3):
+        requests.ask(slot, 4 * (slot + 1))
+    requests.sleep(ANY)
+    assert answers[2].give(2, 12, 0.0, b"")
+    requests.wake()
+    assert not answers[0].give(0, 4, 0.0, b"")
+    requests.sleep(8)
+    assert answers[1].give(1, 8, 0.0, b"")
+
+
+def test_news_are_of_a_slot_and_its_owner() -> None:
+    requests, answers = both_sides(5, 3)
+    requests.ask(3, 4)
+    assert answers[1].has_room(3, b"12345678")
+    assert not answers[1].has_room(3, b"123456789")
+    answers[1].give(3, 4, 0.0, b"news")
+    assert requests.has_news(3, 4)
+    assert not requests.has_news(2, 4)
+    assert requests.news(1, 3, 4) == b"news"
+    assert requests.news(1, 3, 8) == b"", "of that number"
+    requests.forget(1, 3)
+    assert not requests.has_news(3, 4)
+    requests.ask(3, 8)
+    answers[1].give(3, 8, 0.0, None)
+    assert requests.news(1, 3, 8) is None, "it comes by the link"
+
+
+def test_a_successor_begins_with_what_is_owed() -> None:
+    """Its answers are known from memory: what was answered is not asked again."""
+    slots, workers = 4, 2
+    arrays: dict[str, Any] = {name: np.zeros(*entry) for name, entry in layout(slots, workers, room=8).items()}
+    requests, lost = Requests(arrays, alone=True), Answers(arrays, 1, alone=True)
+    requests.ask(2, 4)
+    requests.ask(3, 8)
+    lost.give(2, 4, 0.0, b"")
+    assert Answers(arrays, 1, alone=True).oldest() == (8, 3)

@@ -1,0 +1,203 @@
+"""Errors that samplers find of what they sampled: what the algorithm says of the same rows with the same nets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rollouts import box, discrete
+
+from remuda.agents import QAgent
+from remuda.algorithms import DQN, R2D1
+from remuda.core import Clock
+from remuda.nets import MLP
+from remuda.replay import (
+    Priorities,
+    RecurrentStates,
+    Ring,
+    Row,
+    SequencePriority,
+    SequenceReplay,
+    TransitionPriority,
+    TransitionReplay,
+)
+
+T, GROUPS, WIDTH, GAMMA, ALPHA = 6, 2, 2, 0.9, 0.7
+ENVS = GROUPS * WIDTH
+EXAMPLE = Row(np.zeros(3, np.float32), np.zeros((), np.int64), np.float32(0), np.float32(0), np.zeros((), bool))
+
+
+def make_dqn(kind: Any = DQN, core: Any = None, **options: Any) -> Any:
+    torch.manual_seed(0)
+    agent = QAgent(box((3,)), discrete(4), lambda shape: MLP(shape, (8,)), core=core, core_size=5)
+    algorithm = kind(agent, 0, **options)
+    with torch.no_grad():
+        for parameter in algorithm.target.parameters():
+            parameter.add_(1.0)  # a target that a sampler never sees
+    return algorithm
+
+
+class Source:
+    """Rows of one group, with ends of both kinds, each followed by a reset row; what was seen last is seen next."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.last = self.seen(1)[0]
+
+    def seen(self, count: int) -> np.ndarray:
+        return self.rng.standard_normal((count, WIDTH, 3)).astype(np.float32)
+
+    def rows(self) -> tuple[Row, np.ndarray]:
+        mask = np.ones((T, WIDTH), bool)
+        mask[3, 0] = False
+        discount = np.ones((T, WIDTH), np.float32)
+        discount[2, 0] = 0.0
+        reward = self.rng.standard_normal((T, WIDTH)).astype(np.float32) * mask
+        obs = np.concatenate([self.last[None], self.seen(T)])
+        self.last = obs[T]
+        return Row(obs[:T], self.rng.integers(0, 4, (T, WIDTH)), reward, discount, mask), obs[T]
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_rows_have_the_error_of_their_own_net(n_step: int) -> None:
+    dqn, sources = make_dqn(), [Source(group) for group in range(GROUPS)]
+    ring = Ring(EXAMPLE, 40, ENVS, GROUPS, has_td_error=True)
+    judges = [TransitionPriority(ring, group, n_step, GAMMA, dqn.td_error) for group in range(GROUPS)]
+    priorities = Priorities(ring, ALPHA, is_shared=True)
+    settings: dict[str, Any] = {"batch_size": 16, "ratio": None, "warm_up": 0, "gamma": GAMMA, "seed": 0}
+    replay = TransitionReplay(ring, n_step=n_step, priorities=priorities, is_shared=True, **settings)
+    for _ in range(3):
+        for group, set_td_error in enumerate(judges):
+            before = priorities.tree.total
+            ring.append(*sources[group].rows(), group)
+            replay.sync()
+            assert priorities.tree.total == before, "nothing is known of it before it is judged"
+            set_td_error.look()
+            replay.sync()
+            assert priorities.tree.total > before
+    batch = replay.draw()
+    error = dqn.losses(batch, Clock()).priority.numpy()  # error_of has made the target the same as the net
+    is_whole = batch.key[:, 0] % T + n_step <= T  # its rewards were all there when it was judged
+    found = priorities.tree[priorities.places.of(batch.key)]
+    np.testing.assert_allclose(found[is_whole], ((error + 1e-6) ** ALPHA)[is_whole], rtol=1e-4)
+    assert is_whole.sum() > 3
+
+
+def test_rows_of_a_lost_writer_are_as_likely_as_any() -> None:
+    dqn, source = make_dqn(), Source(2)
+    ring = Ring(EXAMPLE, 40, ENVS, GROUPS, has_td_error=True)
+    priorities = Priorities(ring, ALPHA, is_shared=True)
+    settings: dict[str, Any] = {"batch_size": 8, "ratio": None, "warm_up": 0, "gamma": GAMMA, "seed": 0, "n_step": 1}
+    replay = TransitionReplay(ring, priorities=priorities, is_shared=True, **settings)
+    ring.append(*source.rows(), 0)
+    TransitionPriority(ring, 0, 1, GAMMA, dqn.td_error).look()
+    ring.append(*source.rows(), 1)  # nobody judges it
+    replay.sync()
+    assert not priorities.tree[priorities.places.of(np.array([[0, 2], [5, 3]]))].any()
+    replay.on_writer_lost(1)
+    replay.sync()
+    np.testing.assert_array_equal(
+        priorities.tree[priorities.places.of(np.array([[0, 2], [3, 2], [5, 3], [6, 3]]))],
+        [priorities.largest, 0.0, priorities.largest, 0.0],  # row 3 of env 2 and row 6 are reset rows
+    )
+
+
+@pytest.mark.parametrize("burn_in", [0, 2])
+def test_sequences_have_the_error_of_their_own_net(burn_in: int) -> None:
+    r2d1 = make_dqn(R2D1, "lstm", burn_in=burn_in, delta=None)
+    sources = [Source(group) for group in range(GROUPS)]
+    state, length, n_step = r2d1.agent.initial_state(1), 8, 2
+    ring = Ring(EXAMPLE, 80, ENVS, GROUPS)
+    settings: dict[str, Any] = {"batch_size": 12, "ratio": None, "warm_up": 0, "gamma": GAMMA, "seed": 0}
+    lengths: dict[str, Any] = {"burn_in": burn_in, "length": length, "n_step": n_step, "interval": T}
+    replay = SequenceReplay(ring, state, **settings, **lengths, priorities=ALPHA, is_shared=True, has_td_error=True)
+    theirs = RecurrentStates(ring, state, T, replay.fds[-1], has_td_error=True)
+    judges = [
+        SequencePriority(theirs, group, (burn_in, length, n_step), GAMMA, r2d1.td_error) for group in range(GROUPS)
+    ]
+    for _ in range(6):
+        for group, set_td_error in enumerate(judges):
+            own = r2d1.agent.initial_state(WIDTH)
+            for part in own:
+                part.normal_()
+            theirs.store(own, group)
+            ring.append(*sources[group].rows(), group)
+            replay.sync()
+            set_td_error.look()
+    replay.sync()
+    assert replay.sequence_index is not None
+    batch = replay.draw()
+    number, env = batch.key.T
+    error = r2d1.losses(batch, Clock()).priority.numpy()
+    # The newest sequences were judged before the rows after them were there, from which they bootstrap.
+    is_old = (
+        replay.sequence_index.row_of(number, env) + burn_in + length + n_step
+        <= (replay.sequence_index.row_of(number, env) + burn_in + length + T - 1) // T * T
+    )
+    found = replay.sequence_index.tree[number % replay.sequence_index.room * ENVS + env]
+    np.testing.assert_allclose(found[is_old], (error[is_old] + 1e-6) ** ALPHA, rtol=1e-4)
+    assert is_old.sum() > 3
+
+
+@pytest.mark.parametrize("pause", [1, 5, 6, 7, 20])
+def test_a_learner_that_pauses_for_longer_than_the_ring_draws_again(pause: int) -> None:
+    """Sequences are judged when they are whole: states of newer ones lie in the places of some by then."""
+    ring = Ring(EXAMPLE, 61, 1, 1)
+    state: Any = torch.zeros(1, 4)
+    settings: dict[str, Any] = {"ratio": None, "warm_up": 0, "n_step": 1, "gamma": GAMMA, "seed": 0, "interval": 10}
+    lengths: dict[str, Any] = {"burn_in": 10, "length": 20, "priorities": ALPHA, "is_shared": True, "is_judged": True}
+    replay = SequenceReplay(ring, state, batch_size=2, **settings, **lengths)
+    assert replay.sequence_index is not None
+    states = replay.sequence_index.states
+    set_td_error = SequencePriority(states, 0, (10, 20, 1), GAMMA, lambda batch: torch.ones(1))
+    ones = np.ones((10, 1), np.float32)
+    rows = Row(np.zeros((10, 1, 3), np.float32), ones.astype(np.int64), ones, ones, ones.astype(bool))
+
+    def write() -> None:
+        states.store(state, 0)
+        ring.append(rows, rows.obs[0], 0)
+        set_td_error.look()
+
+    for _ in range(10):
+        write()
+        replay.sync()
+    assert replay.can_draw()
+    for _ in range(pause):
+        write()
+    found = []
+    for _ in range(20):
+        write()
+        replay.sync()
+        found.append(replay.can_draw())
+    assert all(found[4:])
+    replay.close()
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_errors_that_are_not_finite_are_unknown(bad: float) -> None:
+    ring, source = Ring(EXAMPLE, 40, ENVS, GROUPS, has_td_error=True), Source(0)
+    priorities = Priorities(ring, ALPHA, is_shared=True)
+    set_td_error = TransitionPriority(ring, 0, 1, GAMMA, lambda batch: torch.full((len(batch.key),), bad))
+    ring.append(*source.rows(), 0)
+    set_td_error.look()
+    assert priorities.sync(0, 0) == T
+    assert set(priorities.tree[:].tolist()) == {0.0, 1.0}, "as likely as any"
+    ring.close()
+
+
+def test_rows_that_are_not_judged_yet_cannot_be_drawn() -> None:
+    """Nor what they have overwritten, whose priority would be theirs."""
+    ring, source = Ring(EXAMPLE, 2 * T, ENVS, GROUPS, has_td_error=True), Source(0)
+    priorities = Priorities(ring, ALPHA, is_shared=True)
+    set_td_error = TransitionPriority(ring, 0, 1, GAMMA, lambda batch: torch.ones(len(batch.key)))
+    for _ in range(2):
+        ring.append(*source.rows(), 0)
+        set_td_error.look()
+    seen = priorities.sync(0, 0)
+    ring.append(*source.rows(), 0)
+    assert priorities.sync(0, seen) == seen == 2 * T
+    drawable = np.flatnonzero(priorities.tree[:].reshape(2 * T, ENVS)[:, :WIDTH].any(1))
+    assert drawable.tolist() == list(range(T, 2 * T)), "the new rows lie where the first ones lay"
+    ring.close()

@@ -1,0 +1,31 @@
+"""The line that says how to go on with a run."""
+
+from typing import Any
+
+import pytest
+
+from remuda.runs.advice import as_written, resume_advice
+
+
+@pytest.mark.parametrize(
+    ("env", "net", "advice"),
+    [
+        ("CartPole-v1", "mlp", "remuda train --resume runs/x"),
+        ("my_code:make", "my_code:Net", "remuda train --resume runs/x"),
+        ("<MyEnv>", "mlp", 'remuda.resume("runs/x", env=MyEnv) from Python'),
+        ("CartPole-v1", "<MyNet>", 'remuda.resume("runs/x", net=MyNet) from Python'),
+        ("<Outer.make>", "<<lambda>>", 'remuda.resume("runs/x", env=Outer.make, net=...) from Python'),
+        ("<main.<locals>.make>", "mlp", 'remuda.resume("runs/x", env=...) from Python'),
+    ],
+)
+def test_a_command_or_a_call(env: str, net: str, advice: str) -> None:
+    assert resume_advice("runs/x", {"env": env, "options": {"agent": {"net": net}}}) == advice
+
+
+@pytest.mark.parametrize("config", [{}, {"env": None, "options": 3}, {"options": {"agent": []}}])
+def test_a_damaged_configuration_still_gives_the_command(config: dict[str, Any]) -> None:
+    assert resume_advice("runs/x", config) == "remuda train --resume runs/x"
+
+
+def test_a_name_to_write_for_what_has_none() -> None:
+    assert as_written("<<lambda>>", "Net") == "Net"

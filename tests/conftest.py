@@ -6,7 +6,7 @@ settings.register_profile("any machine", deadline=None, database=None)
 settings.load_profile("any machine")
 
 
-SLOW_FIRST = ("docs", "learns", "equivalence", "schemes", "recipes", "replay", "cli")
+SLOW_FIRST = ("docs", "learns", "equivalence", "schemes", "runs", "config", "replay", "cli")
 
 
 def pytest_collection_modifyitems(items):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from remuda.agents import Said
+from remuda.agents import PolicyOutput
 from remuda.data import ArrayTuple
 from remuda.envs import AsyncPooledEnvs, EnvSpec, LocalEnvs
 from remuda.sampling.exploration import Exploration
@@ -37,7 +37,7 @@ class CountingRNN(nn.Module):
 
     def act(self, obs, state, explore, noise):
         action = state.rows.long() % 4
-        said = Said(-noise[:, 0], self.value(obs, state))
+        said = PolicyOutput(-noise[:, 0], self.value(obs, state))
         return action, said, Count(state.rows + 1, state.total / 2 + obs[:, 2])
 
     def value(self, obs, state):

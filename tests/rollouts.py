@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from remuda.agents import PolicyAgent
-from remuda.agents.heads import Said
+from remuda.agents.heads import PolicyOutput
 from remuda.agents.policy import Outputs
 from remuda.core import Space
 from remuda.data import Batch, Rollout, Steps, map_tree
@@ -152,7 +152,7 @@ def worked_batch() -> tuple[Any, Batch]:
         reward=torch.tensor([[1.0], [3.0], [0.0]]),
         discount=one,
         mask=torch.tensor([[True], [True], [False]]),
-        policy=Said(torch.tensor([[0.25], [1.0], [1.0]]).log(), torch.tensor([[1.5], [2.0], [0.0]])),
+        policy=PolicyOutput(torch.tensor([[0.25], [1.0], [1.0]]).log(), torch.tensor([[1.5], [2.0], [0.0]])),
         version=one,
     )
     return agent, Batch(steps, next_obs=torch.tensor([3]))

@@ -177,7 +177,7 @@ def test_observation_statistics_are_frozen_until_the_rollout_is_finished(kind: t
     rollout = make_rollout(agent, seed=1)
 
     def statistics() -> dict[str, torch.Tensor]:
-        return {name: x.clone() for name, x in agent.state_dict().items() if "standardise" in name}
+        return {name: x.clone() for name, x in agent.state_dict().items() if "standardize" in name}
 
     before, replay = statistics(), RolloutBuffer(2, 8, 0, whole=kind in (IMPALA, APPO))
     replay.add(learner.prepare(rollout))

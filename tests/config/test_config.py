@@ -313,7 +313,7 @@ def test_yaml_and_back(algo, tmp_path):
     for name in ("device", "max_lag", "publish_every", "throttle", "weights"):  # only async has them
         groups["scheme"].pop(name)
     groups["eval"].pop("cpu_fraction")
-    groups["replay"].pop("first_priority", None)
+    groups["replay"].pop("initial_priority", None)
     if groups["replay"]:
         groups["sampler"].pop("wait_reset")
     for name in foreign_heads(algo):

@@ -400,9 +400,8 @@ def test_waiting_for_resets_needs_single_envs() -> None:
 
 def test_envs_and_agent_of_a_worker_are_those_of_the_run() -> None:
     """The agent that a worker builds from its order has the run's own first weights."""
-    config, spec, info = resolved(
-        {"agent": {"core": "gru", "prev_action": True}, "sampler": {"inference": "workers"}}
-    )
+    agent_options = {"core": "gru", "prev_action": True}
+    config, spec, info = resolved({"agent": agent_options, "sampler": {"inference": "workers"}})
     seen = agent_view(config, info)
     order = {**make_blueprints(config, spec, seen, 1, None)[0], "first": 2, "last": 4}
     envs, agent, _ = SamplerWorker().make_parts(order, lambda: False, print)

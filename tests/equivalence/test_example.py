@@ -33,4 +33,5 @@ def test_the_example_gives_the_same_parameters(tmp_path, capsys):
 def test_the_example_is_readable_alone():
     text = EXAMPLE.read_text()
     assert len(text.splitlines()) <= 80
-    assert "recipes" not in text, "the loop must stand on the parts, not on the machinery that it shows"
+    for package in ("config", "build", "runs", "schemes"):
+        assert f"remuda.{package}" not in text, "the example must not use the machinery that it explains"

@@ -42,4 +42,5 @@ def test_the_example_learns_from_older_rollouts_too(monkeypatch, capsys):
 def test_the_example_is_readable_alone():
     text = EXAMPLE.read_text()
     assert len(text.splitlines()) <= 100
-    assert "recipes" not in text, "the loop must stand on the parts, not on the machinery that it shows"
+    for package in ("config", "build", "runs", "schemes"):
+        assert f"remuda.{package}" not in text, "the example must not use the machinery that it explains"

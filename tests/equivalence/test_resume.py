@@ -141,9 +141,10 @@ def test_stopped_within_an_evaluation(evaluation: int, number: signal.Signals, t
     code = """
 import json, os, signal, sys, time
 import remuda
-from remuda.recipes import parts, signals
+from remuda.build import envs as build_envs
+from remuda.runs import signals
 signals.PATIENCE_SECONDS = 0.2
-calls, real = 0, parts.evaluate
+calls, real = 0, build_envs.evaluate
 def evaluate(*arguments, **options):
     global calls
     calls += 1
@@ -151,7 +152,7 @@ def evaluate(*arguments, **options):
         os.kill(os.getpid(), int(sys.argv[3]))
         time.sleep(0.5)
     return real(*arguments, **options)
-parts.evaluate = evaluate
+build_envs.evaluate = evaluate
 remuda.train("ppo", "CartPole-v1", steps=900, seed=3, out=sys.argv[1], **json.loads(sys.argv[4]))
 """
     whole, pieces, options = tmp_path / "whole", tmp_path / "pieces", settings({"eval": {"every": 200}})

@@ -22,10 +22,10 @@ import pytest
 import torch
 from counting_agents import CountingRNN
 from processes import is_alive, wait_for
-from test_acting_workers import FORBIDDEN, LENGTHS, SEED
-from test_acting_workers import _nothing_is_left as _nothing_is_left
-from test_acting_workers import one_server as one_server
-from test_acting_workers import server as server
+from test_sampler_workers import FORBIDDEN, LENGTHS, SEED
+from test_sampler_workers import _nothing_is_left as _nothing_is_left
+from test_sampler_workers import one_server as one_server
+from test_sampler_workers import server as server
 
 from remuda.core import derive_seed
 from remuda.data import Rollout

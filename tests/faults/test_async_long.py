@@ -12,10 +12,10 @@ import pytest
 from flaky import learns_nearly_as_fast
 from processes import children_of
 from soaking import Soak
-from test_acting_workers import one_server as one_server
-from test_acting_workers import server as server
 from test_async import FORMS, SEED, steppers, streaming
 from test_async_runs import train, workers_below
+from test_sampler_workers import one_server as one_server
+from test_sampler_workers import server as server
 
 pytestmark = pytest.mark.long
 

@@ -24,7 +24,8 @@ from processes import is_alive
 from remuda.core import Step, derive_seed
 from remuda.envs import PooledEnvs, resolve
 from remuda.errors import EnvSpecError, Interrupted, WorkerError
-from remuda.processes import crew, forkserver
+from remuda.processes import fork_server as forkserver
+from remuda.processes import worker_pool as crew
 from remuda.processes.requests import ON_LINK
 
 HERE = Path(__file__).parents[2]

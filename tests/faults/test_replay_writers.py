@@ -22,9 +22,9 @@ import pytest
 import torch
 from lasting import shared_server
 from processes import all_gone, children_of, wait_for
-from test_acting_workers import FORBIDDEN
 from test_async_runs import _nothing_is_left as _nothing_is_left
 from test_async_runs import begun, interrupt_twice, lines, nan_losses
+from test_sampler_workers import FORBIDDEN
 from test_signals import family, stop
 from writing import COUNTING, Setup, check_rows
 

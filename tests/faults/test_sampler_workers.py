@@ -555,7 +555,7 @@ def test_closing_may_be_repeated_and_needs_no_answer(tmp_path: Path) -> None:
 ORPHANS = """
 import sys, time
 sys.path.insert(0, sys.argv[2])
-from test_acting_workers import SEED, acting, pids
+from test_sampler_workers import SEED, acting, pids
 with acting(fault="hold", at=8, once=sys.argv[1]) as sampler:
     sampler.reset(SEED)
     sampler.collect()

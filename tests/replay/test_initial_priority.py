@@ -147,7 +147,8 @@ def test_a_learner_that_pauses_for_longer_than_the_ring_draws_again(pause: int) 
     ring = Ring(EXAMPLE, 61, 1, 1)
     state: Any = torch.zeros(1, 4)
     settings: dict[str, Any] = {"ratio": None, "warm_up": 0, "n_step": 1, "gamma": GAMMA, "seed": 0, "interval": 10}
-    lengths: dict[str, Any] = {"burn_in": 10, "length": 20, "priorities": ALPHA, "is_shared": True, "is_judged": True}
+    lengths: dict[str, Any] = {"burn_in": 10, "length": 20, "priorities": ALPHA}
+    lengths |= {"is_shared": True, "has_td_error": True}
     replay = SequenceReplay(ring, state, batch_size=2, **settings, **lengths)
     assert replay.sequence_index is not None
     states = replay.sequence_index.states

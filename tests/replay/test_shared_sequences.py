@@ -402,7 +402,7 @@ def test_a_writer_that_waits_until_all_is_saved_changes_nothing_of_it(
             may_go_on.release(2)
 
         thread = threading.Thread(target=append)
-        monkeypatch.setattr(ring, "still", hold_while_it_pauses)
+        monkeypatch.setattr(ring, "pause_writers", hold_while_it_pauses)
         state = unpack(pack(replay.save(tmp_path / str(when))))
         thread.join(SECONDS)
         other.load(tmp_path / str(when), state)

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from remuda.errors import CheckpointError, ConfigError
-from remuda.logs import RunDirectory
-from remuda.runs.directory import WEIGHTS
+from remuda.runs.directory import WEIGHTS, RunDirectory
 
 CONFIG: dict[str, Any] = {"algorithm": "ppo", "env": "CartPole-v1", "seed": 3, "algo": {"learning_rate": 3e-4}}
 
@@ -101,7 +100,7 @@ def test_default_names_are_readable(name: str, directory: str) -> None:
 
 
 def test_two_processes_in_the_same_second_get_two_directories(tmp_path: Path) -> None:
-    program = "from remuda.logs import RunDirectory as R; print(R.create(None, 'x', {}).path)"
+    program = "from remuda.runs.directory import RunDirectory as R; print(R.create(None, 'x', {}).path)"
     children = [
         subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)
     ]
@@ -270,7 +269,7 @@ def test_one_process_owns_a_run_until_it_dies(tmp_path: Path) -> None:
     program = textwrap.dedent(
         """
         import sys, time
-        from remuda.logs import RunDirectory
+        from remuda.runs.directory import RunDirectory
         run = RunDirectory.create(sys.argv[1], "x", {})
         print("ready", flush=True)
         time.sleep(60)

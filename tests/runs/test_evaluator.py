@@ -15,15 +15,16 @@ from typing import Any
 import pytest
 import torch
 from lasting import shared_server
-from remuda.recipes import evaluator, parts
 
 import remuda
+from remuda.build import envs as build_envs
 from remuda.build.envs import play_episodes
 from remuda.config.resolve import resolve_config
 from remuda.config.run_config import RunConfig
 from remuda.envs import EnvSpec
 from remuda.errors import ConfigError, Interrupted
 from remuda.learning.weights import SharedWeights
+from remuda.runs import evaluator
 from remuda.runs.evaluator import EvaluatorProcess
 from remuda.runs.train import make_recipe
 
@@ -194,13 +195,13 @@ def test_it_is_asked_whether_to_stop_while_it_is_built_and_not_later() -> None:
 def test_it_plays_on_one_thread_whatever_the_learner_has(monkeypatch: pytest.MonkeyPatch) -> None:
     config, spec, agent = settled(scheme={"threads": 2})
     seen = []
-    evaluate = parts.evaluate
+    evaluate = build_envs.evaluate
 
     def watched(*args: Any, **options: Any) -> Any:
         seen.append(torch.get_num_threads())
         return evaluate(*args, **options)
 
-    monkeypatch.setattr(parts, "evaluate", watched)
+    monkeypatch.setattr(build_envs, "evaluate", watched)
     service = evaluator._Service.__new__(evaluator._Service)
     service._config, service._spec, service._agent, service._video, service._version = config, spec, agent, None, 0
     service._link = SimpleNamespace(send=lambda *message, **options: None)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from remuda.errors import CheckpointError, UsageError
-from remuda.logs import MetricsFile, RunDirectory, plot_runs
-from remuda.runs.plots import EVALUATION, mean_and_band, mean_and_bar, t_quantile
+from remuda.logs import MetricsFile
+from remuda.runs.directory import RunDirectory
+from remuda.runs.plots import EVALUATION, mean_and_band, mean_and_bar, plot_runs, t_quantile
 
 
 def make_run(path: Path, config: dict[str, Any], rows: list[tuple[int, dict[str, float]]]) -> Path:

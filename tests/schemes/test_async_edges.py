@@ -51,11 +51,11 @@ def test_a_checkpoint_that_writers_prevented_is_made_up_for(tmp_path: Path, monk
 
     def fails_once(ring: Ring) -> Any:
         if seen and seen[0] > 900:
-            monkeypatch.setattr(Ring, "still", pause_writers)
+            monkeypatch.setattr(Ring, "pause_writers", pause_writers)
             raise WorkerError("writers of groups [1] of the replay did not stop")
         return pause_writers(ring)
 
-    monkeypatch.setattr(Ring, "still", fails_once)
+    monkeypatch.setattr(Ring, "pause_writers", fails_once)
 
     def look(round: Any) -> None:
         seen[:] = [round.progress.steps, round.learner.version]
@@ -156,8 +156,8 @@ def test_an_env_with_other_spaces_in_a_sampler_is_named(
     words = r"shifting:make: observation is box float32\[2\] in a worker, and box float32\[3\] where the run learns"
     envs = {"kwargs": {"file": str(file)}, "max_worker_restarts": 1}
     if when == "at once":
-        make_writers = recipe.make_replay_writers
-        monkeypatch.setattr(recipe, "make_replay_feed", lambda *given: file.write_text("2") and make_writers(*given))
+        make = recipe.make_replay_writers
+        monkeypatch.setattr(recipe, "make_replay_writers", lambda *given: file.write_text("2") and make(*given))
         with pytest.raises(EnvSpecError, match=words):
             train(tmp_path / "run", env="shifting:make", envs=envs)
         return

@@ -18,16 +18,17 @@ import pytest
 import torch
 from lasting import shared_server
 from processes import all_gone, wait_for
-from remuda.recipes import parts, signals
 from safetensors.torch import load_file
 from writing import COUNTING, SOON, Setup, check_rows, merged
 
 import remuda
+from remuda.build import envs as build_envs
 from remuda.data.packing import unpack
 from remuda.errors import ConfigError
 from remuda.learning import checkpoint
 from remuda.learning.learner import Learner
 from remuda.learning.weights import SharedWeights
+from remuda.runs import signals
 from remuda.runs.journal import Journal
 
 RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -229,11 +230,11 @@ def test_a_stopped_run_goes_on_with_all_that_it_had(tmp_path: Path, act: str, ca
 @pytest.mark.parametrize("act", ["workers", "central"])
 def test_a_run_goes_on_where_there_are_other_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str) -> None:
     """A replay is saved group by group, and by default there are as many groups as cores."""
-    monkeypatch.setattr(parts, "usable_cores", lambda: 2)
+    monkeypatch.setattr(build_envs, "usable_cores", lambda: 2)
     settings = {"sampler": {"inference": act, "workers": 0}, "callbacks": [lambda round: round.progress.steps >= 900]}
     first = train(tmp_path / "run", **settings)
     assert first.result["status"] == "stopped by callback"
-    monkeypatch.setattr(parts, "usable_cores", lambda: 4)
+    monkeypatch.setattr(build_envs, "usable_cores", lambda: 4)
     groups: list[int] = []
     second = remuda.resume(first.path, callbacks=[lambda round: groups.append(round.replay.ring.groups)], quiet=True)
     assert second.result["status"] == "complete"

@@ -48,7 +48,7 @@ def make_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int, 
     try:
         if replay.sequence:
             settings |= {"burn_in": replay.burn_in, "length": replay.sequence}
-            settings |= {"interval": options.rows_per_round, "is_judged": has_td_error(config)} if writers else {}
+            settings |= {"interval": options.rows_per_round, "has_td_error": has_td_error(config)} if writers else {}
             alpha = replay.alpha if replay.prioritized else None
             made: SequenceReplay | TransitionReplay = SequenceReplay(ring, state, **settings, priorities=alpha)
         else:

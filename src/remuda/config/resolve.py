@@ -108,8 +108,10 @@ def fill_config(values: Mapping[str, Any], wanted: Groups, label: str, info: Env
     if filled["scheme_options"].threads == 0:
         # Written to the run's config: on another number of cores the arithmetic stays that of the first.
         filled["scheme_options"] = replace(filled["scheme_options"], threads=num_threads(info))
-    if filled["sampler"].act == "auto":
-        filled["sampler"] = replace(filled["sampler"], act="workers" if values["scheme"] == "async" else "central")
+    if filled["sampler"].inference == "auto":
+        filled["sampler"] = replace(
+            filled["sampler"], inference="workers" if values["scheme"] == "async" else "central"
+        )
     steps = values.get("steps", preset["run"]["steps"])
     return RunConfig(
         algo=algo,

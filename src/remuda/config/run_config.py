@@ -100,7 +100,7 @@ def check_replay(options: AlgoOptions, replay: ReplayOptions, core: str | None, 
             "sampler.wait_reset with a replay, whose rows would not say where an episode begins: leave it out."
         )
     default = ReplayOptions()
-    for name in () if replay.prioritized else ("alpha", "beta", "first_priority"):
+    for name in () if replay.prioritized else ("alpha", "beta", "initial_priority"):
         if (value := getattr(replay, name)) != getattr(default, name):
             raise ConfigError(f"replay.{name}={value} without replay.prioritized means nothing: set both or neither.")
     if isinstance(options, DQNOptions) and options.atoms > 1:

@@ -86,7 +86,7 @@ class Learner:
         self.skipped = 0  # updates left out because a gradient was not finite
         self.statistics_version = 0  # how often `finish` has changed the agent, without an update
         self._bad_in_a_row = 0
-        self._quick = getattr(algorithm, "quick_gradients", None)  # an algorithm need not have it
+        self._quick = getattr(algorithm, "fast_gradients", None)  # an algorithm need not have it
         adds_up = getattr(algorithm, "adds_up", None)  # how gradients of parts make up that of the whole, if they do
         self._parts = Parts(num_parts, adds_up) if num_parts > 1 and adds_up is not None else None
         self._compare_at = 0  # the version whose gradients are computed both ways
@@ -114,7 +114,7 @@ class Learner:
     def gradients(self, batch: Batch) -> Gradients:
         """G: all from the same parameters, by hand where the algorithm can and agrees with its own `losses`."""
         if self._elsewhere is not None:
-            names = ("steps", "targets", "state", "last_obs", "weight")
+            names = ("steps", "targets", "state", "next_obs", "weight")
             moved = replace(batch, **{name: self._moved(getattr(batch, name)) for name in names})
             found = self._by_autograd(moved)
             return replace(found, priority=None if found.priority is None else found.priority.cpu())

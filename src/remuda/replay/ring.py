@@ -90,7 +90,7 @@ class Ring:
         self.capacity, self.envs, self.groups, self.width = capacity, envs, groups, envs // groups
         self._names = [path for path, _ in leaves(example)]
         layout = {path: ((capacity, envs, *array.shape), str(array.dtype)) for path, array in leaves(example)}
-        counts: Any = dict.fromkeys(("written", "begun", "real", "judged"), ((groups,), "int64"))
+        counts: Any = dict.fromkeys(("written", "begun", "real", "td_errors"), ((groups,), "int64"))
         counts |= {"error": ((capacity, envs), "float32")} if has_td_error else {}
         self._memory = SharedArrays(
             {**layout, **counts, "is_held": ((1,), "int64"), "limit": ((1,), "int64")}, fds[0] if fds else None
@@ -102,7 +102,7 @@ class Ring:
         self.begun = self._memory["begun"]  # and those that are being written
         self.real = self._memory["real"]  # of the rows that were given since this memory is there, the real ones
         self.error = self._memory["error"] if has_td_error else None
-        self.td_errors = self._memory["judged"]  # rows of each group whose error is known, where it is wanted
+        self.td_errors = self._memory["td_errors"]  # rows of each group whose error is known, where it is wanted
         self._is_held = self._memory["is_held"]
         self._peace = threading.RLock()  # of threads of this process: while somebody has peace, nobody takes over
         self._takes_over = False

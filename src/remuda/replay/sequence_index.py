@@ -37,7 +37,7 @@ class RecurrentStates:
             for path, x in leaves(example)
         }
         layout |= {"row": ((self.room, ring.groups), "int64")}
-        layout |= dict.fromkeys(("stored", "judged"), ((ring.groups,), "int64"))
+        layout |= dict.fromkeys(("stored", "td_errors"), ((ring.groups,), "int64"))
         layout |= {"error": ((self.room, ring.envs), "float32")} if has_td_error else {}
         self.memory = SharedArrays(layout, fd)
         names = iter([path for path, _ in leaves(example)])
@@ -45,7 +45,9 @@ class RecurrentStates:
         self.row, self.stored = self.memory["row"], self.memory["stored"]  # of each group
         self.error = self.memory["error"] if has_td_error else None
         self._fence = Fence()  # what is said to be there is there
-        self.td_errors = self.memory["judged"]  # states of each group whose sequences' errors are known, where wanted
+        self.td_errors = self.memory[
+            "td_errors"
+        ]  # per group, states whose sequences have a known TD error, where wanted
 
     def store(self, state: Any, group: int = 0) -> None:
         """The state before the next row, unless the one before it is nearer than the interval."""

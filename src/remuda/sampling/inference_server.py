@@ -1,6 +1,6 @@
 """One process that acts for all envs: whichever groups of them are ready make a batch, and nobody waits for the rest.
 
-    sampler = InferenceServer(envs, agent, weights, num_steps, seed, buffers)  # envs: AsyncPooledEnvs, a slot for each group
+    sampler = InferenceServer(envs, agent, weights, num_steps, seed, buffers)  # envs: an AsyncPooledEnvs
     sampler.reset(seed)
     sampler.give(3)                                  # buffers 3 may be filled by whichever group needs some next
     while working:

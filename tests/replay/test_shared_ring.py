@@ -286,7 +286,9 @@ def test_two_rings_over_one_memory_see_the_same_and_groups_move_at_their_own_pac
         for ring in (ours, theirs):
             assert ring.written.tolist() == ring.begun.tolist() == given.tolist()
             assert ring.real.tolist() == real.tolist()
-            assert check_ring(ring) == np.minimum(given, 29).sum() * WIDTH or kind == "frames"
+            expected = np.minimum(given, 29).sum() * WIDTH
+            # The frames of short episodes are overwritten before their rows are, so a frame ring may hold fewer.
+            assert 0 < check_ring(ring) <= expected if kind == "frames" else check_ring(ring) == expected
 
 
 def test_what_is_about_to_be_overwritten_is_said_beforehand() -> None:

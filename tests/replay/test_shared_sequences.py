@@ -202,7 +202,8 @@ def test_what_was_torn_is_drawn_again(kind: str, how: str, what: str, monkeypatc
     assert torn[0] > 0 == torn[-1]
     assert replay.draws == len(torn)
     assert replay.metrics()["replay/redrawn"] == replay.redrawn >= sum(torn)
-    assert replay.redrawn == sum(torn) or kind == "frames"  # where episodes are short, frames go before rows do
+    if kind != "frames":  # the frames of short episodes are overwritten before their rows are
+        assert replay.redrawn == sum(torn)
 
 
 @KINDS
@@ -407,7 +408,8 @@ def test_a_writer_that_waits_until_all_is_saved_changes_nothing_of_it(
         thread.join(SECONDS)
         other.load(tmp_path / str(when), state)
         count = check_all(other, ahead=T)
-        assert count == 39 * 2 * WIDTH or kind == "frames"
+        expected = 39 * 2 * WIDTH
+        assert 0 < count <= expected if kind == "frames" else count == expected
 
     assert failures_at_any_line(attempt) == {}
 

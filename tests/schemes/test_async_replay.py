@@ -504,7 +504,8 @@ def test_a_round_that_is_cut_short_loses_nothing_and_no_step_is_taken_twice(
     assert found.learner["version"] == 70, "what was learned is saved"
     counts = unpack(found.blobs["replay"])["replay"]
     assert counts["steps"] == found.progress["steps"] == first.result["steps"], "the run and its replay count alike"
-    assert counts["unseen"] > 0 or throttle, "nobody waits: the round that was cut short had followed some"
+    if not throttle:  # a throttled writer may have stopped before the interrupted round synchronized any row
+        assert counts["unseen"] > 0, "the interrupted round had synchronized rows that it did not commit"
     by_file, by_checkpoint = (remuda.load(path) for path in (first.path / "weights.safetensors", first.path))
     for mine, theirs in zip(by_file.agent.parameters(), by_checkpoint.agent.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)

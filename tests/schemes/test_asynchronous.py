@@ -117,7 +117,6 @@ def test_every_line_says_how_old_it_is(tmp_path: Path, act: str) -> None:
         assert set(line) >= LAGS
         assert all(math.isfinite(line[name]) for name in LAGS)
         assert 0 <= line["lag/collect_to_gradient"] <= line["lag/collect_to_gradient_max"] <= 4
-        assert line["rollout/dropped"] >= 0
     dropped = [line["rollout/dropped"] for line in lines]
     assert dropped == sorted(dropped), "counted over the whole run"
     assert run.result["status"] == "complete"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from remuda.agents.heads import NoiseParts
 from remuda.agents.support import DEFAULT_SUPPORT
 from remuda.agents.trunk import NetFactory, make_trunk, unroll_trunk
-from remuda.core import Space
+from remuda.core import FastPolicy, Space
 from remuda.nets import Inputs, NoisyLinear
 
 
@@ -59,6 +59,7 @@ class QHead(nn.Module):
 class QAgent(nn.Module):
     """Greedy but for a chance of random actions, or for the noise on its weights."""
 
+    fast_policy: FastPolicy | None = None
     support: Tensor
     has_support: Tensor  # whether an automatic support is known
 

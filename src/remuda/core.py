@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,11 @@ from remuda.data.arrays import ArrayTuple, namedarraytuple
 from remuda.data.rollout import Batch, Rollout
 
 if TYPE_CHECKING:  # env workers import this module, and never torch
+    import torch
     from torch import Tensor, nn
 
     from remuda.errors import Interrupted
+    from remuda.learning.gradients import Gradients
     from remuda.learning.learner import Learner
 
 
@@ -134,62 +136,96 @@ class Clock:
 
 @dataclass(frozen=True)
 class Losses:
-    """What an algorithm says of a batch."""
+    """Losses of a batch, with what the log and the replay get to know."""
 
-    groups: dict[str, Tensor]  # {group of parameters: scalar due now}
+    groups: dict[str, Tensor]  # the scalar loss of each parameter group that is updated now
     metrics: dict[str, Tensor | float]
-    priority: Tensor | None = None  # of each drawn row, for a prioritised replay
-    stop: bool = False  # leave the rest of this round, without applying this batch
+    priority: Tensor | None = None  # of each drawn row, for a prioritized replay
+    stop: bool = False  # end the round here, without applying this batch
 
 
-@dataclass(frozen=True)
-class FastGradients:
-    """The derivatives of `Losses.groups`, each a vector in the order of its group's parameters."""
+class FastPolicy(Protocol):
+    """A faster form of a stateless agent's `act`, for samplers: see remuda.fast."""
 
-    groups: dict[str, Tensor]
-    metrics: dict[str, Tensor | float]
-    stop: bool = False
-    priority: Tensor | None = None
+    def agrees_with(self, agent: Agent, obs: Any, noise: Tensor) -> bool: ...  # False: do not use it
+    def choose(self, obs: Any, noise: Tensor) -> Any: ...  # actions [B], exploring as `act` does with explore=None
+    def evaluate_actions(self, obs: Any, action: Any) -> ArrayTuple: ...  # the second value of `act`, for rows [N]
 
 
-class Quick(Protocol):
-    """What an agent without state may offer to a sampler: choose now, and say what belongs to all rows later."""
+class FastPath(Protocol):
+    """A faster way to the gradients of an algorithm's losses, for learners: see remuda.fast."""
 
-    def choose(self, obs: Any, noise: Tensor) -> Any: ...  # actions [B], all of which explore
-    def evaluate_actions(self, obs: Any, action: Any) -> ArrayTuple: ...  # of rows [N], as `Agent.act`
+    # `exact` computes the same by autograd. None: use that for this batch.
+    def gradients(self, batch: Batch, clock: Clock, exact: Callable[[Batch], Gradients]) -> Gradients | None: ...
 
 
 class Agent(Protocol):
     """The networks and how they act; an nn.Module."""
 
-    noise: tuple[tuple[Literal["uniform", "normal"], int], ...]  # kinds and widths that `act` wants for each env
+    noise: tuple[tuple[Literal["uniform", "normal"], int], ...]  # kinds and widths of the noise that `act` takes
+    exploration: float  # what `act` takes for `explore` if that is None
 
-    def initial_state(self, batch: int) -> Any: ...
+    def initial_state(self, batch: int) -> Any: ...  # of B envs at the start of their episodes; None without memory
 
-    exploration: float  # how much it explores where nobody says: see `act`
-
+    # Return actions [B], what is stored with each row (or None), and the next state.
+    # `explore` [B] is the amount of exploration of each env: 0 is greedy, and what other values mean depends on the
+    # agent. None means the agent's own `exploration` in every env.
     def act(
         self, obs: Any, state: Any, explore: Tensor | None, noise: Tensor
-    ) -> tuple[Any, ArrayTuple | None, Any]: ...  # explore [B]: how much, 0 is greedy; None: as much as it can
+    ) -> tuple[Any, ArrayTuple | None, Any]: ...
 
-    # It may also have find_quick(obs, noise) -> Quick | None, and
-    # value(obs, state) -> [B], of what was seen after `state`, which stays as it is.
+
+@runtime_checkable
+class ValueAgent(Agent, Protocol):
+    """An agent that estimates values; its rollouts end with that of the observation after the last row."""
+
+    def value(self, obs: Any, state: Any) -> Tensor: ...  # [B]; `state` is not advanced
+
+
+@runtime_checkable
+class FastAgent(Agent, Protocol):
+    """An agent that a sampler may ask for a faster form of `act`."""
+
+    fast_policy: FastPolicy | None  # used for all rows that explore as the agent does by itself
 
 
 class Algorithm(Protocol):
-    """The losses of a batch, and nothing else; an nn.Module that holds agent, targets and normalisers."""
+    """The losses of a batch, and nothing else; an nn.Module that holds agent, targets and normalizers."""
 
     agent: Any
 
     def groups(self) -> dict[str, list[nn.Parameter]]: ...
     def prepare(self, rollout: Rollout) -> Batch: ...  # one pass over fresh data, before its first gradient
     def losses(self, batch: Batch, clock: Clock) -> Losses: ...
-    # It may also have quick_gradients(batch, clock) -> FastGradients | None: by hand, None where it cannot.
     def after_update(self, clock: Clock) -> None: ...  # target networks
-    # Normalisers, once per rollout, after its gradients; False if the agent did not change.
+    # Normalizers, once per rollout, after its gradients; False if the agent did not change.
     def after_rollout(self, rollout: Rollout) -> bool | None: ...
     def state_dict(self) -> dict[str, Tensor]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> Any: ...
+    def to(self, device: torch.device) -> Any: ...
+
+
+@runtime_checkable
+class SeparableAlgorithm(Algorithm, Protocol):
+    """An algorithm whose gradient of a batch may be computed from parts of its columns, in several threads."""
+
+    # How the gradients of parts are combined: added, or averaged over real rows. None: they cannot be.
+    @property
+    def gradient_reduction(self) -> Literal["sum", "mean"] | None: ...
+
+
+@runtime_checkable
+class PrioritizingAlgorithm(Algorithm, Protocol):
+    """An algorithm that can give new rows a priority, in a sampler that has the agent and no target networks."""
+
+    def td_error(self, batch: Batch) -> Tensor: ...  # of each row, or of each sequence
+
+
+@runtime_checkable
+class Compilable(Protocol):
+    """An agent whose networks torch.compile takes."""
+
+    def compile_nets(self) -> None: ...
 
 
 class Replay(Protocol):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rollouts import box, discrete
 from torch import Tensor, nn
 
+from remuda import fast
 from remuda.agents import QAgent
 from remuda.algorithms import DQN
 from remuda.algorithms.off_policy import OffPolicy, smallest
@@ -140,7 +141,7 @@ def shaken(module: nn.Module, seed: int = 1, size: float = 0.3) -> None:
 
 
 def make_learner(algorithm: Any, rate: str = "1e-2") -> Learner:
-    return Learner(algorithm, OptimizerOptions(), parse_schedule(rate), None)
+    return Learner(algorithm, OptimizerOptions(), parse_schedule(rate), None, fast_path=fast.find(algorithm))
 
 
 def copies(module: nn.Module) -> list[Tensor]:

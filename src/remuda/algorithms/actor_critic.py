@@ -6,13 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from remuda.agents import PolicyAgent
-from remuda.agents.quick import RowLosses, RowOutputs
-from remuda.core import Clock, FastGradients
+from remuda.core import Clock
 from remuda.data import ArrayTuple, Batch, Rollout, Steps, resets
 from remuda.maths import Distribution, explained_variance, gae
 from remuda.nets import RunningMoments
@@ -95,17 +93,6 @@ class ActorCritic(nn.Module):
         super().__init__()
         self.agent, self.gamma, self.gae_lambda, self.clip_reward = agent, gamma, gae_lambda, clip_reward
         self.reward_scale = RewardScale(num_envs, gamma) if normalize_reward else None
-        self._knows_quick_losses = self.still_holds("quick_losses", "losses")
-
-    @classmethod
-    def still_holds(cls, said: str, *of: str) -> bool:
-        """Who overrides `losses` alone means it: what a base class says of its derivatives no longer holds."""
-        return all(issubclass(cls._author(said), cls._author(method)) for method in of)
-
-    @classmethod
-    def _author(cls, method: str) -> type:
-        """The class that wrote it."""
-        return next((each for each in cls.__mro__ if method in vars(each)), object)
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         return {"policy": list(self.agent.parameters())}
@@ -145,25 +132,6 @@ class ActorCritic(nn.Module):
         (policy, value), _ = self.agent.unroll(steps.obs, batch.state, resets(steps.mask))
         real = steps.mask
         return policy.rows(real), value[real], steps.replace(obs=None)[real], targets[real]
-
-    def fast_gradients(self, batch: Batch, clock: Clock) -> FastGradients | None:
-        """Return the gradients of `losses` by the fast path, or None where the agent has none.
-
-        Overflowing ratios give gradients that are not finite, as by autograd, and the learner skips such an update:
-        numpy's warnings would say nothing new.
-        """
-        quick = self.agent.quick
-        if quick is None or not self._knows_quick_losses or batch.state is not None:
-            return None
-        with np.errstate(over="ignore", invalid="ignore"):
-            rows = quick.forward(batch.steps.obs, batch.steps.action)
-            losses = self.quick_losses(rows, batch, clock)
-            gradient = quick.gradient(rows, losses.by_rows)
-        return FastGradients({"policy": gradient}, losses.metrics, losses.stop)
-
-    def quick_losses(self, rows: RowOutputs, batch: Batch, clock: Clock) -> RowLosses:
-        """`losses` once more, with its derivatives by rows; not called where only `losses` was written."""
-        raise TypeError(f"{type(self).__name__} has no quick_losses")
 
     def after_update(self, clock: Clock) -> None:
         """No target networks here."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from remuda.agents import ActorAgent, Critic, NetFactory, PolicyAgent, QAgent
 from remuda.algorithms import A2C, APPO, DDPG, DQN, IMPALA, PPO, R2D1, SAC, TD3
+from remuda.build.fast_path import find_fast_policy
 from remuda.config.algo_options import (
     ActorCriticOptions,
     AlgoOptions,
@@ -81,9 +82,9 @@ def on_policy(options: OnPolicyOptions, config: RunConfig, info: EnvInfo, make_n
         shared=config.agent.shared,
         orthogonal_init=config.agent.orthogonal_init,
         log_std_init=config.agent.log_std_init,
-        quick=config.agent.fast_path,
         **common_of(config.agent),
     )
+    agent.fast_policy = find_fast_policy(config.agent, agent)
     names = ("gamma", "vf_coef", "normalize_reward", "clip_reward")
     common: dict[str, Any] = {name: getattr(options, name) for name in names}
     common["ent_coef"] = parse_schedule(options.ent_coef, "algo.ent_coef")
@@ -173,8 +174,7 @@ def q_policy_gradient(
     if isinstance(options, SACOptions):
         fixed, start = options.entropy_weight()
         settings |= {"ent_coef": fixed, "ent_coef_init": start, "target_entropy": options.target_entropy}
-        quick = config.agent.fast_path and not config.agent.compile
-        return variant_of(SAC, options)(agent, critics, config.seed, quick=quick, **settings)
+        return variant_of(SAC, options)(agent, critics, config.seed, **settings)
     assert isinstance(options, DDPGOptions)
     settings |= {name: getattr(options, name) for name in ("policy_delay", "target_noise", "target_noise_clip")}
     kind = TD3 if isinstance(options, TD3Options) else DDPG

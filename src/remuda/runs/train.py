@@ -32,11 +32,12 @@ from remuda.build.envs import (
     rounds_between_cuts,
     why_no_state,
 )
+from remuda.build.fast_path import find_fast_path
 from remuda.build.replay import make_replay, refuse_too_large
 from remuda.build.workers import make_replay_writers, make_rollout_queue, make_worker_sampler
 from remuda.config.algo_options import OffPolicyOptions, OnPolicyOptions
 from remuda.config.run_config import RunConfig, to_dict
-from remuda.core import Recipe, ReplayWriters, RolloutSource, Sampler, Scheme
+from remuda.core import Recipe, ReplayWriters, RolloutSource, Sampler, Scheme, SeparableAlgorithm
 from remuda.envs import EnvInfo, EnvSpec, refuse_in_worker
 from remuda.errors import ConfigError, EnvFailed, Interrupted, RemudaError, nearest
 from remuda.learning.checkpoint import Checkpoint, load_newest
@@ -226,9 +227,9 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
 
     # Beside busy actors, parts of a batch on a thread each are quicker than products on several.
     num_threads = config.scheme_options.threads
-    adds_up = getattr(algorithm, "adds_up", None) is not None
+    is_separable = isinstance(algorithm, SeparableAlgorithm) and algorithm.gradient_reduction is not None
     num_parts, device = 1, config.scheme_options.device
-    if config.scheme == "async" and device == "cpu" and adds_up and isinstance(options, OnPolicyOptions):
+    if config.scheme == "async" and device == "cpu" and is_separable and isinstance(options, OnPolicyOptions):
         # No more parts than a batch has columns: the threads that are left are torch's.
         num_parts = min(num_threads, options.columns_per_round(config.sampler.envs))
         num_threads = max(1, num_threads // max(1, num_parts))
@@ -243,7 +244,8 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
         algorithm = make_algorithm(config, seen, make_net)
         if config.agent.compile:
             algorithm.agent.compile_nets()
-        return Learner(algorithm, optimizer, rate, options.max_grad_norm or None, num_parts, own_rates, device)
+        fast = find_fast_path(config.agent, algorithm)
+        return Learner(algorithm, optimizer, rate, options.max_grad_norm or None, num_parts, own_rates, device, fast)
 
     def make_sampler(agent: Any, weights: Any, workers: int, rounds: int, should_stop: Callable[[], bool]) -> Sampler:
         first_row = rounds * options.rows_per_round

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remuda.core import Agent, Envs, Episode, Quick, Space, Weights
+from remuda.core import Agent, Envs, Episode, FastAgent, FastPolicy, Space, Weights
 from remuda.data import Rollout, leaves, map_tree
 from remuda.data.packing import pack, unpack
 from remuda.sampling.buffers import Buffers, allocate, blank_obs
@@ -92,8 +92,8 @@ class EnvSampler:
         self._obs_arrays = map_tree(lambda tensor: tensor.numpy(), self._obs)
         self._seen = [(self._obs[columns], self._obs_arrays[columns]) for columns in self._columns]
         self._state, self._blank = agent.initial_state(B), agent.initial_state(B)
-        self._quick: Quick | None = None
-        self._has_looked = False  # whether there is a quick way
+        self._fast_policy: FastPolicy | None = None
+        self._is_checked = False  # whether the agent's fast policy agrees with `act`
         self._is_over = np.zeros(B, bool)  # ended, and waiting for the next rollout
         self._is_running = np.zeros(B, bool)  # in the middle of an episode after the last row of a rollout
         self._begins = torch.ones(B, dtype=torch.bool)  # True where the next row starts a new episode
@@ -154,9 +154,9 @@ class EnvSampler:
         with torch.inference_mode():
             if self.wait_reset:
                 self._renew()
-            if not self._has_looked:
-                self._has_looked, find = True, getattr(self.agent, "find_quick", None)
-                self._quick = find(self._obs, noise[0]) if find is not None else None
+            if not self._is_checked:
+                self._is_checked, fast = True, self.agent.fast_policy if isinstance(self.agent, FastAgent) else None
+                self._fast_policy = fast if fast and fast.agrees_with(self.agent, self._obs, noise[0]) else None
             if self._state is not None:
                 buffers.state[...] = self._state
             buffers.begins.copy_(self._begins)
@@ -169,8 +169,8 @@ class EnvSampler:
                     self._act(t, slot, noises[slot][t], random[t] if t < len(random) else None)
             for _ in self._columns:
                 self._receive(self.num_steps - 1)
-            if self._quick is not None:
-                self._evaluate_actions(self._quick)
+            if self._fast_policy is not None:
+                self._evaluate_actions(self._fast_policy)
             if buffers.last_value is not None:
                 value: Callable[..., Tensor] = self.agent.value  # type: ignore[attr-defined]  # the buffers say so
                 buffers.last_value.copy_(value(self._obs, self._state))
@@ -221,8 +221,8 @@ class EnvSampler:
         if random is not None and self._state is None:
             actions = random[columns]
         else:
-            if self._quick is not None:
-                action = self._quick.choose(obs, noise)
+            if self._fast_policy is not None:
+                action = self._fast_policy.choose(obs, noise)
             else:
                 explore = None if self._amount is None else self._amount[columns]
                 state = None if self._state is None else self._state[columns]
@@ -243,12 +243,12 @@ class EnvSampler:
             self.envs.send(slot, taken)
         self._seconds["inference"] += time.perf_counter() - start
 
-    def _evaluate_actions(self, quick: Quick) -> None:
+    def _evaluate_actions(self, policy: FastPolicy) -> None:
         """Of all rows in one go."""
         start = time.perf_counter()
         steps = self._steps
         obs, action = map_tree(lambda x: x.reshape(-1, *x.shape[2:]), (steps.obs, steps.action))
-        said = quick.evaluate_actions(obs, action)
+        said = policy.evaluate_actions(obs, action)
         steps.policy[...] = map_tree(lambda x: x.reshape(*steps.mask.shape, *x.shape[1:]), said)
         self._seconds["inference"] += time.perf_counter() - start
 

@@ -68,7 +68,7 @@ class Setup:
     def wait(self, condition: Any) -> None:
         deadline = time.monotonic() + SOON
         while not condition():
-            self.feed.look(0)
+            self.feed.poll(0)
             self.replay.sync()
             assert time.monotonic() < deadline, "waited too long"
             time.sleep(0.005)

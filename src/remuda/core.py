@@ -1,8 +1,8 @@
-"""The nouns of Remuda: what its parts hand to one another, and what each promises. No behaviour lives here.
+"""The interfaces of Remuda, as dataclasses and protocols without behavior.
 
-Reads in one go: an `Envs` steps environments, a `Sampler` lets an `Agent` act in them and returns a Rollout, an
-`Algorithm` turns batches into losses, a `Replay` says which batches are due, a `Learner` (learning/learner.py)
-turns losses into updates, `Weights` carry them back to the sampler, and a `Scheme` decides which process does what.
+An `Envs` steps environments. A `Sampler` lets an `Agent` act in them and returns rollouts. A `Replay` decides which
+batches are due, an `Algorithm` computes their losses, and a `Learner` (learning/learner.py) turns these into updates.
+`Weights` carry the new parameters to the samplers, and a `Scheme` decides which process does what.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from remuda.data.arrays import ArrayTuple, namedarraytuple
 from remuda.data.rollout import Batch, Rollout
 
-if TYPE_CHECKING:  # env workers import this module, and never torch
+if TYPE_CHECKING:  # env workers import this module, and must not import torch
     import torch
     from torch import Tensor, nn
 
@@ -34,37 +34,37 @@ if TYPE_CHECKING:  # env workers import this module, and never torch
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """What an observation or action looks like: all that agents need to know of a Gymnasium space.
+    """The layout of observations or actions: the part of a Gymnasium space that agents depend on.
 
-    A leaf is one array per env. A dict or tuple has entries, and what it describes is a named array tuple of them.
+    A leaf is stored as one array for all envs. A dict or tuple has entries, and is stored as a named array tuple.
     """
 
     kind: Literal["box", "discrete", "multidiscrete", "multibinary", "dict", "tuple"]
     shape: tuple[int, ...] = ()
-    dtype: str = ""  # as stored in rollouts: float64 boxes become float32, discrete ones int64, multibinary int8
+    dtype: str = ""  # as stored in rollouts: float64 boxes as float32, discrete as int64, multibinary as int8
     low: NDArray[Any] | None = None  # box only
     high: NDArray[Any] | None = None
-    n: int = 0  # discrete only: how many values
-    start: int = 0  # discrete only: the smallest value; rollouts and agents count from 0
-    sizes: NDArray[Any] | None = None  # multidiscrete only, of its shape: how many values each number has
-    starts: NDArray[Any] | None = None  # multidiscrete only: the smallest value of each
-    entries: Mapping[str, Space] = field(default_factory=dict)  # dict and tuple only, by name of the field
-    keys: tuple[str, ...] = ()  # dict only: what the env itself calls its entries
-    env_dtype: str = ""  # whole numbers only: of the env's own space
+    n: int = 0  # discrete only: number of values
+    start: int = 0  # discrete only: the env's smallest value; rollouts and agents count from 0
+    sizes: NDArray[Any] | None = None  # multidiscrete only, in its shape: number of values of each component
+    starts: NDArray[Any] | None = None  # multidiscrete only: the env's smallest value of each component
+    entries: Mapping[str, Space] = field(default_factory=dict)  # dict and tuple only, by field name
+    keys: tuple[str, ...] = ()  # dict only: the env's own names of the entries
+    env_dtype: str = ""  # integer spaces only: the dtype of the env's own space
 
     @property
     def is_leaf(self) -> bool:
         return self.kind not in ("dict", "tuple")
 
     def leaves(self, path: str = "") -> Iterator[tuple[str, Space]]:
-        """Every leaf with its dotted path; that of a space without entries is the one given."""
+        """Yield every leaf with its dotted path; `path` is the path of this space itself."""
         if self.is_leaf:
             yield path, self
         for name, entry in self.entries.items():
             yield from entry.leaves(f"{path}.{name}" if path else name)
 
     def tree(self, make: Callable[[str, Space], Any], path: str = "") -> Any:
-        """make(path, leaf) for every leaf: one value, or a named array tuple with a value for each entry."""
+        """Return make(path, leaf) of a leaf, or a named array tuple with the values of all entries."""
         if self.is_leaf:
             return make(path, self)
         values = [entry.tree(make, f"{path}.{name}" if path else name) for name, entry in self.entries.items()]
@@ -72,13 +72,13 @@ class Space:
 
 
 class Step(ArrayTuple):
-    """What one slot of envs answered, every field [B of the slot]; numpy, valid until the next send to that slot."""
+    """The answer of one slot of envs: numpy arrays [B of the slot], valid until the next send to that slot."""
 
-    obs: Any  # what the agent sees next, an array or a tree of them: on an end the true final observation
+    obs: Any  # what the agent sees next, an array or a tree of arrays; at an end, the true final observation
     reward: Any
     terminated: Any
     truncated: Any
-    mask: Any  # False where the action was not taken: the env was reset instead, or lost and rebuilt
+    mask: Any  # False where the action was not taken because the env was reset, or lost and rebuilt
 
 
 @dataclass(frozen=True)
@@ -128,20 +128,20 @@ class Envs(Protocol):
 
 @dataclass(frozen=True)
 class Clock:
-    """Where a run stands; schedules are functions of it."""
+    """The position in a run, of which schedules are functions."""
 
     version: int = 0  # updates applied
-    progress: float = 0.0  # share of the run's steps that are done, 0 to 1
+    progress: float = 0.0  # fraction of the run's steps that are done, 0 to 1
 
 
 @dataclass(frozen=True)
 class Losses:
-    """Losses of a batch, with what the log and the replay get to know."""
+    """The losses of a batch."""
 
-    groups: dict[str, Tensor]  # the scalar loss of each parameter group that is updated now
+    groups: dict[str, Tensor]  # scalar loss of each group of parameters that is updated now
     metrics: dict[str, Tensor | float]
-    priority: Tensor | None = None  # of each drawn row, for a prioritized replay
-    stop: bool = False  # end the round here, without applying this batch
+    priority: Tensor | None = None  # new priority of each drawn row, for a prioritized replay
+    stop: bool = False  # end the round without applying this batch
 
 
 class FastPolicy(Protocol):
@@ -259,53 +259,68 @@ class SharedReplay(Replay, Protocol):
 
 
 class Sampler(Protocol):
-    """Envs x Agent -> Rollouts; owns its envs."""
+    """Samples rollouts synchronously; owns its envs."""
 
-    def reset(self, seed: int, warm_up: int = 0) -> int: ...  # random steps that were taken to spread the envs
-    def collect(self) -> Rollout: ...  # T steps of every slot with one version: strictly on-policy
-    def take_seconds(self) -> dict[str, float]: ...  # where the time went since the last call
-    def episodes(self) -> list[Episode]: ...  # as of Envs
-    def restarts(self) -> int: ...
-    def running(self) -> int: ...  # envs in the middle of an episode after the last rollout
-    def get_state(self) -> bytes: ...  # between two rollouts: with it the next ones are the same, bit by bit
-    def set_state(self, state: bytes) -> None: ...  # instead of reset
+    def reset(self, seed: int, warm_up: int = 0) -> int:
+        """Start every env; return the number of random steps that were taken to spread the envs."""
+
+    def collect(self) -> Rollout:
+        """Sample T rows of every env with one version of the weights. The next call reuses the arrays."""
+
+    def take_seconds(self) -> dict[str, float]: ...  # where the time went since the last call: env, inference, wait
+    def episodes(self) -> list[Episode]: ...  # finished since the last call, in order of env index
+    def restarts(self) -> int: ...  # envs rebuilt so far, because they raised or their worker was lost
+    def running(self) -> int: ...  # envs that were in the middle of an episode when the last rollout ended
+
+    def get_state(self) -> bytes:
+        """Return the state between two rollouts, with which the next ones are bit-equal; may raise NoState."""
+
+    def set_state(self, state: bytes) -> None: ...  # instead of `reset`
     def close(self) -> None: ...
 
 
-class RolloutSource(Protocol):
-    """Envs x Agent -> Rollouts of workers that act by themselves, each as it is ready; owns its envs."""
+class AsyncSampler(Protocol):
+    """What all asynchronous samplers share; they own their envs."""
+
+    def start(self, seed: int, warm_up: int = 0, version: int = 0) -> int:
+        """Start sampling for a learner of this version; return the random steps taken, as `Sampler.reset` does."""
+
+    def take_seconds(self) -> dict[str, float]: ...  # as Sampler.take_seconds, on average over the workers
+    def episodes(self) -> list[Episode]: ...  # as Sampler.episodes
+    def restarts(self) -> int: ...  # as Sampler.restarts
+    def close(self) -> None: ...
+
+
+class RolloutSource(AsyncSampler, Protocol):
+    """Asynchronous samplers whose rollouts are taken as they become ready."""
 
     dropped: int  # rollouts that were too old to be used
 
-    # As Sampler.reset, for a learner of this version.
-    def start(self, seed: int, warm_up: int = 0, version: int = 0) -> int: ...
-    def take(self, version: int, should_stop: Callable[[], bool]) -> Rollout: ...  # for a learner of this version
-    def release(self, version: int) -> None: ...  # it is learned from, and newer weights are published
+    def take(self, version: int, should_stop: Callable[[], bool]) -> Rollout:
+        """Wait for a rollout that a learner of this version may use; raise Interrupted if `should_stop`."""
+
+    def release(self, version: int) -> None:
+        """Allow the memory of the last rollout to be reused, once weights of this version are published."""
+
     def metrics(self) -> dict[str, float]: ...
-    def take_seconds(self) -> dict[str, float]: ...
-    def episodes(self) -> list[Episode]: ...
-    def restarts(self) -> int: ...
-    def close(self) -> None: ...
 
 
-class ReplayWriters(Protocol):
-    """Envs x Agent -> rows of a replay, by workers that write them there themselves; owns its envs."""
+class ReplayWriters(AsyncSampler, Protocol):
+    """Asynchronous samplers that write their rows to a replay."""
 
-    # As Sampler.reset, for a learner of this version.
-    def start(self, seed: int, warm_up: int = 0, version: int = 0) -> int: ...
-    def look(self, version: int) -> None: ...  # for a learner of this version; raises what a worker could not handle
-    def take_ages(self) -> float: ...  # by how many updates acting weights were behind
-    def receive_all(self) -> None: ...  # wait until what was sampled so far is told of; not for long
-    def take_seconds(self) -> dict[str, float]: ...
-    def episodes(self) -> list[Episode]: ...
-    def restarts(self) -> int: ...
-    def close(self) -> None: ...
+    def poll(self, version: int) -> None:
+        """Record the learner's version; raise the error of a worker that could not handle it."""
+
+    def take_lag(self) -> float: ...  # updates by which acting weights were behind, on average since the last call
+    def drain(self) -> None: ...  # wait, for a limited time, for the statistics of all rows that were written
 
 
 class Evaluator(Protocol):
-    """Somebody who evaluates the newest weights while training goes on."""
+    """Evaluates the newest weights while training goes on."""
 
-    def look(self, version: int, steps: int) -> list[dict[str, Any]]: ...  # what is new, with `steps` of its weights
+    def poll(self, version: int, steps: int) -> list[dict[str, Any]]:
+        """Record that `version` was published at `steps`; return new evaluations, with the steps of their weights."""
+
     def close(self) -> None: ...
 
 
@@ -313,7 +328,17 @@ class Weights(Protocol):
     """A versioned cell that holds the newest parameters."""
 
     def publish(self, version: int) -> None: ...
-    def pull(self, have: int) -> int: ...  # copies only if newer; returns the version now held
+
+    def pull(self, have: int) -> int:
+        """Copy the newest parameters if they are newer than version `have`; return the version now held."""
+
+    def invitation(self) -> tuple[dict[str, Any], list[int]]:
+        """Return the message and the descriptors with which another process can `join`."""
+
+    @classmethod
+    def join(cls, module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> Self:
+        """Accept an invitation in another process, for a copy of the agent; removes its descriptors from `fds`."""
+
     def close(self) -> None: ...
 
 
@@ -322,43 +347,43 @@ class Weights(Protocol):
 
 @dataclass
 class Progress:
-    """Counters of a run; saved with every checkpoint."""
+    """Counters of a run, saved with every checkpoint."""
 
-    steps: int = 0  # real env steps, warm-up included
+    steps: int = 0  # real env steps, including warm-up
     rounds: int = 0  # rollouts that were learned from
     episodes: int = 0
     restarts: int = 0  # envs that were rebuilt
     dropped: int = 0  # rollouts that were too old to learn from
-    cut: int = 0  # episodes that checkpoint.cut_episodes ended before their end
+    cut: int = 0  # episodes that checkpoint.cut_episodes ended early
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What to learn: factories that a scheme calls in the process where the thing is needed."""
+    """What to learn: factories that a scheme calls in the process that needs the result."""
 
     seed: int
     steps: int  # real env steps after which the run is done
     make_learner: Callable[[], Learner]
-    make_replay: Callable[[Any, int], Any]  # agent, rounds done so far -> Replay, or SharedReplay
-    make_weights: Callable[[Any, int], Weights]  # agent, its version -> the cell through which samplers get it
-    # agent, weights, env workers (0: envs in this process), rounds done, should_stop -> Sampler
+    make_replay: Callable[[Any, int], Any]  # agent, rounds done -> Replay, or SharedReplay
+    make_weights: Callable[[Any, int], Weights]  # agent, its version
+    # agent, weights, env workers (0: envs in this process), rounds done, should_stop
     make_sampler: Callable[[Any, Weights, int, int, Callable[[], bool]], Sampler]
-    # agent, weights, acting workers, rounds done, max_lag, should_stop -> Stream
+    # agent, weights, sampler workers, rounds done, max_lag, should_stop
     make_source: Callable[[Any, Weights, int, int, int | None, Callable[[], bool]], RolloutSource]
-    # weights, replay, acting workers, rounds done, should_stop -> Feed
+    # weights, replay, sampler workers, rounds done, should_stop
     make_writers: Callable[[Weights, Any, int, int, Callable[[], bool]], ReplayWriters]
-    # weights, their version, steps done -> Evaluator, or None where none is wanted
+    # weights, their version, steps done; returns None if the run has no evaluator
     make_evaluator: Callable[[Weights, int, int], Evaluator | None] = lambda weights, version, steps: None
-    num_threads: int = 1  # of torch, in the process that learns
-    warm_up: int = 0  # random steps per env before the first rollout, at most
-    # Rounds after which all envs start new episodes, so that a run resumed from there is bit-equal although the state
-    # of its envs cannot be saved (checkpoint.cut_episodes); 0 never cuts.
+    num_threads: int = 1  # torch threads of the learner's process
+    warm_up: int = 0  # most random steps per env before the first rollout
+    # Every `cut_every` rounds all envs start new episodes, so that a run resumed from there is bit-equal although the
+    # state of its envs cannot be saved (checkpoint.cut_episodes). 0 means never.
     cut_every: int = 0
 
 
 @dataclass
 class Round:
-    """What a scheme tells the log after each rollout that was learned from."""
+    """What a scheme reports to the log after each round of learning."""
 
     progress: Progress
     learner: Learner
@@ -366,40 +391,40 @@ class Round:
     metrics: dict[str, float]  # train/*, lag/*
     seconds: dict[str, float]  # where the time went: env, inference, update, wait
     replay: Replay
-    # Returns the sampler's state for a checkpoint, or raises NoState; None: asynchronous samplers have none.
+    # Returns the sampler's state for a checkpoint, or raises NoState; None for asynchronous samplers.
     get_state: Callable[[], bytes] | None = None
-    is_whole: bool = True  # False: a stop signal ended the round before all due updates were made
+    is_whole: bool = True  # False if a stop signal ended the round before all due updates were made
     was_cut: bool = False  # all envs have just started new episodes, so that this round's checkpoint is exact
-    cut_follows: bool = False  # a later round will be cut: its checkpoint is exact, and this round's is not
-    evaluations: list[dict[str, Any]] = field(default_factory=list)  # of an Evaluator, since the last round
+    cut_follows: bool = False  # a later round will be cut, and its checkpoint is exact, while this round's is not
+    evaluations: list[dict[str, Any]] = field(default_factory=list)  # new results of the Evaluator
 
 
 class Log(Protocol):
-    """The run directory's side of a scheme: told of every round, and may stop the run."""
+    """The run directory as a scheme sees it: receives every round, and may stop the run."""
 
-    # weights into the learner; counters, and the sampler's state if there is one
-    def resume(self, learner: Learner) -> tuple[Progress, bytes | None]: ...
-    def restore(self, replay: Replay) -> None: ...  # what the run had collected; before its first round
-    def begin(self) -> None: ...  # warm-up is over: rates count from here
-    def round(self, round: Round) -> bool: ...  # True: stop now
-    def should_stop(self) -> bool: ...  # a signal arrived: stop at the end of this round
-    def must_stop(self) -> bool: ...  # it arrived some time ago: give this round up
+    def resume(self, learner: Learner) -> tuple[Progress, bytes | None]:
+        """Load the last checkpoint into the learner; return the counters, and the sampler's state if it was saved."""
 
-    # as an `__exit__`, of who has learner and replay still open: keeps what was learned before something broke
+    def restore(self, replay: Replay) -> None: ...  # load the replay of the last checkpoint, before the first round
+    def begin(self) -> None: ...  # start the clock for rates, after warm-up
+    def round(self, round: Round) -> bool: ...  # record a round; True: stop now
+    def should_stop(self) -> bool: ...  # True once a signal has arrived: stop at the end of this round
+    def must_stop(self) -> bool: ...  # True some time after a signal: give this round up
+
     def save_if_failed(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        """Save what was learned if an error ends the run; an `__exit__` to call while learner and replay are open."""
 
-    # Saves what was learned by a run that a signal interrupted within a round.
-    def save_if_stopped(self, error: Interrupted) -> None: ...
+    def save_if_stopped(self, error: Interrupted) -> None: ...  # a signal interrupted a round: save what was learned
 
 
 class Scheme(Protocol):
-    """How to run a recipe: which process does what, and which edges wait."""
+    """How to run a recipe: which process does what, and which parts wait for each other."""
 
     def run(self, recipe: Recipe, log: Log) -> Learner: ...
 
 
 def derive_seed(seed: int, *keys: int) -> int:
-    """A seed of 31 bits for one env (index, restart) or update, unrelated to the seeds of its neighbours."""
+    """Return a 31-bit seed for one purpose, such as (env index, restarts); neighboring keys give unrelated seeds."""
     return int(np.random.SeedSequence((seed, *keys)).generate_state(1)[0] >> 1)

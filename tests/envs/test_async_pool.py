@@ -58,7 +58,7 @@ def step_for_ever(envs: AsyncPooledEnvs, leave: int | None = None) -> None:
 
 
 def kill(envs: AsyncPooledEnvs, index: int) -> None:
-    os.kill(envs._worker_pool.members[index].pid, signal.SIGKILL)
+    os.kill(envs._worker_pool.workers[index].pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(("workers", "slots"), [(1, 1), (3, 5), (5, 5), (2, 10)])

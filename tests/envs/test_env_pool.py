@@ -205,7 +205,7 @@ def test_killed_processes_come_back_with_a_reset_row() -> None:
         for _ in range(5):
             futures = [pool.step(batch, actions) for batch in range(2)]
             steps = [copied(future.result()) for future in futures]
-        victim = pool._envs._worker_pool.members[0].pid
+        victim = pool._envs._worker_pool.workers[0].pid
         os.kill(victim, signal.SIGKILL)
         for _ in range(3):
             futures = [pool.step(batch, actions) for batch in range(2)]

@@ -230,7 +230,7 @@ def test_a_killed_worker_costs_its_group_one_row_and_the_others_none() -> None:
     with filling(num_slots=9) as found:
         found.fill(2)
         envs: Any = found.sampler.envs
-        os.kill(envs._worker_pool.members[1].pid, signal.SIGKILL)
+        os.kill(envs._worker_pool.workers[1].pid, signal.SIGKILL)
         # Others take their time, or there would be no room for all that they fill while a new worker is built.
         before = len(found.rollouts[1])
         deadline = time.monotonic() + 60

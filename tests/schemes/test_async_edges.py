@@ -136,13 +136,13 @@ def test_nobody_waits_to_hear_of_rows_of_another_run_or_of_a_sampler_that_is_los
     monkeypatch.setattr("remuda.sampling.replay_writers.TELL_SECONDS", 60.0)
     start = time.monotonic()
     with Resumed("CartPole-v1") as setup:
-        setup.feed.receive_all()
+        setup.feed.drain()
         setup.wait(lambda: setup.replay.ring.written.min() > 20)
         setup.replay.ring.limit[0] = 0
         samplers()[-1].kill()
         setup.wait(lambda: setup.feed.restarts() > 0)
         setup.replay.ring.limit[0] = 0
-        setup.feed.receive_all()
+        setup.feed.drain()
     assert time.monotonic() - start < 50.0
 
 

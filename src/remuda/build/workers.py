@@ -112,7 +112,7 @@ def make_replay_writers(
         replay.fds,
         config.algo_options.rows_per_round,
         config.seed,
-        on_loss=replay.on_writer_lost,
+        on_lost=replay.on_writer_lost,
         written=replay.ring.written,
         should_stop=should_stop,
         **worker_limits(config),

@@ -19,7 +19,7 @@ from typing import Any
 from remuda.core import Step
 from remuda.envs.pool import PooledEnvs
 from remuda.processes.requests import ANY
-from remuda.processes.worker_pool import LOOK_SECONDS, Worker
+from remuda.processes.worker_pool import POLL_SECONDS, Worker
 
 
 class AsyncPooledEnvs(PooledEnvs):
@@ -44,7 +44,7 @@ class AsyncPooledEnvs(PooledEnvs):
         """Slots for which recv(slot) would answer at once; waits so long for the first of them."""
         deadline = time.monotonic() + seconds
         if slots := self._answered():
-            if time.monotonic() - self._looked_at > LOOK_SECONDS:  # quick slots must not hide that others are lost
+            if time.monotonic() - self._looked_at > POLL_SECONDS:  # quick slots must not hide that others are lost
                 self._look(0.0)
             return slots
         self._sleep(lambda: bool(self._answered()), deadline)
@@ -57,13 +57,13 @@ class AsyncPooledEnvs(PooledEnvs):
         self._requests.sleep(ANY)
         try:
             while not is_over() and time.monotonic() < deadline:
-                self._look(min(LOOK_SECONDS, deadline - time.monotonic()))
+                self._look(min(POLL_SECONDS, deadline - time.monotonic()))
         finally:
             self._requests.wake()
 
     def _look(self, seconds: float) -> None:
         """What passed since the last look counts for whoever is late, but not if this process was suspended."""
-        self._worker_pool.clock += min(time.monotonic() - self._looked_at, 2 * LOOK_SECONDS)
+        self._worker_pool.clock += min(time.monotonic() - self._looked_at, 2 * POLL_SECONDS)
         self._worker_pool.listen(seconds)
         self._look_after_workers()
         self._looked_at = time.monotonic()
@@ -87,10 +87,10 @@ class AsyncPooledEnvs(PooledEnvs):
                 self._building.remove(member)
                 self._introduce(member)
             else:
-                self._worker_pool.expect(member, self._build_timeout, "while building its envs")
+                self._worker_pool.reap_if_not_built(member)
         for slot, number in self._sent:
             for index in self._requests.pending(slot, number) if number else ():
-                member = self._worker_pool.members[index]
+                member = self._worker_pool.workers[index]
                 if member not in self._building:
-                    member.heard = max(member.heard, self._asked_at[slot])
-                    self._worker_pool.expect(member, self._step_timeout, "while it owed an answer")
+                    member.last_seen = max(member.last_seen, self._asked_at[slot])
+                    self._worker_pool.reap_if_silent(member, self._step_timeout, "while it owed an answer")

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from remuda.core import Episode, Step
 from remuda.data.shared import SharedArrays
 from remuda.data.trees import leaves
+from remuda.env_workers import ENV_WORKERS
 from remuda.envs import worker
 from remuda.envs.env_group import rows_layout, slice_rows
 from remuda.envs.episodes import EpisodeStats, resolve_stats
@@ -35,7 +36,7 @@ from remuda.envs.spec import EnvSpec
 from remuda.errors import Interrupted, NoState
 from remuda.processes.notices import Reporter
 from remuda.processes.requests import Requests, SpinWait, layout
-from remuda.processes.worker_pool import LOOK_SECONDS, Worker, WorkerPool
+from remuda.processes.worker_pool import POLL_SECONDS, Worker, WorkerPool
 
 NEWS_BYTES = 1024  # for the end of one episode; longer news go through the link
 
@@ -94,12 +95,14 @@ class PooledEnvs:
         self._reporter = Reporter(logger)
         self._waited = 0.0
         self._lost_at = [0] * num_workers  # number of the last request when a worker was last lost
-        self._worker_pool = WorkerPool(worker.__name__, orders, build_timeout, max_worker_restarts, should_stop)
+        self._worker_pool = WorkerPool(
+            worker.__name__, orders, ENV_WORKERS, build_timeout, max_worker_restarts, should_stop
+        )
         try:
             observation, action = self._worker_pool.start()
             self.observation, self.action = space_from_wire(observation), space_from_wire(action)
             self._allocate(num_workers, per_slot, info)
-            for member in self._worker_pool.members:
+            for member in self._worker_pool.workers:
                 self._introduce(member)
         except BaseException:
             self.close()
@@ -144,13 +147,13 @@ class PooledEnvs:
         self._episodes.clear()
         self._news.clear()
         self._played = [0] * self.num_envs
-        for member in self._worker_pool.members:
+        for member in self._worker_pool.workers:
             member.inbox.clear()
         order = {"do": "reset", "seed": seed, "warm_up": warm_up}
         answers = self._order_all(order, "ready", self._build_timeout)
         for answer in answers:
             self._reporter.report(answer["notices"])
-        for member in self._worker_pool.members:
+        for member in self._worker_pool.workers:
             member.inbox.clear()  # news of requests that were given up above
         # a slot that waits for no worker answers with what its rows hold
         self._sent.extend((slot, 0) for slot in range(self.num_slots))
@@ -179,7 +182,7 @@ class PooledEnvs:
         self._is_owed[slot] = True
         self._asked_at[slot] = self._worker_pool.clock
         for index in self._requests.ask(slot, number):
-            self._worker_pool.members[index].bell.ring()
+            self._worker_pool.workers[index].bell.ring()
 
     def recv(self, slot: int | None = None) -> tuple[int, Step]:
         """The next slot in the order of sending, or the one that is asked for."""
@@ -198,7 +201,7 @@ class PooledEnvs:
         self._sent.popleft()
         self._is_owed[slot] = False
         self._received_at = self._worker_pool.clock
-        if number and self._requests.has_news(slot, number):
+        if number and self._requests.has_stats(slot, number):
             self._take_news(slot, number)
         return slot, self._steps[slot]
 
@@ -226,7 +229,7 @@ class PooledEnvs:
             if not crew.has_lost:  # nearly always the first sleep is the last
                 if requests.is_done(slot, number):
                     return True
-                crew.listen(min(seconds, LOOK_SECONDS))
+                crew.listen(min(seconds, POLL_SECONDS))
             return requests.is_done(slot, number) or self._wait_long(slot, number, seconds)
         finally:
             requests.wake()
@@ -242,21 +245,21 @@ class PooledEnvs:
                 self._replace(crew.lost()[0])
                 continue
             for index in pending:
-                member = crew.members[index]
-                member.heard = max(member.heard, start)
-                crew.expect(member, self._step_timeout, "while it owed an answer")
+                member = crew.workers[index]
+                member.last_seen = max(member.last_seen, start)
+                crew.reap_if_silent(member, self._step_timeout, "while it owed an answer")
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            crew.listen(min(left, LOOK_SECONDS))
+            crew.listen(min(left, POLL_SECONDS))
         return True
 
     # --- news and losses ----------------------------------------------------------------------------------------
 
     def _take_news(self, slot: int, number: int) -> None:
         for index in self._requests.servers[slot]:
-            member = self._worker_pool.members[index]
-            news = self._requests.news(member.index, slot, number)
+            member = self._worker_pool.workers[index]
+            news = self._requests.stats(member.index, slot, number)
             if news is None:
                 news = self._receive_news(member, slot, number)
             if news:
@@ -276,9 +279,9 @@ class PooledEnvs:
 
     def _receive_news(self, member: Worker, slot: int, number: int) -> bytes:
         """Said before it was done, so it is in the inbox or on its way."""
-        while (news := self._find_news(member, slot, number)) is None and member.lost is None:
-            self._worker_pool.listen(LOOK_SECONDS)
-            self._worker_pool.expect(member, self._step_timeout, "while it owed statistics")
+        while (news := self._find_news(member, slot, number)) is None and not member.is_lost:
+            self._worker_pool.listen(POLL_SECONDS)
+            self._worker_pool.reap_if_silent(member, self._step_timeout, "while it owed statistics")
         member.inbox = [message for message in member.inbox if message.get("number") != number]
         return news or b""
 
@@ -291,19 +294,19 @@ class PooledEnvs:
 
     def _replace(self, member: Worker) -> None:
         """A new process; what the old one left half done is asked again, what it had done stays."""
-        self._worker_pool.revive(member, self._give_up(member))
+        self._worker_pool.restart(member, self._give_up(member))
         self._introduce(member)
 
     def _give_up(self, member: Worker) -> bool:
         """On what a lost worker left; returns whether it was of any use."""
         index = member.index
-        owed = self._requests.owed(index)
+        owed = self._requests.unanswered(index)
         for slot in owed:
-            self._requests.forget(index, slot)
+            self._requests.discard_stats(index, slot)
         member.inbox = [message for message in member.inbox if "slot" in message and message["slot"] not in owed]
         for first, last in self._blocks[index]:
             self._restarts[first:last] += 1
-        member.order = {**member.order, "seeds": self._seeds_left(index)}
+        member.blueprint = {**member.blueprint, "seeds": self._seeds_left(index)}
         # A new worker answers every slot once with a reset row; only after that does it step.
         was_useful = self._number > self._lost_at[index] + 2 * self.num_slots * worker.KINDS
         self._lost_at[index] = self._number
@@ -315,8 +318,8 @@ class PooledEnvs:
             return None
         played: Counter[int] = Counter()
         for slot, number in self._sent:
-            news = self._requests.news(index, slot, number)
-            news = self._find_news(self._worker_pool.members[index], slot, number) if news is None else news
+            news = self._requests.stats(index, slot, number)
+            news = self._find_news(self._worker_pool.workers[index], slot, number) if news is None else news
             if number and news:
                 played.update(env for env, _ in worker.decode_news(news)[0])
         left = {env: self._seeds[env][self._played[env] + played[env] :] for env in envs_of(self._blocks[index])}
@@ -326,8 +329,8 @@ class PooledEnvs:
         assert self._memory is not None
         # one message: with the seed in a second one, a pending request could be answered in between
         order = {"do": "attach", "layout": self._memory.layout, "seed": self._seed, "alone": self._is_alone}
-        member.tell(order, [self._memory.fd])
-        member.heard = self._worker_pool.clock
+        member.send(order, [self._memory.fd])
+        member.last_seen = self._worker_pool.clock
 
     def info(self, slot: int) -> dict[str, NDArray[Any]]:
         """The entries of info that were asked for, [B of the slot], of its last answer; nan where there was none."""
@@ -350,7 +353,7 @@ class PooledEnvs:
         return [answer["inspected"] for answer in self._order_all({"do": "inspect"}, "inspected", self._step_timeout)]
 
     def _order_all(self, order: Mapping[str, Any], key: str, seconds: float) -> list[dict[str, Any]]:
-        return self._worker_pool.ask([order] * len(self._worker_pool.members), key, seconds, self._replace)
+        return self._worker_pool.ask([order] * len(self._worker_pool.workers), key, seconds, self._replace)
 
     def get_state(self) -> dict[str, Any]:
         """As of LocalEnvs, and the state of each worker's libraries."""

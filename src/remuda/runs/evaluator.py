@@ -2,7 +2,7 @@
 
     evaluator = EvaluatorProcess(config, spec, weights, version, steps, run / "videos" / "newest.mp4")
     while training:
-        for found in evaluator.look(learner.version, steps):     # what was played since, and of which weights
+        for found in evaluator.poll(learner.version, steps):     # what was played since, and of which weights
             ...
     evaluator.close()
 
@@ -29,6 +29,7 @@ from remuda.agents import NetFactory
 from remuda.build.algorithm import make_algorithm
 from remuda.build.envs import agent_view, describe_net, eval_episodes, eval_seed, find_net, play_episodes
 from remuda.config.run_config import RunConfig, from_dict, to_dict
+from remuda.env_workers import ENV_WORKERS
 from remuda.envs import EnvSpec, probe
 from remuda.errors import Interrupted, RemudaError
 from remuda.learning.weights import FileWeights, SharedWeights, join_weights
@@ -76,7 +77,7 @@ class EvaluatorProcess:
         options = config.envs
         self._patience = max(options.step_timeout, options.build_timeout)
         self._worker_pool = WorkerPool(
-            __name__, [order], options.build_timeout, options.max_worker_restarts, should_stop
+            __name__, [order], ENV_WORKERS, options.build_timeout, options.max_worker_restarts, should_stop
         )
         try:
             self._worker_pool.start()
@@ -86,7 +87,7 @@ class EvaluatorProcess:
             raise
         self._introduce()
 
-    def look(self, version: int, steps: int) -> list[dict[str, Any]]:
+    def poll(self, version: int, steps: int) -> list[dict[str, Any]]:
         """Evaluations that came in since, with the `steps` that were done when their weights were published."""
         if not self._is_open:
             return []
@@ -94,15 +95,15 @@ class EvaluatorProcess:
             self._versions.append(version)
             self._steps.append(steps)
         found = []
-        (member,) = self._worker_pool.members
+        (member,) = self._worker_pool.workers
         try:
             # A crew's clock counts the time for which it listens, so that nobody is blamed for a learner that rests.
             now = time.monotonic()
             self._worker_pool.clock += min(now - self._looked, LOOK_SECONDS)
             self._looked = now
             self._worker_pool.listen(0.0)
-            self._worker_pool.expect(member, self._patience, "while it evaluated")
-            if member.lost is not None:
+            self._worker_pool.reap_if_silent(member, self._patience, "while it evaluated")
+            if member.is_lost:
                 self._worker_pool.relaunch(member, self._was_useful)
                 self._was_useful = False
             elif member.take("built") is not None:
@@ -123,7 +124,7 @@ class EvaluatorProcess:
 
     def _introduce(self) -> None:
         message, fds = self._weights.invitation()
-        self._worker_pool.members[0].tell({"do": "attach", **message}, fds)
+        self._worker_pool.workers[0].send({"do": "attach", **message}, fds)
 
     def close(self) -> None:
         """Calling it again does nothing."""

@@ -67,7 +67,7 @@ class Asynchronous:
                         weights.publish(learner.version)
                     stream.release(learner.version)
                     progress.dropped, progress.restarts = dropped + stream.dropped, restarts + stream.restarts()
-                    round.evaluations = evaluator.look(learner.version, progress.steps) if evaluator else []
+                    round.evaluations = evaluator.poll(learner.version, progress.steps) if evaluator else []
                     must_end = log.round(round)
             return learner
 
@@ -121,7 +121,7 @@ class AsynchronousReplay:
                         if (learner.version, learner.statistics_version) != before:
                             weights.publish(learner.version)
                         progress.restarts = restarts + feed.restarts()
-                    round.evaluations = evaluator.look(learner.version, progress.steps) if evaluator else []
+                    round.evaluations = evaluator.poll(learner.version, progress.steps) if evaluator else []
                     must_end = log.round(round)
             return learner
 
@@ -134,7 +134,7 @@ class AsynchronousReplay:
         left = recipe.steps - progress.steps
         fresh = replay.sync(left)
         while not replay.is_due and time.perf_counter() < begin + ROUND_SECONDS:
-            feed.look(learner.version)
+            feed.poll(learner.version)
             if log.must_stop():
                 raise Interrupted("asked to stop while waiting for samplers")
             time.sleep(REST_SECONDS)
@@ -142,11 +142,11 @@ class AsynchronousReplay:
         waited = time.perf_counter() - begin
 
         def must_stop() -> bool:
-            feed.look(learner.version)  # so that the ages of acting weights are those of this moment
+            feed.poll(learner.version)  # so that the ages of acting weights are those of this moment
             return log.must_stop()
 
         learner.set_progress(progress.steps / recipe.steps)
-        age = feed.take_ages()
+        age = feed.take_lag()
         acted = learner.version - age
         try:
             metrics = learn_due(learner, replay, acted, int(acted), must_stop)
@@ -162,7 +162,7 @@ class AsynchronousReplay:
         replay.commit()
         progress.rounds += 1
         if fresh >= left:  # nobody samples any more, and nobody will hear of it later
-            feed.receive_all()
+            feed.drain()
         episodes = feed.episodes()
         progress.episodes += len(episodes)
         seconds = {"update": time.perf_counter() - begin - waited, **shares(waited, feed.take_seconds())}

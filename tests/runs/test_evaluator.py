@@ -17,6 +17,7 @@ import torch
 from lasting import shared_server
 
 import remuda
+from remuda.build.recipe import make_recipe
 from remuda.config.resolve import resolve_config
 from remuda.config.run_config import RunConfig
 from remuda.envs import EnvSpec
@@ -25,7 +26,6 @@ from remuda.learning.weights import SharedWeights
 from remuda.runs import evaluation, evaluator
 from remuda.runs.evaluation import play_episodes
 from remuda.runs.evaluator import EvaluatorProcess
-from remuda.runs.train import make_recipe
 
 SOON = 60.0
 

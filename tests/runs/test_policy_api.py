@@ -15,7 +15,8 @@ from torch import nn
 
 import remuda
 from remuda.build.algorithm import make_algorithm
-from remuda.build.envs import agent_view, find_net
+from remuda.build.envs import agent_view
+from remuda.build.nets import find_net
 from remuda.config.resolve import resolve_config
 from remuda.envs import LocalEnvs
 from remuda.errors import ConfigError

@@ -16,7 +16,8 @@ from typing import Any
 
 from remuda.agents import NetFactory
 from remuda.build.algorithm import make_algorithm
-from remuda.build.envs import agent_view, find_net
+from remuda.build.envs import agent_view
+from remuda.build.nets import find_net
 from remuda.config.resolve import Setup, callable_name, resolve_config, resume_config, stored_config
 from remuda.core import Space
 from remuda.errors import CheckpointError, ConfigError

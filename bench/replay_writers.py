@@ -68,12 +68,12 @@ class Pipes:
 def serve_one(kind: str, env: str, batch: int, envs: int, workers: int) -> None:
     import torch
 
+    from remuda.build.blueprint import make_async_blueprints, worker_limits
+    from remuda.build.recipe import make_recipe
     from remuda.build.replay import make_replay
-    from remuda.build.workers import make_async_blueprints, worker_limits
     from remuda.config.resolve import resolve_config
     from remuda.learning.weights import SharedWeights
     from remuda.machine import keep_memory
-    from remuda.runs.train import make_recipe
     from remuda.sampling.replay_writers import ReplayWriterPool
 
     keep_memory()

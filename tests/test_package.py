@@ -104,7 +104,7 @@ def test_losses_have_no_business_with_clocks_or_loggers():
 
 def test_the_tables_of_the_command_line_list_what_there_is():
     from remuda.cli import tables
-    from remuda.runs.train import SCHEMES
+    from remuda.registry import algorithm_names, scheme_names
 
-    assert [row[0] for row in tables.ALGOS] == sorted(ALGORITHMS)
-    assert sorted(row[0] for row in tables.SCHEMES) == sorted(SCHEMES)
+    assert [row[0] for row in tables.list_algorithms()] == algorithm_names()
+    assert [row[0] for row in tables.list_schemes()] == scheme_names()

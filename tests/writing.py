@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from remuda.build.envs import agent_view, num_workers
+from remuda.build.recipe import make_recipe
 from remuda.build.replay import make_replay
 from remuda.build.workers import make_replay_writers
 from remuda.config.resolve import resolve_config
 from remuda.learning.weights import SharedWeights
-from remuda.runs.train import make_recipe
 
 SOON = 60.0  # seconds for what takes one on an idle machine
 DEFAULTS: dict[str, Any] = {

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from remuda.envs import EpisodeStats
     from remuda.envs.pool_futures import EnvPool
     from remuda.errors import RemudaError, UsageError
+    from remuda.registry import register_algorithm, register_env_backend, register_scheme
     from remuda.runs.api import Run, load, resume, train
     from remuda.runs.policy import Policy
     from remuda.runs.replay_buffer import ReplayBuffer, ReplaySample
@@ -44,6 +45,9 @@ _HOMES = {
     "UsageError": "remuda.errors",
     "load": "remuda.runs.api",
     "namedarraytuple": "remuda.data",
+    "register_algorithm": "remuda.registry",
+    "register_env_backend": "remuda.registry",
+    "register_scheme": "remuda.registry",
     "resume": "remuda.runs.api",
     "train": "remuda.runs.api",
 }
@@ -66,6 +70,9 @@ __all__ = [
     "UsageError",
     "load",
     "namedarraytuple",
+    "register_algorithm",
+    "register_env_backend",
+    "register_scheme",
     "resume",
     "train",
 ]

@@ -13,8 +13,8 @@ import pytest
 
 import remuda
 from remuda.cli import COMMANDS, main
-from remuda.config.algo_options import ALGORITHMS
 from remuda.config.run_config import KINDS
+from remuda.registry import algorithm_names, find_algorithm, scheme_names
 
 TESTS = Path(__file__).parents[1]
 SMALL = ["--algo.n_steps", "16", "--algo.batch_size", "32", "--algo.n_epochs", "2", "--sampler.envs", "4"]
@@ -300,12 +300,10 @@ class TestTables:
         assert all(word in out for word in words)
 
     def test_they_list_what_there_is(self, capsys):
-        from remuda.runs.train import SCHEMES
-
         main(["algos"])
-        assert first_column(capsys.readouterr().out) == sorted(ALGORITHMS)
+        assert first_column(capsys.readouterr().out) == algorithm_names()
         main(["schemes"])
-        assert sorted(first_column(capsys.readouterr().out)) == sorted(SCHEMES)
+        assert first_column(capsys.readouterr().out) == scheme_names()
 
     def test_a_filter(self, capsys):
         assert main(["envs", "acrobot"]) == 0
@@ -347,10 +345,10 @@ class TestHelp:
     def test_of_every_command(self, command, capsys):
         assert help_of([command], capsys).startswith(f"usage: remuda {command}")
 
-    @pytest.mark.parametrize("algo", [*ALGORITHMS, None])
+    @pytest.mark.parametrize("algo", [*algorithm_names(), None])
     def test_of_every_option(self, algo, capsys):
         text = " ".join(help_of(["train", *([algo] if algo else [])], capsys).split())
-        kinds = [("algo", ALGORITHMS[algo])] if algo else [("algo", kind) for kind in ALGORITHMS.values()]
+        kinds = [("algo", find_algorithm(name).options) for name in ([algo] if algo else algorithm_names())]
         for group, kind in [*kinds, *KINDS.items()]:
             for item in fields(kind):
                 assert f"--{group}.{item.name} " in text

@@ -8,16 +8,19 @@ import yaml
 
 from remuda.build.envs import frame_skip_warning
 from remuda.build.replay import num_frames
-from remuda.config.algo_options import ALGORITHMS, DQNOptions, OnPolicyOptions, PPOOptions
+from remuda.config.algo_options import DQNOptions, OnPolicyOptions, PPOOptions
 from remuda.config.fields import coerce, fill
-from remuda.config.presets import PRESETS, find_preset
+from remuda.config.presets import find_preset
 from remuda.config.resolve import resolve_config, resume_config
 from remuda.config.run_config import GROUPS, KINDS, RunConfig, to_dict
 from remuda.config.run_options import CheckpointOptions
 from remuda.core import Space
 from remuda.errors import ConfigError
+from remuda.registry import all_algorithms
 from remuda.runs.directory import RunDirectory
 
+ALGORITHMS = {entry.name: entry.options for entry in all_algorithms()}
+PRESETS = {entry.name: entry.presets for entry in all_algorithms()}
 EVERY_KIND = [("algo", kind) for kind in ALGORITHMS.values()] + list(KINDS.items())
 EVERY_OPTION = [
     pytest.param(group, kind, item, id=f"{kind.__name__}.{item.name}")
@@ -44,7 +47,6 @@ OTHERS = {
     "algo.weight_decay": ("0.1", 0.1),
     "algo.rms_alpha": ("0.9", 0.9),
     "algo.momentum": ("0.9", 0.9),
-    "algo.variant": ("own_things:Variant", "own_things:Variant"),
     "algo.batch_size": ("1.28e2", 128),
     "algo.n_epochs": ("7", 7),
     "algo.clip_range": ("0.1", "0.1"),

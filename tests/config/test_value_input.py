@@ -11,11 +11,11 @@ import pytest
 
 import remuda
 from remuda.build import replay as replays
+from remuda.build.recipe import make_recipe
 from remuda.build.replay import make_ring, num_frames
-from remuda.config.algo_options import ReplayOptions
 from remuda.config.resolve import resolve_config
+from remuda.config.run_options import ReplayOptions
 from remuda.errors import ConfigError
-from remuda.runs.train import make_recipe
 
 MEMORY = {"agent": {"core": "lstm"}, "replay": {"sequence": 20}}
 CASES: list[tuple[str, str, dict[str, Any], str]] = [
@@ -81,7 +81,12 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ),
     ("dqn", "CartPole-v1", {"algo": {"epsilon": "linear(1.5, 0)"}}, r"algo\.epsilon=linear\(1\.5, 0\) is too large"),
     ("ppo", "CartPole-v1", {"replay": {"n_step": 3}}, r"this algorithm forgets each rollout: leave them out\."),
-    ("dqn", "CartPole-v1", {"algo": {"variant": "own_things:endless"}}, r"is not a subclass of DQN: derive it from"),
+    (
+        "own_things:endless",
+        "CartPole-v1",
+        {},
+        r"own_things:endless is not the class of an algorithm: derive one from",
+    ),
 ]
 
 

@@ -16,8 +16,9 @@ from gymnasium.vector.utils import batch_space
 
 from remuda.core import Episode, Step
 from remuda.envs import AtariOptions, LocalEnvs, NativeEnvs, PooledEnvs, make_envs, native, probe, resolve
-from remuda.envs.backends import BACKENDS, ale, choose, gymnasium_vector
+from remuda.envs.backends import ale, choose, gymnasium_vector
 from remuda.errors import ConfigError, EnvError, EnvSpecError, Interrupted
+from remuda.registry import env_backend_names, find_env_backend
 
 # --- the same game through the pool and through the native env ------------------------------------------------------
 
@@ -388,8 +389,9 @@ def test_a_backend_that_does_not_fit_is_refused_in_one_sentence(backend: str, en
 
 
 def test_every_backend_has_its_line_and_its_parts() -> None:
-    assert sorted(BACKENDS) == ["ale", "envpool", "gymnasium"]
-    for name, backend in BACKENDS.items():
+    assert sorted(env_backend_names()) == ["ale", "envpool", "gymnasium"]
+    for name in env_backend_names():
+        backend = find_env_backend(name).load()
         assert name == backend.NAME
         assert (name == "ale") == backend.IS_SAME_GAME
 

@@ -13,7 +13,8 @@ import torch
 from test_bit_equal import train, weights
 
 from remuda.build.algorithm import make_algorithm
-from remuda.build.envs import find_net, make_some_envs
+from remuda.build.envs import make_some_envs
+from remuda.build.nets import find_net
 from remuda.build.workers import make_worker_sampler
 from remuda.config.algo_options import PPOOptions
 from remuda.config.run_config import RunConfig

@@ -19,7 +19,8 @@ from test_counting import CountingAgent
 from test_counting_rnn import GAMMA, LENGTHS, SEED, HandCount
 
 from remuda.agents import PolicyAgent
-from remuda.build.algorithm import make_algorithm, make_exploration
+from remuda.build.algorithm import make_algorithm
+from remuda.build.exploration import make_exploration
 from remuda.config.resolve import resolve_config
 from remuda.core import derive_seed
 from remuda.data import leaves, map_tree

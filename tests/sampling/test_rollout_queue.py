@@ -22,7 +22,8 @@ from lasting import shared_server
 from processes import all_gone, find, wait_for
 
 from remuda.build.algorithm import make_algorithm
-from remuda.build.envs import agent_view, find_net, num_workers
+from remuda.build.envs import agent_view, num_workers
+from remuda.build.nets import find_net
 from remuda.build.workers import make_rollout_queue
 from remuda.config.resolve import resolve_config
 from remuda.core import derive_seed

@@ -97,8 +97,8 @@ def sampler_turn(job: Mapping[str, Any]) -> Turn:
     import torch
 
     from remuda.build.envs import num_workers
+    from remuda.build.recipe import make_recipe
     from remuda.config.resolve import resolve_config
-    from remuda.runs.train import make_recipe
 
     name = job["name"]
     ways: dict[str, dict[str, Any]] = {"alternating": {"slots": 2}, "workers act": {"inference": "workers"}}
@@ -121,8 +121,8 @@ def update_turn(job: Mapping[str, Any]) -> Turn:
     """Updates by minibatches of one rollout, which is learned from again and again."""
     import torch
 
+    from remuda.build.recipe import make_recipe
     from remuda.config.resolve import resolve_config
-    from remuda.runs.train import make_recipe
 
     name = job["name"]
     groups = any_net(options(complete(job["env"], {"envs": job["envs"]})), job["env"])

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, NoReturn
 
+from remuda.config.fields import annotation_of
 from remuda.errors import ConfigError, nearest
 
 
@@ -52,7 +53,7 @@ def add_group(parser: Parser, group: str, *kinds: type[Any]) -> None:
         text = item.metadata["help"].replace("%", "%%")
         if "choices" in item.metadata:
             text += f"; one of {', '.join(item.metadata['choices'])}"
-        is_bool = item.type == "bool"
+        is_bool = annotation_of(item) == "bool"
         section.add_argument(
             f"--{group}.{item.name}",
             metavar=item.name.upper(),

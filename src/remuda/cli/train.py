@@ -7,9 +7,10 @@ from dataclasses import fields
 from pathlib import Path
 
 from remuda.cli.options import Parser, add_group, given
-from remuda.config.algo_options import ALGORITHMS, AlgoOptions
+from remuda.config.algo_base import AlgoOptions
 from remuda.config.run_config import KINDS
-from remuda.errors import ConfigError, nearest
+from remuda.errors import ConfigError
+from remuda.registry import algorithm_names, all_algorithms, find_algorithm, scheme_names
 
 DESCRIPTION = """\
 Train an agent. Values that you do not set come from a preset for the algorithm and the env.
@@ -24,24 +25,25 @@ Train an agent. Values that you do not set come from a preset for the algorithm 
 
 def make_parser(algo: str | None) -> Parser:
     # Without a name the algorithm is that of --config or --resume: every option of any may follow.
-    kinds = [ALGORITHMS[algo]] if algo in ALGORITHMS else [AlgoOptions, *ALGORITHMS.values()]
+    entries = all_algorithms()
+    kinds = [AlgoOptions, *(entry.options for entry in entries)] if algo is None else [find_algorithm(algo).options]
     parser = Parser(prog="remuda train", description=DESCRIPTION)
-    parser.add_argument("algo", nargs="?", help=f"algorithm: {', '.join(ALGORITHMS)}")
+    parser.add_argument("algo", nargs="?", help=f"algorithm: {', '.join(algorithm_names())}, or package.module:Class")
     parser.add_argument("--env", help="Gymnasium id, package:Id, or package.module:factory")
     parser.add_argument(
         "--steps",
         help="real environment steps of the run, which ends with the rollout that reaches them (set by the preset)",
     )
     parser.add_argument("--seed", help="seed of everything random (0)")
-    parser.add_argument("--scheme", help="how to run: serial, parallel or async (serial)")
+    parser.add_argument("--scheme", help=f"how to run: {', '.join(scheme_names())} (serial)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="run directory (runs/ALGO-ENV-SEED-TIME)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML settings, such as a run's config.yaml")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with this run")
     parser.add_argument("--profile", action="store_true", help="trace a few rounds into RUN/profile")
     parser.add_argument("--quiet", action="store_true", help="print only the result")
     add_group(parser, "algo", *kinds)
-    for other, options in ALGORITHMS.items():
-        parser.elsewhere |= {f"--algo.{item.name}": f"{other}, not of {algo}" for item in fields(options)}
+    for other in entries:
+        parser.elsewhere |= {f"--algo.{item.name}": f"{other.name}, not of {algo}" for item in fields(other.options)}
     for group, kind in KINDS.items():
         add_group(parser, group, kind)
     return parser
@@ -50,8 +52,6 @@ def make_parser(algo: str | None) -> Parser:
 def run(command: str, argv: Sequence[str]) -> int:
     words = [word for word in argv if not word.startswith("-")]
     algo = argv[0] if argv and argv[0] in words else None
-    if algo is not None and algo not in ALGORITHMS:
-        raise ConfigError(f"{algo!r} is not an algorithm: {nearest(algo, ALGORITHMS)}")
     found = make_parser(algo).parse(argv)
 
     # Only now, so that --help and mistyped options answer at once.

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from remuda.config.algo_options import ALGORITHMS, AlgoOptions, OffPolicyOptions, OnPolicyOptions, PPOOptions
 from remuda.config.fields import coerce, fill
+from remuda.config.legacy import without_variant
 from remuda.config.presets import find_preset
 from remuda.config.run_config import GROUPS, KINDS, RunConfig
 from remuda.config.run_options import EnvsOptions
@@ -21,13 +21,13 @@ from remuda.envs.atari import AtariOptions
 from remuda.envs.import_paths import describe
 from remuda.errors import CheckpointError, ConfigError, EnvSpecError, nearest
 from remuda.machine import usable_cores
+from remuda.registry import all_algorithms, find_algorithm, find_scheme
 from remuda.runs.advice import RESUME, python_call, without_path
 from remuda.runs.directory import RunDirectory
 from remuda.runs.spaces import read_spaces
 
 Groups = Mapping[str, Mapping[str, Any]]
 Setup = tuple[RunConfig, EnvSpec, EnvInfo]
-OPTIONS: list[tuple[str, type[Any]]] = [*(("algo", kind) for kind in ALGORITHMS.values()), *KINDS.items()]
 MAY_CHANGE = ("eval", "checkpoint", "log")  # groups that a resumed run may set anew
 MAX_STEPS = "REMUDA_MAX_STEPS"  # environment variable that caps the steps of every run
 
@@ -60,27 +60,22 @@ def _shorten(config: RunConfig, limit: int | None) -> RunConfig:
     if limit is None or config.steps <= limit:
         return config
     logging.getLogger("remuda").warning("%s=%d shortens this run of %d steps.", MAX_STEPS, limit, config.steps)
-    options, sampler = config.algo_options, config.sampler
-    rows = max(2, limit // sampler.envs)
-    if isinstance(options, OffPolicyOptions):
-        options = replace(options, learning_starts=min(options.learning_starts, limit // 2))
-    elif isinstance(options, OnPolicyOptions) and options.n_steps > rows:
-        options = replace(options, n_steps=rows)
-        if isinstance(options, PPOOptions):
-            options = replace(options, batch_size=rows * sampler.envs)  # the only size that fits every rollout
-    sampler = replace(sampler, decorrelate=min(sampler.decorrelate, rows // 4))
+    sampler = config.sampler
+    options = config.algo_options.shortened(limit, sampler.envs)
+    sampler = replace(sampler, decorrelate=min(sampler.decorrelate, max(2, limit // sampler.envs) // 4))
     return replace(config, steps=limit, algo_options=options, sampler=sampler)
 
 
 def _settle(settings: Mapping[str, Any], groups: Groups, file: Path | None, env: Callable[..., Any] | None) -> Setup:
     from_file = read_config_file(file) if file is not None else {}
     file_groups: Groups = from_file.pop("options", {})
-    values = {"seed": 0, "scheme": "serial", **from_file, **settings}
+    from_file, file_groups = without_variant(from_file, file_groups)
+    values, groups = without_variant({"seed": 0, "scheme": "serial", **from_file, **settings}, groups)
     for name in ("algo", "env"):
         if not values.get(name) and not (name == "env" and env is not None):
             remedy = "remuda train ppo --env CartPole-v1"
             raise ConfigError(f"no {name} is given: name one, as in {remedy}.")
-    check_algorithm(values["algo"])
+    find_algorithm(str(values["algo"]))
     check_groups(file_groups)
     check_groups(groups)
     wanted = {group: {**file_groups.get(group, {}), **groups.get(group, {})} for group in GROUPS}
@@ -96,21 +91,20 @@ def fill_config(values: Mapping[str, Any], wanted: Groups, label: str, info: Env
     """Return the configuration for an env with these spaces; options that are not `wanted` are the preset's."""
     algo = str(values["algo"])
     preset = find_preset(algo, label, info.action)
-    defaults = {"algo": ALGORITHMS[algo](), **{g: kind() for g, kind in KINDS.items()}}
+    defaults = {"algo": find_algorithm(algo).options(), **{g: kind() for g, kind in KINDS.items()}}
     filled = {
         attribute: fill(defaults[group], {**preset.get(group, {}), **wanted[group]}, group)
         for group, attribute in GROUPS.items()
     }
-    options = filled["algo_options"]
-    if isinstance(options, PPOOptions) and filled["agent"].core and "batch_size" not in wanted["algo"]:
-        # With memory a minibatch holds whole sequences; a preset is chosen without it.
-        filled["algo_options"] = replace(options, batch_size=max(options.batch_size, options.n_steps))
+    if filled["agent"].core and "batch_size" not in wanted["algo"]:
+        filled["algo_options"] = filled["algo_options"].with_memory()
     if filled["scheme_options"].threads == 0:
         # Written to the run's config: on another number of cores the arithmetic stays that of the first.
         filled["scheme_options"] = replace(filled["scheme_options"], threads=num_threads(info))
     if filled["sampler"].inference == "auto":
         filled["sampler"] = replace(
-            filled["sampler"], inference="workers" if values["scheme"] == "async" else "central"
+            filled["sampler"],
+            inference="workers" if find_scheme(str(values["scheme"])).is_asynchronous else "central",
         )
     steps = values.get("steps", preset["run"]["steps"])
     return RunConfig(
@@ -136,7 +130,8 @@ def stored_config(path: Path, net: Callable[..., Any] | None, call: str) -> tupl
     options, env = stored.get("options", {}), str(stored.get("env")).strip("<>")
     if not isinstance(options, Mapping):
         raise CheckpointError(f"{path}/config.yaml is damaged: it holds no options; restore it or start a new run.")
-    check_algorithm(stored.get("algo"))
+    stored, options = without_variant(stored, options)
+    find_algorithm(str(stored.get("algo")))
     check_groups(options)
     wanted = {group: options.get(group, {}) for group in GROUPS}
     info = EnvInfo(env, *spaces, None, (), 0.0)
@@ -151,17 +146,14 @@ def num_threads(info: EnvInfo) -> int:
     return usable_cores() if has_images else 1
 
 
-def check_algorithm(name: Any) -> None:
-    if str(name) not in ALGORITHMS:
-        raise ConfigError(f"{name!r} is not an algorithm: {nearest(str(name), ALGORITHMS)}")
-
-
 def check_groups(groups: Groups) -> None:
     for group, values in groups.items():
         if group not in GROUPS:
-            homes = [
-                f"{home}={{{group!r}: ...}}" for home, kind in OPTIONS if group in {f.name for f in fields(kind)}
+            kinds: list[tuple[str, type[Any]]] = [
+                *(("algo", each.options) for each in all_algorithms()),
+                *KINDS.items(),
             ]
+            homes = [f"{home}={{{group!r}: ...}}" for home, kind in kinds if group in {f.name for f in fields(kind)}]
             remedy = f"did you mean {homes[0]}?" if homes else nearest(str(group), (*GROUPS, "steps", "seed", "env"))
             raise ConfigError(f"{group} is not a group of options: {remedy}")
         if not isinstance(values, Mapping):
@@ -230,10 +222,10 @@ def resume_config(
                 f"run {path} was made with {name}={stored.get(name)}, not {value}: "
                 "leave the option out to resume it, or start a new run with --out."
             )
-    options: Groups = stored.pop("options", {})
+    stored, options = without_variant(stored, stored.pop("options", {}))
     check_groups(options)
     check_groups(groups)
-    kinds: dict[str, type[Any]] = {"algo": ALGORITHMS.get(str(stored.get("algo")), AlgoOptions), **KINDS}
+    kinds: dict[str, type[Any]] = {"algo": find_algorithm(str(stored.get("algo"))).options, **KINDS}
     for group, values in groups.items():
         before = fill(kinds[group](), options.get(group, {}), group)
         after = fill(before, values, group)

@@ -26,8 +26,10 @@ from typing import Any
 import torch
 
 from remuda.agents import NetFactory
-from remuda.build.algorithm import make_algorithm
-from remuda.build.envs import agent_view, describe_net, eval_episodes, eval_seed, find_net, play_episodes
+from remuda.build.algorithm import make_agent
+from remuda.build.blueprint import describe_algorithm
+from remuda.build.envs import agent_view
+from remuda.build.nets import describe_net, find_net
 from remuda.config.run_config import RunConfig, from_dict, to_dict
 from remuda.env_workers import ENV_WORKERS
 from remuda.envs import EnvSpec, probe
@@ -37,6 +39,8 @@ from remuda.processes import worker_main as serving
 from remuda.processes.links import Link
 from remuda.processes.notices import Reporter, collect_warnings
 from remuda.processes.worker_pool import WorkerPool
+from remuda.registry import register_reference
+from remuda.runs.evaluation import eval_episodes, eval_seed, play_episodes
 from remuda.runs.policy import Policy
 from remuda.runs.video import Film, draw_without_screen, play
 
@@ -68,6 +72,7 @@ class EvaluatorProcess:
             "config": to_dict(config),
             "spec": spec.to_json(),
             "net": describe_net(config, net),
+            "algorithm": describe_algorithm(config),
             "video": None if video is None else str(video.resolve()),
         }
         self._weights = weights
@@ -183,6 +188,7 @@ class _Service:
     def _obey(self, message: Mapping[str, Any], fds: list[int]) -> None:
         match message["do"]:
             case "build":
+                register_reference(message["algorithm"])
                 self._config = from_dict(message["config"])
                 self._spec, self._video = EnvSpec.from_json(message["spec"]), message["video"]
                 if self._video is not None:
@@ -190,7 +196,7 @@ class _Service:
                 self._info = probe(self._spec)
                 seen = agent_view(self._config, self._info)
                 net = find_net(self._config.agent, message["net"])
-                self._agent: Any = make_algorithm(self._config, seen, net).agent
+                self._agent: Any = make_agent(self._config, seen, net)
                 self._link.send({"built": True})
             case "attach":
                 self._weights = join_weights(self._agent, message, fds)

@@ -3,8 +3,8 @@
     backend = choose("auto", resolve("ALE/Pong-v5"))     # None: single envs, in this process or in the pool
     games = backend.make(spec, num_envs=8, threads=2)    # native.py makes a `core.Envs` of them
 
-A backend is a module with NAME, IS_SAME_GAME, `offer` and `make`, and its line in BACKENDS. Every one resets an env
-on the step after its end; what cannot do that is not offered, and its single envs run in the pool.
+A backend is a module with NAME, IS_SAME_GAME, `offer` and `make`, registered by `remuda.register_env_backend`. Every
+one resets an env on the step after its end; what cannot do that is not offered, and its single envs run in the pool.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from remuda.envs.backends import ale, envpool, gymnasium_vector
 from remuda.envs.spec import EnvSpec
-from remuda.errors import ConfigError, nearest
+from remuda.errors import ConfigError
+from remuda.registry import all_env_backends, find_env_backend
 
 Answer = tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], Mapping[str, Any]]
 
@@ -53,26 +53,23 @@ class Backend(Protocol):
     def make(self, spec: EnvSpec, num_envs: int, threads: int) -> Games: ...
 
 
-BACKENDS: dict[str, Backend] = {backend.NAME: backend for backend in (ale, gymnasium_vector, envpool)}
-
-
 def choose(name: str, spec: EnvSpec, needs_single: str = "") -> Backend | None:
     """The backend of that name; for "auto" one that plays the very same game, or the only one there is.
 
     `needs_single` says what was asked for that only single envs have: "auto" then takes those, a name is refused.
     """
-    if name not in ("auto", "python", *BACKENDS):
-        raise ConfigError(f"envs.backend={name!r} is not known: {nearest(name, ('auto', 'python', *BACKENDS))}")
     if name == "auto":
         name = "gymnasium" if spec.is_vector_only else "python"
         if name == "python" and not needs_single:
-            same = (backend for backend in BACKENDS.values() if backend.IS_SAME_GAME)
+            backends = (entry.load() for entry in all_env_backends())
+            same = (backend for backend in backends if backend.IS_SAME_GAME)
             return next((backend for backend in same if backend.offer(spec) is None), None)
     if name == "python":
         return None
+    backend = find_env_backend(name).load()
     if needs_single:
         remedy = f"{spec.label} has no single envs." if spec.is_vector_only else "use envs.backend=python."
         raise ConfigError(f"envs.backend={name} with {needs_single}, which only single envs have: {remedy}")
-    if reason := BACKENDS[name].offer(spec):
+    if reason := backend.offer(spec):
         raise ConfigError(f"envs.backend={name} cannot play {spec.label}, {reason}: use envs.backend=python.")
-    return BACKENDS[name]
+    return backend

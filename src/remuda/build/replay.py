@@ -43,7 +43,7 @@ def make_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int, 
     if writers:
         scheme = config.scheme_options
         lead = lead_of(config) if scheme.throttle and replay.ratio is not None else 0
-        settings |= {"is_shared": True, "most_per_round": scheme.publish_every, "lead": lead}
+        settings |= {"is_shared": True, "max_batches_per_round": scheme.publish_every, "max_lead": lead}
     ring = make_ring(config, info, state, writers or 1)
     try:
         if replay.sequence:
@@ -54,7 +54,7 @@ def make_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int, 
         else:
             priorities = Priorities(ring, replay.alpha, is_shared=writers > 0) if replay.prioritized else None
             made = TransitionReplay(ring, **settings, priorities=priorities)
-        made.shows_returns = isinstance(options, DQNOptions) and options.atoms > 1  # for an automatic support
+        made.reports_returns = isinstance(options, DQNOptions) and options.atoms > 1  # for an automatic support
         return made
     except BaseException:
         ring.close()
@@ -93,7 +93,7 @@ def make_ring(
         ring: Ring = FrameRing(example, rows, envs, frames, groups, fds, td_errors, CHECKED_ROWS)
     else:
         ring = Ring(example, rows, envs, groups, fds, td_errors)
-    ring.hold_seconds += config.envs.step_timeout  # until then a writer that hangs is replaced
+    ring.counters.pause_timeout += config.envs.step_timeout  # until then a writer that hangs is replaced
     return ring
 
 

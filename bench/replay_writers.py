@@ -123,7 +123,7 @@ def serve_one(kind: str, env: str, batch: int, envs: int, workers: int) -> None:
             now = time.perf_counter()
         took, fresh = now - begin, int(replay.ring.real.sum()) - real
         rest(True)
-        return {"updates": count / took, "sampled": fresh / took, "redrawn": float(replay.redrawn)}
+        return {"updates": count / took, "sampled": fresh / took, "redrawn": float(replay.counters.torn_rows)}
 
     rest(True)
     try:

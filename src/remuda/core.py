@@ -229,14 +229,17 @@ class Compilable(Protocol):
 
 
 class Replay(Protocol):
-    """Batches in, the batches that are due out. What is kept longer than a round is copied: samplers reuse arrays."""
+    """Batches go in, and the batches that are due come out.
+
+    Samplers reuse their arrays, so a replay copies everything that it keeps for longer than a round.
+    """
 
     def add(self, batch: Batch) -> None: ...
-    def batches(self) -> Iterator[Batch]: ...  # ONE FINITE ROUND of what is due now, maybe empty
-    def feedback(self, key: Any, priority: Tensor | None) -> None: ...
-    def cut(self) -> None: ...  # envs begin anew: what comes next does not follow what came last
-    def paused(self) -> AbstractContextManager[None]: ...  # nothing comes in, while the learner does something else
-    # State for a checkpoint: plain values, and files of its own that they name. Only what is new is written.
+    def batches(self) -> Iterator[Batch]: ...  # one finite round of the batches that are due now, possibly none
+    def feedback(self, key: Any, priority: Tensor | None) -> None: ...  # absolute TD errors of a batch with this key
+    def cut(self) -> None: ...  # ends all episodes, because the envs start anew
+    def paused(self) -> AbstractContextManager[None]: ...  # no rows are added while the learner does something else
+    # The state for a checkpoint: plain values, and names of the files that hold the rows. Only new rows are written.
     def save(self, directory: Path) -> dict[str, Any] | None: ...  # None: there is nothing to save
     def load(self, directory: Path, state: dict[str, Any]) -> None: ...
     def close(self) -> None: ...
@@ -246,15 +249,15 @@ class SharedReplay(Replay, Protocol):
     """A replay that other processes write to."""
 
     @property
-    def is_due(self) -> bool: ...  # whether `batches` has any, of which it then gives some and not all
+    def is_due(self) -> bool: ...  # whether `batches` yields any; it may leave others for the next round
     @property
     def is_throttled(self) -> bool: ...  # whether writers wait for updates that are due
 
-    # Take note of what was written since; returns the real steps among it, of so many that were left to be taken.
+    # Count what was written since the last call, and return the real steps; writers stop after `left` steps.
     def sync(self, left: int | None = None) -> int: ...
-    def commit(self) -> None: ...  # the round in which that was followed is over
-    def fresh(self) -> Iterator[Rollout]: ...  # what was written since the last call, for statistics of observations
-    def on_writer_lost(self, group: int) -> int: ...  # its writer is dead; returns the row at which another begins
+    def commit(self) -> None: ...  # ends the round: what was counted in it becomes part of the run
+    def new_observations(self) -> Iterator[Rollout]: ...  # written since the last call, to update normalizers
+    def on_writer_lost(self, group: int) -> int: ...  # returns the row at which another writer of the group starts
     def metrics(self) -> dict[str, float]: ...
 
 

@@ -391,7 +391,7 @@ def test_masked_rows_never_enter_the_observation_statistics(is_shared: bool) -> 
         ring = Ring(example, 12, 2)
         replay = TransitionReplay(ring, batch_size=4, ratio=1, warm_up=0, n_step=1, gamma=0.9, seed=0, is_shared=True)
         ring.append(Row(obs.numpy(), zeros, zeros, zeros, mask.numpy()), obs[-1].numpy())
-        rollouts = list(replay.fresh())
+        rollouts = list(replay.new_observations())
     learner = make_learner(DQN(agent, 0))
     for rollout in rollouts:
         learner.finish(rollout)

@@ -159,7 +159,7 @@ def test_samplers_that_are_held_for_long_are_not_taken_for_dead(act: str) -> Non
     with Setup("counting:make", **counting(envs={"step_timeout": 3.0}, sampler=sampler)) as setup:
         real = setup.replay.ring.real
         setup.wait(lambda: (real > 50).all())
-        with setup.replay.ring.pause_writers():
+        with setup.replay.ring.counters.pause_writers():
             before = real.copy()
             time.sleep(5.0)
             assert (real == before).all()

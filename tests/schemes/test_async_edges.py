@@ -22,7 +22,7 @@ from remuda.errors import ConfigError, EnvSpecError, WorkerError
 from remuda.learning.checkpoint import load_newest
 from remuda.learning.learner import Learner
 from remuda.processes.fork_server import ForkFailed, ForkServer
-from remuda.replay import Ring
+from remuda.replay import RowCounters
 from remuda.runs import signals
 from remuda.runs import train as recipe
 from remuda.runs.journal import Journal
@@ -47,15 +47,15 @@ def samplers() -> list[psutil.Process]:
 
 def test_a_checkpoint_that_writers_prevented_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sampler did not stop while the replay was saved: the run ends with that, and keeps what it had learned."""
-    pause_writers, seen = Ring.pause_writers, []
+    pause_writers, seen = RowCounters.pause_writers, []
 
-    def fails_once(ring: Ring) -> Any:
+    def fails_once(counters: RowCounters) -> Any:
         if seen and seen[0] > 900:
-            monkeypatch.setattr(Ring, "pause_writers", pause_writers)
+            monkeypatch.setattr(RowCounters, "pause_writers", pause_writers)
             raise WorkerError("writers of groups [1] of the replay did not stop")
-        return pause_writers(ring)
+        return pause_writers(counters)
 
-    monkeypatch.setattr(Ring, "pause_writers", fails_once)
+    monkeypatch.setattr(RowCounters, "pause_writers", fails_once)
 
     def look(round: Any) -> None:
         seen[:] = [round.progress.steps, round.learner.version]
@@ -92,7 +92,7 @@ def test_a_round_is_cut_short_while_a_sampler_hangs_in_what_it_writes(
             for process in hung:
                 process.suspend()
             time.sleep(0.1)
-            round.replay.ring.begun[0] += 5
+            round.replay.ring.counters.begun[0] += 5
             stop_in_the_next_update(monkeypatch)
 
     start = time.monotonic()
@@ -138,10 +138,10 @@ def test_nobody_waits_to_hear_of_rows_of_another_run_or_of_a_sampler_that_is_los
     with Resumed("CartPole-v1") as setup:
         setup.feed.drain()
         setup.wait(lambda: setup.replay.ring.written.min() > 20)
-        setup.replay.ring.limit[0] = 0
+        setup.replay.ring.counters.limit[0] = 0
         samplers()[-1].kill()
         setup.wait(lambda: setup.feed.restarts() > 0)
-        setup.replay.ring.limit[0] = 0
+        setup.replay.ring.counters.limit[0] = 0
         setup.feed.drain()
     assert time.monotonic() - start < 50.0
 

@@ -289,7 +289,7 @@ def test_a_learner_does_not_wait_while_a_sampler_is_replaced(monkeypatch: pytest
 
 
 def test_settings_that_only_a_sampler_finds_wrong_are_the_users_mistake(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^replay\.frames=2, and observations are no stacks"):
+    with pytest.raises(ConfigError, match=r"^replay\.frames=2, and observations are not stacks"):
         train(tmp_path / "run", env="MinAtar/Breakout-v1", replay={"frames": 2})
 
 
@@ -333,7 +333,7 @@ def test_who_replaces_one_that_acts_for_all_goes_on_from_the_row_of_the_furthest
 def stored_rows(ring: Any, env: int) -> Any:
     """Of one env, all that are still there: a sampler may have gone round meanwhile."""
     group = env // ring.width
-    row = np.arange(ring.oldest(group), int(ring.written[group]))
+    row = np.arange(ring.counters.oldest(group), int(ring.written[group]))
     row = row[ring.is_stored(row, np.full(len(row), env))]
     return ring.take(row, np.full(len(row), env))
 
@@ -362,7 +362,7 @@ def test_a_sampler_that_has_not_sampled_yet_has_no_weights_whose_age_could_be_to
 
     class Waiting(Setup):
         def prepare(self, replay: Any) -> None:
-            replay.ring.limit[0] = 0
+            replay.ring.counters.limit[0] = 0
 
     with Waiting("counting:make", **acting(act, COUNTING)) as setup:
         setup.feed.poll(50)

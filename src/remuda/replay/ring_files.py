@@ -112,8 +112,7 @@ class RingFiles:
         fresh: list[Segment] = []
         try:
             for group in range(ring.groups):
-                newest = int(ring.written[group])
-                oldest = max(0, newest - ring.capacity + 1)  # whoever waits to write may have said so for a moment
+                newest, oldest = int(ring.written[group]), ring.counters.oldest_written(group)
                 mine = [each for each in known if each.span.group == group and each.span.last > oldest]
                 if mine and mine[-1].span.last < newest and self._is_small(mine[-1].span, ring):
                     mine.pop()

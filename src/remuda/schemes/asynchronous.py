@@ -155,7 +155,7 @@ class AsynchronousReplay:
                 before = learner.version  # the last steps are owed as many updates as all others
                 metrics = learn_due(learner, replay, acted, int(acted), must_stop)
         finally:
-            for rollout in replay.fresh():
+            for rollout in replay.new_observations():
                 learner.finish(rollout)
         metrics |= replay.metrics() | {"lag/acting_weights": age}
         progress.steps += fresh

@@ -19,11 +19,8 @@ import remuda
 from remuda.build.algorithm import make_algorithm
 from remuda.build.envs import (
     agent_view,
-    eval_episodes,
-    eval_seed,
     find_net,
     make_some_envs,
-    play_episodes,
 )
 from remuda.build.workers import SamplerWorker, make_blueprints, make_worker_sampler
 from remuda.config.fields import MOST_SEEDS, parse_seeds
@@ -32,6 +29,7 @@ from remuda.config.run_config import from_dict, to_dict
 from remuda.core import Clock, derive_seed
 from remuda.envs import LocalEnvs, make_envs
 from remuda.errors import ConfigError, EnvSpecError
+from remuda.runs.evaluation import eval_episodes, eval_seed, play_episodes
 from remuda.runs.train import make_recipe
 
 torch.set_num_threads(1)  # more are many times slower on networks this small when the machine is busy

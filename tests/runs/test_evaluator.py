@@ -17,14 +17,13 @@ import torch
 from lasting import shared_server
 
 import remuda
-from remuda.build import envs as build_envs
-from remuda.build.envs import play_episodes
 from remuda.config.resolve import resolve_config
 from remuda.config.run_config import RunConfig
 from remuda.envs import EnvSpec
 from remuda.errors import ConfigError, Interrupted
 from remuda.learning.weights import SharedWeights
-from remuda.runs import evaluator
+from remuda.runs import evaluation, evaluator
+from remuda.runs.evaluation import play_episodes
 from remuda.runs.evaluator import EvaluatorProcess
 from remuda.runs.train import make_recipe
 
@@ -195,13 +194,13 @@ def test_it_is_asked_whether_to_stop_while_it_is_built_and_not_later() -> None:
 def test_it_plays_on_one_thread_whatever_the_learner_has(monkeypatch: pytest.MonkeyPatch) -> None:
     config, spec, agent = settled(scheme={"threads": 2})
     seen = []
-    evaluate = build_envs.evaluate
+    evaluate = evaluation.evaluate
 
     def watched(*args: Any, **options: Any) -> Any:
         seen.append(torch.get_num_threads())
         return evaluate(*args, **options)
 
-    monkeypatch.setattr(build_envs, "evaluate", watched)
+    monkeypatch.setattr(evaluation, "evaluate", watched)
     service = evaluator._Service.__new__(evaluator._Service)
     service._config, service._spec, service._agent, service._video, service._version = config, spec, agent, None, 0
     service._link = SimpleNamespace(send=lambda *message, **options: None)

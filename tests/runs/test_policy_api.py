@@ -15,10 +15,11 @@ from torch import nn
 
 import remuda
 from remuda.build.algorithm import make_algorithm
-from remuda.build.envs import agent_view, eval_seed, find_net, play_episodes
+from remuda.build.envs import agent_view, find_net
 from remuda.config.resolve import resolve_config
 from remuda.envs import LocalEnvs
 from remuda.errors import ConfigError
+from remuda.runs.evaluation import eval_seed, play_episodes
 from remuda.runs.policy import Policy, PolicyState
 from remuda.sampling.evaluation import evaluate
 

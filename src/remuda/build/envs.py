@@ -1,18 +1,16 @@
-"""The parts of a run from its configuration: net, envs, and episodes to evaluate with."""
+"""The parts of a run from its configuration: net and envs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
-from typing import Any
 
 from remuda.agents import NetFactory
 from remuda.config.algo_options import OnPolicyOptions
 from remuda.config.fields import parse_seeds
 from remuda.config.run_config import RunConfig
 from remuda.config.run_options import AgentOptions
-from remuda.core import Envs, derive_seed
+from remuda.core import Envs
 from remuda.data.packing import Unpackable, pack
 from remuda.envs import EnvInfo, EnvSpec, choose_backend, make_envs, resolve_stats
 from remuda.envs.import_paths import Unreachable, describe, find, import_named
@@ -21,10 +19,7 @@ from remuda.errors import ConfigError
 from remuda.machine import usable_cores
 from remuda.nets import NETS, make_net
 from remuda.runs.advice import as_written
-from remuda.sampling.evaluation import Evaluation, evaluate
-from remuda.schemes.synchronous import torch_threads
 
-MAX_EVAL_ENVS = 8
 WORKER_LIMITS = ("step_timeout", "build_timeout", "max_worker_restarts")
 
 
@@ -175,42 +170,3 @@ def num_async_workers(config: RunConfig, asked: int) -> int:
         of_round = f" so that whole shares make a round of {columns} sequences" if columns != envs else " evenly"
         raise ConfigError(f"sampler.workers={asked} cannot share {envs} envs{of_round}: use {near}.")
     return asked or max((count for count in fitting if count <= usable_cores()), default=min(fitting))
-
-
-def play_episodes(
-    config: RunConfig,
-    spec: EnvSpec,
-    episodes: int,
-    agent: Any,
-    should_stop: Callable[[], bool] = lambda: False,
-    explore: bool = False,
-    workers: int | None = None,
-    threads: int | None = None,
-) -> Evaluation:
-    """Episodes with the seeds of the evaluation, in envs of their own: training is not disturbed.
-
-    Their `workers`, and `threads` of torch, are by default those of the run; no workers if it has none.
-    """
-    count = min(episodes, MAX_EVAL_ENVS)
-    seeds = [[eval_seed(config, k) for k in range(i, episodes, count)] for i in range(count)]
-    if workers is None:
-        workers = 0 if config.scheme == "serial" else min(num_workers(config), count)
-    limited = replace(spec, max_steps=config.eval.max_steps or None)
-    envs = make_some_envs(config, limited, count, 1, workers, should_stop, seeds)
-    # With more threads than it needs, a small net was 80 times slower on a busy machine of two cores.
-    with closing(envs), torch_threads(config.scheme_options.threads if threads is None else threads):
-        return evaluate(envs, agent, episodes, explore=explore, seed=config.eval.seed)
-
-
-def eval_seed(config: RunConfig, number: int) -> int:
-    """Of an evaluation's episode: one of those given, or drawn from eval.seed."""
-    if config.eval.seeds is None:
-        return derive_seed(config.eval.seed, number)
-    given = parse_seeds(config.eval.seeds, "eval.seeds")
-    return given[number % len(given)]
-
-
-def eval_episodes(config: RunConfig) -> int:
-    """Of each evaluation: as many as asked for, or one for each given seed."""
-    given = config.eval.seeds
-    return config.eval.episodes if given is None else len(parse_seeds(given, "eval.seeds"))

@@ -16,7 +16,7 @@ from typing import Any
 
 from remuda.agents import NetFactory
 from remuda.build.algorithm import make_algorithm
-from remuda.build.envs import agent_view, find_net, play_episodes
+from remuda.build.envs import agent_view, find_net
 from remuda.config.resolve import Setup, callable_name, resolve_config, resume_config, stored_config
 from remuda.core import Space
 from remuda.errors import CheckpointError, ConfigError
@@ -24,6 +24,7 @@ from remuda.learning.restoring import must_fit
 from remuda.learning.weights import FileWeights
 from remuda.runs.checkpoints import named_checkpoint
 from remuda.runs.directory import WEIGHTS, RunDirectory
+from remuda.runs.evaluation import play_episodes
 from remuda.runs.journal import Callback
 from remuda.runs.policy import Policy
 from remuda.runs.record import record

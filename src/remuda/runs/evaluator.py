@@ -27,7 +27,7 @@ import torch
 
 from remuda.agents import NetFactory
 from remuda.build.algorithm import make_algorithm
-from remuda.build.envs import agent_view, describe_net, eval_episodes, eval_seed, find_net, play_episodes
+from remuda.build.envs import agent_view, describe_net, find_net
 from remuda.config.run_config import RunConfig, from_dict, to_dict
 from remuda.envs import EnvSpec, probe
 from remuda.errors import Interrupted, RemudaError
@@ -36,6 +36,7 @@ from remuda.processes import worker_main as serving
 from remuda.processes.links import Link
 from remuda.processes.notices import Reporter, collect_warnings
 from remuda.processes.worker_pool import WorkerPool
+from remuda.runs.evaluation import eval_episodes, eval_seed, play_episodes
 from remuda.runs.policy import Policy
 from remuda.runs.video import Film, draw_without_screen, play
 

@@ -14,7 +14,6 @@ from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from types import TracebackType
 from typing import Any, Self
 
-from remuda.build.envs import eval_episodes
 from remuda.config.run_config import RunConfig, to_dict
 from remuda.core import Progress, Replay, Round
 from remuda.data.packing import unpack
@@ -30,6 +29,7 @@ from remuda.logs.writers import MetricsFile, TensorBoard, WandB, Writer
 from remuda.runs.advice import resume_advice
 from remuda.runs.checkpoints import CUT_SHORT, CutWatch, RunCheckpoints, SamplerState, state_in, state_of
 from remuda.runs.directory import RunDirectory
+from remuda.runs.evaluation import eval_episodes
 from remuda.runs.signals import StopSignals
 from remuda.runs.verdict import remedies_for, verdict
 from remuda.sampling.evaluation import Evaluation

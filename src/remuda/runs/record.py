@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remuda.build.envs import eval_seed
 from remuda.errors import ConfigError, EnvSpecError, Interrupted
 from remuda.runs.checkpoints import named_checkpoint
+from remuda.runs.evaluation import eval_seed
 from remuda.runs.signals import StopSignals
 from remuda.runs.video import Film, draw_without_screen, play
 from remuda.schemes.synchronous import torch_threads

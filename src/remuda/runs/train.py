@@ -23,12 +23,10 @@ from remuda.build.algorithm import make_algorithm, make_exploration
 from remuda.build.envs import (
     agent_view,
     check_envs,
-    eval_episodes,
     find_net,
     frame_skip_warning,
     make_some_envs,
     num_workers,
-    play_episodes,
     rounds_between_cuts,
     why_no_state,
 )
@@ -49,6 +47,7 @@ from remuda.machine import has_compiler, keep_memory
 from remuda.replay.ring_files import DamagedReplay
 from remuda.runs.checkpoints import find_checkpoint
 from remuda.runs.directory import SPACES, WEIGHTS, RunDirectory
+from remuda.runs.evaluation import eval_episodes, play_episodes
 from remuda.runs.evaluator import EvaluatorProcess
 from remuda.runs.journal import Callback, Journal
 from remuda.runs.profile import profiled

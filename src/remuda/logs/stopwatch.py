@@ -21,7 +21,16 @@ class Stopwatch:
     def __init__(self) -> None:
         self.interval: dict[str, float] = defaultdict(float)
         self.total: dict[str, float] = defaultdict(float)
+        self.start()
         self.restart()
+
+    def start(self, elapsed: float = 0.0) -> None:
+        """Start the run now; `elapsed` is the number of seconds that a resumed run has taken before."""
+        self._started = time.perf_counter() - elapsed
+
+    def elapsed(self) -> float:
+        """Return the seconds since the run started, over all processes that have worked on it."""
+        return time.perf_counter() - self._started
 
     def restart(self) -> None:
         """Start the current round now."""

@@ -25,9 +25,9 @@ from remuda.learning.weights import FileWeights
 from remuda.runs.checkpoints import named_checkpoint
 from remuda.runs.directory import WEIGHTS, RunDirectory
 from remuda.runs.evaluation import play_episodes
-from remuda.runs.journal import Callback
 from remuda.runs.policy import Policy
 from remuda.runs.record import record
+from remuda.runs.stopping import Callback
 from remuda.runs.train import train as run_training
 
 

@@ -1,6 +1,6 @@
 """Atomic writes of small files, and JSON that every reader accepts.
 
-write_whole(run / "result.json", to_json({"status": "done", "loss": float("nan")}))     # loss becomes null
+write_atomic(run / "result.json", to_json({"status": "done", "loss": float("nan")}))     # loss becomes null
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def to_json(value: Any, indent: int | None = None) -> str:
     return json.dumps(finite(plain(value)), allow_nan=False, indent=indent, ensure_ascii=False)
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomic(path: Path, text: str) -> None:
     """Replace the content of `path` atomically: readers see the old or the new text, also after a crash."""
     partial = path.with_name(path.name + ".tmp")
     try:
@@ -65,7 +65,7 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
-def append_whole(file: io.FileIO, data: bytes) -> None:
+def append_atomic(file: io.FileIO, data: bytes) -> None:
     """Append all of `data` or nothing, so that a disk that fills up within a line does not damage the file."""
     end = os.fstat(file.fileno()).st_size
     if file.write(data) != len(data):

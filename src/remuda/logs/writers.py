@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from remuda.errors import CheckpointError, ConfigError
-from remuda.logs.files import append_whole, finite, plain, to_json, write_whole
+from remuda.logs.files import append_atomic, finite, plain, to_json, write_atomic
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event
@@ -80,9 +80,9 @@ class MetricsFile:
         values = finite(plain(metrics))
         row = {STEP: int(step)} | {key: values[key] for key in sorted(values) if key != STEP}
         jsonl, table = self._files
-        append_whole(jsonl, (to_json(row) + "\n").encode())
+        append_atomic(jsonl, (to_json(row) + "\n").encode())
         if row.keys() <= set(self._columns):
-            append_whole(table, _csv_text([row], self._columns).encode())
+            append_atomic(table, _csv_text([row], self._columns).encode())
         else:  # new columns appear a few times at the start of a run, while the file is short and quick to read
             self._write_csv(read_metrics(self._jsonl.parent))
             self._files[1] = io.FileIO(self._csv, "a")
@@ -100,7 +100,7 @@ class MetricsFile:
 
     def _open(self, rows: list[Row]) -> None:
         if rows or self._jsonl.exists():
-            write_whole(self._jsonl, "".join(to_json(row) + "\n" for row in rows))
+            write_atomic(self._jsonl, "".join(to_json(row) + "\n" for row in rows))
             self._write_csv(rows)
         self._files = []
         try:
@@ -113,7 +113,7 @@ class MetricsFile:
     def _write_csv(self, rows: list[Row]) -> None:
         columns = [STEP, *sorted({key for row in rows for key in row} - {STEP})] if rows else []
         header = _csv_text([{name: name for name in columns}], columns) if rows else ""
-        write_whole(self._csv, header + _csv_text(rows, columns))
+        write_atomic(self._csv, header + _csv_text(rows, columns))
         self._columns = columns
 
 
@@ -186,7 +186,7 @@ class _EventFile:
         self._records.write(event.SerializeToString())
 
     def write(self, record: bytes) -> None:
-        append_whole(self._file, record)
+        append_atomic(self._file, record)
 
     def close(self) -> None:
         self._file.close()
@@ -207,7 +207,7 @@ class WandB:
             ) from None
         identity = run / "wandb-id.txt"  # a resumed run continues the same curves
         if not identity.exists():
-            write_whole(identity, secrets.token_hex(8))
+            write_atomic(identity, secrets.token_hex(8))
         self._run = wandb.init(
             project=project,
             name=run.resolve().name,

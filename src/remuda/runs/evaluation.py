@@ -47,9 +47,8 @@ class Evaluations:
         stopwatch: Stopwatch,
     ) -> None:
         self.interval = Interval(config.eval.every)
-        self.result: dict[str, Any] | None = (
-            None  # summary of an evaluation that has not been written, or of the last
-        )
+        # Summary of the newest evaluation until it is in a metrics line; that of the last step remains.
+        self.result: dict[str, Any] | None = None
         self.evaluate_agent = evaluate_agent
         self._concurrent: Mapping[str, Any] | None = None  # the newest result of the evaluator process
         self._config, self._directory, self._terminal, self._stopwatch = config, directory, terminal, stopwatch
@@ -70,7 +69,7 @@ class Evaluations:
             found = self.evaluate_agent(learner.agent_on_cpu(), must_stop)
         self.result = found.summary()
         mean_reward = float(self.result["mean_reward"])
-        self._directory.log(f"evaluation: {mean_reward:.2f} over {len(found.returns)} episodes")
+        self._directory.log(f"evaluation: mean return {mean_reward:.2f} over {len(found.returns)} episodes")
         return mean_reward
 
     def add_concurrent(self, found: Mapping[str, Any]) -> None:

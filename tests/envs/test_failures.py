@@ -92,7 +92,7 @@ def test_an_env_that_fails_in_every_episode_is_named_and_ends_the_run(
     warnings = [line for line in out.splitlines() if line.startswith("warning: env ")]
     if not way.startswith("async"):  # where a sampler may fail 20 times before it is first heard of
         assert place in warnings[0]
-        assert warnings[0].endswith("it was rebuilt (restart 1). The whole traceback is in log.txt.")
+        assert warnings[0].endswith("it was rebuilt (restart 1). The full traceback is in log.txt.")
     assert not any("log.txt" in line for line in warnings[1:])
     log = (tmp_path / "run" / "log.txt").read_text()
     assert re.search(rf'File "{source}", line \d+, in step\n +self.look_up\(', log)

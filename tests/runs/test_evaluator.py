@@ -95,7 +95,7 @@ def test_a_lost_evaluator_is_replaced_and_one_that_is_lost_for_good_is_done_with
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert evaluator.poll(2, 20) == []
-    assert "training goes on" in caplog.text
+    assert "training continues without it" in caplog.text
 
 
 @pytest.mark.long
@@ -176,7 +176,7 @@ def test_what_cannot_be_filmed_after_all_is_evaluated_all_the_same(
         for version in (0, 1, 2):
             weights.publish(version)
             look_until(evaluator, bool, version, version)
-        look_until(evaluator, lambda found: "no longer filmed" in caplog.text, 2, 2)
+        look_until(evaluator, lambda found: "no longer recorded as video" in caplog.text, 2, 2)
         assert evaluator._is_open
 
 

@@ -25,7 +25,7 @@ from remuda.processes.fork_server import ForkFailed, ForkServer
 from remuda.replay import RowCounters
 from remuda.runs import signals
 from remuda.runs import train as recipe
-from remuda.runs.journal import Journal
+from remuda.runs.run_log import RunLog
 from remuda.sampling.replay_writers import ReplayWriterPool
 
 
@@ -174,8 +174,8 @@ def test_an_env_with_other_spaces_in_a_sampler_is_named(
 
 def test_nobody_samples_before_it_is_said_how_much_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it takes from the start of samplers to the first round: a slow disk, a core that is taken away."""
-    begin = Journal.begin
-    monkeypatch.setattr(Journal, "begin", lambda journal: (time.sleep(0.5), begin(journal)))
+    begin = RunLog.begin
+    monkeypatch.setattr(RunLog, "begin", lambda run_log: (time.sleep(0.5), begin(run_log)))
     run = train(tmp_path / "run", steps=600)
     assert 600 <= run.result["steps"] < 600 + 2 * 4 * 8, "a rollout of two workers more, at the most"
 

@@ -29,7 +29,7 @@ from remuda.learning import checkpoint
 from remuda.learning.learner import Learner
 from remuda.learning.weights import SharedWeights
 from remuda.runs import signals
-from remuda.runs.journal import Journal
+from remuda.runs.run_log import RunLog
 
 RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "dqn": ("dqn", "CartPole-v1", {}),
@@ -388,10 +388,10 @@ def test_while_the_learner_evaluates_nobody_samples(
     """Steps that nobody learns from meanwhile would use up the run's."""
     written: list[Any] = []  # rows of every group, before and after each evaluation
     rings: list[Any] = []
-    begin = Journal.begin
+    begin = RunLog.begin
 
-    def begin_and_watch(journal: Journal) -> None:
-        evaluate = journal._evaluate
+    def begin_and_watch(run_log: RunLog) -> None:
+        evaluate = run_log.evaluations.evaluate_agent
 
         def evaluate_and_look(*given: Any) -> Any:
             before = [ring.written.copy() for ring in rings]
@@ -399,14 +399,14 @@ def test_while_the_learner_evaluates_nobody_samples(
             written.extend(after.written - rows for rows, after in zip(before, rings, strict=True))
             return found
 
-        journal._evaluate = evaluate_and_look
-        begin(journal)
+        run_log.evaluations.evaluate_agent = evaluate_and_look
+        begin(run_log)
 
     def look(round: Any) -> bool:
         rings[:] = [round.replay.ring]
         return len(written) >= 3
 
-    monkeypatch.setattr(Journal, "begin", begin_and_watch)
+    monkeypatch.setattr(RunLog, "begin", begin_and_watch)
     settings = acting(act, {"replay": {"ratio": ratio}, "eval": {"every": 300, "episodes": 5}})
     run = train(tmp_path / "run", "ddpg", "Pendulum-v1", callbacks=[look], steps=10**6, **settings)
     assert run.result["status"] == "stopped by callback"

@@ -3,7 +3,7 @@
     python -m remuda.bench.job --job JOB.json --out OUT.json
 
 Reads what bench/peers/*.py read, and writes what they write: real env steps, seconds and CPU seconds from the end of
-the warm-up to the end of the last round. It is an ordinary `remuda.train`, with journal and checkpoint.
+the warm-up to the end of the last round. It is an ordinary `remuda.train`, with run log and checkpoint.
 """
 
 from __future__ import annotations

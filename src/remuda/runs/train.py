@@ -32,10 +32,11 @@ from remuda.runs.checkpoints import find_checkpoint
 from remuda.runs.directory import SPACES, WEIGHTS, RunDirectory
 from remuda.runs.evaluation import eval_episodes, play_episodes
 from remuda.runs.evaluator import EvaluatorProcess
-from remuda.runs.journal import Callback, Journal
 from remuda.runs.profile import profiled
+from remuda.runs.run_log import RunLog
 from remuda.runs.signals import STOPPING, StopSignals
 from remuda.runs.spaces import write_spaces
+from remuda.runs.stopping import Callback
 from remuda.runs.video import require_codecs
 
 
@@ -95,7 +96,7 @@ def train_from(
         title, done = f"{config.algo} {config.env} {config.scheme}", found.step if found is not None else 0
         terminal = Terminal(config.steps, title, start_steps=done, file=sink(quiet))
         play = partial(play_episodes, config, spec, eval_episodes(config))
-        journal = Journal(directory, config, play, terminal, signals)
+        journal = RunLog(directory, config, play, terminal, signals)
         try:
             if not (directory.path / SPACES).exists():  # a resumed run keeps its own, which its env must match
                 write_spaces(directory.path, info.observation, info.action)
@@ -147,7 +148,7 @@ def train_from(
     return {**result, "path": str(directory.path), "signal": signals.received}
 
 
-def warn_if_nothing_is_learned(config: RunConfig, journal: Journal) -> None:
+def warn_if_nothing_is_learned(config: RunConfig, journal: RunLog) -> None:
     """Log a warning if the run ends before its first update."""
     starts, steps = config.algo_options.random_steps, config.steps
     if config.algo_options.uses_replay and steps <= starts:

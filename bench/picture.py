@@ -14,26 +14,26 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
 import remuda
 from remuda.logs.writers import STEP, read_metrics
 from remuda.runs.plots import COLORS, NAMES, RETURN
 
 MAX_BYTES = 300_000
-SIZE = (300, 200)  # of the env's frames, in pixels; the curve is as large
+SIZE = (420, 280)  # of the env's frames, in pixels; the curve is as large
 FRAMES_PER_SECOND = 12
 PLAYED_FASTER = 2  # env steps are shown at this multiple of the env's own rate
 MAX_FRAMES = 60  # of one checkpoint
 HELD_FRAMES = 8  # repetitions of the last frame, so that the reader sees how an episode ends
-PALETTE = 32
+PALETTE = 64
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("--checkpoints", default="50,200,1000", help="thousands of steps")
-    parser.add_argument("--seed", type=int, default=4, help="of the episode that every checkpoint plays")
+    parser.add_argument("--seed", type=int, default=1, help="of the episode that every checkpoint plays")
     parser.add_argument("--out", type=Path, default=Path("docs/images/lunarlander.gif"))
     arguments = parser.parse_args()
     steps, returns = read_curve(arguments.run)
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def read_curve(run: Path) -> tuple[np.ndarray, np.ndarray]:
-    rows = [row for row in read_metrics(run / "metrics.jsonl") if RETURN in row]
+    rows = [row for row in read_metrics(run) if RETURN in row]
     return np.array([row[STEP] for row in rows]), np.array([row[RETURN] for row in rows])
 
 
@@ -81,10 +81,10 @@ def draw_curve(steps: np.ndarray, returns: np.ndarray, now: int) -> Image.Image:
     axes = figure.subplots()
     axes.plot(steps / 1e3, returns, color=COLORS[0], alpha=0.3, lw=1.2)
     axes.plot(steps[steps <= now] / 1e3, returns[steps <= now], color=COLORS[0], lw=1.6)
-    axes.plot(now / 1e3, np.interp(now, steps, returns), "o", color=COLORS[1], ms=5)
-    axes.set_xlabel("thousand environment steps", fontsize=7)
-    axes.set_ylabel(NAMES[RETURN], fontsize=7)
-    axes.tick_params(labelsize=7)
+    axes.plot(now / 1e3, np.interp(now, steps, returns), "o", color=COLORS[1], ms=7)
+    axes.set_xlabel("thousand environment steps", fontsize=9)
+    axes.set_ylabel(NAMES[RETURN], fontsize=9)
+    axes.tick_params(labelsize=8)
     axes.grid(alpha=0.3)
     data = io.BytesIO()
     figure.savefig(data, dpi=100, format="png")
@@ -95,7 +95,8 @@ def put_together(frame: Image.Image, curve: Image.Image, step: int, total: float
     picture = Image.new("RGB", (2 * SIZE[0], SIZE[1]), "white")
     picture.paste(frame, (0, 0))
     picture.paste(curve, (SIZE[0], 0))
-    ImageDraw.Draw(picture).text((6, 4), f"after {step:,} steps: return {total:.0f}", fill="white")
+    label = f"after {step:,} steps: return {total:.0f}"
+    ImageDraw.Draw(picture).text((8, 6), label, fill="white", font=ImageFont.load_default(size=15))
     return picture
 
 
@@ -105,7 +106,7 @@ def save(pictures: list[Image.Image], out: Path) -> None:
     sheet = Image.new("RGB", (distinct[0].width, distinct[0].height * len(distinct)))
     for row, picture in enumerate(distinct):
         sheet.paste(picture, (0, row * picture.height))
-    palette = sheet.quantize(PALETTE)
+    palette = sheet.quantize(PALETTE, method=Image.Quantize.MAXCOVERAGE)  # keeps rare colors
     frames = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
     data = io.BytesIO()
     frames[0].save(

@@ -210,7 +210,7 @@ def firsts() -> dict[tuple[str, ...], tuple[str, str]]:
 
 
 def build_only(config: Any, spec: Any, info: Any, **rest: Any) -> dict[str, Any]:
-    """Stand in for `train`: build what the configuration names and train nothing."""
+    """Stand in for `train`: build what the configuration names, and train nothing."""
     from remuda.runs.train import SCHEMES, make_recipe
 
     assert config.scheme in SCHEMES
@@ -223,7 +223,7 @@ def build_only(config: Any, spec: Any, info: Any, **rest: Any) -> dict[str, Any]
 
 @contextlib.contextmanager
 def parts(algo: str) -> Iterator[dict[str, Any]]:
-    """Make the objects of a training loop, for a small CartPole run of this algorithm."""
+    """Make the objects that a training loop consists of, for a small CartPole run of this algorithm."""
     from remuda.config.resolve import resolve_config
     from remuda.runs.train import make_recipe
 

@@ -1,4 +1,4 @@
-"""The commands of docs/results.md run, one of each kind, and the others settle; tests/documentation.py says how."""
+"""Run one command of each kind of docs/results.md and build the others (tests/documentation.py describes how)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from documentation import RECORDED, Page
 
 
-def test_every_command_is_one_that_still_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_still_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = Page(RECORDED)
     assert len(page.commands) > 100
     page.run(tmp_path, monkeypatch)

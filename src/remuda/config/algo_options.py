@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from remuda.config.fields import Auto, Checked, option
 from remuda.errors import ConfigError
@@ -13,6 +14,10 @@ class AlgoOptions(Checked):
     """What all algorithms have in common."""
 
     _group = "algo."
+    data: ClassVar[str] = "rollouts"  # what the algorithm learns from: rollouts or replay
+    unused_agent_options: ClassVar[tuple[str, ...]] = ()  # names in `AgentOptions` that its agent does not have
+    unused_options: ClassVar[tuple[str, ...]] = ()  # inherited options that have no effect
+
     learning_rate: str = option("3e-4", "step size: a number or a schedule such as linear(3e-4, 0)", schedule=True)
     gamma: float = option(0.99, "discount per step", low=0.0, high=1.0)
     max_grad_norm: float = option(0.5, "largest norm of a gradient; 0 never clips", low=0.0)
@@ -28,6 +33,8 @@ class AlgoOptions(Checked):
 @dataclass(frozen=True)
 class OnPolicyOptions(AlgoOptions):
     """What algorithms that learn from fresh rollouts have in common."""
+
+    unused_agent_options: ClassVar[tuple[str, ...]] = ("head_hidden",)
 
     n_steps: int = option(128, "rows of each env in one rollout", low=1, high=1_000_000)
     ent_coef: str = option("0", "weight of the entropy bonus: a number or a schedule", schedule=True)
@@ -145,6 +152,9 @@ class APPOOptions(VTraceOptions):
 class OffPolicyOptions(AlgoOptions):
     """What algorithms that learn from a replay have in common."""
 
+    data: ClassVar[str] = "replay"
+    unused_agent_options: ClassVar[tuple[str, ...]] = ("shared", "log_std_init", "head_hidden")
+
     train_freq: int = option(1, "rows of each env between two rounds of updates", low=1, high=1_000_000)
     batch_size: int = option(256, "drawn rows, or sequences, in one update", low=1, high=10_000_000)
     learning_starts: int = option(1000, "env steps with random actions before the first update", low=0)
@@ -164,6 +174,8 @@ class OffPolicyOptions(AlgoOptions):
 @dataclass(frozen=True)
 class DQNOptions(OffPolicyOptions):
     """Deep Q-learning; Rainbow is the same with other defaults."""
+
+    unused_agent_options: ClassVar[tuple[str, ...]] = ("shared", "log_std_init")
 
     learning_rate: str = option("1e-3", "step size: a number or a schedule such as linear(1e-3, 0)", schedule=True)
     batch_size: int = option(64, "drawn rows in one update", low=1, high=10_000_000)
@@ -187,7 +199,7 @@ class DQNOptions(OffPolicyOptions):
 
 @dataclass(frozen=True)
 class RainbowOptions(DQNOptions):
-    """DQN with everything: double, dueling, distributional, noisy, n-step and prioritised."""
+    """Double, dueling, distributional, noisy, n-step, prioritized DQN."""
 
     epsilon: str = option("0", "chance of a random action: a number or a schedule", schedule=True, high=1.0)
     dueling: bool = option(True, "a value of the state and advantages of actions instead of values of actions")
@@ -198,6 +210,8 @@ class RainbowOptions(DQNOptions):
 @dataclass(frozen=True)
 class R2D1Options(DQNOptions):
     """Deep Q-learning with memory, from sequences."""
+
+    unused_options: ClassVar[tuple[str, ...]] = ("atoms", "v_min", "v_max")
 
     train_freq: int = option(20, "rows of each env between two rounds; recurrent state is stored as often", low=1)
     batch_size: int = option(32, "drawn sequences in one update", low=1, high=10_000_000)
@@ -270,7 +284,7 @@ class SACOptions(ActorCriticOptions):
 
 @dataclass(frozen=True)
 class ReplayOptions(Checked):
-    """What is kept to learn from, and how it is drawn; for all algorithms that do not learn from fresh rollouts."""
+    """Size of the replay, and how batches are drawn from it."""
 
     _group = "replay."
     capacity: int = option(100_000, "steps that are kept, over all envs", low=2)

@@ -45,7 +45,7 @@ from remuda.learning.optimizers import OptimizerOptions
 from remuda.learning.schedules import parse_schedule
 from remuda.learning.weights import FileWeights, LocalWeights, SharedWeights
 from remuda.logs.terminal import Terminal
-from remuda.machine import has_compiler, keep_memory
+from remuda.machine import has_compiler
 from remuda.replay.ring_files import DamagedReplay
 from remuda.runs.checkpoints import find_checkpoint
 from remuda.runs.directory import SPACES, WEIGHTS, RunDirectory
@@ -141,7 +141,6 @@ def train_from(
                 profiled(directory.path / "profile" if profile else None) as count_round,
             ):
                 journal.callbacks = [*callbacks, count_round]
-                keep_memory()
                 # What was imported stays: it need not be looked through for garbage again and again.
                 gc.collect()
                 gc.freeze()

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 import remuda
-from remuda.config.algo_options import ALGORITHMS
+from remuda.registry import all_algorithms
+
+ALGORITHMS = {entry.name: entry.options for entry in all_algorithms()}
 
 SOURCE = Path(remuda.__file__).parent
 TESTS = Path(__file__).parent

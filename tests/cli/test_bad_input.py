@@ -145,7 +145,7 @@ BAD = [
     (["train", "ppo", "--env", "own_things:list_reward"], ["reward is", "finite float32 numbers"]),
     (["train", "ppo", "--env", "own_things:no_info"], ["info is None", "dict"]),
     (["eval", "no_such_run"], ["no_such_run"]),
-    (["eval"], ["run"]),
+    (["eval"], ["RUN"]),
     (["record", "no_such_run"], ["no_such_run"]),
     (["plot", "no_such_run"], ["no_such_run"]),
     (["plot"], ["RUN"]),
@@ -175,7 +175,7 @@ def check_sentence(text: str, words: list[str]) -> None:
 
 
 def run_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
     command = [sys.executable, "-m", "remuda", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=120)
 

@@ -292,6 +292,8 @@ class RainbowOptions(DQNOptions):
 class R2D1Options(DQNOptions):
     """Deep Q-learning with memory, from sequences."""
 
+    unused_options: ClassVar[tuple[str, ...]] = ("atoms", "v_min", "v_max")
+
     train_freq: int = option(
         20, "rows of each env between two rounds; the recurrent state is stored once per round", low=1
     )

@@ -26,7 +26,6 @@ from remuda.errors import ConfigError, EnvFailed, Interrupted, RemudaError
 from remuda.learning.checkpoint import Checkpoint, load_newest
 from remuda.learning.weights import FileWeights
 from remuda.logs.terminal import Terminal
-from remuda.machine import keep_memory
 from remuda.replay.ring_files import DamagedReplay
 from remuda.runs.checkpoints import find_checkpoint
 from remuda.runs.directory import SPACES, WEIGHTS, RunDirectory
@@ -105,7 +104,6 @@ def train_from(
                 profiled(directory.path / "profile" if profile else None) as count_round,
             ):
                 journal.callbacks = [*callbacks, count_round]
-                keep_memory()
                 # Imported modules are never freed: exclude them from all later garbage collections.
                 gc.collect()
                 gc.freeze()

@@ -17,7 +17,7 @@ from remuda.config.run_config import RunConfig, from_dict, to_dict
 from remuda.core import Agent, Space, derive_seed
 from remuda.data import Batch, Rollout, map_tree
 from remuda.envs import AsyncPooledEnvs, EnvInfo, EnvSpec, LocalEnvs, NativeEnvs, choose_backend
-from remuda.envs.previous import WithPrevious
+from remuda.envs.previous import AsyncWithPrevious, WithPrevious
 from remuda.errors import ConfigError, EnvSpecError
 from remuda.learning.weights import FileWeights, SharedWeights
 from remuda.processes.notices import Notice
@@ -184,7 +184,8 @@ class SamplerWorker:
         torch.set_num_threads(config.sampler.threads)
         envs: Any = make_own_envs(config, order, beat, tell)
         if options.prev_action or options.prev_reward:
-            envs = WithPrevious(envs, options.prev_action, options.prev_reward)
+            wrapper = AsyncWithPrevious if isinstance(envs, AsyncPooledEnvs) else WithPrevious
+            envs = wrapper(envs, options.prev_action, options.prev_reward)
         self.seen = EnvInfo(config.env, envs.observation, envs.action, None, (), 0.0)
         must_be_same(config.env, described(self.seen), order["spaces"])
         self.algorithm: Any = make_algorithm(config, self.seen, find_net(options, order["net"]))
@@ -264,5 +265,5 @@ def make_own_envs(
         max_restarts=options.max_restarts,
         should_stop=beat,
         first_env=first,
-        tell=tell,
+        on_notice=tell,
     )

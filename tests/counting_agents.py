@@ -55,5 +55,5 @@ def make_parts(order: Mapping[str, Any], beat: Any, tell: Any) -> tuple[Any, Any
         groups, limits = order["groups"], order["limits"]
         envs = AsyncPooledEnvs(spec, size, groups, groups, order["gamma"], should_stop=beat, **limits)
         return envs, CountingRNN(), Exploration()
-    envs = LocalEnvs(spec, size, gamma=order["gamma"], should_stop=beat, first_env=order["first"], tell=tell)
+    envs = LocalEnvs(spec, size, gamma=order["gamma"], should_stop=beat, first_env=order["first"], on_notice=tell)
     return envs, CountingRNN(), Exploration()

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,40 +31,48 @@ if TYPE_CHECKING:  # env workers import this module, and must not import torch
 
 # --- environments ---------------------------------------------------------------------------------------------
 
+Array: TypeAlias = NDArray[Any]
+# What a space describes for a batch of envs: one numpy array, or a named array tuple with one value per entry.
+ArrayTree: TypeAlias = Any
+# Actions of one slot, each leaf [B of the slot]: an ArrayTree of the action space, or a dict with the env's own keys.
+Actions: TypeAlias = Any
+# The state of envs for a checkpoint: plain values and arrays that data/packing.py can pack.
+EnvsState: TypeAlias = Mapping[str, Any]
+
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """The layout of observations or actions: the part of a Gymnasium space that agents depend on.
+    """Describe an observation or action: what agents need to know of a Gymnasium space.
 
-    A leaf is stored as one array for all envs. A dict or tuple has entries, and is stored as a named array tuple.
+    A leaf is one array per env. A dict or tuple has entries and describes a named array tuple of them.
     """
 
     kind: Literal["box", "discrete", "multidiscrete", "multibinary", "dict", "tuple"]
     shape: tuple[int, ...] = ()
-    dtype: str = ""  # as stored in rollouts: float64 boxes as float32, discrete as int64, multibinary as int8
-    low: NDArray[Any] | None = None  # box only
-    high: NDArray[Any] | None = None
-    n: int = 0  # discrete only: number of values
-    start: int = 0  # discrete only: the env's smallest value; rollouts and agents count from 0
-    sizes: NDArray[Any] | None = None  # multidiscrete only, in its shape: number of values of each component
-    starts: NDArray[Any] | None = None  # multidiscrete only: the env's smallest value of each component
+    dtype: str = ""  # as stored in rollouts: float64 boxes become float32, discrete ones int64, multibinary int8
+    low: Array | None = None  # box only
+    high: Array | None = None
+    n: int = 0  # discrete only: the number of values
+    start: int = 0  # discrete only: the smallest value; rollouts and agents count from 0
+    sizes: Array | None = None  # multidiscrete only, of its shape: the number of values of each element
+    starts: Array | None = None  # multidiscrete only: the smallest value of each element
     entries: Mapping[str, Space] = field(default_factory=dict)  # dict and tuple only, by field name
-    keys: tuple[str, ...] = ()  # dict only: the env's own names of the entries
-    env_dtype: str = ""  # integer spaces only: the dtype of the env's own space
+    keys: tuple[str, ...] = ()  # dict only: the env's own keys of its entries, in the same order
+    env_dtype: str = ""  # integers only: the dtype of the env's own space
 
     @property
     def is_leaf(self) -> bool:
         return self.kind not in ("dict", "tuple")
 
     def leaves(self, path: str = "") -> Iterator[tuple[str, Space]]:
-        """Yield every leaf with its dotted path; `path` is the path of this space itself."""
+        """Yield every leaf with its dotted path below `path`; a leaf yields itself under `path`."""
         if self.is_leaf:
             yield path, self
         for name, entry in self.entries.items():
             yield from entry.leaves(f"{path}.{name}" if path else name)
 
-    def tree(self, make: Callable[[str, Space], Any], path: str = "") -> Any:
-        """Return make(path, leaf) of a leaf, or a named array tuple with the values of all entries."""
+    def tree(self, make: Callable[[str, Space], Any], path: str = "") -> ArrayTree:
+        """Return make(path, leaf) for a leaf, or a named array tuple of these values for a space with entries."""
         if self.is_leaf:
             return make(path, self)
         values = [entry.tree(make, f"{path}.{name}" if path else name) for name, entry in self.entries.items()]
@@ -72,13 +80,13 @@ class Space:
 
 
 class Step(ArrayTuple):
-    """The answer of one slot of envs: numpy arrays [B of the slot], valid until the next send to that slot."""
+    """One step of one slot; numpy arrays [B of the slot], valid until the next `send` to that slot."""
 
-    obs: Any  # what the agent sees next, an array or a tree of arrays; at an end, the true final observation
-    reward: Any
-    terminated: Any
-    truncated: Any
-    mask: Any  # False where the action was not taken because the env was reset, or lost and rebuilt
+    obs: ArrayTree  # what the agent sees next; at the end of an episode, its true final observation
+    reward: Array  # float32
+    terminated: Array  # bool
+    truncated: Array  # bool
+    mask: Array  # bool; False where no action was taken: the env was reset, held or rebuilt instead
 
 
 @dataclass(frozen=True)
@@ -90,37 +98,103 @@ class Episode:
 
 
 class Envs(Protocol):
-    """B environments in equal slots.
+    """`num_envs` environments in `num_slots` slots of equal size; every slot is sent to and received as a whole.
 
-    envs.reset(seed=1)                      # every slot will answer with first observations, mask False
+    envs.reset(seed=1)                      # every slot will answer with first observations and mask False
     while training:
-        slot, step = envs.recv()            # the next slot, in the order of sending
-        envs.send(slot, act(step.obs))      # never blocks
+        slot, step = envs.recv()            # slots come in the order in which they were sent
+        envs.send(slot, act(step.obs))      # does not block
     envs.close()
 
-    Between a rollout's last recv and the next one's first send, what the coming steps depend on can be saved and put
-    back, as plain values and arrays (data/packing.py); envs that cannot be saved raise NoState (envs/states.py).
+    An env is reset by the step after the end of its episode; that row has mask False. An env that raises, or whose
+    worker process is lost, is rebuilt and answers with such a row too.
 
-    An env is reset on the step after its end. With `hold` it stays where it ended instead, answering with its last
-    observation and mask False, until `renew`, which is answered through recv and touches no other env.
+    With `hold` an env whose episode has ended is not reset. It answers with its last observation and mask False until
+    `renew`, which starts the next episode of these envs and leaves the others alone. Implementations that cannot
+    do this (native vector envs) raise RuntimeError for `hold` and `renew`.
     """
 
     observation: Space
     action: Space
     num_envs: int
     num_slots: int
-    should_stop: Callable[[], bool] | None  # asked while receiving; True raises Interrupted
+    should_stop: (
+        Callable[[], bool] | None
+    )  # polled while waiting or stepping; once it returns True, Interrupted is raised
 
-    def reset(self, seed: int, warm_up: int = 0) -> int: ...
-    def send(self, slot: int, action: Any, hold: bool = False) -> None: ...  # [B of the slot], as its tree
-    def renew(self, slot: int) -> None: ...  # begin new episodes where `hold` kept an end from being reset
-    def recv(self) -> tuple[int, Step]: ...
-    def episodes(self) -> list[Episode]: ...  # finished since the last call, in order of env index
-    def restarts(self) -> int: ...  # envs rebuilt so far, because they raised or their worker was lost
-    def get_state(self) -> Any: ...
-    def set_state(self, state: Any) -> None: ...  # the next call is a send
-    def waited(self) -> float: ...  # seconds in recv so far in which the quickest worker had nothing to do
-    def close(self) -> None: ...
+    def reset(self, seed: int, warm_up: int = 0) -> int:
+        """Start new episodes in all envs and give up what was sent before; every slot can then be received.
+
+        Each env first takes up to `warm_up` random steps, a number drawn from the seed, so that episodes do not end
+        in lockstep. Return the total number of these steps.
+        """
+        ...
+
+    def send(self, slot: int, action: Actions, hold: bool = False) -> None:
+        """Send actions to all envs of a slot without waiting; the slot must have been received before."""
+        ...
+
+    def renew(self, slot: int) -> None:
+        """Start new episodes where `hold` prevented a reset; received like a `send`, with mask False everywhere."""
+        ...
+
+    def recv(self) -> tuple[int, Step]:
+        """Wait for the slot that was sent first among those not yet received; return its number and its step."""
+        ...
+
+    def info(self, slot: int) -> dict[str, Array]:
+        """Return the requested entries of `info` of the last received step, float64 [B of the slot].
+
+        nan marks envs whose info has no such number. Implementations without entries of info return {}.
+        """
+        ...
+
+    def episodes(self) -> list[Episode]:
+        """Return the episodes that finished since the last call."""
+        ...
+
+    def restarts(self) -> int:
+        """Return how many times an env was rebuilt so far, because it raised or its worker was lost."""
+        ...
+
+    def waited(self) -> float:
+        """Return the seconds spent in `recv` so far beyond the time that the fastest worker took to step."""
+        ...
+
+    def get_state(self) -> EnvsState:
+        """Return all that the coming steps depend on; every slot must have been received.
+
+        Raise NoState where an env cannot be saved (envs/states.py).
+        """
+        ...
+
+    def set_state(self, state: EnvsState) -> None:
+        """Continue from `get_state`, as if every slot had just been received: the next call is a `send`."""
+        ...
+
+    def prepare(self, seed: int, restarts: int) -> None:
+        """Take the place of envs that were lost `restarts` times: the next step of every env resets it.
+
+        Instead of `reset`, in a worker that replaces a lost one. Implementations that replace lost workers
+        themselves, or cannot reset on demand, raise RuntimeError.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close all envs and end their processes; may be called twice."""
+        ...
+
+
+class AsyncEnvs(Envs, Protocol):
+    """`Envs` whose slots are received in any order, as soon as each is ready: a slow env delays only its own slot."""
+
+    def ready(self, seconds: float) -> list[int]:
+        """Return the slots that `recv(slot)` returns at once; wait up to `seconds` for the first of them."""
+        ...
+
+    def recv(self, slot: int | None = None) -> tuple[int, Step]:
+        """Wait for this slot; None stands for the one that was sent first."""
+        ...
 
 
 # --- learning -------------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def test_wrong_settings_in_one_sentence(kwargs: Any, options: Any, parts: list[s
 
 def test_options_are_for_atari_alone() -> None:
     assert resolve("CartPole-v1", None, AtariOptions()).atari is None
-    with pytest.raises(EnvSpecError, match=r"sticky=0.1: CartPole-v1 is no Atari game"):
+    with pytest.raises(EnvSpecError, match=r"sticky=0.1: CartPole-v1 is not an Atari game"):
         resolve("CartPole-v1", None, AtariOptions(sticky=0.1))
 
 

@@ -145,7 +145,7 @@ def test_probe_says_what_an_env_is_like() -> None:
     assert plain.action.high is not None
     assert np.isinf(plain.action.high).all()
     with pytest.raises(
-        EnvSpecError, match=r"raised RuntimeError: told to fail \(.*counting\.py:\d+, in misbehave\): repair the env"
+        EnvSpecError, match=r"raised RuntimeError: told to fail \(.*counting\.py:\d+, in misbehave\): fix the env"
     ):
         probe(resolve("counting:make", {"fault": "raise"}))
 

@@ -88,7 +88,7 @@ def test_an_env_that_fails_in_every_episode_is_named_and_ends_the_run(
     out, err = capfd.readouterr()
     place = f"{source}:{LINE}, in look_up"
     sentence = rf"remuda: env \d of own_failing:Env \(.*\) raised KeyError: 'ace' \({re.escape(place)}\), "
-    assert re.fullmatch(sentence + r"20 times while no env finished an episode: repair the env\.\n", err)
+    assert re.fullmatch(sentence + r"20 times while no env finished an episode: fix the env\.\n", err)
     warnings = [line for line in out.splitlines() if line.startswith("warning: env ")]
     if not way.startswith("async"):  # where a sampler may fail 20 times before it is first heard of
         assert place in warnings[0]
@@ -111,7 +111,7 @@ def test_an_env_that_may_not_fail_at_all_leaves_its_traceback_too(
         )
         == 2
     )
-    assert f"own_failing.py:{LINE}, in look_up): repair the env." in capfd.readouterr().err
+    assert f"own_failing.py:{LINE}, in look_up): fix the env." in capfd.readouterr().err
     assert f'.py", line {LINE}, in look_up' in (tmp_path / "run" / "log.txt").read_text()
 
 

@@ -37,7 +37,7 @@ def test_spaces_from_json(values: Any, space: Any) -> None:
 
 @pytest.mark.parametrize("values", [{}, 3, {"cube": 3}, {"box": "wide"}, {"discrete": 0}, {"dict": {"a": {}}}])
 def test_what_is_no_space_is_refused_in_one_sentence(values: Any) -> None:
-    with pytest.raises(EnvSpecError, match=r"^observation.*of the mock env is no space.*\.$"):
+    with pytest.raises(EnvSpecError, match=r"^observation.*of the mock env is not a space.*\.$"):
         space_from_json(values, "observation")
 
 

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from remuda.core import Episode, Step
-from remuda.envs import AtariOptions, LocalEnvs, NativeEnvs, PooledEnvs, make_envs, native, probe, resolve
+from remuda.envs import AtariOptions, LocalEnvs, NativeEnvs, PooledEnvs, make_envs, native_slot, probe, resolve
 from remuda.envs.backends import ale, choose, gymnasium_vector
 from remuda.errors import ConfigError, EnvError, EnvSpecError, Interrupted
 from remuda.registry import env_backend_names, find_env_backend
@@ -97,10 +97,10 @@ def test_random_steps_before_the_first_row_spread_the_games() -> None:
         assert envs.reset(seed=1, warm_up=12) == 4 * 12
         _, step = envs.recv()
         assert not step.mask.any()
-        games = envs._slots[0]._games
+        games = envs._slots[0]._vector
         envs.send(0, np.zeros(4, np.int64))
         envs.recv()
-        assert isinstance(games, ale.AleGames)
+        assert isinstance(games, ale.AleVectorEnv)
         _, _, _, _, info = games._vector.step(np.zeros(4, np.int64))
         steps = (info["episode_frame_number"] // 4 - 2).tolist()
         assert len(set(steps)) > 1
@@ -134,7 +134,7 @@ def test_what_the_action_after_a_lost_life_earns_is_not_lost() -> None:
     )
     with NativeEnvs(spec, ale, 1) as envs:
         envs.reset(seed=1)
-        games: Any = envs._slots[0]._games
+        games: Any = envs._slots[0]._vector
         script = Scripted(
             [
                 (1, False, False, 5, 4),
@@ -222,7 +222,7 @@ def vector_id() -> Iterator[str]:
 
 
 def test_rows_and_statistics_by_hand(vector_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "BLOCK", 4)  # so that episodes cross the blocks in which rewards are kept
+    monkeypatch.setattr(native_slot, "BLOCK", 4)  # so that episodes cross the blocks in which rewards are kept
     with make_envs(resolve(vector_id), 4, slots=2, gamma=0.5) as envs:
         assert isinstance(envs, NativeEnvs)
         assert (envs.observation.dtype, envs.action.start, envs.restarts(), envs.waited()) == ("float32", 2, 0, 0.0)
@@ -235,7 +235,7 @@ def test_rows_and_statistics_by_hand(vector_id: str, monkeypatch: pytest.MonkeyP
             rows[slot].append([np.array(field) for field in step])
             envs.send(slot, np.array([0, 3]))
             found += envs.episodes()
-        taken = [slot._games._vector.taken[0] for slot in envs._slots]  # type: ignore[attr-defined]
+        taken = [slot._vector._vector.taken[0] for slot in envs._slots]  # type: ignore[attr-defined]
     assert taken == [[2, 5], [2, 5]]  # counted from the start of the space
     for slot in range(2):
         assert not rows[slot][0][4].any()  # the first observations
@@ -357,7 +357,7 @@ def test_auto_takes_what_is_the_very_same_game(env: str, kwargs: Any, options: A
         ({"seeds": [[1], [2]]}, "seeds of an evaluation"),
         ({"levels": [1, 2]}, "envs.seeds"),
         ({"info": ["lives"]}, "info=['lives']"),
-        ({"stats": counting.Peaks}, "looks at every step"),
+        ({"stats": counting.Peaks}, "whose step() is called at every step"),
     ],
 )
 def test_what_only_single_envs_have(asked: dict[str, Any], part: str) -> None:
@@ -407,7 +407,7 @@ def test_an_env_with_nothing_but_a_vector_env(vector_id: str) -> None:
     spec = resolve(vector_id)
     info = probe(spec)
     assert (info.label, info.observation.shape, info.action.n) == (vector_id, (3,), 4)
-    with pytest.raises(EnvSpecError, match="registered as a vector env alone"):
+    with pytest.raises(EnvSpecError, match="registered as a vector env only"):
         spec.build()
     with pytest.raises(ConfigError, match="has no single envs"):
         make_envs(spec, 1, seeds=[[1]])

@@ -12,8 +12,9 @@ from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscr
 from remuda.core import Space, derive_seed
 from remuda.data import leaves, map_tree, namedarraytuple
 from remuda.envs import LocalEnvs, examine, make_envs, resolve
+from remuda.envs.action_values import action_leaves, stored_action, writer
 from remuda.envs.env_group import rows_layout
-from remuda.envs.space_values import action_leaves, reader, stored_action, writer
+from remuda.envs.observation_values import reader
 from remuda.envs.spaces import action_space, observation_space, space_from_wire, space_to_wire
 from remuda.errors import EnvError, EnvSpecError
 

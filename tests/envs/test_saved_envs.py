@@ -198,7 +198,7 @@ def test_the_doctor_says_how_runs_are_resumed() -> None:
 
 def test_the_doctor_notices_a_state_that_is_not_whole() -> None:
     report = examine(resolve(f"{__name__}:Forgetful"), seconds=0.01)
-    assert any("went on differently: let get_state() return all that changes" in text for text in report.problems)
+    assert any("continued differently: let get_state() return all that changes" in text for text in report.problems)
 
 
 class Unrelated(Forgetful):

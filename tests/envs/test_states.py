@@ -12,7 +12,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 from remuda.data.packing import pack, unpack
 from remuda.envs import resolve
-from remuda.envs.atari import AtariOptions
+from remuda.envs.atari_options import AtariOptions
 from remuda.envs.states import get_state, set_state, why_not
 from remuda.errors import NoState
 

@@ -19,7 +19,7 @@ from remuda.config.run_config import GROUPS, KINDS, RunConfig
 from remuda.config.run_options import EnvsOptions
 from remuda.config.used_options import refuse_unused
 from remuda.envs import EnvInfo, EnvSpec, probe, resolve
-from remuda.envs.atari import AtariOptions
+from remuda.envs.atari_options import AtariOptions
 from remuda.envs.import_paths import describe
 from remuda.errors import CheckpointError, ConfigError, EnvSpecError, nearest
 from remuda.machine import usable_cores

@@ -164,7 +164,7 @@ class ImpalaOptions(VTraceOptions):
 
 @dataclass(frozen=True)
 class APPOOptions(VTraceOptions):
-    """Asynchronous PPO: the clipped surrogate of PPO with the targets of V-trace."""
+    """Asynchronous PPO: a clipped surrogate with V-trace targets."""
 
     n_epochs: int = option(1, "passes over each batch", low=1)
     clip_range: str = option("0.2", "clip range of the probability ratio: a number or a schedule", schedule=True)
@@ -280,7 +280,7 @@ class DQNOptions(OffPolicyOptions):
 
 @dataclass(frozen=True)
 class RainbowOptions(DQNOptions):
-    """DQN with everything: double, dueling, distributional, noisy, n-step and prioritized."""
+    """DQN with double, dueling, distributional, noisy and n-step learning."""
 
     epsilon: str = option("0", "probability of a random action: a number or a schedule", schedule=True, high=1.0)
     dueling: bool = option(True, "a state value and action advantages instead of action values")

@@ -11,7 +11,7 @@ from remuda.errors import ConfigError
 
 @dataclass(frozen=True)
 class ReplayOptions(Checked):
-    """What the replay keeps and how batches are drawn from it; for algorithms that learn from a replay."""
+    """Size of the replay, and how batches are drawn from it."""
 
     _group = "replay."
     capacity: int = option(100_000, "steps that are kept, over all envs", low=2)

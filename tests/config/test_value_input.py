@@ -81,7 +81,12 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ),
     ("dqn", "CartPole-v1", {"algo": {"epsilon": "linear(1.5, 0)"}}, r"algo\.epsilon=linear\(1\.5, 0\) is too large"),
     ("ppo", "CartPole-v1", {"replay": {"n_step": 3}}, r"this algorithm forgets each rollout: leave them out\."),
-    ("own_things:endless", "CartPole-v1", {}, r"own_things:endless is not the class of an algorithm: derive one from"),
+    (
+        "own_things:endless",
+        "CartPole-v1",
+        {},
+        r"own_things:endless is not the class of an algorithm: derive one from",
+    ),
 ]
 
 

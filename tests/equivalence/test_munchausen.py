@@ -1,4 +1,4 @@
-"""examples/munchausen.py: a subclass in under 40 lines, with the losses of its paper."""
+"""examples/munchausen.py: a subclass of DQN in under 40 lines, with the losses of its paper."""
 
 from __future__ import annotations
 

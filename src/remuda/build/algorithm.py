@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from remuda.agents import ActorAgent, Critic, NetFactory, PolicyAgent, QAgent
+from remuda.algorithms import OffPolicy
 from remuda.build.exploration import HARDLY
 from remuda.build.fast_path import find_fast_policy
 from remuda.config.algo_base import AlgoOptions
@@ -59,11 +60,20 @@ def make_agent(config: RunConfig, info: EnvInfo, make_net: NetFactory) -> Any:
         return find_algorithm(config.algo).load_builder().make_agent(config, info, make_net)
 
 
-def wrap_agent(config: RunConfig, agent: Any, info: EnvInfo, make_net: NetFactory) -> Any:
-    """Return the algorithm around an agent that was made before; what else it holds has arbitrary weights."""
+def wrap_agent(config: RunConfig, agent: Any, info: EnvInfo, make_net: NetFactory, needs_loss: bool) -> Any:
+    """Return an algorithm around an agent that was made before, for a process that writes to a replay.
+
+    It can `prepare` rollouts, and with `needs_loss` compute losses, for which its targets and critics have arbitrary
+    weights. Where only `prepare` is needed and is not overridden, the base class does without targets and critics.
+    """
     entry = find_algorithm(config.algo)
+    kind, options = entry.load_class(), config.replay_algo_options
+    if not needs_loss and kind.prepare is OffPolicy.prepare:
+        names = {"tau", "clip_reward", "reward_scale"} & {item.name for item in fields(options)}
+        shared = {name: getattr(options, name) for name in names}
+        return OffPolicy(agent, config.seed, target_interval=options.target_update_interval, **shared)
     with drawn_from_seed(config), net_must_fit(config, info):
-        return entry.load_builder().make_algorithm(entry.load_class(), agent, config, info, make_net)
+        return entry.load_builder().make_algorithm(kind, agent, config, info, make_net)
 
 
 @contextmanager

@@ -47,9 +47,9 @@ class Built:
     agent: Any = None
     exploration: Exploration | None = None
 
-    def wrap_agent(self) -> Any:
-        """Return the algorithm around the agent, for processes that prepare rows or compute TD errors."""
-        return wrap_agent(self.config, self.agent, self.seen, self.make_net)
+    def wrap_agent(self, needs_loss: bool) -> Any:
+        """Return an algorithm around the agent, which prepares rollouts and, if it `needs_loss`, computes losses."""
+        return wrap_agent(self.config, self.agent, self.seen, self.make_net, needs_loss)
 
 
 def build(

@@ -150,7 +150,8 @@ def make_ring_writer(
     built: Built, blueprint: Blueprint, fds: Sequence[int], heartbeat: Callable[[], bool]
 ) -> RingWriter:
     """Return the writer of one worker's groups of envs to a replay in the memory of another process."""
-    config, algorithm = built.config, built.wrap_agent()
+    config = built.config
+    algorithm = built.wrap_agent(needs_loss=has_td_error(config))
     groups = range(blueprint["group"], blueprint["group"] + blueprint["groups"])
     replay, gamma = config.replay, config.algo_options.gamma
     state = built.agent.initial_state(1)

@@ -222,14 +222,14 @@ class FastPolicy(Protocol):
     """A faster form of a stateless agent's `act`, for samplers: see remuda.fast."""
 
     def agrees_with(self, agent: Agent, obs: Any, noise: Tensor) -> bool: ...  # False: do not use it
-    def choose(self, obs: Any, noise: Tensor) -> Any: ...  # actions [B], exploring as `act` does with explore=None
+    def choose(self, obs: Any, noise: Tensor) -> Any: ...  # actions [B], as `act` with explore=None
     def evaluate_actions(self, obs: Any, action: Any) -> ArrayTuple: ...  # the second value of `act`, for rows [N]
 
 
 class FastPath(Protocol):
     """A faster way to the gradients of an algorithm's losses, for learners: see remuda.fast."""
 
-    # `exact` computes the same by autograd. None: use that for this batch.
+    # None: use `exact`, which computes them by autograd.
     def gradients(self, batch: Batch, clock: Clock, exact: Callable[[Batch], Gradients]) -> Gradients | None: ...
 
 
@@ -237,13 +237,11 @@ class Agent(Protocol):
     """The networks and how they act; an nn.Module."""
 
     noise: tuple[tuple[Literal["uniform", "normal"], int], ...]  # kinds and widths of the noise that `act` takes
-    exploration: float  # what `act` takes for `explore` if that is None
+    exploration: float  # the amount that `explore=None` means
 
     def initial_state(self, batch: int) -> Any: ...  # of B envs at the start of their episodes; None without memory
-
-    # Return actions [B], what is stored with each row (or None), and the next state.
-    # `explore` [B] is the amount of exploration of each env: 0 is greedy, and what other values mean depends on the
-    # agent. None means the agent's own `exploration` in every env.
+    # Return actions [B], what is stored with each row (or None), and the next state. `explore` [B] is the amount of
+    # exploration in each env: 0 is greedy, other values depend on the agent. None: `exploration` in every env.
     def act(
         self, obs: Any, state: Any, explore: Tensor | None, noise: Tensor
     ) -> tuple[Any, ArrayTuple | None, Any]: ...
@@ -251,16 +249,23 @@ class Agent(Protocol):
 
 @runtime_checkable
 class ValueAgent(Agent, Protocol):
-    """An agent that estimates values; its rollouts end with that of the observation after the last row."""
+    """An agent that estimates values; a rollout ends with that of the observation after its last row."""
 
     def value(self, obs: Any, state: Any) -> Tensor: ...  # [B]; `state` is not advanced
 
 
 @runtime_checkable
 class FastAgent(Agent, Protocol):
-    """An agent that a sampler may ask for a faster form of `act`."""
+    """An agent that may have a faster form of `act`."""
 
-    fast_policy: FastPolicy | None  # used for all rows that explore as the agent does by itself
+    fast_policy: FastPolicy | None  # set by what builds the agent
+
+
+@runtime_checkable
+class CompilableAgent(Agent, Protocol):
+    """An agent whose networks can be compiled by torch."""
+
+    def compile_nets(self) -> None: ...
 
 
 class Algorithm(Protocol):
@@ -272,8 +277,7 @@ class Algorithm(Protocol):
     def prepare(self, rollout: Rollout) -> Batch: ...  # one pass over fresh data, before its first gradient
     def losses(self, batch: Batch, clock: Clock) -> Losses: ...
     def after_update(self, clock: Clock) -> None: ...  # target networks
-    # Normalizers, once per rollout, after its gradients; False if the agent did not change.
-    def after_rollout(self, rollout: Rollout) -> bool | None: ...
+    def after_rollout(self, rollout: Rollout) -> bool | None: ...  # normalizers; False: the agent did not change
     def state_dict(self) -> dict[str, Tensor]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> Any: ...
     def to(self, device: torch.device) -> Any: ...
@@ -281,25 +285,17 @@ class Algorithm(Protocol):
 
 @runtime_checkable
 class SeparableAlgorithm(Algorithm, Protocol):
-    """An algorithm whose gradient of a batch may be computed from parts of its columns, in several threads."""
+    """An algorithm whose gradient of a batch can be computed from parts of its columns."""
 
-    # How the gradients of parts are combined: added, or averaged over real rows. None: they cannot be.
-    @property
+    @property  # gradients of parts are added, or averaged over real rows; None: they cannot be combined
     def gradient_reduction(self) -> Literal["sum", "mean"] | None: ...
 
 
 @runtime_checkable
 class PrioritizingAlgorithm(Algorithm, Protocol):
-    """An algorithm that can give new rows a priority, in a sampler that has the agent and no target networks."""
+    """An algorithm that can give new rows a priority, in a sampler that has no target networks."""
 
     def td_error(self, batch: Batch) -> Tensor: ...  # of each row, or of each sequence
-
-
-@runtime_checkable
-class Compilable(Protocol):
-    """An agent whose networks torch.compile takes."""
-
-    def compile_nets(self) -> None: ...
 
 
 class Replay(Protocol):

@@ -282,7 +282,7 @@ def test_of_groups_each_has_its_own_files(tmp_path: Path) -> None:
 
 
 def test_many_small_files_become_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saving, "MOST_FILES", 8)
+    monkeypatch.setattr(saving, "MAX_FILES", 8)
     ring, source, saved = make("frames", 80), Source(), RingFiles(tmp_path)
     for _ in range(200):
         source.append(ring, 1)

@@ -1,8 +1,8 @@
 """The interfaces of Remuda, as dataclasses and protocols without behavior.
 
-An `Envs` steps environments. A `Sampler` lets an `Agent` act in them and returns rollouts. A `Replay` decides which
-batches are due, an `Algorithm` computes their losses, and a `Learner` (learning/learner.py) turns these into updates.
-`Weights` carry the new parameters to the samplers, and a `Scheme` decides which process does what.
+An `Envs` steps environments in which an `Agent` acts. A `Replay` decides which batches are due, an `Algorithm`
+computes their losses, and a `Learner` (learning/learner.py) turns these into updates. `Weights` carry the new
+parameters to the samplers. Samplers, recipes and schemes, which put these parts together, are in recipe.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 import numpy as np
@@ -20,11 +19,8 @@ from numpy.typing import NDArray
 from remuda.data.arrays import ArrayTuple, namedarraytuple
 from remuda.data.rollout import Batch, Rollout
 
-if TYPE_CHECKING:  # env workers import this module, and must not import torch
+if TYPE_CHECKING:  # env workers import this module, and never torch
     from torch import Tensor, nn
-
-    from remuda.errors import Interrupted
-    from remuda.learning.learner import Learner
 
 
 # --- environments ---------------------------------------------------------------------------------------------
@@ -32,37 +28,37 @@ if TYPE_CHECKING:  # env workers import this module, and must not import torch
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """The layout of observations or actions: the part of a Gymnasium space that agents depend on.
+    """What an observation or action looks like: all that agents need to know of a Gymnasium space.
 
-    A leaf is stored as one array for all envs. A dict or tuple has entries, and is stored as a named array tuple.
+    A leaf is one array per env. A dict or tuple has entries, and what it describes is a named array tuple of them.
     """
 
     kind: Literal["box", "discrete", "multidiscrete", "multibinary", "dict", "tuple"]
     shape: tuple[int, ...] = ()
-    dtype: str = ""  # as stored in rollouts: float64 boxes as float32, discrete as int64, multibinary as int8
+    dtype: str = ""  # as stored in rollouts: float64 boxes become float32, discrete ones int64, multibinary int8
     low: NDArray[Any] | None = None  # box only
     high: NDArray[Any] | None = None
-    n: int = 0  # discrete only: number of values
-    start: int = 0  # discrete only: the env's smallest value; rollouts and agents count from 0
-    sizes: NDArray[Any] | None = None  # multidiscrete only, in its shape: number of values of each component
-    starts: NDArray[Any] | None = None  # multidiscrete only: the env's smallest value of each component
-    entries: Mapping[str, Space] = field(default_factory=dict)  # dict and tuple only, by field name
-    keys: tuple[str, ...] = ()  # dict only: the env's own names of the entries
-    env_dtype: str = ""  # integer spaces only: the dtype of the env's own space
+    n: int = 0  # discrete only: how many values
+    start: int = 0  # discrete only: the smallest value; rollouts and agents count from 0
+    sizes: NDArray[Any] | None = None  # multidiscrete only, of its shape: how many values each number has
+    starts: NDArray[Any] | None = None  # multidiscrete only: the smallest value of each
+    entries: Mapping[str, Space] = field(default_factory=dict)  # dict and tuple only, by name of the field
+    keys: tuple[str, ...] = ()  # dict only: what the env itself calls its entries
+    env_dtype: str = ""  # whole numbers only: of the env's own space
 
     @property
     def is_leaf(self) -> bool:
         return self.kind not in ("dict", "tuple")
 
     def leaves(self, path: str = "") -> Iterator[tuple[str, Space]]:
-        """Yield every leaf with its dotted path; `path` is the path of this space itself."""
+        """Every leaf with its dotted path; that of a space without entries is the one given."""
         if self.is_leaf:
             yield path, self
         for name, entry in self.entries.items():
             yield from entry.leaves(f"{path}.{name}" if path else name)
 
     def tree(self, make: Callable[[str, Space], Any], path: str = "") -> Any:
-        """Return make(path, leaf) of a leaf, or a named array tuple with the values of all entries."""
+        """make(path, leaf) for every leaf: one value, or a named array tuple with a value for each entry."""
         if self.is_leaf:
             return make(path, self)
         values = [entry.tree(make, f"{path}.{name}" if path else name) for name, entry in self.entries.items()]
@@ -70,13 +66,13 @@ class Space:
 
 
 class Step(ArrayTuple):
-    """The answer of one slot of envs: numpy arrays [B of the slot], valid until the next send to that slot."""
+    """What one slot of envs answered, every field [B of the slot]; numpy, valid until the next send to that slot."""
 
-    obs: Any  # what the agent sees next, an array or a tree of arrays; at an end, the true final observation
+    obs: Any  # what the agent sees next, an array or a tree of them: on an end the true final observation
     reward: Any
     terminated: Any
     truncated: Any
-    mask: Any  # False where the action was not taken because the env was reset, or lost and rebuilt
+    mask: Any  # False where the action was not taken: the env was reset instead, or lost and rebuilt
 
 
 @dataclass(frozen=True)
@@ -134,12 +130,12 @@ class Clock:
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses of a batch."""
+    """What an algorithm says of a batch."""
 
-    groups: dict[str, Tensor]  # scalar loss of each group of parameters that is updated now
+    groups: dict[str, Tensor]  # {group of parameters: scalar due now}
     metrics: dict[str, Tensor | float]
-    priority: Tensor | None = None  # new priority of each drawn row, for a prioritized replay
-    stop: bool = False  # end the round without applying this batch
+    priority: Tensor | None = None  # of each drawn row, for a prioritised replay
+    stop: bool = False  # leave the rest of this round, without applying this batch
 
 
 @dataclass(frozen=True)
@@ -222,72 +218,6 @@ class SharedReplay(Replay, Protocol):
     def metrics(self) -> dict[str, float]: ...
 
 
-class Sampler(Protocol):
-    """Samples rollouts synchronously; owns its envs."""
-
-    def reset(self, seed: int, warm_up: int = 0) -> int:
-        """Start every env; return the number of random steps that were taken to spread the envs."""
-
-    def collect(self) -> Rollout:
-        """Sample T rows of every env with one version of the weights. The next call reuses the arrays."""
-
-    def take_seconds(self) -> dict[str, float]: ...  # where the time went since the last call: env, inference, wait
-    def episodes(self) -> list[Episode]: ...  # finished since the last call, in order of env index
-    def restarts(self) -> int: ...  # envs rebuilt so far, because they raised or their worker was lost
-    def running(self) -> int: ...  # envs that were in the middle of an episode when the last rollout ended
-
-    def get_state(self) -> bytes:
-        """Return the state between two rollouts, with which the next ones are bit-equal; may raise NoState."""
-
-    def set_state(self, state: bytes) -> None: ...  # instead of `reset`
-    def close(self) -> None: ...
-
-
-class AsyncSampler(Protocol):
-    """What all asynchronous samplers share; they own their envs."""
-
-    def start(self, seed: int, warm_up: int = 0, version: int = 0) -> int:
-        """Start sampling for a learner of this version; return the random steps taken, as `Sampler.reset` does."""
-
-    def take_seconds(self) -> dict[str, float]: ...  # as Sampler.take_seconds, on average over the workers
-    def episodes(self) -> list[Episode]: ...  # as Sampler.episodes
-    def restarts(self) -> int: ...  # as Sampler.restarts
-    def close(self) -> None: ...
-
-
-class RolloutSource(AsyncSampler, Protocol):
-    """Asynchronous samplers whose rollouts are taken as they become ready."""
-
-    dropped: int  # rollouts that were too old to be used
-
-    def take(self, version: int, should_stop: Callable[[], bool]) -> Rollout:
-        """Wait for a rollout that a learner of this version may use; raise Interrupted if `should_stop`."""
-
-    def release(self, version: int) -> None:
-        """Allow the memory of the last rollout to be reused, once weights of this version are published."""
-
-    def metrics(self) -> dict[str, float]: ...
-
-
-class ReplayWriters(AsyncSampler, Protocol):
-    """Asynchronous samplers that write their rows to a replay."""
-
-    def poll(self, version: int) -> None:
-        """Record the learner's version; raise the error of a worker that could not handle it."""
-
-    def take_lag(self) -> float: ...  # updates by which acting weights were behind, on average since the last call
-    def drain(self) -> None: ...  # wait, for a limited time, for the statistics of all rows that were written
-
-
-class Evaluator(Protocol):
-    """Evaluates the newest weights while training goes on."""
-
-    def poll(self, version: int, steps: int) -> list[dict[str, Any]]:
-        """Record that `version` was published at `steps`; return new evaluations, with the steps of their weights."""
-
-    def close(self) -> None: ...
-
-
 class Weights(Protocol):
     """A versioned cell that holds the newest parameters."""
 
@@ -304,89 +234,6 @@ class Weights(Protocol):
         """Accept an invitation in another process, for a copy of the agent; removes its descriptors from `fds`."""
 
     def close(self) -> None: ...
-
-
-# --- running --------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Progress:
-    """Counters of a run, saved with every checkpoint."""
-
-    steps: int = 0  # real env steps, including warm-up
-    rounds: int = 0  # rollouts that were learned from
-    episodes: int = 0
-    restarts: int = 0  # envs that were rebuilt
-    dropped: int = 0  # rollouts that were too old to learn from
-    cut: int = 0  # episodes that checkpoint.cut_episodes ended early
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What to learn: factories that a scheme calls in the process that needs the result."""
-
-    seed: int
-    steps: int  # real env steps after which the run is done
-    make_learner: Callable[[], Learner]
-    make_replay: Callable[[Any, int], Any]  # agent, rounds done -> Replay, or SharedReplay
-    make_weights: Callable[[Any, int], Weights]  # agent, its version
-    # agent, weights, env workers (0: envs in this process), rounds done, should_stop
-    make_sampler: Callable[[Any, Weights, int, int, Callable[[], bool]], Sampler]
-    # agent, weights, sampler workers, rounds done, max_lag, should_stop
-    make_source: Callable[[Any, Weights, int, int, int | None, Callable[[], bool]], RolloutSource]
-    # weights, replay, sampler workers, rounds done, should_stop
-    make_writers: Callable[[Weights, Any, int, int, Callable[[], bool]], ReplayWriters]
-    # weights, their version, steps done; returns None if the run has no evaluator
-    make_evaluator: Callable[[Weights, int, int], Evaluator | None] = lambda weights, version, steps: None
-    num_threads: int = 1  # torch threads of the learner's process
-    warm_up: int = 0  # most random steps per env before the first rollout
-    # Every `cut_every` rounds all envs start new episodes, so that a run resumed from there is bit-equal although the
-    # state of its envs cannot be saved (checkpoint.cut_episodes). 0 means never.
-    cut_every: int = 0
-
-
-@dataclass
-class Round:
-    """What a scheme reports to the log after each round of learning."""
-
-    progress: Progress
-    learner: Learner
-    episodes: list[Episode]
-    metrics: dict[str, float]  # train/*, lag/*
-    seconds: dict[str, float]  # where the time went: env, inference, update, wait
-    replay: Replay
-    # Returns the sampler's state for a checkpoint, or raises NoState; None for asynchronous samplers.
-    get_state: Callable[[], bytes] | None = None
-    is_whole: bool = True  # False if a stop signal ended the round before all due updates were made
-    was_cut: bool = False  # all envs have just started new episodes, so that this round's checkpoint is exact
-    cut_follows: bool = False  # a later round will be cut, and its checkpoint is exact, while this round's is not
-    evaluations: list[dict[str, Any]] = field(default_factory=list)  # new results of the Evaluator
-
-
-class Log(Protocol):
-    """The run directory as a scheme sees it: receives every round, and may stop the run."""
-
-    def resume(self, learner: Learner) -> tuple[Progress, bytes | None]:
-        """Load the last checkpoint into the learner; return the counters, and the sampler's state if it was saved."""
-
-    def restore(self, replay: Replay) -> None: ...  # load the replay of the last checkpoint, before the first round
-    def begin(self) -> None: ...  # start the clock for rates, after warm-up
-    def round(self, round: Round) -> bool: ...  # record a round; True: stop now
-    def should_stop(self) -> bool: ...  # True once a signal has arrived: stop at the end of this round
-    def must_stop(self) -> bool: ...  # True some time after a signal: give this round up
-
-    def save_if_failed(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Save what was learned if an error ends the run; an `__exit__` to call while learner and replay are open."""
-
-    def save_if_stopped(self, error: Interrupted) -> None: ...  # a signal interrupted a round: save what was learned
-
-
-class Scheme(Protocol):
-    """How to run a recipe: which process does what, and which parts wait for each other."""
-
-    def run(self, recipe: Recipe, log: Log) -> Learner: ...
 
 
 def derive_seed(seed: int, *keys: int) -> int:

@@ -21,8 +21,8 @@ from typing import Any
 
 import remuda
 from remuda.bench.turns import cpu_seconds
-from remuda.core import Round
 from remuda.envs import is_atari
+from remuda.recipe import Round
 
 # Settings that every library can be given alike; an env that none of these patterns knows gets those of the first.
 JOBS: dict[str, dict[str, Any]] = {

@@ -33,7 +33,7 @@ from remuda.envs.import_paths import import_named
 from remuda.errors import ConfigError
 from remuda.learning.schedules import parse_schedule
 from remuda.sampling.exploration import Exploration
-from remuda.schemes.synchronous import torch_threads
+from remuda.schemes.learning_round import torch_threads
 
 HARDLY = 1e-9  # a chance of random actions that none comes of
 FARTHEST = 1e30  # bounds beyond which a Box has none

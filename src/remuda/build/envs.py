@@ -22,7 +22,7 @@ from remuda.machine import usable_cores
 from remuda.nets import NETS, make_net
 from remuda.runs.advice import as_written
 from remuda.sampling.evaluation import Evaluation, evaluate
-from remuda.schemes.synchronous import torch_threads
+from remuda.schemes.learning_round import torch_threads
 
 MAX_EVAL_ENVS = 8
 WORKER_LIMITS = ("step_timeout", "build_timeout", "max_worker_restarts")

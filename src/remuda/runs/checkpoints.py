@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from remuda.config.run_options import CheckpointOptions
-from remuda.core import Progress, Replay, Round
+from remuda.core import Replay
 from remuda.data.packing import pack
 from remuda.errors import CheckpointError, NoState
 from remuda.learning import checkpoint
 from remuda.learning.learner import Learner
 from remuda.learning.saver import Saver
+from remuda.recipe import Progress, Round
 from remuda.runs.directory import RunDirectory
 
 CUT_SHORT = "its last round was stopped before all of its updates were made"

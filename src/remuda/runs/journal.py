@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from remuda.build.envs import eval_episodes
 from remuda.config.run_config import RunConfig, to_dict
-from remuda.core import Progress, Replay, Round
+from remuda.core import Replay
 from remuda.data.packing import unpack
 from remuda.errors import Abandoned, CheckpointError, ConfigError, Interrupted, RemudaError
 from remuda.learning import checkpoint
@@ -27,6 +27,7 @@ from remuda.logs.notices import warnings_go_to
 from remuda.logs.stopwatch import Stopwatch
 from remuda.logs.terminal import TRAINING, Terminal, where_time_went
 from remuda.logs.writers import MetricsFile, TensorBoard, WandB, Writer
+from remuda.recipe import Progress, Round
 from remuda.runs.advice import resume_advice
 from remuda.runs.checkpoints import CUT_SHORT, CutWatch, RunCheckpoints, SamplerState, state_in, state_of
 from remuda.runs.directory import RunDirectory

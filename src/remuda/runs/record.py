@@ -12,7 +12,7 @@ from remuda.errors import ConfigError, EnvSpecError, Interrupted
 from remuda.runs.checkpoints import named_checkpoint
 from remuda.runs.signals import StopSignals
 from remuda.runs.video import Film, draw_without_screen, play
-from remuda.schemes.synchronous import torch_threads
+from remuda.schemes.learning_round import torch_threads
 
 if TYPE_CHECKING:
     from remuda.runs.api import Run

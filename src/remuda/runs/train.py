@@ -36,7 +36,6 @@ from remuda.build.replay import make_replay, refuse_too_large
 from remuda.build.workers import make_replay_writers, make_rollout_queue, make_worker_sampler
 from remuda.config.algo_options import OffPolicyOptions, OnPolicyOptions
 from remuda.config.run_config import RunConfig, to_dict
-from remuda.core import Recipe, ReplayWriters, RolloutSource, Sampler, Scheme
 from remuda.envs import EnvInfo, EnvSpec, refuse_in_worker
 from remuda.errors import ConfigError, EnvFailed, Interrupted, RemudaError, nearest
 from remuda.learning.checkpoint import Checkpoint, load_newest
@@ -46,6 +45,7 @@ from remuda.learning.schedules import parse_schedule
 from remuda.learning.weights import FileWeights, LocalWeights, SharedWeights
 from remuda.logs.terminal import Terminal
 from remuda.machine import has_compiler, keep_memory
+from remuda.recipe import Recipe, ReplayWriters, RolloutSource, Sampler, Scheme
 from remuda.replay.ring_files import DamagedReplay
 from remuda.runs.checkpoints import find_checkpoint
 from remuda.runs.directory import SPACES, WEIGHTS, RunDirectory

@@ -12,7 +12,7 @@ theirs = attach_slots(buffers, memory)                     # in another process
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,16 +20,18 @@ from torch import Tensor
 from remuda.core import Agent, Space
 from remuda.data import SharedArrays, Steps, leaves, map_tree
 
+Tree: TypeAlias = Any  # a tensor, or a named array tuple of tensors
+
 
 class Buffers(NamedTuple):
     """The arrays of a rollout, and the recurrent state that follows its last row."""
 
     steps: Steps  # [T, B]
-    next_obs: Any  # [B]
+    next_obs: Tree  # [B]
     last_value: Tensor | None  # [B]; None for agents without a value function
-    state: Any  # [B], the state before row 0; None for agents without memory
+    state: Tree  # [B], the state before row 0; None for agents without memory
     begins: Tensor  # [B], True where row 0 starts a new episode
-    next_state: Any  # [B], the state before row 0 of the next rollout
+    next_state: Tree  # [B], the state before row 0 of the next rollout
 
     def columns(self, first: int, last: int) -> Buffers:
         """Return views of the columns `first` to `last`, exclusive."""
@@ -37,7 +39,7 @@ class Buffers(NamedTuple):
         return Buffers(self.steps[:, first:last], *rest)
 
 
-def blank_obs(observation: Space, B: int) -> Any:
+def blank_obs(observation: Space, B: int) -> Tree:
     """Return observations of B envs that are all zero."""
     return observation.tree(lambda _, leaf: torch.zeros(B, *leaf.shape, dtype=getattr(torch, leaf.dtype)))
 

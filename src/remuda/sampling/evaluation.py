@@ -6,7 +6,7 @@ depend on the number of envs, and short episodes are not preferred to long ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +49,7 @@ def evaluate(
     seed: int = 0,
 ) -> Evaluation:
     """Play this number of episodes: env i plays episodes i, i + B, i + 2B, ... with the seeds that it was given."""
-    played: list[list[Any]] = [[] for _ in range(envs.num_envs)]
+    played: list[list[Mapping[str, float]]] = [[] for _ in range(envs.num_envs)]
     to_env = ToEnv(envs.action)
     exploring = torch.full((envs.num_envs,), agent.exploration if explore else 0.0)
     noise = Noise(seed, range(envs.num_envs), agent.noise, Purpose.EVALUATION)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,14 +45,13 @@ class RandomActions:
         width = 1 if action.kind == "discrete" else int(np.prod(action.shape))
         self._noise = Noise(seed, envs, [("uniform", width)], Purpose.RANDOM_ACTIONS)
 
-    def rows(self, first: int, count: int) -> NDArray[Any]:
+    def rows(self, first: int, count: int) -> NDArray[np.int64] | NDArray[np.float32]:
         """Return actions [count, B] as agents make them: flat for a Box."""
         uniform = self._noise.rows(first, count).numpy()
         if self.action.kind == "discrete":
-            chosen: NDArray[Any] = (uniform[..., 0] * self.action.n).astype(np.int64)
-            return chosen
+            return (uniform[..., 0] * self.action.n).astype(np.int64)
         assert self.action.low is not None
         assert self.action.high is not None
         low, high = self.action.low.reshape(-1), self.action.high.reshape(-1)
-        drawn: NDArray[Any] = (low + uniform * (high - low)).astype(np.float32)
+        drawn: NDArray[np.float32] = (low + uniform * (high - low)).astype(np.float32)
         return drawn

@@ -450,7 +450,7 @@ def test_samplers_act_with_what_was_published(act: str) -> None:
             setup.feed.poll(version)
             time.sleep(0.005)
         setup.feed.take_lag()
-        setup.wait(lambda: len(setup.feed._ages) > 4)
+        setup.wait(lambda: len(setup.feed._lags) > 4)
         assert setup.feed.take_lag() < 199
 
 

@@ -51,6 +51,7 @@ PATH_TO_LOSS = [
     "cli/train.py",
     "runs/train.py",
     "schemes/synchronous.py",
+    "schemes/learning_round.py",
     "learning/learner.py",
     "algorithms/ppo.py",
 ]

@@ -15,12 +15,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from remuda.core import Episode, Round, Space, Step
+    from remuda.core import Episode, Space, Step
     from remuda.data import Batch, Rollout, Steps, namedarraytuple
     from remuda.envs import EpisodeStats
     from remuda.envs.pool_futures import EnvPool
     from remuda.errors import RemudaError, UsageError
     from remuda.machine import keep_memory
+    from remuda.recipe import Round
     from remuda.registry import register_algorithm, register_env_backend, register_scheme
     from remuda.runs.api import Run, load, resume, train
     from remuda.runs.policy import Policy
@@ -38,7 +39,7 @@ _HOMES = {
     "ReplayBuffer": "remuda.runs.replay_buffer",
     "ReplaySample": "remuda.runs.replay_buffer",
     "Rollout": "remuda.data",
-    "Round": "remuda.core",
+    "Round": "remuda.recipe",
     "Run": "remuda.runs.api",
     "Space": "remuda.core",
     "Step": "remuda.core",

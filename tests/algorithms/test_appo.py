@@ -17,7 +17,7 @@ from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
 from remuda.learning.schedules import parse_schedule
 from remuda.replay import RolloutBuffer
-from remuda.schemes.synchronous import learn
+from remuda.schemes.learning_round import learn
 
 SPACES = [discrete(4), box((2,))]
 

@@ -23,7 +23,7 @@ from remuda.learning.schedules import parse_schedule
 from remuda.learning.weights import LocalWeights
 from remuda.replay import RolloutBuffer
 from remuda.sampling.sampler import EnvSampler, ToEnv
-from remuda.schemes.synchronous import learn
+from remuda.schemes.learning_round import learn
 
 SPACES = [discrete(4), box((2,))]
 

@@ -243,8 +243,8 @@ def test_news_of_a_request_that_was_never_done_are_forgotten(tmp_path: Path) -> 
         envs.recv()
         envs.send(0, np.zeros(2, np.int64))
         # the worker hangs; as if it had died between telling of an end and writing that it was done
-        envs._requests._said[0][0] = envs._number
-        envs._requests._size[0][0] = ON_LINK
+        envs._requests._stats_of[0][0] = envs._number
+        envs._requests._stats_size[0][0] = ON_LINK
         news = b"\0" + msgspec.msgpack.encode([[[0, {"ep_len": 2.0}]], []])
         envs._worker_pool.workers[0].inbox.append({"slot": 0, "number": envs._number, "news": news})
         _, step = envs.recv()

@@ -13,11 +13,12 @@ import torch
 import remuda
 from remuda.config.resolve import resolve_config
 from remuda.config.run_config import to_dict
-from remuda.core import Episode, Progress, Round
+from remuda.core import Episode
 from remuda.data.packing import pack, unpack
 from remuda.errors import CheckpointError, ConfigError, Interrupted
 from remuda.learning.checkpoint import list_checkpoints, load_newest, save
 from remuda.logs.terminal import Terminal
+from remuda.recipe import Progress, Round
 from remuda.runs.checkpoints import LOG_STATE, named_checkpoint
 from remuda.runs.directory import RunDirectory
 from remuda.runs.run_log import RunLog

@@ -93,7 +93,7 @@ class Filling:
             self.rollouts[filled.first_env // self.width].append(copied(self.slots[filled.slot]))
             if give_back:
                 self.sampler.give(filled.slot)
-        self.sampler.inference()
+        self.sampler.act()
 
     def work_until(self, is_enough: Callable[[], bool], give_back: bool = True, seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds

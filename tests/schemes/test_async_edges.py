@@ -133,7 +133,7 @@ def test_nobody_waits_to_hear_of_rows_of_another_run_or_of_a_sampler_that_is_los
             for group in range(self.workers):
                 replay.ring.cut(np.zeros((replay.ring.width, 4), np.float32), group)
 
-    monkeypatch.setattr("remuda.sampling.replay_writers.TELL_SECONDS", 60.0)
+    monkeypatch.setattr("remuda.sampling.replay_writers.DRAIN_SECONDS", 60.0)
     start = time.monotonic()
     with Resumed("CartPole-v1") as setup:
         setup.feed.drain()
@@ -205,7 +205,7 @@ def test_forks_that_are_refused_for_a_second_end_nothing(tmp_path: Path, monkeyp
 
 
 def test_every_episode_that_ended_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remuda.sampling.replay_writers.TELL_SECONDS", 30.0)
+    monkeypatch.setattr("remuda.sampling.replay_writers.DRAIN_SECONDS", 30.0)
     ended: list[int] = []
 
     def look(round: Any) -> None:

@@ -368,8 +368,8 @@ def test_a_sampler_that_has_not_sampled_yet_has_no_weights_whose_age_could_be_to
         setup.feed.poll(50)
         time.sleep(0.5)
         assert setup.feed.take_lag() == 0
-        assert not any(setup.feed._was_useful)
-        setup.wait(lambda: all(setup.feed._was_useful))  # and lets them go on
+        assert not any(setup.feed._made_progress)
+        setup.wait(lambda: all(setup.feed._made_progress))  # and lets them go on
 
 
 def test_of_slow_envs_it_is_said_that_they_are_the_limit(tmp_path: Path) -> None:
@@ -450,7 +450,7 @@ def test_samplers_act_with_what_was_published(act: str) -> None:
             setup.feed.poll(version)
             time.sleep(0.005)
         setup.feed.take_lag()
-        setup.wait(lambda: len(setup.feed._ages) > 4)
+        setup.wait(lambda: len(setup.feed._lags) > 4)
         assert setup.feed.take_lag() < 199
 
 

@@ -20,11 +20,12 @@ import remuda
 from remuda.build.envs import num_workers
 from remuda.build.recipe import make_recipe
 from remuda.config.resolve import resolve_config
-from remuda.core import Progress, derive_seed
+from remuda.core import derive_seed
 from remuda.data import map_tree, resets
 from remuda.errors import ConfigError, Interrupted
 from remuda.learning.checkpoint import load_newest
 from remuda.learning.parts import Parts
+from remuda.recipe import Progress
 from remuda.schemes.asynchronous import Asynchronous, shares
 
 N, ENVS, ROUNDS = 16, 8, 8

@@ -28,7 +28,7 @@ from remuda.envs import EnvInfo
 from remuda.errors import ConfigError
 from remuda.learning.schedules import parse_schedule
 from remuda.registry import find_algorithm
-from remuda.schemes.synchronous import torch_threads
+from remuda.schemes.learning_round import torch_threads
 
 FARTHEST = 1e30  # bounds beyond which a Box has none
 

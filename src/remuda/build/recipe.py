@@ -23,7 +23,7 @@ from remuda.build.nets import find_net
 from remuda.build.replay import make_replay, refuse_too_large
 from remuda.build.workers import make_replay_writers, make_rollout_queue, make_worker_sampler
 from remuda.config.run_config import RunConfig
-from remuda.core import Algorithm, Recipe, ReplayWriters, RolloutSource, Sampler, SeparableAlgorithm, Weights
+from remuda.core import Algorithm, SeparableAlgorithm, Weights
 from remuda.envs import EnvInfo, EnvSpec
 from remuda.errors import ConfigError
 from remuda.learning.learner import Learner
@@ -31,6 +31,7 @@ from remuda.learning.optimizers import OptimizerOptions
 from remuda.learning.schedules import parse_schedule
 from remuda.learning.weights import LocalWeights, SharedWeights
 from remuda.machine import has_compiler
+from remuda.recipe import Recipe, ReplayWriters, RolloutSource, Sampler
 from remuda.sampling.sampler import EnvSampler
 
 

@@ -77,7 +77,7 @@ class ForkServer:
 
         Raises ForkFailed if the system refuses to create a process, and OSError or EOFError if the server is gone.
         """
-        self._link.send("fork", fds=fds)
+        self._link.send({"do": "fork"}, fds=fds)
         deadline = time.monotonic() + self._seconds
         while time.monotonic() < deadline:
             if self._link.wait(deadline - time.monotonic()):

@@ -29,6 +29,7 @@ HEADER = struct.Struct("<I")
 CHUNK = 1 << 16
 MAX_FDS = 8  # descriptors of one message
 SEND_SECONDS = 10.0
+Message = dict[str, Any]  # as msgpack decodes it
 ONE = (1).to_bytes(8, sys.byteorder)  # the increment of an eventfd; a pipe accepts any bytes
 
 
@@ -52,7 +53,7 @@ class Link:
     def fileno(self) -> int:
         return self.sock.fileno()
 
-    def send(self, message: Any, fds: Sequence[int] = (), seconds: float | None = SEND_SECONDS) -> None:
+    def send(self, message: object, fds: Sequence[int] = (), seconds: float | None = SEND_SECONDS) -> None:
         """Send one message with descriptors.
 
         Raises TimeoutError if the other side does not read it within `seconds`, and another OSError if it is gone.
@@ -63,7 +64,7 @@ class Link:
         sent = socket.send_fds(self.sock, [data], list(fds)) if fds else 0
         self.sock.sendall(memoryview(data)[sent:])
 
-    def receive(self) -> tuple[list[Any], list[int]]:
+    def receive(self) -> tuple[list[Message], list[int]]:
         """Return all complete messages that have arrived, and their descriptors, without waiting."""
         fds: list[int] = []
         self.sock.setblocking(False)
@@ -87,7 +88,7 @@ class Link:
         poll.register(self.sock, select.POLLIN)
         return bool(poll.poll(max(0.0, seconds) * 1000))
 
-    def expect(self, seconds: float) -> tuple[Any, list[int]]:
+    def expect(self, seconds: float) -> tuple[Message, list[int]]:
         """Wait for the answer to a request; raise EOFError or TimeoutError if there is none."""
         deadline = time.monotonic() + seconds
         while True:
@@ -100,8 +101,9 @@ class Link:
             if not self.wait(deadline - time.monotonic()):
                 raise TimeoutError(f"no answer within {seconds:g} s")
 
-    def _whole_messages(self) -> list[Any]:
-        messages, start = [], 0
+    def _whole_messages(self) -> list[Message]:
+        messages: list[Message] = []
+        start = 0
         while len(self._buffer) - start >= HEADER.size:
             (length,) = HEADER.unpack_from(self._buffer, start)
             end = start + HEADER.size + length

@@ -26,13 +26,13 @@ from typing import Any
 
 from remuda.errors import Interrupted, RemudaError, WorkerError
 from remuda.processes.fork_server import DEATH_SECONDS, ForkFailed, ForkServer
-from remuda.processes.links import Bell, Link
+from remuda.processes.links import Bell, Link, Message
 
 WINDOW_SECONDS = 60.0  # restarts within this time count against the budget
 POLL_SECONDS = 0.2  # longest sleep between two calls of `should_stop`
 LEAVE_SECONDS = 1.0  # time for workers to clean up when the pool closes
 
-Message = dict[str, Any]  # one message of a link, as msgpack decodes it
+Blueprint = Mapping[str, Any]  # what a worker builds, as plain values
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class WorkerKind:
 class Worker:
     """One worker as its parent sees it. The process behind it changes when it is replaced."""
 
-    def __init__(self, index: int, blueprint: Mapping[str, Any]) -> None:
+    def __init__(self, index: int, blueprint: Blueprint) -> None:
         self.index, self.blueprint = index, blueprint
         self.bell = Bell()
         self.link: Link | None = None
@@ -68,7 +68,7 @@ class Worker:
     def is_lost(self) -> bool:
         return self.exit_reason is not None
 
-    def send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+    def send(self, message: Mapping[str, object], fds: Sequence[int] = ()) -> None:
         """Send a message; a worker that has died is left for `WorkerPool.listen` to find."""
         if self.link is not None:
             with contextlib.suppress(OSError):
@@ -88,7 +88,7 @@ class WorkerPool:
     def __init__(
         self,
         module: str,
-        blueprints: Sequence[Mapping[str, Any]],
+        blueprints: Sequence[Blueprint],
         kind: WorkerKind,
         build_timeout: float,
         max_restarts: int,
@@ -285,7 +285,7 @@ class WorkerPool:
         raise error
 
     def ask(
-        self, requests: Sequence[Mapping[str, Any]], key: str, seconds: float, on_lost: Callable[[Worker], None]
+        self, requests: Sequence[Mapping[str, object]], key: str, seconds: float, on_lost: Callable[[Worker], None]
     ) -> list[Message]:
         """Send one request to each worker; return the answers, which are messages with this key.
 

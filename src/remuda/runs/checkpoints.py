@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from remuda.config.run_options import CheckpointOptions
-from remuda.core import Progress, Replay, Round
+from remuda.core import Replay
 from remuda.data.packing import pack, unpack
 from remuda.errors import CheckpointError, NoState, RemudaError
 from remuda.learning import checkpoint
@@ -23,6 +23,7 @@ from remuda.learning.learner import Learner
 from remuda.learning.restoring import of_this_version
 from remuda.learning.saver import Saver
 from remuda.logs.stopwatch import Stopwatch
+from remuda.recipe import Progress, Round
 from remuda.runs.directory import RunDirectory
 from remuda.runs.intervals import Interval
 

@@ -26,7 +26,7 @@ from remuda.logs.terminal import Terminal
 from remuda.runs.directory import RunDirectory
 from remuda.runs.intervals import Interval
 from remuda.sampling.evaluation import Evaluation, evaluate
-from remuda.schemes.synchronous import torch_threads
+from remuda.schemes.learning_round import torch_threads
 
 MAX_EVAL_ENVS = 8
 EvaluateAgent = Callable[[Agent, Callable[[], bool]], Evaluation]  # given the agent and whether to stop

@@ -20,10 +20,10 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 from remuda.config.run_config import RunConfig, to_dict
-from remuda.core import Progress, Round
 from remuda.logs.meters import Window, as_number, summarize
 from remuda.logs.stopwatch import Stopwatch
 from remuda.logs.writers import MetricsFile, TensorBoard, WandB, Writer
+from remuda.recipe import Progress, Round
 from remuda.runs.directory import RunDirectory
 from remuda.runs.intervals import Interval
 

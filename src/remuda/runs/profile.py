@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from remuda.core import Round
+from remuda.recipe import Round
 from remuda.runs.stopping import Callback
 
 FIRST, LAST = 3, 6  # rounds that are traced: after start-up, and few enough for a viewer to open

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from remuda.config.run_config import RunConfig, to_dict
-from remuda.core import Progress, Replay, Round
+from remuda.core import Replay
 from remuda.errors import Abandoned, CheckpointError, ConfigError, Interrupted, RemudaError
 from remuda.learning import checkpoint
 from remuda.learning.learner import Learner
@@ -24,6 +24,7 @@ from remuda.learning.restoring import must_fit, of_this_version
 from remuda.logs.notices import warnings_go_to
 from remuda.logs.stopwatch import Stopwatch
 from remuda.logs.terminal import TRAINING, Terminal, where_time_went
+from remuda.recipe import Progress, Round
 from remuda.runs.advice import resume_advice
 from remuda.runs.checkpoints import (
     CUT_SHORT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from remuda.core import Round
+from remuda.recipe import Round
 from remuda.runs.signals import StopSignals
 
 Callback = Callable[[Round], object]  # called with every round; returning True stops the run

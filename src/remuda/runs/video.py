@@ -28,7 +28,7 @@ from remuda.runs.checkpoints import named_checkpoint
 from remuda.runs.evaluation import eval_seed
 from remuda.runs.policy import Policy
 from remuda.runs.signals import StopSignals
-from remuda.schemes.synchronous import torch_threads
+from remuda.schemes.learning_round import torch_threads
 
 if TYPE_CHECKING:
     from remuda.runs.api import Run

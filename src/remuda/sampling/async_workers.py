@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from remuda.core import Episode, Weights
 from remuda.env_workers import ENV_WORKERS
-from remuda.processes.worker_pool import POLL_SECONDS, Message, Worker, WorkerPool
+from remuda.processes.links import Message
+from remuda.processes.worker_pool import POLL_SECONDS, Blueprint, Worker, WorkerPool
 from remuda.sampling.worker_stats import WorkerStats
 
 
@@ -30,7 +31,7 @@ class AsyncWorkers(ABC):
     def __init__(
         self,
         module: str,
-        blueprints: Sequence[Mapping[str, Any]],
+        blueprints: Sequence[Blueprint],
         weights: Weights,
         seed: int,
         *,
@@ -66,7 +67,7 @@ class AsyncWorkers(ABC):
     # --- implemented by subclasses ------------------------------------------------------------------------------
 
     @abstractmethod
-    def _attach_message(self) -> tuple[dict[str, Any], list[int]]:
+    def _attach_message(self) -> tuple[Message, list[int]]:
         """Return the description of the memory that workers write to, and its descriptors."""
 
     @abstractmethod

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from remuda.core import Agent, Weights
 from remuda.data import map_tree
-from remuda.sampling.buffers import Buffers
+from remuda.sampling.buffers import Buffers, Tree
 from remuda.sampling.exploration import Exploration
 from remuda.sampling.row_writer import AgentInputs, RowWriter, make_writers
 from remuda.sampling.sampler import ToEnv
@@ -167,5 +167,5 @@ class InferenceServer:
             self.envs.send(group.number, self._to_env(own))
 
 
-def _rows(tree: Any, start: int, end: int) -> Any:
+def _rows(tree: Tree, start: int, end: int) -> Tree:
     return map_tree(lambda x: x[start:end], tree)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from remuda.core import Envs
-from remuda.processes.links import Link
+from remuda.processes.links import Link, Message
 from remuda.processes.notices import collect_warnings
 
 BEAT_SECONDS = 0.25  # how often a busy worker reports that it is alive
@@ -27,16 +26,16 @@ class ParentLink:
             self.send({"alive": True})
         return False
 
-    def send(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Message) -> None:
         """Send a message without a time-out, because the parent may be busy learning."""
         self._last_sent = time.monotonic()
         self.link.send(message, seconds=None)
 
-    def send_with_notices(self, message: Mapping[str, Any]) -> None:
+    def send_with_notices(self, message: Message) -> None:
         self.send({**message, "notices": self.notices})
         self.notices.clear()
 
-    def send_with_stats(self, message: Mapping[str, Any], envs: Envs, seconds: Mapping[str, float]) -> None:
+    def send_with_stats(self, message: Message, envs: Envs, seconds: Mapping[str, float]) -> None:
         """Send an answer with the statistics since the last one; `seconds` say where the time went."""
         episodes = [(episode.env, episode.values) for episode in envs.episodes()]
         stats = {"episodes": episodes, "restarts": envs.restarts(), "seconds": seconds}

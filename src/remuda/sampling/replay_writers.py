@@ -12,14 +12,15 @@ Only statistics pass through the learner's process: episodes, how workers spend 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from remuda.core import Weights
-from remuda.processes.worker_pool import Message, Worker
+from remuda.processes.links import Message
+from remuda.processes.worker_pool import Blueprint, Worker
 from remuda.sampling.async_workers import AsyncWorkers
 
 DRAIN_SECONDS = 1.0  # longest wait for the statistics of the last rows
@@ -34,7 +35,7 @@ class ReplayWriterPool(AsyncWorkers):
     def __init__(
         self,
         module: str,
-        blueprints: Sequence[Mapping[str, Any]],
+        blueprints: Sequence[Blueprint],
         weights: Weights,
         fds: Sequence[int],
         num_steps: int,
@@ -85,7 +86,7 @@ class ReplayWriterPool(AsyncWorkers):
         for group in range(len(self._ahead)):
             on_writer_lost(group)  # a worker that was stopped while it wrote has left incomplete rows
 
-    def _attach_message(self) -> tuple[dict[str, Any], list[int]]:
+    def _attach_message(self) -> tuple[Message, list[int]]:
         return {"into": "replay"}, self._fds
 
     def _on_ready(self, worker: Worker) -> None:

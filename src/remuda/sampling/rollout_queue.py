@@ -18,7 +18,7 @@ still busy with the last one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,8 @@ import torch
 from remuda.core import Agent, Space, Weights
 from remuda.data import Rollout
 from remuda.errors import Interrupted
-from remuda.processes.worker_pool import POLL_SECONDS, Message, Worker
+from remuda.processes.links import Message
+from remuda.processes.worker_pool import POLL_SECONDS, Blueprint, Worker
 from remuda.sampling.async_workers import AsyncWorkers
 from remuda.sampling.buffers import Buffers, allocate, share_slots
 
@@ -51,7 +52,7 @@ class RolloutQueue(AsyncWorkers):
     def __init__(
         self,
         module: str,
-        blueprints: Sequence[Mapping[str, Any]],
+        blueprints: Sequence[Blueprint],
         agent: Agent,
         observation: Space,
         weights: Weights,
@@ -150,7 +151,7 @@ class RolloutQueue(AsyncWorkers):
 
     # --- the supervising thread ---------------------------------------------------------------------------------
 
-    def _attach_message(self) -> tuple[dict[str, Any], list[int]]:
+    def _attach_message(self) -> tuple[Message, list[int]]:
         return {"layout": self._memory.layout, "into": "slots"}, [self._memory.fd]
 
     def _on_answer(self, index: int, answer: Message) -> None:

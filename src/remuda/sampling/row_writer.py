@@ -25,7 +25,7 @@ from torch import Tensor
 
 from remuda.core import Agent, Envs, Space, Step
 from remuda.data import ArrayTuple, map_tree
-from remuda.sampling.buffers import Buffers, blank_obs
+from remuda.sampling.buffers import Buffers, Tree, blank_obs
 from remuda.sampling.exploration import Exploration, RandomActions
 from remuda.sampling.noise import Noise
 
@@ -81,9 +81,8 @@ class RowWriter:
         self._noise, self._random, self._random_rows = noise, random, random_rows
         self.buffers: Buffers | None = None
         self.noise: Sequence[Tensor] = ()  # of each row of the rollout
-        self.random: (
-            Sequence[NDArray[Any]] | NDArray[Any]
-        ) = ()  # random actions of its first rows, while those are due
+        # Random actions of the first rows of the rollout, as long as the run is at its random rows.
+        self.random: Sequence[NDArray[Any]] | NDArray[Any] = ()
 
     def write_to(self, buffers: Buffers) -> None:
         """Set the buffers of the next rollout; they have one column for each env of the slot."""
@@ -103,7 +102,7 @@ class RowWriter:
         if self.inputs.state is not None:
             self.buffers.state[...] = self.inputs.state[self.columns]
 
-    def write_action(self, t: int, action: Any, output: ArrayTuple | None) -> None:
+    def write_action(self, t: int, action: Tree, output: ArrayTuple | None) -> None:
         """Write what the agent saw, the action as the agent made it, and the policy output, if it is known by now."""
         self._obs[t] = self.obs_arrays
         self._action[t] = action

@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from remuda.core import Agent, Envs, Episode, FastAgent, FastPolicy, Space, Weights
 from remuda.data import Rollout, leaves, map_tree
 from remuda.data.packing import pack, unpack
-from remuda.sampling.buffers import Buffers, allocate
+from remuda.sampling.buffers import Buffers, Tree, allocate
 from remuda.sampling.exploration import Exploration
 from remuda.sampling.row_writer import AgentInputs, RowWriter, make_writers
 
@@ -36,13 +37,13 @@ class ToEnv:
         self._spaces = action.tree(lambda _, leaf: leaf)
         self._clips = action.tree(lambda _, leaf: has_bounds(leaf))
 
-    def __call__(self, action: Any) -> Any:
+    def __call__(self, action: Tree) -> Tree:
         if self.space.kind == "discrete":
             return action
         return map_tree(self._leaf, action, self._spaces, self._clips)
 
     @staticmethod
-    def _leaf(action: Any, space: Space, clips: bool) -> Any:
+    def _leaf(action: NDArray[Any], space: Space, clips: bool) -> NDArray[Any]:
         action = action.reshape(len(action), *space.shape)
         return np.clip(action, space.low, space.high) if clips else action
 
@@ -254,10 +255,10 @@ class EnvSampler:
         self._is_over.fill(False)
 
 
-def _as_arrays(tree: Any) -> dict[str, Any]:
+def _as_arrays(tree: Tree) -> dict[str, NDArray[Any]]:
     return {path: tensor.numpy() for path, tensor in leaves(tree)}
 
 
-def _fill(tree: Any, arrays: dict[str, Any]) -> None:
+def _fill(tree: Tree, arrays: dict[str, NDArray[Any]]) -> None:
     for path, tensor in leaves(tree):
         tensor.copy_(torch.from_numpy(arrays[path]))

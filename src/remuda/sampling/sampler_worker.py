@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,9 +22,9 @@ from remuda.data import SharedArrays
 from remuda.learning.weights import join_weights
 from remuda.machine import keep_memory
 from remuda.processes import worker_main
-from remuda.processes.links import Link
+from remuda.processes.links import Link, Message
 from remuda.processes.notices import Notice
-from remuda.processes.worker_pool import Message
+from remuda.processes.worker_pool import Blueprint
 from remuda.sampling.buffers import Buffers, allocate, attach, attach_slots
 from remuda.sampling.exploration import Exploration
 from remuda.sampling.inference_server import InferenceServer
@@ -42,10 +42,8 @@ from remuda.sampling.worker_services import (
 )
 
 # Arguments: blueprint, heartbeat (called at every step), receiver of notices about rebuilt envs.
-MakeParts = Callable[
-    [Mapping[str, Any], Callable[[], bool], Callable[[Notice], None]], tuple[Any, Agent, Exploration]
-]
-MakeWriter = Callable[[Mapping[str, Any], Sequence[int]], Writer]
+MakeParts = Callable[[Blueprint, Callable[[], bool], Callable[[Notice], None]], tuple[Any, Agent, Exploration]]
+MakeWriter = Callable[[Blueprint, Sequence[int]], Writer]
 
 
 def serve(fds: Sequence[int], make_parts: MakeParts, make_writer: MakeWriter | None = None) -> int:

@@ -16,8 +16,7 @@ with a reset, which ends their episodes as truncations, and no update is lost.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -26,7 +25,8 @@ from remuda.data import Rollout, map_tree
 from remuda.data.packing import pack, unpack
 from remuda.env_workers import ENV_WORKERS
 from remuda.errors import ConfigError, NoState
-from remuda.processes.worker_pool import Message, Worker, WorkerPool
+from remuda.processes.links import Message
+from remuda.processes.worker_pool import Blueprint, Worker, WorkerPool
 from remuda.sampling.buffers import allocate, share
 from remuda.sampling.worker_stats import WorkerStats
 
@@ -37,7 +37,7 @@ class WorkerSampler:
     def __init__(
         self,
         module: str,
-        blueprints: Sequence[Mapping[str, Any]],
+        blueprints: Sequence[Blueprint],
         agent: Agent,
         observation: Space,
         weights: Weights,
@@ -123,7 +123,7 @@ class WorkerSampler:
         seed, restarts_before, lost, *samplers = unpack(state)
         if len(samplers) != len(self._worker_pool.workers):
             raise ConfigError(
-                f"this run was made by {len(samplers)} acting workers, not by {len(self._worker_pool.workers)}: "
+                f"this run was made by {len(samplers)} sampler workers, not by {len(self._worker_pool.workers)}: "
                 f"resume it where sampler.workers can be {len(samplers)}."
             )
         requests = [{"do": "load", "state": state} for state in samplers]

@@ -21,7 +21,7 @@ from typing import Protocol
 from remuda.core import Envs
 from remuda.data import Rollout
 from remuda.errors import NoState
-from remuda.processes.worker_pool import Message
+from remuda.processes.links import Message
 from remuda.sampling.buffers import Buffers
 from remuda.sampling.inference_server import Filled, InferenceServer
 from remuda.sampling.parent_link import ParentLink
@@ -109,7 +109,7 @@ class SlotService(SamplingService):
 
 
 class ReplayService(SamplingService):
-    """Samples all the time, once it is told to start, and writes to a replay."""
+    """Samples all the time after the message "sample", and writes to a replay."""
 
     def __init__(self, parent: ParentLink, envs: Envs, sampler: EnvSampler | InferenceServer, writer: Writer) -> None:
         self._parent, self._envs, self._writer = parent, envs, writer

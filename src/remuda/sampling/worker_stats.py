@@ -1,4 +1,4 @@
-"""Statistics that sampler workers send beside their steps: episodes, rebuilt envs, and where their time went."""
+"""Statistics that sampler workers send with their answers: episodes, rebuilt envs, and where their time went."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import logging
 from collections.abc import Sequence
 
 from remuda.core import Episode
+from remuda.processes.links import Message
 from remuda.processes.notices import Notice, Reporter
-from remuda.processes.worker_pool import Message
 
 logger = logging.getLogger("remuda.sampling")
 

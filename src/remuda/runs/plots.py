@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,9 @@ from numpy.typing import NDArray
 from remuda.errors import UsageError, nearest
 from remuda.logs.writers import STEP, read_metrics
 from remuda.runs.directory import RunDirectory, follow_links
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 IRRELEVANT_GROUPS = ("eval", "checkpoint", "log", "scheme")  # options that do not change what is learned
 # Where actions are computed does not change a curve either; sampler.act is the name of sampler.inference in 0.1.
@@ -209,7 +212,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, str]:
     return {key: value for key, value in flat.items() if key not in IRRELEVANT_OPTIONS}
 
 
-def _draw_group(axes: Any, name: str, curves: Sequence[Curve], color: str) -> None:
+def _draw_group(axes: Axes, name: str, curves: Sequence[Curve], color: str) -> None:
     if len(curves) == 1:
         steps, values = curves[0]
         axes.plot(steps, values, color=color, linewidth=1.8, label=name, marker="o" if len(steps) == 1 else None)
@@ -226,7 +229,7 @@ def _draw_group(axes: Any, name: str, curves: Sequence[Curve], color: str) -> No
     axes.fill_between(grid, low, high, color=color, alpha=0.18, linewidth=0)
 
 
-def _draw_last_points(axes: Any, name: str, curves: Sequence[Curve], color: str, label: str) -> None:
+def _draw_last_points(axes: Axes, name: str, curves: Sequence[Curve], color: str, label: str) -> None:
     try:
         steps, values, mean, low, high = mean_and_bar(curves)
     except ValueError:
@@ -251,12 +254,12 @@ def _evaluations(tables: Sequence[Sequence[Mapping[str, float | None]]]) -> list
     return [(steps, value) for steps, value in rows if steps is not None and value is not None]
 
 
-def _draw_evaluations(axes: Any, name: str, points: Sequence[tuple[float, float]], color: str) -> None:
+def _draw_evaluations(axes: Axes, name: str, points: Sequence[tuple[float, float]], color: str) -> None:
     steps, values = zip(*points, strict=True)
     axes.plot(steps, values, "o", markersize=5, markerfacecolor="white", markeredgecolor=color, label=f"{name}: eval")
 
 
-def _limit(axes: Any) -> None:
+def _limit(axes: Axes) -> None:
     """Limit the axes to the curves, and to the part of the bands near them: a band of three seeds may be far wider.
 
     If there are only points at the end of runs, the step axis starts at 0, because a close-up of their small
@@ -273,7 +276,7 @@ def _limit(axes: Any) -> None:
     axes.set_ylim(bottom - 0.05 * span, top + 0.05 * span)
 
 
-def _decorate(axes: Any, metric: str, title: str) -> None:
+def _decorate(axes: Axes, metric: str, title: str) -> None:
     from matplotlib.ticker import EngFormatter
 
     axes.set_xlabel("environment steps")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Convert `value` to dicts, lists, strings, numbers and None; raise TypeError for anything else."""
     if value is None or isinstance(value, bool):
         return value
@@ -35,7 +35,7 @@ def plain(value: Any) -> Any:
     raise TypeError(f"{value!r} is not a number, string, list or mapping")
 
 
-def finite(value: Any) -> Any:
+def finite(value: object) -> Any:
     """Return `value` with None in place of NaN and infinities, which JSON cannot express."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -46,7 +46,7 @@ def finite(value: Any) -> Any:
     return value
 
 
-def to_json(value: Any, indent: int | None = None) -> str:
+def to_json(value: object, indent: int | None = None) -> str:
     """Return strict JSON, with null in place of NaN and infinities."""
     return json.dumps(finite(plain(value)), allow_nan=False, indent=indent, ensure_ascii=False)
 

@@ -117,7 +117,7 @@ class MetricsFile:
         self._columns = columns
 
 
-def _csv_text(rows: Iterable[Mapping[str, Any]], columns: list[str]) -> str:
+def _csv_text(rows: Iterable[Mapping[str, object]], columns: list[str]) -> str:
     text = io.StringIO()
     csv.DictWriter(text, columns, restval="", lineterminator="\n").writerows(rows)
     return text.getvalue()
@@ -198,7 +198,7 @@ class _EventFile:
 class WandB:
     """Logs to Weights & Biases; wandb's own settings apply, such as the variable WANDB_MODE=offline."""
 
-    def __init__(self, project: str, run: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, project: str, run: Path, config: Mapping[str, object]) -> None:
         try:
             import wandb
         except ModuleNotFoundError:

@@ -12,12 +12,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 RESUME = "remuda.resume({})"
 
 
-def resume_advice(path: Path | str, config: Mapping[str, Any]) -> str:
+def resume_advice(path: Path | str, config: Mapping[str, object]) -> str:
     """Return the command, or the call from Python, that resumes the run with this configuration."""
     needed = without_path(config)
     return f"{python_call(RESUME, path, needed)} from Python" if needed else f"remuda train --resume {path}"
@@ -29,7 +28,7 @@ def python_call(call: str, path: Path | str, needed: Mapping[str, str]) -> str:
     return call.format(", ".join([*arguments, *(f"{name}={as_written(label)}" for name, label in needed.items())]))
 
 
-def without_path(config: Mapping[str, Any]) -> dict[str, str]:
+def without_path(config: Mapping[str, object]) -> dict[str, str]:
     """Return the env and net that have no import path, by argument of `remuda.resume`, as config.yaml labels them."""
     options = config.get("options")
     agent = options.get("agent") if isinstance(options, Mapping) else None

@@ -9,10 +9,9 @@ find_checkpoint(run)                                   # the checkpoint that a r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from remuda.config.run_options import CheckpointOptions
 from remuda.core import Replay
@@ -68,16 +67,6 @@ def state_in(found: checkpoint.Checkpoint | None) -> SamplerState:
     return SamplerState(found.blobs.get("sampler"), found.progress.get("inexact"), found.is_between_cuts)
 
 
-def log_state_in(found: checkpoint.Checkpoint | None) -> dict[str, Any] | None:
-    """Return the state of the run's log that a checkpoint holds; None without one."""
-    if found is None or LOG_STATE not in found.blobs:
-        return None
-    with of_this_version():
-        # Checkpoints of earlier versions do not hold the run's times.
-        times = {"elapsed": 0.0, "total": {}, "first_steps": found.progress["steps"]}
-        return {**times, **unpack(found.blobs[LOG_STATE])}
-
-
 class RunCheckpoints:
     """Writes checkpoints of a run's learner, progress, sampler and replay; the only writer of their directory."""
 
@@ -87,7 +76,7 @@ class RunCheckpoints:
         options: CheckpointOptions,
         stopwatch: Stopwatch,
         log: Callable[[str], None],
-        get_log_state: Callable[[bool], dict[str, Any]],
+        get_log_state: Callable[[bool], Mapping[str, object]],
     ) -> None:
         """`get_log_state` returns the log's state, given whether the metrics line is still to be written."""
         self.interval = Interval(options.every)

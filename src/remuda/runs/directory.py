@@ -60,7 +60,7 @@ class RunDirectory:
 
     @classmethod
     def create(
-        cls, path: Path | str | None, name: str, config: Mapping[str, Any], resume: bool = False
+        cls, path: Path | str | None, name: str, config: Mapping[str, object], resume: bool = False
     ) -> RunDirectory:
         """Create a run at `path`, by default runs/<name>-<time>; with `resume`, continue the existing run there."""
         settings = _config_text(config)
@@ -154,7 +154,7 @@ class RunDirectory:
         with contextlib.suppress(OSError):  # a full disk must not end a run because of a log line
             self._log.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}\n")
 
-    def add_evaluation(self, found: Mapping[str, Any]) -> None:
+    def add_evaluation(self, found: Mapping[str, object]) -> None:
         """Append a result of the evaluator process to evaluations.jsonl."""
         with io.FileIO(self.path / EVALUATIONS, "a") as file:
             append_atomic(file, (to_json(found) + "\n").encode())
@@ -166,7 +166,7 @@ class RunDirectory:
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
             write_atomic(path, "".join(line for line in lines if _is_up_to(steps, line)))
 
-    def write_result(self, result: Mapping[str, Any]) -> None:
+    def write_result(self, result: Mapping[str, object]) -> None:
         """Write result.json atomically."""
         write_atomic(self.path / "result.json", to_json(result, indent=2) + "\n")
 
@@ -302,7 +302,7 @@ def _check_free(directory: Path) -> None:
 
 
 def _taken(directory: Path) -> str:
-    config: dict[str, Any] = {}
+    config: dict[str, object] = {}
     with contextlib.suppress(CheckpointError):
         config = RunDirectory.open(directory).read_config()
     advice = resume_advice(directory, config)
@@ -337,7 +337,7 @@ def _remove(made: list[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _config_text(config: Mapping[str, Any]) -> str:
+def _config_text(config: Mapping[str, object]) -> str:
     try:
         settings = plain(config)
     except TypeError as error:
@@ -345,11 +345,11 @@ def _config_text(config: Mapping[str, Any]) -> str:
     return str(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
 
-def _meta(config: Mapping[str, Any]) -> dict[str, Any]:
+def _meta(config: Mapping[str, object]) -> dict[str, object]:
     return {**_start(), "seed": config.get("seed")}
 
 
-def _start() -> dict[str, Any]:
+def _start() -> dict[str, object]:
     """Return time, command, versions and machine; no environment variables, which may hold keys and passwords."""
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:
@@ -371,7 +371,7 @@ def _start() -> dict[str, Any]:
     }
 
 
-def _git() -> dict[str, Any] | None:
+def _git() -> dict[str, str | bool] | None:
     """Return the commit of the working directory and whether files differ from it; None outside a repository."""
     if shutil.which("git") is None:
         return None

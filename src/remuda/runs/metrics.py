@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from typing import Any
+from typing import TypedDict
 
 from remuda.config.run_config import RunConfig, to_dict
 from remuda.logs.meters import Window, as_number, summarize
@@ -28,6 +28,16 @@ from remuda.runs.directory import RunDirectory
 from remuda.runs.intervals import Interval
 
 LINES_PER_RUN = 200
+
+
+class MetricsState(TypedDict):
+    """What a checkpoint holds of a run's metrics."""
+
+    window: list[dict[str, float]]  # the last episodes
+    sums: dict[str, list[float]]  # values of the rounds since the last line
+    first_steps: int
+    total: dict[str, float]  # seconds by activity
+    elapsed: float  # seconds
 
 
 class RunMetrics:
@@ -62,20 +72,18 @@ class RunMetrics:
                 self._writers.append(stack.enter_context(closing(online)))
             yield
 
-    def start(self, steps: int, saved: Mapping[str, Any] | None = None) -> None:
+    def start(self, steps: int, saved: MetricsState | None = None) -> None:
         """Start counting at the first round, with what `get_state` returned in the process that is resumed."""
         self._first_steps = self._line_steps = steps
         self._stopwatch.restart()
         if saved is None:
-            self.lines.start(steps)
             return
-        self.lines.start(steps, saved["next"][0])
         self._first_steps = saved["first_steps"]
         self._stopwatch.total.update(saved["total"])
         self._window.set_state(saved["window"])
         self._values.update(saved["sums"])
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> MetricsState:
         """Return what a resumed run needs to continue the current line and the run's times."""
         return {
             "window": self._window.get_state(),

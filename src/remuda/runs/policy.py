@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 from remuda.agents import PolicyAgent
 from remuda.core import Space
@@ -52,7 +53,7 @@ class Policy:
         return ("obs",) if self.observation.is_leaf else tuple(self.observation.entries)
 
     def act(
-        self, obs: Any, state: PolicyState | None = None, deterministic: bool = True, reward: Any = 0.0
+        self, obs: Any, state: PolicyState | None = None, deterministic: bool = True, reward: ArrayLike = 0.0
     ) -> tuple[Any, PolicyState | None]:
         """Return the action for one observation, or a batch of actions for a batch, and the state for the next call.
 
@@ -88,7 +89,7 @@ class Policy:
         is_single = first.ndim == len(leaf.shape)
         spaces = self.observation.tree(lambda _, leaf: leaf)
 
-        def as_rows(array: Any, space: Space) -> Any:
+        def as_rows(array: NDArray[Any], space: Space) -> Tensor:
             shape = array.shape if is_single else array.shape[1:]
             if shape != space.shape:
                 raise ConfigError(
@@ -104,7 +105,7 @@ class Policy:
 
         return map_tree(as_rows, arrays, spaces), is_single
 
-    def _with_previous(self, rows: Any, count: int, state: PolicyState | None, reward: Any) -> Any:
+    def _with_previous(self, rows: Any, count: int, state: PolicyState | None, reward: ArrayLike) -> Any:
         if not self._previous:
             return rows
         own = (rows,) if self.observation.is_leaf else tuple(rows)
@@ -121,7 +122,7 @@ def from_user(space: Space, obs: Any) -> Any:
         return np.asarray(obs)
     fits = isinstance(obs, Mapping) if space.kind == "dict" else isinstance(obs, (tuple, list))
     found = dict(obs) if isinstance(obs, Mapping) else dict(enumerate(obs)) if fits else {}
-    wanted: list[Any] = list(space.keys if space.kind == "dict" else range(len(space.entries)))
+    wanted: list[object] = list(space.keys if space.kind == "dict" else range(len(space.entries)))
     if found.keys() != set(wanted):
         entries = ", ".join(space.entries)
         raise ConfigError(f"an observation without exactly the entries {entries} does not fit: give all of them.")

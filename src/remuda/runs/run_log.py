@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from remuda.config.run_config import RunConfig, to_dict
 from remuda.core import Replay
+from remuda.data.packing import unpack
 from remuda.errors import Abandoned, CheckpointError, ConfigError, Interrupted, RemudaError
 from remuda.learning import checkpoint
 from remuda.learning.learner import Learner
@@ -28,19 +29,26 @@ from remuda.recipe import Progress, Round
 from remuda.runs.advice import resume_advice
 from remuda.runs.checkpoints import (
     CUT_SHORT,
+    LOG_STATE,
     CutWatch,
     RunCheckpoints,
     SamplerState,
-    log_state_in,
     state_in,
     state_of,
 )
 from remuda.runs.directory import RunDirectory
 from remuda.runs.evaluation import EvaluateAgent, Evaluations, eval_episodes
-from remuda.runs.metrics import RunMetrics
+from remuda.runs.metrics import MetricsState, RunMetrics
 from remuda.runs.signals import StopSignals
 from remuda.runs.stopping import Callback, StopConditions
 from remuda.runs.verdict import remedies_for, verdict
+
+
+class LogState(MetricsState):
+    """What a checkpoint holds of the run's log."""
+
+    next: tuple[int, int, int]  # steps at which a metrics line, a checkpoint and an evaluation are due
+    is_owed: bool  # the metrics line of the checkpoint's step is still to be written
 
 
 class RunLog:
@@ -65,7 +73,7 @@ class RunLog:
         self._cuts = CutWatch(config.sampler.envs, config.checkpoint.every, self.log)
         self._is_resumed = False
         self._resume_from: checkpoint.Checkpoint | None = None
-        self._saved: dict[str, Any] | None = None  # what `_get_state` returned in the process that is resumed
+        self._saved: LogState | None = None  # what `_get_state` returned in the process that is resumed
         self._is_whole = True  # all due updates of the last round were made
         self._start_counting()
 
@@ -82,7 +90,7 @@ class RunLog:
     def open(self, is_resumed: bool = False, resume_from: checkpoint.Checkpoint | None = None) -> Iterator[Self]:
         """Keep the metric writers open; a resumed run first drops what it logged after its checkpoint."""
         self._is_resumed, self._resume_from = is_resumed, resume_from
-        self._saved = log_state_in(resume_from)
+        self._saved = _state_in(resume_from)
         step = resume_from.step if resume_from is not None else 0
         if self._saved is not None:
             with of_this_version():
@@ -156,6 +164,7 @@ class RunLog:
     def _start_counting(self) -> None:
         steps, saved = self.progress.steps, self._saved
         self.metrics.start(steps, saved)
+        self.metrics.lines.start(steps, None if saved is None else saved["next"][0])
         self.checkpoints.interval.start(steps, None if saved is None else saved["next"][1])
         self.evaluations.interval.start(steps, None if saved is None else saved["next"][2])
 
@@ -181,7 +190,7 @@ class RunLog:
         self.terminal.update(self.metrics.latest, round.progress.steps)
         self._save_if_best(mean_reward, lambda: state_of(round))
         self.checkpoints.save_if_due(round, is_last)
-        must_end = self.stop.after_round()
+        must_end = self.stop.should_end()
         if must_end:
             self.checkpoints.save(round)
         elif not is_last:
@@ -205,12 +214,12 @@ class RunLog:
 
     def should_stop(self) -> bool:
         """Return whether to stop at the end of the current round."""
-        return self.stop.after_signal()
+        return self.stop.signal_received()
 
     def must_stop(self) -> bool:
         """Return whether to stop within the current round. Polled often, so it also refreshes the terminal."""
         self.terminal.tick()
-        return self.stop.at_once()
+        return self.stop.must_end_now()
 
     def save_if_failed(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -225,12 +234,15 @@ class RunLog:
             self.log(f"warning: {error}; worker processes (--scheme parallel) are replaced when they hang.")
         self.checkpoints.save_interrupted(self.learner, self.progress, self._cuts.is_between)
 
-    def _get_state(self, line_pending: bool) -> dict[str, Any]:
+    def _get_state(self, line_pending: bool) -> LogState:
         """Return what a resumed run needs; `line_pending`: the metrics line of this step is still to be written."""
-        intervals = (self.metrics.lines, self.checkpoints.interval, self.evaluations.interval)
         return {
             **self.metrics.get_state(),
-            "next": tuple(interval.next_steps for interval in intervals),
+            "next": (
+                self.metrics.lines.next_steps,
+                self.checkpoints.interval.next_steps,
+                self.evaluations.interval.next_steps,
+            ),
             "is_owed": line_pending,
         }
 
@@ -279,3 +291,13 @@ class RunLog:
         saved = self._cuts.last_steps if self._cuts.is_between else self.checkpoints.saved_steps
         lost = self.progress.steps - saved
         return f", of which the last {lost:,} will be done again" if lost else ""
+
+
+def _state_in(found: checkpoint.Checkpoint | None) -> LogState | None:
+    """Return the state of the run's log in a checkpoint; None without one."""
+    if found is None or LOG_STATE not in found.blobs:
+        return None
+    with of_this_version():
+        # Checkpoints of earlier versions do not hold the run's times.
+        times = {"elapsed": 0.0, "total": {}, "first_steps": found.progress["steps"]}
+        return cast("LogState", {**times, **unpack(found.blobs[LOG_STATE])})

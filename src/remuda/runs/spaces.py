@@ -58,9 +58,9 @@ def read_spaces(run: Path) -> tuple[Space, Space] | None:
         ) from None
 
 
-def space_to_json(space: Space) -> dict[str, Any]:
+def space_to_json(space: Space) -> dict[str, object]:
     """Return a space as JSON values."""
-    out: dict[str, Any] = {"kind": space.kind}
+    out: dict[str, object] = {"kind": space.kind}
     if not space.is_leaf:
         out["entries"] = {name: space_to_json(entry) for name, entry in space.entries.items()}
         return out | ({"keys": list(space.keys)} if space.kind == "dict" else {})
@@ -70,7 +70,7 @@ def space_to_json(space: Space) -> dict[str, Any]:
     return out | ({"env_dtype": space.env_dtype} if space.env_dtype else {})
 
 
-def numbers(array: NDArray[Any]) -> Any:
+def numbers(array: NDArray[np.generic]) -> object:
     """Return an array as a flat list, or as one number if all are equal."""
     flat = array.reshape(-1)
     same = len(flat) > 0 and bool((flat == flat[0]).all())
@@ -126,13 +126,13 @@ def _count(values: Mapping[str, Any], depth: int = 0) -> int:
     return math.prod(_size(size) for size in values["shape"])
 
 
-def _size(size: Any) -> int:
+def _size(size: object) -> int:
     if type(size) is not int or size < 0:
         raise ValueError(f"{size!r} is not a size")
     return size
 
 
-def _array(values: Any, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+def _array(values: float | str | list[float | str], shape: tuple[int, ...], dtype: str) -> NDArray[np.generic]:
     is_float = np.dtype(dtype).kind == "f"
     read = [float(value) if is_float else value for value in (values if isinstance(values, list) else [values])]
     if not is_float and not all(isinstance(value, int) for value in read):

@@ -25,17 +25,17 @@ class StopConditions:
         if True in [callback(round) for callback in self.callbacks]:
             self._by_callback = True
 
-    def after_round(self) -> bool:
+    def should_end(self) -> bool:
         """Return whether the run ends with the round that has just ended."""
-        return self._by_callback or self.after_signal()
+        return self._by_callback or self.signal_received()
 
-    def after_signal(self) -> bool:
+    def signal_received(self) -> bool:
         """Return whether a stop signal has arrived."""
         return self.signals.received is not None
 
-    def at_once(self) -> bool:
+    def must_end_now(self) -> bool:
         """Return whether the current round must be cut short, because its time to end by itself is over."""
-        return self.after_signal() and (not self.has_begun or time.monotonic() > self.signals.deadline)
+        return self.signal_received() and (not self.has_begun or time.monotonic() > self.signals.deadline)
 
     @property
     def reason(self) -> str:

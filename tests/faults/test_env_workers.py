@@ -452,7 +452,7 @@ def start():
     if sys.argv[2] == "fork" and os.fork() == 0:
         time.sleep(3)  # keeps the parent's end of every link open
         os._exit(0)
-    print(envs._crew._server.pid, *(member.pid for member in envs._crew.members), flush=True)
+    print(envs._worker_pool._server.pid, *(member.pid for member in envs._worker_pool.members), flush=True)
     time.sleep(60)
 
 if sys.argv[2] == "thread":

@@ -25,7 +25,7 @@ from remuda.config.resolve import resolve_config
 from remuda.core import derive_seed
 from remuda.data import leaves, map_tree
 from remuda.envs import AsyncPooledEnvs, LocalEnvs, resolve
-from remuda.envs.previous import WithPrevious
+from remuda.envs.previous import AsyncWithPrevious, WithPrevious
 from remuda.learning.weights import LocalWeights
 from remuda.nets import make_net
 from remuda.sampling.buffers import Buffers, allocate
@@ -282,7 +282,7 @@ def lockstep_pair(
 
 
 def with_all(envs: Any) -> Any:
-    return WithPrevious(envs, True, True)
+    return (AsyncWithPrevious if isinstance(envs, AsyncPooledEnvs) else WithPrevious)(envs, True, True)
 
 
 AGENTS = {  # env, what the agent sees beside it, memory

@@ -60,17 +60,18 @@ class NativeSlot:
         self._is_float = self.observation.dtype == "float32"
         self.finished: list[Episode] = []
         self._is_working = False
-        self._answer: Step | None = None  # of the reset, until it is received
+        self._reset_step: Step | None = None  # until it is received
         self._clear()
 
     def _clear(self) -> None:
+        """Forget all steps and statistics."""
         self._row = 0
         self._rewards = np.zeros((BLOCK, self._count))
         self._starts = np.zeros(self._count, np.int64)  # row of this block in which the running episode starts
         self._stats = [self._stats_class() for _ in range(self._count)]
         self._episodes = [1] * self._count
         self._has_ended, self._is_plain = np.zeros(self._count, bool), True
-        self._answer = None
+        self._reset_step = None
 
     # --- stepping -----------------------------------------------------------------------------------------------
 
@@ -82,9 +83,9 @@ class NativeSlot:
         self._is_working = True
 
     def recv(self) -> Step:
-        if self._answer is not None:
-            answer, self._answer = self._answer, None
-            return answer
+        if self._reset_step is not None:
+            reset_step, self._reset_step = self._reset_step, None
+            return reset_step
         obs, reward, terminated, truncated, info = self._guarded(self._vector.recv)
         self._is_working = False
         mask = ~self._has_ended
@@ -136,6 +137,7 @@ class NativeSlot:
             self._stats[env].count(self._rewards[start : self._row + 1, env].tolist(), self._gamma)
 
     def _advance(self) -> None:
+        """Go to the next row of the block; at its end, count all rewards and start again at row 0."""
         if self._row + 1 == BLOCK:
             for env in range(self._count):
                 self._count_until(env)
@@ -144,6 +146,7 @@ class NativeSlot:
         self._row += 1
 
     def _report(self, env: int, info: Mapping[str, Any]) -> None:
+        """Add the finished episode of an env to `finished` and start the next one."""
         last = {name: value[env] for name, value in info.items() if _has_value(info, name, env)}
         values = {str(name): float(value) for name, value in self._stats[env].values(last).items()}
         self.finished.append(Episode(self._first + env, values))
@@ -176,14 +179,14 @@ class NativeSlot:
                 if step and (left == warm_up - step).any():
                     self._restart(left == warm_up - step)
                 self._guarded(lambda: self._vector.send(actions.sample()))
-                answer = self.recv()
-                taken += int(answer.mask.sum())
-                first = answer.obs
+                random_step = self.recv()
+                taken += int(random_step.mask.sum())
+                first = random_step.obs
             restarted = self._restart(left == 0) if (left == 0).any() else None
             first = first if restarted is None else self._stored(restarted)
             self.finished.clear()
         nothing = np.zeros(self._count, bool)
-        self._answer = Step(first, np.zeros(self._count, np.float32), nothing, nothing.copy(), nothing.copy())
+        self._reset_step = Step(first, np.zeros(self._count, np.float32), nothing, nothing.copy(), nothing.copy())
         return taken
 
     def _restart(self, which: NDArray[np.bool_]) -> Array | None:

@@ -159,7 +159,7 @@ class SingleEnv:
             array[self._row] = float(value) if is_number(value) else math.nan
 
     def _require_dict(self, info: object) -> None:
-        if not isinstance(info, Mapping):
+        if type(info) is not dict and not isinstance(info, Mapping):
             self._refuse(f"info is {info!r}, not a dict: return {{}} if there is nothing to report.")
 
     def count(self) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import gymnasium
 import numpy as np
@@ -84,6 +84,19 @@ READABLE = ("x", "c", "q", "geom_", "site_", "actuator_", "sensordata", "subtree
 MOMENTS = ("mean", "var", "count")  # attributes of Gymnasium's RunningMeanStd
 
 
+@runtime_checkable
+class Saveable(Protocol):
+    """What a class of envs or wrappers offers so that its state can be saved."""
+
+    def get_state(self) -> State:
+        """Return plain values and arrays: all in which this object differs from a newly made one."""
+        ...
+
+    def set_state(self, state: State) -> None:
+        """Continue from a state that `get_state` returned."""
+        ...
+
+
 class Adapter(NamedTuple):
     """Functions that save and restore the state of one layer."""
 
@@ -128,7 +141,7 @@ def _adapter(layer: Layer) -> Adapter:
     """Return how to save a layer of this class; NoState if that is unknown."""
     kind = type(layer)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if all(callable(getattr(kind, method, None)) for method in ("get_state", "set_state")):
+    if issubclass(kind, Saveable):  # the class, because wrappers forward attributes to the env inside
         return Adapter(lambda layer: layer.get_state(), lambda layer, state: layer.set_state(state))
     if name in ATTRIBUTES:
         return _attribute_adapter(ATTRIBUTES[name])

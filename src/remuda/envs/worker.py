@@ -77,6 +77,7 @@ class _Service:
         self._is_leaving = False
 
     def run(self) -> None:
+        """Answer requests and run commands until the parent ends this worker or the fork server is gone."""
         fork_server = os.getppid()
         poll = select.poll()
         poll.register(self._link, select.POLLIN)
@@ -177,6 +178,7 @@ class _Service:
         np.random.seed(own)
 
     def _reset(self, seed: int, warm_up: int) -> None:
+        """Reset all envs; send the random steps taken and the notices."""
         self._seed_libraries(seed)
         taken = sum(env_group.reset(seed, warm_up, self._report_progress) for env_group in self._env_groups)
         notices = [notice for env_group in self._env_groups for notice in env_group.rows.notices]
@@ -185,6 +187,7 @@ class _Service:
         self._link.send({"ready": taken, "notices": notices}, seconds=None)
 
     def _save(self) -> None:
+        """Send the states of all envs and of the global generators, or the reason why there are none."""
         try:
             states = [state for env_group in self._env_groups for state in env_group.get_state()]
         except NoState as error:
@@ -195,6 +198,7 @@ class _Service:
         self._link.send({"saved": states, "libraries": libraries}, seconds=None)
 
     def _load(self, states: Sequence[tuple[int, bytes]], libraries: bytes | None) -> None:
+        """Restore the states of all envs and, if given, of the global generators."""
         for env_group in self._env_groups:
             own, states = states[: len(env_group.envs)], states[len(env_group.envs) :]
             env_group.set_state(own)
@@ -205,6 +209,7 @@ class _Service:
         self._link.send({"loaded": True})
 
     def _answer(self, answers: Answers, number: int, slot: int) -> None:
+        """Step or renew the envs of a slot, and mark the request as done."""
         env_group, actions = self._group_and_actions[slot]
         start = time.perf_counter()
         kind = number % KINDS

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import json
-import re
 import statistics
-import textwrap
 from pathlib import Path
 from typing import Any
+
+from page_text import wrap_paragraphs
 
 from remuda.cli.bench import table
 
@@ -128,17 +128,6 @@ def page(found: dict[str, Any]) -> str:
     parts.append(value_families(found))
     parts += samplers_beside(found)
     return wrap_paragraphs("\n".join(parts))
-
-
-def wrap_paragraphs(text: str) -> str:
-    """Break the lines of paragraphs anew, and leave headings, tables, lists and code as they are."""
-    blocks = text.split("\n\n")
-    is_prose = [re.match(r"[A-Z`0-9]", block) and not block.startswith("```") for block in blocks]
-    wrapped = [
-        textwrap.fill(block, 118, break_long_words=False, break_on_hyphens=False) if prose else block.rstrip()
-        for block, prose in zip(blocks, is_prose, strict=True)
-    ]
-    return "\n\n".join(wrapped) + "\n"
 
 
 def settings(env: str) -> str:

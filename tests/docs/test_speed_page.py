@@ -10,6 +10,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 
 import speed_page
+from page_text import wrap_paragraphs
 
 
 def test_the_page_is_up_to_date() -> None:
@@ -31,6 +32,16 @@ def test_the_table_has_the_ratios_of_the_reports() -> None:
     assert len(speed_page.readme_table(reports).split("\n\n")[0].splitlines()) == 7
 
 
-@pytest.mark.parametrize("block", ["## Heading", "| a | b |\n|---|---|", "- item\n- item", "```\ncommand\n```"])
-def test_only_paragraphs_are_wrapped(block: str) -> None:
-    assert speed_page.wrap_paragraphs(f"{block}\n\nTwo\nlines.\n") == f"{block}\n\nTwo lines.\n"
+BLOCKS = ["## Heading", "| a | b |\n|---|---|", "```\ncommand\n\nanother\ncommand\n```", "![name](path.png)"]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_blocks_that_are_not_wrapped(block: str) -> None:
+    assert wrap_paragraphs(f"{block}\n\nTwo\nlines.\n") == f"{block}\n\nTwo lines.\n"
+
+
+def test_list_items_are_wrapped_one_by_one() -> None:
+    long = "word " * 30
+    assert wrap_paragraphs(f"- first\n- {long}\n  end") == (
+        f"- first\n- {'word ' * 23}".rstrip() + f"\n  {'word ' * 7}end\n"
+    )

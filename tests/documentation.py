@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from registering import forget_registered
 
 ROOT = Path(__file__).parents[1]
 MAX_STEPS = 128  # the first episodes of CartPole have ended by then
@@ -134,6 +135,7 @@ class Page:
         monkeypatch.chdir(directory)
         monkeypatch.setenv("REMUDA_MAX_STEPS", str(MAX_STEPS))
         monkeypatch.syspath_prepend(str(directory))
+        forget_registered(monkeypatch)
         (directory / "examples").symlink_to(ROOT / "examples")
         files: dict[str, str] = {}
         for block in self.blocks:

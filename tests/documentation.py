@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from registering import forget_registered
 
 ROOT = Path(__file__).parents[1]
 MAX_STEPS = 128  # by then the first episodes of CartPole have ended
@@ -137,6 +138,7 @@ class Page:
         monkeypatch.chdir(directory)
         monkeypatch.setenv("REMUDA_MAX_STEPS", str(MAX_STEPS))
         monkeypatch.syspath_prepend(str(directory))
+        forget_registered(monkeypatch)
         (directory / "examples").symlink_to(ROOT / "examples")
         files: dict[str, str] = {}
         for block in self.blocks:

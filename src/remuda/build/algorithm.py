@@ -145,8 +145,8 @@ def construct(kind: type[Any], *arguments: Any, **options: Any) -> Algorithm:
         inspect.signature(kind).bind(*arguments, **options)
     except TypeError as error:
         raise ConfigError(
-            f"{kind.__module__}:{kind.__qualname__} cannot be constructed ({error}): accept **options, and pass them "
-            "to the constructor of its base class."
+            f"{kind.__module__}:{kind.__qualname__} cannot be constructed ({error}): name keyword-only parameters "
+            "after its options, and pass **options on to the base class."
         ) from error
     made: Algorithm = kind(*arguments, **options)
     return made

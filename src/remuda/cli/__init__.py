@@ -63,6 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(devnull, sys.stdout.fileno())  # discards what is still in the buffer
         os.close(devnull)
         return 0
+    except MemoryError:
+        print("remuda: out of memory: use fewer envs, smaller batches or a smaller net.", file=sys.stderr)
+        return 1
     except OSError as error:  # a full or failing disk, a missing directory, too many open files
         if error.errno in (errno.EMFILE, errno.ENFILE):
             print(f"remuda: {error.strerror}: raise the limit (ulimit -n), or use fewer workers.", file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +22,8 @@ PLACEHOLDERS = {
     "tuple[int, ...]": "N,N",
     "dict[str, Any]": "JSON",
 }
+# Argparse itself takes -1e3 for the name of an option.
+NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$", re.IGNORECASE)
 LONGEST_PLACEHOLDER = 24  # longer lists of choices are written to the help text alone
 
 
@@ -56,6 +59,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("formatter_class", Formatter)
         super().__init__(allow_abbrev=False, **settings)
+        self._negative_number_matcher = NEGATIVE_NUMBER
         self.elsewhere: dict[str, str] = {}  # option of another algorithm: the owner, for the error message
         self.sections: dict[str, Section] = {}  # by group of options
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import yaml
 
-from remuda.config.fields import coerce, fill
+from remuda.config.fields import check_value, coerce, fill
 from remuda.config.legacy import without_variant
 from remuda.config.presets import find_preset
 from remuda.config.renamed import rename_options
 from remuda.config.run_config import GROUPS, KINDS, RunConfig
 from remuda.config.run_options import EnvsOptions
+from remuda.config.sizes import refuse_large_sizes
 from remuda.config.used_options import refuse_unused
 from remuda.envs import EnvInfo, EnvSpec, probe, resolve
 from remuda.envs.atari_options import AtariOptions
@@ -102,7 +103,9 @@ def _resolve(settings: Mapping[str, Any], wanted: Groups, env: Callable[..., Any
     spec = resolve(env if env is not None else str(values["env"]), envs.kwargs, atari)
     info = probe(spec)
     name = spec.label if env is None else callable_name(env, spec.label)
-    return fill_config({**values, "env": name}, wanted, spec.label, info), spec, info
+    config = fill_config({**values, "env": name}, wanted, spec.label, info)
+    refuse_large_sizes(config, info)
+    return config, spec, info
 
 
 def fill_config(values: Mapping[str, Any], wanted: Groups, label: str, info: EnvInfo) -> RunConfig:
@@ -124,11 +127,12 @@ def fill_config(values: Mapping[str, Any], wanted: Groups, label: str, info: Env
             filled["sampler"],
             inference="workers" if find_scheme(str(values["scheme"])).is_asynchronous else "central",
         )
-    steps = values.get("steps", preset["run"]["steps"])
+    steps = coerce(values.get("steps", preset["run"]["steps"]), "int", "steps")
+    check_value("steps", steps, {})
     return RunConfig(
         algo=algo,
         env=str(values["env"]),
-        steps=coerce(steps, "int", "steps"),
+        steps=steps,
         seed=coerce(values["seed"], "int", "seed"),
         scheme=str(values["scheme"]),
         **filled,

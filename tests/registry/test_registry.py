@@ -120,7 +120,7 @@ class TestImportPaths:
 
     def test_the_command_line_shows_and_reads_them(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         with pytest.raises(SystemExit):
-            main(["train", "own_algorithms:Bonus", "--help"])
+            main(["train", "own_algorithms:Bonus", "--help", "algo"])
         assert "--algo.bonus" in capsys.readouterr().out
         command = ["train", "own_algorithms:Bonus", "--env", "CartPole-v1", "--steps", "64", "--quiet"]
         options = ["--algo.bonus", "2", "--algo.is_loud", "--eval.episodes", "0", "--out", str(tmp_path / "run")]

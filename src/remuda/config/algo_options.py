@@ -250,12 +250,8 @@ class DQNOptions(OffPolicyOptions):
     dueling: bool = option(False, "a state value and action advantages instead of action values")
     noisy: bool = option(False, "explore by learned noise on the weights of the head; set epsilon to 0 with it")
     atoms: int = option(1, "atoms of the return distribution; 1 learns only its mean, C51 has 51", low=1)
-    v_min: float | Auto = option(
-        "auto", "smallest return of the distribution; auto derives it before the first update"
-    )
-    v_max: float | Auto = option(
-        "auto", "largest return of the distribution; auto derives it before the first update"
-    )
+    v_min: float | Auto = option("auto", "smallest return of the distribution; auto derives it when learning starts")
+    v_max: float | Auto = option("auto", "largest return of the distribution; auto derives it when learning starts")
     huber: float | None = option(1.0, "error beyond which the loss is linear; none squares every error", above=0.0)
 
     @property

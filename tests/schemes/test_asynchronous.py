@@ -24,7 +24,7 @@ from remuda.core import derive_seed
 from remuda.data import map_tree, resets
 from remuda.errors import ConfigError, Interrupted
 from remuda.learning.checkpoint import load_newest
-from remuda.learning.parts import Parts
+from remuda.learning.gradient_threads import GradientThreads
 from remuda.recipe import Progress
 from remuda.schemes.asynchronous import Asynchronous, shares
 
@@ -294,8 +294,8 @@ def test_a_callback_may_stop_it(tmp_path: Path) -> None:
 
 def test_parts_of_a_batch_learn_and_end_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[int] = []
-    original = Parts.close
-    monkeypatch.setattr(Parts, "close", lambda self: (closed.append(self.count), original(self)))
+    original = GradientThreads.close
+    monkeypatch.setattr(GradientThreads, "close", lambda self: (closed.append(self.count), original(self)))
     run = train(tmp_path / "run", scheme={"name": "async", "max_lag": 0, "threads": 2})
     assert closed == [2]
     assert run.result["updates"] >= ROUNDS

@@ -1,4 +1,4 @@
-"""What can be set of a run beside its algorithm, in frozen dataclasses: a sentence per field."""
+"""Options of a run apart from those of its algorithm, as frozen dataclasses; each field has its help text."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from remuda.config.fields import Checked, option, parse_seeds
 from remuda.errors import ConfigError
+from remuda.registry import env_backend_names
 
 
 @dataclass(frozen=True)
@@ -46,49 +47,59 @@ class SamplerOptions(Checked):
 
     _group = "sampler."
     envs: int = option(8, "environments, over all workers", low=1, high=100_000)
-    workers: int = option(0, "worker processes of the schemes parallel and async; 0 takes one per core", low=0)
-    slots: int = option(1, "groups of envs that take turns; 2 acts for one while the other steps", low=1, high=8)
+    workers: int = option(0, "worker processes of the schemes parallel and async; 0 starts one per core", low=0)
+    slots: int = option(
+        1,
+        "groups of envs that take turns; with 2, the policy runs for one group while the other steps",
+        low=1,
+        high=8,
+    )
     inference: str = option(
         "auto",
-        "who runs the policy: one process for all envs, or the env workers themselves; auto is workers under async",
+        "where the policy runs: in one process for all envs, or in the env workers; auto is workers under async",
         choices=("auto", "central", "workers"),
     )
-    threads: int = option(
-        1, "async with inference=central: threads of torch in the process that acts for all envs", low=1
-    )
+    threads: int = option(1, "async with inference=central: threads of torch in the inference process", low=1)
     wait_reset: bool = option(
-        False, "reset an ended env only when the next rollout begins: one episode per column, padded"
+        False, "reset an ended env only when the next rollout begins, so that a column holds one episode and padding"
     )
-    decorrelate: int = option(0, "random steps per env before the first rollout, at most", low=0)
+    decorrelate: int = option(0, "largest number of random steps of each env before the first rollout", low=0)
 
 
 @dataclass(frozen=True)
 class EnvsOptions(Checked):
-    """How environments are made and watched."""
+    """How environments are made and supervised."""
 
     _group = "envs."
     backend: str = option(
         "auto",
-        "what steps the envs: python, ale, gymnasium or envpool; auto takes a native one where it is the same game",
+        f"library that steps the envs: python, {', '.join(env_backend_names())}; auto uses a native one that is the "
+        "same game",
     )
     kwargs: dict[str, Any] = option({}, "keyword arguments of the env, as JSON")
-    seeds: str | None = option(None, "env seeds to train on, as 0-199 or 3,5,8; none draws a new one for each env")
+    seeds: str | None = option(None, "env seeds to train on, as 0-199 or 3,5,8; none draws a new seed for each env")
     stats: str | None = option(None, "your own episode statistics, as package.module:Class")
     step_timeout: float = option(60.0, "seconds after which a silent env worker is replaced", above=0.0)
     build_timeout: float = option(120.0, "seconds that building a worker's envs may take", above=0.0)
-    max_restarts: int = option(1000, "times that one env may raise and be rebuilt", low=0)
-    max_worker_restarts: int = option(10, "times a minute that one env worker may be replaced", low=0)
-    noop_max: int = option(30, "Atari: random no-ops at the start of a game, at most", low=0)
-    frame_skip: int | None = option(None, "Atari: frames that an action lasts; none takes what the id says", low=1)
+    max_restarts: int = option(1000, "number of times that one env may raise and be rebuilt", low=0)
+    max_worker_restarts: int = option(10, "number of times per minute that one env worker may be replaced", low=0)
+    noop_max: int = option(30, "Atari: largest number of no-ops at the start of a game", low=0)
+    frame_skip: int | None = option(
+        None, "Atari: frames for which an action is repeated; none uses the value of the id", low=1
+    )
     sticky: float | None = option(
-        None, "Atari: chance that the last action is repeated; none takes what the id says", low=0.0, high=1.0
+        None, "Atari: probability that the last action is repeated; none uses the value of the id", low=0.0, high=1.0
     )
     screen_size: int = option(84, "Atari: height and width of a frame, in pixels", low=1)
-    interpolation: str = option("area", "Atari: how frames are scaled", choices=("area", "linear"))
+    interpolation: str = option(
+        "area", "Atari: interpolation with which frames are scaled", choices=("area", "linear")
+    )
     frame_stack: int = option(4, "Atari: frames in an observation", low=1)
-    episodic_life: bool = option(False, "Atari: a lost life ends the episode for the learner, not in the statistics")
+    episodic_life: bool = option(
+        False, "Atari: a lost life ends the episode for the learner, but not in the statistics"
+    )
     fire_reset: bool = option(False, "Atari: press fire at the start, in games that wait for it")
-    full_action_set: bool | None = option(None, "Atari: all 18 actions; none takes what the id says")
+    full_action_set: bool | None = option(None, "Atari: use all 18 actions; none uses the value of the id")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,29 +114,31 @@ class AgentOptions(Checked):
     _group = "agent."
     net: str = option(
         "auto",
-        "auto, mlp, nature, a3c, small, impala, impala-fixup, or your own module as package.module:Net; auto takes "
-        "nature for images, small for little ones, mlp else",
+        "auto, mlp, nature, a3c, small, impala, impala-fixup, or your own module as package.module:Net; auto is "
+        "nature for images, small for images of a few pixels, mlp otherwise",
     )
     hidden: tuple[int, ...] = option((64, 64), "widths of the hidden layers of an mlp, as 64,64", low=1)
-    core: str | None = option(None, "memory on top of the net; none has no memory", choices=("lstm", "gru"))
-    core_size: int = option(128, "width of the memory", low=1)
-    prev_action: bool = option(False, "show the agent its previous action")
-    prev_reward: bool = option(False, "show the agent its previous reward")
+    core: str | None = option(None, "recurrent core on top of the net; none has no memory", choices=("lstm", "gru"))
+    core_size: int = option(128, "width of the recurrent core", low=1)
+    prev_action: bool = option(False, "add the previous action to the observation")
+    prev_reward: bool = option(False, "add the previous reward to the observation")
     activation: str = option("tanh", "activation of the mlp", choices=("tanh", "relu", "elu", "silu"))
     shared: bool = option(False, "one net for policy and value instead of two")
     orthogonal_init: bool = option(True, "orthogonal initial weights of mlp and heads")
     head_hidden: int | None = option(
         None,
-        "width of a hidden layer in the heads of Q-learning, 0 for no such layer; none: as wide as the features in "
-        "dueling and noisy heads, else 0",
+        "width of a hidden layer in the heads of Q-learning; 0 has no such layer; none is the width of the features "
+        "in dueling and noisy heads, and 0 otherwise",
         low=0,
     )
     log_std_init: float = option(0.0, "initial logarithm of the deviation of Box actions")
-    normalize_obs: bool = option(False, "bring observations to mean 0, deviation 1 by running statistics")
-    center_images: bool = option(False, "take the mean of each image away from it")
-    fast_path: bool = option(True, "small mlps by hand instead of modules and autograd, which it is compared with")
+    normalize_obs: bool = option(False, "standardize observations to mean 0, deviation 1 by running statistics")
+    center_images: bool = option(False, "subtract the mean of each image from it")
+    fast_path: bool = option(
+        True, "use hand-written gradients for small mlps, which are compared with autograd's while they run"
+    )
     compile: bool = option(
-        False, "nets by torch.compile where the run learns: up to a minute at the start, and on a CPU seldom faster"
+        False, "compile the nets of the learner by torch.compile; takes up to a minute, and is seldom faster on a CPU"
     )
 
 
@@ -135,26 +148,24 @@ class SchemeOptions(Checked):
 
     _group = "scheme."
     threads: int = option(
-        0, "threads of torch in the process that learns; 0 is one, or for large images one per core", low=0
+        0, "threads of torch in the learner's process; 0 is one, or one per core for large images", low=0
     )
-    device: str = option(
-        "cpu", "async: where the learner's nets are, such as cuda or cuda:1; those who act stay on the CPU"
-    )
+    device: str = option("cpu", "async: device of the learner, such as cuda or cuda:1; samplers stay on the CPU")
     max_lag: int | None = option(
-        None, "async: updates by which a rollout may be behind, what is older is dropped; none uses all", low=0
+        None, "async: largest age of a rollout, in updates; older ones are dropped, none uses all", low=0
     )
     publish_every: int = option(
         10,
-        "async with a replay: updates after which weights are published at the latest; at once if none is due",
+        "async with a replay: largest number of updates between two publications of the weights",
         low=1,
     )
     weights: str = option(
         "memory",
-        "async: how weights reach those who act, through shared memory or the file weights.safetensors of the run",
+        "async: how weights reach the samplers, through shared memory or the file weights.safetensors of the run",
         choices=("memory", "file"),
     )
     throttle: bool = option(
-        True, "async with a replay: samplers wait for a learner that cannot keep up with replay.ratio"
+        True, "async with a replay: let samplers wait for a learner that cannot keep up with replay.ratio"
     )
 
 
@@ -171,10 +182,10 @@ class EvalOptions(Checked):
     seeds: str | None = option(
         None, "play each of these env seeds once, as 1000-1019, instead of eval.episodes drawn from eval.seed"
     )
-    max_steps: int = option(30_000, "steps after which an episode is cut; 0 lets it run for ever", low=0)
+    max_steps: int = option(30_000, "steps after which an episode is cut; 0 never cuts", low=0)
     cpu_fraction: float = option(
         0.0,
-        "async: the share of a core that a process of its own takes to evaluate all the time; 0 has none",
+        "async: fraction of a core for a process that evaluates continuously; 0 starts none",
         low=0.0,
         high=1.0,
     )
@@ -190,7 +201,8 @@ class EvalOptions(Checked):
             )
         if self.video and not self.cpu_fraction:
             raise ConfigError(
-                "eval.video without eval.cpu_fraction has nobody to film: set eval.cpu_fraction, for example to 0.1."
+                "eval.video without eval.cpu_fraction has no process that films: set eval.cpu_fraction, for example "
+                "to 0.1."
             )
 
 
@@ -205,8 +217,8 @@ class CheckpointOptions(Checked):
     )
     cut_episodes: bool = option(
         False,
-        "envs whose state cannot be saved: end all episodes every checkpoint.every steps, so that a resumed run is "
-        "bit-equal to one that was never stopped",
+        "for envs whose state cannot be saved: end all episodes every checkpoint.every steps, so that a resumed run "
+        "is bit-equal to one that was never stopped",
     )
 
     def __post_init__(self) -> None:
@@ -227,6 +239,6 @@ class LogOptions(Checked):
 
     _group = "log."
     every: int = option(0, "steps between two metrics lines; 0 writes about 200 lines in a run", low=0)
-    window: int = option(100, "episodes over which rollout statistics are taken", low=1)
+    window: int = option(100, "episodes over which rollout statistics are averaged", low=1)
     tensorboard: bool = option(True, "also write TensorBoard event files")
     wandb: str | None = option(None, "also log to this Weights & Biases project")

@@ -142,7 +142,7 @@ def serve_ours(words: Sequence[str]) -> None:
     from remuda.config.run_config import KINDS
     from remuda.runs.train import train
 
-    found = make_parser(words[0]).parse(words)
+    found = make_parser("train", words).parse(words)
     settings = {name: getattr(found, name) for name in ("algo", "env", "steps", "scheme")}
     setup = resolve_config(
         settings, {name: values for name, values in given(found, ("algo", *KINDS)).items() if values}

@@ -61,7 +61,7 @@ class Turns:
         self._is_ready = False
 
     def resume(self, learner: Any) -> tuple[Any, None]:
-        from remuda.core import Progress
+        from remuda.recipe import Progress
 
         return Progress(), None
 

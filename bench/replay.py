@@ -44,7 +44,7 @@ Cycle = Callable[[], object]
 
 def ours(figure: str) -> Cycle:
     if figure == "tree":
-        from remuda.replay.sumtree import SumTree
+        from remuda.replay.priorities import SumTree
 
         tree, numbers = SumTree(ROWS), np.random.default_rng(0)
         tree[:] = 1.0
@@ -79,7 +79,7 @@ def filled(is_prioritized: bool) -> Any:
         obs, action = torch.rand(*axes, OBS), torch.rand(*axes, ACTION)
         steps = Steps(obs, action, torch.rand(axes), torch.ones(axes), torch.ones(axes, dtype=torch.bool), None, None)
         replay.add(Batch(steps, next_obs=torch.rand(ENVS, OBS)))
-    assert ring.count == ROWS
+    assert ring.counters.count == ROWS
     return replay
 
 

@@ -79,7 +79,7 @@ def ring_bytes(ring: FrameRing) -> int:
 
 def draws(ring: FrameRing) -> str:
     """Some rows, to compare by."""
-    row, env = ring.at(np.random.default_rng(1).integers(0, ring.count, 512))
+    row, env = ring.counters.locate(np.random.default_rng(1).integers(0, ring.counters.count, 512))
     kept = ring.is_stored(row, env)
     return str([float(np.float64(part[kept[: len(part)]].astype(np.float64)).sum()) for part in ring.take(row, env)])
 

@@ -94,9 +94,9 @@ def serve_one(kind: str, env: str, batch: int, envs: int, workers: int) -> None:
     orders = [{**order, "into": into} for order in make_async_blueprints(config, spec, info, workers)]
     fds = pipes.write if kind == "queue" else replay.fds
     feed = ReplayWriterPool(
-        "replay_writers_workers", orders, weights, fds, 8, 1, on_loss=replay.on_writer_lost, **worker_limits(config)
+        "replay_writers_workers", orders, weights, fds, 8, 1, on_lost=replay.on_writer_lost, **worker_limits(config)
     )
-    pids = [member.pid for member in feed._worker_pool.members]
+    pids = [member.pid for member in feed._worker_pool.workers]
     fill(replay, info)
     replay.sync()  # from now on rows are wanted
     feed.start(1)
@@ -114,7 +114,7 @@ def serve_one(kind: str, env: str, batch: int, envs: int, workers: int) -> None:
             if kind == "queue":
                 pipes.take()
             replay.sync()
-            feed.look(learner.version)
+            feed.poll(learner.version)
             drawn = replay.draw()
             replay.feedback(drawn.key, learner.step(drawn).priority)
             count += 1
@@ -123,7 +123,7 @@ def serve_one(kind: str, env: str, batch: int, envs: int, workers: int) -> None:
             now = time.perf_counter()
         took, fresh = now - begin, int(replay.ring.real.sum()) - real
         rest(True)
-        return {"updates": count / took, "sampled": fresh / took, "redrawn": float(replay.redrawn)}
+        return {"updates": count / took, "sampled": fresh / took, "redrawn": float(replay.counters.torn_rows)}
 
     rest(True)
     try:

@@ -1,8 +1,8 @@
-"""Seconds from the command to the first update, and to the help.
+"""Measure the seconds from the command to the first update, and to the help.
 
     .venv/bin/python bench/start_up.py --out runs/bench/start-up.json
 
-The first update is there when the first line of metrics is, of a run that writes one after every rollout.
+The run writes a metrics line after every rollout, so its first line marks the first update.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from remuda import fast
 from remuda.agents import PolicyAgent
 from remuda.algorithms import IMPALA
 from remuda.envs import LocalEnvs, probe, resolve
@@ -30,7 +31,9 @@ MODULE = Path(__file__).stem if __name__ == "__main__" else __name__  # by which
 
 def make_agent(observation, action, seed):
     torch.manual_seed(seed)
-    return PolicyAgent(observation, action, lambda shape: MLP(shape, (64, 64), "tanh"))
+    agent = PolicyAgent(observation, action, lambda shape: MLP(shape, (64, 64), "tanh"))
+    agent.fast_policy = fast.find_policy(agent)  # for sampling; learning is by autograd
+    return agent
 
 
 def make_parts(order, beat, tell):

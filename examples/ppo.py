@@ -8,6 +8,7 @@ It gives the same parameters, bit for bit, as
 
 import torch
 
+from remuda import fast
 from remuda.agents import PolicyAgent
 from remuda.algorithms import PPO
 from remuda.envs import make_envs, probe, resolve
@@ -27,8 +28,13 @@ def main(env: str = "CartPole-v1", steps: int = 50_000, seed: int = 1, num_envs:
     info = probe(spec)
     agent = PolicyAgent(info.observation, info.action, lambda shape: MLP(shape, (64, 64), "tanh"))
     ppo = PPO(agent, num_envs, gamma=0.98, gae_lambda=0.8, clip_range=parse_schedule("linear(0.2, 0)"))
+    agent.fast_policy = fast.find_policy(agent)  # twice as fast; without it and fast.find(), autograd does the same
     learner = Learner(
-        ppo, OptimizerOptions("adam", epsilon=1e-5), parse_schedule("linear(2e-3, 0)"), max_grad_norm=0.5
+        ppo,
+        OptimizerOptions("adam", epsilon=1e-5),
+        parse_schedule("linear(2e-3, 0)"),
+        max_grad_norm=0.5,
+        fast_path=fast.find(ppo),
     )
     replay = RolloutBuffer(num_epochs=20, batch_size=256, seed=seed)
     weights = LocalWeights()

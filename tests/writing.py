@@ -68,7 +68,7 @@ class Setup:
     def wait(self, condition: Any) -> None:
         deadline = time.monotonic() + SOON
         while not condition():
-            self.feed.look(0)
+            self.feed.poll(0)
             self.replay.sync()
             assert time.monotonic() < deadline, "waited too long"
             time.sleep(0.005)
@@ -88,7 +88,7 @@ def check_rows(replay: Any) -> int:
     ring, broken = replay.ring, 0
     for group in range(ring.groups):
         end = int(ring.written[group])
-        number = np.arange(ring.oldest(group), end)
+        number = np.arange(ring.counters.oldest(group), end)
         for env in range(*ring.columns(group).indices(ring.envs)):
             rows = ring.take(number, np.full(len(number), env))
             for t in range(len(number) - 1):

@@ -6,7 +6,7 @@
     print(run.evaluate(episodes=20))
     policy = remuda.load(run.path)
 
-Names are loaded when they are first used: `import remuda` alone imports no torch.
+Names are imported when they are first used, so that `import remuda` does not import torch.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from remuda.core import Episode, Round, Space, Step
+    from remuda.core import Episode, Space, Step
     from remuda.data import Batch, Rollout, Steps, namedarraytuple
     from remuda.envs import EpisodeStats
     from remuda.envs.pool_futures import EnvPool
     from remuda.errors import RemudaError, UsageError
+    from remuda.machine import keep_memory
+    from remuda.recipe import Round
     from remuda.registry import register_algorithm, register_env_backend, register_scheme
     from remuda.runs.api import Run, load, resume, train
     from remuda.runs.policy import Policy
@@ -37,12 +39,13 @@ _HOMES = {
     "ReplayBuffer": "remuda.runs.replay_buffer",
     "ReplaySample": "remuda.runs.replay_buffer",
     "Rollout": "remuda.data",
-    "Round": "remuda.core",
+    "Round": "remuda.recipe",
     "Run": "remuda.runs.api",
     "Space": "remuda.core",
     "Step": "remuda.core",
     "Steps": "remuda.data",
     "UsageError": "remuda.errors",
+    "keep_memory": "remuda.machine",
     "load": "remuda.runs.api",
     "namedarraytuple": "remuda.data",
     "register_algorithm": "remuda.registry",
@@ -68,6 +71,7 @@ __all__ = [
     "Step",
     "Steps",
     "UsageError",
+    "keep_memory",
     "load",
     "namedarraytuple",
     "register_algorithm",
@@ -85,5 +89,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """List what is public and what Python itself adds, without the imports of this module."""
+    """Return the public names and those that Python adds, without the imports of this module."""
     return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

@@ -1,19 +1,19 @@
-"""What can go wrong, as a tree.
+"""The exceptions that Remuda raises.
 
 RemudaError
-├── UsageError           the user's mistake: one sentence with value, rule and remedy; exit code 2
+├── UsageError           a mistake of the user: one sentence with value, rule and remedy; exit code 2
 │   ├── ConfigError      an option's value, or two options that do not fit together
-│   ├── EnvSpecError     an env that cannot be found, built, or whose spaces are not supported
-│   └── CheckpointError  a run or checkpoint that is missing, damaged, or of another env
-├── EnvError             an env broke its contract while stepping: named with env, index, seed and step
-│   └── EnvFailed        an env raised too often: its last exception is the cause
-├── WorkerError          a worker process died, hung or failed more often than its budget allows
-├── NoState              an env whose state cannot be saved, and why
-├── TrainingError        losses or gradients were not finite for too many updates in a row
-└── Interrupted          a signal asked the run to stop
+│   ├── EnvSpecError     an env that cannot be found or built, or that has unsupported spaces
+│   └── CheckpointError  a run or checkpoint that is missing, damaged, or made for another env
+├── EnvError             an env that violates its contract; the message names env, index, seed and step
+│   └── EnvFailed        an env that raised too often; its last exception is the cause
+├── WorkerError          a worker process that died or hung more often than its restart limit allows
+├── NoState              an env whose state cannot be saved; the message gives the reason
+├── TrainingError        losses or gradients that are not finite for too many updates in a row
+└── Interrupted          a signal that stops the run
 
-Abandoned                an env did not return after a signal: raised inside its call, and no Exception, so that the
-                         env's own handlers and the rebuilding of failed envs do not swallow it
+Abandoned                raised inside the call of an env that did not return after a signal; it is not an Exception,
+                         so that neither the env's own handlers nor the rebuilding of failed envs catch it
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from collections.abc import Iterable
 
 
 class RemudaError(Exception):
-    """Root of every error that Remuda raises on purpose."""
+    """Base class of every error that Remuda raises deliberately."""
 
 
 class UsageError(RemudaError):
-    """The user's mistake; the command line prints the message alone and exits with 2."""
+    """A mistake of the user; the command line prints only the message and exits with code 2."""
 
 
 class ConfigError(UsageError):
-    """An option's value breaks a rule."""
+    """An option has an invalid value, or two options do not fit together."""
 
 
 class EnvSpecError(UsageError):
-    """An environment cannot be found or built, or has spaces that are not supported."""
+    """An environment cannot be found or built, or has unsupported spaces."""
 
 
 class CheckpointError(UsageError):
@@ -43,15 +43,15 @@ class CheckpointError(UsageError):
 
 
 class EnvError(RemudaError):
-    """An environment returned something that its spaces forbid, or raised too often (EnvFailed)."""
+    """An environment returned a value outside its spaces, or raised too often (EnvFailed)."""
 
 
 class EnvFailed(EnvError):
-    """An environment raised an exception more often than a run survives; log.txt keeps a traceback."""
+    """An environment raised more often than `envs.max_restarts` allows; log.txt holds a traceback."""
 
 
 class WorkerError(RemudaError):
-    """An env worker could not be kept alive."""
+    """A worker process died or hung more often than `envs.max_worker_restarts` allows."""
 
 
 class NoState(RemudaError):
@@ -59,21 +59,21 @@ class NoState(RemudaError):
 
 
 class TrainingError(RemudaError):
-    """The numbers went wrong for good."""
+    """Losses or gradients were not finite for too many updates in a row, or a benchmark could not run."""
 
 
 class Interrupted(RemudaError):
     """Raised inside a wait when a signal asks the run to stop."""
 
-    signal = 2  # its number; SIGINT unless somebody knows better
+    signal = 2  # number of the signal; SIGINT where it is not known
 
 
 class Abandoned(BaseException):
-    """Raised by a signal handler inside an env of this process that did not return after a stop was requested."""
+    """Raised by a signal handler inside an env of this process that did not return after a stop request."""
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
-    """The remedy for a misspelt name: the nearest known ones, or all when nothing is near."""
+    """Return a remedy for a misspelled name: the most similar known names, or all names if none is similar."""
     known = list(known)
     lower = {candidate.lower(): candidate for candidate in known}
     matches = difflib.get_close_matches(name.lower(), lower, n=count, cutoff=0.5)

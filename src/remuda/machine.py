@@ -1,4 +1,4 @@
-"""What this machine allows; every part may ask."""
+"""Facts about this machine, and settings of the process."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # of mallopt, in malloc.h
+MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # parameters of mallopt, from malloc.h
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on: containers and taskset often allow fewer than there are."""
+    """Return the number of cores that this process may run on; containers and taskset often allow only some."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def free_memory() -> int:
-    """Bytes that this process may still take: of the machine, or of the container that it is in."""
+    """Return the number of bytes that this process can still allocate, on this machine and in its container."""
     found = [sys.maxsize]
     with suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text().splitlines()
         found.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]))
-    with suppress(OSError, ValueError):  # "max" is no number: no limit
+    with suppress(OSError, ValueError):  # the file holds "max" where there is no limit
         group = Path("/sys/fs/cgroup")
         limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
         found.append(max(0, limit - used))
@@ -33,17 +33,21 @@ def free_memory() -> int:
 
 
 def has_compiler() -> bool:
-    """The one for C++ that torch.compile would take."""
+    """Return whether the C++ compiler that torch.compile would use is installed."""
     return shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")) is not None
 
 
 def keep_memory() -> None:
-    """Let this process keep large blocks that it frees, instead of giving them back and asking for them anew.
+    """Let this process keep the large blocks that it frees, instead of returning them to the system.
 
-    Every minibatch of images needs the same tens of megabytes, and each time the kernel would fill them with zeros
-    page by page. Only glibc can be asked, and it stays so until the process ends.
+    Every minibatch of images needs the same tens of megabytes, and the kernel would fill them with zeros page by page
+    each time. The setting (`mallopt`, in glibc only) changes the allocator of the whole process until it ends. So the
+    command `remuda train` and worker processes call this function, but `remuda.train` does not: call it yourself, as
+    `remuda.keep_memory()`, if your process may hold on to freed blocks of up to 1 GiB.
     """
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-        if mallopt(MMAP_THRESHOLD, 1 << 30) or mallopt(MMAP_THRESHOLD, 32 << 20):  # older ones allow no more
+        if mallopt(MMAP_THRESHOLD, 1 << 30) or mallopt(
+            MMAP_THRESHOLD, 32 << 20
+        ):  # older versions of glibc allow at most 32 MiB
             mallopt(TRIM_THRESHOLD, (1 << 31) - 1)

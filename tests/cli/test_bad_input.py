@@ -145,7 +145,7 @@ BAD = [
     (["train", "ppo", "--env", "own_things:list_reward"], ["reward is", "finite float32 numbers"]),
     (["train", "ppo", "--env", "own_things:no_info"], ["info is None", "dict"]),
     (["eval", "no_such_run"], ["no_such_run"]),
-    (["eval"], ["run"]),
+    (["eval"], ["RUN"]),
     (["record", "no_such_run"], ["no_such_run"]),
     (["plot", "no_such_run"], ["no_such_run"]),
     (["plot"], ["RUN"]),
@@ -175,7 +175,7 @@ def check_sentence(text: str, words: list[str]) -> None:
 
 
 def run_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
     command = [sys.executable, "-m", "remuda", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=120)
 
@@ -325,3 +325,50 @@ def test_a_callable_that_cannot_be_sent(tmp_path, monkeypatch):
         remuda.train("ppo", lambda: gymnasium.make("CartPole-v1"), scheme="parallel", steps=100, quiet=True)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.rglob("*.json")), "refused before a run directory is made"
+
+
+ABSURD = [
+    # algorithm, options, what the sentence must name
+    ("dqn", ["--replay.ratio", "1e-300"], ["replay.ratio=1e-300 is too small", "at least 1e-06"]),
+    ("dqn", ["--algo.batch_size", "1e11"], ["algo.batch_size=100000000000 is too large", "at most 10000000"]),
+    ("ppo", ["--algo.batch_size", "100000000000"], ["algo.batch_size=100000000000"]),
+    ("impala", ["--algo.batch_size", "1e30"], ["algo.batch_size=1000000000000000019884624838656", "at most"]),
+    ("ppo", ["--steps", "1e30"], ["steps=1000000000000000019884624838656 is too large", "at most 1000000000000000"]),
+    ("ppo", ["--algo.n_epochs", "1e30"], ["algo.n_epochs", "is too large"]),
+    (
+        "ppo",
+        ["--algo.n_steps", "1e6", "--sampler.envs", "1e5"],
+        ["algo.n_steps=1000000 with sampler.envs=100000", "GB"],
+    ),
+    ("dqn", ["--algo.train_freq", "1e6", "--sampler.envs", "60000", "--replay.capacity", "1e6"], ["GB"]),
+    ("ppo", ["--agent.hidden", "1000000,1000000"], ["agent.hidden=1000000,1000000 takes 16000.0 GB", "smaller"]),
+    ("ppo", ["--agent.hidden", "1e30"], ["agent.hidden", "is too large"]),
+    ("ppo", ["--agent.core", "lstm", "--agent.core_size", "100000"], ["agent.core_size=100000 takes 480.0 GB"]),
+    ("dqn", ["--replay.capacity", "1e18"], ["replay.capacity=1000000000000000000 is too large"]),
+    ("ppo", ["--algo.learning_rate", "1e300"], ["algo.learning_rate=1e300 is too large", "at most 1e+30"]),
+    ("ppo", ["--algo.vf_coef", "1e300"], ["algo.vf_coef=1e+300 is too large", "at most 1e+30"]),
+    ("ppo", ["--algo.optimizer_eps", "1e-300"], ["algo.optimizer_eps=1e-300 is too close to 0", "at least 1e-30"]),
+    ("dqn", ["--algo.v_min", "-1e300"], ["algo.v_min=-1e+300 is too small", "at least -1e+30"]),
+    ("ppo", ["--algo.ent_coef", "nan"], ["algo.ent_coef='nan'"]),
+    ("ppo", ["--scheme.threads", "1e9"], ["scheme.threads=1000000000 is too large"]),
+    ("ppo", ["--envs.step_timeout", "1e300"], ["envs.step_timeout=1e+300 is too large"]),
+    ("ppo", ["--envs.kwargs", '{"a":' * 3000 + "1" + "}" * 3000], ["envs.kwargs", "is not a JSON object"]),
+]
+
+
+@pytest.mark.parametrize(("algo", "options", "words"), ABSURD, ids=lambda value: " ".join(value)[:60])
+def test_absurd_sizes(algo, options, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("remuda.config.sizes.free_memory", lambda: 64 * 10**9)
+    assert main(["train", algo, "--env", "CartPole-v1", *options]) == 2
+    check_sentence(capsys.readouterr().err, words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_out_of_memory_is_one_sentence(monkeypatch, capsys):
+    def fail(command, argv):
+        raise MemoryError
+
+    monkeypatch.setattr("remuda.cli.train.run", fail)
+    assert main(["train", "ppo"]) == 1
+    check_sentence(capsys.readouterr().err, ["out of memory", "fewer envs"])

@@ -56,7 +56,7 @@ def test_whole_runs(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["speed"], "invalid choice: 'speed'"),
         (["envs", "--only", "pol"], "did you mean pool?"),
-        (["envs", "--slices", "0"], "measure something"),
+        (["envs", "--slices", "0"], "measures nothing"),
         (["envs", "--env", "NoSuchEnv-v0"], "NoSuchEnv"),
         (["ppo", "--envs", "-8"], "--envs -8 is below 0"),
         (["sampler", "--only", "workers act", "--envs", "1", "--workers", "2"], "workers act: "),

@@ -13,16 +13,19 @@ import pytest
 
 import remuda
 from remuda.cli import COMMANDS, main
+from remuda.cli.train_help import COMMON
 from remuda.config.run_config import KINDS
-from remuda.registry import algorithm_names, find_algorithm, scheme_names
+from remuda.config.used_options import is_used_by
+from remuda.registry import algorithm_names, all_algorithms, scheme_names
 
 TESTS = Path(__file__).parents[1]
+ALGORITHMS = {entry.name: entry.options for entry in all_algorithms()}
 SMALL = ["--algo.n_steps", "16", "--algo.batch_size", "32", "--algo.n_epochs", "2", "--sampler.envs", "4"]
 QUICK = [*SMALL, "--steps", "300", "--log.tensorboard", "no", "--eval.episodes", "2"]
 
 
 def start(*arguments, cwd, **settings) -> subprocess.Popen:
-    environment = {**os.environ, "PYTHONPATH": str(TESTS), **settings.pop("env", {})}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), **settings.pop("env", {})}
     environment.pop("PYTHONUNBUFFERED", None)
     command = [sys.executable, "-m", "remuda", *arguments]
     return subprocess.Popen(command, cwd=cwd, env=environment, **settings)
@@ -331,9 +334,9 @@ def test_one_env_is_not_many(tmp_path, capsys):
         assert said in capsys.readouterr().out
 
 
-def help_of(arguments, capsys) -> str:
+def help_of(arguments, capsys, *topic) -> str:
     with pytest.raises(SystemExit) as ended:
-        main([*arguments, "--help"])
+        main([*arguments, "--help", *topic])
     assert ended.value.code == 0
     captured = capsys.readouterr()
     assert captured.err == ""
@@ -347,15 +350,60 @@ class TestHelp:
 
     @pytest.mark.parametrize("algo", [*algorithm_names(), None])
     def test_of_every_option(self, algo, capsys):
-        text = " ".join(help_of(["train", *([algo] if algo else [])], capsys).split())
-        kinds = [("algo", find_algorithm(name).options) for name in ([algo] if algo else algorithm_names())]
+        text = " ".join(help_of(["train", *([algo] if algo else [])], capsys, "all").split())
+        kinds = [("algo", ALGORITHMS[algo])] if algo else [("algo", kind) for kind in ALGORITHMS.values()]
         for group, kind in [*kinds, *KINDS.items()]:
             for item in fields(kind):
-                assert f"--{group}.{item.name} " in text
-                assert " ".join(item.metadata["help"].split()) in text or algo is None
+                is_shown = algo is None or is_used_by(ALGORITHMS[algo], kind, group, item.name)
+                assert (f"--{group}.{item.name} " in text) == is_shown
+                assert " ".join(item.metadata["help"].split()) in text or algo is None or not is_shown
         if algo == "a2c":
             assert "--algo.n_epochs" not in text
-            assert "(7e-4)" in text
+            assert "(default: 7e-4)" in text
+
+    @pytest.mark.parametrize("algo", [*ALGORITHMS, None])
+    def test_of_train_starts_with_ten_options_and_the_groups(self, algo, capsys, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "80")
+        text = help_of(["train", *([algo] if algo else [])], capsys)
+        lines = text.splitlines()
+        assert lines[:3] == ["usage: remuda train ALGO --env ENV [OPTIONS]", "", "common options:"]
+        assert [line.split()[0] for line in lines if line.startswith("  --")] == list(COMMON)
+        assert len(COMMON) == 10
+        groups = lines[lines.index("groups of options:") + 1 :]
+        groups = [line.split()[0] for line in groups[: groups.index("")]]
+        has_replay = algo is None or ALGORITHMS[algo].data == "replay"
+        assert groups == ["run", "algo", *(group for group in KINDS if group != "replay" or has_replay)]
+        assert max(map(len, lines)) <= 80
+        assert len(lines) <= 45
+
+    @pytest.mark.parametrize("group", ["run", "algo", *KINDS])
+    def test_of_one_group(self, group, capsys, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "80")
+        text = help_of(["train", "sac"], capsys, group)
+        shown = {line.split()[0].partition(".")[0] for line in text.splitlines() if line.startswith("  --")}
+        assert shown == ({"--env", "--steps", "--seed", "--scheme", "--out", "--resume", "--config", "--profile",
+                          "--quiet"} if group == "run" else {f"--{group}"})  # fmt: skip
+        assert max(map(len, text.splitlines())) <= 80
+
+    def test_of_a_group_that_the_algorithm_does_not_use(self, capsys):
+        assert "ppo does not use options of the group replay." in help_of(["train", "ppo"], capsys, "replay")
+
+    def test_of_a_group_that_does_not_exist(self, capsys):
+        assert main(["train", "ppo", "--help", "samplr"]) == 2
+        assert "did you mean sampler?" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("command", [command for command in COMMANDS if command != "train"])
+    def test_fits_a_terminal(self, command, capsys, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "80")
+        assert max(map(len, help_of([command], capsys).splitlines())) <= 80
+
+    def test_teaches(self, capsys):
+        assert main(["--help"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        examples = lines[lines.index("examples:") + 1 :]
+        assert len(examples) == 3
+        assert all(line.startswith("  remuda ") for line in examples)
+        assert max(map(len, lines)) <= 80
 
     def test_without_a_command(self, capsys):
         for arguments in ([], ["--help"], ["-h"]):

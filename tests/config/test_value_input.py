@@ -110,10 +110,10 @@ def test_a_replay_that_does_not_fit_is_refused_with_the_largest_that_does(
     most = int(re.findall(r"at most (\d+)", str(found.value))[0])
     assert 350_000 < most < 400_000  # nine tenths of what is free, 7 kB each
     config, _, info = resolve_config({"algo": "dqn", "env": "ALE/Pong-v5"}, {"replay": {"capacity": most}})
-    ring = SimpleNamespace(hold_seconds=30.0)
+    ring = SimpleNamespace(counters=SimpleNamespace(pause_timeout=30.0))
     monkeypatch.setattr(replays, "FrameRing", lambda *arguments: ring)
     assert make_ring(config, info, None) is ring
-    assert ring.hold_seconds > config.envs.step_timeout, "a writer that hangs is replaced by then"
+    assert ring.counters.pause_timeout > config.envs.step_timeout, "a writer that hangs is replaced by then"
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def first_rollout(workers, slots, act):
     """Of a run's own parts; a copy."""
     config = RunConfig(
         "ppo", "CartPole-v1", 1000, 3, "parallel", PPOOptions(n_steps=32, batch_size=64),
-        sampler=SamplerOptions(envs=8, slots=slots, act=act),
+        sampler=SamplerOptions(envs=8, slots=slots, inference=act),
     )  # fmt: skip
     spec = resolve("CartPole-v1")
     agent = make_algorithm(config, probe(spec), find_net(config.agent)).agent

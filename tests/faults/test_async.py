@@ -74,7 +74,7 @@ def streaming(
 def actors(stream: RolloutQueue) -> list[psutil.Process]:
     """Who acts: all workers, or the one for all groups."""
     found = []
-    for member in stream._worker_pool.members:
+    for member in stream._worker_pool.workers:
         with contextlib.suppress(psutil.NoSuchProcess):  # it is being replaced
             found.append(psutil.Process(member.pid))
     return [process for process in found if is_alive(process)]
@@ -254,7 +254,7 @@ def test_envs_that_raise_by_chance_are_rebuilt_and_counted(form: str) -> None:
         take_until(witness, lambda: witness.begun_anew >= 30)
         assert stream.restarts() - first >= witness.begun_anew
         assert len(steppers(form, stream)) == 2
-        assert stream._news.lost == [0] * len(stream._news.lost)
+        assert stream._worker_stats.lost == [0] * len(stream._worker_stats.lost)
 
 
 @pytest.mark.parametrize(("form", "fault"), [("workers", "sleep"), ("workers", "hold"), ("central", "hold")])
@@ -295,7 +295,7 @@ def step_while_suspended(envs: AsyncPooledEnvs) -> None:
     """Slot 0 is stepped all the time, and whoever serves slot 1 hangs from the beginning."""
     deadline, hung = time.monotonic() + SOON, 0
     while time.monotonic() < deadline:
-        member = envs._worker_pool.members[1]
+        member = envs._worker_pool.workers[1]
         if member.pid != hung and member not in envs._building:
             psutil.Process(member.pid).suspend()
             hung = member.pid

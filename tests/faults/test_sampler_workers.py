@@ -113,7 +113,7 @@ def acting(
 
 
 def pids(sampler: WorkerSampler) -> list[int]:
-    return [member.pid for member in sampler._worker_pool.members]
+    return [member.pid for member in sampler._worker_pool.workers]
 
 
 def kill_and_wait(pid: int) -> None:
@@ -186,10 +186,10 @@ class Witness:
     def collect(self) -> Rollout:
         before = pids(self.sampler)
         rollout = self.sampler.collect()
-        for member, pid in zip(self.sampler._worker_pool.members, before, strict=True):
-            for b in range(member.order["first"], member.order["last"]):
+        for member, pid in zip(self.sampler._worker_pool.workers, before, strict=True):
+            for b in range(member.blueprint["first"], member.blueprint["last"]):
                 if member.pid != pid:
-                    self.hands[b].lose(self.sampler._news.lost[member.index])
+                    self.hands[b].lose(self.sampler._worker_stats.lost[member.index])
                     self.replaced += 1
                 check_column(rollout, b, self.hands[b])
         assert rollout.steps.version.unique().tolist() == [7]
@@ -244,7 +244,7 @@ def test_killed_twenty_times_at_random_moments() -> None:
                 timer.join()
         for _ in range(2):
             witness.collect()
-        assert sum(sampler._news.lost) == 20, "each was noticed once"
+        assert sum(sampler._worker_stats.lost) == 20, "each was noticed once"
         assert sampler.restarts() == witness.replaced
         assert witness.replaced >= 20
 
@@ -324,8 +324,8 @@ def test_killed_again_and_again_ends_in_one_named_error() -> None:
         kill_and_wait(pids(sampler)[1])
         with pytest.raises(WorkerError, match=sentence):
             sampler.collect()
-        assert sampler._news.lost[1] == 3
-        assert sampler._news.lost[0] == 0
+        assert sampler._worker_stats.lost[1] == 3
+        assert sampler._worker_stats.lost[0] == 0
 
 
 @pytest.mark.usefixtures("one_server")
@@ -544,8 +544,8 @@ def test_closing_may_be_repeated_and_needs_no_answer(tmp_path: Path) -> None:
     with acting(fault="hold", at=8, once=str(tmp_path / "done"), step_timeout=1.0) as sampler:
         sampler.reset(SEED)
         rollout = sampler.collect()
-        for member in sampler._worker_pool.members:
-            member.tell({"do": "collect", "row": 6})
+        for member in sampler._worker_pool.workers:
+            member.send({"do": "collect", "row": 6})
         time.sleep(0.2)
         sampler.close()
         sampler.close()
@@ -559,7 +559,7 @@ from test_sampler_workers import SEED, acting, pids
 with acting(fault="hold", at=8, once=sys.argv[1]) as sampler:
     sampler.reset(SEED)
     sampler.collect()
-    print(sampler._crew._server.pid, *pids(sampler), flush=True)
+    print(sampler._worker_pool._server.pid, *pids(sampler), flush=True)
     sampler.collect()
 """
 

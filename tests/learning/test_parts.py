@@ -41,7 +41,7 @@ def threads() -> set[str]:
 @pytest.mark.parametrize("action", ["discrete", "box"])
 def test_parts_make_up_the_whole(reduction: Any, num_parts: int, action: str) -> None:
     """Nine parts are more than there are columns."""
-    agent = make_agent(action=box((2,)) if action == "box" else None, quick=False)
+    agent = make_agent(action=box((2,)) if action == "box" else None)
     impala = IMPALA(agent, 5, gamma=0.9, reduction=reduction, ent_coef=0.02, rho_clip=1.1)
     batch = stale_batch(impala, 5)
     whole, parts = learner_of(impala, 1), learner_of(impala, num_parts)
@@ -71,7 +71,7 @@ def test_with_memory() -> None:
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_a_part_without_real_rows_adds_nothing(reduction: Any) -> None:
-    impala = IMPALA(make_agent(quick=False), 4, gamma=0.9, reduction=reduction)
+    impala = IMPALA(make_agent(), 4, gamma=0.9, reduction=reduction)
     batch = stale_batch(impala, 4)
     mask = batch.steps.mask.clone()
     mask[:, :2] = False
@@ -86,7 +86,7 @@ def test_a_part_without_real_rows_adds_nothing(reduction: Any) -> None:
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_a_batch_without_real_rows_has_no_gradient(reduction: Any) -> None:
     """As when every env was reset in a rollout of one row: an update of nothing, by however many threads."""
-    impala = IMPALA(make_agent(quick=False), 4, gamma=0.9, reduction=reduction)
+    impala = IMPALA(make_agent(), 4, gamma=0.9, reduction=reduction)
     batch = stale_batch(impala, 4)
     batch = replace(batch, steps=batch.steps.replace(mask=torch.zeros_like(batch.steps.mask)))
     for num_parts in (1, 2):
@@ -135,7 +135,7 @@ def test_an_error_in_a_part_is_raised() -> None:
 
 def test_its_threads_end_with_it() -> None:
     before = threads()
-    impala = IMPALA(make_agent(quick=False), 4, gamma=0.9)
+    impala = IMPALA(make_agent(), 4, gamma=0.9)
     learner = learner_of(impala, 3)
     batch = impala.prepare(make_rollout(impala.agent, 3, 4))
     learner.step(batch)
@@ -147,7 +147,7 @@ def test_its_threads_end_with_it() -> None:
 
 
 def test_one_part_starts_no_thread() -> None:
-    impala = IMPALA(make_agent(quick=False), 4, gamma=0.9)
+    impala = IMPALA(make_agent(), 4, gamma=0.9)
     before = threads()
     learner_of(impala, 1).step(impala.prepare(make_rollout(impala.agent, 3, 4)))
     assert threads() == before

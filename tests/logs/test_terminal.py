@@ -94,7 +94,7 @@ def test_live_view_runs_and_ends_cleanly(columns: int) -> None:
         assert "a print of somebody else" in lines
         last = text[text.rfind("ppo CartPole-v1") :]
         assert "100 %  1,000 / 1,000" in last
-        assert "return 312.4 ± 88.1   length 312   12,431 steps/s   left 0:00   eval 450 ± 1.5 at 450" in last
+        assert "return 312.4 ± 88.1   length 312   12,431 steps/s   0:00 left   eval 450 ± 1.5 at 450" in last
         assert "restarts 2" in last
     if columns == 40:
         assert "return 312.4 ± 88.1" in text
@@ -170,7 +170,7 @@ def test_in_a_pipe_there_are_plain_lines() -> None:
     steps = [line for line in lines if " of 1,000 steps" in line]
     assert [int(line.split()[0].replace(",", "")) for line in steps] == list(range(0, 1001, 100))
     assert re.fullmatch(
-        r"1,000 of 1,000 steps \(100 %\)  return 312\.4 ± 88\.1  length 312  12,431 steps/s  left 0:00"
+        r"1,000 of 1,000 steps \(100 %\)  return 312\.4 ± 88\.1  length 312  12,431 steps/s  0:00 left"
         r"  eval 450 ± 1\.5 at 450  restarts 2",
         steps[-1],
     )
@@ -207,7 +207,7 @@ def test_nan_is_not_shown_and_the_time_left_counts_this_process_only(monkeypatch
     terminal = Terminal(1000, "t", plain=True, start_steps=500, file=file)
     now[0] = 10.0
     terminal.update({"rollout/ep_rew_mean": float("nan"), "time/fps": float("inf")}, 600)
-    assert file.getvalue() == "600 of 1,000 steps (60 %)  left 0:40\n"
+    assert file.getvalue() == "600 of 1,000 steps (60 %)  0:40 left\n"
 
 
 def test_the_time_left_follows_the_recent_rate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,11 +218,11 @@ def test_the_time_left_follows_the_recent_rate(monkeypatch: pytest.MonkeyPatch) 
     for _ in range(600):  # ten minutes at 100 steps/s
         now[0] += 1.0
         terminal.update({}, steps := steps + 100)
-    assert terminal.parts() == ["left 6:40"]
+    assert terminal.parts() == ["6:40 left"]
     for _ in range(40):  # and then an env that is a tenth as fast
         now[0] += 1.0
         terminal.update({}, steps := steps + 10)
-    assert terminal.parts() == ["left 1:06:00"]  # 39,600 steps at 10 steps/s; at the average rate it would be 6:59
+    assert terminal.parts() == ["1:06:00 left"]  # 39,600 steps at 10 steps/s; at the average rate it would be 6:59
     assert len(terminal._rates) < 100
 
 
@@ -235,7 +235,7 @@ def test_rounds_that_are_longer_than_the_window_have_a_rate_too(monkeypatch: pyt
     for steps in (1000, 2000, 3000):
         now[0] += 100.0
         terminal.update({}, steps)
-    assert terminal.parts() == ["left 11:40"]
+    assert terminal.parts() == ["11:40 left"]
 
 
 def test_a_long_rollout_is_seen_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

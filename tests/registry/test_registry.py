@@ -19,10 +19,10 @@ from remuda.build.nets import find_net
 from remuda.cli import main
 from remuda.config.algo_options import A2COptions, DQNOptions, OffPolicyOptions
 from remuda.config.resolve import resolve_config
-from remuda.core import Scheme
 from remuda.envs import make_envs, resolve
 from remuda.envs.backends import gymnasium_vector
 from remuda.errors import ConfigError
+from remuda.recipe import Scheme
 from remuda.registry import AlgorithmEntry, SchemeEntry, find_algorithm, find_env_backend, find_scheme
 from remuda.schemes.synchronous import Synchronous
 
@@ -120,7 +120,7 @@ class TestImportPaths:
 
     def test_the_command_line_shows_and_reads_them(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         with pytest.raises(SystemExit):
-            main(["train", "own_algorithms:Bonus", "--help"])
+            main(["train", "own_algorithms:Bonus", "--help", "algo"])
         assert "--algo.bonus" in capsys.readouterr().out
         command = ["train", "own_algorithms:Bonus", "--env", "CartPole-v1", "--steps", "64", "--quiet"]
         options = ["--algo.bonus", "2", "--algo.is_loud", "--eval.episodes", "0", "--out", str(tmp_path / "run")]

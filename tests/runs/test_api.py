@@ -16,7 +16,7 @@ from torch import nn
 import remuda
 from remuda.errors import CheckpointError, ConfigError
 from remuda.learning.checkpoint import list_checkpoints, load_newest
-from remuda.schemes.synchronous import torch_threads
+from remuda.schemes.learning_round import torch_threads
 
 ROWS = 32  # of a round: 8 steps of 4 envs
 SMALL = {

@@ -202,7 +202,7 @@ def test_opening_what_is_not_a_run(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"holds no config\.yaml") as error:
         RunDirectory.open(tmp_path)
     one_sentence(error)
-    with pytest.raises(CheckpointError, match="is no directory") as error:
+    with pytest.raises(CheckpointError, match="is not a directory") as error:
         RunDirectory.open(tmp_path / "nothing")
     one_sentence(error)
 
@@ -279,7 +279,7 @@ def test_one_process_owns_a_run_until_it_dies(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
-        with pytest.raises(CheckpointError, match="is in use: another process trains there") as error:
+        with pytest.raises(CheckpointError, match="is in use by another process: wait until it ends") as error:
             RunDirectory.create(path, "x", CONFIG, resume=True)
         one_sentence(error)
         assert RunDirectory.open(path).read_config() == {}  # reading is free

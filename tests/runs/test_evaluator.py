@@ -49,7 +49,7 @@ def look_until(
     found: list[Any] = []
     deadline = time.monotonic() + SOON
     while not is_done(found):
-        found += evaluator.look(version, steps)
+        found += evaluator.poll(version, steps)
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.01)
     return found
@@ -75,7 +75,7 @@ def test_weights_that_do_not_change_are_evaluated_once() -> None:
     with closing(SharedWeights(agent, 0)) as weights, closing(EvaluatorProcess(config, spec, weights)) as evaluator:
         look_until(evaluator, bool, 0, 0)
         time.sleep(1.0)
-        assert evaluator.look(0, 0) == []
+        assert evaluator.poll(0, 0) == []
 
 
 def test_a_lost_evaluator_is_replaced_and_one_that_is_lost_for_good_is_done_without(
@@ -84,18 +84,18 @@ def test_a_lost_evaluator_is_replaced_and_one_that_is_lost_for_good_is_done_with
     config, spec, agent = settled(envs={"max_worker_restarts": 2})
     with closing(SharedWeights(agent, 0)) as weights, closing(EvaluatorProcess(config, spec, weights)) as evaluator:
         look_until(evaluator, bool, 0, 0)
-        os.kill(evaluator._worker_pool.members[0].pid, signal.SIGKILL)
+        os.kill(evaluator._worker_pool.workers[0].pid, signal.SIGKILL)
         weights.publish(1)
         look_until(evaluator, bool, 1, 10)
         deadline = time.monotonic() + SOON
         while evaluator._is_open:
             with suppress(ProcessLookupError):  # it was not replaced yet
-                os.kill(evaluator._worker_pool.members[0].pid, signal.SIGKILL)
-            evaluator.look(1, 10)
+                os.kill(evaluator._worker_pool.workers[0].pid, signal.SIGKILL)
+            evaluator.poll(1, 10)
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        assert evaluator.look(2, 20) == []
-    assert "training goes on" in caplog.text
+        assert evaluator.poll(2, 20) == []
+    assert "training continues without it" in caplog.text
 
 
 @pytest.mark.long
@@ -103,11 +103,11 @@ def test_an_evaluator_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -
     config, spec, agent = settled(envs={"step_timeout": 3.0, "build_timeout": 15.0})
     with closing(SharedWeights(agent, 0)) as weights, closing(EvaluatorProcess(config, spec, weights)) as evaluator:
         look_until(evaluator, bool, 0, 0)
-        first = evaluator._worker_pool.members[0].pid
+        first = evaluator._worker_pool.workers[0].pid
         os.kill(first, signal.SIGSTOP)
         weights.publish(1)
         look_until(evaluator, bool, 1, 10)
-        assert evaluator._worker_pool.members[0].pid != first
+        assert evaluator._worker_pool.workers[0].pid != first
     assert "was silent for 15 s while it evaluated" in caplog.text
 
 
@@ -176,7 +176,7 @@ def test_what_cannot_be_filmed_after_all_is_evaluated_all_the_same(
         for version in (0, 1, 2):
             weights.publish(version)
             look_until(evaluator, bool, version, version)
-        look_until(evaluator, lambda found: "no longer filmed" in caplog.text, 2, 2)
+        look_until(evaluator, lambda found: "no longer recorded as video" in caplog.text, 2, 2)
         assert evaluator._is_open
 
 

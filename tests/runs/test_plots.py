@@ -138,7 +138,7 @@ def test_nothing_to_draw_is_one_sentence(tmp_path: Path) -> None:
         plot_runs([tmp_path / "nowhere"], out)
     with pytest.raises(UsageError, match="1 labels do not fit 2 runs"):
         plot_runs([good, good], out, labels=["one"])
-    with pytest.raises(UsageError, match=r"cannot be drawn .* ends in \.png"):
+    with pytest.raises(UsageError, match=r"cannot be written .* ends in \.png"):
         plot_runs([good], tmp_path / "x.qqq")
     with pytest.raises(UsageError, match="cannot be written"):
         plot_runs([good], tmp_path / "nowhere" / "x.png")
@@ -221,17 +221,17 @@ def test_runs_that_differ_in_more_than_their_seed_are_two_curves(tmp_path: Path)
 
 
 def test_two_algorithms_are_told_apart_by_their_names(tmp_path: Path) -> None:
-    """Nearly all of their options differ; who samples says nothing, but that it was asynchronous."""
+    """Nearly all of their options differ. Where actions are computed is left out, also by its name in version 0.1."""
 
     def config(algo: str, scheme: str, **options: Any) -> dict[str, Any]:
         return {"algo": algo, "env": "Pong", "scheme": scheme, "options": {"sampler": options}}
 
     dqn = make_run(tmp_path / "dqn", config("dqn", "serial", act="central", envs=8), learning(1))
-    ppo = make_run(tmp_path / "ppo", config("ppo", "parallel", act="workers", envs=16), learning(2))
+    ppo = make_run(tmp_path / "ppo", config("ppo", "parallel", inference="workers", envs=16), learning(2))
     text = drawn([dqn, ppo], tmp_path)
     assert ">dqn<" in text
     assert ">ppo<" in text
-    other = make_run(tmp_path / "other", config("dqn", "async", act="workers", workers=2, envs=8), learning(3))
+    other = make_run(tmp_path / "other", config("dqn", "async", inference="workers", workers=2, envs=8), learning(3))
     text = drawn([dqn, other], tmp_path)
     assert ">dqn scheme=synchronous<" in text
     assert ">dqn scheme=async<" in text

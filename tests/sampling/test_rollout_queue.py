@@ -133,7 +133,7 @@ def check_all_rows(columns: dict[int, list[Any]], num_envs: int) -> None:
 
 def slots_now(stream: RolloutQueue) -> list[int]:
     """Every slot, by whoever has it; those that are being put together are nowhere for a moment."""
-    with stream._turn:
+    with stream._changed:
         held = [slot for slots in stream._held for slot in slots]
         full = [each.slot for each in (*stream._full, *(stream._staged or ()), *stream._taken)]
         return [*stream._free, *held, *full]
@@ -301,7 +301,7 @@ def test_a_killed_worker_is_replaced_and_every_rollout_is_whole(act: str) -> Non
         for _ in range(2):
             found.take()
             found.release()
-        os.kill(stream._worker_pool.members[-1].pid, signal.SIGKILL)
+        os.kill(stream._worker_pool.workers[-1].pid, signal.SIGKILL)
         first, envs = (2, 2) if act == "workers" else (0, 4)
         wait_for(lambda: stream.restarts() == envs)
         deadline = time.monotonic() + 60
@@ -319,7 +319,7 @@ def test_a_killed_env_worker_is_replaced_by_the_process_that_acts() -> None:
     with streaming(act="central") as found:
         found.take()
         found.release()
-        (actor,) = found.stream._worker_pool.members
+        (actor,) = found.stream._worker_pool.workers
         fork_server, *others = psutil.Process(actor.pid).children()
         assert others == []
         os.kill(fork_server.children()[1].pid, signal.SIGKILL)
@@ -358,7 +358,7 @@ def test_who_asks_to_stop_is_heard() -> None:
 def test_closing_twice_leaves_nothing() -> None:
     with streaming(act="central") as found:
         found.take()
-        pids = [member.pid for member in found.stream._worker_pool.members]
+        pids = [member.pid for member in found.stream._worker_pool.workers]
         children = [child.pid for pid in pids for child in psutil.Process(pid).children(recursive=True)]
         assert len(children) >= 2, "the envs of its groups"
         found.stream.close()

@@ -20,11 +20,12 @@ import remuda
 from remuda.build.envs import num_workers
 from remuda.build.recipe import make_recipe
 from remuda.config.resolve import resolve_config
-from remuda.core import Progress, derive_seed
+from remuda.core import derive_seed
 from remuda.data import map_tree, resets
 from remuda.errors import ConfigError, Interrupted
 from remuda.learning.checkpoint import load_newest
 from remuda.learning.parts import Parts
+from remuda.recipe import Progress
 from remuda.schemes.asynchronous import Asynchronous, shares
 
 N, ENVS, ROUNDS = 16, 8, 8
@@ -117,7 +118,6 @@ def test_every_line_says_how_old_it_is(tmp_path: Path, act: str) -> None:
         assert set(line) >= LAGS
         assert all(math.isfinite(line[name]) for name in LAGS)
         assert 0 <= line["lag/collect_to_gradient"] <= line["lag/collect_to_gradient_max"] <= 4
-        assert line["rollout/dropped"] >= 0
     dropped = [line["rollout/dropped"] for line in lines]
     assert dropped == sorted(dropped), "counted over the whole run"
     assert run.result["status"] == "complete"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from remuda.agents.heads import NoiseParts
 from remuda.agents.trunk import NetFactory, Trunk, make_trunk, unroll_trunk
-from remuda.core import Space
+from remuda.core import FastPolicy, Space
 from remuda.data import ArrayTuple
 from remuda.maths import SquashedGaussian
 from remuda.nets import MLP, Inputs
@@ -37,6 +37,8 @@ class ActorState(ArrayTuple):
 class ActorAgent(nn.Module):
     """Actions between the bounds of a Box: by tanh, with noise added to them or drawn from a squashed Gaussian."""
 
+    exploration = 1.0  # the noise is not scaled
+    fast_policy: FastPolicy | None = None
     middle: Tensor
     reach: Tensor
 
@@ -56,7 +58,7 @@ class ActorAgent(nn.Module):
     ) -> None:
         super().__init__()
         self.observation, self.action, self.stochastic = observation, action, stochastic
-        self.is_recurrent, self.exploration = core is not None, 1.0
+        self.is_recurrent = core is not None
         self.drifts, self.noise_std = noise == "ou" and not stochastic, noise_std
         self.width = math.prod(action.shape)
         self.noise: NoiseParts = (("normal", self.width),)

@@ -10,21 +10,16 @@ dict {path: shape}) and whose forward maps float observations [N, *shape] (a nam
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from remuda.agents.heads import PolicyHead, PolicyOutput
-from remuda.agents.quick import QuickAgent, quick_agent
 from remuda.agents.trunk import NetFactory, Trunk, leading_axes, net_width
-from remuda.core import Space
+from remuda.core import FastPolicy, Space
 from remuda.data import ArrayTuple, map_tree
 from remuda.maths import Distribution
 from remuda.nets import Inputs, orthogonal
-
-logger = logging.getLogger("remuda.agents")
 
 
 class Outputs(NamedTuple):
@@ -44,7 +39,8 @@ class Memory(ArrayTuple):
 class PolicyAgent(nn.Module):
     """Policy and value trunks (one for both if `shared`), with linear heads."""
 
-    exploration = 1.0  # it samples, or it does not
+    exploration = 1.0  # actions are sampled; any amount above 0 means the same
+    fast_policy: FastPolicy | None = None
 
     def __init__(
         self,
@@ -57,7 +53,6 @@ class PolicyAgent(nn.Module):
         log_std_init: float = 0.0,
         normalize_obs: bool = False,
         center_images: bool = False,
-        quick: bool = True,
         core: Literal["lstm", "gru"] | None = None,
         core_size: int = 128,
     ) -> None:
@@ -75,12 +70,10 @@ class PolicyAgent(nn.Module):
             orthogonal(self.policy_head.linear, 0.01)
             orthogonal(self.value_head, 1.0)
         self.noise = self.policy_head.noise
-        # The same by hand, where calls cost more than arithmetic; a subclass may do something else.
-        self.quick = quick_agent(self) if quick and type(self) is PolicyAgent else None
 
     def compile_nets(self) -> None:
         """By torch.compile from their next call on; parameters and their names stay what they are."""
-        self.quick = None
+        self.fast_policy = None  # it would not use the compiled networks
         for net in {id(trunk.net): trunk.net for trunk in (self.policy_trunk, self.value_trunk)}.values():
             net.compile(dynamic=True)  # minibatches differ by a few rows
 
@@ -107,19 +100,6 @@ class PolicyAgent(nn.Module):
         action = distribution.choose(noise, explore)
         said = PolicyOutput(distribution.log_prob(action), self.value_head(values).squeeze(-1))
         return action, said, Memory(policy_state, value_state) if self.is_recurrent else None
-
-    def find_quick(self, obs: Any, noise: Tensor) -> QuickAgent | None:
-        """A quicker way to act, if there is one and it does the same for these observations."""
-        if self.quick is not None:
-            action, said, _ = self.act(obs, None, None, noise)
-            pairs = [
-                (self.quick.choose(obs, noise), action),
-                *zip(self.quick.evaluate_actions(obs, action), said, strict=True),
-            ]
-            if not all(torch.allclose(mine, other, rtol=1e-3, atol=1e-4) for mine, other in pairs):
-                self.quick = None
-                logger.warning("agents/quick.py does not do what PolicyAgent.act does, so it is not used.")
-        return self.quick
 
     def value(self, obs: Any, state: Any) -> Tensor:
         """Values [B] alone; no state is advanced."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from remuda.agents.heads import NoiseParts
 from remuda.agents.support import DEFAULT_SUPPORT
 from remuda.agents.trunk import NetFactory, make_trunk, unroll_trunk
-from remuda.core import Space
+from remuda.core import FastPolicy, Space
 from remuda.nets import Inputs, NoisyLinear
 
 
@@ -59,6 +59,7 @@ class QHead(nn.Module):
 class QAgent(nn.Module):
     """Greedy but for a chance of random actions, or for the noise on its weights."""
 
+    fast_policy: FastPolicy | None = None
     support: Tensor
     has_support: Tensor  # whether an automatic support is known
 
@@ -87,9 +88,7 @@ class QAgent(nn.Module):
         """
         super().__init__()
         self.observation, self.action, self.is_recurrent = observation, action, core is not None
-        self.exploration = (
-            exploration  # how much it explores where it is not told: when it is looked at after training
-        )
+        self.exploration = exploration
         self.inputs = Inputs(observation, normalize_obs, center_images)
         self.trunk = make_trunk(self.inputs, observation, make_net, core, core_size)
         if head_hidden is None:
@@ -127,9 +126,13 @@ class QAgent(nn.Module):
         return None if self.trunk.core is None else self.trunk.core.initial_state(batch)
 
     def act(self, obs: Any, state: Any, explore: Tensor | None, noise: Tensor) -> tuple[Tensor, None, Any]:
-        """Actions for [B] observations; where explore is 0, nothing is random. None: all actions are."""
+        """Return epsilon-greedy actions for [B] observations; `explore` [B] holds the epsilons.
+
+        Where it is 0, nothing is random: the weights of a noisy network have no noise there. None means
+        `self.exploration` in every env.
+        """
         features, state = self.trunk.step(self.inputs(obs), state)
-        chance = torch.ones(len(noise)) if explore is None else explore
+        chance = torch.full((len(noise),), self.exploration) if explore is None else explore
         on_weights = None
         if self.noise_width:
             on_weights = noise[:, 2:] * (chance > 0).unsqueeze(-1)

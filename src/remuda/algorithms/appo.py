@@ -34,9 +34,9 @@ class APPO(IMPALA):
         self.normalize_advantage, self.target_kl = normalize_advantage, target_kl
 
     @property
-    def adds_up(self) -> Literal["sum", "mean"] | None:
-        """What is found over a whole batch cannot be found in parts of it."""
-        return None if self.normalize_advantage or self.target_kl is not None else super().adds_up
+    def gradient_reduction(self) -> Literal["sum", "mean"] | None:
+        """None where the loss needs statistics of the whole batch: the advantages' deviation or the KL."""
+        return None if self.normalize_advantage or self.target_kl is not None else super().gradient_reduction
 
     def losses(self, batch: Batch, clock: Clock) -> Losses:
         rows = self.corrected_rows(batch)

@@ -54,9 +54,10 @@ class IMPALA(ActorCritic):
         self.ent_coef, self.vf_coef = over_progress(ent_coef), vf_coef
 
     @property
-    def adds_up(self) -> Literal["sum", "mean"] | None:
-        """How gradients of some columns make up a batch's: added, or averaged by real rows. None: they do not."""
-        return self.reduction if self.still_holds("adds_up", "losses", "corrected_rows", "reduced") else None
+    def gradient_reduction(self) -> Literal["sum", "mean"] | None:
+        """How gradients of some columns are combined into that of a batch; None if a subclass changes the loss."""
+        is_current = describes(type(self), "gradient_reduction", "losses", "corrected_rows", "reduced")
+        return self.reduction if is_current else None
 
     def prepare(self, rollout: Rollout) -> Batch:
         """Rewards alone: targets are of the parameters that learn, which move between two batches of a rollout."""
@@ -114,3 +115,15 @@ class IMPALA(ActorCritic):
         # By more than rounding: data of this very policy is not clipped.
         clipped = 0.0 if self.rho_clip is None else (rho > self.rho_clip * (1 + 1e-4)).sum() / count
         return {"rho": rho.sum() / count, "rho_clipped": clipped}
+
+
+def describes(kind: type, claim: str, *methods: str) -> bool:
+    """Return whether a class that defines `claim` has seen the definitions of all these methods.
+
+    A subclass that overrides one of them, and not the claim, may have made the claim wrong.
+    """
+
+    def owner(name: str) -> type:
+        return next(each for each in kind.__mro__ if name in vars(each))
+
+    return all(issubclass(owner(claim), owner(method)) for method in methods)

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from remuda.agents import ActorAgent, Critic
 from remuda.algorithms.actor_critic import over_progress
 from remuda.algorithms.off_policy import OffPolicy, smallest
-from remuda.algorithms.quick_sac import quick_sac
-from remuda.core import Clock, FastGradients, Losses
+from remuda.core import Clock, Losses
 from remuda.data import Batch
 
 
@@ -38,7 +37,6 @@ class SAC(OffPolicy):
         clip_reward: bool = False,
         burn_in: int = 0,
         reward_scale: float = 1.0,
-        quick: bool = True,
     ) -> None:
         """`ent_coef` fixes the temperature; None learns it. `target_entropy` None: minus the number of actions."""
         super().__init__(agent, seed, tau, target_interval, clip_reward, burn_in, reward_scale)
@@ -48,15 +46,10 @@ class SAC(OffPolicy):
         self.learns_alpha, self.beta = ent_coef is None, over_progress(beta)
         self.log_alpha = nn.Parameter(torch.tensor([math.log(ent_coef_init if ent_coef is None else ent_coef)]))
         self.target_entropy = -float(agent.width) if target_entropy is None else target_entropy
-        self.quick = quick_sac(self) if quick and type(self) is SAC else None  # a subclass may do something else
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         groups = {"critic": list(self.critics.parameters()), "actor": list(self.agent.parameters())}
         return {**groups, "alpha": [self.log_alpha]} if self.learns_alpha else groups
-
-    def fast_gradients(self, batch: Batch, clock: Clock) -> FastGradients | None:
-        """By hand, where that can be done; None: by autograd from `losses`, which both must agree with."""
-        return None if self.quick is None or batch.state is not None else self.quick.gradients(batch, clock)
 
     def losses(self, batch: Batch, clock: Clock) -> Losses:
         rows, alpha, draw = self.rows(batch), self.log_alpha.detach().exp(), self.generator(clock)

@@ -1,1 +1,1 @@
-"""Side-by-side measurements: contenders that take turns, because a shared machine's speed drifts."""
+"""Benchmarks whose contenders take turns, because the speed of a shared machine drifts."""

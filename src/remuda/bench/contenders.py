@@ -1,8 +1,9 @@
-"""Contenders of `remuda bench envs|sampler|update`: processes that step, sample or learn as long as they are told.
+"""Contenders of `remuda bench envs|sampler|update`: processes that step, sample or learn for a given time.
 
     python -m remuda.bench.contenders '{"bench": "envs", "name": "pool", "env": "Hopper-v5", "envs": 8, "workers": 2}'
 
-Each answers a number of seconds with {"count": what was done, "seconds": how long it took}.
+For each number of seconds on its standard input, a contender works that long and answers with one line,
+{"count": env steps or updates, "seconds": time taken}.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from remuda.envs import make_envs, resolve
 from remuda.errors import RemudaError
 from remuda.machine import usable_cores
 
-DRAWN = 1000  # rows of actions, used again and again
-Turn = Callable[[], int]  # does a little, and says how much
+DRAWN = 1000  # rows of random actions, which are used in rotation
+Turn = Callable[[], int]  # does a small amount of work and returns the number of env steps or updates
 
 
 def envs_turn(job: Mapping[str, Any]) -> Turn:
-    """Env steps with random actions: ours in this process or in a pool, or Gymnasium's vector envs."""
+    """Step envs with random actions: in this process, in a pool of workers, or in Gymnasium's vector envs."""
     count = job["envs"]
     if job["name"].startswith("gymnasium"):
         return gymnasium_turn(job)
@@ -49,7 +50,7 @@ def envs_turn(job: Mapping[str, Any]) -> Turn:
 
 
 def gymnasium_turn(job: Mapping[str, Any]) -> Turn:
-    """The same envs, their steps counted as ours are: a call that resets an env is none."""
+    """Step the same envs by Gymnasium, counting as Remuda does: a call that resets an env is not a step."""
     import gymnasium
 
     kind = gymnasium.vector.SyncVectorEnv if job["name"] == "gymnasium sync" else gymnasium.vector.AsyncVectorEnv
@@ -93,7 +94,7 @@ def draw_actions(space: Any, count: int) -> list[Any]:
 
 
 def sampler_turn(job: Mapping[str, Any]) -> Turn:
-    """Rollouts of a fresh agent: where the envs are stepped, and who acts."""
+    """Collect rollouts of a new agent; the contenders differ in where envs and policy run."""
     import torch
 
     from remuda.build.envs import num_workers
@@ -101,24 +102,24 @@ def sampler_turn(job: Mapping[str, Any]) -> Turn:
     from remuda.config.resolve import resolve_config
 
     name = job["name"]
-    ways: dict[str, dict[str, Any]] = {"alternating": {"slots": 2}, "workers act": {"inference": "workers"}}
-    own = {"envs": job["envs"], "sampler": {"workers": job["workers"], **ways.get(name, {})}}
     scheme = "serial" if name == "serial" else "parallel"
+    samplers: dict[str, dict[str, Any]] = {"alternating": {"slots": 2}, "workers act": {"inference": "workers"}}
+    own = {"envs": job["envs"], "workers": job["workers"], "scheme": scheme, "sampler": samplers.get(name, {})}
     settings = {"algo": "ppo", "env": job["env"], "scheme": scheme}
-    settled = resolve_config(settings, any_net(options(complete(job["env"], own)), job["env"]))
-    recipe = make_recipe(*settled)
+    setup = resolve_config(settings, any_net(options(complete(job["env"], own)), job["env"]))
+    recipe = make_recipe(*setup)
     torch.set_num_threads(recipe.num_threads or 1)  # as in a run
     learner = recipe.make_learner()
     agent = learner.algorithm.agent
     weights = recipe.make_weights(agent, 0)
-    workers = 0 if name == "serial" else num_workers(settled[0])
+    workers = 0 if name == "serial" else num_workers(setup[0])
     sampler = recipe.make_sampler(agent, weights, workers, 0, lambda: False)
     sampler.reset(0)
     return lambda: int(sampler.collect().steps.mask.sum())
 
 
 def update_turn(job: Mapping[str, Any]) -> Turn:
-    """Updates by minibatches of one rollout, which is learned from again and again."""
+    """Make updates from the minibatches of one rollout, which is used repeatedly."""
     import torch
 
     from remuda.build.recipe import make_recipe
@@ -127,14 +128,15 @@ def update_turn(job: Mapping[str, Any]) -> Turn:
     name = job["name"]
     groups = any_net(options(complete(job["env"], {"envs": job["envs"]})), job["env"])
     groups["agent"] |= {"fast_path": name != "autograd", "compile": name == "compiled"}
-    settled = resolve_config({"algo": "ppo", "env": job["env"]}, groups)
+    setup = resolve_config({"algo": "ppo", "env": job["env"]}, groups)
     torch.set_num_threads(2 if name == "two threads" else 1)
-    recipe = make_recipe(*settled)
+    recipe = make_recipe(*setup)
     learner = recipe.make_learner()
-    sampler = recipe.make_sampler(learner.algorithm.agent, recipe.make_weights(None, 0), 0, 0, lambda: False)
+    agent = learner.algorithm.agent
+    sampler = recipe.make_sampler(agent, recipe.make_weights(agent, 0), 0, 0, lambda: False)
     sampler.reset(0)
-    rollout, replay = sampler.collect(), recipe.make_replay(learner.algorithm.agent, 0)
-    learner.learning_rate = lambda progress: 1e-6  # so that it stays the same work
+    rollout, replay = sampler.collect(), recipe.make_replay(agent, 0)
+    learner.learning_rate = lambda progress: 1e-6  # so that the work of each update stays the same
 
     def turn() -> int:
         replay.add(learner.prepare(rollout))
@@ -144,7 +146,7 @@ def update_turn(job: Mapping[str, Any]) -> Turn:
 
 
 def any_net(groups: dict[str, Any], env: str) -> dict[str, Any]:
-    """Where no job says otherwise, the net that a run would take."""
+    """Return `groups` with the default net if no job is defined for the env."""
     if settings_for(env) is None:
         groups["agent"] |= {"net": "auto"}
     return groups
@@ -154,7 +156,7 @@ TURNS = {"envs": envs_turn, "sampler": sampler_turn, "update": update_turn}
 NAMES = {
     "envs": ("local", "pool", "pool of two slots", "gymnasium sync", "gymnasium async"),
     "sampler": ("serial", "central", "alternating", "workers act"),
-    "update": ("quick", "autograd", "compiled", "two threads"),
+    "update": ("hand-written", "autograd", "compiled", "two threads"),
 }
 UNITS = {"envs": "env steps", "sampler": "env steps", "update": "updates"}
 
@@ -163,7 +165,7 @@ def main() -> None:
     job = json.loads(sys.argv[1])
     try:
         turn = TURNS[job["bench"]](job)
-        turn()  # what happens only once is not counted
+        turn()  # work that is done only once is not measured
     except RemudaError as error:
         print(f"{REFUSAL}{job['name']}: {error}", flush=True)
         return

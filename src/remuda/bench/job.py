@@ -1,9 +1,10 @@
-"""One PPO run with given settings and its speed: our side of `remuda bench ppo`; bench/peers has the others'.
+"""One PPO run with given settings and its speed: the Remuda side of `remuda bench ppo`.
 
     python -m remuda.bench.job --job JOB.json --out OUT.json
 
-Reads what bench/peers/*.py read, and writes what they write: real env steps, seconds and CPU seconds from the end of
-the warm-up to the end of the last round. It is an ordinary `remuda.train`, with journal and checkpoint.
+The scripts of other libraries (bench/peers) read the same jobs and write the same results: real env steps, seconds
+and CPU seconds from the end of the warm-up to the end of the last round. The run is an ordinary `remuda.train`, which
+writes metrics and checkpoints.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from typing import Any
 
 import remuda
 from remuda.bench.turns import cpu_seconds
-from remuda.core import Round
 from remuda.envs import is_atari
+from remuda.recipe import Round
 
-# Settings that every library can be given alike; an env that none of these patterns knows gets those of the first.
+# Settings that all libraries have in common. An env that matches no pattern gets the settings of CartPole-v1.
 JOBS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {
         "envs": 8,
@@ -62,7 +63,7 @@ JOBS: dict[str, dict[str, Any]] = {
 
 
 def complete(env: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole job of an env."""
+    """Return the complete job for an env: default settings, overridden by `given`."""
     return {**JOBS["CartPole-v1"], **(settings_for(env) or {}), "env": env, "seed": 1, **given}
 
 
@@ -71,7 +72,7 @@ def settings_for(env: str) -> dict[str, Any] | None:
 
 
 class Stopwatch:
-    """A callback that looks at the clock when the warm-up is over, and again, to end the run, so many steps later."""
+    """A callback that reads the clock after `warm_up` steps and again `steps` later, when it ends the run."""
 
     def __init__(self, warm_up: int, steps: int) -> None:
         self.due, self.steps = warm_up, steps
@@ -90,15 +91,11 @@ class Stopwatch:
 
 
 def options(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The job in the groups of our options."""
+    """Return the options of a job, by group."""
     is_image = job["net"] == "nature"
+    workers = {"workers": job["workers"]} if job.get("workers") and job.get("scheme", "serial") != "serial" else {}
     return {
-        "sampler": {
-            "envs": job["envs"],
-            "workers": job.get("workers", 0),
-            "decorrelate": 0,
-            **job.get("sampler", {}),
-        },
+        "sampler": {"envs": job["envs"], "decorrelate": 0, **workers, **job.get("sampler", {})},
         "agent": {
             "net": job["net"],
             "hidden": job["hidden"],
@@ -123,7 +120,7 @@ def options(job: Mapping[str, Any]) -> dict[str, Any]:
         },
         "envs": {"backend": job.get("backend", "auto"), **({"sticky": 0.0} if is_atari(job["env"]) else {})},
         "eval": {"episodes": 0},
-        # About 200 lines of metrics would be one for every round of so short a run; the others write none.
+        # A short run would write metrics after every round, and the other libraries write none.
         "log": {"every": job["warm_up"] + job["steps"]},
     }
 
@@ -136,11 +133,14 @@ def main() -> None:
     job = json.loads(given.job.read_text())
     watch = Stopwatch(job["warm_up"], job["steps"])
     scheme = {"name": job.get("scheme", "serial"), "threads": job["threads"]}
+    remuda.keep_memory()  # as `remuda train` does
     with tempfile.TemporaryDirectory() as directory:
         remuda.train(
             "ppo",
             env=job["env"],
-            steps=job["warm_up"] + job["steps"] + 2 * job["envs"] * job["n_steps"],  # the stopwatch ends it
+            steps=job["warm_up"]
+            + job["steps"]
+            + 2 * job["envs"] * job["n_steps"],  # more than needed: the stopwatch ends the run
             seed=job["seed"],
             scheme=scheme,
             out=Path(directory) / "run",

@@ -1,9 +1,9 @@
-"""Contenders that take turns: processes that wait, each for its slice, because a shared machine's speed drifts.
+"""Contenders that take turns: processes that wait for their slice, because the speed of a shared machine drifts.
 
-contender = Contender([[sys.executable, __file__, "--serve", "pool"]])   # several commands: side by side
-found, cpu = contender.slice(0.5)          # every process got "0.5" and answered with one line of JSON
+contender = Contender([[sys.executable, __file__, "--serve", "pool"]])   # several commands run at the same time
+found, cpu = contender.slice(0.5)          # each process reads "0.5" and answers with one line of JSON
 
-serve(lambda amount: {"steps": ...})       # what such a process does once it is ready
+serve(lambda amount: {"steps": ...})       # in the process of a contender, once it is ready
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ import numpy as np
 
 from remuda.errors import ConfigError, TrainingError
 
-REFUSAL = "cannot: "  # what a contender says instead of being ready, and the reason
+REFUSAL = "cannot: "  # prefix of the line with which a contender refuses to run; the reason follows
 
 
 def serve(take: Callable[[float], dict[str, Any]]) -> None:
-    """A slice for every line on stdin, which says how much."""
+    """Run one slice for each line on standard input, which holds its amount, and print the result as JSON."""
     print("ready", flush=True)
     for line in sys.stdin:
         print(json.dumps(take(float(line))), flush=True)
 
 
 class Contender:
-    """The driver's side."""
+    """The processes of one contender, as seen by the benchmark that runs them."""
 
     def __init__(self, commands: Sequence[Sequence[object]]) -> None:
         self._processes: list[Any] = [
@@ -58,14 +58,14 @@ class Contender:
         if line.startswith(REFUSAL):
             raise ConfigError(line.removeprefix(REFUSAL).strip())
         if not line:
-            raise TrainingError(f"a contender failed: run it by itself to see why: {shlex.join(process.args)}.")
+            raise TrainingError(f"a contender failed: run it alone to see why: {shlex.join(process.args)}.")
         return line
 
     def slice(self, amount: float) -> tuple[list[dict[str, Any]], float]:
-        """What every process found, and the CPU seconds of all of them and their children."""
+        """Return the result of each process, and the CPU seconds of all of them and their children."""
         before = self._cpu()
         for process in self._processes:
-            with suppress(BrokenPipeError):  # it has died: reading says so
+            with suppress(BrokenPipeError):  # the process has died; reading its answer will raise
                 process.stdin.write(f"{amount}\n")
                 process.stdin.flush()
         found = [json.loads(self._read(process)) for process in self._processes]
@@ -87,11 +87,11 @@ class Contender:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process and of all that it started."""
+    """Return user and system time of a process and all its descendants."""
     try:
         import psutil
     except ImportError:
-        raise ConfigError("benchmarks count CPU seconds with psutil: pip install psutil.") from None
+        raise ConfigError("benchmarks need psutil to count CPU seconds: pip install psutil.") from None
     root = psutil.Process(pid)
     total = 0.0
     for each in (root, *root.children(recursive=True)):
@@ -102,7 +102,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def give_out(report: dict[str, Any], out: Path | None) -> None:
-    """As JSON on the screen, and in a file if one was named."""
+    """Print a report as JSON, and write it to `out` if that is given."""
     text = json.dumps(report, indent=1)
     print(text)
     if out is not None:
@@ -111,7 +111,7 @@ def give_out(report: dict[str, Any], out: Path | None) -> None:
 
 
 def median_and_interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """The median, and between what 95 % of its bootstrap samples lie."""
+    """Return the median and its 95 % bootstrap interval."""
     array = np.asarray(ratios)
     draws = np.random.default_rng(0).integers(0, len(array), (10_000, len(array)))
     low, high = np.percentile(np.median(array[draws], axis=1), [2.5, 97.5])

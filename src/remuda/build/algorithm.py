@@ -18,6 +18,7 @@ import torch
 from remuda.agents import ActorAgent, Critic, NetFactory, PolicyAgent, QAgent
 from remuda.algorithms import OffPolicy
 from remuda.build.exploration import HARDLY
+from remuda.build.fast_path import find_fast_policy
 from remuda.config.algo_base import AlgoOptions
 from remuda.config.algo_options import ActorCriticOptions
 from remuda.config.run_config import RunConfig
@@ -27,7 +28,7 @@ from remuda.envs import EnvInfo
 from remuda.errors import ConfigError
 from remuda.learning.schedules import parse_schedule
 from remuda.registry import find_algorithm
-from remuda.schemes.synchronous import torch_threads
+from remuda.schemes.learning_round import torch_threads
 
 FARTHEST = 1e30  # bounds beyond which a Box has none
 
@@ -160,16 +161,17 @@ def agent_arguments(options: AgentOptions) -> dict[str, Any]:
 
 
 def make_policy_agent(config: RunConfig, info: EnvInfo, make_net: NetFactory) -> PolicyAgent:
-    return PolicyAgent(
+    agent = PolicyAgent(
         info.observation,
         info.action,
         make_net,
         shared=config.agent.shared,
         orthogonal_init=config.agent.orthogonal_init,
         log_std_init=config.agent.log_std_init,
-        quick=config.agent.fast_path,
         **agent_arguments(config.agent),
     )
+    agent.fast_policy = find_fast_policy(config.agent, agent)
+    return agent
 
 
 def make_on_policy(
@@ -250,10 +252,7 @@ def make_continuous(
         )
         for _ in range(options.critics)
     ]
-    given: dict[str, Any] = {}
-    if "quick" in keyword_parameters(kind):
-        given["quick"] = config.agent.fast_path and not config.agent.compile
-    return construct(kind, agent, critics, config.seed, **replay_arguments(kind, config, **given))
+    return construct(kind, agent, critics, config.seed, **replay_arguments(kind, config))
 
 
 def is_bounded(box: Space) -> bool:

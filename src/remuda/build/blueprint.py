@@ -26,7 +26,7 @@ from remuda.config.run_config import RunConfig, from_dict, to_dict
 from remuda.core import Space
 from remuda.envs import AsyncPooledEnvs, EnvInfo, EnvSpec, LocalEnvs, NativeEnvs, choose_backend, probe
 from remuda.envs.import_paths import Unreachable
-from remuda.envs.previous import WithPrevious
+from remuda.envs.previous import AsyncWithPrevious, WithPrevious
 from remuda.errors import ConfigError, EnvSpecError
 from remuda.processes.notices import Notice
 from remuda.registry import algorithm_reference, register_reference
@@ -151,7 +151,9 @@ def make_own_envs(
     """Return the envs of one process, with previous actions and rewards in their observations where asked for."""
     envs = make_plain_envs(config, blueprint, heartbeat, notify)
     shown = (config.agent.prev_action, config.agent.prev_reward)
-    return WithPrevious(envs, *shown) if any(shown) else envs
+    if not any(shown):
+        return envs
+    return AsyncWithPrevious(envs, *shown) if isinstance(envs, AsyncPooledEnvs) else WithPrevious(envs, *shown)
 
 
 def make_plain_envs(
@@ -183,5 +185,5 @@ def make_plain_envs(
         max_restarts=options.max_restarts,
         should_stop=heartbeat,
         first_env=first,
-        tell=notify,
+        on_notice=notify,
     )

@@ -18,11 +18,12 @@ from remuda.build.envs import (
     why_no_state,
 )
 from remuda.build.exploration import make_exploration
+from remuda.build.fast_path import find_fast_path
 from remuda.build.nets import find_net
 from remuda.build.replay import make_replay, refuse_too_large
 from remuda.build.workers import make_replay_writers, make_rollout_queue, make_worker_sampler
 from remuda.config.run_config import RunConfig
-from remuda.core import Algorithm, Recipe, ReplayWriters, RolloutSource, Sampler, Weights
+from remuda.core import Algorithm, SeparableAlgorithm, Weights
 from remuda.envs import EnvInfo, EnvSpec
 from remuda.errors import ConfigError
 from remuda.learning.learner import Learner
@@ -30,6 +31,7 @@ from remuda.learning.optimizers import OptimizerOptions
 from remuda.learning.schedules import parse_schedule
 from remuda.learning.weights import LocalWeights, SharedWeights
 from remuda.machine import has_compiler
+from remuda.recipe import Recipe, ReplayWriters, RolloutSource, Sampler
 from remuda.sampling.sampler import EnvSampler
 
 
@@ -63,7 +65,8 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
         if config.agent.compile:
             algorithm.agent.compile_nets()
         device = config.scheme_options.device
-        return Learner(algorithm, optimizer, rate, options.max_grad_norm or None, num_parts, own_rates, device)
+        fast = find_fast_path(config.agent, algorithm)
+        return Learner(algorithm, optimizer, rate, options.max_grad_norm or None, num_parts, own_rates, device, fast)
 
     def make_weights(agent: Any, version: int) -> Weights:
         is_shared = has_worker_inference or config.is_asynchronous
@@ -125,8 +128,8 @@ def split_threads(config: RunConfig, algorithm: Algorithm) -> tuple[int, int]:
     While samplers keep the cores busy, one thread per part of a batch is faster than several per matrix product.
     """
     threads = config.scheme_options.threads
-    adds_up = getattr(algorithm, "adds_up", None) is not None
-    is_split = config.is_asynchronous and config.scheme_options.device == "cpu" and adds_up
+    is_separable = isinstance(algorithm, SeparableAlgorithm) and algorithm.gradient_reduction is not None
+    is_split = config.is_asynchronous and config.scheme_options.device == "cpu" and is_separable
     if not is_split or config.algo_options.uses_replay:
         return 1, threads
     # No more parts than a batch has columns; the remaining threads are torch's.

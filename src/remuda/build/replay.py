@@ -46,7 +46,7 @@ def make_ring_replay(config: RunConfig, info: EnvInfo, state: Any, writers: int)
     if writers:
         scheme = config.scheme_options
         lead = max_lead(config) if scheme.throttle and replay.ratio is not None else 0
-        settings |= {"is_shared": True, "most_per_round": scheme.publish_every, "lead": lead}
+        settings |= {"is_shared": True, "max_batches_per_round": scheme.publish_every, "max_lead": lead}
     ring = make_ring(config, info, state, writers or 1)
     try:
         if replay.sequence:
@@ -57,7 +57,7 @@ def make_ring_replay(config: RunConfig, info: EnvInfo, state: Any, writers: int)
         else:
             priorities = Priorities(ring, replay.alpha, is_shared=writers > 0) if replay.prioritized else None
             made = TransitionReplay(ring, **settings, priorities=priorities)
-        made.shows_returns = options.needs_returns
+        made.reports_returns = options.needs_returns
         return made
     except BaseException:
         ring.close()
@@ -96,7 +96,7 @@ def make_ring(
         ring: Ring = FrameRing(example, rows, envs, frames, groups, fds, td_errors, CHECKED_ROWS)
     else:
         ring = Ring(example, rows, envs, groups, fds, td_errors)
-    ring.hold_seconds += config.envs.step_timeout  # by then, a writer that hangs has been replaced
+    ring.counters.pause_timeout += config.envs.step_timeout  # by then, a writer that hangs has been replaced
     return ring
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from remuda.build.envs import num_workers
 from remuda.config.run_config import RunConfig
-from remuda.core import Scheme
+from remuda.recipe import Scheme
 from remuda.schemes.asynchronous import Asynchronous, AsynchronousReplay
 from remuda.schemes.synchronous import Synchronous
 

@@ -117,8 +117,8 @@ def make_replay_writers(
         replay.fds,
         config.algo_options.rows_per_round,
         config.seed,
-        on_loss=replay.on_writer_lost,
-        written=replay.ring.written,
+        on_lost=replay.on_writer_lost,
+        written=replay.ring.counters.written,
         should_stop=should_stop,
         **worker_limits(config),
     )
@@ -156,16 +156,16 @@ def make_ring_writer(
     replay, gamma = config.replay, config.algo_options.gamma
     state = built.agent.initial_state(1)
     ring = make_ring(config, built.seen, state, blueprint["all_groups"], fds)
-    ring.while_held = heartbeat
-    states, judges = None, list[TransitionPriority | SequencePriority]()
+    ring.counters.while_paused = heartbeat
+    states, priorities = None, list[TransitionPriority | SequencePriority]()
     if replay.sequence:  # an agent may have a state and no memory: noise that drifts
         states = RecurrentStates(ring, state, blueprint["num_steps"], fds[-1], has_td_error(config))
     if has_td_error(config) and states is not None:
         lengths = (replay.burn_in, replay.sequence, replay.n_step)
-        judges = [SequencePriority(states, group, lengths, gamma, algorithm.td_error) for group in groups]
+        priorities = [SequencePriority(states, group, lengths, gamma, algorithm.td_error) for group in groups]
     elif has_td_error(config):
-        judges = [TransitionPriority(ring, group, replay.n_step, gamma, algorithm.td_error) for group in groups]
-    return RingWriter(ring, states, groups, algorithm.prepare, judges)
+        priorities = [TransitionPriority(ring, group, replay.n_step, gamma, algorithm.td_error) for group in groups]
+    return RingWriter(ring, states, groups, algorithm.prepare, priorities)
 
 
 class RingWriter:
@@ -177,19 +177,19 @@ class RingWriter:
         states: RecurrentStates | None,
         groups: range,
         prepare: Callable[[Rollout], Batch],
-        judges: Sequence[TransitionPriority | SequencePriority] = (),
+        priorities: Sequence[TransitionPriority | SequencePriority] = (),
     ) -> None:
-        """`judges` compute the initial priorities of each group's rows; empty where the learner assigns them."""
+        """`priorities` compute the initial priorities of each group's rows; empty where the learner assigns them."""
         self.ring, self.states, self.groups = ring, states, groups
-        self.prepare, self.judges = prepare, judges
+        self.prepare, self.priorities = prepare, priorities
 
     def may_write(self) -> bool:
         """Return False while samplers have to wait for the learner."""
-        return self.ring.may_write()
+        return self.ring.counters.may_write()
 
     def num_written(self) -> int:
         """Return the rows that all groups of this writer have ever received."""
-        return int(self.ring.written[self.groups].sum())
+        return int(self.ring.counters.written[self.groups].sum())
 
     def write(self, rollout: Rollout, group: int = 0) -> None:
         """Append a rollout to the ring; `group` counts the groups of this writer."""
@@ -198,5 +198,5 @@ class RingWriter:
         if self.states is not None:
             self.states.store(batch.state, of_all)
         self.ring.append(rows, next_obs, of_all)
-        if self.judges:
-            self.judges[group].look()
+        if self.priorities:
+            self.priorities[group].update()

@@ -1,4 +1,5 @@
-"""The `remuda` command: finds the subcommand's module and turns errors into one sentence and an exit code."""
+"""The `remuda` command: find the subcommand's module, and turn errors into one sentence and an exit code."""
+# PYTHON_ARGCOMPLETE_OK
 
 from __future__ import annotations
 
@@ -10,35 +11,44 @@ from collections.abc import Sequence
 
 from remuda.errors import EnvError, Interrupted, RemudaError, UsageError, nearest
 
-COMMANDS = {  # name: (module, what it does)
-    "train": ("train", "train an agent, or go on with a run"),
-    "eval": ("evaluate", "play greedy episodes with a run's newest weights"),
-    "record": ("record", "make a video of a run's agent"),
-    "plot": ("plot", "draw learning curves of one or many runs"),
-    "doctor": ("doctor", "say what this machine or an env offers, and what is wrong"),
-    "bench": ("bench", "measure speed, side by side with other ways and other libraries"),
+COMMANDS = {  # name: (module, description)
+    "train": ("train", "train an agent, or resume a run"),
+    "eval": ("evaluate", "evaluate the newest weights of a run"),
+    "record": ("record", "record a video of a run's agent"),
+    "plot": ("plot", "plot learning curves of one or more runs"),
+    "doctor": ("doctor", "check this machine or an environment for problems"),
+    "bench": ("bench", "measure speed, alternating with other libraries"),
     "algos": ("tables", "list the algorithms"),
-    "schemes": ("tables", "list the ways to run them"),
-    "envs": ("tables", "list the environments that are registered"),
+    "schemes": ("tables", "list the schemes: how a run uses processes"),
+    "envs": ("tables", "list the registered environments"),
 }
 
 USAGE = """\
-usage: remuda COMMAND [ARGUMENTS]     remuda COMMAND --help tells more
+usage: remuda COMMAND [ARGUMENTS]
 
+Train reinforcement-learning agents, then evaluate, film and plot them. Each run
+leaves a directory in runs/, and runs/latest links to the newest.
+
+commands:
 {commands}
 
-first steps:
-  remuda train ppo --env CartPole-v1                      learns, and leaves runs/ppo-CartPole-v1-...
-  remuda train ppo --env CartPole-v1 --scheme parallel    the same on every core
-  remuda train --resume runs/latest                       goes on where a run was stopped
-  remuda eval runs/latest --episodes 100
-  remuda plot runs/latest --out curve.png"""
+`remuda COMMAND --help` explains a command, `remuda --version` is the version.
+
+examples:
+  remuda train ppo --env CartPole-v1       train with preset hyperparameters
+  remuda eval runs/latest --episodes 100   evaluate the trained agent
+  remuda train --resume runs/latest        continue a run that was interrupted"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code: 0, 1 (failed), 2 (wrong usage) or 128 + the number of a signal."""
+    if "_ARGCOMPLETE" in os.environ and argv is None:  # set by the shell while it completes a line
+        from remuda.cli.completion import complete
+
+        complete()
     try:
         code = run(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()  # here, where it can be caught, and not in the interpreter's last breath
+        sys.stdout.flush()  # here, where a BrokenPipeError can be caught, not while the interpreter exits
         return code
     except RemudaError as error:
         print(f"remuda: {error}", file=sys.stderr)
@@ -48,26 +58,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("remuda: stopped at once; nothing was saved after the last checkpoint", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output went away: | head
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # for what is still in the buffer
-        os.close(nowhere)
+    except BrokenPipeError:  # the reader of standard output has exited, as in `remuda algos | head`
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, sys.stdout.fileno())  # discards what is still in the buffer
+        os.close(devnull)
         return 0
-    except OSError as error:  # a full or failing disk, a lost directory
+    except MemoryError:
+        print("remuda: out of memory: use fewer envs, smaller batches or a smaller net.", file=sys.stderr)
+        return 1
+    except OSError as error:  # a full or failing disk, a missing directory, too many open files
         if error.errno in (errno.EMFILE, errno.ENFILE):
             print(f"remuda: {error.strerror}: raise the limit (ulimit -n), or use fewer workers.", file=sys.stderr)
             return 2
         where = f"{error.filename}: " if error.filename is not None else ""
-        print(f"remuda: {where}{error.strerror or error}: make room, or choose another place.", file=sys.stderr)
+        print(f"remuda: {where}{error.strerror or error}: free some space, or use another path.", file=sys.stderr)
         return 2 if error.errno in (errno.ENOSPC, errno.EDQUOT) else 1
 
 
 def run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        lines = "\n".join(f"  {name:<9} {what}" for name, (_, what) in COMMANDS.items())
+        lines = "\n".join(f"  {name:<9} {description}" for name, (_, description) in COMMANDS.items())
         print(USAGE.format(commands=lines))
         return 0
-    if arguments[0] == "--version":
+    if arguments[0] in ("--version", "-V"):
         from importlib.metadata import version
 
         print(f"remuda {version('remuda')}")
@@ -75,8 +88,8 @@ def run(arguments: list[str]) -> int:
     if arguments[0] not in COMMANDS:
         raise UsageError(f"{arguments[0]!r} is not a command: {nearest(arguments[0], COMMANDS)}")
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # the user's own envs and nets, as `python` would find them
-    # Imported only now: `remuda --help` must not wait for torch.
+        sys.path.insert(0, os.getcwd())  # finds the user's own envs and nets, as `python` would
+    # Imported only now, because `remuda --help` must not wait for torch.
     module = importlib.import_module(f"remuda.cli.{COMMANDS[arguments[0]][0]}")
     return int(module.run(arguments[0], arguments[1:]))
 

@@ -1,4 +1,4 @@
-"""`remuda bench`: speed, measured side by side."""
+"""`remuda bench`: measure speed, with contenders that take turns."""
 
 from __future__ import annotations
 
@@ -22,40 +22,63 @@ from remuda.bench.turns import Contender, median_and_interval
 from remuda.cli.options import Parser
 from remuda.errors import ConfigError, Interrupted, TrainingError, nearest
 
-WHAT = """\
-envs      env steps with random actions: in this process, in a pool of workers, and Gymnasium's vector envs
-sampler   rollouts of PPO's agent: serial, central inference, two alternating groups, workers that act
-update    PPO's updates by minibatches: by hand (small nets), by autograd, by torch.compile, with two threads
-ppo       whole runs of PPO with equal settings, ours and those of other libraries (after `make peers`)
+DESCRIPTION = """\
+benchmarks:
+  envs      step envs with random actions: in this process, in a pool of
+            workers, and in Gymnasium's vector envs
+  sampler   collect rollouts with PPO's agent: serial, central inference, two
+            alternating groups of envs, inference in the workers
+  update    PPO's updates: hand-written gradients (small nets), autograd,
+            torch.compile, two threads
+  ppo       whole runs of PPO with equal settings: Remuda and, after
+            `make peers`, other libraries
 
-Contenders take turns, slice by slice, because a machine's speed drifts: what counts is the median of the ratios
-within each turn, beside it the interval that holds 95 % of its bootstrap samples. Ratios near 1 need ten slices.
+Contenders take turns, because the speed of a machine drifts. The result is the
+median of the ratios within each turn, with its 95 % bootstrap interval. Ratios
+near 1 need ten slices.
 """
 PEERS = ("sb3", "cleanrl", "sample-factory", "tianshou", "rllib")
 LONGEST_RUN_SECONDS = 3600.0
 
-Turns = dict[str, list[dict[str, Any]]]  # of each contender, in order
+Turns = dict[str, list[dict[str, Any]]]  # contender: the results of its turns, in order
+
+
+def make_parser(command: str, argv: Sequence[str]) -> Parser:
+    parser = Parser(prog="remuda bench", description="Measure speed. Contenders take turns.", epilog=DESCRIPTION)
+    parser.add_argument(
+        "what",
+        choices=("envs", "sampler", "update", "ppo"),
+        metavar="BENCHMARK",
+        help="envs, sampler, update or ppo, see below",
+    )
+    parser.add_argument("--env", default="CartPole-v1", help="environment (default: CartPole-v1)")
+    parser.add_argument("--envs", type=int, default=0, metavar="N", help="number of envs (default: 8; for envs 32)")
+    parser.add_argument(
+        "--workers", type=int, default=0, metavar="N", help="worker processes (default: one per core)"
+    )
+    parser.add_argument("--slices", type=int, default=3, metavar="N", help="turns of each contender (default: 3)")
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, metavar="X", help="length of a turn, except for ppo (default: 1)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=0, metavar="N", help="env steps in a turn of ppo (default: by env)"
+    )
+    parser.add_argument("--only", default="", metavar="NAMES", help="contenders, separated by commas (default: all)")
+    parser.add_argument(
+        "--peers-at", type=Path, default=Path(), metavar="DIR", help="where `make peers` was run (default: .)"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write all measurements to this file as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    return parser
 
 
 def run(command: str, argv: Sequence[str]) -> int:
-    parser = Parser(prog="remuda bench", description="Measure speed, side by side.", epilog=WHAT)
-    parser.add_argument("what", choices=("envs", "sampler", "update", "ppo"), metavar="WHAT", help="see below")
-    parser.add_argument("--env", default="CartPole-v1", help="the env (default: CartPole-v1)")
-    parser.add_argument("--envs", type=int, default=0, help="how many of them (default: 8; of envs: 32)")
-    parser.add_argument("--workers", type=int, default=0, help="worker processes of ours (default: one per core)")
-    parser.add_argument("--slices", type=int, default=3, help="turns of each contender (default: 3)")
-    parser.add_argument("--seconds", type=float, default=1.0, help="length of a slice, but for ppo (default: 1)")
-    parser.add_argument("--steps", type=int, default=0, help="env steps of a slice of ppo (default: by env)")
-    parser.add_argument("--only", default="", help="contenders, separated by commas (default: all there are)")
-    parser.add_argument("--peers-at", type=Path, default=Path(), help="where `make peers` was run (default: here)")
-    parser.add_argument("--out", type=Path, help="write all that was measured to this file, as JSON")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    found = parser.parse(argv)
+    found = make_parser(command, argv).parse(argv)
     if found.slices < 1 or found.seconds <= 0:
-        raise ConfigError(f"--slices {found.slices} --seconds {found.seconds}: measure something.")
+        raise ConfigError(f"--slices {found.slices} --seconds {found.seconds} measures nothing: use values above 0.")
     for name in ("envs", "workers", "steps"):
         if (number := getattr(found, name)) < 0:
-            raise ConfigError(f"--{name} {number} is below 0: leave it out, or say how many.")
+            raise ConfigError(f"--{name} {number} is below 0: leave it out, or give a number above 0.")
     check_env(found.env)
     with ended_by_signals():
         turns, unit = measure_runs(found) if found.what == "ppo" else measure_parts(found)
@@ -68,7 +91,7 @@ def run(command: str, argv: Sequence[str]) -> int:
 
 
 def check_env(env: str) -> None:
-    """Here, where it is one sentence, and not in the first contender."""
+    """Raise a UsageError for an unusable env before any contender starts."""
     from remuda.envs import probe, resolve
 
     probe(resolve(env))
@@ -76,10 +99,10 @@ def check_env(env: str) -> None:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """SIGINT and SIGTERM as exceptions, so that whoever started a process ends it."""
+    """Raise Interrupted on SIGINT and SIGTERM, so that every started process is ended on the way out."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        stopped = Interrupted(f"stopped by {signal.Signals(number).name}: nothing was measured to the end.")
+        stopped = Interrupted(f"stopped by {signal.Signals(number).name} before the measurement was complete.")
         stopped.signal = number
         raise stopped
 
@@ -92,7 +115,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def measure_parts(found: Any) -> tuple[Turns, str]:
-    """Contenders that live as long as the measurement."""
+    """Measure contenders that run as one process each, for as long as the measurement takes."""
     from remuda.bench.contenders import NAMES, UNITS
 
     envs = found.envs or (32 if found.what == "envs" else 8)
@@ -118,7 +141,7 @@ def measure_parts(found: Any) -> tuple[Turns, str]:
 
 
 def measure_runs(found: Any) -> tuple[Turns, str]:
-    """A run of its own for every slice; start-up and warm-up are left out."""
+    """Measure contenders that start a new run for each turn; start and warm-up are not counted."""
     from remuda.bench.job import complete
 
     commands = ours_and_peers(found.peers_at, found.env)
@@ -139,14 +162,14 @@ def measure_runs(found: Any) -> tuple[Turns, str]:
 
 
 def leave_out(only: str, error: ConfigError | TrainingError) -> None:
-    """Go on without a contender that cannot run, unless it was asked for by name."""
+    """Report that a contender cannot run, or raise if the user has named it."""
     if only:
         raise error
     print(f"  left out: {error}", file=sys.stderr)
 
 
 def ours_and_peers(place: Path, env: str) -> dict[str, tuple[list[str], dict[str, Any]]]:
-    """How to run every contender, and what is special about its job."""
+    """Return the command of each contender, and the settings in which its job differs."""
     from remuda.envs import choose_backend, resolve
 
     ours = [sys.executable, "-m", "remuda.bench.job"]
@@ -155,7 +178,7 @@ def ours_and_peers(place: Path, env: str) -> dict[str, tuple[list[str], dict[str
         "remuda parallel": (ours, {"scheme": "parallel"}),
         "remuda workers act": (ours, {"scheme": "parallel", "sampler": {"inference": "workers"}}),
     }
-    if choose_backend(resolve(env)) is not None:  # others have Python envs only
+    if choose_backend(resolve(env)) is not None:  # the other libraries step Python envs only
         found["remuda single envs"] = ours, {"scheme": "parallel", "backend": "python"}
     for peer in PEERS:
         python, scripts = place / f".venv-{peer}" / "bin" / "python", place / "bench" / "peers"
@@ -170,10 +193,10 @@ def one_run(command: list[str], job: dict[str, Any]) -> dict[str, Any]:
         job_file, out = Path(directory) / "job.json", Path(directory) / "out.json"
         job_file.write_text(json.dumps(job))
         words = [*command, "--job", str(job_file), "--out", str(out)]
-        said = run_to_the_end(words, Path(directory) / "stderr.txt")
+        reason = run_to_the_end(words, Path(directory) / "stderr.txt")
         if not out.exists():
             raise TrainingError(
-                f"{Path(command[-1]).name} failed ({said}): run it by itself, or leave it out by --only."
+                f"{Path(command[-1]).name} failed ({reason}): run it alone, or leave it out with --only."
             )
         found = json.loads(out.read_text())
     how = f"{found['library']} {found['version']}; envs in {found['envs_in']}; {found['note']}"
@@ -181,7 +204,7 @@ def one_run(command: list[str], job: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_to_the_end(words: list[str], log: Path) -> str:
-    """The last line on stderr; whatever happens, nothing of it is left running."""
+    """Run a command to its end, kill all processes that it leaves, and return its last line on stderr."""
     with log.open("w+") as stderr:
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True)
         try:
@@ -192,10 +215,10 @@ def run_to_the_end(words: list[str], log: Path) -> str:
             ) from None
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # its own children too
+                os.killpg(process.pid, signal.SIGKILL)  # with all its children
             process.wait()
         stderr.seek(0)
-        return (stderr.read().strip().splitlines() or ["it said nothing"])[-1]
+        return (stderr.read().strip().splitlines() or ["no message"])[-1]
 
 
 def chosen(only: str, names: Sequence[str]) -> list[str]:
@@ -212,9 +235,9 @@ def rate(turn: dict[str, Any]) -> float:
 
 
 def summary(turns: Turns, unit: str) -> dict[str, Any]:
-    """The first contender is what the others are compared with."""
+    """Return speeds, and the ratios of the first contender to each of the others."""
     if not turns:
-        raise TrainingError("no contender could run: what each said is above.")
+        raise TrainingError("no contender could run: the reasons are above.")
     first = next(iter(turns))
     rows = {}
     for name, mine in turns.items():
@@ -241,8 +264,8 @@ def table(report: dict[str, Any]) -> str:
         low, high = row["interval"]
         ratio = "" if name == first else f"{row['first_is_times']:.2f} ({low:.2f} to {high:.2f})"
         lines.append(f"| {name} | {row['per_second']:,.0f} | {row['cpu_seconds_per_1000']:.3f} | {ratio} |")
-    told = [f"- {name}: {row['how']}" for name, row in report["contenders"].items() if "how" in row]
-    return "\n".join([*lines, "", *told] if told else lines)
+    notes = [f"- {name}: {row['how']}" for name, row in report["contenders"].items() if "how" in row]
+    return "\n".join([*lines, "", *notes] if notes else lines)
 
 
 def machine() -> str:

@@ -1,4 +1,4 @@
-"""`remuda doctor`: what this machine and an env offer, and what is wrong."""
+"""`remuda doctor`: check this machine or an environment for problems."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from remuda.config.fields import coerce
 from remuda.logs.terminal import number
 from remuda.machine import usable_cores
 
-EXTRAS = {  # extra: (package it brings, what for)
+EXTRAS = {  # extra: (package that it installs, purpose)
     "atari": ("ale_py", "Atari games"),
     "box2d": ("Box2D", "LunarLander, BipedalWalker, CarRacing"),
     "mujoco": ("mujoco", "MuJoCo physics"),
@@ -30,12 +30,18 @@ EXTRAS = {  # extra: (package it brings, what for)
 }
 
 
-def run(command: str, argv: Sequence[str]) -> int:
-    parser = Parser(prog="remuda doctor", description="Examine this machine, or an env with --env.")
-    parser.add_argument("--env", help="examine this env: contract, spaces, speed, how its runs are resumed")
-    parser.add_argument("--envs.kwargs", dest="kwargs", default="{}", help="its keyword arguments, as JSON")
+def make_parser(command: str, argv: Sequence[str]) -> Parser:
+    parser = Parser(prog="remuda doctor", description="Check this machine, or with --env an environment.")
+    parser.add_argument("--env", help="check this env: its contract, spaces and speed, and how its runs resume")
+    parser.add_argument(
+        "--envs.kwargs", dest="kwargs", default="{}", metavar="JSON", help="keyword arguments of the env"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    found = parser.parse(argv)
+    return parser
+
+
+def run(command: str, argv: Sequence[str]) -> int:
+    found = make_parser(command, argv).parse(argv)
     if found.env is None:
         machine, problems = examine_machine()
         report: dict[str, Any] = {**machine}
@@ -46,7 +52,7 @@ def run(command: str, argv: Sequence[str]) -> int:
         spec = resolve(found.env, coerce(found.kwargs, "dict[str, Any]", "envs.kwargs"))
         chosen = choose_backend(spec)
         report = {**asdict(examine(spec)), "backend": "python" if chosen is None else chosen.NAME}
-        if chosen is not None:  # whatever its single env could do
+        if chosen is not None:  # even where the state of a single env can be saved
             report["resume"] = f"{WITH_NEW_EPISODES}, because native envs keep their state to themselves"
         problems = report.pop("problems")
     if found.json:
@@ -68,7 +74,7 @@ def _shown(value: Any) -> str:
 
 
 def examine_machine() -> tuple[dict[str, str], list[str]]:
-    """Facts and problems of this machine."""
+    """Return facts about this machine, and its problems as one sentence each."""
     problems = []
     report = {"python": platform.python_version(), "system": platform.platform()}
     for package in ("remuda", "torch", "gymnasium", "numpy"):
@@ -86,7 +92,7 @@ def examine_machine() -> tuple[dict[str, str], list[str]]:
         there = importlib.util.find_spec(package) is not None
         report[f"[{extra}]"] = f"{purpose}: " + ("installed" if there else f"pip install 'remuda[{extra}]'")
     if not os.access(os.getcwd(), os.W_OK):
-        problems.append(f"{os.getcwd()} is not writable, and runs go to ./runs: choose another with --out.")
+        problems.append(f"{os.getcwd()} is not writable, and runs go to ./runs: choose another directory with --out.")
     if shutil.disk_usage(os.getcwd()).free < 2**30:
-        problems.append("less than 1 GiB of disk is free here: checkpoints may fail; make room.")
+        problems.append("less than 1 GiB of disk space is free here, and checkpoints may fail: free some space.")
     return report, problems

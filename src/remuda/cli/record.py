@@ -1,4 +1,4 @@
-"""`remuda record`: a video of a run's agent."""
+"""`remuda record`: record a video of a run's agent."""
 
 from __future__ import annotations
 
@@ -8,14 +8,22 @@ from pathlib import Path
 from remuda.cli.options import Parser
 
 
+def make_parser(command: str, argv: Sequence[str]) -> Parser:
+    parser = Parser(prog="remuda record", description="Record greedy episodes of a run's agent as a video.")
+    parser.add_argument("run", type=Path, metavar="RUN", help="run directory")
+    parser.add_argument(
+        "--episodes", type=int, default=1, metavar="N", help="number of episodes in the video (default: 1)"
+    )
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="seed of the first episode (default: the run's eval.seed)"
+    )
+    parser.add_argument("--checkpoint", metavar="STEP", help="step of a checkpoint, or best (default: the newest)")
+    parser.add_argument("--out", type=Path, metavar="FILE.mp4", help="file to write (default: RUN/videos/step-N.mp4)")
+    return parser
+
+
 def run(command: str, argv: Sequence[str]) -> int:
-    parser = Parser(prog="remuda record", description="Film greedy episodes of a run's agent.")
-    parser.add_argument("run", type=Path, help="run directory")
-    parser.add_argument("--episodes", type=int, default=1, help="how many, one after the other (1)")
-    parser.add_argument("--seed", type=int, help="seed of the first episode (the run's eval.seed)")
-    parser.add_argument("--checkpoint", metavar="STEP", help="step of a checkpoint, or best (the newest)")
-    parser.add_argument("--out", type=Path, metavar="FILE.mp4", help="(RUN/videos/step-N.mp4)")
-    found = parser.parse(argv)
+    found = make_parser(command, argv).parse(argv)
 
     from remuda.runs.api import Run
 

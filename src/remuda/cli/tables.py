@@ -1,4 +1,4 @@
-"""`remuda algos`, `schemes` and `envs`: what there is, in a table."""
+"""`remuda algos`, `schemes` and `envs`: list what is available as a table."""
 
 from __future__ import annotations
 
@@ -23,11 +23,17 @@ def list_schemes() -> list[tuple[str, str]]:
     return [(entry.name, entry.description) for entry in all_schemes()]
 
 
-def run(command: str, argv: Sequence[str]) -> int:
+def make_parser(command: str, argv: Sequence[str]) -> Parser:
     parser = Parser(prog=f"remuda {command}", description=f"List the {command}.")
     if command == "envs":
-        parser.add_argument("filter", nargs="?", default="", help="only ids that contain this")
-    found = parser.parse(argv)
+        parser.add_argument(
+            "filter", nargs="?", default="", metavar="TEXT", help="list only ids that contain this text"
+        )
+    return parser
+
+
+def run(command: str, argv: Sequence[str]) -> int:
+    found = make_parser(command, argv).parse(argv)
     from rich.console import Console
     from rich.table import Table
 

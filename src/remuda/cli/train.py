@@ -1,61 +1,91 @@
-"""`remuda train`: options to a configuration, the run, its last words."""
+"""`remuda train`: turn options into a configuration, run it, and print the result."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
-from remuda.cli.options import Parser, add_group, given
+from remuda.cli.options import Parser, add_group, complete_with, given
+from remuda.cli.train_help import add_help
 from remuda.config.algo_base import AlgoOptions
+from remuda.config.renamed import RENAMED
 from remuda.config.run_config import KINDS
+from remuda.config.used_options import is_used_by
 from remuda.errors import ConfigError
 from remuda.registry import algorithm_names, all_algorithms, find_algorithm, scheme_names
 
-DESCRIPTION = """\
-Train an agent. Values that you do not set come from a preset for the algorithm and the env.
 
-  remuda train ppo --env CartPole-v1 --steps 200_000 --seed 1
-  remuda train ppo --env Pendulum-v1 --scheme parallel --algo.learning_rate 'linear(1e-3, 0)'
-  remuda train ppo --env mypackage.envs:make --envs.kwargs '{"size": 8}' --agent.net mypackage.nets:Net
-  remuda train --config runs/latest/config.yaml --seed 2      the same run with another seed
-  remuda train --resume runs/latest                           go on where a run was stopped
-"""
+def make_parser(command: str, argv: Sequence[str]) -> Parser:
+    """Return the parser for `argv`, whose first word may name the algorithm.
 
-
-def make_parser(algo: str | None) -> Parser:
-    # Without a name the algorithm is that of --config or --resume: every option of any may follow.
-    entries = all_algorithms()
-    kinds = [AlgoOptions, *(entry.options for entry in entries)] if algo is None else [find_algorithm(algo).options]
-    parser = Parser(prog="remuda train", description=DESCRIPTION)
-    parser.add_argument("algo", nargs="?", help=f"algorithm: {', '.join(algorithm_names())}, or package.module:Class")
-    parser.add_argument("--env", help="Gymnasium id, package:Id, or package.module:factory")
-    parser.add_argument(
-        "--steps",
-        help="real environment steps of the run, which ends with the rollout that reaches them (set by the preset)",
+    Without an algorithm, that of --config or --resume counts, and an option of any algorithm may follow.
+    """
+    entries, names = all_algorithms(), algorithm_names()
+    algo = argv[0] if argv and (argv[0] in names or ":" in argv[0]) else None
+    own = find_algorithm(algo).options if algo else AlgoOptions
+    kinds: list[type[AlgoOptions]] = [own] if algo else [AlgoOptions, *(entry.options for entry in entries)]
+    parser = Parser(prog="remuda train", usage="remuda train ALGO --env ENV [OPTIONS]", add_help=False)
+    run = parser.add_section("run", "what to train, and where the results go")
+    complete_with(
+        run.add_argument("algo", nargs="?", help=f"algorithm: {', '.join(names)}, or package.module:Class"), names
     )
-    parser.add_argument("--seed", help="seed of everything random (0)")
-    parser.add_argument("--scheme", help=f"how to run: {', '.join(scheme_names())} (serial)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="run directory (runs/ALGO-ENV-SEED-TIME)")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML settings, such as a run's config.yaml")
-    parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with this run")
-    parser.add_argument("--profile", action="store_true", help="trace a few rounds into RUN/profile")
-    parser.add_argument("--quiet", action="store_true", help="print only the result")
-    add_group(parser, "algo", *kinds)
+    complete_with(run.add_argument("--env", help="Gymnasium id, package:Id or package.module:factory"), list_ids)
+    run.add_argument(
+        "--steps",
+        metavar="N",
+        help="number of env steps, over all envs; the rollout that reaches it is the last (default: by preset)",
+    )
+    run.add_argument("--seed", metavar="N", help="seed of all random numbers (default: 0)")
+    schemes = scheme_names()
+    scheme = run.add_argument("--scheme", metavar="NAME", help=f"{', '.join(schemes)} (default: serial)")
+    complete_with(scheme, schemes)
+    run.add_argument("--out", type=Path, metavar="DIR", help="run directory (default: runs/ALGO-ENV-SEED-TIME)")
+    run.add_argument("--resume", type=Path, metavar="RUN", help="continue the run in this directory")
+    run.add_argument(
+        "--config", type=Path, metavar="FILE", help="read options from YAML, such as a run's config.yaml"
+    )
+    run.add_argument("--profile", action="store_true", help="trace a few rounds and write them to RUN/profile")
+    run.add_argument("--quiet", action="store_true", help="print the result only")
+
+    def is_shown(kind: type, group: str, name: str) -> bool:
+        return algo is None or is_used_by(own, kind, group, name)
+
+    title = _title(own) if algo else "the algorithm; its options depend on ALGO"
+    add_group(parser, "algo", title, *kinds, is_shown=partial(is_shown, own, "algo"))
     for other in entries:
         parser.elsewhere |= {f"--algo.{item.name}": f"{other.name}, not of {algo}" for item in fields(other.options)}
     for group, kind in KINDS.items():
-        add_group(parser, group, kind)
+        add_group(parser, group, _title(kind), kind, is_shown=partial(is_shown, kind, group))
+        for old in RENAMED.get(group, ()):
+            parser.add_argument(f"--{group}.{old}", nargs="?", const="true", help=argparse.SUPPRESS)
+    add_help(parser, algo)
     return parser
 
 
-def run(command: str, argv: Sequence[str]) -> int:
-    words = [word for word in argv if not word.startswith("-")]
-    algo = argv[0] if argv and argv[0] in words else None
-    found = make_parser(algo).parse(argv)
+def _title(kind: type) -> str:
+    """Return the first sentence of a docstring as a title."""
+    sentence = (kind.__doc__ or "").strip().splitlines()[0].rstrip(".")
+    return sentence if sentence[:2].isupper() else sentence[:1].lower() + sentence[1:]
 
-    # Only now, so that --help and mistyped options answer at once.
+
+def list_ids() -> list[str]:
+    """Return the ids of registered environments; imports Gymnasium."""
+    from remuda.envs.catalog import list_envs
+
+    return [str(row[0]) for row in list_envs("")]
+
+
+def run(command: str, argv: Sequence[str]) -> int:
+    if argv and not argv[0].startswith("-"):
+        find_algorithm(argv[0])  # an unknown name is reported before unknown options
+    found = make_parser(command, argv).parse(argv)
+
+    # Imported here so that --help and misspelled options do not wait for torch.
     from remuda.config.resolve import resolve_config, resume_config
+    from remuda.machine import keep_memory
     from remuda.runs.directory import RunDirectory
     from remuda.runs.train import train
 
@@ -64,11 +94,12 @@ def run(command: str, argv: Sequence[str]) -> int:
     groups = {name: values for name, values in given(found, ("algo", *KINDS)).items() if values}
     if found.resume is not None:
         if found.config is not None or found.out is not None:
-            raise ConfigError("--resume goes on in the run's own directory: leave out --config and --out.")
-        found.resume = RunDirectory.open(found.resume).path  # a link such as runs/latest may move meanwhile
+            raise ConfigError("--resume continues in the run's own directory: leave out --config and --out.")
+        found.resume = RunDirectory.open(found.resume).path  # a link such as runs/latest may change during the run
         setup = resume_config(found.resume, settings, groups)
     else:
         setup = resolve_config(settings, groups, found.config)
+    keep_memory()
     result = train(
         *setup,
         out=found.resume or found.out,

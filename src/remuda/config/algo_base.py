@@ -28,6 +28,7 @@ class AlgoOptions(Checked):
     builder: ClassVar[str]  # import path of the `remuda.build.algorithm.Builder` that makes agent and algorithm
     actions: ClassVar[str] = "any"  # kind of action space
     unused_agent_options: ClassVar[tuple[str, ...]] = ()  # names in `AgentOptions` that its agent does not have
+    unused_options: ClassVar[tuple[str, ...]] = ()  # inherited options of its own that have no effect
     has_td_error: ClassVar[bool] = False  # samplers can compute the TD error of what they sample
 
     learning_rate: str = option("3e-4", "step size: a number or a schedule such as linear(3e-4, 0)", schedule=True)

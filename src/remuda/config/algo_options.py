@@ -164,7 +164,7 @@ class ImpalaOptions(VTraceOptions):
 
 @dataclass(frozen=True)
 class APPOOptions(VTraceOptions):
-    """Asynchronous PPO: the clipped surrogate of PPO with the targets of V-trace."""
+    """Asynchronous PPO: a clipped surrogate with V-trace targets."""
 
     n_epochs: int = option(1, "passes over each batch", low=1)
     clip_range: str = option("0.2", "clip range of the probability ratio: a number or a schedule", schedule=True)
@@ -250,12 +250,8 @@ class DQNOptions(OffPolicyOptions):
     dueling: bool = option(False, "a state value and action advantages instead of action values")
     noisy: bool = option(False, "explore by learned noise on the weights of the head; set epsilon to 0 with it")
     atoms: int = option(1, "atoms of the return distribution; 1 learns only its mean, C51 has 51", low=1)
-    v_min: float | Auto = option(
-        "auto", "smallest return of the distribution; auto derives it before the first update"
-    )
-    v_max: float | Auto = option(
-        "auto", "largest return of the distribution; auto derives it before the first update"
-    )
+    v_min: float | Auto = option("auto", "smallest return of the distribution; auto derives it when learning starts")
+    v_max: float | Auto = option("auto", "largest return of the distribution; auto derives it when learning starts")
     huber: float | None = option(1.0, "error beyond which the loss is linear; none squares every error", above=0.0)
 
     @property
@@ -280,7 +276,7 @@ class DQNOptions(OffPolicyOptions):
 
 @dataclass(frozen=True)
 class RainbowOptions(DQNOptions):
-    """DQN with everything: double, dueling, distributional, noisy, n-step and prioritized."""
+    """DQN with double, dueling, distributional, noisy and n-step learning."""
 
     epsilon: str = option("0", "probability of a random action: a number or a schedule", schedule=True, high=1.0)
     dueling: bool = option(True, "a state value and action advantages instead of action values")
@@ -291,6 +287,8 @@ class RainbowOptions(DQNOptions):
 @dataclass(frozen=True)
 class R2D1Options(DQNOptions):
     """Deep Q-learning with memory, from sequences."""
+
+    unused_options: ClassVar[tuple[str, ...]] = ("atoms", "v_min", "v_max")
 
     train_freq: int = option(
         20, "rows of each env between two rounds; the recurrent state is stored once per round", low=1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from remuda.config.run_options import AgentOptions, EnvsOptions, ReplayOptions, SamplerOptions, SchemeOptions
+from remuda.config.run_options import EnvsOptions, ReplayOptions, SamplerOptions, SchemeOptions
 from remuda.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ def check_run(config: RunConfig) -> None:
         raise ConfigError(f"replay options are set, and {config.algo} does not use a replay: leave them out.")
     check_scheme(config)
     check_checkpoints(config)
-    check_heads(config)
 
 
 def check_replay(config: RunConfig) -> None:
@@ -174,11 +173,3 @@ def check_checkpoints(config: RunConfig) -> None:
             f"checkpoint.cut_episodes under --scheme {config.scheme}, which is never resumed bit for bit: leave it "
             "out."
         )
-
-
-def check_heads(config: RunConfig) -> None:
-    """Refuse agent options that the agent of this algorithm does not have."""
-    default = AgentOptions()
-    for name in config.algo_options.unused_agent_options:
-        if (value := getattr(config.agent, name)) != getattr(default, name):
-            raise ConfigError(f"agent.{name}={value} means nothing to {config.algo}: leave it out.")

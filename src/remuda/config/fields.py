@@ -1,4 +1,4 @@
-"""Values of options: how they are declared, read from text, and checked."""
+"""Options as fields of dataclasses: how they are declared, parsed and checked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from remuda.learning.schedules import largest_value, parse_schedule
 
 
 def option(default: Any, help: str, **checks: Any) -> Any:
-    """A field with its sentence and its checks: low, high (inclusive), above (exclusive), choices."""
+    """Declare a field with its default, its help text and its rules.
+
+    Rules are `low` and `high` (inclusive), `above` (exclusive), `choices`, `schedule` (a number or a schedule) and
+    `used_by` (features of a run that uses the option, see used_options.py).
+    """
     metadata = {"help": help, **checks}
     if isinstance(default, (dict, list)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
@@ -21,37 +25,47 @@ def option(default: Any, help: str, **checks: Any) -> Any:
 
 
 class Checked:
-    """Checks each field's range when the dataclass is made."""
+    """Base class of options that checks the rules of each field when an instance is made."""
 
     def __post_init__(self) -> None:
         for item in fields(self):  # type: ignore[arg-type]
             check_value(f"{getattr(self, '_group', '')}{item.name}", getattr(self, item.name), item.metadata)
 
 
+# Limits of every number, because larger ones overflow as int64 or float32 somewhere, and smaller ones become 0.
+LARGEST_INT, LARGEST_FLOAT, SMALLEST_FLOAT = 10**15, 1e30, 1e-30
+
+
 def check_value(name: str, value: Any, rules: Mapping[str, Any]) -> None:
+    """Raise ConfigError if `value` breaks one of the rules of `option`, or has an absurd size."""
     if "choices" in rules and value is not None and value not in rules["choices"]:
         choices = ", ".join(map(str, rules["choices"]))
         raise ConfigError(f"{name}={value!r} is not one of {choices}: choose one of these.")
     if rules.get("schedule") and value is not None:
         parse_schedule(value, name)
-        if "high" in rules and largest_value(value) > rules["high"]:
-            raise ConfigError(f"{name}={value} is too large: keep it at most {rules['high']} all along.")
+        if largest_value(value) > (high := rules.get("high", LARGEST_FLOAT)):
+            raise ConfigError(f"{name}={value} is too large: it must be at most {high} throughout the run.")
     numbers = value if isinstance(value, tuple) else (value,)
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             continue
         if isinstance(number, float) and not math.isfinite(number):
-            raise ConfigError(f"{name}={number} is not finite: give an ordinary number.")
+            raise ConfigError(f"{name}={number} is not finite: give a finite number.")
         if "low" in rules and number < rules["low"]:
             raise ConfigError(f"{name}={number} is too small: it must be at least {rules['low']}.")
         if "above" in rules and number <= rules["above"]:
             raise ConfigError(f"{name}={number} is too small: it must be above {rules['above']}.")
-        if "high" in rules and number > rules["high"]:
-            raise ConfigError(f"{name}={number} is too large: it must be at most {rules['high']}.")
+        high = rules.get("high", LARGEST_INT if isinstance(number, int) else LARGEST_FLOAT)
+        if number > high:
+            raise ConfigError(f"{name}={number} is too large: it must be at most {high}.")
+        if isinstance(number, float) and number < -LARGEST_FLOAT:
+            raise ConfigError(f"{name}={number} is too small: it must be at least {-LARGEST_FLOAT}.")
+        if isinstance(number, float) and 0 < abs(number) < SMALLEST_FLOAT:
+            raise ConfigError(f"{name}={number} is too close to 0: use 0, or at least {SMALLEST_FLOAT}.")
 
 
 def fill(options: Any, values: Mapping[str, Any], group: str) -> Any:
-    """A copy of an options dataclass with these values, checked for unknown names and wrong types."""
+    """Return a copy of an options dataclass with these values; unknown names and wrong types are a ConfigError."""
     known = {item.name: item for item in fields(options)}
     changed: dict[str, Any] = {name: getattr(options, name) for name in known}
     for name, value in values.items():
@@ -66,20 +80,20 @@ def annotation_of(item: Field[Any]) -> str:
     return item.type.__name__ if isinstance(item.type, type) else str(item.type)
 
 
-Auto = Literal["auto"]  # of options that can be found out
+Auto = Literal["auto"]  # value of options that a run can determine by itself
 
 WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
 def coerce(value: Any, annotation: str, name: str) -> Any:
-    """A value from text, YAML or Python as the type that its field declares."""
+    """Convert a value from the command line, YAML or Python to the type that its field declares."""
     optional = annotation.endswith("| None")
     kind = annotation.removesuffix("| None").strip()
     if optional and (value is None or str(value).lower() in ("none", "null")):
         return None
     try:
         return _as(kind, value)
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
         expected = KINDS.get(kind, kind) + (" or none" if optional else "")
         raise ConfigError(f"{name}={value!r} is not {expected}: give {EXAMPLES.get(kind, 'one')}.") from None
 
@@ -112,7 +126,7 @@ def _as(kind: str, value: Any) -> Any:
         text = str(value).replace("_", "")
         if text.lstrip("+-").isdigit():
             return int(text)
-        if not float(text).is_integer():  # 1e6 is a whole number too
+        if not float(text).is_integer():  # 1e6 is a whole number as well
             raise ValueError(value)
         return int(float(text))
     if kind == "float" or (kind == "float | Auto" and str(value).lower() != "auto"):
@@ -140,13 +154,13 @@ MOST_SEEDS = 1_000_000
 
 
 def parse_seeds(text: str, name: str) -> list[int]:
-    """Numbers and ranges: 0-3,7 is [0, 1, 2, 3, 7]."""
+    """Parse numbers and ranges: "0-3,7" becomes [0, 1, 2, 3, 7]."""
     seeds: list[int] = []
     for part in text.replace(" ", "").split(","):
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not (last.isdecimal() and int(first) <= int(last))):
-            raise ConfigError(f"{name}={text!r} is not a list of seeds: write numbers and ranges, as 0-199 or 3,5,8.")
+            raise ConfigError(f"{name}={text!r} is not a list of seeds: give numbers and ranges, as 0-199 or 3,5,8.")
         if int(last or first) - int(first) + len(seeds) >= MOST_SEEDS:
-            raise ConfigError(f"{name}={text!r} has more than {MOST_SEEDS:,} seeds: leave it out instead.")
+            raise ConfigError(f"{name}={text!r} has more than {MOST_SEEDS:,} seeds: give fewer, or leave it out.")
         seeds += range(int(first), int(last or first) + 1)
     return seeds

@@ -1,4 +1,4 @@
-"""Configurations: settled from option defaults, presets, files and what was set by hand; or read back from a run."""
+"""Make a complete configuration from option defaults, presets, a file and what the user sets; or read a run's."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from typing import Any
 
 import yaml
 
-from remuda.config.fields import coerce, fill
+from remuda.config.fields import check_value, coerce, fill
 from remuda.config.legacy import without_variant
 from remuda.config.presets import find_preset
+from remuda.config.renamed import rename_options
 from remuda.config.run_config import GROUPS, KINDS, RunConfig
 from remuda.config.run_options import EnvsOptions
+from remuda.config.sizes import refuse_large_sizes
+from remuda.config.used_options import refuse_unused
 from remuda.envs import EnvInfo, EnvSpec, probe, resolve
-from remuda.envs.atari import AtariOptions
+from remuda.envs.atari_options import AtariOptions
 from remuda.envs.import_paths import describe
 from remuda.errors import CheckpointError, ConfigError, EnvSpecError, nearest
 from remuda.machine import usable_cores
@@ -28,7 +31,7 @@ from remuda.runs.spaces import read_spaces
 
 Groups = Mapping[str, Mapping[str, Any]]
 Setup = tuple[RunConfig, EnvSpec, EnvInfo]
-MAY_CHANGE = ("eval", "checkpoint", "log")  # groups that a resumed run may set anew
+MAY_CHANGE = ("eval", "checkpoint", "log")  # groups whose options may change when a run is resumed
 MAX_STEPS = "REMUDA_MAX_STEPS"  # environment variable that caps the steps of every run
 
 
@@ -38,9 +41,20 @@ def resolve_config(
     file: Path | None = None,
     env: Callable[..., Any] | None = None,
 ) -> Setup:
-    """Return a complete configuration: option defaults, overridden by the preset of the env, by a file, by `settings`
-    and `groups`, and shortened where REMUDA_MAX_STEPS says so."""
-    config, spec, info = _settle(settings, groups, file, env)
+    """Return a complete configuration, the env and its spaces.
+
+    Option defaults are overridden by the preset of the env, by a file, and by `settings` and `groups`, in this order.
+    REMUDA_MAX_STEPS shortens the run. Options that the user sets and the run does not use are a ConfigError.
+    """
+    from_file = read_config_file(file) if file is not None else {}
+    from_file, file_groups = without_variant(from_file, from_file.pop("options", {}))
+    settings, groups = without_variant({**from_file, **settings}, rename_options(groups))
+    check_groups(file_groups)
+    check_groups(groups)
+    config, spec, info = _resolve(settings, merge(file_groups, groups), env)
+    # A file with every group is a run's config.yaml, which lists unused options as well.
+    set_by_user = groups if set(GROUPS) <= set(file_groups) else merge(file_groups, groups)
+    refuse_unused(set_by_user, options_classes(config.algo), config.algo, config.scheme)
     return _shorten(config, max_steps()), spec, info
 
 
@@ -56,7 +70,7 @@ def max_steps() -> int | None:
 
 
 def _shorten(config: RunConfig, limit: int | None) -> RunConfig:
-    """Cap the steps of a run, and with them its rollouts and its warm-up, so that a short run still learns."""
+    """Cap the steps of a run, and shorten its rollouts and warm-up with them so that it still makes updates."""
     if limit is None or config.steps <= limit:
         return config
     logging.getLogger("remuda").warning("%s=%d shortens this run of %d steps.", MAX_STEPS, limit, config.steps)
@@ -66,29 +80,36 @@ def _shorten(config: RunConfig, limit: int | None) -> RunConfig:
     return replace(config, steps=limit, algo_options=options, sampler=sampler)
 
 
-def _settle(settings: Mapping[str, Any], groups: Groups, file: Path | None, env: Callable[..., Any] | None) -> Setup:
-    from_file = read_config_file(file) if file is not None else {}
-    file_groups: Groups = from_file.pop("options", {})
-    from_file, file_groups = without_variant(from_file, file_groups)
-    values, groups = without_variant({"seed": 0, "scheme": "serial", **from_file, **settings}, groups)
+def merge(first: Groups, second: Groups) -> dict[str, dict[str, Any]]:
+    """Return the options of both, by group; those of `second` count where both set one."""
+    return {group: {**first.get(group, {}), **second.get(group, {})} for group in GROUPS}
+
+
+def options_classes(algo: str) -> dict[str, type[Any]]:
+    """Return the options class of each group in a run of this algorithm."""
+    return {"algo": find_algorithm(algo).options, **KINDS}
+
+
+def _resolve(settings: Mapping[str, Any], wanted: Groups, env: Callable[..., Any] | None) -> Setup:
+    """Build the configuration from settings and options that are checked for their names alone."""
+    values = {"seed": 0, "scheme": "serial", **settings}
     for name in ("algo", "env"):
         if not values.get(name) and not (name == "env" and env is not None):
             remedy = "remuda train ppo --env CartPole-v1"
             raise ConfigError(f"no {name} is given: name one, as in {remedy}.")
     find_algorithm(str(values["algo"]))
-    check_groups(file_groups)
-    check_groups(groups)
-    wanted = {group: {**file_groups.get(group, {}), **groups.get(group, {})} for group in GROUPS}
     envs: EnvsOptions = fill(EnvsOptions(), wanted["envs"], "envs")
     atari = AtariOptions(**{item.name: getattr(envs, item.name) for item in fields(AtariOptions)})
     spec = resolve(env if env is not None else str(values["env"]), envs.kwargs, atari)
     info = probe(spec)
     name = spec.label if env is None else callable_name(env, spec.label)
-    return fill_config({**values, "env": name}, wanted, spec.label, info), spec, info
+    config = fill_config({**values, "env": name}, wanted, spec.label, info)
+    refuse_large_sizes(config, info)
+    return config, spec, info
 
 
 def fill_config(values: Mapping[str, Any], wanted: Groups, label: str, info: EnvInfo) -> RunConfig:
-    """Return the configuration for an env with these spaces; options that are not `wanted` are the preset's."""
+    """Return the configuration for an env with these spaces; options that are not `wanted` come from the preset."""
     algo = str(values["algo"])
     preset = find_preset(algo, label, info.action)
     defaults = {"algo": find_algorithm(algo).options(), **{g: kind() for g, kind in KINDS.items()}}
@@ -99,18 +120,19 @@ def fill_config(values: Mapping[str, Any], wanted: Groups, label: str, info: Env
     if filled["agent"].core and "batch_size" not in wanted["algo"]:
         filled["algo_options"] = filled["algo_options"].with_memory()
     if filled["scheme_options"].threads == 0:
-        # Written to the run's config: on another number of cores the arithmetic stays that of the first.
+        # Stored in config.yaml, so that a run that is resumed on another number of cores computes the same numbers.
         filled["scheme_options"] = replace(filled["scheme_options"], threads=num_threads(info))
     if filled["sampler"].inference == "auto":
         filled["sampler"] = replace(
             filled["sampler"],
             inference="workers" if find_scheme(str(values["scheme"])).is_asynchronous else "central",
         )
-    steps = values.get("steps", preset["run"]["steps"])
+    steps = coerce(values.get("steps", preset["run"]["steps"]), "int", "steps")
+    check_value("steps", steps, {})
     return RunConfig(
         algo=algo,
         env=str(values["env"]),
-        steps=coerce(steps, "int", "steps"),
+        steps=steps,
         seed=coerce(values["seed"], "int", "seed"),
         scheme=str(values["scheme"]),
         **filled,
@@ -118,28 +140,35 @@ def fill_config(values: Mapping[str, Any], wanted: Groups, label: str, info: Env
 
 
 def stored_config(path: Path, net: Callable[..., Any] | None, call: str) -> tuple[RunConfig, EnvInfo] | None:
-    """Return configuration and spaces of a run from its directory alone; None where it does not hold the spaces.
+    """Return configuration and spaces of a run from its directory alone; None if the spaces are not stored there.
 
-    Nothing is imported or built for the env. `call` is what an error advises where the net has to be given again.
+    The env is neither imported nor built. Where the net must be passed again, the error suggests `call`.
     """
     stored = RunDirectory.open(path).read_config()
     spaces = read_spaces(path)
     if spaces is None:
         return None
     must_be_given_again(path, {**stored, "env": None}, {"net": net}, call)
-    options, env = stored.get("options", {}), str(stored.get("env")).strip("<>")
-    if not isinstance(options, Mapping):
-        raise CheckpointError(f"{path}/config.yaml is damaged: it holds no options; restore it or start a new run.")
-    stored, options = without_variant(stored, options)
+    stored, options = without_variant(stored, stored_options(path, stored))
+    env = str(stored.get("env")).strip("<>")
     find_algorithm(str(stored.get("algo")))
-    check_groups(options)
     wanted = {group: options.get(group, {}) for group in GROUPS}
     info = EnvInfo(env, *spaces, None, (), 0.0)
     return fill_config({"seed": 0, "scheme": "serial", **stored}, wanted, env, info), info
 
 
+def stored_options(path: Path, stored: Mapping[str, Any]) -> Groups:
+    """Return the options in the config.yaml of a run, by group, with their present names."""
+    options = stored.get("options", {})
+    if not isinstance(options, Mapping):
+        raise CheckpointError(f"{path}/config.yaml is damaged: it holds no options; restore it or start a new run.")
+    renamed = rename_options(options, f"{path}/config.yaml")
+    check_groups(renamed)
+    return renamed
+
+
 def num_threads(info: EnvInfo) -> int:
-    """Small nets are fastest on one thread, those for large images on every core."""
+    """Return the default number of torch threads: one for small nets, one per core for nets on large images."""
     has_images = any(
         len(leaf.shape) == 3 and min(sorted(leaf.shape)[1:]) >= 36 for _, leaf in info.observation.leaves()
     )
@@ -161,7 +190,7 @@ def check_groups(groups: Groups) -> None:
 
 
 def callable_name(thing: Callable[..., Any], label: str) -> str:
-    """How config.yaml names an env or net: by its import path, or in <> if it has none and must be given again."""
+    """Return the name of an env or net for config.yaml: its import path, or its label in <> if it has none."""
     try:
         found = describe(thing)
     except EnvSpecError:
@@ -175,18 +204,20 @@ def read_config_file(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {path} cannot be read ({error}): give a YAML file.") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"--config {path} is not YAML ({str(error).splitlines()[0]}): mend that line.") from None
+        raise ConfigError(f"--config {path} is not YAML ({str(error).splitlines()[0]}): fix that line.") from None
     known = {"algo", "env", "steps", "seed", "scheme", "options"}
     if not isinstance(content, dict) or not isinstance(content.get("options", {}), dict):
         raise ConfigError(f"--config {path} holds no mapping of settings: start from a run's config.yaml.")
     for name in content:
         if name not in known:
             raise ConfigError(f"--config {path}: {name!r} is not a setting: {nearest(str(name), known)}")
+    if "options" in content:
+        content["options"] = rename_options(content["options"], str(path))
     return content
 
 
 def must_be_given_again(path: Path, stored: Mapping[str, Any], given: Mapping[str, Any], call: str) -> None:
-    """Raise CheckpointError where the run's env or net has no import path and is not `given`."""
+    """Raise CheckpointError if the run's env or net has no import path and is not `given`."""
     needed = without_path(stored)
     if any(given[name] is None for name in needed):
         things = " and ".join(f"{name}={label}" for name, label in needed.items())
@@ -205,9 +236,9 @@ def resume_config(
     net: Callable[..., Any] | None = None,
     call: str = RESUME,
 ) -> Setup:
-    """Return the configuration of an existing run; only its number of steps and how it is watched may change.
+    """Return the configuration of an existing run; only `steps` and options of the groups MAY_CHANGE may change.
 
-    An env or net without an import path has to be given again; the error otherwise advises `call`.
+    An env or net without an import path has to be passed again; otherwise the error suggests `call`.
     """
     run = RunDirectory.open(path)
     path, stored = run.path, run.read_config()
@@ -222,10 +253,10 @@ def resume_config(
                 f"run {path} was made with {name}={stored.get(name)}, not {value}: "
                 "leave the option out to resume it, or start a new run with --out."
             )
-    stored, options = without_variant(stored, stored.pop("options", {}))
-    check_groups(options)
+    stored, options = without_variant(stored, stored_options(path, stored))
+    groups = rename_options(groups)
     check_groups(groups)
-    kinds: dict[str, type[Any]] = {"algo": find_algorithm(str(stored.get("algo"))).options, **KINDS}
+    kinds = options_classes(str(stored.get("algo")))
     for group, values in groups.items():
         before = fill(kinds[group](), options.get(group, {}), group)
         after = fill(before, values, group)
@@ -235,8 +266,8 @@ def resume_config(
                     f"run {path} was made with {group}.{name}={getattr(before, name)}, not {getattr(after, name)}: "
                     f"a resumed run may change only --steps and {', '.join(MAY_CHANGE)} options."
                 )
-    merged = {group: {**options.get(group, {}), **groups.get(group, {})} for group in GROUPS}
-    config, spec, info = _settle({**stored, **settings}, merged, None, env)
+    config, spec, info = _resolve({**stored, **settings}, merge(options, groups), env)
+    refuse_unused(groups, kinds, config.algo, config.scheme)
     limit = max_steps()
     if limit is not None and limit < config.steps:
         logging.getLogger("remuda").warning("%s=%d shortens this run of %d steps.", MAX_STEPS, limit, config.steps)

@@ -1,4 +1,4 @@
-"""Options of a run apart from those of its algorithm, as frozen dataclasses; each field has its help text."""
+"""Options of a run except those of its algorithm, as frozen dataclasses with a help text for each field."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from remuda.registry import env_backend_names
 
 @dataclass(frozen=True)
 class ReplayOptions(Checked):
-    """What the replay keeps and how batches are drawn from it; for algorithms that learn from a replay."""
+    """Size of the replay, and how batches are drawn from it."""
 
     _group = "replay."
     capacity: int = option(100_000, "steps that are kept, over all envs", low=2)
@@ -43,63 +43,79 @@ class ReplayOptions(Checked):
 
 @dataclass(frozen=True)
 class SamplerOptions(Checked):
-    """How experience is sampled."""
+    """Number of envs, worker processes, where the policy runs."""
 
     _group = "sampler."
-    envs: int = option(8, "environments, over all workers", low=1, high=100_000)
-    workers: int = option(0, "worker processes of the schemes parallel and async; 0 starts one per core", low=0)
+    envs: int = option(8, "number of environments, over all workers", low=1, high=100_000)
+    workers: int = option(
+        0, "number of worker processes; 0 starts one per core", low=0, high=10_000, used_by="workers"
+    )
     slots: int = option(
         1,
-        "groups of envs that take turns; with 2, the policy runs for one group while the other steps",
+        "number of groups of envs that take turns: with 2, one group steps while the policy runs for the other",
         low=1,
         high=8,
     )
     inference: str = option(
         "auto",
-        "where the policy runs: in one process for all envs, or in the env workers; auto is workers under async",
+        "where the policy runs: central, in one process for all envs, or in the workers; auto is workers under async",
         choices=("auto", "central", "workers"),
     )
-    threads: int = option(1, "async with inference=central: threads of torch in the inference process", low=1)
-    wait_reset: bool = option(
-        False, "reset an ended env only when the next rollout begins, so that a column holds one episode and padding"
+    threads: int = option(
+        1,
+        "number of torch threads of the inference process, under async with sampler.inference=central",
+        low=1,
+        high=1_000,
+        used_by="async",
     )
-    decorrelate: int = option(0, "largest number of random steps of each env before the first rollout", low=0)
+    wait_reset: bool = option(
+        False, "reset an env only at the start of the next rollout; the rest of its rows is padding"
+    )
+    decorrelate: int = option(
+        0, "maximum number of random steps in each env before the first rollout", low=0, high=1_000_000
+    )
 
 
 @dataclass(frozen=True)
 class EnvsOptions(Checked):
-    """How environments are made and supervised."""
+    """How envs are built, restarted and preprocessed."""
 
     _group = "envs."
     backend: str = option(
         "auto",
-        f"library that steps the envs: python, {', '.join(env_backend_names())}; auto uses a native one that is the "
-        "same game",
+        f"implementation of the envs: python, {', '.join(env_backend_names())}; auto uses a native one that is "
+        "equivalent",
     )
     kwargs: dict[str, Any] = option({}, "keyword arguments of the env, as JSON")
-    seeds: str | None = option(None, "env seeds to train on, as 0-199 or 3,5,8; none draws a new seed for each env")
-    stats: str | None = option(None, "your own episode statistics, as package.module:Class")
-    step_timeout: float = option(60.0, "seconds after which a silent env worker is replaced", above=0.0)
-    build_timeout: float = option(120.0, "seconds that building a worker's envs may take", above=0.0)
-    max_restarts: int = option(1000, "number of times that one env may raise and be rebuilt", low=0)
-    max_worker_restarts: int = option(10, "number of times per minute that one env worker may be replaced", low=0)
-    noop_max: int = option(30, "Atari: largest number of no-ops at the start of a game", low=0)
+    seeds: str | None = option(
+        None, "seeds of the envs to train on, such as 0-199 or 3,5,8; none draws a seed for each env"
+    )
+    stats: str | None = option(None, "class for additional episode statistics, as package.module:Class")
+    step_timeout: float = option(
+        60.0, "seconds without an answer after which a worker is replaced", above=0.0, high=1e7
+    )
+    build_timeout: float = option(
+        120.0, "time limit for building the envs of a worker, in seconds", above=0.0, high=1e7
+    )
+    max_restarts: int = option(
+        1000, "number of exceptions of one env after which the run fails; the env is rebuilt until then", low=0
+    )
+    max_worker_restarts: int = option(10, "number of times per minute that one worker may be replaced", low=0)
+    noop_max: int = option(30, "Atari: maximum number of no-ops at the start of a game", low=0, high=1_000_000)
     frame_skip: int | None = option(
-        None, "Atari: frames for which an action is repeated; none uses the value of the id", low=1
+        None, "Atari: number of frames that each action is repeated; none: by env id", low=1, high=1_000_000
     )
     sticky: float | None = option(
-        None, "Atari: probability that the last action is repeated; none uses the value of the id", low=0.0, high=1.0
+        None, "Atari: probability of repeating the previous action; none: by env id", low=0.0, high=1.0
     )
-    screen_size: int = option(84, "Atari: height and width of a frame, in pixels", low=1)
-    interpolation: str = option(
-        "area", "Atari: interpolation with which frames are scaled", choices=("area", "linear")
-    )
-    frame_stack: int = option(4, "Atari: frames in an observation", low=1)
+    screen_size: int = option(84, "Atari: height and width of a frame in pixels", low=1, high=10_000)
+    interpolation: str = option("area", "Atari: interpolation for resizing frames", choices=("area", "linear"))
+    frame_stack: int = option(4, "Atari: number of frames in an observation", low=1, high=1_000)
     episodic_life: bool = option(
-        False, "Atari: a lost life ends the episode for the learner, but not in the statistics"
+        False, "Atari: end the episode at each lost life for the learner; statistics are of whole games"
     )
-    fire_reset: bool = option(False, "Atari: press fire at the start, in games that wait for it")
-    full_action_set: bool | None = option(None, "Atari: use all 18 actions; none uses the value of the id")
+    fire_reset: bool = option(False, "Atari: press fire at the start of games that wait for it")
+    full_action_set: bool | None = option(None, "Atari: use all 18 actions; none: by env id")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,87 +125,100 @@ class EnvsOptions(Checked):
 
 @dataclass(frozen=True)
 class AgentOptions(Checked):
-    """The network."""
+    """Network: architecture, memory, normalization."""
 
     _group = "agent."
     net: str = option(
         "auto",
         "auto, mlp, nature, a3c, small, impala, impala-fixup, or your own module as package.module:Net; auto is "
-        "nature for images, small for images of a few pixels, mlp otherwise",
+        "nature for images, small for images below 36 pixels, and mlp otherwise",
     )
-    hidden: tuple[int, ...] = option((64, 64), "widths of the hidden layers of an mlp, as 64,64", low=1)
-    core: str | None = option(None, "recurrent core on top of the net; none has no memory", choices=("lstm", "gru"))
-    core_size: int = option(128, "width of the recurrent core", low=1)
-    prev_action: bool = option(False, "add the previous action to the observation")
-    prev_reward: bool = option(False, "add the previous reward to the observation")
-    activation: str = option("tanh", "activation of the mlp", choices=("tanh", "relu", "elu", "silu"))
-    shared: bool = option(False, "one net for policy and value instead of two")
-    orthogonal_init: bool = option(True, "orthogonal initial weights of mlp and heads")
+    hidden: tuple[int, ...] = option((64, 64), "widths of the hidden layers, such as 64,64", low=1, high=1_000_000)
+    core: str | None = option(None, "recurrent layer on top of the net; none: no memory", choices=("lstm", "gru"))
+    core_size: int = option(128, "width of the recurrent layer", low=1, high=100_000)
+    prev_action: bool = option(False, "add the previous action to the agent's input")
+    prev_reward: bool = option(False, "add the previous reward to the agent's input")
+    activation: str = option(
+        "tanh", "activation function of the hidden layers", choices=("tanh", "relu", "elu", "silu")
+    )
+    shared: bool = option(False, "use one net for policy and value instead of two")
+    orthogonal_init: bool = option(True, "initialize weights of hidden layers and heads orthogonally")
     head_hidden: int | None = option(
         None,
-        "width of a hidden layer in the heads of Q-learning; 0 has no such layer; none is the width of the features "
-        "in dueling and noisy heads, and 0 otherwise",
+        "width of the hidden layer in the heads of Q-learning; 0: no hidden layer; none: as wide as the features in "
+        "dueling and noisy heads, otherwise 0",
         low=0,
+        high=1_000_000,
     )
-    log_std_init: float = option(0.0, "initial logarithm of the deviation of Box actions")
-    normalize_obs: bool = option(False, "standardize observations to mean 0, deviation 1 by running statistics")
+    log_std_init: float = option(
+        0.0, "initial logarithm of the standard deviation of Box actions", low=-20.0, high=20.0
+    )
+    normalize_obs: bool = option(False, "normalize observations by their running mean and standard deviation")
     center_images: bool = option(False, "subtract the mean of each image from it")
-    fast_path: bool = option(
-        True, "use hand-written gradients for small mlps, which are compared with autograd's while they run"
-    )
+    fast_path: bool = option(True, "use hand-written gradients for small mlps; they are checked against autograd")
     compile: bool = option(
-        False, "compile the nets of the learner by torch.compile; takes up to a minute, and is seldom faster on a CPU"
+        False, "use torch.compile in the learner; takes up to a minute to start, and is seldom faster on a CPU"
     )
 
 
 @dataclass(frozen=True)
 class SchemeOptions(Checked):
-    """How the run uses this machine."""
+    """Threads, device, asynchronous learning."""
 
     _group = "scheme."
     threads: int = option(
-        0, "threads of torch in the learner's process; 0 is one, or one per core for large images", low=0
+        0, "number of torch threads of the learner; 0: one, or one per core for large images", low=0, high=1_000
     )
-    device: str = option("cpu", "async: device of the learner, such as cuda or cuda:1; samplers stay on the CPU")
+    device: str = option(
+        "cpu", "device of the learner, such as cuda or cuda:1; sampling stays on the CPU", used_by="async"
+    )
     max_lag: int | None = option(
-        None, "async: largest age of a rollout, in updates; older ones are dropped, none uses all", low=0
+        None,
+        "maximum age of a rollout, in updates; older rollouts are dropped; none: no maximum",
+        low=0,
+        used_by="async rollouts",
     )
     publish_every: int = option(
         10,
-        "async with a replay: largest number of updates between two publications of the weights",
+        "maximum number of updates between two publications of the weights to samplers",
         low=1,
+        used_by="async replay",
     )
     weights: str = option(
         "memory",
-        "async: how weights reach the samplers, through shared memory or the file weights.safetensors of the run",
+        "how samplers receive weights: through shared memory or the file weights.safetensors of the run",
         choices=("memory", "file"),
+        used_by="async",
     )
     throttle: bool = option(
-        True, "async with a replay: let samplers wait for a learner that cannot keep up with replay.ratio"
+        True, "let samplers wait for a learner that cannot keep up with replay.ratio", used_by="async replay"
     )
 
 
 @dataclass(frozen=True)
 class EvalOptions(Checked):
-    """Evaluation during and after training: greedy episodes in envs of their own."""
+    """Greedy episodes in separate envs, during and after training."""
 
     _group = "eval."
-    every: int = option(0, "steps between evaluations; 0 evaluates only at the end", low=0)
-    episodes: int = option(20, "episodes of each evaluation; 0 never evaluates", low=0)
-    seed: int = option(
-        1_000_000, "seed of the evaluation episodes, the same in every evaluation", low=0, high=2**63 - 1
-    )
+    every: int = option(0, "number of steps between evaluations; 0: only at the end", low=0)
+    episodes: int = option(20, "number of episodes in each evaluation; 0: no evaluation", low=0, high=1_000_000)
+    seed: int = option(1_000_000, "seed of the episodes, the same in every evaluation", low=0, high=2**63 - 1)
     seeds: str | None = option(
-        None, "play each of these env seeds once, as 1000-1019, instead of eval.episodes drawn from eval.seed"
+        None, "env seeds to play once each, such as 1000-1019, instead of eval.episodes and eval.seed"
     )
-    max_steps: int = option(30_000, "steps after which an episode is cut; 0 never cuts", low=0)
+    max_steps: int = option(30_000, "maximum length of an episode in steps; 0: no maximum", low=0)
     cpu_fraction: float = option(
         0.0,
-        "async: fraction of a core for a process that evaluates continuously; 0 starts none",
+        "fraction of a core for a process that evaluates continuously; 0: no such process",
         low=0.0,
         high=1.0,
+        used_by="async",
     )
-    video: bool = option(False, "with eval.cpu_fraction: film an episode after each evaluation, to videos/newest.mp4")
+    video: bool = option(
+        False,
+        "with eval.cpu_fraction: record an episode after each evaluation as videos/newest.mp4",
+        used_by="async",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -201,24 +230,25 @@ class EvalOptions(Checked):
             )
         if self.video and not self.cpu_fraction:
             raise ConfigError(
-                "eval.video without eval.cpu_fraction has no process that films: set eval.cpu_fraction, for example "
-                "to 0.1."
+                "eval.video needs eval.cpu_fraction, whose process records the video: set it, for example to 0.1."
             )
 
 
 @dataclass(frozen=True)
 class CheckpointOptions(Checked):
-    """Checkpoints."""
+    """How often checkpoints are written, and which are kept."""
 
     _group = "checkpoint."
-    every: int = option(50_000, "steps between checkpoints; 0 writes only the last", low=0)
+    every: int = option(50_000, "number of steps between checkpoints; 0: only at the end", low=0)
     keep: str = option(
-        "last", "last (the newest two), best (also the best evaluation's), all, or a number N: every Nth as well"
+        "last",
+        "checkpoints to keep: last (the newest two), best (also that of the best evaluation), all, or a "
+        "number N (also every Nth)",
     )
     cut_episodes: bool = option(
         False,
-        "for envs whose state cannot be saved: end all episodes every checkpoint.every steps, so that a resumed run "
-        "is bit-equal to one that was never stopped",
+        "end all episodes every checkpoint.every steps, so that runs resume exactly even if the state of the env "
+        "cannot be saved",
     )
 
     def __post_init__(self) -> None:
@@ -235,10 +265,10 @@ class CheckpointOptions(Checked):
 
 @dataclass(frozen=True)
 class LogOptions(Checked):
-    """Metrics."""
+    """How often metrics are written, and where."""
 
     _group = "log."
-    every: int = option(0, "steps between two metrics lines; 0 writes about 200 lines in a run", low=0)
-    window: int = option(100, "episodes over which rollout statistics are averaged", low=1)
-    tensorboard: bool = option(True, "also write TensorBoard event files")
-    wandb: str | None = option(None, "also log to this Weights & Biases project")
+    every: int = option(0, "number of steps between two lines of metrics; 0: about 200 lines in a run", low=0)
+    window: int = option(100, "number of episodes over which rollout statistics are averaged", low=1, high=10_000_000)
+    tensorboard: bool = option(True, "write TensorBoard event files as well")
+    wandb: str | None = option(None, "Weights & Biases project to log to as well")

@@ -1,5 +1,5 @@
 """Checkpoints: `step-<N>/` with tensors.safetensors (what was learned), blobs.safetensors (the packed state of envs
-and journal), state.json and a manifest of sha256 sums.
+and of the run log), state.json and a manifest of sha256 sums.
 
     save(directory, step, learner.state_dict(), {"rounds": 12}, keep="last")
     found = load_newest(directory)           # the newest that is whole; damaged ones are named and passed over

@@ -11,7 +11,6 @@ gradients in one process and apply them in another.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from copy import deepcopy
@@ -21,19 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remuda.core import Algorithm, Clock, FastGradients
+from remuda.core import Algorithm, Clock, FastPath, SeparableAlgorithm
 from remuda.data import Batch, Rollout, map_tree
 from remuda.errors import ConfigError, TrainingError
-from remuda.learning.agreement import Agreement, compare
-from remuda.learning.gradients import Gradients, Pieces, norm
+from remuda.learning.gradients import Gradients, norm
 from remuda.learning.optimizers import OptimizerOptions, make_optimizer
 from remuda.learning.parts import Parts
 from remuda.learning.schedules import Schedule
 
-logger = logging.getLogger("remuda.learning")
-
 MAX_BAD_UPDATES = 10  # not finite, in a row
-COMPARE_AGAIN = 10  # updates after a batch that could not tell whether the fast path is right
 
 
 def as_one_vector(parameters: list[nn.Parameter]) -> Tensor:
@@ -72,12 +67,12 @@ class Learner:
         num_parts: int = 1,  # of a batch, whose gradients are computed at the same time
         own_rates: Mapping[str, Schedule] | None = None,  # of groups that do not take the learning rate
         device: str = "cpu",  # of the nets, and of batches while they are learned from
+        fast_path: FastPath | None = None,
     ) -> None:
         self.own_rates = own_rates or {}
         self._elsewhere = None if device == "cpu" else torch.device(device)
         if self._elsewhere is not None:
-            algorithm.to(self._elsewhere)  # type: ignore[attr-defined]
-            algorithm.agent.quick = None  # what is done by hand is done on the CPU
+            algorithm.to(self._elsewhere)
         self.algorithm, self.learning_rate, self.max_grad_norm = algorithm, learning_rate, max_grad_norm
         self.parameters = algorithm.groups()
         self.vectors = {name: as_one_vector(group) for name, group in self.parameters.items()}
@@ -86,10 +81,9 @@ class Learner:
         self.skipped = 0  # updates left out because a gradient was not finite
         self.statistics_version = 0  # how often `finish` has changed the agent, without an update
         self._bad_in_a_row = 0
-        self._quick = getattr(algorithm, "fast_gradients", None)  # an algorithm need not have it
-        adds_up = getattr(algorithm, "adds_up", None)  # how gradients of parts make up that of the whole, if they do
-        self._parts = Parts(num_parts, adds_up) if num_parts > 1 and adds_up is not None else None
-        self._compare_at = 0  # the version whose gradients are computed both ways
+        self._fast_path = fast_path
+        reduction = algorithm.gradient_reduction if isinstance(algorithm, SeparableAlgorithm) else None
+        self._parts = Parts(num_parts, reduction) if num_parts > 1 and reduction is not None else None
 
     @property
     def version(self) -> int:
@@ -118,29 +112,13 @@ class Learner:
             moved = replace(batch, **{name: self._moved(getattr(batch, name)) for name in names})
             found = self._by_autograd(moved)
             return replace(found, priority=None if found.priority is None else found.priority.cpu())
-        if self._quick is not None:
-            quick = self._quick(batch, self.clock)
-            if quick is not None and self._agrees(quick, batch):
-                pieces: dict[str, Pieces] = {name: (vector,) for name, vector in quick.groups.items()}
-                return Gradients(pieces, self.version, quick.metrics, quick.priority, quick.stop)
+        if self._fast_path is not None:
+            fast = self._fast_path.gradients(batch, self.clock, self._by_autograd)
+            if fast is not None:
+                return fast
         if self._parts is not None:
             return self._parts.gradients(self._by_autograd, batch)
         return self._by_autograd(batch)
-
-    def _agrees(self, quick: FastGradients, batch: Batch) -> bool:
-        """Compare in the first update of a process, and again whenever the number of updates has doubled."""
-        if self.version < self._compare_at:
-            return True
-        exact = self._by_autograd(batch).groups
-        agreement = compare(quick.groups, exact, batch, lambda batch: self._by_autograd(batch).groups)
-        self._compare_at = 2 * max(self.version, 1)
-        if agreement is Agreement.UNKNOWN:
-            self._compare_at = self.version + COMPARE_AGAIN
-        if agreement is Agreement.DIFFERENT:
-            self._quick = None
-            name = type(self.algorithm).__name__
-            logger.warning("%s: fast-path gradient disagrees with autograd; falling back to autograd.", name)
-        return agreement is not Agreement.DIFFERENT
 
     def _by_autograd(self, batch: Batch) -> Gradients:
         """One backward pass per group."""

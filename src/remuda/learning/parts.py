@@ -22,8 +22,8 @@ from remuda.learning.gradients import Gradients
 class Parts:
     """So many threads; close it."""
 
-    def __init__(self, count: int, adds_up: Literal["sum", "mean"]) -> None:
-        self.count, self.adds_up = count, adds_up  # a sum, or a mean over real rows
+    def __init__(self, count: int, reduction: Literal["sum", "mean"]) -> None:
+        self.count, self.reduction = count, reduction  # a sum, or a mean over real rows
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="remuda-gradients")
 
     def gradients(self, of: Callable[[Batch], Gradients], batch: Batch) -> Gradients:
@@ -40,7 +40,7 @@ class Parts:
             return of(batch)
         found = list(self._pool.map(of, parts))
         shares = [count / sum(rows) for count in rows]
-        weights = [1.0] * len(parts) if self.adds_up == "sum" else shares
+        weights = [1.0] * len(parts) if self.reduction == "sum" else shares
         pieces = {}
         for name, first in found[0].pieces.items():
             pieces[name] = total = torch._foreach_mul(first, weights[0])

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -32,6 +32,13 @@ class LocalWeights:
 
     def pull(self, have: int) -> int:
         return self.version
+
+    def invitation(self) -> tuple[dict[str, Any], list[int]]:
+        raise RuntimeError("LocalWeights stay in the learner's process: use SharedWeights or FileWeights.")
+
+    @classmethod
+    def join(cls, module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> Self:
+        raise RuntimeError("LocalWeights stay in the learner's process: use SharedWeights or FileWeights.")
 
     def close(self) -> None:
         """Nothing to give back."""
@@ -79,6 +86,14 @@ class SharedWeights:
     def invitation(self) -> tuple[dict[str, Any], list[int]]:
         """What another process is told to join (`join_weights`), and descriptors for it."""
         return {"weights": None}, [self.fd]
+
+    @classmethod
+    def join(cls, module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> Self:
+        """Accept an invitation; its descriptor is the last of `fds`, and is removed and closed."""
+        fd = fds.pop()
+        joined = cls(module, fd=fd)
+        os.close(fd)
+        return joined
 
     def publish(self, version: int) -> None:
         turn = int(self._newest[0]) + 1
@@ -140,6 +155,11 @@ class FileWeights:
         """What another process is told to join, and descriptors for it."""
         return {"weights": str(self.path.resolve())}, []  # whoever joins may be in another directory
 
+    @classmethod
+    def join(cls, module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> Self:
+        """Accept an invitation, which has no descriptors."""
+        return cls(module, Path(message["weights"]))
+
     def publish(self, version: int) -> None:
         """On a full disk the file stays as it is, and whoever acts goes on with that."""
         aside = self.path.with_name(f".writing-{self.path.name}")
@@ -177,10 +197,6 @@ class FileWeights:
 
 
 def join_weights(module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> SharedWeights | FileWeights:
-    """In a process that acts: what an invitation is to; its descriptor is the last of `fds`, and is taken."""
-    if message.get("weights"):
-        return FileWeights(module, Path(message["weights"]))
-    fd = fds.pop()
-    joined = SharedWeights(module, fd=fd)
-    os.close(fd)
-    return joined
+    """Accept an invitation to weights of either kind, in a process that acts with them."""
+    kind = FileWeights if message.get("weights") else SharedWeights
+    return kind.join(module, message, fds)

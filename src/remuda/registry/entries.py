@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from remuda.errors import ConfigError
 
 if TYPE_CHECKING:
-    from remuda.core import Scheme
     from remuda.envs.backends import Backend
+    from remuda.recipe import Scheme
 
 BUILTIN = "remuda.registry.builtin"  # registers Remuda's own entries
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from remuda.core import Space
 from remuda.data import leaves, map_tree
-from remuda.envs.space_values import action_leaves
+from remuda.envs.action_values import action_leaves
 from remuda.envs.spaces import action_space, observation_space
 from remuda.errors import ConfigError
 from remuda.machine import free_memory

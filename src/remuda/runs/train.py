@@ -20,22 +20,22 @@ from remuda.agents import NetFactory
 from remuda.build.envs import frame_skip_warning, num_workers
 from remuda.build.recipe import make_recipe
 from remuda.config.run_config import RunConfig, to_dict
-from remuda.core import Recipe, Scheme
 from remuda.envs import EnvInfo, EnvSpec, refuse_in_worker
 from remuda.errors import ConfigError, EnvFailed, Interrupted, RemudaError
 from remuda.learning.checkpoint import Checkpoint, load_newest
 from remuda.learning.weights import FileWeights
 from remuda.logs.terminal import Terminal
-from remuda.machine import keep_memory
+from remuda.recipe import Recipe, Scheme
 from remuda.replay.ring_files import DamagedReplay
 from remuda.runs.checkpoints import find_checkpoint
 from remuda.runs.directory import SPACES, WEIGHTS, RunDirectory
 from remuda.runs.evaluation import eval_episodes, play_episodes
 from remuda.runs.evaluator import EvaluatorProcess
-from remuda.runs.journal import Callback, Journal
 from remuda.runs.profile import profiled
+from remuda.runs.run_log import RunLog
 from remuda.runs.signals import STOPPING, StopSignals
 from remuda.runs.spaces import write_spaces
+from remuda.runs.stopping import Callback
 from remuda.runs.video import require_codecs
 
 
@@ -95,7 +95,7 @@ def train_from(
         title, done = f"{config.algo} {config.env} {config.scheme}", found.step if found is not None else 0
         terminal = Terminal(config.steps, title, start_steps=done, file=sink(quiet))
         play = partial(play_episodes, config, spec, eval_episodes(config))
-        journal = Journal(directory, config, play, terminal, signals)
+        journal = RunLog(directory, config, play, terminal, signals)
         try:
             if not (directory.path / SPACES).exists():  # a resumed run keeps its own, which its env must match
                 write_spaces(directory.path, info.observation, info.action)
@@ -104,7 +104,6 @@ def train_from(
                 profiled(directory.path / "profile" if profile else None) as count_round,
             ):
                 journal.callbacks = [*callbacks, count_round]
-                keep_memory()
                 # Imported modules are never freed: exclude them from all later garbage collections.
                 gc.collect()
                 gc.freeze()
@@ -147,7 +146,7 @@ def train_from(
     return {**result, "path": str(directory.path), "signal": signals.received}
 
 
-def warn_if_nothing_is_learned(config: RunConfig, journal: Journal) -> None:
+def warn_if_nothing_is_learned(config: RunConfig, journal: RunLog) -> None:
     """Log a warning if the run ends before its first update."""
     starts, steps = config.algo_options.random_steps, config.steps
     if config.algo_options.uses_replay and steps <= starts:

@@ -1,4 +1,4 @@
-"""Small agents by hand: the same actions, values and gradients as by modules and autograd, or not at all."""
+"""Hand-written actions, values and gradients of small policy agents equal those of modules and autograd."""
 
 from __future__ import annotations
 
@@ -13,18 +13,39 @@ import torch
 from rollouts import box, discrete, make_agent, make_rollout
 from torch import Tensor
 
+from remuda import fast
 from remuda.agents import PolicyAgent
-from remuda.agents.quick import QuickCategorical, RowLosses, RowOutputs
 from remuda.algorithms import A2C, PPO
+from remuda.config.resolve import resolve_config
 from remuda.core import Clock, Losses, Space
 from remuda.data import Batch
+from remuda.envs import LocalEnvs, resolve
+from remuda.fast.agreement import GradientFunction
+from remuda.fast.policy_agent import FastCategorical
+from remuda.fast.policy_losses import policy_gradients, ppo_losses
+from remuda.learning.gradients import Gradients
 from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
 from remuda.learning.weights import LocalWeights
 from remuda.nets import MLP
+from remuda.runs.train import make_recipe
 from remuda.sampling.sampler import EnvSampler
 
 MULTI = Space("multibinary", (3,), "int8", n=3)
+
+
+def by_hand(algorithm: Any, batch: Batch, clock: Clock) -> Gradients:
+    """Return the hand-written gradients, without comparing them with autograd."""
+    checked = fast.find(algorithm)
+    assert checked is not None
+    assert checked.compute is not None
+    found = checked.compute(batch, clock)
+    assert found is not None
+    return found
+
+
+def learner_of(algorithm: Any) -> Learner:
+    return Learner(algorithm, OptimizerOptions(), lambda p: 1e-3, None, fast_path=fast.find(algorithm))
 
 
 def agent_of(action: Space, observation: Space | None = None, hidden: Any = (16, 8), **options: Any) -> Any:
@@ -55,12 +76,12 @@ def assert_same(algorithm: Any, batch: Batch, clock: Clock = Clock(progress=0.5)
     parameters = algorithm.groups()["policy"]
     exact = torch.autograd.grad(losses.groups["policy"], parameters, allow_unused=True)
     flat = [(torch.zeros_like(p) if g is None else g).flatten() for g, p in zip(exact, parameters, strict=True)]
-    quick = algorithm.fast_gradients(batch, clock)
-    torch.testing.assert_close(quick.groups["policy"], torch.cat(flat), rtol=1e-3, atol=1e-6)
-    assert quick.stop == losses.stop
-    assert set(quick.metrics) == set(losses.metrics)
+    found = by_hand(algorithm, batch, clock)
+    torch.testing.assert_close(found.groups["policy"], torch.cat(flat), rtol=1e-3, atol=1e-6)
+    assert found.stop == losses.stop
+    assert set(found.metrics) == set(losses.metrics)
     for name, value in losses.metrics.items():
-        assert float(quick.metrics[name]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
+        assert float(found.metrics[name]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
 
 
 OBSERVATIONS = {"vector": box((3,)), "discrete": discrete(5), "table": box((2, 3)), "bytes": box((3,), "uint8")}
@@ -129,7 +150,7 @@ def test_what_is_not_a_number_stays_none(field: str) -> None:
     ppo = PPO(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2)
     batch = moved_batch(ppo)
     getattr(batch.targets, field)[3] = math.nan
-    assert not ppo.fast_gradients(batch, Clock()).groups["policy"].isfinite().all()
+    assert not by_hand(ppo, batch, Clock()).groups["policy"].isfinite().all()
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -139,9 +160,11 @@ def test_acting(action: str) -> None:
     noise = torch.rand(64, width) if ACTIONS[action].kind == "discrete" else torch.randn(64, width)
     with torch.no_grad():
         chosen, said, _ = agent.act(obs, None, None, noise)
-        quick = agent.find_quick(obs, noise)
-        torch.testing.assert_close(quick.choose(obs, noise), chosen)
-        torch.testing.assert_close(tuple(quick.evaluate_actions(obs, chosen)), tuple(said), rtol=1e-4, atol=1e-5)
+        policy = fast.find_policy(agent)
+        assert policy is not None
+        assert policy.agrees_with(agent, obs, noise)
+        torch.testing.assert_close(policy.choose(obs, noise), chosen)
+        torch.testing.assert_close(tuple(policy.evaluate_actions(obs, chosen)), tuple(said), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -152,20 +175,28 @@ def test_acting(action: str) -> None:
         (discrete(3), {"hidden": (256,)}),
         (discrete(3), {"hidden": ()}),
         (discrete(3), {"activation": "silu"}),
-        (discrete(3), {"fast_path": False}),
     ],
-    ids=["multibinary", "memory", "wide", "no layers", "silu", "not wanted"],
+    ids=["multibinary", "memory", "wide", "no layers", "silu"],
 )
-def test_other_agents_have_no_quick_way(action: Space, options: dict[str, Any]) -> None:
+def test_other_agents_have_no_fast_path(action: Space, options: dict[str, Any]) -> None:
     options = dict(options)
     hidden = options.pop("hidden", (16,))
     activation = options.pop("activation", "tanh")
     agent = PolicyAgent(box((3,)), action, lambda shape: MLP(shape, hidden, activation), **options)
-    assert agent.quick is None
+    assert fast.find_policy(agent) is None
+    assert fast.find(PPO(agent, 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2)) is None
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_the_option_turns_it_on_and_off(is_on: bool) -> None:
+    recipe = make_recipe(*resolve_config({"algo": "ppo", "env": "CartPole-v1"}, {"agent": {"fast_path": is_on}}))
+    learner = recipe.make_learner()
+    assert (learner._fast_path is not None) == is_on
+    assert (learner.algorithm.agent.fast_policy is not None) == is_on
 
 
 class WithPenalty(PPO):
-    """What somebody who tries a new loss would write, knowing of nothing else."""
+    """A new loss, written without any knowledge of the fast path."""
 
     def losses(self, batch: Batch, clock: Clock) -> Losses:
         found = super().losses(batch, clock)
@@ -186,7 +217,7 @@ class WithMore(PPO):
 
 def test_other_groups_of_parameters_are_learned_by_autograd() -> None:
     ppo = WithMore(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2)
-    learner = Learner(ppo, OptimizerOptions(), lambda p: 1e-3, None)
+    learner = learner_of(ppo)
     batch = moved_batch(ppo)
     assert learner.gradients(batch).groups["policy"].shape == learner.vectors["policy"].shape
 
@@ -197,11 +228,11 @@ def test_layers_made_from_other_parameters_are_left_to_modules() -> None:
         torch.nn.utils.parametrizations.weight_norm(net.layers[0])
         return net
 
-    assert PolicyAgent(box((3,)), discrete(4), make).quick is None
+    assert fast.find_policy(PolicyAgent(box((3,)), discrete(4), make)) is None
 
 
 class Mistaken(PPO):
-    """Says that it knows the derivatives of its loss, which it does not; the error grows with progress."""
+    """A loss that is registered with the derivatives of another one; the error may grow with progress."""
 
     def __init__(self, *args: Any, grows: bool, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -213,8 +244,10 @@ class Mistaken(PPO):
         penalty = weight * self.agent.policy_head.linear.weight.square().sum()
         return Losses({"policy": found.groups["policy"] + penalty}, found.metrics)
 
-    def quick_losses(self, rows: RowOutputs, batch: Batch, clock: Clock) -> RowLosses:
-        return super().quick_losses(rows, batch, clock)
+
+@fast.register(Mistaken, PolicyAgent)
+def mistaken_gradients(ppo: Mistaken) -> GradientFunction | None:
+    return policy_gradients(ppo, ppo_losses)
 
 
 def by_autograd(algorithm: Any, batch: Batch, clock: Clock) -> Tensor:
@@ -223,24 +256,30 @@ def by_autograd(algorithm: Any, batch: Batch, clock: Clock) -> Tensor:
     return torch.cat([gradient.flatten() for gradient in found])
 
 
-def test_who_overrides_losses_alone_learns_from_them(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_subclass_that_overrides_losses_is_learned_by_autograd(caplog: pytest.LogCaptureFixture) -> None:
     ppo = WithPenalty(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2)
     batch = moved_batch(ppo)
-    assert ppo.fast_gradients(batch, Clock()) is None
-    learner = Learner(ppo, OptimizerOptions(), lambda p: 1e-3, None)
+    assert fast.find(ppo) is None
+    learner = learner_of(ppo)
     assert torch.equal(learner.gradients(batch).groups["policy"], by_autograd(ppo, batch, learner.clock))
     assert not caplog.records
 
 
 def test_derivatives_of_another_loss_are_not_learned_from(caplog: pytest.LogCaptureFixture) -> None:
     ppo = Mistaken(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2, grows=False)
-    learner = Learner(ppo, OptimizerOptions(), lambda p: 1e-3, None)
+    learner = learner_of(ppo)
     batch = moved_batch(ppo)
     for _ in range(3):
         assert torch.equal(learner.gradients(batch).groups["policy"], by_autograd(ppo, batch, learner.clock))
     assert [record.message for record in caplog.records] == [
         "Mistaken: fast-path gradient disagrees with autograd; falling back to autograd."
     ]
+
+
+def is_fast(learner: Learner) -> bool:
+    path = learner._fast_path
+    assert isinstance(path, fast.CheckedGradients)
+    return path.compute is not None
 
 
 def constant_advantages(batch: Batch) -> Batch:
@@ -253,9 +292,9 @@ def test_constant_advantages_do_not_drop_the_fast_path(caplog: pytest.LogCapture
     """Normalized, both paths have other numbers for them: their means are rounded in another order."""
     for seed in range(10):
         ppo = PPO(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2, vf_coef=1e-4)
-        learner = Learner(ppo, OptimizerOptions(), lambda p: 1e-3, None)
+        learner = learner_of(ppo)
         learner.step(constant_advantages(moved_batch(ppo, seed=seed)))
-        assert learner._quick is not None
+        assert is_fast(learner)
     assert not caplog.records
 
 
@@ -264,18 +303,18 @@ def test_a_wrong_gradient_is_found_after_constant_advantages_too(
     is_first_constant: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     ppo = Mistaken(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2, grows=False)
-    learner = Learner(ppo, OptimizerOptions(), lambda p: 1e-3, None)
+    learner = learner_of(ppo)
     batch = moved_batch(ppo)
     learner.step(constant_advantages(batch) if is_first_constant else batch)
     for _ in range(12):
         learner.step(batch)
-    assert learner._quick is None
+    assert not is_fast(learner)
     assert len(caplog.records) == 1
 
 
 def test_a_loss_that_changes_later_is_noticed_when_the_updates_have_doubled() -> None:
     ppo = Mistaken(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2, grows=True)
-    learner = Learner(ppo, OptimizerOptions(), lambda p: 1e-3, None)
+    learner = learner_of(ppo)
     batch = moved_batch(ppo)
     learner.step(batch)
     learner.set_progress(0.5)
@@ -292,41 +331,52 @@ class Cold(PolicyAgent):
 
 
 def test_a_subclass_acts_in_its_own_way() -> None:
-    assert Cold(box((3,)), discrete(4), lambda shape: MLP(shape, (16,), "tanh")).quick is None
+    assert fast.find_policy(Cold(box((3,)), discrete(4), lambda shape: MLP(shape, (16,), "tanh"))) is None
 
 
-def test_a_quick_way_that_acts_otherwise_is_dropped(
+def test_a_policy_that_acts_differently_is_not_used(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(QuickCategorical, "sample", lambda self, outputs, noise: outputs.argmax(-1))
+    monkeypatch.setattr(FastCategorical, "sample", lambda self, outputs, noise: outputs.argmax(-1))
     agent = agent_of(discrete(4))
     with caplog.at_level(logging.WARNING), torch.no_grad():
-        assert agent.find_quick(torch.randn(32, 3), torch.rand(32, 1)) is None
-    assert agent.quick is None
-    assert "agents/quick.py does not do what PolicyAgent.act does" in caplog.text
+        policy = fast.find_policy(agent)
+        assert policy is not None
+        assert not policy.agrees_with(agent, torch.randn(32, 3), torch.rand(32, 1))
+    assert "PolicyAgent: fast-path actions disagree with act(); falling back to act()." in caplog.text
+    envs = LocalEnvs(resolve("CartPole-v1"), 32)
+    sampler = EnvSampler(envs, agent_of(discrete(2), box((4,))), LocalWeights(), 4, seed=3)
+    sampler.agent.fast_policy = fast.find_policy(sampler.agent)
+    sampler.reset(3)
+    sampler.collect()
+    sampler.close()
+    assert sampler._fast_policy is None
 
 
 @pytest.mark.parametrize("action", ["discrete", "box"])
 def test_a_copied_agent_has_gradients_of_its_own(action: str) -> None:
     ppo = PPO(agent_of(ACTIONS[action]), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2, ent_coef=0.1)
     batch = moved_batch(ppo)
+    ppo.agent.fast_policy = fast.find_policy(ppo.agent)
     copied = copy.deepcopy(ppo)
-    before = ppo.fast_gradients(batch, Clock()).groups["policy"]
+    before = by_hand(ppo, batch, Clock()).groups["policy"]
     with torch.no_grad():
         for parameter in copied.agent.parameters():
             parameter.mul_(0.5)
     assert_same(copied, batch)
-    assert torch.equal(ppo.fast_gradients(batch, Clock()).groups["policy"], before)
+    assert torch.equal(by_hand(ppo, batch, Clock()).groups["policy"], before)
+    width = copied.agent.noise[0][1]
+    noise = torch.rand(len(batch.steps.mask), width)
+    with torch.no_grad():
+        assert copied.agent.fast_policy.agrees_with(copied.agent, batch.steps.obs, noise)
 
 
 def test_a_sampler_gets_the_same_rollout_either_way() -> None:
-    from remuda.envs import LocalEnvs, resolve
-
     rollouts = []
-    for quick in (True, False):
+    for is_fast in (True, False):
         envs = LocalEnvs(resolve("CartPole-v1"), 4)
-        agent = make_agent(box((4,)), discrete(2), quick=quick)
-        assert (agent.quick is not None) == quick
+        agent = make_agent(box((4,)), discrete(2))
+        agent.fast_policy = fast.find_policy(agent) if is_fast else None
         sampler = EnvSampler(envs, agent, LocalWeights(), 64, seed=3)
         sampler.reset(3)
         rollouts.append(sampler.collect())

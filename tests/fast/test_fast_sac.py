@@ -1,4 +1,4 @@
-"""SAC by hand against SAC by autograd: the same gradients, metrics and priorities, for few rows and for many."""
+"""Hand-written gradients, metrics and priorities of SAC equal those of autograd, for few rows and for many."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ import numpy as np
 import pytest
 import torch
 
+from remuda import fast
 from remuda.agents import ActorAgent, Critic
 from remuda.algorithms import SAC
+from remuda.config.resolve import resolve_config
 from remuda.core import Clock, Space
 from remuda.data import Batch, Steps
+from remuda.fast.relu_net import linear_layers
+from remuda.fast.sac import FastSAC, critic_layers, sac_gradients
 from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
 from remuda.nets import MLP
 from remuda.replay.transitions import Returns
+from remuda.runs.train import make_recipe
 
 torch.set_num_threads(1)
 
@@ -52,40 +57,54 @@ def test_gradients_metrics_and_priorities_are_those_of_the_losses(count: int, op
         for parameter in sac.target_critics.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
         sac.agent.head.bias[3:] = torch.tensor([-21.0, 2.5, 0.0])
-    quick = sac.fast_gradients(batch, clock)
-    assert quick is not None
+    compute = sac_gradients(sac)
+    assert compute is not None
+    by_hand = compute(batch, clock)
+    assert by_hand is not None
     losses = sac.losses(batch, clock)
-    assert quick.groups.keys() == losses.groups.keys()
+    assert by_hand.groups.keys() == losses.groups.keys()
     for name, parameters in sac.groups().items():
         found = torch.autograd.grad(losses.groups[name], parameters, retain_graph=True)
         exact = torch.cat([gradient.reshape(-1) for gradient in found])
-        assert torch.allclose(quick.groups[name], exact, rtol=1e-4, atol=1e-6), name
-    assert quick.metrics.keys() == losses.metrics.keys()
+        assert torch.allclose(by_hand.groups[name], exact, rtol=1e-4, atol=1e-6), name
+    assert by_hand.metrics.keys() == losses.metrics.keys()
     for name, value in losses.metrics.items():
-        assert float(quick.metrics[name]) == pytest.approx(float(value), rel=1e-4, abs=1e-5), name
-    assert quick.priority is not None
-    assert torch.allclose(quick.priority, losses.priority, rtol=1e-4, atol=1e-5)
+        assert float(by_hand.metrics[name]) == pytest.approx(float(value), rel=1e-4, abs=1e-5), name
+    assert by_hand.priority is not None
+    assert torch.allclose(by_hand.priority, losses.priority, rtol=1e-4, atol=1e-5)
 
 
-def test_what_it_cannot_do_is_left_to_autograd() -> None:
-    assert make().quick is not None
-    assert make("tanh").quick is None
-    assert make(critics=3).quick is None
-    assert make(quick=False).quick is None
+def test_other_networks_and_subclasses_are_left_to_autograd() -> None:
+    assert fast.find(make()) is not None
+    assert fast.find(make("tanh")) is None
+    assert fast.find(make(critics=3)) is None
 
     class Own(SAC):
-        """Whatever it does."""
+        """A subclass that may override any of the methods that `losses` calls."""
 
     plain = make()
-    assert Own(plain.agent, list(plain._critics), seed=1).quick is None
+    assert fast.find(Own(plain.agent, list(plain._critics), seed=1)) is None
 
 
-def test_a_wrong_one_is_noticed_and_dropped(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("options", "is_on"), [({}, True), ({"fast_path": False}, False)])
+def test_the_option_turns_it_on_and_off(options: dict[str, Any], is_on: bool) -> None:
+    groups = {"agent": {"hidden": (16,), **options}}
+    learner = make_recipe(*resolve_config({"algo": "sac", "env": "Pendulum-v1"}, groups)).make_learner()
+    assert (learner._fast_path is not None) == is_on
+
+
+def test_gradients_that_disagree_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
     sac = make()
-    assert sac.quick is not None
-    sac.quick.critics.reverse()  # each takes the other's gradient
-    learner = Learner(sac, OptimizerOptions(), lambda progress: 1e-3, None)
-    sac.quick.critics[0].layers = [(weight * 2, bias) for weight, bias in sac.quick.critics[0].layers]
+    actor, critics = linear_layers(sac.agent.trunk, sac.agent.head), critic_layers(sac.critics)
+    targets = critic_layers(sac.target_critics)
+    assert actor is not None
+    assert critics is not None
+    assert targets is not None
+    by_hand = FastSAC(sac, actor, critics, targets)
+    by_hand.critics.reverse()  # each takes the other's gradient
+    by_hand.critics[0].layers = [(weight * 2, bias) for weight, bias in by_hand.critics[0].layers]
+    checked = fast.CheckedGradients("SAC", by_hand.gradients)
+    learner = Learner(sac, OptimizerOptions(), lambda progress: 1e-3, None, fast_path=checked)
     learner.step(draw(64))
     assert "SAC: fast-path gradient disagrees with autograd; falling back to autograd." in caplog.text
-    assert learner._quick is None
+    assert checked.compute is None

@@ -13,15 +13,15 @@ import torch
 import remuda
 from remuda.config.resolve import resolve_config
 from remuda.config.run_config import to_dict
-from remuda.core import Episode, Progress, Round
+from remuda.core import Episode
 from remuda.data.packing import pack, unpack
 from remuda.errors import CheckpointError, ConfigError, Interrupted
 from remuda.learning.checkpoint import list_checkpoints, load_newest, save
 from remuda.logs.terminal import Terminal
-from remuda.runs import journal as module
-from remuda.runs.checkpoints import named_checkpoint
+from remuda.recipe import Progress, Round
+from remuda.runs.checkpoints import LOG_STATE, named_checkpoint
 from remuda.runs.directory import RunDirectory
-from remuda.runs.journal import Journal
+from remuda.runs.run_log import RunLog
 from remuda.runs.signals import StopSignals
 from remuda.sampling.evaluation import Evaluation
 
@@ -63,16 +63,16 @@ def test_resumed_with_shorter_intervals_they_count_at_once(tmp_path):
 @pytest.mark.parametrize(("algo", "scheme"), [("a2c", "serial"), ("impala", "async"), ("dqn", "async")])
 def test_a_signal_just_after_a_round_was_written_down_loses_nothing(tmp_path, monkeypatch, algo, scheme):
     """Nobody looks between a round and the next: that one ends, too, and is saved."""
-    written_down, rounds = Journal.round, []
+    written_down, rounds = RunLog.round, []
 
-    def round_and_signal(journal, round):
-        must_end = written_down(journal, round)
+    def round_and_signal(run_log, round):
+        must_end = written_down(run_log, round)
         rounds.append(round.progress.steps)
         if len(rounds) == 3:
-            journal.signals.received = signal.SIGINT
+            run_log.stop.signals.received = signal.SIGINT
         return must_end
 
-    monkeypatch.setattr(Journal, "round", round_and_signal)
+    monkeypatch.setattr(RunLog, "round", round_and_signal)
     settings = {"sampler": {"envs": 2}, "eval": {"episodes": 0}, "log": {"tensorboard": False}}
     run = remuda.train(
         algo, "CartPole-v1", scheme=scheme, steps=100_000, out=tmp_path / "run", quiet=True, **settings
@@ -87,7 +87,7 @@ def test_a_signal_just_after_a_round_was_written_down_loses_nothing(tmp_path, mo
 def run(tmp_path_factory):
     """One run with every interval at work."""
     return train(
-        tmp_path_factory.mktemp("journal") / "run",
+        tmp_path_factory.mktemp("run_log") / "run",
         log={"every": 100, "tensorboard": True, "window": 12},
         eval={"every": 200, "episodes": 3},
         checkpoint={"every": 80, "keep": "all"},
@@ -172,9 +172,9 @@ class TestIntervals:
         assert found[-1]["eval/mean_reward"] == run.result["eval"]["mean_reward"]
         assert found[-1]["eval/mean_length"] == run.result["eval"]["mean_length"]
 
-    def test_without_a_wish_there_are_about_200_lines(self, make_journal):
+    def test_without_a_wish_there_are_about_200_lines(self, make_run_log):
         config, *_ = resolve_config({"algo": "ppo", "env": "CartPole-v1", "steps": 20_000}, {})
-        assert make_journal(config)._log_every == 100
+        assert make_run_log(config).metrics.lines.every == 100
 
     def test_checkpoints(self, run):
         names = [path.name for path in list_checkpoints(run.path / "checkpoints")]
@@ -281,18 +281,18 @@ class Clock:
 
 
 @pytest.fixture
-def make_journal(tmp_path):
+def make_run_log(tmp_path):
     made = []
 
     def make(config, play=None, signals=None):
         directory = RunDirectory.create(tmp_path / "alone", "alone", to_dict(config))
         terminal = Terminal(config.steps, "alone", file=io.StringIO())
-        made.append(Journal(directory, config, play, terminal, signals or StopSignals()))
+        made.append(RunLog(directory, config, play, terminal, signals or StopSignals()))
         return made[-1]
 
     yield make
-    for journal in made:
-        journal.directory.close()
+    for run_log in made:
+        run_log.directory.close()
 
 
 def make_learner():
@@ -303,7 +303,7 @@ def make_learner():
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr("remuda.runs.stopping.time", clock)
     monkeypatch.setattr("remuda.logs.stopwatch.time", clock)
     return clock
 
@@ -321,29 +321,29 @@ def test_an_evaluation_of_endless_episodes_ends(tmp_path):
 
 
 class TestAlone:
-    def play_round(self, journal, clock, seconds, progress, learner, steps=100, loss=1.0, episodes=()):
+    def play_round(self, run_log, clock, seconds, progress, learner, steps=100, loss=1.0, episodes=()):
         clock.now += seconds
         progress.steps, progress.rounds = progress.steps + steps, progress.rounds + 1
         spent = {"env": seconds / 4, "inference": seconds / 8, "update": seconds / 2}
         metrics = {"train/loss": loss}
-        return journal.round(Round(progress, learner, list(episodes), metrics, spent, None, lambda: None))
+        return run_log.round(Round(progress, learner, list(episodes), metrics, spent, None, lambda: None))
 
-    def test_rates_by_hand(self, tmp_path, clock, make_journal):
+    def test_rates_by_hand(self, tmp_path, clock, make_run_log):
         def play(agent, should_stop):
             clock.now += 500
             return Evaluation([1.0, 3.0], [1.0, 3.0])
 
         groups = {"eval": {"every": 200, "episodes": 2}, "log": {"every": 1, "tensorboard": False}}
-        journal, learner = make_journal(resolved(steps=1_100, **groups), play), make_learner()
-        with journal.open():
-            progress, _ = journal.resume(learner)
+        run_log, learner = make_run_log(resolved(steps=1_100, **groups), play), make_learner()
+        with run_log.open():
+            progress, _ = run_log.resume(learner)
             clock.now += 10  # warm-up: 800 steps in 10 seconds
             progress.steps += 800
-            journal.begin()
-            self.play_round(journal, clock, 2.0, progress, learner)
-            self.play_round(journal, clock, 4.0, progress, learner)  # and an evaluation
-            self.play_round(journal, clock, 1.0, progress, learner)  # the last, with an evaluation
-            result = journal.finish(learner)
+            run_log.begin()
+            self.play_round(run_log, clock, 2.0, progress, learner)
+            self.play_round(run_log, clock, 4.0, progress, learner)  # and an evaluation
+            self.play_round(run_log, clock, 1.0, progress, learner)  # the last, with an evaluation
+            result = run_log.finish(learner)
         found = [json.loads(line) for line in (tmp_path / "alone/metrics.jsonl").read_text().splitlines()]
         assert [line["time/total_timesteps"] for line in found] == [900, 1000, 1100]
         assert [line["time/fps"] for line in found] == [50, 25, 100], "neither warm-up nor evaluation is in a rate"
@@ -363,31 +363,31 @@ class TestAlone:
             "checkpoint": 0.0,
         }
 
-    def test_a_line_is_the_mean_over_its_rounds(self, tmp_path, clock, make_journal):
-        journal, learner = make_journal(resolved(log={"every": 250, "tensorboard": False})), make_learner()
-        with journal.open():
-            progress, _ = journal.resume(learner)
-            journal.begin()
+    def test_a_line_is_the_mean_over_its_rounds(self, tmp_path, clock, make_run_log):
+        run_log, learner = make_run_log(resolved(log={"every": 250, "tensorboard": False})), make_learner()
+        with run_log.open():
+            progress, _ = run_log.resume(learner)
+            run_log.begin()
             for loss in (1.0, 2.0, 6.0, 10.0, 20.0, 30.0):
-                self.play_round(journal, clock, 1.0, progress, learner, loss=loss)
+                self.play_round(run_log, clock, 1.0, progress, learner, loss=loss)
         found = [json.loads(line) for line in (tmp_path / "alone/metrics.jsonl").read_text().splitlines()]
         assert [line["train/loss"] for line in found] == [3.0, 20.0]
         assert [line["train/n_updates"] for line in found] == [7, 7]
 
-    def test_a_window_of_episodes(self, tmp_path, clock, make_journal):
+    def test_a_window_of_episodes(self, tmp_path, clock, make_run_log):
         groups = {"log": {"every": 1, "window": 2, "tensorboard": False}}
-        journal, learner = make_journal(resolved(**groups)), make_learner()
+        run_log, learner = make_run_log(resolved(**groups)), make_learner()
         episodes = [Episode(0, {"ep_rew": value}) for value in (100.0, 2.0, 4.0)]
-        with journal.open():
-            progress, _ = journal.resume(learner)
-            journal.begin()
-            self.play_round(journal, clock, 1.0, progress, learner)
-            self.play_round(journal, clock, 1.0, progress, learner, episodes=episodes)
+        with run_log.open():
+            progress, _ = run_log.resume(learner)
+            run_log.begin()
+            self.play_round(run_log, clock, 1.0, progress, learner)
+            self.play_round(run_log, clock, 1.0, progress, learner, episodes=episodes)
         first, second = map(json.loads, (tmp_path / "alone/metrics.jsonl").read_text().splitlines())
         assert "rollout/ep_rew_mean" not in first, "no episode has ended yet, and none is made up"
         assert second["rollout/ep_rew_mean"] == 3.0
 
-    def test_a_signal_during_an_evaluation(self, tmp_path, clock, make_journal):
+    def test_a_signal_during_an_evaluation(self, tmp_path, clock, make_run_log):
         """The evaluation is left, nothing of it is written, the checkpoint is, and knows that it is owed."""
         signals = StopSignals()
 
@@ -399,36 +399,36 @@ class TestAlone:
             raise Interrupted("stopped")
 
         config = resolved(eval={"every": 1, "episodes": 2})
-        journal, learner = make_journal(config, play, signals), make_learner()
-        with journal.open():
-            progress, _ = journal.resume(learner)
-            journal.begin()
-            assert self.play_round(journal, clock, 1.0, progress, learner), "the scheme is told to stop"
-            result = journal.finish(learner)
+        run_log, learner = make_run_log(config, play, signals), make_learner()
+        with run_log.open():
+            progress, _ = run_log.resume(learner)
+            run_log.begin()
+            assert self.play_round(run_log, clock, 1.0, progress, learner), "the scheme is told to stop"
+            result = run_log.finish(learner)
         assert result["status"] == "stopped by SIGTERM"
         assert result["eval"] is None
         found = load_newest(tmp_path / "alone/checkpoints")
         assert found.step == 100
-        assert unpack(found.blobs["journal"])["is_owed"]
+        assert unpack(found.blobs[LOG_STATE])["is_owed"]
         assert (tmp_path / "alone/metrics.jsonl").read_text() == ""
 
-    def test_what_never_began_leaves_no_checkpoint(self, tmp_path, clock, make_journal):
+    def test_what_never_began_leaves_no_checkpoint(self, tmp_path, clock, make_run_log):
         """Resumed, it begins anew: there is nothing to save."""
         signals = StopSignals()
         signals.received = signal.SIGINT
-        journal, learner = make_journal(resolved(), None, signals), make_learner()
-        with journal.open():
-            journal.resume(learner)
-            result = journal.finish(learner)
+        run_log, learner = make_run_log(resolved(), None, signals), make_learner()
+        with run_log.open():
+            run_log.resume(learner)
+            result = run_log.finish(learner)
         assert result["steps"] == 0
         assert result["steps_per_second"] == 0
         assert list_checkpoints(tmp_path / "alone/checkpoints") == []
 
-    def test_progress_is_shared_with_the_scheme(self, make_journal):
-        journal = make_journal(resolved())
-        assert journal.resume(make_learner())[0] is journal.progress
-        assert journal.progress == Progress()
-        journal.terminal.close()
+    def test_progress_is_shared_with_the_scheme(self, make_run_log):
+        run_log = make_run_log(resolved())
+        assert run_log.resume(make_learner())[0] is run_log.progress
+        assert run_log.progress == Progress()
+        run_log.terminal.close()
 
 
 def test_what_a_callback_adds_to_the_metrics_is_logged(tmp_path):
@@ -455,10 +455,10 @@ def test_a_callback_that_adds_no_number_is_told_so(tmp_path, value):
 def test_a_checkpoint_of_an_earlier_version_has_no_times(tmp_path):
     run = train(tmp_path / "run", rounds=2)
     found = load_newest(run.path / "checkpoints")
-    kept = unpack(found.blobs["journal"])
+    kept = unpack(found.blobs[LOG_STATE])
     for name in ("elapsed", "total", "first_steps"):
         del kept[name]
-    save(run.path / "checkpoints", found.step, found.learner, found.progress, blobs={"journal": pack(kept)})
+    save(run.path / "checkpoints", found.step, found.learner, found.progress, blobs={LOG_STATE: pack(kept)})
     assert remuda.resume(run.path, steps=4 * STEPS, quiet=True).result["status"] == "complete"
 
 

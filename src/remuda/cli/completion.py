@@ -1,0 +1,33 @@
+"""Shell completion of the `remuda` command, by argcomplete.
+
+The shell runs the command itself to complete a line: it sets _ARGCOMPLETE to the number of words up to the name of
+the program, COMP_LINE to the line and COMP_POINT to the cursor, and reads the completions from file descriptor 8.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+
+import argcomplete
+from argcomplete.lexers import split_line
+
+from remuda.cli import COMMANDS
+from remuda.cli.options import Parser, complete_with
+
+
+def complete() -> None:
+    """Write the completions of the line in the environment, and exit."""
+    line, point = os.environ["COMP_LINE"], int(os.environ["COMP_POINT"])
+    _, _, _, words, _ = split_line(line, point)  # the words before the one at the cursor
+    start = int(os.environ["_ARGCOMPLETE"])
+    command, arguments = words[start : start + 1], words[start + 1 :]
+    if command and command[0] in COMMANDS:
+        # Only the parser of this command is built; argcomplete is to take the command for the program.
+        os.environ["_ARGCOMPLETE"] = str(start + 1)
+        parser = importlib.import_module(f"remuda.cli.{COMMANDS[command[0]][0]}").make_parser(command[0], arguments)
+    else:
+        parser = Parser(prog="remuda")
+        complete_with(parser.add_argument("command", metavar="COMMAND"), COMMANDS)
+        parser.add_argument("--version", action="store_true")
+    argcomplete.autocomplete(parser, always_complete_options=False)

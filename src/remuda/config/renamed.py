@@ -1,0 +1,38 @@
+"""Options of 0.1 that have another name now: what was written with the old names is still accepted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from remuda.errors import ConfigError
+
+RENAMED = {  # group of options: {name in 0.1: name}
+    "agent": {"quick": "fast_path"},
+    "eval": {"share": "cpu_fraction"},
+    "replay": {"first_priority": "initial_priority"},
+    "sampler": {"act": "inference"},
+}
+
+
+def rename_options(groups: Mapping[str, Any], source: str = "") -> dict[str, Any]:
+    """Return `groups` with present names in place of those of 0.1, and log one sentence about them.
+
+    `source` names the file that the options come from, if any. Giving both names of one option is a ConfigError.
+    """
+    out, notices = dict(groups), []
+    for group, names in RENAMED.items():
+        values = groups.get(group)
+        if not isinstance(values, Mapping):
+            continue
+        for old, new in names.items():
+            if old in values and new in values:
+                raise ConfigError(f"{group}.{old} is the old name of {group}.{new}, and both are given: use the new.")
+            if old in values:
+                notices.append(f"{group}.{old} is now {group}.{new}")
+        out[group] = {names.get(name, name): value for name, value in values.items()}
+    if notices:
+        prefix = f"{source}: " if source else ""
+        logging.getLogger("remuda").warning("%s%s; please use the new name.", prefix, ", ".join(notices))
+    return out

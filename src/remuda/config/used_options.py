@@ -1,0 +1,73 @@
+"""Which options a run uses, by its algorithm and its scheme; others are refused where the user sets them.
+
+An option that only some runs use declares the features that such a run must have, all of them:
+`option(..., used_by="async replay")`. The options class of an algorithm names what it learns from (`data`), the
+options of the agent that it does not use (`unused_agent_options`) and inherited options of its own that it does not
+use (`unused_options`). tests/config/test_used_options.py compares all this with the options that runs really read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from remuda.errors import ConfigError
+from remuda.registry import find_scheme
+
+GROUP_FEATURES = {"replay": "replay"}  # group of options: feature that all its options require
+OWNERS = {  # feature: the runs that have it
+    "replay": "algorithms with a replay",
+    "rollouts": "algorithms without a replay",
+    "workers": "--scheme parallel and --scheme async",
+    "async": "--scheme async",
+}
+
+
+def required_features(kind: type[Any], group: str, name: str) -> list[str]:
+    """Return the features that a run must have to use option `name` of a group with the options class `kind`."""
+    rules = next(item.metadata for item in fields(kind) if item.name == name)
+    return [*GROUP_FEATURES.get(group, "").split(), *rules.get("used_by", "").split()]
+
+
+def data_feature(algo: type[Any]) -> str:
+    """Return the feature of algorithms with options of class `algo`: "replay", or "rollouts" for all others."""
+    return "replay" if algo.data == "replay" else "rollouts"
+
+
+def scheme_features(scheme: str) -> list[str]:
+    """Return the features of runs under a scheme."""
+    entry = find_scheme(scheme)
+    has = {"workers": entry.has_workers, "async": entry.is_asynchronous}
+    return [feature for feature, is_there in has.items() if is_there]
+
+
+def is_used_by(algo: type[Any], kind: type[Any], group: str, name: str) -> bool:
+    """Return whether algorithms with options of class `algo` use option `name` of a group under any scheme."""
+    if group == "algo":
+        return name not in algo.unused_options
+    if group == "agent" and name in algo.unused_agent_options:
+        return False
+    return {"replay", "rollouts"}.intersection(required_features(kind, group, name)) <= {data_feature(algo)}
+
+
+def refuse_unused(
+    given: Mapping[str, Mapping[str, Any]], kinds: Mapping[str, type[Any]], algo: str, scheme: str
+) -> None:
+    """Raise ConfigError for the first of the `given` options that `algo` does not use under `scheme`.
+
+    `kinds` holds the options class of each group; that of the group "algo" belongs to the algorithm.
+    """
+    features = {data_feature(kinds["algo"]), *scheme_features(scheme)}
+    for group, values in given.items():
+        for name, value in values.items():
+            setting = f"{group}.{name}={value}"
+            if group in ("algo", "agent") and not is_used_by(kinds["algo"], kinds[group], group, name):
+                raise ConfigError(f"{setting} has no effect on {algo}: leave it out.")
+            missing = [] if group == "algo" else required_features(kinds[group], group, name)
+            missing = [OWNERS[feature] for feature in missing if feature not in features]
+            if missing:
+                owners = " and ".join(missing)
+                raise ConfigError(
+                    f"{setting} has no effect on {algo} under --scheme {scheme}, it is for {owners}: leave it out."
+                )

@@ -322,7 +322,7 @@ def test_agents_without_memory_and_a2c_have_no_such_rule() -> None:
 
 def test_acting_workers_take_no_turns() -> None:
     with pytest.raises(
-        ConfigError, match=r"^sampler\.slots=2 with sampler\.inference=workers: actors take no turns, use 1\.$"
+        ConfigError, match=r"^sampler\.slots=2 with sampler\.inference=workers: workers take no turns, use 1\.$"
     ):
         resolved({"sampler": {"inference": "workers", "slots": 2}})
 

@@ -80,7 +80,7 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
         r"replay\.alpha=0\.5 without replay\.prioritized means nothing: set both or neither\.",
     ),
     ("dqn", "CartPole-v1", {"algo": {"epsilon": "linear(1.5, 0)"}}, r"algo\.epsilon=linear\(1\.5, 0\) is too large"),
-    ("ppo", "CartPole-v1", {"replay": {"n_step": 3}}, r"this algorithm forgets each rollout: leave them out\."),
+    ("ppo", "CartPole-v1", {"replay": {"n_step": 3}}, r"ppo does not use a replay: leave them out\."),
     (
         "own_things:endless",
         "CartPole-v1",

@@ -93,7 +93,7 @@ class PPOOptions(GAEOptions):
     def check_run(self, config: RunConfig) -> None:
         size, envs, rows = self.batch_size, config.sampler.envs, self.n_steps * config.sampler.envs
         if self.normalize_advantage and size < 2:
-            raise ConfigError("algo.batch_size=1 leaves nothing to normalise advantages over: use 2 or more.")
+            raise ConfigError("algo.batch_size=1 leaves nothing to normalize advantages over: use 2 or more.")
         if config.agent.core is None:
             if rows % size:
                 near = [divisor for divisor in range(1, rows + 1) if rows % divisor == 0]

@@ -21,12 +21,12 @@ def check_run(config: RunConfig) -> None:
     if envs % slots:
         raise ConfigError(f"sampler.slots={slots} does not divide sampler.envs={envs}: slots are of equal size.")
     if config.sampler.inference == "workers" and slots > 1:
-        raise ConfigError(f"sampler.slots={slots} with sampler.inference=workers: actors take no turns, use 1.")
+        raise ConfigError(f"sampler.slots={slots} with sampler.inference=workers: workers take no turns, use 1.")
     config.algo_options.check_run(config)
     if config.algo_options.uses_replay:
         check_replay(config)
     elif config.replay != ReplayOptions():
-        raise ConfigError("replay options are set, and this algorithm forgets each rollout: leave them out.")
+        raise ConfigError(f"replay options are set, and {config.algo} does not use a replay: leave them out.")
     check_scheme(config)
     check_checkpoints(config)
 

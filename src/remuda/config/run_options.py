@@ -7,6 +7,7 @@ from typing import Any
 
 from remuda.config.fields import Checked, option, parse_seeds
 from remuda.errors import ConfigError
+from remuda.registry import env_backend_names
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ class EnvsOptions(Checked):
     _group = "envs."
     backend: str = option(
         "auto",
-        "implementation of the envs: python, ale, gymnasium or envpool; auto uses a native one that is equivalent",
+        f"implementation of the envs: python, {', '.join(env_backend_names())}; auto uses a native one that is "
+        "equivalent",
     )
     kwargs: dict[str, Any] = option({}, "keyword arguments of the env, as JSON")
     seeds: str | None = option(

@@ -329,7 +329,7 @@ def test_help_is_a_command_as_well(capsys):
 
 def test_one_env_is_not_many(tmp_path, capsys):
     arguments = ["train", "a2c", "--env", "CartPole-v1", "--steps", "8", "--eval.episodes", "0"]
-    for count, said in ((1, ": 1 env, settings"), (2, ": 2 envs, settings")):
+    for count, said in ((1, ": 1 env, configuration"), (2, ": 2 envs, configuration")):
         assert main([*arguments, "--sampler.envs", str(count), "--out", str(tmp_path / str(count))]) == 0
         assert said in capsys.readouterr().out
 

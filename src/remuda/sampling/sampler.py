@@ -85,8 +85,8 @@ class EnvSampler:
         self._inputs = AgentInputs(agent, envs.observation, B)
         self._writers = make_writers(self._inputs, envs, agent, seed, explore, first_env)
         self.write_to(buffers or allocate(agent, envs.observation, num_steps, B))
-        self._quick: Quick | None = None
-        self._has_looked = False  # whether there is a quick way
+        self._fast_policy: Quick | None = None
+        self._is_checked = False  # whether the agent was asked for its fast policy
         self._is_over = np.zeros(B, bool)  # with wait_reset: the episode has ended, and the env waits
         self._is_running = np.zeros(B, bool)  # in the middle of an episode after the last row of a rollout
 
@@ -149,10 +149,10 @@ class EnvSampler:
                 self._renew()
             for writer in writers:
                 writer.begin(self.row, self.num_steps)
-            if not self._has_looked:
-                self._has_looked, find = True, getattr(self.agent, "find_quick", None)
+            if not self._is_checked:
+                self._is_checked, find = True, getattr(self.agent, "find_quick", None)
                 noise = torch.cat([writer.noise[0] for writer in writers])
-                self._quick = find(self._inputs.obs, noise) if find is not None else None
+                self._fast_policy = find(self._inputs.obs, noise) if find is not None else None
             for t in range(self.num_steps):
                 if has_amount:
                     amount = self._explore.at(self.row + t)
@@ -172,8 +172,8 @@ class EnvSampler:
             if self.wait_reset:
                 # A masked last row is padding after an end, or an env that was lost, which waits as well.
                 np.logical_not(self._is_running, out=self._is_over)
-            if self._quick is not None:
-                self._evaluate_actions(self._quick)
+            if self._fast_policy is not None:
+                self._evaluate_actions(self._fast_policy)
             self._inputs.finish(self.agent, buffers)
         buffers.steps.version.fill_(self.version)
         self.row += self.num_steps
@@ -208,8 +208,8 @@ class EnvSampler:
         if is_random and inputs.state is None:
             actions = writer.random[t]
         else:
-            if self._quick is not None:
-                action = self._quick.choose(writer.obs, writer.noise[t])
+            if self._fast_policy is not None:
+                action = self._fast_policy.choose(writer.obs, writer.noise[t])
             else:
                 own = writer.columns
                 explore = None if amount is None else amount[own]
@@ -229,12 +229,12 @@ class EnvSampler:
             self.envs.send(slot, actions)
         self._seconds["inference"] += time.perf_counter() - start
 
-    def _evaluate_actions(self, quick: Quick) -> None:
+    def _evaluate_actions(self, policy: Quick) -> None:
         """Compute the policy outputs of all rows in one batch."""
         start = time.perf_counter()
         steps = self._buffers.steps
         obs, action = map_tree(lambda x: x.reshape(-1, *x.shape[2:]), (steps.obs, steps.action))
-        output = quick.evaluate_actions(obs, action)
+        output = policy.evaluate_actions(obs, action)
         steps.policy[...] = map_tree(lambda x: x.reshape(*steps.mask.shape, *x.shape[1:]), output)
         self._seconds["inference"] += time.perf_counter() - start
 

@@ -1,4 +1,4 @@
-"""An agent with memory whose every answer is known by hand, and the workers that act with it.
+"""An agent with memory whose answers can be computed by hand, and the sampler workers that use it.
 
 Its state counts the rows since the last reset and sums the steps it saw, each row halving the sum; its action is the
 count modulo 4 (so a wrong state gives a wrong reward), its value 100 * count + sum.

@@ -1,4 +1,4 @@
-"""Asynchronous sampling whose processes are killed, hang and fail: rows go on or begin anew, none is there twice.
+"""Asynchronous sampling whose processes are killed, hang and fail: rows continue or restart, none is repeated.
 
 Both forms: workers that act, and one process that acts for groups of envs in env workers of their own. The envs count
 their steps and the agent its rows, so that a rollout shows what was repeated, skipped or mixed up.

@@ -1,4 +1,4 @@
-"""Asynchronous sampling for minutes: the rate of those who are not hurt, learning beside failures, what piles up."""
+"""Asynchronous sampling with failures for minutes: the rate of other workers, learning, and leaks."""
 
 from __future__ import annotations
 

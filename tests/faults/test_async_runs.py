@@ -1,4 +1,4 @@
-"""Whole runs under the asynchronous scheme that are stopped, killed, resumed, held up or fed with nonsense."""
+"""Asynchronous runs that are stopped, killed, resumed, delayed, or get invalid data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints under fire: writers that are killed, and files that are damaged (R18, R19)."""
+"""Checkpoints whose writers are killed, and whose files are damaged (R18, R19)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Env workers are killed, hang and fail at every moment: rows stay right, nothing hangs, nothing is left."""
+"""Env workers that are killed, hang and fail at any moment: rows stay correct, and no process hangs or remains."""
 
 from __future__ import annotations
 

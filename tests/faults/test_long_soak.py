@@ -1,4 +1,4 @@
-"""Hundreds of kills, and envs that fail by chance: minutes each."""
+"""Hundreds of kills, and envs that fail randomly, for minutes each."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""A long run with workers that die: memory, descriptors and threads stay what they are."""
+"""A long run with workers that die does not leak memory, descriptors or threads."""
 
 from __future__ import annotations
 

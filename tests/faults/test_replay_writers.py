@@ -1,4 +1,4 @@
-"""Samplers that write to a replay and are killed, hang and fail: rows go on or begin anew, none is torn or repeated.
+"""Replay writers that are killed, hang and fail: rows continue or restart, and none is torn or repeated.
 
 The envs count their steps, so that the replay shows what was repeated, skipped or mixed up.
 """

@@ -1,4 +1,4 @@
-"""Samplers that write to a replay, for minutes: the rate of who is not hurt, learning beside failures, memory."""
+"""Replay writers with failures for minutes: the rate of other workers, learning, and memory."""
 
 from __future__ import annotations
 

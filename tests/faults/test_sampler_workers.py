@@ -1,4 +1,4 @@
-"""Workers that act are killed, hang and fail at every moment: rollouts stay whole, nothing hangs, nothing is left.
+"""Sampler workers that are killed, hang and fail at any moment: rollouts stay complete, no process hangs or remains.
 
 A fork server that has torch loaded takes seconds to start: all tests share one, and the last one kills it.
 """

@@ -1,4 +1,4 @@
-"""A run that is stopped: a checkpoint that can be resumed, and nothing left in the process table or /dev/shm."""
+"""A run that is stopped leaves a checkpoint to resume from, and nothing in the process table or /dev/shm."""
 
 import json
 import os

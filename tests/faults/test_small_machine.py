@@ -1,4 +1,4 @@
-"""What a machine may lack: one sentence with a remedy and exit code 2, or a run that does not need it."""
+"""A machine that lacks something gives one sentence with a remedy and exit code 2, or a run that works without."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def both_sides(slots: int, workers: int) -> tuple[Requests, list[Answers]]:
 def test_every_slot_has_one_server_and_every_worker_a_slot(slots: int, workers: int) -> None:
     requests, answers = both_sides(slots, workers)
     owners = [server_of(slot, slots, workers) for slot in range(slots)]
-    assert owners == sorted(owners), "neighbours in one process"
+    assert owners == sorted(owners), "neighboring slots belong to one worker"
     assert set(owners) == set(range(workers))
     assert max(map(owners.count, owners)) - min(map(owners.count, owners)) <= 1, "even shares"
     assert [list(of) for of in requests.servers] == [[owner] for owner in owners]
@@ -28,7 +28,7 @@ def test_every_slot_has_one_server_and_every_worker_a_slot(slots: int, workers: 
     ]
 
 
-def test_only_its_owner_is_asked_and_its_answer_is_enough() -> None:
+def test_only_the_owner_of_a_slot_is_asked() -> None:
     requests, answers = both_sides(5, 3)  # slots 0 1, 2 3, 4
     for own in answers:
         assert own.sleep(), "nothing to do"
@@ -44,7 +44,7 @@ def test_only_its_owner_is_asked_and_its_answer_is_enough() -> None:
     assert not answers[1].is_asked()
 
 
-def test_the_oldest_of_its_own_slots_goes_first() -> None:
+def test_a_worker_answers_the_oldest_request_of_its_slots_first() -> None:
     requests, answers = both_sides(5, 3)
     for slot, number in ((1, 4), (4, 8), (0, 12)):
         requests.ask(slot, number)
@@ -54,7 +54,7 @@ def test_the_oldest_of_its_own_slots_goes_first() -> None:
     assert answers[2].oldest() == (8, 4)
 
 
-def test_a_parent_that_sleeps_for_any_is_rung_by_whoever_is_first() -> None:
+def test_a_parent_that_sleeps_for_any_request_is_rung_by_the_first_answer() -> None:
     requests, answers = both_sides(3, 3)
     for slot in range(3):
         requests.ask(slot, 4 * (slot + 1))
@@ -83,8 +83,8 @@ def test_statistics_belong_to_a_slot_and_its_owner() -> None:
     assert requests.stats(1, 3, 8) is None, "the link carries them"
 
 
-def test_a_successor_begins_with_what_is_owed() -> None:
-    """Its answers are known from memory: what was answered is not asked again."""
+def test_a_replacement_begins_with_unanswered_requests() -> None:
+    """The answers of the lost worker are in shared memory and are not given again."""
     slots, workers = 4, 2
     arrays: dict[str, Any] = {name: np.zeros(*entry) for name, entry in layout(slots, workers, stats_bytes=8).items()}
     requests, lost = Requests(arrays, exclusive=True), Answers(arrays, 1, exclusive=True)

@@ -1,4 +1,4 @@
-"""A sampler's arrays: in the shape of what the agent says, and the same bytes wherever they are shared."""
+"""Buffers have the shapes of what the agent returns, and are the same bytes in all processes that share them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The counting env through every sampling path: each row, mask, reset, final observation and bootstrap by hand."""
+"""Every sampling path with the counting env: rows, masks, resets, final observations and bootstraps by hand."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The counting env and the counting RNN through every sampler: rows, states, resets and ends by hand."""
+"""Every sampler with the counting env and the counting RNN: rows, states, resets and ends are computed by hand."""
 
 import contextlib
 from dataclasses import dataclass

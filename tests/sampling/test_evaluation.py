@@ -1,4 +1,4 @@
-"""Evaluation plays given episodes to their end, however many envs play side by side."""
+"""Evaluation plays the given episodes to their end, with any number of envs."""
 
 import os
 import signal

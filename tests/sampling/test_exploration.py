@@ -1,4 +1,4 @@
-"""Exploration: how much, where and when; random actions before learning starts; and nobody's numbers mixed up."""
+"""Exploration: its amount for each env and row, random actions before learning starts, and independent noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of envs that fill rollouts by themselves: rows, states and versions by hand, and against the sampler."""
+"""The inference server: rows, states and versions of each group, by hand and compared with EnvSampler."""
 
 from __future__ import annotations
 

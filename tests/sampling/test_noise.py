@@ -1,4 +1,4 @@
-"""Keyed noise: a function of seed, env and rollout alone."""
+"""Noise is a function of seed, env and rollout alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rollouts as they fill: consecutive rows of every env, none of them too old, none touched while it is learned from.
+"""The rollout queue: rows of every env are consecutive, never too old, and not written while they are in use.
 
 Workers play the counting env of tests/counting.py.
 """

@@ -1,4 +1,4 @@
-"""Asynchronous runs with a replay where something is late, refused or not what it was."""
+"""Edge cases of asynchronous runs with a replay: late messages, refused options, envs whose spaces change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The asynchronous scheme: with max_lag=0 the synchronous run, bit for bit; else a run that says how old it is."""
+"""The asynchronous scheme: with max_lag=0 it equals the synchronous run bit for bit, otherwise it reports lags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The synchronous scheme alone, with pieces that only write down what is asked of them."""
+"""The synchronous scheme alone, with parts that only record how they are called."""
 
 from types import SimpleNamespace
 

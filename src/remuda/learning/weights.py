@@ -30,15 +30,15 @@ class LocalWeights:
     def publish(self, version: int) -> None:
         self.version = version
 
-    def pull(self, have: int) -> int:
-        return self.version
-
     def invitation(self) -> tuple[dict[str, Any], list[int]]:
         raise RuntimeError("LocalWeights stay in the learner's process: use SharedWeights or FileWeights.")
 
     @classmethod
     def join(cls, module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> Self:
         raise RuntimeError("LocalWeights stay in the learner's process: use SharedWeights or FileWeights.")
+
+    def pull(self, have: int) -> int:
+        return self.version
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
@@ -87,14 +87,6 @@ class SharedWeights:
         """Return the message and the descriptors with which another process joins (`join_weights`)."""
         return {"weights": None}, [self.fd]
 
-    @classmethod
-    def join(cls, module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> Self:
-        """Accept an invitation; its descriptor is the last of `fds`, and is removed and closed."""
-        fd = fds.pop()
-        joined = cls(module, fd=fd)
-        os.close(fd)
-        return joined
-
     def publish(self, version: int) -> None:
         turn = int(self._newest[0]) + 1
         copy = turn % 2
@@ -108,6 +100,14 @@ class SharedWeights:
         self._serial[copy] = 2 * turn
         self._fence()
         self._newest[0] = turn
+
+    @classmethod
+    def join(cls, module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> Self:
+        """Accept an invitation; its descriptor is the last of `fds`, and is removed and closed."""
+        fd = fds.pop()
+        joined = cls(module, fd=fd)
+        os.close(fd)
+        return joined
 
     def pull(self, have: int) -> int:
         while True:
@@ -155,11 +155,6 @@ class FileWeights:
         """Return the message with which another process joins; it needs no descriptors."""
         return {"weights": str(self.path.resolve())}, []  # the other process may be in another directory
 
-    @classmethod
-    def join(cls, module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> Self:
-        """Accept an invitation, which has no descriptors."""
-        return cls(module, Path(message["weights"]))
-
     def publish(self, version: int) -> None:
         """Write the file; if the disk is full, the old one stays and samplers continue with it."""
         aside = self.path.with_name(f".writing-{self.path.name}")
@@ -177,6 +172,11 @@ class FileWeights:
             self._is_written = False
             return
         self._is_written = True
+
+    @classmethod
+    def join(cls, module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> Self:
+        """Accept an invitation, which has no descriptors."""
+        return cls(module, Path(message["weights"]))
 
     def pull(self, have: int) -> int:
         found = os.stat(self.path)
@@ -197,6 +197,7 @@ class FileWeights:
 
 
 def join_weights(module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> SharedWeights | FileWeights:
-    """Accept an invitation to weights of either kind, in a process that acts with them."""
-    kind = FileWeights if message.get("weights") else SharedWeights
-    return kind.join(module, message, fds)
+    """In a process that acts: what an invitation is to; its descriptor is the last of `fds`, and is taken."""
+    if message.get("weights"):
+        return FileWeights.join(module, message, fds)
+    return SharedWeights.join(module, message, fds)

@@ -1,4 +1,4 @@
-"""Samplers that feed a replay, without a learner, and rows that count themselves."""
+"""Samplers that write to a replay without a learner, and checks of rows that identify themselves."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def merged(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 class Setup:
-    """A feed and its replay, without a learner."""
+    """Replay writers and their replay, without a learner."""
 
     def __init__(self, env: str, **settings: Any) -> None:
         options = merged(settings)
@@ -54,7 +54,7 @@ class Setup:
         )
 
     def prepare(self, replay: Any) -> None:
-        """What it holds before anybody feeds it."""
+        """Fill the replay before writers start; subclasses override it."""
 
     def __enter__(self) -> Setup:
         self.feed.start(3)
@@ -83,8 +83,7 @@ COUNTING: dict[str, Any] = {
 
 
 def check_rows(replay: Any) -> int:
-    """Rows of every env that are there follow one another as the env counts; returns how often one of them began anew
-    in mid-episode."""
+    """Check that the stored rows of every env follow one another, and return how often an episode was cut short."""
     ring, broken = replay.ring, 0
     for group in range(ring.groups):
         end = int(ring.written[group])

@@ -1,4 +1,4 @@
-"""Samplers that write to a replay, without a learner, and checks of rows that count themselves."""
+"""Samplers that write to a replay without a learner, and checks of rows that identify themselves."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Setup:
         )
 
     def prepare(self, replay: Any) -> None:
-        """Fill the replay before the writers start."""
+        """Fill the replay before writers start; subclasses override it."""
 
     def __enter__(self) -> Setup:
         self.writers.start(3)
@@ -83,8 +83,7 @@ COUNTING: dict[str, Any] = {
 
 
 def check_rows(replay: Any) -> int:
-    """Rows of every env that are there follow one another as the env counts; returns how often one of them began anew
-    in mid-episode."""
+    """Check that the stored rows of every env follow one another, and return how often an episode was cut short."""
     ring, broken = replay.ring, 0
     for group in range(ring.groups):
         end = int(ring.written[group])

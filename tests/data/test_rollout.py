@@ -150,7 +150,7 @@ def test_columns_are_whole_sequences_with_their_state_weight_and_key() -> None:
 
 
 @pytest.mark.parametrize("extra", [{"weight": np.ones(B)}, {"key": (np.arange(B), np.arange(B))}])
-def test_a_prioritised_draw_of_sequences_is_not_flattened(extra: dict[str, Any]) -> None:
+def test_a_prioritized_draw_of_sequences_is_not_flattened(extra: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="use columns, not flatten"):
         Batch(make_steps(), **extra).flatten()
 

@@ -20,7 +20,7 @@ ENVS, GROUPS, ROWS = 4, 2, 24
 
 
 class Watch:
-    """Knows whether counters were read since the last fence; refuses that rows are read then."""
+    """Records whether a counter was read since the last fence, and fails if rows are read then."""
 
     def __init__(self) -> None:
         self.is_open, self.rows_read, self.fence = False, 0, Fence()
@@ -43,7 +43,7 @@ class Watch:
 
 
 class Watched(np.ndarray):  # type: ignore[type-arg]
-    """An array that tells when it is read."""
+    """An array that reports reads to its watch."""
 
     watch: Watch | None = None
     name = ""
@@ -82,7 +82,7 @@ def make_ring(kind: type[Ring], fds: Any = None, has_td_error: bool = False) -> 
 
 
 def watched_ring(kind: type[Ring] = Ring, has_td_error: bool = False) -> tuple[Any, Watch]:
-    """A ring of two groups that others write to, all of whose counters and rows are watched."""
+    """Return a shared ring of two groups whose counters and rows are watched."""
     ring = make_ring(kind, has_td_error=has_td_error)
     watch = Watch()
     counters = ring.counters
@@ -99,7 +99,7 @@ def watched_ring(kind: type[Ring] = Ring, has_td_error: bool = False) -> tuple[A
 
 
 def append(ring: Any, group: int) -> None:
-    """Rows of which nothing ends: the frames of each follow those before it."""
+    """Append rows without an end of an episode, so that their frames are consecutive."""
     first = int(ring.written[group])
     time = np.arange(first, first + ROWS + 2, dtype=np.float32)
     stacks = np.stack([time[:-1], time[1:]], 1)[:, None, :, None] * np.ones((1, ENVS // GROUPS, 1, 3), np.float32)
@@ -144,7 +144,7 @@ KINDS: dict[str, Callable[[], tuple[Any, Watch]]] = {
     "one step": lambda: uniform(1),
     "three steps": lambda: uniform(3),
     "prioritized": lambda: prioritized(False),
-    "judged": lambda: prioritized(True),
+    "TD errors": lambda: prioritized(True),
     "frames": frames,
     "sequences": sequences,
 }

@@ -74,13 +74,13 @@ def test_rows_have_the_error_of_their_own_net(n_step: int) -> None:
             before = priorities.tree.total
             ring.append(*sources[group].rows(), group)
             replay.sync()
-            assert priorities.tree.total == before, "nothing is known of it before it is judged"
+            assert priorities.tree.total == before, "rows have no priority before their TD error is known"
             priority.update()
             replay.sync()
             assert priorities.tree.total > before
     batch = replay.draw()
     error = dqn.losses(batch, Clock()).priority.numpy()  # error_of has made the target the same as the net
-    is_whole = batch.key[:, 0] % T + n_step <= T  # its rewards were all there when it was judged
+    is_whole = batch.key[:, 0] % T + n_step <= T  # all of its rewards were stored when its TD error was computed
     found = priorities.tree[priorities.index.place(batch.key)]
     np.testing.assert_allclose(found[is_whole], ((error + 1e-6) ** ALPHA)[is_whole], rtol=1e-4)
     assert is_whole.sum() > 3
@@ -94,7 +94,7 @@ def test_rows_of_a_lost_writer_are_as_likely_as_any() -> None:
     replay = TransitionReplay(ring, priorities=priorities, is_shared=True, **settings)
     ring.append(*source.rows(), 0)
     TransitionPriority(ring, 0, 1, GAMMA, dqn.td_error).update()
-    ring.append(*source.rows(), 1)  # nobody judges it
+    ring.append(*source.rows(), 1)  # without TD errors
     replay.sync()
     assert not priorities.tree[priorities.index.place(np.array([[0, 2], [5, 3]]))].any()
     replay.on_writer_lost(1)
@@ -132,7 +132,7 @@ def test_sequences_have_the_error_of_their_own_net(burn_in: int) -> None:
     batch = replay.draw()
     number, env = batch.key.T
     error = r2d1.losses(batch, Clock()).priority.numpy()
-    # The newest sequences were judged before the rows after them were there, from which they bootstrap.
+    # The TD errors of the newest sequences were computed before the rows that they bootstrap from.
     is_old = (
         replay.sequence_index.row_of(number, env) + burn_in + length + n_step
         <= (replay.sequence_index.row_of(number, env) + burn_in + length + T - 1) // T * T
@@ -144,7 +144,7 @@ def test_sequences_have_the_error_of_their_own_net(burn_in: int) -> None:
 
 @pytest.mark.parametrize("pause", [1, 5, 6, 7, 20])
 def test_a_learner_that_pauses_for_longer_than_the_ring_draws_again(pause: int) -> None:
-    """Sequences are judged when they are whole: states of newer ones lie in the places of some by then."""
+    """TD errors of sequences are computed when they are complete; newer states may have taken some places by then."""
     ring = Ring(EXAMPLE, 61, 1, 1)
     state: Any = torch.zeros(1, 4)
     settings: dict[str, Any] = {"ratio": None, "warm_up": 0, "n_step": 1, "gamma": GAMMA, "seed": 0, "interval": 10}
@@ -197,7 +197,7 @@ def test_errors_that_are_not_finite_are_unknown(bad: float) -> None:
     ring.close()
 
 
-def test_rows_that_are_not_judged_yet_cannot_be_drawn() -> None:
+def test_rows_without_td_error_cannot_be_drawn_yet() -> None:
     """Nor what they have overwritten, whose priority would be theirs."""
     ring, source = Ring(EXAMPLE, 2 * T, ENVS, GROUPS, has_td_error=True), Source(0)
     priorities, counters = Priorities(ring, ALPHA, is_shared=True), ReplayCounters(ring.counters, None, 0, 1, 0)

@@ -207,7 +207,7 @@ def test_worked_numbers() -> None:
 def test_a_transition_of_atari_takes_little_more_than_one_frame() -> None:
     """84x84 in stacks of four, 100,000 of them in eight envs: other replays keep the stack, or two."""
     ring = FrameRing(EXAMPLE.replace(obs=np.zeros((4, 84, 84), np.uint8)), 12_500, 8, 4)
-    taken = sum(os.fstat(memory.fd).st_size for memory in ring.memory)  # of pages that nobody has touched yet
+    taken = sum(os.fstat(memory.fd).st_size for memory in ring.memory)  # of untouched pages
     assert 84 * 84 < taken / 100_000 <= 7_300
     ring.close()
 

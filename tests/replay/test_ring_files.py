@@ -35,7 +35,7 @@ made: list[Ring] = []
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Of a few rows, so that small rings have many; and nobody waits for the disk."""
+    """Use parts of a few rows, so that small rings have many parts, and skip fsync."""
     with monkeypatch.context() as patch:
         patch.setattr(saving, "PART", 1000)
         patch.setattr(os, "fsync", lambda fd: None)
@@ -339,7 +339,7 @@ def test_the_same_rows_written_again_are_the_same_file(tmp_path: Path) -> None:
     assert first.files == second.files == list(sizes(tmp_path))
 
 
-def test_files_that_somebody_deleted_are_written_anew(tmp_path: Path) -> None:
+def test_deleted_files_are_written_anew(tmp_path: Path) -> None:
     ring, source, saved = make("rows"), Source(), RingFiles(tmp_path / "replay")
     for _ in range(3):
         source.append(ring, 10)

@@ -442,7 +442,7 @@ def test_uniform_draws_are_of_all_sequences_alike() -> None:
     assert chi_square(found, dict.fromkeys(units, 2800 / 18)) < 40.8
 
 
-def test_prioritised_draws_are_in_proportion_and_weights_undo_it() -> None:
+def test_prioritized_draws_are_in_proportion_and_weights_undo_it() -> None:
     """Chi-square with 17 degrees of freedom: 40.8 has probability 0.001."""
     replay, _ = filled(10, batch_size=7, priorities=0.5)
     units = np.array([(number, env) for number in range(9) for env in range(2)])

@@ -30,7 +30,7 @@ from remuda.errors import WorkerError
 from remuda.replay import FrameRing, Priorities, RecurrentStates, Ring, Row, SequenceReplay, TransitionReplay
 
 FRAMES, SIDE, WIDTH, GAMMA, N_STEP = 3, 4, 2, 0.5, 3  # with a half, sums of whole rewards are exact
-SECONDS = 60.0  # that a writer writes if nobody ends it, and that a test waits
+SECONDS = 60.0  # longest time of a writer, and longest wait of a test
 NO_GAP = (0, 0)
 NUMBER = np.zeros((), np.float32)
 EXAMPLE = Row(np.zeros((FRAMES, SIDE, SIDE), np.int64), np.zeros((), np.int64), NUMBER, NUMBER, np.zeros((), bool))
@@ -116,7 +116,7 @@ class Writer:
             self.states.store(state, self.group)
 
     def begin(self, T: int, when: int | None = None) -> None:
-        """Append, but stop when rows are there and nobody was told, until `finish`; or before the when-th line."""
+        """Append, but stop until `finish` when rows are stored and not counted yet, or before the when-th line."""
         write, is_there, self._may_go_on = self.ring._write, threading.Event(), threading.Event()
 
         def pause(_: str = "") -> None:
@@ -197,7 +197,7 @@ def experience(ring: Ring, alpha: float | None = None, **options: Any) -> Transi
 
 
 def writers_of(replay: Any, kind: str, rollouts: int, T: int = 5) -> list[Writer]:
-    """After so many rollouts each."""
+    """Return writers that have appended `rollouts` rollouts each."""
     ring, interval = replay.ring, T * isinstance(replay, SequenceReplay)
     writers = [Writer(kind, ring.capacity, ring.groups, replay.fds, group, interval) for group in range(ring.groups)]
     for writer in writers * rollouts:
@@ -235,7 +235,7 @@ def check_batch(batch: Any, written: Any, gap: tuple[int, int] = NO_GAP) -> None
 
 
 def check_ring(ring: Ring, gap: tuple[int, int] = NO_GAP) -> int:
-    """While nobody writes: all that can be drawn, and how many rows that are; the gap is group 0's."""
+    """Check all rows that can be drawn while no writer runs, and return their number; the gap is in group 0."""
     row, env = ring.counters.locate(np.arange(ring.counters.count))
     kept = ring.is_stored(row, env)
     for group in range(ring.groups):
@@ -255,8 +255,7 @@ def check_ring(ring: Ring, gap: tuple[int, int] = NO_GAP) -> int:
 def interrupted(
     call: Callable[[], Any], when: int, act: Callable[[str], None], where: str = "replay", again: int = 0
 ) -> Any:
-    """What a call returns if something happens before its `when`-th line, and so many lines later again: act is told
-    which line that is."""
+    """Return the result of a call during which act(line) runs before the `when`-th line, and `again` lines later."""
     here, count = str(Path(remuda.__file__).parent / where), itertools.count()
 
     def trace(frame: Any, event: str, _: Any) -> Any:
@@ -347,7 +346,7 @@ def test_without_a_ratio_updates_are_always_due_after_the_warm_up() -> None:
     writer.append(1)
     assert replay.sync() == 2
     assert [len(list(replay.batches())) for _ in range(4)] == [3, 3, 3, 3]
-    assert writer.ring.counters.may_write(), "without a ratio nobody is ahead"
+    assert writer.ring.counters.may_write(), "without a ratio, writers are never ahead"
 
 
 def test_writers_wait_while_they_are_too_far_ahead() -> None:
@@ -403,7 +402,7 @@ def test_what_was_seen_since_is_shown_once(kind: str) -> None:
         assert list(replay.new_observations()) == []
 
 
-def test_nobody_may_write_before_it_is_said_how_much_is_wanted() -> None:
+def test_writers_wait_before_the_first_sync() -> None:
     replay = experience(make("rows", 40, 1), ratio=None)
     writer = Writer("rows", 40, 1, replay.fds)
     assert not writer.ring.counters.may_write()
@@ -414,7 +413,7 @@ def test_nobody_may_write_before_it_is_said_how_much_is_wanted() -> None:
     assert writer.ring.counters.may_write()
 
 
-def test_while_it_is_paused_nobody_may_write() -> None:
+def test_writers_wait_while_it_is_paused() -> None:
     replay = experience(make("rows", 40, 1), ratio=None)
     writer = Writer("rows", 40, 1, replay.fds)
     replay.sync()
@@ -423,7 +422,7 @@ def test_while_it_is_paused_nobody_may_write() -> None:
     assert writer.ring.counters.may_write()
 
 
-def test_rows_that_nobody_had_counted_when_it_was_saved_are_counted_later(tmp_path: Path) -> None:
+def test_rows_not_counted_when_it_was_saved_are_counted_later(tmp_path: Path) -> None:
     replay, other = (experience(make("rows", 40, 1), ratio=2.0, batch_size=8) for _ in range(2))
     writer = Writer("rows", 40, 1, replay.fds)
     writer.append(2)
@@ -524,7 +523,7 @@ def test_a_writer_that_died_is_waited_for_no_longer_than_asked() -> None:
     ring.counters.pause_timeout = 0.05
     with pytest.raises(WorkerError, match=r"groups \[1\] .* within 0\.05 s"), ring.counters.pause_writers():
         pass
-    writers[0].append(3)  # nobody is held any more
+    writers[0].append(3)  # writers are no longer paused
     ring.abandon(1)
     with ring.counters.pause_writers():
         assert ring.written.tolist()[0] == 63

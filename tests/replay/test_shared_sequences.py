@@ -46,13 +46,13 @@ from remuda.replay.ring import NothingToDraw
 T, BURN_IN, LENGTH = 5, 2, 3  # of rollouts and sequences: one is whole before what it is bootstrapped from is there
 R = BURN_IN + LENGTH + N_STEP
 HOW = pytest.mark.parametrize("how", ["append", "begin"])  # rows are overwritten, or some of them so far
-WHAT = pytest.mark.parametrize("what", ["prioritised", "sequences"])
-SOME = [("uniform", 1), ("uniform", 3), ("prioritised", 3), ("sequences", 2)]
+WHAT = pytest.mark.parametrize("what", ["prioritized", "sequences"])
+SOME = [("uniform", 1), ("uniform", 3), ("prioritized", 3), ("sequences", 2)]
 
 
 def replay_of(what: str, ring: Ring) -> Any:
     if what != "sequences":
-        return experience(ring, 1.0 if what == "prioritised" else None)
+        return experience(ring, 1.0 if what == "prioritized" else None)
     settings: dict[str, Any] = {"ratio": 1.0, "warm_up": 0, "n_step": N_STEP, "gamma": GAMMA, "seed": 2}
     settings |= {"burn_in": BURN_IN, "length": LENGTH, "interval": T, "priorities": 1.0, "is_shared": True}
     made.append(SequenceReplay(ring, state_of(0, [0]), batch_size=3, **settings))
@@ -87,7 +87,7 @@ def check(replay: Any, batch: Any, written: Any, gap: tuple[int, int] = NO_GAP) 
 
 
 def check_all(replay: Any, gap: tuple[int, int] = NO_GAP, ahead: int = 0) -> int:
-    """While nobody writes: the ring, what lies beside it, and one batch. Returns the rows that can be drawn."""
+    """Check the ring, priorities and one batch while no writer runs; return the rows that can be drawn."""
     count = check_ring(replay.ring, gap)
     replay.sync()
     if isinstance(replay, SequenceReplay):
@@ -168,7 +168,7 @@ def test_a_writer_may_move_before_any_line_of_a_draw(kind: str, how: str, what: 
             check(replay, interrupted(lambda: drawn(replay), when, act), written)
         finally:
             writer.finish()
-        if what == "prioritised":
+        if what == "prioritized":
             replay.sync()
             check_priorities(replay)
 
@@ -178,7 +178,7 @@ def test_a_writer_may_move_before_any_line_of_a_draw(kind: str, how: str, what: 
 
 @KINDS
 @HOW
-@pytest.mark.parametrize("what", ["uniform", "prioritised", "sequences"])
+@pytest.mark.parametrize("what", ["uniform", "prioritized", "sequences"])
 def test_what_was_torn_is_drawn_again(kind: str, how: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     replay = replay_of(what, make(kind, 40, 2))
     _, writer = writers_of(replay, kind, 14)
@@ -254,7 +254,7 @@ def test_a_sequence_that_goes_before_it_is_drawn_is_due_later(
 def test_writers_as_fast_as_they_can(kind: str, groups: int, seconds: float) -> None:
     """A reader that has lost its core for a moment may find that all it knew of is overwritten: it looks again."""
     ring, draws, in_vain = make(kind, 83, groups), 0, 0
-    replays = [replay_of(what, ring) for what in ("sequences", "prioritised", "uniform")]
+    replays = [replay_of(what, ring) for what in ("sequences", "prioritized", "uniform")]
     with writing(replays[0], kind, seconds, T, T):
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -306,7 +306,7 @@ def check_lost(replay: Any, kind: str) -> None:
     gap = (written, replay.on_writer_lost(0))
     assert gap[1] == ring.written[0] == ring.counters.begun[0]
     row, env = np.arange(max(0, begun + 2 - ring.capacity), written), np.arange(WIDTH)
-    assert kind == "frames" or ring.is_stored(row[:, None], env).all(), "nobody can have touched these"
+    assert kind == "frames" or ring.is_stored(row[:, None], env).all(), "the writer cannot have overwritten these"
     assert gap[1] == written or not ring.is_real(np.full(WIDTH, written), env).any(), "a reset row follows"
     check_ring(ring, gap)
     successor = writers_of(replay, kind, 0)[0]
@@ -340,7 +340,7 @@ def test_a_group_may_be_lost_before_any_line_of_a_draw(kind: str, what: str) -> 
     assert failures_at_any_line(attempt) == {}
 
 
-@pytest.mark.parametrize(("kind", "what"), [("rows", "sequences"), ("frames", "prioritised")])
+@pytest.mark.parametrize(("kind", "what"), [("rows", "sequences"), ("frames", "prioritized")])
 def test_saved_while_writers_write(kind: str, what: str, tmp_path: Path) -> None:
     replay, other = (replay_of(what, make(kind, 200, 3)) for _ in range(2))
     with writing(replay, kind, T=T, interval=T * (what == "sequences")):
@@ -435,7 +435,7 @@ def test_a_state_that_is_stored_while_all_is_saved_is_whole_or_not_there(
     assert failures_at_any_line(attempt) == {}
 
 
-def test_rows_that_nobody_had_judged_when_all_was_saved_are_as_likely_as_any_after_loading(tmp_path: Path) -> None:
+def test_rows_without_td_error_when_saved_have_the_largest_priority_after_loading(tmp_path: Path) -> None:
     made.extend(Ring(EXAMPLE, 40, WIDTH, has_td_error=True) for _ in range(2))
     replay, other = (experience(ring, 1.0) for ring in made[-2:])
     for first in range(0, 60, 12):

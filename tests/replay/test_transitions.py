@@ -122,7 +122,7 @@ def test_the_same_draws_from_the_same_seed_and_number() -> None:
     assert not np.array_equal(first.key, different.key)
 
 
-def test_prioritised_draws_are_in_proportion_and_weights_undo_it() -> None:
+def test_prioritized_draws_are_in_proportion_and_weights_undo_it() -> None:
     """Chi-square with 15 degrees of freedom: 37.7 has probability 0.001."""
     replay = make(capacity=20, B=1, alpha=0.5, batch_size=16)
     replay.add(fresh(16, 1, 0))
@@ -224,7 +224,7 @@ def restored(replay: TransitionReplay, **options: Any) -> TransitionReplay:
     return other
 
 
-def test_prioritised_frequencies_of_many_envs() -> None:
+def test_prioritized_frequencies_of_many_envs() -> None:
     """Chi-square with 122 degrees of freedom: 176.0 has probability 0.001.
 
     One row is drawn from each part of the mass, so rows are drawn more evenly than by chance: the other end of the

@@ -3,9 +3,9 @@
 Rows of a ring are numbered from the first one that was ever appended, separately for each group of envs, and a number
 is never used again. A counter is therefore a row number, and comparing two of them tells what is stored.
 
-    RowCounters      rows that the writers of each group have begun and completed; shared between processes
-    StateCounters    the same for stored recurrent states
-    ReplayCounters   what one reader has counted, drawn and learned from, and the limit that it sets for writers
+    GroupCounters    items, such as recurrent states, that the writer of each group has stored
+    RowCounters      the same for rows of a ring: begun, written, real; and how the reader pauses and limits writers
+    ReplayCounters   what one reader has counted, drawn and learned from, and what is due next
 
 There are no locks between processes, because a lock would outlive a holder that dies. Each counter has one process
 that writes it, and memory fences order the counters against the rows that they describe.
@@ -32,8 +32,8 @@ POLL_SECONDS = 0.001
 NO_LIMIT = int(np.iinfo(np.int64).max)
 
 
-class StateCounters:
-    """Items of each group that one writer appends: recurrent states here, rows in `RowCounters`.
+class GroupCounters:
+    """Items of each group, rows or recurrent states, which one writer per group appends.
 
     - `written` items are complete. A writer stores an item before it counts it, with a fence in between, and a reader
       uses `published`, which has a fence after the read.
@@ -51,13 +51,13 @@ class StateCounters:
     def published(self, group: Index) -> Index: ...
     def published(self, group: int | Index) -> int | Index:
         """Return the number of items written to a group, or to each of several; these may be read afterwards."""
-        # Without the fence, processors other than x86 may read an item before its counter, as it was before.
+        # Without the fence, processors other than x86 may read the item before the counter, and get stale data.
         written = self.written[group]
         self.fence()
         return int(written) if isinstance(group, int) else written
 
     def usable(self, group: int) -> int:
-        """Return the number of items of a group that a reader may use: those that have all they are to have."""
+        """Return the number of items that a reader may use: where writers compute TD errors, those with one."""
         count = int(self.td_errors[group] if self.has_td_error else self.written[group])
         self.fence()
         return count
@@ -77,14 +77,14 @@ class StateCounters:
         return range(int(self.td_errors[group]), int(self.written[group]))
 
 
-class RowCounters(StateCounters):
+class RowCounters(GroupCounters):
     """Rows of each group of a ring, in memory that all processes share.
 
     The writer of a group changes four counters; after its death the reader does so in its place (`takeover`):
 
     - `begun`: rows that the writer has announced. It is set before the rows are stored, so a reader can tell that row
       `begun - capacity` and all rows before it may have been overwritten.
-    - `written` and `td_errors`: see `StateCounters`.
+    - `written` and `td_errors`: see `GroupCounters`.
     - `real`: real steps among the rows written since this memory was created; reset rows are not steps.
 
     The reader changes two values: `limit`, the total of `real` at which writers wait, and `is_paused`.
@@ -94,7 +94,8 @@ class RowCounters(StateCounters):
     - `td_errors <= written <= begun`, and `written == begun` between two appends;
     - the rows from `oldest` = max(0, begun - capacity + 1) up to `written` are stored and intact. The place of one
       row is not used, because it holds the observation after the newest row;
-    - inside `pause_writers`, `written == begun` and neither changes, except through `takeover` by the same thread.
+    - inside `pause_writers`, no row is stored and `written` does not change, except through `takeover` by the same
+      thread. A writer that is about to wait may set `begun` for a moment, and takes it back.
     """
 
     def __init__(self, memory: SharedArrays, capacity: int, width: int, has_td_error: bool, is_new: bool) -> None:
@@ -138,10 +139,7 @@ class RowCounters(StateCounters):
         return max(0, int(self.begun[group]) - self.capacity + 1)
 
     def oldest_written(self, group: int) -> int:
-        """Return the first intact row of a group, not counting rows that were announced and not written.
-
-        Use it while writers are paused: a writer that waits may have announced rows for a moment.
-        """
+        """Return the first intact row of a group inside `pause_writers`, where `begun` may be set for a moment."""
         return max(0, int(self.written[group]) - self.capacity + 1)
 
     def is_stored(self, row: Index, env: Index) -> NDArray[np.bool_]:
@@ -192,10 +190,10 @@ class RowCounters(StateCounters):
                 return start
             self.begun[group] = start
 
-    def finish(self, group: int, real: int) -> None:
-        """Count the rows that were announced as written; `real` of them are real steps."""
+    def finish(self, group: int, end: int, real: int) -> None:
+        """Count the announced rows up to `end` as written; `real` of them are real steps."""
         self.real[group] += real
-        self.publish(group, int(self.begun[group]))
+        self.publish(group, end)
 
     def append_each(self, env: Index, mask: NDArray[np.bool_], write: Callable[[Index], None]) -> Index:
         """Count one row for each of some envs and call write(rows) in between; return their row numbers.
@@ -237,7 +235,8 @@ class RowCounters(StateCounters):
     def takeover(self) -> Iterator[None]:
         """Let this process write in place of dead writers, even while it waits for writers to pause.
 
-        It has to: a pause waits for the rows that the dead writers have begun. No thread relies on a pause meanwhile.
+        A pause waits until all rows that were begun are complete, those of dead writers included. While a takeover
+        lasts, no other thread of this process enters the body of `pause_writers`.
         """
         with self._pause_lock:
             self._ignores_pause = True
@@ -258,7 +257,7 @@ class RowCounters(StateCounters):
 class ReplayCounters:
     """What one reader of a ring has counted, drawn and learned from.
 
-    - `steps`: real steps that were counted, which are `total_real` of the ring minus those not counted yet.
+    - `steps`: real steps that were counted, over the whole run.
     - `credit`: rows that are due to be drawn. Each real step after the first `warm_up` earns `ratio` of them, if
       anything can be drawn when it is counted; each batch spends `rows_per_batch`. With a ratio of None, batches are
       always due after the warm-up.

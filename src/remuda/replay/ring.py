@@ -124,7 +124,7 @@ class Ring:
             taken = slice(first - start, first - start + places.stop - places.start)
             self._write(places, columns, rows[taken])
         self._write_obs((start + T) % self.capacity, columns, next_obs)
-        self.counters.finish(group, int(np.count_nonzero(rows.mask)))
+        self.counters.finish(group, start + T, int(np.count_nonzero(rows.mask)))
 
     def append_each(self, rows: Row, next_obs: Tree, env: Index) -> Index:
         """Append one row [N] to each of N envs and return the row numbers; every env is a group of its own, and this

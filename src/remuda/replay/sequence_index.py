@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from remuda.data import SharedArrays, Tree, leaves, map_tree
-from remuda.replay.counters import Index, Layout, StateCounters
+from remuda.replay.counters import GroupCounters, Index, Layout
 from remuda.replay.priorities import SumTree
 from remuda.replay.ring import Ring
 
@@ -52,7 +52,7 @@ class RecurrentStates:
         self.states = map_tree(lambda _: self.memory[f"state.{next(names)}"], example)
         self.row = self.memory["row"]  # of each state, in each group
         self.td_error = self.memory["error"] if has_td_error else None
-        self.counters = StateCounters(self.memory["stored"], self.memory["td_errors"], has_td_error)
+        self.counters = GroupCounters(self.memory["stored"], self.memory["td_errors"], has_td_error)
 
     def store(self, state: Tree, group: int = 0) -> None:
         """Store the state before the next row, unless the newest state is less than `interval` rows back."""

@@ -128,15 +128,15 @@ class Envs(Protocol):
 
 @dataclass(frozen=True)
 class Clock:
-    """Where a run stands; schedules are functions of it."""
+    """The position in a run, on which schedules depend."""
 
     version: int = 0  # updates applied
-    progress: float = 0.0  # share of the run's steps that are done, 0 to 1
+    progress: float = 0.0  # fraction of the run's steps that are done, 0 to 1
 
 
 @dataclass(frozen=True)
 class Losses:
-    """Losses of a batch, with what the log and the replay get to know."""
+    """Losses of a batch, with metrics for the log and priorities for the replay."""
 
     groups: dict[str, Tensor]  # the scalar loss of each parameter group that is updated now
     metrics: dict[str, Tensor | float]

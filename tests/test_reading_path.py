@@ -8,8 +8,8 @@ Two lists are measured for PPO on CartPole and for SAC under `async`, both with 
 - *round*: the same, and all modules of which a function runs in the learner's thread from one round's updates to the
   next: sampling or waiting for samplers, preparing, drawing batches, publishing weights.
 
-Left out are the environments (envs/), the terminal and metrics (logs/, and runs/ but for what is on the call stack),
-checkpoints (learning/saver.py) and the parsing of options (config/). Worker processes are not measured.
+Left out, with everything that they call, are the environments (envs/), terminal, metrics and checkpoints (logs/, and
+runs/ but for what is on the call stack) and the parsing of options (config/). Worker processes are not measured.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from remuda.cli import main
 from remuda.learning.learner import Learner
 
 SOURCE = Path(remuda.__file__).parent
-LEFT_OUT = ("envs/", "logs/", "runs/", "config/", "learning/saver.py")
+LEFT_OUT = ("envs/", "logs/", "runs/", "config/")
 FIRST, LAST = 40, 61  # updates that are not compared with autograd, over more than one round of PPO (20 updates)
 
 TRAIN_PPO = ["train", "ppo", "--env", "CartPole-v1", "--steps", "1500"]
@@ -74,14 +74,21 @@ def modules_on_stack(frame: FrameType | None) -> list[str]:
 
 
 class Recorder:
-    """Modules of which functions are called in this thread."""
+    """Modules of which functions are called in this thread, but not by modules that are left out."""
 
     def __init__(self) -> None:
         self.found: set[str] = set()
+        self._left_out: FrameType | None = None  # the call whose own calls are ignored
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
-        if event == "call" and (name := module_of(frame)) is not None and not name.startswith(LEFT_OUT):
-            self.found.add(name)
+        if self._left_out is not None:
+            if event == "return" and frame is self._left_out:
+                self._left_out = None
+        elif event == "call" and (name := module_of(frame)) is not None:
+            if name.startswith(LEFT_OUT):
+                self._left_out = frame
+            else:
+                self.found.add(name)
 
     @contextmanager
     def recording(self) -> Any:

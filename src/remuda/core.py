@@ -145,7 +145,7 @@ class AsyncEnvs(Envs, Protocol):
 
 @dataclass(frozen=True)
 class Clock:
-    """The position in a run, of which schedules are functions."""
+    """The position in a run, on which schedules depend."""
 
     version: int = 0  # updates applied
     progress: float = 0.0  # fraction of the run's steps that are done, 0 to 1
@@ -153,7 +153,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses of a batch."""
+    """Losses of a batch, with metrics for the log and priorities for the replay."""
 
     groups: dict[str, Tensor]  # scalar loss of each group of parameters that is updated now
     metrics: dict[str, Tensor | float]

@@ -1,4 +1,4 @@
-"""Agents of Q-policy gradients: actions inside their bounds, noise of every kind by hand, and critics in numpy."""
+"""The actor of DDPG, TD3 and SAC: bounds of actions, every kind of noise, and critics against numpy."""
 
 from __future__ import annotations
 

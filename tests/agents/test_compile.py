@@ -1,4 +1,4 @@
-"""Nets by torch.compile: the same run to rounding, or one sentence where there is no compiler."""
+"""Networks compiled by torch: the same run except for rounding, and an error without a compiler."""
 
 from __future__ import annotations
 

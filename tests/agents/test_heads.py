@@ -1,4 +1,4 @@
-"""Heads over every action space: which outputs and how much noise belong to which part of an action."""
+"""Policy heads of every action space: the outputs and the noise of each part of an action."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The actor-critic agent on every kind of space."""
+"""The actor-critic agent with every kind of space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents of Q-learning: what they say against nets written out in numpy, and what they do for every noise."""
+"""Agents of Q-learning: outputs against networks written in numpy, and actions for every noise."""
 
 from __future__ import annotations
 

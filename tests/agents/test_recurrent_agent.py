@@ -1,4 +1,4 @@
-"""Agents with memory: acting row by row and learning from whole sequences say the same, also over resets."""
+"""Agents with memory: acting row by row and unrolling sequences give the same outputs, also over resets."""
 
 from __future__ import annotations
 

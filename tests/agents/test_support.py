@@ -1,4 +1,4 @@
-"""Supports of distributions over returns: derived from what was seen, carried with weights, and watched."""
+"""Supports of distributions over returns: derivation, publication with the weights, and the warning."""
 
 from __future__ import annotations
 

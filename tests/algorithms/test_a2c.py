@@ -1,4 +1,4 @@
-"""A2C: its loss in worked numbers, and PPO's first gradient as a second opinion."""
+"""A2C: its loss in worked numbers, and its gradient against PPO's first one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What A2C and PPO share: targets of a rollout, reward scaling, and when observation statistics move."""
+"""The base of A2C and PPO: targets of a rollout, reward scaling, and updates of observation statistics."""
 
 from __future__ import annotations
 

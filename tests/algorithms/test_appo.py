@@ -1,4 +1,4 @@
-"""APPO: PPO's surrogate on V-trace's targets, in loops and in worked numbers."""
+"""APPO: PPO's surrogate with V-trace's targets, against loops and worked numbers."""
 
 from __future__ import annotations
 

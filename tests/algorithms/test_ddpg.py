@@ -1,4 +1,4 @@
-"""DDPG and TD3, detail by detail, against nets written out in numpy and slopes by differences."""
+"""DDPG and TD3, detail by detail, against networks written in numpy and finite differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deep Q-learning, detail by detail, against nets and losses written out in numpy."""
+"""Deep Q-learning, detail by detail, against networks and losses written in numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""IMPALA: its losses in loops and in worked numbers, and what parts of a batch come to."""
+"""IMPALA: its losses against loops and worked numbers, and gradients of parts of a batch."""
 
 from __future__ import annotations
 

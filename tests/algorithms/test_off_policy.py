@@ -1,4 +1,4 @@
-"""What algorithms with a replay share: rows of sequences by loops, priorities by hand, and targets that follow."""
+"""The base of algorithms with a replay: rows of sequences, priorities, and target networks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages of the algorithms say what is true: tests they name exist, files too, and defaults are the defaults."""
+"""The documentation of algorithms: the tests and files that it names exist, and defaults are correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""R2D1: deep Q-learning from sequences, against an LSTM and a GRU written out in numpy, one sequence at a time."""
+"""R2D1 against an LSTM and a GRU written in numpy, one sequence at a time."""
 
 from __future__ import annotations
 

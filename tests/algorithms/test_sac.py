@@ -1,4 +1,4 @@
-"""Soft actor-critic, detail by detail, against nets written out in numpy and slopes by differences."""
+"""Soft actor-critic, detail by detail, against networks written in numpy and finite differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: the same bits back, or one sentence; whole or not there at all."""
+"""Checkpoints: bit-equal after loading, complete or absent, and one sentence for each error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of a batch in parts: those of the whole, by however many threads."""
+"""Gradients computed in parts by several threads equal those of the whole batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The learner: G changes nothing, U changes everything once, and numbers that went wrong change nothing."""
+"""The learner: G changes nothing, U changes parameters once, and gradients that are not finite are skipped."""
 
 from __future__ import annotations
 

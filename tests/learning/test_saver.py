@@ -1,4 +1,4 @@
-"""Checkpoints that are written beside training."""
+"""Checkpoints written by a background thread."""
 
 from __future__ import annotations
 

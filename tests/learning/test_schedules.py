@@ -1,4 +1,4 @@
-"""Schedules from text, and one sentence for what is none."""
+"""Schedules parsed from text, and one sentence for each error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights in shared memory: versions, whole copies however often they are published, and nothing left behind."""
+"""Weights in shared memory and files: versions, no torn copies, and no leftovers."""
 
 from __future__ import annotations
 

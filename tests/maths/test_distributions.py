@@ -1,4 +1,4 @@
-"""Distributions against torch's own, and sampling against the probabilities it should follow."""
+"""Distributions against torch's own, and frequencies of samples against their probabilities."""
 
 from __future__ import annotations
 

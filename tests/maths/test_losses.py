@@ -1,4 +1,4 @@
-"""Losses by worked numbers, and the gradients that clipping switches off."""
+"""Losses in worked numbers, and the gradients that clipping removes."""
 
 from __future__ import annotations
 

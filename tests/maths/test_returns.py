@@ -1,4 +1,4 @@
-"""Returns against definitions written out episode by episode, and against numbers worked by hand."""
+"""Returns against their definitions, episode by episode, and against worked numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Squashed Gaussians against the rule for densities under a change of variables, and against areas."""
+"""Squashed Gaussians against the change-of-variables formula and numerical integrals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Value-based maths against slow references and worked numbers."""
+"""Value-based functions against slow references and worked numbers."""
 
 from __future__ import annotations
 

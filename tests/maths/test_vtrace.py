@@ -1,4 +1,4 @@
-"""V-trace against its definition, written out row by row, and against numbers worked by hand."""
+"""V-trace against its definition, row by row, and against worked numbers."""
 
 from __future__ import annotations
 

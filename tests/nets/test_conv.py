@@ -1,4 +1,4 @@
-"""Convolutional nets: layers, layouts of images, and what is refused."""
+"""Convolutional networks: layers, layouts of images, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which net is made for which shapes, and branches of observations with entries."""
+"""The choice of a network by shape, and branches of observations with entries."""
 
 from __future__ import annotations
 

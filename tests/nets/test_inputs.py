@@ -1,4 +1,4 @@
-"""What nets get to see of every kind of observation, by hand."""
+"""The inputs that networks get for every kind of observation."""
 
 from __future__ import annotations
 

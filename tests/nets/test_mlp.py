@@ -1,4 +1,4 @@
-"""Nets: initial weights, and running statistics against numpy."""
+"""Fully connected networks: initial weights, and running statistics against numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Noisy layers against weights that are written out, number by number."""
+"""Noisy layers against explicit weights."""
 
 from __future__ import annotations
 

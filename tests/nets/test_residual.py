@@ -1,4 +1,4 @@
-"""The IMPALA net against its layers written out, and Fixup's promises at the start."""
+"""The IMPALA network against its layers, and Fixup's properties at initialization."""
 
 from __future__ import annotations
 

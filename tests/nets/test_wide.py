@@ -1,4 +1,4 @@
-"""The wide linear layer says what nn.Linear says, forwards and backwards."""
+"""The wide linear layer equals nn.Linear, forward and backward."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from remuda.core import FastPolicy, Space
 from remuda.data import ArrayTuple
 from remuda.maths import SquashedGaussian
 from remuda.nets import MLP, Inputs
+from remuda.nets.recurrent import State
 
 LOG_STD = (-20.0, 2.0)  # bounds of a stochastic actor's log_std, as in the code of 1812.05905
 DRIFT = 0.15  # decay of Ornstein-Uhlenbeck noise per step (1509.02971)
@@ -30,8 +31,8 @@ DRIFT_SCALE = math.sqrt(1 - (1 - DRIFT) ** 2)  # makes the stationary deviation 
 class ActorState(ArrayTuple):
     """State of an env between rows: recurrent state, and Ornstein-Uhlenbeck noise."""
 
-    memory: Any
-    drift: Any
+    memory: State | None
+    drift: Tensor | None
 
 
 class ActorAgent(nn.Module):
@@ -96,7 +97,9 @@ class ActorAgent(nn.Module):
         following = None if state is None else ActorState(memory, drift)
         return self.middle + self.reach * action, None, following
 
-    def features(self, obs: Any, state: Any = None, reset: Tensor | None = None) -> tuple[Tensor, Any]:
+    def features(
+        self, obs: Any, state: ActorState | None = None, reset: Tensor | None = None
+    ) -> tuple[Tensor, ActorState | None]:
         """Return features of rows [N, ...] or of sequences [T, B, ...] from `state` [B], and the last state."""
         memory = None if state is None else state.memory
         features, memory = unroll_trunk(self.trunk, self.inputs, self.observation, obs, memory, reset)
@@ -142,7 +145,9 @@ class Critic(nn.Module):
         self.body = MLP((self.trunk.width + math.prod(action.shape),), hidden, activation, orthogonal_init=False)
         self.head = nn.Linear(hidden[-1], 1)
 
-    def features(self, obs: Any, state: Any = None, reset: Tensor | None = None) -> tuple[Tensor, Any]:
+    def features(
+        self, obs: Any, state: State | None = None, reset: Tensor | None = None
+    ) -> tuple[Tensor, State | None]:
         """Return features of rows [N, ...], or of sequences [T, B, ...]; state None is the start of an episode."""
         if self.trunk.core is not None and state is None:
             assert reset is not None

@@ -8,7 +8,7 @@ action = policy.choose(noise, explore)         # an array, or the named array tu
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,8 @@ NoiseParts = tuple[tuple[Literal["uniform", "normal"], int], ...]
 class PolicyOutput(ArrayTuple):
     """What the policy computed for a step; stored with every row."""
 
-    log_prob: Any
-    value: Any
+    log_prob: Tensor
+    value: Tensor
 
 
 class PolicyHead(nn.Module):

@@ -20,6 +20,7 @@ from remuda.core import FastPolicy, Space
 from remuda.data import ArrayTuple, map_tree
 from remuda.maths import Distribution
 from remuda.nets import Inputs, orthogonal
+from remuda.nets.recurrent import State
 
 
 class Outputs(NamedTuple):
@@ -32,8 +33,8 @@ class Outputs(NamedTuple):
 class Memory(ArrayTuple):
     """Recurrent states of policy and value; the latter is None if they share a core."""
 
-    policy: Any
-    value: Any
+    policy: State
+    value: State | None
 
 
 class PolicyAgent(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +17,8 @@ from remuda.maths import Distribution, explained_variance, gae
 class Targets(ArrayTuple):
     """What `prepare` adds to every row."""
 
-    advantage: Any
-    value: Any  # the target of the value network: advantage + old value
+    advantage: Tensor
+    value: Tensor  # the target of the value network: advantage + old value
 
 
 def over_progress(value: float | Callable[[float], float]) -> Callable[[float], float]:

@@ -35,6 +35,7 @@ logger = logging.getLogger("remuda.fast")
 MAX_WIDTH = 128  # of a layer; in wider ones the arithmetic dominates, and autograd is as fast
 Rows = NDArray[np.float32]
 Parameters = tuple[Tensor, Tensor]  # weight and bias of a layer, or their gradients
+Kept = tuple[Any, ...]  # what a distribution keeps of its forward pass for the backward pass
 
 
 class Activations(NamedTuple):
@@ -42,7 +43,7 @@ class Activations(NamedTuple):
 
     policy: list[Tensor]  # the input of the policy trunk and the output of each layer
     value: list[Tensor]
-    distribution: Any  # what the distribution keeps for its own backward pass
+    distribution: Kept
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ class FastDistribution(Protocol):
     """Action distribution over the outputs [N, K] of the policy head, with its derivative."""
 
     def sample(self, outputs: Rows, noise: Rows) -> NDArray[Any]: ...
-    def forward(self, outputs: Rows, action: NDArray[Any]) -> tuple[Rows, Rows, Any]: ...  # log_prob, entropy, kept
-    def backward(self, kept: Any, log_prob: Rows, entropy: float) -> Rows: ...  # with respect to the outputs
+    def forward(self, outputs: Rows, action: NDArray[Any]) -> tuple[Rows, Rows, Kept]: ...  # log_prob, entropy, kept
+    def backward(self, kept: Kept, log_prob: Rows, entropy: float) -> Rows: ...  # with respect to the outputs
 
 
 class FastCategorical:
@@ -80,14 +81,14 @@ class FastCategorical:
         chosen: NDArray[np.int64] = (cumulative <= noise * cumulative[:, -1:]).sum(-1)
         return chosen
 
-    def forward(self, outputs: Rows, action: NDArray[np.int64]) -> tuple[Rows, Rows, Any]:
+    def forward(self, outputs: Rows, action: NDArray[np.int64]) -> tuple[Rows, Rows, Kept]:
         log_p = log_softmax(outputs)
         p = np.exp(log_p)
         chosen = np.arange(len(action)), action
         entropy = -np.einsum("ij,ij->i", p, log_p)
         return log_p[chosen], entropy, (log_p, p, chosen, entropy)
 
-    def backward(self, kept: Any, log_prob: Rows, entropy: float) -> Rows:
+    def backward(self, kept: Kept, log_prob: Rows, entropy: float) -> Rows:
         log_p, p, chosen, entropies = kept
         by_outputs: Rows = p * -log_prob[:, None]
         by_outputs[chosen] += log_prob
@@ -106,7 +107,7 @@ class FastGaussian:
         action: Rows = outputs + np.exp(self.log_std.detach().numpy()) * noise
         return action
 
-    def forward(self, outputs: Rows, action: Rows) -> tuple[Rows, Rows, Any]:
+    def forward(self, outputs: Rows, action: Rows) -> tuple[Rows, Rows, Kept]:
         log_std = self.log_std.detach().numpy()
         precision = np.exp(-log_std)
         z = (action - outputs) * precision
@@ -115,7 +116,7 @@ class FastGaussian:
         entropy = (log_std + np.float32(0.5 + LOG_SQRT_2_PI)).sum()
         return log_prob, np.full(len(z), entropy, np.float32), (z, precision)
 
-    def backward(self, kept: Any, log_prob: Rows, entropy: float) -> Rows:
+    def backward(self, kept: Kept, log_prob: Rows, entropy: float) -> Rows:
         z, precision = kept
         by_mean: Rows = z * log_prob[:, None]
         self.into.numpy()[:] = np.einsum("ij,ij->j", by_mean, z) - log_prob.sum() + len(z) * entropy

@@ -33,6 +33,7 @@ from torch import Tensor
 from remuda.errors import CheckpointError
 from remuda.learning.tensor_file import Piece, read_tensors, safetensors
 
+StateDict = dict[str, Any]  # nested dicts and lists of tensors and plain values
 FORMAT = 3  # 1 stored one optimizer state per parameter, 2 stored channels first
 ASIDE = ".writing-"
 REPLACED = ".replaced-"  # prefix of a checkpoint that another one of the same step is about to replace
@@ -52,8 +53,8 @@ class Checkpoint:
 
     path: Path
     step: int
-    learner: dict[str, Any]
-    progress: dict[str, Any]
+    learner: StateDict
+    progress: StateDict
     blobs: dict[str, bytes]  # packed states of other parts of the run
     skipped: list[str]  # error messages of damaged newer checkpoints
     is_between_cuts: bool = False  # a run that cuts episodes is bit-equal only if it continues from an earlier one
@@ -73,8 +74,8 @@ class Snapshot:
 
 def snapshot(
     step: int,
-    learner: dict[str, Any],
-    progress: dict[str, Any],
+    learner: StateDict,
+    progress: StateDict,
     blobs: Mapping[str, bytes] | None = None,
     files: Sequence[str] = (),
     is_between_cuts: bool = False,
@@ -88,8 +89,8 @@ def snapshot(
 def save(
     directory: Path,
     step: int,
-    learner: dict[str, Any],
-    progress: dict[str, Any],
+    learner: StateDict,
+    progress: StateDict,
     keep: str = "last",
     number: int = 0,
     blobs: Mapping[str, bytes] | None = None,
@@ -263,7 +264,7 @@ def _unpack(node: Any, tensors: dict[str, Tensor]) -> Any:
     return [_unpack(value, tensors) for value in content]
 
 
-def _manifest_sum(manifest: dict[str, Any]) -> str:
+def _manifest_sum(manifest: StateDict) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
@@ -382,7 +383,7 @@ def _delete_unnamed(directory: Path, may_go: Callable[[str], bool]) -> None:
                 path.unlink()
 
 
-def parameters_hash(state: dict[str, Any]) -> str:
+def parameters_hash(state: StateDict) -> str:
     """Return the sha256 of all tensors of a nested state, for comparing runs bit by bit."""
     tensors: dict[str, Tensor] = {}
     _pack(state, "", tensors)

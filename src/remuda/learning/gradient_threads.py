@@ -23,7 +23,7 @@ class GradientThreads:
     """A pool of `count` threads; close it."""
 
     def __init__(self, count: int, reduction: Literal["sum", "mean"]) -> None:
-        """`reduction` says whether a loss is a sum or a mean over real rows."""
+        """`reduction` is "sum" or "mean" if the loss is a sum or a mean over real rows."""
         self.count, self.reduction = count, reduction
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="remuda-gradients")
 

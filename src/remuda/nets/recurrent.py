@@ -10,7 +10,7 @@ Where `reset[t, b]` is True, the state of env b is set to the initial one before
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +21,14 @@ from remuda.data import ArrayTuple
 class LSTMState(ArrayTuple):
     """Hidden and cell state, [B, size] each."""
 
-    h: Any
-    c: Any
+    h: Tensor
+    c: Tensor
 
 
 class GRUState(ArrayTuple):
     """Hidden state [B, size]."""
 
-    h: Any
+    h: Tensor
 
 
 State = LSTMState | GRUState

@@ -25,7 +25,7 @@ PUBLISH_EVERY = 10
 
 
 def run(env: str, steps: int, ratio: float | None, share: float = 0.0) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The result of a run, and its lines of metrics."""
+    """Train, and return the result of the run and its lines of metrics."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "run"
         done = remuda.train(
@@ -48,7 +48,7 @@ def run(env: str, steps: int, ratio: float | None, share: float = 0.0) -> tuple[
 
 
 def ratios(env: str) -> list[dict[str, Any]]:
-    """For every step after the warm-up, how many rows were learned from; and the age of acting weights meanwhile."""
+    """Return the rows learned from per step after the warm-up, and the age of the samplers' weights."""
     found = []
     for ratio in RATIOS:
         steps = STARTS + int(200 * BATCH / ratio if ratio is not None and ratio < 8 else 20_000)
@@ -80,10 +80,10 @@ def evaluator(env: str, share: float, steps: int, rounds: int) -> dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--env", default="Pendulum-v1", help="of the ratios")
-    parser.add_argument("--watched", default="HalfCheetah-v5", help="of the evaluator")
-    parser.add_argument("--share", type=float, default=0.1, help="of a core, for the evaluator")
-    parser.add_argument("--steps", type=int, default=2_500, help="of every run with or without one")
+    parser.add_argument("--env", default="Pendulum-v1", help="env for the ratios")
+    parser.add_argument("--watched", default="HalfCheetah-v5", help="env for the evaluator")
+    parser.add_argument("--share", type=float, default=0.1, help="fraction of a core for the evaluator")
+    parser.add_argument("--steps", type=int, default=2_500, help="steps of each run with or without an evaluator")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()

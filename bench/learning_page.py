@@ -1,4 +1,4 @@
-"""docs/results.md and its plots, from the records in docs/results (bench/learning.py)."""
+"""Write docs/results.md and its plots from the records in docs/results (bench/learning.py)."""
 
 import json
 
@@ -8,8 +8,8 @@ from learning_jobs import EPISODES, HOW_PRESETS_WERE_CHOSEN, JOBS, PEERS, RECORD
 from remuda.runs.plots import plot_curves
 
 IMAGES = ROOT / "docs" / "images"
-COMPARED = RECORDS / "compared.json"  # what came of comparisons, also of runs of which no curve was kept
-WINDOW = 20  # games, of goals that compare the last ones with the first ones
+COMPARED = RECORDS / "compared.json"  # results of comparisons, including runs without a stored curve
+WINDOW = 20  # number of games, for goals that compare the last games with the first
 
 
 def write_page() -> None:
@@ -48,7 +48,7 @@ def on_grid(records: dict[int, dict], grid: np.ndarray, along: str) -> np.ndarra
 
 
 def seconds_to(mark: float, records: dict[int, dict]) -> list[float | None]:
-    """Of each seed: when its curve was first there, if ever."""
+    """Return for each seed the seconds until its curve reached `mark`, or None."""
     curves = [record["curve"] for record in records.values()]
     return [
         next((t for t, value in zip(curve["seconds"], curve["returns"], strict=True) if value >= mark), None)
@@ -57,7 +57,7 @@ def seconds_to(mark: float, records: dict[int, dict]) -> list[float | None]:
 
 
 def compare(peer: Peer, ours: dict[int, dict], theirs: dict[int, dict]) -> dict:
-    """Bands from the lowest to the highest seed, over steps and over seconds; where they overlap, and a plot."""
+    """Plot bands from the lowest to the highest seed over steps and seconds, and return where they overlap."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.6, 4.0), layout="constrained")
@@ -181,7 +181,7 @@ def row(job: Job, found: dict[int, dict]) -> str:
 
 
 def so_far(found: dict[int, dict]) -> str:
-    """Of a job none of whose runs has ended."""
+    """Return the state of a job of which no run has ended."""
     ends = [
         f"{record['curve']['returns'][-1]:.4g} in the last training episodes at {record['steps']:,.0f} steps"
         for record in found.values()
@@ -190,7 +190,7 @@ def so_far(found: dict[int, dict]) -> str:
 
 
 def remarks(job: Job, found: dict[int, dict]) -> list[str]:
-    """Of jobs whose curve is the mean of the last few games: the first and the last of it, and the memory it took."""
+    """Return sentences about a job with a window of 20 games: first and last mean, and the memory used."""
     if f"--log.window {WINDOW}" not in job.options:
         return []
     lines = []

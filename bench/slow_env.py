@@ -1,4 +1,4 @@
-"""What one slow env costs the others under --scheme async: steps per second of the rest, with and without it.
+"""Measure what one slow env costs the others under --scheme async: their steps per second with and without it.
 
     .venv/bin/python bench/slow_env.py --out docs/speed/slow-env.json      # four minutes
 
@@ -24,7 +24,7 @@ SECONDS, ENVS, SEED, SLOWER = 0.004, 8, 1, 10
 
 
 class SleepingEnv(gymnasium.Env):
-    """Episodes of 20 steps; slower where it is reset with `slow_seed` first."""
+    """Env with episodes of 20 steps; it is slow if its first reset has the seed `slow_seed`."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -49,7 +49,7 @@ class SleepingEnv(gymnasium.Env):
 
 
 class Clock:
-    """Counts steps of all envs but the first from a while after the start on, and ends the run."""
+    """Callback that counts the steps of all envs but the first after a warm-up, and ends the run."""
 
     def __init__(self, warm_up, seconds):
         self._begin, self._seconds, self.steps = None, seconds, 0
@@ -67,7 +67,7 @@ class Clock:
 
 
 def rate(act, has_slow, seconds):
-    """Steps per second of the seven."""
+    """Return the steps per second of the other seven envs."""
     clock = Clock(2.0, seconds)
     kwargs = {"slow_seed": derive_seed(SEED, 0, 0)} if has_slow else {}
     with tempfile.TemporaryDirectory() as directory:

@@ -1,4 +1,4 @@
-"""docs/speed.md from what `make bench` wrote.
+"""Write docs/speed.md from the results of `make bench`.
 
 .venv/bin/python bench/speed_page.py          # reads the JSON files in docs/speed
 """
@@ -155,7 +155,7 @@ def slow_env(report: dict[str, Any]) -> str:
 
 
 def value_families(found: dict[str, Any]) -> str:
-    """One row for each measurement that was made."""
+    """Return the section with one row for each measurement."""
     lines = [
         "## Algorithms with a replay\n",
         "Ratios of rates, medians of turns with 95 % intervals. `products` are the matrix products of an update",
@@ -190,7 +190,7 @@ def value_families(found: dict[str, Any]) -> str:
 
 
 def replay_checkpoint(report: dict[str, Any]) -> str:
-    """Rates beside those of dd, turn by turn."""
+    """Return the section with rates relative to those of dd in the same turn."""
 
     def share(side: str, mine: str, other: str) -> str:
         pairs = zip(report[side][mine], report[side][other], strict=True)
@@ -213,7 +213,7 @@ def replay_checkpoint(report: dict[str, Any]) -> str:
 
 
 def samplers_beside(found: dict[str, Any]) -> list[str]:
-    """A learner and samplers that write to its replay, what was measured of it."""
+    """Return the section about a learner and samplers that write to its replay."""
     lines: list[str] = []
     feeds = [found[name] for name in ("feed-256", "feed-8192") if name in found]
     if feeds:
@@ -230,7 +230,9 @@ def samplers_beside(found: dict[str, Any]) -> list[str]:
             learned = report["update_frames_per_second"][kind]
             kept = with_interval(*report["updates_kept_beside_aside"][kind])
             what = f"{report['env']}, {report['batch']:,}"
-            rows = f"{sampled:,.0f}" if kind in ("ring", "queue") else "-"  # nobody counts what nobody receives
+            rows = (
+                f"{sampled:,.0f}" if kind in ("ring", "queue") else "-"
+            )  # rows that are not received are not counted
             lines.append(f"| {what} | {kind} | {rows} | {learned:,.0f} | {kept} |")
     if (report := found.get("cpu-shares")) is not None:
         lines += [

@@ -1,8 +1,8 @@
-"""Seconds from the command to the first update, and to the help.
+"""Measure the seconds from the command to the first update, and to the help.
 
     .venv/bin/python bench/start_up.py --out runs/bench/start-up.json
 
-The first update is there when the first line of metrics is, of a run that writes one after every rollout.
+The first update has been made when the first line of metrics appears; the run writes one after every rollout.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def to_first_update() -> float:
         with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:
             while not (lines.exists() and lines.stat().st_size):
                 if process.poll() is not None:
-                    raise SystemExit("the run ended before its first line")
+                    raise SystemExit("the run ended before its first line of metrics")
                 time.sleep(0.002)
             return time.perf_counter() - start
 

@@ -155,7 +155,7 @@ TURNS = {"envs": envs_turn, "sampler": sampler_turn, "update": update_turn}
 NAMES = {
     "envs": ("local", "pool", "pool of two slots", "gymnasium sync", "gymnasium async"),
     "sampler": ("serial", "central", "alternating", "workers act"),
-    "update": ("quick", "autograd", "compiled", "two threads"),
+    "update": ("hand-written", "autograd", "compiled", "two threads"),
 }
 UNITS = {"envs": "env steps", "sampler": "env steps", "update": "updates"}
 

@@ -1,10 +1,9 @@
-"""Whole runs of SAC whose samplers write to the replay: the ratio that comes of a setting, the age of the weights
-that act, and what an evaluator beside costs.
+"""Measure whole runs of SAC under --scheme async: replay ratio, age of the samplers' weights, cost of an evaluator.
 
     .venv/bin/python bench/async_replay.py --out docs/speed/async-replay.json       # about eight minutes
 
-Ratios are counted from updates, batch and steps, not read from what the run says of itself. For the evaluator, runs
-with and without one take turns; what counts is the ratio of their rates within a turn.
+Ratios are computed from updates, batch size and steps instead of the run's own metric. For the evaluator, runs with
+and without one alternate; the result is the ratio of their rates within a round.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ PUBLISH_EVERY = 10
 
 
 def run(env: str, steps: int, ratio: float | None, share: float = 0.0) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Train, and return the result of the run and its lines of metrics."""
+    """Train and return the result of the run and its metrics lines."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "run"
         done = remuda.train(
@@ -48,7 +47,7 @@ def run(env: str, steps: int, ratio: float | None, share: float = 0.0) -> tuple[
 
 
 def ratios(env: str) -> list[dict[str, Any]]:
-    """Return the rows learned from per step after the warm-up, and the age of the samplers' weights."""
+    """Return the rows learned from per step after the warm-up, and the age of the samplers' weights meanwhile."""
     found = []
     for ratio in RATIOS:
         steps = STARTS + int(200 * BATCH / ratio if ratio is not None and ratio < 8 else 20_000)

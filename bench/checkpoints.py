@@ -1,10 +1,10 @@
-"""Measure the cost of checkpoints of 10 million parameters: one in twenty seconds of training against none.
+"""Measure what checkpoints cost a run with 10 million parameters: one in twenty seconds of training, or none.
 
     .venv/bin/python bench/checkpoints.py --slices 10
 
-PPO on CartPole with two nets of 2,240 x 2,240. Every slice is a run of its own, and they take turns: steps are timed
-after a warm-up, with one checkpoint among them or none. Steps are chosen so that a slice takes about twenty seconds;
-what one checkpoint costs is a third of that of a minute, and the machine's noise hides it less.
+The run is PPO on CartPole with two nets of 2,240 x 2,240. Every slice is a separate run, and both kinds alternate.
+Steps are timed after a warm-up, with one checkpoint among them or none. A slice takes about twenty seconds, because
+the cost of one checkpoint would disappear in the machine's noise over a whole minute.
 """
 
 from __future__ import annotations

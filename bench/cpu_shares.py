@@ -1,10 +1,10 @@
-"""Measure SAC with concurrent samplers and learner on all, half and a quarter of the machine.
+"""Measure SAC with asynchronous samplers on all, half and a quarter of the machine's CPU time.
 
     sudo .venv/bin/python bench/cpu_shares.py --out docs/speed/cpu-shares.json      # Pendulum-v1 and Walker2d-v5
 
-Spreeze's ablation: how much of its rate each side keeps when there is less of the CPU. A control group with a quota
-holds a contender of bench/replay_writers.py (`ring`: samplers write straight into the replay) and all that it starts,
-so this needs root, and Linux with the cpu controller of cgroups, of either version.
+This is Spreeze's ablation: how much of its rate each side keeps with less CPU time. A control group with a quota
+holds a contender of bench/replay_writers.py (`ring`: samplers write directly into the replay) and all its children.
+This needs root, and Linux with the cpu controller of cgroups, version 1 or 2.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SHARES = (1.0, 0.5, 0.25)
-PERIOD = 100_000  # microseconds; the quota is a fraction of it
+PERIOD = 100_000  # microseconds; the quota is a part of it
 WRITERS = Path(__file__).with_name("replay_writers.py")
 
 

@@ -61,7 +61,7 @@ class Turns:
         self._is_ready = False
 
     def resume(self, learner: Any) -> tuple[Any, None]:
-        from remuda.core import Progress
+        from remuda.recipe import Progress
 
         return Progress(), None
 
@@ -109,9 +109,9 @@ def serve_ours(threads: int, has_journal: bool) -> None:
     import torch
 
     import remuda
+    from remuda.build.recipe import make_recipe
     from remuda.config.resolve import resolve_config
     from remuda.machine import keep_memory
-    from remuda.runs.train import SCHEMES, make_recipe
 
     groups: dict[str, Any] = {
         "algo": {
@@ -142,7 +142,7 @@ def serve_ours(threads: int, has_journal: bool) -> None:
     keep_memory()  # this and the next two lines as in `remuda train`
     gc.collect()
     gc.freeze()
-    SCHEMES[config.scheme](config).run(recipe, turns)
+    config.scheme_entry.make_scheme(config).run(recipe, turns)
 
 
 def parse(name: str, threads: int) -> tuple[str, list[str], int]:

@@ -73,12 +73,12 @@ def returns_of(algo, env, steps, settings, seed, lag, correction):
 
 def page(found):
     lines = [
-        "# What a lag costs, with and without V-trace",
+        "# The cost of lag, with and without V-trace",
         "",
         f"{found['algo']} on {found['env']}, {found['steps']:,} steps, seeds {found['seeds']}: mean return of 100",
-        "greedy episodes of the final weights, of each seed. Every rollout was sampled by weights exactly so many",
-        "updates old. `none` learns from them as if they were new. Written by `bench/lags.py`; settings beside the",
-        f"preset's: {found['settings'] or 'none'}.",
+        "greedy episodes with the final weights, and in parentheses that of each seed. Every rollout was sampled by",
+        "weights that were older by exactly the lag. Without correction the learner treats it as if it were new.",
+        f"`bench/lags.py` writes this page; settings that differ from the preset: {found['settings'] or 'none'}.",
         "",
         "| lag in updates | V-trace | no correction |",
         "|---|---|---|",

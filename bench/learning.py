@@ -1,12 +1,12 @@
-"""Make the learning runs of docs/results.md: train those that are missing, store records, and write the page.
+"""Train the runs of docs/results.md that are missing, keep a record of each, and write the page.
 
     .venv/bin/python bench/learning.py run                   # hours on two cores; resumable
     .venv/bin/python bench/learning.py run --only dqn-pong   # the jobs are in bench/learning_jobs.py
     .venv/bin/python bench/learning.py report                # docs/results.md and its plots, from docs/results
 
-Runs go to runs/results. A record of a few kilobytes for each run is stored in docs/results: its settings, its curve,
-and 100 greedy episodes of the final weights with the seeds that eval.seed determines. A job whose records exist is
-not run again. The comparison needs `make peers`.
+Runs are written to runs/results. Each leaves a record of some kilobytes in docs/results: its settings, its curve, and
+the returns of 100 greedy episodes of the final weights, whose seeds eval.seed fixes beforehand. A job that has its
+records is not run again. The comparison with Stable-Baselines3 needs `make peers`.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from learning_page import write_page
 from remuda.config.resolve import resolve_config
 from remuda.config.run_config import to_dict
 
-POINTS = 150  # number of points of a stored curve
+POINTS = 150  # in the curve of a record
 COLUMNS = {
     "steps": "time/total_timesteps",
     "returns": "rollout/ep_rew_mean",
@@ -61,22 +61,22 @@ def run_job(job: Job, seed: int) -> None:
     try:
         _, status, used = os.wait4(child.pid, 0)
     except KeyboardInterrupt:
-        child.wait(timeout=60)  # the child has received the same signal and writes a checkpoint
+        child.wait(timeout=60)  # the child was interrupted too, and writes a checkpoint
         raise
     if status:
         raise SystemExit(f"{job.name} seed {seed} ended with status {os.waitstatus_to_exitcode(status)}")
-    is_whole = arguments[0] != "--resume"  # otherwise this is the memory of the last part only
+    is_whole = arguments[0] != "--resume"  # after a resume, this is only the memory of the last part
     keep(job, seed, used.ru_maxrss * 1024 if is_whole else None)
 
 
 def options_of(path: Path) -> dict:
-    """Return the settings of a run that determine what it learned."""
+    """Return the groups of options that determine what a run learns."""
     options = yaml.safe_load((path / "config.yaml").read_text())["options"]
     return {group: options.get(group, {}) for group in ("algo", "replay", "sampler", "envs", "agent")}
 
 
 def what_changed(job: Job, seed: int, options: dict) -> str:
-    """Return the first setting of a stored run that its command would set to another value now."""
+    """Return the first option of a recorded run that its command would set differently now, since presets change."""
     groups: dict[str, dict[str, str]] = {}
     short = {"algo": job.algo, "env": job.env, "steps": job.steps, "seed": seed}
     for name, value in (words.removeprefix("--").split(" ", 1) for words in job.options):
@@ -89,14 +89,14 @@ def what_changed(job: Job, seed: int, options: dict) -> str:
     for group, fields in options.items():
         for field, value in fields.items():
             now = plain(wanted[group].get(field, value))
-            # auto may resolve to the stored value, and workers=0 to the number of cores.
+            # `auto` may choose the recorded value, and 0 workers means one per core.
             if now not in (plain(value), "auto") and (field, now) != ("workers", "0.0"):
                 return f"{group}.{field} ({value})"
     return ""
 
 
 def plain(value: object) -> str:
-    """Return a value as text, because numbers may be stored as numbers or as text."""
+    """Return a value as text; records hold some numbers as numbers and some as text."""
     try:
         return str(float(str(value)))
     except ValueError:
@@ -104,7 +104,7 @@ def plain(value: object) -> str:
 
 
 def keep(job: Job, seed: int, memory: int | None = None) -> None:
-    """Return the record of a run, finished or not."""
+    """Write the record of a run, finished or not."""
     path = job.path(seed)
     found = json.loads((path / "result.json").read_text()) if (path / "result.json").exists() else {}
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
@@ -126,7 +126,7 @@ def keep(job: Job, seed: int, memory: int | None = None) -> None:
 
 
 def with_seconds_added_up(lines: list[dict]) -> list[dict]:
-    """Return the lines with seconds over all parts of a resumed run, whose clock starts at 0 in each part."""
+    """Return the lines with seconds accumulated over resumed parts of a run, each of which starts its clock at 0."""
     before, last, added = 0.0, 0.0, []
     for line in lines:
         seconds = line[COLUMNS["seconds"]]
@@ -136,7 +136,7 @@ def with_seconds_added_up(lines: list[dict]) -> list[dict]:
 
 
 def thinned(values: list) -> list:
-    """Return at most `POINTS` of the items, spread evenly and including the last."""
+    """Return at most POINTS of the values, evenly spread and including the last."""
     step = -(-len(values) // POINTS)
     return values[::-1][::step][::-1]
 
@@ -173,9 +173,7 @@ def run_peer(peer: Peer, seed: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "what", choices=("run", "keep", "report"), help="run the jobs, keep the records of existing runs, or report"
-    )
+    parser.add_argument("what", choices=("run", "keep", "report"), help="keep: write the records of existing runs")
     parser.add_argument("--only", nargs="*", default=[], metavar="JOB", help="only these jobs")
     given = parser.parse_args()
     if given.what == "run":

@@ -1,15 +1,16 @@
-"""Write docs/results.md and its plots from the records in docs/results (bench/learning.py)."""
+"""Write docs/results.md and its plots from the records in docs/results (see bench/learning.py)."""
 
 import json
 
 import numpy as np
 from learning_jobs import EPISODES, HOW_PRESETS_WERE_CHOSEN, JOBS, PEERS, RECORDS, ROOT, Job, Peer
+from page_text import wrap_paragraphs
 
 from remuda.runs.plots import plot_curves
 
 IMAGES = ROOT / "docs" / "images"
-COMPARED = RECORDS / "compared.json"  # results of comparisons, including runs without a stored curve
-WINDOW = 20  # number of games, for goals that compare the last games with the first
+COMPARED = RECORDS / "compared.json"  # results of comparisons, including runs whose curves were not kept
+WINDOW = 20  # games at both ends of a run, for goals that compare the last ones with the first ones
 
 
 def write_page() -> None:
@@ -48,7 +49,7 @@ def on_grid(records: dict[int, dict], grid: np.ndarray, along: str) -> np.ndarra
 
 
 def seconds_to(mark: float, records: dict[int, dict]) -> list[float | None]:
-    """Return for each seed the seconds until its curve reached `mark`, or None."""
+    """Return for each seed the time when its curve first reached `mark`, or None."""
     curves = [record["curve"] for record in records.values()]
     return [
         next((t for t, value in zip(curve["seconds"], curve["returns"], strict=True) if value >= mark), None)
@@ -100,16 +101,25 @@ def page(records: dict[str, dict], compared: dict) -> str:
     lines = [
         "# Results",
         "",
-        "Written by `python bench/learning.py report` from the records in [results/](results/), which",
-        "`python bench/learning.py run` made. Runs use the default preset of their algorithm and env, but for",
-        f"what the command sets. The return is the mean over {EPISODES} greedy episodes of the final weights, with",
-        "seeds fixed beforehand (`eval.seed`).",
-        "Times are of a shared machine with two cores and say little. Records of earlier versions stay: since random",
-        "numbers have a domain for each purpose, the same seed gives other numbers than in records made before.",
+        "```",
+        "remuda train ppo --env LunarLander-v3 --steps 1_000_000 --seed 1      # one of the runs below",
+        "```",
+        "",
+        "Every run uses the default preset, except for what its command sets. A return is the mean over",
+        f"{EPISODES} greedy",
+        "episodes of the final weights, with episode seeds fixed beforehand (`eval.seed`). `bench/learning.py",
+        "run` trains",
+        "what is missing, and `bench/learning.py report` writes this page from the records in [results/](results/).",
+        "",
+        "Times come from a shared machine with two cores and say little. Records of earlier versions are kept:",
+        "random numbers",
+        "have a domain for each purpose since then, so the same seed gives other numbers now.",
         "",
         "| algorithm | env | steps | goal | return by seed | mean |",
         "|---|---|---|---|---|---|",
         *(row(job, records[job.name]) for job in JOBS),
+        "",
+        "## How the presets were chosen",
         "",
         *HOW_PRESETS_WERE_CHOSEN,
         "",
@@ -124,20 +134,22 @@ def page(records: dict[str, dict], compared: dict) -> str:
             continue
         minutes = ", ".join(f"{record['minutes']:.0f}" for record in found.values())
         lines += [
-            f"Minutes by seed, with other programs running and pauses included: {minutes}.",
+            f"Minutes by seed, including pauses and with other processes running: {minutes}.",
             *remarks(job, found),
         ]
         lines += ["", f"![{job.name}](images/{job.name}.png)", ""]
     lines += [
-        "## Beside Stable-Baselines3",
+        "## Comparison with Stable-Baselines3",
         "",
-        "The same settings in both, as many seeds, one thread; `bench/sb3_run.py` runs the other side.",
-        "Clocks of PPO say nothing of speed: its runs had other work beside them and were suspended at times. Both",
-        "sides of SAC ran at the same time, each on a core of its own. Tests shared the core of Remuda's seeds 1 and",
-        "2, and kept the other core busy for half of SB3's seed 3. What was measured in turns is in",
-        "[speed.md](speed.md).",
+        "Both libraries use the same settings, the same number of seeds and one thread (`bench/sb3_run.py` runs",
+        "the other",
+        "side). Do not compare the times of PPO: other work ran beside it, and runs were suspended at times.",
+        "Both sides of SAC",
+        "ran at the same time, each on its own core; tests shared the core of Remuda's seeds 1 and 2, and kept",
+        "the other core",
+        "busy for half of SB3's seed 3. [Speed](speed.md) has alternating measurements.",
         "",
-        "| algorithm, env | bands of seeds meet over | mean of the curve, Remuda / SB3 | final, Remuda | SB3 |",
+        "| algorithm, env | bands of seeds overlap for | mean of the curve, Remuda / SB3 | final, Remuda | SB3 |",
         "|---|---|---|---|---|",
     ]
     for peer in (peer for peer in PEERS if peer.name in compared):
@@ -152,13 +164,13 @@ def page(records: dict[str, dict], compared: dict) -> str:
         lines += ["", f"![{peer.name}](images/{peer.name}.png)"]
         if peer.mark is not None:
             lines += ["", *marks(peer, compared[peer.name]["seconds_to_mark"])]
-    return "\n".join([*lines, ""])
+    return wrap_paragraphs("\n".join(lines))
 
 
 def marks(peer: Peer, times: dict[str, list[float | None]]) -> list[str]:
     window = peer.settings.get("stats_window_size", 100)
     lines = [
-        f"Seconds until the mean of the last {window} training episodes was {peer.mark:,.0f}:",
+        f"Seconds until the mean return of the last {window} training episodes reached {peer.mark:,.0f}:",
         "",
         "| | by seed | mean |",
         "|---|---|---|",
@@ -181,7 +193,7 @@ def row(job: Job, found: dict[int, dict]) -> str:
 
 
 def so_far(found: dict[int, dict]) -> str:
-    """Return the state of a job of which no run has ended."""
+    """Return the last training returns of a job whose runs have not ended."""
     ends = [
         f"{record['curve']['returns'][-1]:.4g} in the last training episodes at {record['steps']:,.0f} steps"
         for record in found.values()
@@ -190,7 +202,7 @@ def so_far(found: dict[int, dict]) -> str:
 
 
 def remarks(job: Job, found: dict[int, dict]) -> list[str]:
-    """Return sentences about a job with a window of 20 games: first and last mean, and the memory used."""
+    """Return sentences on the first and last games, and on memory, for jobs whose curve is a mean over few games."""
     if f"--log.window {WINDOW}" not in job.options:
         return []
     lines = []
@@ -202,7 +214,7 @@ def remarks(job: Job, found: dict[int, dict]) -> list[str]:
             f"steps), of the last {curve['returns'][-1]:.1f}."
         )
         if size := record.get("replay_bytes"):
-            lines.append(f"Its replay has {size / 1e9:.2f} GB, {size / record['steps']:,.0f} bytes for each step.")
+            lines.append(f"The replay takes {size / 1e9:.2f} GB, {size / record['steps']:,.0f} bytes per step.")
         if record["peak_memory"]:
-            lines.append(f"The process took {record['peak_memory'] / 1e9:.2f} GB at most.")
+            lines.append(f"Peak memory of the process: {record['peak_memory'] / 1e9:.2f} GB.")
     return lines

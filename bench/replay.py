@@ -1,15 +1,15 @@
-"""Draws from a replay of a million rows: prioritised against Tianshou's (numba), uniform against Stable-Baselines3's.
+"""Draws from a replay of a million rows: prioritized against Tianshou's (numba), uniform against Stable-Baselines3's.
 
     .venv/bin/python bench/replay.py                                   # all figures, 30 rounds: two minutes
-    .venv/bin/python bench/replay.py --only prioritised --rounds 200 --out docs/speed/replay.json
+    .venv/bin/python bench/replay.py --only prioritized --rounds 200 --out docs/speed/replay.json
 
 Each contender is a separate process with one thread that waits for its turn; in each round every contender runs one
 slice. The result is the median over rounds of the ratio of cycles per second, with its 95 % bootstrap interval. The
 same ratio of CPU seconds depends less on other processes that were running.
 
-Both sides of `prioritised` and of `uniform` hold 1,000,000 rows of HalfCheetah's sizes, and 256 are drawn at a time.
+Both sides of `prioritized` and of `uniform` hold 1,000,000 rows of HalfCheetah's sizes, and 256 are drawn at a time.
 
-prioritised  A batch with observations, actions, rewards, what was seen next and importance weights is drawn, and
+prioritized  A batch with observations, actions, rewards, what was seen next and importance weights is drawn, and
              random positive errors of its rows are fed back. Ours does more of a learner's work: it adds up rewards
              over n steps (here 1), gives tensors, and leaves rows alone that were overwritten since.
 tree         Only the places to draw, in proportion to a million priorities, and setting new ones there.
@@ -36,15 +36,15 @@ from remuda.bench.turns import Contender, median_and_interval, serve
 
 ROOT = Path(__file__).parents[1]
 ROWS, BATCH, ENVS, OBS, ACTION, ALPHA, BETA = 1_000_000, 256, 8, 17, 6, 0.6, 0.4
-PEERS = {"prioritised": "tianshou", "tree": "tianshou", "uniform": "sb3"}
-DRAWN = 1000  # batches of errors, which are used in rotation
-WARM_UP = 4000  # cycles, after which each priority has been set about once
+PEERS = {"prioritized": "tianshou", "tree": "tianshou", "uniform": "sb3"}
+DRAWN = 1000  # batches of errors, used again and again
+WARM_UP = 4000  # cycles: then every priority was set about once
 Cycle = Callable[[], object]
 
 
 def ours(figure: str) -> Cycle:
     if figure == "tree":
-        from remuda.replay.sumtree import SumTree
+        from remuda.replay.priorities import SumTree
 
         tree, numbers = SumTree(ROWS), np.random.default_rng(0)
         tree[:] = 1.0
@@ -53,7 +53,7 @@ def ours(figure: str) -> Cycle:
             tree.put(tree.find(numbers.random(BATCH) * tree.total), priority)
 
         return turn_over([each.numpy().astype(np.float64) for each in draw_errors()], find_and_set)
-    replay = filled(figure == "prioritised")
+    replay = filled(figure == "prioritized")
     if figure == "uniform":
         return replay.draw
 
@@ -79,7 +79,7 @@ def filled(is_prioritized: bool) -> Any:
         obs, action = torch.rand(*axes, OBS), torch.rand(*axes, ACTION)
         steps = Steps(obs, action, torch.rand(axes), torch.ones(axes), torch.ones(axes, dtype=torch.bool), None, None)
         replay.add(Batch(steps, next_obs=torch.rand(ENVS, OBS)))
-    assert ring.count == ROWS
+    assert ring.counters.count == ROWS
     return replay
 
 

@@ -79,8 +79,8 @@ def ring_bytes(ring: FrameRing) -> int:
 
 
 def draws(ring: FrameRing) -> str:
-    """Return some rows of the ring, for a comparison."""
-    row, env = ring.at(np.random.default_rng(1).integers(0, ring.count, 512))
+    """Some rows, to compare by."""
+    row, env = ring.counters.locate(np.random.default_rng(1).integers(0, ring.counters.count, 512))
     kept = ring.is_stored(row, env)
     return str([float(np.float64(part[kept[: len(part)]].astype(np.float64)).sum()) for part in ring.take(row, env)])
 

@@ -69,12 +69,12 @@ class Pipes:
 def serve_one(kind: str, env: str, batch: int, envs: int, workers: int) -> None:
     import torch
 
+    from remuda.build.blueprint import make_async_blueprints, worker_limits
+    from remuda.build.recipe import make_recipe
     from remuda.build.replay import make_replay
-    from remuda.build.workers import make_async_blueprints, worker_limits
     from remuda.config.resolve import resolve_config
     from remuda.learning.weights import SharedWeights
     from remuda.machine import keep_memory
-    from remuda.runs.train import make_recipe
     from remuda.sampling.replay_writers import ReplayWriterPool
 
     keep_memory()
@@ -95,9 +95,9 @@ def serve_one(kind: str, env: str, batch: int, envs: int, workers: int) -> None:
     orders = [{**order, "into": into} for order in make_async_blueprints(config, spec, info, workers)]
     fds = pipes.write if kind == "queue" else replay.fds
     feed = ReplayWriterPool(
-        "replay_writers_workers", orders, weights, fds, 8, 1, on_loss=replay.on_writer_lost, **worker_limits(config)
+        "replay_writers_workers", orders, weights, fds, 8, 1, on_lost=replay.on_writer_lost, **worker_limits(config)
     )
-    pids = [member.pid for member in feed._worker_pool.members]
+    pids = [member.pid for member in feed._worker_pool.workers]
     fill(replay, info)
     replay.sync()  # samplers may write from now on
     feed.start(1)
@@ -115,7 +115,7 @@ def serve_one(kind: str, env: str, batch: int, envs: int, workers: int) -> None:
             if kind == "queue":
                 pipes.take()
             replay.sync()
-            feed.look(learner.version)
+            feed.poll(learner.version)
             drawn = replay.draw()
             replay.feedback(drawn.key, learner.step(drawn).priority)
             count += 1
@@ -124,7 +124,7 @@ def serve_one(kind: str, env: str, batch: int, envs: int, workers: int) -> None:
             now = time.perf_counter()
         took, fresh = now - begin, int(replay.ring.real.sum()) - real
         rest(True)
-        return {"updates": count / took, "sampled": fresh / took, "redrawn": float(replay.redrawn)}
+        return {"updates": count / took, "sampled": fresh / took, "redrawn": float(replay.counters.torn_rows)}
 
     rest(True)
     try:

@@ -12,7 +12,8 @@ from remuda.build.replay import make_ring
 from remuda.build.workers import RingWriter, SamplerWorker
 from remuda.data import Rollout, map_tree
 from remuda.replay import as_row
-from remuda.sampling.sampler_worker import Writer, serve
+from remuda.sampling.sampler_worker import serve
+from remuda.sampling.worker_services import Writer
 
 HEADER = struct.Struct("<I")
 

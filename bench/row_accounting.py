@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from fingerprint_job import arrays_in, attempt, joined, sha256_of
-from row_accounting_names import construct, counts_of, find_class, find_method
+from row_accounting_names import construct, counts_of, find_class, find_method, look_up
 
 import remuda
 
@@ -151,13 +151,14 @@ class Writer:
 
     def append(self, rows: int, fatal: str | None = None) -> bool:
         """Append rows if the reader allows it; `fatal` is the field at which the writer dies."""
-        if not self.ring.may_write():
+        if not find_method("may_write", self.ring, look_up(self.ring, "counters"))():
             return False
         env, first = np.arange(self.group * WIDTH, (self.group + 1) * WIDTH), int(self.ring.written[self.group])
         if self.states is not None:
-            number = int(self.states.stored[self.group])
+            stored = self.num_states()
+            number = int(stored[self.group])
             self.states.store(state_of(self.time, env), self.group)
-            if self.states.stored[self.group] > number:
+            if stored[self.group] > number:
                 self.without_error.append((number, 1))
         else:
             self.without_error.append((first, rows))
@@ -167,6 +168,11 @@ class Writer:
         self.ring.append(given, rows_at(self.time + rows, env, self.first).obs, self.group)
         self.time += rows
         return True
+
+    def num_states(self) -> Any:
+        """Return the number of states of each group, as an array that changes with it."""
+        stored = look_up(self.states, "counters.written")
+        return look_up(self.states, "stored") if stored is None else stored
 
     def set_td_error(self) -> bool:
         """Set the errors of the oldest append that has none yet."""
@@ -306,8 +312,10 @@ class Player:
         return {"key": batch.key.tolist(), "sha256": joined(sorted(map(sha256_of, arrays_in(batch))))}
 
     def hold(self) -> Any:
-        with find_method("pause_writers", self.replay, self.replay.ring)():
-            return [counts_of(self.replay), bool(self.writers[0].ring.may_write())]
+        ring, writer = self.replay.ring, self.writers[0].ring
+        with find_method("pause_writers", ring, look_up(ring, "counters"))():
+            may_write = find_method("may_write", writer, look_up(writer, "counters"))
+            return [counts_of(self.replay), bool(may_write())]
 
     def pause(self) -> Any:
         with self.replay.paused():

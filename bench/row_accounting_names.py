@@ -1,6 +1,6 @@
 """Names of replays, their methods, arguments and counts in the trees that bench/row_accounting.py runs in.
 
-Every table lists alternatives: the coming name first, then that of 0.1. Each tree uses the first that it has.
+Every table lists alternatives, the newest name first and that of 0.1 last. Each tree uses the first one that it has.
 """
 
 import inspect
@@ -25,19 +25,20 @@ METHODS = {
     "commit": ("commit", "settle"),
     "on_writer_lost": ("on_writer_lost", "lose"),
     "pause_writers": ("pause_writers", "still"),
-    "set_td_error": ("set_td_error", "set_initial_priority", "judge"),
-    "fresh": ("new_rollouts", "new_observations", "fresh"),
+    "set_td_error": ("set_td_error", "judge"),
+    "fresh": ("new_observations", "fresh"),
+    "may_write": ("may_write",),
 }
 ARGUMENTS = {
     "is_shared": ("is_shared",),
-    "most_per_round": ("max_batches_per_round", "max_per_round", "most_per_round"),
+    "most_per_round": ("max_batches_per_round", "most_per_round"),
     "lead": ("max_lead", "lead"),
-    "has_td_error": ("has_td_error", "has_initial_priority", "is_judged"),
+    "has_td_error": ("has_td_error", "is_judged"),
 }
 COUNTS = {
     "written": ("written",),
-    "begun": ("begun", "announced"),
-    "real": ("real", "real_steps"),
+    "begun": ("begun",),
+    "real": ("real",),
     "td_errors": ("td_errors", "judged"),
     "limit": ("limit",),
     "stored": ("stored",),
@@ -45,12 +46,12 @@ COUNTS = {
     "steps": ("steps",),
     "credit": ("credit",),
     "draws": ("draws",),
-    "redrawn": ("redrawn",),
+    "redrawn": ("torn_rows", "redrawn"),
     "is_throttled": ("is_throttled",),
     "priority_sum": ("priorities.tree.total", "starts.tree.total", "sequence_index.tree.total"),
     "largest_priority": ("priorities.largest", "starts.largest", "sequence_index.largest"),
 }
-HOMES = ("", "ring.", "counters.", "ring.counters.", "counts.", "ring.counts.", "rows.")  # of counts, in a replay
+HOMES = ("", "ring.", "counters.", "ring.counters.")  # of counts, in a replay
 
 
 def find_class(name: str) -> Any:
@@ -62,7 +63,7 @@ def find_class(name: str) -> Any:
 
 def find_method(name: str, *things: Any) -> Callable[..., Any]:
     for thing in things:
-        for each in METHODS.get(name, (name,)):
+        for each in METHODS.get(name, (name,)) if thing is not None else ():
             if hasattr(thing, each):
                 method: Callable[..., Any] = getattr(thing, each)
                 return method

@@ -1,4 +1,4 @@
-"""One Stable-Baselines3 run with given settings, in its own virtual environment (`make peers`).
+"""Train one Stable-Baselines3 run with given settings, in its own virtual environment (`make peers`).
 
     .venv-sb3/bin/python bench/sb3_run.py --algo ppo --env CartPole-v1 --seed 1 --steps 100000 --out FILE.json
 
@@ -20,7 +20,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 
 
 class Curve(BaseCallback):
-    """Callback that records the mean return of the last episodes and the time after each rollout."""
+    """Record the mean return of the last episodes, and the seconds so far, after each rollout in which one ended."""
 
     def __init__(self):
         super().__init__()

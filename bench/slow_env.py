@@ -1,10 +1,10 @@
-"""Measure what one slow env costs the others under --scheme async: their steps per second with and without it.
+"""Measure what one slow env costs the others under --scheme async.
 
     .venv/bin/python bench/slow_env.py --out docs/speed/slow-env.json      # four minutes
 
-Eight envs that sleep for 4 ms a step, each in a worker of its own; in every other run the first of them sleeps ten
-times as long. Runs alternate. What counts is the rate of the other seven against what it is without a slow one, for
-workers that act and for one inference process.
+Eight envs sleep for 4 ms per step, each in its own worker. In every other run the first of them sleeps ten times as
+long. The result is the rate of the other seven envs relative to a run without a slow env, for inference in the
+workers and in one inference server.
 """
 
 import argparse
@@ -24,7 +24,7 @@ SECONDS, ENVS, SEED, SLOWER = 0.004, 8, 1, 10
 
 
 class SleepingEnv(gymnasium.Env):
-    """Env with episodes of 20 steps; it is slow if its first reset has the seed `slow_seed`."""
+    """An env with episodes of 20 steps that is slower if its first reset has the seed `slow_seed`."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)

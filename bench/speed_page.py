@@ -1,6 +1,6 @@
-"""Write docs/speed.md from the results of `make bench`.
+"""Write docs/speed.md, and the table of speeds in README.md, from the files in docs/speed.
 
-.venv/bin/python bench/speed_page.py          # reads the JSON files in docs/speed
+.venv/bin/python bench/speed_page.py          # `make bench` wrote the files
 """
 
 from __future__ import annotations
@@ -10,30 +10,44 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from page_text import wrap_paragraphs
+
 from remuda.cli.bench import table
 
 ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+BEGIN, END = "<!-- speed: written by bench/speed_page.py -->", "<!-- end of speed -->"
 HEAD = """\
-# How fast
+# Speed
 
-This page is written by `bench/speed_page.py` from the files in [speed/](speed/), which `make peers` and `make bench`
-made. All of it was measured on a virtual machine of two cores that others were using too: its speed drifts by a
-factor of two within minutes, so contenders take turns and what counts are ratios within a turn and CPU seconds; steps
-per second say little. Envs in workers: [envs.md](envs.md#how-fast).
+```
+make peers && make bench          # hours; nothing else should run
+remuda bench ppo --env CartPole-v1
+# no-run: they measure for minutes and for hours
+```
+
+`bench/speed_page.py` writes this page from the files in [speed/](speed/), which `make bench` writes.
+
+How to read it: all figures come from one virtual machine with two cores that other users share. Its speed drifts by a
+factor of two within minutes. So contenders run in alternating slices, and the figures that count are ratios within a
+round of slices, with their 95 % intervals, and CPU seconds. Absolute steps per second say little. The speed of envs
+in worker processes is in [envs.md](envs.md#how-fast).
 
 ## Whole runs of PPO
 
-Equal settings, only real steps counted, start-up and warm-up left out (`remuda bench ppo`; `remuda/bench/job.py` has
-the settings, `bench/peers/` the other side). Envs are Gymnasium's own, in Python, for all; but on Pong `remuda` and
-the CleanRL-style loop step ale-py's vector env in C++, and Stable-Baselines3 its `AtariWrapper`s in subprocesses,
-which is what the second table compares with our single envs in Python. Others are run in the way that was fastest for
-them here: envs in their own process and one thread of torch, but for Sample Factory (subprocesses) and Pong (two
-threads of torch). What could not be made equal: RLlib normalises advantages over the rollout and not each minibatch,
-and learns one minibatch more in each round; Sample Factory samples while it learns, so that its policy lags behind,
-and clips ratios to 1 / (1 + c) below; Tianshou computes values and log-probabilities after each rollout once more; a
-CleanRL-style loop takes truncation for termination; Stable-Baselines3 moves statistics of observations with every
-step and we with every rollout; constants of Adam, initial weights and versions of Gymnasium and numpy are those of
-each library.
+`remuda bench ppo` gives every library the same settings (`remuda/bench/job.py`; the other side is in `bench/peers/`).
+Only real steps are counted, and start-up and warm-up are left out.
+
+- **Envs.** All libraries step Gymnasium's own envs in Python, except on Pong. There, `remuda` and the CleanRL-style
+  loop step ale-py's vector env in C++, and Stable-Baselines3 steps its `AtariWrapper` envs in subprocesses. The
+  second table of Pong compares these with our single envs in Python.
+- **Processes.** Each library runs in the way that was fastest for it here: envs in its own process and one torch
+  thread. Exceptions are Sample Factory (subprocesses) and Pong (two torch threads).
+- **Differences that remain.** RLlib normalizes advantages over the rollout instead of each minibatch, and learns from
+  one more minibatch per round. Sample Factory samples while it learns, so its policy lags, and it clips ratios at
+  1 / (1 + c) from below. Tianshou recomputes values and log-probabilities after each rollout. A CleanRL-style loop
+  treats truncation as termination. Stable-Baselines3 updates observation statistics at every step, Remuda once per
+  rollout. Adam's constants, initial weights and the versions of Gymnasium and NumPy are those of each library.
 """
 TABLES = {
     "ppo-cartpole": "CartPole-v1",
@@ -43,10 +57,61 @@ TABLES = {
 }
 
 
+PEERS = {
+    "sb3": "Stable-Baselines3",
+    "cleanrl": "CleanRL-style loop",
+    "sample-factory": "Sample Factory",
+    "tianshou": "Tianshou",
+    "rllib": "RLlib",
+}
+
+
 def main() -> None:
-    found: dict[str, Any] = {
-        path.stem: json.loads(path.read_text()) for path in (ROOT / "docs" / "speed").glob("*.json")
-    }
+    found = read_reports()
+    (ROOT / "docs" / "speed.md").write_text(page(found))
+    README.write_text(with_table(README.read_text(), readme_table(found)))
+
+
+def read_reports() -> dict[str, Any]:
+    return {path.stem: json.loads(path.read_text()) for path in (ROOT / "docs" / "speed").glob("*.json")}
+
+
+def with_table(readme: str, table: str) -> str:
+    """Replace what stands between the two markers."""
+    before, rest = readme.split(BEGIN)
+    return f"{before}{BEGIN}\n{table}{END}{rest.split(END)[1]}"
+
+
+def readme_table(found: dict[str, Any]) -> str:
+    """Return one row for each kind of training: how many times as fast Remuda is as each library."""
+    ratios: dict[str, dict[str, list[float]]] = {}
+    for name, title in (("ppo-cartpole", "CartPole-v1"), ("ppo-halfcheetah", "HalfCheetah-v5"), ("ppo-pong", "Pong")):
+        contenders = found[name]["contenders"].items()
+        ratios[f"PPO, {title}"] = {peer: [row["first_is_times"], *row["interval"]] for peer, row in contenders}
+    for name, title in (("actor-learner", "IMPALA, Pong"), ("sac-end-to-end", "SAC, HalfCheetah-v5")):
+        pairs = found[name]["ratios"].items()
+        ratios[title] = {
+            pair.removeprefix("remuda / ").removesuffix("-style"): ratio
+            for pair, ratio in pairs
+            if pair.startswith("remuda / ")
+        }
+    lines = [f"| Remuda is ... times as fast as | {' | '.join(PEERS.values())} |", "|---|" + "---|" * len(PEERS)]
+    for title, row in ratios.items():
+        cells = [
+            f"**{row[peer][0]:.1f}** ({row[peer][1]:.1f}–{row[peer][2]:.1f})" if peer in row else "" for peer in PEERS
+        ]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    goal = found["time-to"]["CartPole-v1"]["seconds and steps"]
+    ours, theirs = (statistics.median(turn[0] for turn in goal[side]) for side in ("ours", "zoo"))
+    return (
+        "\n".join(lines)
+        + f"\n\nFrom the start of the process to a mean return of 475 on CartPole-v1: {ours:.1f} s, and "
+        + f"{theirs:.1f} s for\n"
+        + "Stable-Baselines3 with the settings of its zoo (medians of five seeds).\n"
+    )
+
+
+def page(found: dict[str, Any]) -> str:
     parts = [HEAD]
     for name, title in TABLES.items():
         job = found[name]
@@ -62,7 +127,7 @@ def main() -> None:
         parts.append(slow_env(found["slow-env"]))
     parts.append(value_families(found))
     parts += samplers_beside(found)
-    (ROOT / "docs" / "speed.md").write_text("\n".join(parts))
+    return wrap_paragraphs("\n".join(parts))
 
 
 def settings(env: str) -> str:
@@ -77,9 +142,11 @@ def settings(env: str) -> str:
 def time_to(report: dict[str, Any]) -> str:
     lines = [
         "## Wall-clock time to a good agent\n",
-        "From the start of the process to a mean of the goal over the last 20 training episodes: our preset against",
-        "Stable-Baselines3 with the settings of its zoo, five seeds in turns (`bench/time_to.py`).\n",
-        "| | goal | ours, seconds: median (all) | SB3's zoo | ratio of medians | env steps, medians |",
+        "Seconds from the start of the process until the mean return of the last 20 training episodes reaches",
+        "the goal.",
+        "Remuda runs its preset, Stable-Baselines3 the settings of its zoo, with five seeds each, alternating",
+        "(`bench/time_to.py`).\n",
+        "| env | goal | Remuda: median (all seeds) | SB3's zoo | ratio of medians | env steps, medians |",
         "|---|---|---|---|---|---|",
     ]
     for env, row in report.items():
@@ -103,9 +170,10 @@ def checkpoints(report: dict[str, Any]) -> str:
     a_minute, most = (100 * (1 - ratio) * seconds / 60 for ratio in (middle, low))
     return (
         "## Checkpoints\n\n"
-        f"A run with {turns[0]['parameters']:,.0f} parameters that writes one checkpoint in {seconds:.0f} seconds\n"
-        f"has {rate} of the rate of one that writes none: with one a minute\n"
-        f"it loses {a_minute:.1f} % (at most {most:.1f} %) of its rate (`bench/checkpoints.py`).\n"
+        f"A run with {turns[0]['parameters']:,.0f} parameters that writes one checkpoint every {seconds:.0f} "
+        "seconds keeps\n"
+        f"{rate} of the rate of a run that writes none. One checkpoint\n"
+        f"a minute therefore costs {a_minute:.1f} % (at most {most:.1f} %) of the rate (`bench/checkpoints.py`).\n"
     )
 
 
@@ -116,19 +184,21 @@ def start_up(report: dict[str, list[float]]) -> str:
     )
     return (
         "## Start-up\n\n"
-        f"`remuda train` to the first update on CartPole-v1 with two workers: {first};\n"
-        f"`remuda --help`: {helped} (`bench/start_up.py`).\n"
+        f"`remuda train` reaches its first update on CartPole-v1 with two workers after {first}.\n"
+        f"`remuda --help` takes {helped} (`bench/start_up.py`).\n"
     )
 
 
 def actor_learner(report: dict[str, Any]) -> str:
     lines = [
         "## Actors and learners\n",
-        f"Whole training on {report['env']} with Nature's net, each step learned from once, {report['cores']} cores;",
-        "others are run in the first of the ways that `bench/actor_learner.py` lists, with their own wrappers around",
-        "single games.",
-        f"Medians of {report['rounds']} turns of {report['seconds']:g} seconds (`bench/actor_learner.py`).\n",
-        "| | env steps/s | CPU ms per step | remuda is ... times as fast (95 % interval) | how |",
+        f"Whole training on {report['env']} with the Nature net on {report['cores']} cores; every step is",
+        "learned from once.",
+        "`remuda` is IMPALA under `async`. The others are A2C of Stable-Baselines3, APPO of Sample Factory and",
+        "IMPALA of",
+        "RLlib, with their own wrappers around single games, each in the first of the ways that the script lists.",
+        f"Medians of {report['rounds']} slices of {report['seconds']:g} seconds (`bench/actor_learner.py`).\n",
+        "| | env steps/s | CPU ms per step | remuda is ... times as fast (95 % interval) | setup |",
         "|---|---|---|---|---|",
     ]
     for name, each in report["contenders"].items():
@@ -140,27 +210,33 @@ def actor_learner(report: dict[str, Any]) -> str:
     costs = ", ".join(f"{1000 * cost:.2f} for {part}" for part, cost in alone["cpu_seconds_per_step"].items())
     shares = [with_interval(*each["shares"]["remuda"]) for each in (alone, crowded)]
     return (
-        "\n".join(lines) + f"\n\nA step's CPU milliseconds if nothing else were done, on one core: {costs}.\n"
-        f"All cores would allow {alone['steps_per_second']:,.0f} steps/s, of which `remuda` reaches {shares[0]};\n"
-        f"with all cores at it at once {crowded['steps_per_second']:,.0f}, of which it reaches {shares[1]}.\n"
+        "\n".join(lines) + f"\n\nEach part alone on one core costs these CPU milliseconds per step: {costs}.\n"
+        f"At that cost all cores together allow {alone['steps_per_second']:,.0f} steps/s; `remuda` reaches "
+        f"{shares[0]} of it.\n"
+        f"With the parts running on all cores at once the limit is {crowded['steps_per_second']:,.0f} steps/s, "
+        "and `remuda`\n"
+        f"reaches {shares[1]} of it.\n"
     )
 
 
 def slow_env(report: dict[str, Any]) -> str:
-    shares = [f"{with_interval(*each['share'])} with act={act}" for act, each in report["acting"].items()]
+    shares = [f"{with_interval(*each['share'])} with `{where}`" for where, each in report["acting"].items()]
     return (
-        f"Of {report['envs']} envs, each in a worker of its own, one is {report['slower']} times as slow: the rest\n"
-        f"keep {' and '.join(shares)} of the rate that they have\nwithout it (`bench/slow_env.py`).\n"
+        f"A slow env does not slow the others: {report['envs']} envs run in a worker each, and one of them is "
+        f"{report['slower']} times as\n"
+        f"slow. The others keep these shares of their rate, by `sampler.inference`:\n"
+        f"{', '.join(shares)} (`bench/slow_env.py`).\n"
     )
 
 
 def value_families(found: dict[str, Any]) -> str:
-    """Return the section with one row for each measurement."""
+    """Return the table of algorithms with a replay, with one row for each report that exists."""
     lines = [
         "## Algorithms with a replay\n",
-        "Ratios of rates, medians of turns with 95 % intervals. `products` are the matrix products of an update",
-        "of SAC and nothing else (`bench/updates.py`, `bench/replay.py`, `bench/end_to_end.py`).\n",
-        "| what | beside | ratio | CPU seconds of each, ours; theirs |",
+        "Ratios of rates: medians over rounds of slices, with 95 % intervals. `products` are only the matrix",
+        "products of",
+        "one SAC update, a lower bound of its cost (`bench/updates.py`, `bench/replay.py`, `bench/end_to_end.py`).\n",
+        "| measured | compared with | Remuda is ... times as fast | CPU seconds each: Remuda; other |",
         "|---|---|---|---|",
     ]
     updates = {name: report for name, report in sorted(found.items()) if "cpu_seconds_per_update" in report}
@@ -190,7 +266,7 @@ def value_families(found: dict[str, Any]) -> str:
 
 
 def replay_checkpoint(report: dict[str, Any]) -> str:
-    """Return the section with rates relative to those of dd in the same turn."""
+    """Return a paragraph that compares the rates of writing and reading a ring with those of dd."""
 
     def share(side: str, mine: str, other: str) -> str:
         pairs = zip(report[side][mine], report[side][other], strict=True)
@@ -200,44 +276,51 @@ def replay_checkpoint(report: dict[str, Any]) -> str:
     memory = max(*write["first: memory / ring"], *read["read: memory / ring"])
     bytes_again = statistics.median(write["second: bytes / what is new"])
     return (
-        f"\nA ring of {report['rows']:,} stacks of 84x84 frames, {write['bytes'] / 1e9:.1f} GB, in a checkpoint and\n"
-        f"back (`bench/replay_checkpoint.py`, medians of {len(write['first'])} turns): written at\n"
-        f"{share('write', 'first', 'dd write, zeros')} of the rate of `dd conv=fsync` of zeros, "
-        f"{share('write', 'first', same)} of the same bytes,\n"
-        f"{share('write', 'first', f'{same}, direct')} with `oflag=direct`; "
-        f"read at {share('read', 'read', 'dd read')} of plain `dd`,\n"
-        f"{share('read', 'read', 'dd read, direct')} with `iflag=direct` to /dev/null, which keeps nothing. "
-        f"A second checkpoint wrote {bytes_again:.2f} of the\n"
-        f"bytes of what was new. Memory was at most {memory:.3f} of the ring.\n"
+        f"\nA checkpoint of a ring of {report['rows']:,} stacks of 84x84 frames, {write['bytes'] / 1e9:.1f} GB, "
+        "compared with `dd`\n"
+        f"(`bench/replay_checkpoint.py`, medians of {len(write['first'])} rounds):\n\n"
+        "| | compared with | ratio of rates |\n|---|---|---|\n"
+        f"| write | `dd conv=fsync` of zeros | {share('write', 'first', 'dd write, zeros')} |\n"
+        f"| write | the same, of the ring's bytes | {share('write', 'first', same)} |\n"
+        f"| write | the same, with `oflag=direct` | {share('write', 'first', f'{same}, direct')} |\n"
+        f"| read | `dd` | {share('read', 'read', 'dd read')} |\n"
+        "| read | `dd iflag=direct` to /dev/null, which stores nothing | "
+        f"{share('read', 'read', 'dd read, direct')} |\n\n"
+        f"A second checkpoint writes {bytes_again:.2f} times the bytes of the new rows. Peak memory is "
+        f"{memory:.3f} times the\n"
+        "size of the ring.\n"
     )
 
 
 def samplers_beside(found: dict[str, Any]) -> list[str]:
-    """Return the section about a learner and samplers that write to its replay."""
+    """Return the section on a learner whose replay is written by other processes."""
     lines: list[str] = []
-    feeds = [found[name] for name in ("feed-256", "feed-8192") if name in found]
-    if feeds:
+    writers = [found[name] for name in ("replay-writers-256", "replay-writers-8192") if name in found]
+    if writers:
         lines += [
-            "Rows sampled and rows learned from in a second, at once: SAC, a learner with one thread and a sampler.",
-            "`aside`: samplers write to memory that nobody reads, so that the machine is as busy and nothing is",
-            "received; `ring`: straight into the replay, as `--scheme async` does; `queue`: pickled, through a pipe.",
-            "What the learner keeps is beside `aside` (`bench/replay_writers.py`).\n",
-            "| env, batch | how | sampled/s | learned from/s | updates that the learner keeps |",
+            "Rows sampled and rows learned from per second, at the same time, by SAC with one learner thread and one",
+            "sampler process (`bench/replay_writers.py`). In `alone` the learner runs without a sampler. In",
+            "`aside` the",
+            "sampler writes to memory that no process reads: the machine is as busy, but the learner receives",
+            "nothing.",
+            "In `ring` it writes into the replay, as under `--scheme async`. In `queue` it sends pickled rows",
+            "through a",
+            "pipe. The last column is the rate of updates relative to `aside`.\n",
+            "| env, batch | rows go to | sampled/s | learned from/s | updates relative to `aside` |",
             "|---|---|---|---|---|",
         ]
-    for report in feeds:
+    for report in writers:
         for kind, sampled in report["sampled_per_second"].items():
             learned = report["update_frames_per_second"][kind]
             kept = with_interval(*report["updates_kept_beside_aside"][kind])
             what = f"{report['env']}, {report['batch']:,}"
-            rows = (
-                f"{sampled:,.0f}" if kind in ("ring", "queue") else "-"
-            )  # rows that are not received are not counted
+            rows = f"{sampled:,.0f}" if kind in ("ring", "queue") else "-"  # only rows that arrive are counted
             lines.append(f"| {what} | {kind} | {rows} | {learned:,.0f} | {kept} |")
     if (report := found.get("cpu-shares")) is not None:
         lines += [
-            f"\nThe same with all, half and a quarter of {report['cores']} cores (batch {report['batch']},",
-            "`bench/cpu_shares.py`).\n",
+            f"\nThe same with all, half and a quarter of the CPU time of {report['cores']} cores, batch",
+            f"{report['batch']}",
+            "(`bench/cpu_shares.py`).\n",
             "| env | share of the CPU | sampled/s | learned from/s |",
             "|---|---|---|---|",
         ]
@@ -247,9 +330,9 @@ def samplers_beside(found: dict[str, Any]) -> list[str]:
                 lines.append(f"| {env} | {100 * float(share):.0f} % | {rates} |")
     if (report := found.get("async-replay")) is not None:
         lines += [
-            f"\nSAC on {report['env']}, batch {report['batch']}, weights published after every",
+            f"\nSAC on {report['env']} with batch {report['batch']}; the learner publishes weights every",
             f"{report['publish_every']} updates (`bench/async_replay.py`).\n",
-            "| `replay.ratio` | rows learned from for every step | median age of acting weights, in publications |",
+            "| `replay.ratio` | rows learned from per step | median age of the sampler's weights, in publications |",
             "|---|---|---|",
         ]
         for each in report["ratios"]:
@@ -257,7 +340,7 @@ def samplers_beside(found: dict[str, Any]) -> list[str]:
             lines.append(f"| {ratio} | {each['measured']:.3f} | {each['median_age_in_intervals']:.2f} |")
         watched = report["evaluator"]
         lines.append(
-            f"\nWith an evaluator that may take {watched['share']:g} of a core (`--eval.cpu_fraction`) training on "
+            f"\nWith an evaluator that uses {watched['share']:g} of a core (`--eval.cpu_fraction`), training on "
             f"{report['watched']} keeps\n{with_interval(*watched['kept'])} of its rate."
         )
     if (report := found.get("time-to-3000")) is not None:
@@ -268,18 +351,32 @@ def samplers_beside(found: dict[str, Any]) -> list[str]:
 def time_to_3000(report: dict[str, Any]) -> list[str]:
     seconds = {name: [turn[0] for turn in turns] for name, turns in report["seconds and steps"].items()}
     lines = [
-        f"\nSeconds from the start of the process until SAC has a mean of {report['goal']:,.0f} over its last 10",
-        "training episodes on HalfCheetah-v5; seeds in turns, each run with the machine to itself",
-        "(`bench/time_to.py --env HalfCheetah-v5`). `serial` and `sb3` are our preset and Stable-Baselines3's own",
-        "settings, which are the same: an update from 256 rows after every step, a learning rate of 3e-4. A sampler",
-        "beside the learner has time for many more steps, which bear smaller batches and a rate of 1e-3: `async` has",
-        "32 steps for every update from 64 rows. So that settings are not mistaken for schemes, `serial, same` and",
-        "`sb3, same` have those of `async`, and `serial, 12 steps` has what was the quickest of three that were",
-        "tried for one process: 12 steps for every update from 128 rows, with 1e-3. The learner of `async` has one",
-        "thread of torch, all others have two. `serial` and `sb3` took turns with each other on another day than",
-        "the rest. Settings were chosen on seeds 11 and 12, not evenly: for `async` four were tried in five runs,",
-        "after others had only tied with `serial`; for `serial` three, in a run each; for SB3 none.\n",
-        "| | seconds: median (all seeds) | env steps, median | SB3's seconds over its own |",
+        f"\n### SAC on HalfCheetah-v5: seconds to a return of {report['goal']:,.0f}\n",
+        "Seconds from the start of the process until the mean return of the last 10 training episodes reaches",
+        "the goal.",
+        "Seeds alternate, and each run has the machine to itself (`bench/time_to.py --env HalfCheetah-v5`).\n",
+        "| run | settings |",
+        "|---|---|",
+        (
+            "| `serial`, `sb3` | our preset and Stable-Baselines3's defaults, which are equal: one update from 256 "
+            "rows per step, learning rate 3e-4 |"
+        ),
+        (
+            "| `async` | 32 steps per update from 64 rows, learning rate 1e-3; one learner thread, where all other "
+            "runs use two |"
+        ),
+        "| `serial, same`, `sb3, same` | the settings of `async`, so that settings are not mistaken for schemes |",
+        (
+            "| `serial, 12 steps` | 12 steps per update from 128 rows, learning rate 1e-3: the fastest of three "
+            "settings tried for one process |"
+        ),
+        "",
+        "`serial` and `sb3` alternated with each other on another day than the rest. Settings were chosen on",
+        "seeds 11 and",
+        "12, with unequal effort: four settings in five runs for `async`, after others had only tied with",
+        "`serial`; three",
+        "settings in one run each for `serial`; none for SB3.\n",
+        "| run | seconds: median (all seeds) | env steps, median | times as fast as `sb3` |",
         "|---|---|---|---|",
     ]
     for name, side in seconds.items():

@@ -2,7 +2,7 @@
 
     .venv/bin/python bench/start_up.py --out runs/bench/start-up.json
 
-The first update has been made when the first line of metrics appears; the run writes one after every rollout.
+The run writes a metrics line after every rollout, so its first line marks the first update.
 """
 
 from __future__ import annotations

@@ -1,21 +1,15 @@
-"""Measure the seconds from the start of a process until its agent reaches a goal: Remuda and Stable-Baselines3.
+"""Measure wall-clock seconds from the start of the process until an agent reaches a goal, beside Stable-Baselines3.
 
     .venv/bin/python bench/time_to.py              # PPO: CartPole-v1 to 475 and Acrobot-v1 to -100, five seeds each
     .venv/bin/python bench/time_to.py --env HalfCheetah-v5 --seeds 3 --out docs/speed/time-to-3000.json  # SAC: hours
 
-The goal is a mean return over the last training episodes, which is checked after every rollout. Contenders take
-turns, seed by seed, and run alone on the machine. Imports, building of envs and the training up to the goal are
-counted. Each run is written to --out when it ends; `--resume` makes only the runs that are not in that file.
+The goal is a mean return over the last training episodes, checked after every rollout. Contenders alternate seed by
+seed, and each has the machine to itself. The time includes imports, building envs and all training up to the goal.
+Every run is recorded when it ends; `--resume` runs only those that --out does not hold yet.
 
-For PPO, SB3 (after `make peers`) has the hyperparameters of RL Baselines3 Zoo, and envs in its own process.
+For PPO, SB3 (after `make peers`) has the hyperparameters of RL Baselines3 Zoo and steps envs in its own process.
 
-For SAC, `serial` is our preset, and `sb3` has its own defaults, which are the same: an update from 256 rows after
-every step, a learning rate of 3e-4. A sampler beside the learner has time for many more steps, which bear smaller
-batches and a rate of 1e-3: `async` has 32 steps for every update from 64 rows. So that settings are not mistaken for
-schemes, `serial, same` and `sb3, same` have those of `async`; `serial, 12 steps` has what was the quickest of three
-that were tried for one process: 12 steps for every update from 128 rows, with 1e-3. The learner of `async` has one
-thread of torch, all others have two. Settings were chosen on seeds 11 and 12, not evenly: for `async` four were tried
-in five runs, after others of it had only tied with `serial`; for `serial` three, in a run each; for SB3 none.
+For SAC, docs/speed.md describes the settings of each contender and how they were chosen (bench/speed_page.py).
 """
 
 from __future__ import annotations

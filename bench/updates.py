@@ -31,9 +31,9 @@ Update = Callable[[], Any]
 
 
 def ours(algo: str, batch: int, threads: int, **settings: Any) -> Update:
+    from remuda.build.recipe import make_recipe
     from remuda.config.resolve import resolve_config
     from remuda.machine import keep_memory
-    from remuda.runs.train import make_recipe
 
     keep_memory()  # as `remuda train` does
 

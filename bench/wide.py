@@ -1,9 +1,9 @@
-"""Compare MKL and oneDNN on a linear layer with a large weight matrix: the reason why nets/wide.py uses oneDNN.
+"""Compare MKL and oneDNN for the products of a wide linear layer: the reason for nets/wide.py.
 
     .venv/bin/python bench/wide.py --out docs/speed/wide.json        # some seconds; nothing else should run
 
-Each turn takes all of them once, with 48 MB written in between, so that weights come from memory as they do in an
-update; milliseconds are medians of turns.
+Each round computes every product once and writes 48 MB in between, so that weights come from memory, as they do in an
+update. Milliseconds are medians over rounds.
 """
 
 from __future__ import annotations

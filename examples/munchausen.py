@@ -1,6 +1,6 @@
-"""Munchausen DQN (2007.14430) as a variant of DQN: the logarithm of the policy is added to the reward.
+"""Munchausen DQN (arXiv 2007.14430) as a subclass of DQN: the logarithm of the policy is added to the reward.
 
-remuda train dqn --env CartPole-v1 --algo.variant examples.munchausen:MunchausenDQN
+remuda train examples.munchausen:MunchausenDQN --env CartPole-v1
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Envs whose every answer is known by hand, and that misbehave when told to.
+"""Envs whose every result is known in advance, and that misbehave on request.
 
 An observation is [marker, episode, step]: the marker is the last seed modulo 1000, episodes count from 1.
 Episode n lasts lengths[(n - 1) % len(lengths)] steps; the reward of a step is 100 * episode + step + action / 4.
@@ -37,12 +37,12 @@ class CountingEnv(gymnasium.Env[Any, Any]):
         observation: str = "box",
         action: str = "discrete",
         fault: str | None = None,
-        at: int = 0,  # the call of step(), counted over the env's life from 1; 0: reset
-        once: str | None = None,  # a file: the fault happens only to whoever creates it
-        only: int | None = None,  # the fault happens only to the env with this marker
+        at: int = 0,  # the call of step() at which the fault happens, counted from 1; 0 for reset()
+        once: str | None = None,  # a file: the fault happens only in the env that creates it
+        only: int | None = None,  # the fault happens only in the env with this marker
         raise_step: float = 0.0,
         raise_reset: float = 0.0,
-        chatter: int = 0,  # so many more numbers in info
+        chatter: int = 0,  # how many additional numbers info has
         render_mode: str | None = None,
     ) -> None:
         self.lengths, self.ends, self.reuse_buffer, self.fault, self.at = lengths, ends, reuse_buffer, fault, at
@@ -78,7 +78,7 @@ class CountingEnv(gymnasium.Env[Any, Any]):
             self.marker = seed % 1000
         self.episode, self.steps = self.episode + 1, 0
         if self.raise_reset and self.np_random.random() < self.raise_reset:
-            raise RuntimeError("reset failed by chance")
+            raise RuntimeError("reset failed randomly")
         if self.fault is not None and self.at == 0:
             obs, *_ = self.misbehave(self.observe(), 0.0, False, False, {})
             return obs, {}
@@ -90,7 +90,7 @@ class CountingEnv(gymnasium.Env[Any, Any]):
             raise AssertionError(f"action {action!r} is not in {self.action_space}")
         self.steps, self.calls = self.steps + 1, self.calls + 1
         if self.raise_step and self.np_random.random() < self.raise_step:
-            raise RuntimeError("step failed by chance")
+            raise RuntimeError("step failed randomly")
         is_over = self.steps >= self.lengths[(self.episode - 1) % len(self.lengths)]
         is_terminal = self.ends == "terminate" or (self.ends == "alternate" and self.episode % 2 == 1)
         reward = 100.0 * self.episode + self.steps + float(np.sum(action)) / 4
@@ -102,8 +102,8 @@ class CountingEnv(gymnasium.Env[Any, Any]):
             "n": np.int64(7),
             **{f"number {index}": index for index in range(self.chatter)},
         }
-        answer = (self.observe(), reward, is_over and is_terminal, is_over and not is_terminal, info)
-        return self.misbehave(*answer) if self.fault is not None and self.calls == self.at else answer
+        result = (self.observe(), reward, is_over and is_terminal, is_over and not is_terminal, info)
+        return self.misbehave(*result) if self.fault is not None and self.calls == self.at else result
 
     def observe(self) -> Any:
         values = (self.marker, self.episode, self.steps)
@@ -137,7 +137,7 @@ class CountingEnv(gymnasium.Env[Any, Any]):
                 os.kill(os.getpid(), signal.SIGKILL)
             case "sleep":
                 time.sleep(100)
-            case "hold":  # a loop in C that never gives other threads a turn
+            case "hold":  # a loop in C that never releases the GIL
                 sum(itertools.repeat(1, 10**12))
             case "nan":
                 obs[1] = np.nan
@@ -222,7 +222,7 @@ def make_failing() -> CountingEnv:
 
 
 class Outer:
-    """Somewhere to be found by a dotted path."""
+    """Holds a factory that has a dotted path."""
 
     @staticmethod
     def make(**kwargs: Any) -> CountingEnv:
@@ -233,9 +233,9 @@ class Outer:
 
 
 class LivesEnv(gymnasium.Env[Any, Any]):
-    """Games of so many lives, each of `life` steps; a lost life ends for the learner, the last one for all.
+    """Games of `lives` lives of `life` steps each; a lost life is an end for the learner, the last one ends the game.
 
-    An observation is [game, life, step of the game], the reward always 1. A reset after a lost life only goes on.
+    An observation is [game, life, step of the game], and every reward is 1. A reset after a lost life continues.
     """
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -244,22 +244,22 @@ class LivesEnv(gymnasium.Env[Any, Any]):
     def __init__(self, lives: int = 3, life: int = 2) -> None:
         self.lives, self.life = lives, life
         self.game = self.lost = self.steps = 0
-        self.goes_on = False
+        self.continues = False
         self.seeds: list[int | None] = []
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         self.seeds.append(seed)
-        if not self.goes_on or seed is not None:
+        if not self.continues or seed is not None:
             self.game, self.lost, self.steps = self.game + 1, 0, 0
-        self.goes_on = False
+        self.continues = False
         return self.observe(), {"lives": self.lives - self.lost}
 
     def step(self, action: Any) -> Any:
         self.steps += 1
         is_lost = self.steps % self.life == 0
         self.lost += is_lost
-        self.goes_on = is_lost and self.lost < self.lives
-        info = {"lives": self.lives - self.lost, "episode_continues": self.goes_on}
+        self.continues = is_lost and self.lost < self.lives
+        info = {"lives": self.lives - self.lost, "episode_continues": self.continues}
         return self.observe(), 1.0, is_lost, False, info
 
     def observe(self) -> Any:
@@ -267,7 +267,7 @@ class LivesEnv(gymnasium.Env[Any, Any]):
 
 
 class NestedEnv(gymnasium.Env[Any, Any]):
-    """Every kind of space in one: an observation tells the step in each entry, the reward sums up the whole action.
+    """Has every kind of space: each entry of an observation encodes the step, the reward sums up the whole action.
 
     Actions are checked with `contains`, kept, and then overwritten, as an env may do.
     """
@@ -302,7 +302,7 @@ class NestedEnv(gymnasium.Env[Any, Any]):
         self.length, self.fault, self.at = length, fault, at
         self.steps = 0
         self.taken: list[Any] = []
-        self.image = np.zeros((2, 2), np.uint8)  # reused: whoever stores a view of it stores the future
+        self.image = np.zeros((2, 2), np.uint8)  # reused: a stored view of it would change later
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)

@@ -1,7 +1,7 @@
-"""An agent with memory whose every answer is known by hand, and the workers that act with it.
+"""An agent with memory whose every output is known in advance, and the sampler workers that run it.
 
-Its state counts the rows since the last reset and sums the steps it saw, each row halving the sum; its action is the
-count modulo 4 (so a wrong state gives a wrong reward), its value 100 * count + sum.
+Its state counts the rows since the last reset and sums the steps that it saw, halving the sum at each row. Its action
+is the count modulo 4, so that a wrong state gives a wrong reward, and its value is 100 * count + sum.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ class Count(ArrayTuple):
 
 
 class CountingRNN(nn.Module):
-    """See the module; one parameter, to be published."""
+    """See the module; it has one parameter, so that there are weights to publish."""
 
     noise = (("uniform", 1),)
     exploration = 1.0
@@ -55,5 +55,5 @@ def make_parts(order: Mapping[str, Any], beat: Any, tell: Any) -> tuple[Any, Any
         groups, limits = order["groups"], order["limits"]
         envs = AsyncPooledEnvs(spec, size, groups, groups, order["gamma"], should_stop=beat, **limits)
         return envs, CountingRNN(), Exploration()
-    envs = LocalEnvs(spec, size, gamma=order["gamma"], should_stop=beat, first_env=order["first"], tell=tell)
+    envs = LocalEnvs(spec, size, gamma=order["gamma"], should_stop=beat, first_env=order["first"], on_notice=tell)
     return envs, CountingRNN(), Exploration()

@@ -6,7 +6,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 
 class CountingVectorEnv(VectorEnv):
-    """Written anew in arrays, so that it shares no line with what it is compared to."""
+    """Written separately with arrays, so that it shares no code with the env that it is compared to."""
 
     def __init__(self, num_envs=1, lengths=(3, 5, 2)):
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}

@@ -1,21 +1,22 @@
-"""The blocks of README.md and docs/**/*.md as programs: every command and every Python block is run.
+"""Run the blocks of README.md and docs/**/*.md: every command and every Python block.
 
     page = Page("docs/agents.md")
     page.run(tmp_path, monkeypatch)
 
-A page is run from top to bottom in one directory, as a reader would who types what it shows:
+The blocks of a page run from top to bottom in one directory, as for a reader who types what the page shows:
 
-- A command is a line of a block without a language that begins with one of `PROGRAMS`. `remuda ...` is run in this
-  process, with REMUDA_MAX_STEPS and with short evaluations (`SHORT`). Other programs have to be marked.
+- A command is a line of a block without a language that begins with one of `PROGRAMS`. `remuda ...` runs in this
+  process, with REMUDA_MAX_STEPS and with short evaluations (`SHORT`). Other programs must be marked as not run.
 - A Python block is executed in a namespace that the blocks of a page share. A block whose first line is a comment
-  with a file name, such as `# mine.py`, is (a part of) that file instead, which exists before anything is run.
-- A block that shows the inside of a training loop finds the parts of such a loop in its namespace (`PARTS`).
+  with a file name, such as `# mine.py`, is written to that file instead, before anything runs.
+- A block that shows the inside of a training loop finds the objects of such a loop in its namespace (`PARTS`).
 - `# no-run: reason`, at the end of a command or on a line of its own for the whole block, keeps commands from being
-  run. `tests/docs/test_general_pages.py` counts them.
+  run. So does `<!-- no-run: reason -->` on the line before a block, which readers of the rendered page do not see.
+  `tests/docs/test_general_pages.py` counts the commands that are not run.
 
-Two cores run these tests, so commands that cost seconds are run once. A command whose `cost_key` another one had
-before, on any page, is only settled: its options are parsed, its env is probed, the configuration is checked and its
-nets and replay are built, but nothing is trained.
+These tests run on two cores, so an expensive command runs once. If an earlier command of any page has the same
+`cost_key`, the later one is only built: its options are parsed, its env is probed, the configuration is checked and
+its nets and replay are made, but nothing is trained.
 """
 
 from __future__ import annotations
@@ -33,21 +34,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from registering import forget_registered
 
 ROOT = Path(__file__).parents[1]
-MAX_STEPS = 128  # the first episodes of CartPole have ended by then
-FEW_STEPS = 16  # of Atari, where a step costs a hundred times as much
+MAX_STEPS = 128  # by then the first episodes of CartPole have ended
+FEW_STEPS = 16  # for Atari, where a step costs a hundred times as much
 SHORT = ["--eval.episodes", "1", "--eval.max_steps", "10"]
 PROGRAMS = ("remuda", "make", "python", ".venv/bin/python", "pip", "torchrun", "mpirun", "kill", "git")
 SHELL = ("", "sh", "bash", "console")
-PARTS = {  # page: the algorithm whose parts its loops use
+PARTS = {  # page: the algorithm whose objects its loops use
     "docs/algorithms/ppo.md": "ppo",
     "docs/algorithms/dqn.md": "dqn",
     "docs/algorithms/impala.md": "impala",
     "docs/schemes/synchronous.md": "ppo",
 }
-SETTLED: set[str] = set()  # configurations without their seed whose parts have been built
-RECORDED = "docs/results.md"  # one command for each seed of each record, written by bench/learning.py
+SETTLED: set[str] = set()  # configurations, without their seed, that have been built
+RECORDED = "docs/results.md"  # bench/learning.py writes one command for each seed of each record
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,11 @@ class Block:
     language: str
     line: int
     text: str
+    no_run: str | None = None  # the reason in a comment before the block
 
     @property
     def file(self) -> str | None:
-        """The name of the file that this block is a part of, if it has one."""
+        """Return the name of the file that this block is a part of, if it has one."""
         found = re.match(r"# (\w+\.py)\n", self.text)
         return found[1] if found and self.language == "python" else None
 
@@ -72,15 +75,16 @@ class Block:
         if not any(line.split()[0] in PROGRAMS for line in lines):
             return []  # a formula or a table
         marks = [mark[1] for line in lines if (mark := re.match(r"# no-run: (.+)", line))]
+        marks += [self.no_run] if self.no_run else []
         commands = [line for line in lines if not line.startswith("#")]
         unknown = [line for line in commands if line.split()[0] not in PROGRAMS]
-        assert not unknown, f"line {self.line}: what are {unknown}, among commands?"
+        assert not unknown, f"line {self.line}: {unknown} are no commands, but stand among commands"
         return [Command(line, marks[0] if marks else None) for line in commands]
 
 
 @dataclass(frozen=True)
 class Command:
-    """One line for a shell."""
+    """One line of shell."""
 
     text: str
     block_mark: str | None = None
@@ -91,7 +95,7 @@ class Command:
 
     @property
     def no_run(self) -> str | None:
-        """Why it is not run here."""
+        """Return why the command is not run here, or None if it is run."""
         found = re.search(r"# .*no-run: (.+)", self.text)
         return found[1] if found else self.block_mark
 
@@ -103,12 +107,12 @@ class Command:
         return self.words[self.words.index(name) + 1] if name in self.words else default
 
     def cost_key(self, page: str) -> tuple[str, ...]:
-        """Commands with the same key need not be run twice: see the top of this file."""
+        """Return a key that is equal for commands of which only the first is run (see the top of this file)."""
         algo, scheme, env = self.words[2], self.option("--scheme", "serial"), self.option("--env")
         if env.startswith("ALE/"):
-            return ("Atari",)  # seconds for each, whatever the algorithm: its nets are large
+            return ("Atari",)  # the nets are large: seconds for each command, whatever the algorithm
         if scheme == "async" or self.option("--sampler.inference") == "workers":
-            # Processes that import torch: once for each way in which they are put together.
+            # Worker processes import torch, which takes seconds: run each arrangement of processes once.
             if self.option("--sampler.inference") == "central":
                 return ("central",)
             source = "rollouts" if algo in ("ppo", "impala", "appo") else "replay"
@@ -130,10 +134,11 @@ class Page:
         return [command for block in self.blocks for command in block.commands]
 
     def run(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Run every block in `directory`; what fails is named by its line."""
+        """Run every block in `directory`; a failure names the line of its block."""
         monkeypatch.chdir(directory)
         monkeypatch.setenv("REMUDA_MAX_STEPS", str(MAX_STEPS))
         monkeypatch.syspath_prepend(str(directory))
+        forget_registered(monkeypatch)
         (directory / "examples").symlink_to(ROOT / "examples")
         files: dict[str, str] = {}
         for block in self.blocks:
@@ -141,7 +146,7 @@ class Page:
                 files[block.file] = files.get(block.file, "") + block.text
         for file, text in files.items():
             (directory / file).write_text(text)
-            monkeypatch.delitem(sys.modules, Path(file).stem, raising=False)  # that of another page
+            monkeypatch.delitem(sys.modules, Path(file).stem, raising=False)  # a file of this name from another page
             importlib.import_module(Path(file).stem)
         with contextlib.ExitStack() as stack:
             stack.callback(lambda: [sys.modules.pop(Path(file).stem) for file in files])
@@ -168,8 +173,8 @@ class Page:
         if words[0] != "train":
             return main(words)
         with pytest.MonkeyPatch.context() as patch:
-            if command.is_training and is_done_elsewhere(self.name, command):
-                patch.setattr("remuda.runs.train.train", only_settle)
+            if command.is_training and is_run_elsewhere(self.name, command):
+                patch.setattr("remuda.runs.train.train", build_only)
             if command.option("--env").startswith("ALE/"):
                 patch.setenv("REMUDA_MAX_STEPS", str(FEW_STEPS))
             return main([*words, *SHORT])
@@ -177,19 +182,21 @@ class Page:
 
 def blocks_of(text: str) -> list[Block]:
     found = []
-    for match in re.finditer(r"^```(.*)\n((?:.*\n)*?)```$", text, re.MULTILINE):
-        found.append(Block(match[1].strip(), text[: match.start()].count("\n") + 1, match[2]))
+    pattern = r"^(?:<!-- no-run: (?P<reason>.+) -->\n)?```(?P<language>.*)\n(?P<text>(?:.*\n)*?)```$"
+    for match in re.finditer(pattern, text, re.MULTILINE):
+        line = text[: match.start("language")].count("\n") + 1
+        found.append(Block(match["language"].strip(), line, match["text"], match["reason"]))
     return found
 
 
 def all_pages() -> list[str]:
-    """Every page, with the one that records results last."""
+    """Return every page, the one that records results last."""
     names = ["README.md", *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md")))]
     return [name for name in names if name != RECORDED] + [RECORDED]
 
 
-def is_done_elsewhere(page: str, command: Command) -> bool:
-    """Whether another command that costs as much is run in place of this one."""
+def is_run_elsewhere(page: str, command: Command) -> bool:
+    """Return whether a command with the same cost key runs instead of this one."""
     here = (page, command.text)
     return firsts().get(command.cost_key(page), here) != here
 
@@ -204,23 +211,22 @@ def firsts() -> dict[tuple[str, ...], tuple[str, str]]:
     return found
 
 
-def only_settle(config: Any, spec: Any, info: Any, **rest: Any) -> dict[str, Any]:
+def build_only(config: Any, spec: Any, info: Any, **rest: Any) -> dict[str, Any]:
     """Stand in for `train`: build what the configuration names, and train nothing."""
-    from remuda.runs.train import SCHEMES, make_recipe
+    from remuda.build.recipe import make_recipe
 
-    assert config.scheme in SCHEMES
     if (without_seed := repr(replace(config, seed=0))) not in SETTLED:
         SETTLED.add(without_seed)
         make_recipe(config, spec, info)
-    return {"eval": None, "signal": None, "status": "settled", "steps": 0, "updates": 0, "steps_per_second": 0.0,
+    return {"eval": None, "signal": None, "status": "built", "steps": 0, "updates": 0, "steps_per_second": 0.0,
             "path": "nowhere"}  # fmt: skip
 
 
 @contextlib.contextmanager
 def parts(algo: str) -> Iterator[dict[str, Any]]:
     """Make the objects that a training loop consists of, for a small CartPole run of this algorithm."""
+    from remuda.build.recipe import make_recipe
     from remuda.config.resolve import resolve_config
-    from remuda.runs.train import make_recipe
 
     setup = resolve_config({"algo": algo, "env": "CartPole-v1"}, {})
     recipe = make_recipe(*setup)

@@ -1,4 +1,4 @@
-"""What users bring along: envs, nets and statistics of their own, good and bad. Importable in env workers."""
+"""Envs, nets and statistics of users, valid and faulty ones. Importable in env workers."""
 
 import time
 from pathlib import Path
@@ -14,7 +14,7 @@ BOX = spaces.Box(-1.0, 1.0, (4,), np.float32)
 
 
 class Late(gymnasium.Env):
-    """Keeps its contract until step `at` of an episode, the first or a later one, then breaks it in one way."""
+    """Is a valid env until step `at` of an episode, after `good_episodes`, and then fails as `fault` says."""
 
     def __init__(self, fault="none", at=7, render_mode=None, good_episodes=0, length=20):
         self.observation_space, self.action_space = BOX, spaces.Discrete(2)
@@ -47,7 +47,7 @@ def late(**kwargs):
 
 
 class Slow(Late):
-    """Takes its time over every step; with `only_seed` only the env that is reset with it."""
+    """Sleeps in every step; with `only_seed`, only in the env that is reset with this seed."""
 
     def __init__(self, seconds=0.02, only_seed=None):
         super().__init__()
@@ -64,7 +64,7 @@ class Slow(Late):
 
 
 class Flaky(gymnasium.Wrapper):
-    """Raises by chance, as envs over a network do."""
+    """Raises randomly, as envs over a network do."""
 
     def __init__(self, env, step, reset):
         super().__init__(env)
@@ -73,7 +73,7 @@ class Flaky(gymnasium.Wrapper):
 
     def _perhaps_fail(self, name):
         if self.draw.random() < self.chances[name]:
-            raise ConnectionError(f"{name} failed by chance")
+            raise ConnectionError(f"{name} failed randomly")
 
     def reset(self, **kwargs):
         self._perhaps_fail("reset")
@@ -89,13 +89,13 @@ def flaky_cartpole(**chances):
 
 
 def slow_later(seconds):
-    """Quick for its first step, so that a probe finds nothing wrong."""
+    """Is fast for its first steps, so that a probe finds no problem."""
     env = Slow(0.0)
-    quick = env.step
+    fast_step = env.step
 
     def step(action):
         env.seconds = seconds if env.time >= 3 else 0.0
-        return quick(action)
+        return fast_step(action)
 
     env.step = step
     return env
@@ -106,7 +106,7 @@ def slow(**kwargs):
 
 
 class SlowSaveable(Slow):
-    """Ten times slower after its first 40 steps, and its state can be saved."""
+    """Is ten times slower after its first 40 steps; its state can be saved."""
 
     calls = 0
 
@@ -128,7 +128,7 @@ def slow_saveable(**kwargs):
 
 
 class Hanging(Late):
-    """Never returns from a step after so many."""
+    """Never returns from a step after the first `after` steps."""
 
     def __init__(self, after, how):
         super().__init__()
@@ -147,7 +147,7 @@ def hanging(**kwargs):
 
 
 class Odd(Late):
-    """Has pictures of odd sizes."""
+    """Renders images with odd height and width."""
 
     metadata: ClassVar[dict] = {"render_modes": ["rgb_array"], "render_fps": 20}
 
@@ -184,21 +184,21 @@ def no_info():
 
 
 def slow_to_build():
-    """Takes its time to be built, but not where it is only looked at."""
+    """Takes 5 s to build in a worker, and no time in a probe."""
     if serving.IN_WORKER:
         time.sleep(5)
     return Late()
 
 
 def slow_to_rebuild(file, seconds):
-    """Takes its time to be built once there is such a file."""
+    """Takes `seconds` to build in a worker once `file` exists."""
     if serving.IN_WORKER and Path(file).exists():
         time.sleep(seconds)
     return Late()
 
 
 def endless():
-    """Never ends, and says so nowhere."""
+    """Never ends, and has no registered limit of steps."""
     env = Late()
     env.step = lambda action: (np.zeros(4, np.float32), 1.0, False, False, {})
     return env
@@ -256,7 +256,7 @@ def raising():
 
 
 def __getattr__(name):
-    # Nets need torch, and workers that import this file for its envs must not pay for it.
+    # Nets need torch, which workers that import this file for its envs must not load.
     if name in ("Net", "BadNet"):
         import own_nets
 

@@ -1,4 +1,4 @@
-"""Small envs whose optimum is known, to learn on. Importable in env workers."""
+"""Small envs with a known optimum, for tests of learning. Importable in env workers."""
 
 import gymnasium
 import numpy as np
@@ -6,9 +6,9 @@ from gymnasium import spaces
 
 
 class Identity(gymnasium.Env):
-    """Name the number that is shown: 1 point for each right answer, 10 questions an episode; the optimum is 10.
+    """The reward is 1 for the action that equals the observed number; episodes have 10 steps, and the optimum is 10.
 
-    The last question ends the episode by truncation or by termination.
+    The last step ends the episode by truncation or by termination.
     """
 
     def __init__(self, n=4, start=0, ends="truncate", kind="discrete"):
@@ -46,7 +46,7 @@ class Identity(gymnasium.Env):
 
 
 class Follow(gymnasium.Env):
-    """Box actions, ends by truncation only: answer with the number that is shown, in [-1, 1]; the optimum is 0."""
+    """Box actions that must equal the observation in [-1, 1]; ends by truncation only, and the optimum is 0."""
 
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -68,11 +68,11 @@ class Follow(gymnasium.Env):
 
 
 class Clockwork(gymnasium.Env):
-    """1 point a step whatever is done. Truncated after 10 steps it is worth 1 / (1 - gamma) at every step; terminated
-    after 10 it is worth what is left.
+    """The reward is 1 for every action. If episodes are truncated after 10 steps, the value of every step is
+    1 / (1 - gamma); if they terminate after 10 steps, it is the discounted sum of the remaining rewards.
 
-    The observation is the step, one-hot; under truncation modulo 5, because a limit is nothing that can be seen, and
-    the state in which the clock is stopped must be one that is also acted in.
+    The observation is the step, one-hot. Under truncation it is the step modulo 5, because a time limit must not be
+    visible, and the observation at the limit must be one in which the agent also acts.
     """
 
     observation_space = spaces.Box(0.0, 1.0, (11,), np.float32)
@@ -98,7 +98,7 @@ class Clockwork(gymnasium.Env):
 
 
 class Corridor(gymnasium.Env):
-    """Walk to the end of a corridor for 1 point, or step out at once for 0.2: patience pays if gamma is high."""
+    """The end of a corridor gives a reward of 1, leaving at once gives 0.2; the end is better if gamma is high."""
 
     observation_space = spaces.Discrete(6)
     action_space = spaces.Discrete(2)
@@ -117,9 +117,9 @@ class Corridor(gymnasium.Env):
 
 
 class Nested(gymnasium.Env):
-    """Nested observations of every kind, MultiDiscrete actions that count from 1 and from 0.
+    """Nested observations of every kind, and MultiDiscrete actions that count from 1 and from 0.
 
-    Half a point for naming the number of "left", half a point for the second bit of "inner": the optimum is 10.
+    The reward is 0.5 for the number in "left" and 0.5 for the second bit of "inner"; the optimum is 10.
     """
 
     observation_space = spaces.Dict(
@@ -156,9 +156,9 @@ class Nested(gymnasium.Env):
 
 
 class Mixed(gymnasium.Env):
-    """Actions are a Tuple of Discrete and Box (or the same as a Dict, with a MultiBinary beside them).
+    """Actions are a Tuple of Discrete and Box, or a Dict of both and a MultiBinary.
 
-    A point for the right number, less the squared distance to the number shown: the optimum is 10.
+    The reward is 1 for the right number, minus the squared distance to the observed float; the optimum is 10.
     """
 
     observation_space = spaces.Tuple((spaces.Discrete(3), spaces.Box(-0.8, 0.8, (1,), np.float32)))

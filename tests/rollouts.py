@@ -128,7 +128,7 @@ def move(agent: Any, by: float = 0.3, seed: int = 1) -> None:
 class TableAgent(torch.nn.Module):
     """Logits and a value for each of n observations: for numbers that are worked by hand."""
 
-    quick, observation = None, discrete(1)
+    observation = discrete(1)
 
     def __init__(self, logits: list[list[float]], values: list[float]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Env workers on a machine that refuses a process now and then: SCARCE_FORKS says which forks fail, from 1."""
+"""Env workers on a machine that sometimes refuses to fork: SCARCE_FORKS lists the forks that fail, counted from 1."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""An env whose observations have as many numbers as a file says at the moment."""
+"""An env whose observations have as many elements as a file says when the env is built."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Shifting(gymnasium.Env):  # type: ignore[type-arg]
-    """Ten steps an episode, and nothing to see."""
+    """Has episodes of ten steps and constant observations."""
 
     action_space = gymnasium.spaces.Discrete(2)
 

@@ -1,4 +1,4 @@
-"""docs/coverage.md is true: every row is there, every test it names exists."""
+"""Test that docs/coverage.md has every row and that the modules and tests it names exist."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ COUNTS = {"TB": 31, "RL": 40, "MO": 17, "PR": 14, "SP": 8}
 
 
 def rows() -> list[str]:
-    """Ids of all rows, ranges such as TB15–TB17 written out."""
+    """Return the ids of all rows, with ranges such as TB15–TB17 expanded."""
     found = []
     for line in PAGE.splitlines():
         match = re.match(r"\| ([A-Z]{2})(\d+)(?:–[A-Z]{2}(\d+))? ", line)

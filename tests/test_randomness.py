@@ -16,7 +16,7 @@ from remuda.algorithms.off_policy import OffPolicy
 from remuda.core import Clock, derive_seed
 from remuda.randomness import Purpose, keyed_generator
 from remuda.replay import RolloutBuffer
-from remuda.replay.priorities import Numbers
+from remuda.replay.priorities import DrawNumbers
 from remuda.sampling.exploration import RandomActions
 from remuda.sampling.noise import Noise
 
@@ -37,9 +37,9 @@ def uniform_draws() -> dict[str, set[int]]:
     return {
         "exploration": bits(Noise(SEED, [0], [("uniform", 1)]).rows(0, COUNT)),
         "random actions": set(chosen.reshape(-1).tolist()),
-        "replay": bits(Numbers(SEED, COUNT, in_parts=False).of(0)),
-        "prioritized replay": bits(Numbers(SEED, COUNT, in_parts=True).of(0) - np.arange(COUNT)),
-        "another attempt": bits(Numbers(SEED, COUNT, in_parts=False).of(0, 1)),
+        "replay": bits(DrawNumbers(SEED, COUNT, is_stratified=False).of(0)),
+        "prioritized replay": bits(DrawNumbers(SEED, COUNT, is_stratified=True).of(0) - np.arange(COUNT)),
+        "another attempt": bits(DrawNumbers(SEED, COUNT, is_stratified=False).of(0, 1)),
     }
 
 

@@ -15,12 +15,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from remuda.core import Episode, Round, Space, Step
+    from remuda.core import Episode, Space, Step
     from remuda.data import Batch, Rollout, Steps, namedarraytuple
     from remuda.envs import EpisodeStats
     from remuda.envs.pool_futures import EnvPool
     from remuda.errors import RemudaError, UsageError
     from remuda.machine import keep_memory
+    from remuda.recipe import Round
+    from remuda.registry import register_algorithm, register_env_backend, register_scheme
     from remuda.runs.api import Run, load, resume, train
     from remuda.runs.policy import Policy
     from remuda.runs.replay_buffer import ReplayBuffer, ReplaySample
@@ -37,7 +39,7 @@ _HOMES = {
     "ReplayBuffer": "remuda.runs.replay_buffer",
     "ReplaySample": "remuda.runs.replay_buffer",
     "Rollout": "remuda.data",
-    "Round": "remuda.core",
+    "Round": "remuda.recipe",
     "Run": "remuda.runs.api",
     "Space": "remuda.core",
     "Step": "remuda.core",
@@ -46,6 +48,9 @@ _HOMES = {
     "keep_memory": "remuda.machine",
     "load": "remuda.runs.api",
     "namedarraytuple": "remuda.data",
+    "register_algorithm": "remuda.registry",
+    "register_env_backend": "remuda.registry",
+    "register_scheme": "remuda.registry",
     "resume": "remuda.runs.api",
     "train": "remuda.runs.api",
 }
@@ -69,6 +74,9 @@ __all__ = [
     "keep_memory",
     "load",
     "namedarraytuple",
+    "register_algorithm",
+    "register_env_backend",
+    "register_scheme",
     "resume",
     "train",
 ]

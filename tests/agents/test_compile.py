@@ -26,7 +26,7 @@ def trained(out: Path, **agent: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch compiles by what it deprecates
 @pytest.mark.parametrize("core", [None, "lstm"])
 def test_a_compiled_run_is_the_same_run(tmp_path: Path, core: str | None) -> None:
-    eager = trained(tmp_path / "eager", quick=False, core=core)
+    eager = trained(tmp_path / "eager", fast_path=False, core=core)
     torch._dynamo.reset()  # what another test compiled would be used again
     torch._dynamo.utils.counters.clear()
     compiled = trained(tmp_path / "compiled", compile=True, core=core)

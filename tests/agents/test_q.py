@@ -232,11 +232,15 @@ def test_without_exploration_nothing_is_random(kind: str) -> None:
 
 
 @EVERY
-def test_where_nobody_says_how_much_all_actions_are_random(kind: str) -> None:
-    agent = make_agent(**KINDS[kind])
-    noise = noise_of(agent, 40)
-    action, _, _ = agent.act(torch.randn(40, 3), None, None, noise)
-    assert action.tolist() == [int(4 * number) for number in noise[:, 1].tolist()]
+@pytest.mark.parametrize("exploration", [0.0, 0.3, 1.0])
+def test_explore_none_is_the_exploration_of_the_agent(kind: str, exploration: float) -> None:
+    agent = make_agent(**KINDS[kind], exploration=exploration)
+    obs, noise = torch.randn(400, 3), noise_of(agent, 400)
+    action, _, _ = agent.act(obs, None, None, noise)
+    assert torch.equal(action, agent.act(obs, None, torch.full((400,), exploration), noise)[0])
+    is_random = noise[:, 0] < exploration
+    assert action[is_random].tolist() == [int(4 * number) for number in noise[is_random, 1].tolist()]
+    assert int(is_random.sum()) == pytest.approx(400 * exploration, abs=60)
 
 
 def test_every_row_has_a_chance_of_its_own() -> None:

@@ -17,7 +17,7 @@ from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
 from remuda.learning.schedules import parse_schedule
 from remuda.replay import RolloutBuffer
-from remuda.schemes.synchronous import learn
+from remuda.schemes.learning_round import learn
 
 SPACES = [discrete(4), box((2,))]
 
@@ -172,7 +172,7 @@ def test_what_stands_in_reset_rows_enters_no_loss() -> None:
 
 def test_columns_add_up_where_nothing_is_normalised() -> None:
     appo = make_appo(ent_coef=0.02, clip_range_vf=lambda p: 0.1)
-    assert appo.adds_up == "mean"
+    assert appo.gradient_reduction == "mean"
     batch = stale_batch(appo)
     parts = [batch.columns(torch.tensor(b)) for b in ([0, 3], [1], [2])]
     rows = [int(part.steps.mask.sum()) for part in parts]
@@ -181,8 +181,8 @@ def test_columns_add_up_where_nothing_is_normalised() -> None:
 
 
 def test_what_is_found_over_a_whole_batch_does_not_add_up() -> None:
-    assert make_appo(normalize_advantage=True).adds_up is None
-    assert make_appo(target_kl=0.1).adds_up is None
+    assert make_appo(normalize_advantage=True).gradient_reduction is None
+    assert make_appo(target_kl=0.1).gradient_reduction is None
 
 
 @pytest.mark.parametrize(("share", "stops"), [(0.9, True), (1.1, False)])

@@ -12,6 +12,7 @@ from references import slow_vtrace
 from rollouts import box, discrete, make_agent, make_rollout, move, observations, somewhere, worked_batch
 from torch import nn
 
+from remuda import fast
 from remuda.algorithms import A2C, IMPALA, RewardScale
 from remuda.config.algo_options import A2COptions, ImpalaOptions, PPOOptions
 from remuda.core import Clock, Space
@@ -168,7 +169,7 @@ def test_gradients_of_columns_add_up_to_that_of_all(core: Any) -> None:
     for reduction in ("sum", "mean"):
         impala = make_impala(agent, reduction=reduction, ent_coef=0.02)
         batch = recurrent_batch(agent)[0] if core else stale_batch(impala, B=5)
-        assert impala.adds_up == reduction
+        assert impala.gradient_reduction == reduction
         parts = [batch.columns(torch.tensor(b)) for b in ([0, 3], [1], [2, 4])]
         rows = [int(part.steps.mask.sum()) for part in parts]
         assert len(set(rows)) > 1
@@ -304,8 +305,8 @@ def test_the_batch_holds_what_one_unroll_needs() -> None:
 
 def test_nothing_is_done_by_hand() -> None:
     impala = make_impala()
-    assert impala.agent.quick is not None
-    assert impala.fast_gradients(stale_batch(impala), Clock()) is None
+    assert fast.find_policy(impala.agent) is not None
+    assert fast.find(impala) is None
 
 
 def test_the_entropy_bonus_follows_its_schedule() -> None:
@@ -358,10 +359,10 @@ def test_losses_of_ones_own_are_not_taken_in_parts() -> None:
             return super().corrected_rows(batch)
 
     class Known(OverAll):
-        adds_up = "mean"
+        gradient_reduction = "mean"
 
     options: Any = {"gamma": 0.9}
-    assert IMPALA(make_agent(), 2, **options).adds_up == "mean"
-    assert OverAll(make_agent(), 2, **options).adds_up is None
-    assert OtherRows(make_agent(), 2, **options).adds_up is None
-    assert Known(make_agent(), 2, **options).adds_up == "mean"
+    assert IMPALA(make_agent(), 2, **options).gradient_reduction == "mean"
+    assert OverAll(make_agent(), 2, **options).gradient_reduction is None
+    assert OtherRows(make_agent(), 2, **options).gradient_reduction is None
+    assert Known(make_agent(), 2, **options).gradient_reduction == "mean"

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rollouts import box, discrete
 from torch import Tensor, nn
 
+from remuda import fast
 from remuda.agents import QAgent
 from remuda.algorithms import DQN
 from remuda.algorithms.off_policy import OffPolicy, smallest
@@ -140,7 +141,7 @@ def shaken(module: nn.Module, seed: int = 1, size: float = 0.3) -> None:
 
 
 def make_learner(algorithm: Any, rate: str = "1e-2") -> Learner:
-    return Learner(algorithm, OptimizerOptions(), parse_schedule(rate), None)
+    return Learner(algorithm, OptimizerOptions(), parse_schedule(rate), None, fast_path=fast.find(algorithm))
 
 
 def copies(module: nn.Module) -> list[Tensor]:
@@ -390,7 +391,7 @@ def test_masked_rows_never_enter_the_observation_statistics(is_shared: bool) -> 
         ring = Ring(example, 12, 2)
         replay = TransitionReplay(ring, batch_size=4, ratio=1, warm_up=0, n_step=1, gamma=0.9, seed=0, is_shared=True)
         ring.append(Row(obs.numpy(), zeros, zeros, zeros, mask.numpy()), obs[-1].numpy())
-        rollouts = list(replay.fresh())
+        rollouts = list(replay.new_observations())
     learner = make_learner(DQN(agent, 0))
     for rollout in rollouts:
         learner.finish(rollout)

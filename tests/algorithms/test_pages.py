@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from remuda.config.algo_options import ALGORITHMS
+from remuda.registry import algorithm_names, find_algorithm
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(ALGORITHMS)
+PAGES = algorithm_names()
 
 
 def tables(algo: str) -> list[list[str]]:
@@ -39,4 +39,4 @@ def as_written(value: object) -> str:
 @pytest.mark.parametrize("algo", PAGES)
 def test_every_setting_is_listed_with_its_default(algo: str) -> None:
     listed = {row[0].strip("`"): row[1].strip("`") for row in tables(algo) if re.fullmatch(r"`[a-z_]+`", row[0])}
-    assert listed == {item.name: as_written(item.default) for item in fields(ALGORITHMS[algo])}
+    assert listed == {item.name: as_written(item.default) for item in fields(find_algorithm(algo).options)}

@@ -11,17 +11,19 @@ import pytest
 import torch
 from rollouts import box, discrete, make_agent, make_rollout
 
+from remuda import fast
 from remuda.algorithms import PPO, Targets
 from remuda.config.algo_options import PPOOptions
 from remuda.core import Clock, Episode, Space, Step
 from remuda.data import Batch, Rollout
+from remuda.fast.policy_losses import ppo_gradients
 from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
 from remuda.learning.schedules import parse_schedule
 from remuda.learning.weights import LocalWeights
 from remuda.replay import RolloutBuffer
 from remuda.sampling.sampler import EnvSampler, ToEnv
-from remuda.schemes.synchronous import learn
+from remuda.schemes.learning_round import learn
 
 SPACES = [discrete(4), box((2,))]
 
@@ -32,7 +34,7 @@ def make_ppo(agent: Any = None, **options: Any) -> PPO:
 
 
 def make_learner(ppo: PPO, rate: str = "1e-2", max_grad_norm: float | None = 0.5) -> Learner:
-    return Learner(ppo, OptimizerOptions(), parse_schedule(rate), max_grad_norm)
+    return Learner(ppo, OptimizerOptions(), parse_schedule(rate), max_grad_norm, fast_path=fast.find(ppo))
 
 
 def moved(ppo: PPO, seed: int = 1, **options: Any) -> Batch:
@@ -125,11 +127,13 @@ def with_large_ratio(ppo: PPO, advantage: float, log_ratio_of_row: float) -> Bat
 
 def both_gradients(ppo: PPO, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """By autograd, and by the fast path."""
-    quick = ppo.fast_gradients(batch, Clock())
-    assert quick is not None
+    compute = ppo_gradients(ppo)
+    assert compute is not None
+    found = compute(batch, Clock())
+    assert found is not None
     (loss,) = ppo.losses(batch, Clock()).groups.values()
     pieces = torch.autograd.grad(loss, ppo.groups()["policy"])
-    return torch.cat([piece.reshape(-1) for piece in pieces]), quick.groups["policy"]
+    return torch.cat([piece.reshape(-1) for piece in pieces]), found.groups["policy"]
 
 
 @pytest.mark.parametrize("advantage", [1.5, 0.0])
@@ -145,14 +149,14 @@ def test_a_clipped_row_whose_ratio_overflows_has_no_gradient_on_either_path(acti
         torch.testing.assert_close(gradient, found[0], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("is_quick", [False, True], ids=["autograd", "fast path"])
-def test_an_unclipped_ratio_that_overflows_skips_the_update_without_warnings(is_quick: bool) -> None:
+@pytest.mark.parametrize("is_fast", [False, True], ids=["autograd", "fast path"])
+def test_an_unclipped_ratio_that_overflows_skips_the_update_without_warnings(is_fast: bool) -> None:
     """With a negative advantage the loss has no bound. Warnings of numpy are errors here."""
     ppo = make_ppo(normalize_advantage=False)
     batch = with_large_ratio(ppo, -1.5, 300.0)
-    if not is_quick:
-        ppo.agent.quick = None
-    learner = make_learner(ppo)
+    learner = Learner(
+        ppo, OptimizerOptions(), parse_schedule("1e-2"), 0.5, fast_path=fast.find(ppo) if is_fast else None
+    )
     before = learner.vectors["policy"].clone()
     learner.step(batch)
     assert learner.skipped == 1

@@ -29,12 +29,17 @@ from test_ddpg import (
 from test_off_policy import copies, drawn_rows, drawn_sequences, is_same, make_learner, numbers, shaken
 from torch import Tensor, nn
 
+from remuda import fast
 from remuda.agents import ActorAgent, Critic
-from remuda.agents.quick_net import FEW, ROWS
 from remuda.algorithms import SAC
 from remuda.config.algo_options import SACOptions
-from remuda.core import Clock, FastGradients
+from remuda.core import Clock
 from remuda.data import Batch, Steps, map_tree
+from remuda.fast.relu_net import FEW_ROWS, MAX_ROWS
+from remuda.fast.sac import sac_gradients
+from remuda.learning.gradients import Gradients
+from remuda.learning.learner import Learner
+from remuda.learning.optimizers import OptimizerOptions
 from remuda.learning.schedules import parse_schedule
 from remuda.nets import MLP
 from remuda.replay.transitions import Returns
@@ -211,7 +216,7 @@ def test_the_gradient_of_the_temperature(target_entropy: float | None, monkeypat
     assert found.metrics["ent_coef_loss"] == pytest.approx(math.log(0.4) * gap, rel=1e-4)
 
 
-@pytest.mark.parametrize("rows", [12, FEW + 100, 2 * ROWS + 300])
+@pytest.mark.parametrize("rows", [12, FEW_ROWS + 100, 2 * MAX_ROWS + 300])
 @pytest.mark.parametrize("options", [{}, {"ent_coef": 0.3}, {"normalize_obs": True}], ids=str)
 def test_a_learner_has_the_gradients_of_the_losses(
     rows: int, options: dict[str, Any], caplog: pytest.LogCaptureFixture
@@ -252,9 +257,11 @@ def test_after_a_batch_that_was_not_finite_the_next_one_counts_alone() -> None:
     agent = ActorAgent(*(box((3,)), ACTION, lambda shape: MLP(shape, (8, 6), "relu")), stochastic=True)
     critics = [Critic(agent.inputs, agent.observation, ACTION, None, (8, 6), "relu") for _ in range(2)]
     sac, batch = SAC(agent, critics, 0), drawn_rows(ACTION, 12, has_weight=False)
-    before = sac.fast_gradients(batch, Clock())
+    compute = sac_gradients(sac)
+    assert compute is not None
+    before = compute(batch, Clock())
     bad = replace(batch, next_obs=torch.full_like(batch.next_obs, math.nan))
-    spoiled, after = sac.fast_gradients(bad, Clock()), sac.fast_gradients(batch, Clock())
+    spoiled, after = compute(bad, Clock()), compute(batch, Clock())
     assert before is not None
     assert spoiled is not None
     assert after is not None
@@ -271,17 +278,18 @@ def test_rounding_where_entropy_is_what_is_wanted_is_no_other_gradient(off: floa
     critics = [Critic(agent.inputs, agent.observation, ACTION, None, (8, 6), "relu") for _ in range(2)]
     sac, batch = SAC(agent, critics, 0), drawn_rows(ACTION, 12, has_weight=False)
     sac.target_entropy = float(sac.losses(batch, Clock()).metrics["entropy"])
-    learner, by_hand = make_learner(sac), sac.fast_gradients
+    compute = sac_gradients(sac)
+    assert compute is not None
 
-    def rounded(batch: Batch, clock: Clock) -> FastGradients | None:
-        found = by_hand(batch, clock)
+    def rounded(batch: Batch, clock: Clock) -> Gradients | None:
+        found = compute(batch, clock)
         assert found is not None
-        found.groups["alpha"] += off
+        found.pieces["alpha"][0].add_(off)
         return found
 
-    learner._quick = rounded
-    learner.gradients(batch)
-    assert (learner._quick is not None) == is_kept
+    checked = fast.CheckedGradients("SAC", rounded)
+    Learner(sac, OptimizerOptions(), parse_schedule("1e-2"), None, fast_path=checked).gradients(batch)
+    assert (checked.compute is not None) == is_kept
 
 
 @pytest.mark.parametrize(("target_entropy", "rises"), [(50.0, True), (-50.0, False)])
@@ -418,7 +426,7 @@ def test_how_the_temperature_is_asked_for(text: str, expected: tuple[float | Non
 def test_one_step_with_a_known_best_action_and_the_entropy_that_was_asked_for() -> None:
     """The reward is -(a - best)^2, and episodes are over at once: the entropy comes to -1, around the best."""
     agent = make_agent(stochastic=True)
-    sac = SAC(agent, [Quadratic(), Quadratic()], 0, target_entropy=-1.0, quick=False)
+    sac = SAC(agent, [Quadratic(), Quadratic()], 0, target_entropy=-1.0)
     best, learner, generator = torch.tensor([0.3, -0.4]), make_learner(sac, "3e-2"), torch.Generator().manual_seed(0)
     obs, entropies = torch.zeros(64, 3), []
     for _ in range(300):

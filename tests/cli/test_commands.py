@@ -14,11 +14,12 @@ import pytest
 import remuda
 from remuda.cli import COMMANDS, main
 from remuda.cli.train_help import COMMON
-from remuda.config.algo_options import ALGORITHMS
 from remuda.config.run_config import KINDS
 from remuda.config.used_options import is_used_by
+from remuda.registry import algorithm_names, all_algorithms, scheme_names
 
 TESTS = Path(__file__).parents[1]
+ALGORITHMS = {entry.name: entry.options for entry in all_algorithms()}
 SMALL = ["--algo.n_steps", "16", "--algo.batch_size", "32", "--algo.n_epochs", "2", "--sampler.envs", "4"]
 QUICK = [*SMALL, "--steps", "300", "--log.tensorboard", "no", "--eval.episodes", "2"]
 
@@ -302,12 +303,10 @@ class TestTables:
         assert all(word in out for word in words)
 
     def test_they_list_what_there_is(self, capsys):
-        from remuda.runs.train import SCHEMES
-
         main(["algos"])
-        assert first_column(capsys.readouterr().out) == sorted(ALGORITHMS)
+        assert first_column(capsys.readouterr().out) == algorithm_names()
         main(["schemes"])
-        assert sorted(first_column(capsys.readouterr().out)) == sorted(SCHEMES)
+        assert first_column(capsys.readouterr().out) == scheme_names()
 
     def test_a_filter(self, capsys):
         assert main(["envs", "acrobot"]) == 0
@@ -349,7 +348,7 @@ class TestHelp:
     def test_of_every_command(self, command, capsys):
         assert help_of([command], capsys).startswith(f"usage: remuda {command}")
 
-    @pytest.mark.parametrize("algo", [*ALGORITHMS, None])
+    @pytest.mark.parametrize("algo", [*algorithm_names(), None])
     def test_of_every_option(self, algo, capsys):
         text = " ".join(help_of(["train", *([algo] if algo else [])], capsys, "all").split())
         kinds = [("algo", ALGORITHMS[algo])] if algo else [("algo", kind) for kind in ALGORITHMS.values()]

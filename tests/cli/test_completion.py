@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from remuda.cli import COMMANDS
-from remuda.config.algo_options import ALGORITHMS
+from remuda.registry import algorithm_names
 
 PROGRAM = """
 import os, sys
@@ -46,7 +46,7 @@ def complete(line: str) -> list[str]:
         ("remuda ", [*COMMANDS]),
         ("remuda tr", ["train"]),
         ("remuda --v", ["--version"]),
-        ("remuda train ", [*ALGORITHMS]),
+        ("remuda train ", algorithm_names()),
         ("remuda train d", ["ddpg", "dqn"]),
         ("remuda train ppo --scheme ", ["serial", "parallel", "async"]),
         ("remuda train ppo --scheme p", ["parallel"]),

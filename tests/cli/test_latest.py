@@ -126,4 +126,4 @@ def test_a_link_to_a_run_that_was_deleted_says_so(tmp_path, monkeypatch, capsys)
     Path("runs").mkdir()
     Path("runs/latest").symlink_to("ppo-1")
     assert main(["eval", "runs/latest"]) == 2
-    assert "runs/latest (a link to runs/ppo-1) is not a run: it is no directory" in capsys.readouterr().err
+    assert "runs/latest (a link to runs/ppo-1) is not a run: it is not a directory" in capsys.readouterr().err

@@ -8,16 +8,20 @@ import yaml
 
 from remuda.build.envs import frame_skip_warning
 from remuda.build.replay import num_frames
-from remuda.config.algo_options import ALGORITHMS, DQNOptions, OnPolicyOptions, PPOOptions
+from remuda.config.algo_options import DQNOptions, OnPolicyOptions, PPOOptions
 from remuda.config.fields import coerce, fill
-from remuda.config.presets import PRESETS, find_preset
+from remuda.config.presets import find_preset
 from remuda.config.resolve import resolve_config, resume_config
 from remuda.config.run_config import GROUPS, KINDS, RunConfig, to_dict
 from remuda.config.run_options import CheckpointOptions
+from remuda.config.used_options import refuse_unused
 from remuda.core import Space
 from remuda.errors import ConfigError
+from remuda.registry import all_algorithms
 from remuda.runs.directory import RunDirectory
 
+ALGORITHMS = {entry.name: entry.options for entry in all_algorithms()}
+PRESETS = {entry.name: entry.presets for entry in all_algorithms()}
 EVERY_KIND = [("algo", kind) for kind in ALGORITHMS.values()] + list(KINDS.items())
 EVERY_OPTION = [
     pytest.param(group, kind, item, id=f"{kind.__name__}.{item.name}")
@@ -44,7 +48,6 @@ OTHERS = {
     "algo.weight_decay": ("0.1", 0.1),
     "algo.rms_alpha": ("0.9", 0.9),
     "algo.momentum": ("0.9", 0.9),
-    "algo.variant": ("own_things:Variant", "own_things:Variant"),
     "algo.batch_size": ("1.28e2", 128),
     "algo.n_epochs": ("7", 7),
     "algo.clip_range": ("0.1", "0.1"),
@@ -292,8 +295,17 @@ def foreign_heads(algo):
 def test_options_of_other_agents_are_refused(algo):
     for name in foreign_heads(algo):
         text = OTHERS[f"agent.{name}"][0]
-        with pytest.raises(ConfigError, match=f"agent.{name}=.* means nothing to {algo}: leave it out"):
+        with pytest.raises(ConfigError, match=f"agent.{name}=.* has no effect on {algo}: leave it out"):
             resolve_config({"algo": algo, "env": "CartPole-v1"}, {"agent": {name: text}})
+
+
+def is_used(algo, group, name):
+    """Whether a run of this algorithm under `parallel` uses an option."""
+    try:
+        refuse_unused({group: {name: "1"}}, {"algo": ALGORITHMS[algo], **KINDS}, algo, "parallel")
+    except ConfigError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
@@ -317,8 +329,10 @@ def test_yaml_and_back(algo, tmp_path):
     groups["replay"].pop("initial_priority", None)
     if groups["replay"]:
         groups["sampler"].pop("wait_reset")
-    for name in foreign_heads(algo):
-        groups["agent"].pop(name)
+    groups = {
+        group: {name: text for name, text in values.items() if is_used(algo, group, name)}
+        for group, values in groups.items()
+    }
     settings = {"algo": algo, "env": "ALE/Pong-v5", "steps": "1e5", "seed": "9", "scheme": "parallel"}
     config, *_ = resolve_config(settings, groups)
     file = tmp_path / "config.yaml"
@@ -447,9 +461,8 @@ class TestPresets:
         kwargs = {"action": "box" if pattern == "box" else "discrete"} if env == "counting:make" else {}
         preset = PRESETS[algo][pattern]
         mine = {}
-        for name in preset.get("algo", {}):
-            if name not in ALGORITHMS[algo].unused_options:
-                mine[name] = OTHERS[f"algo.{name}"][1]
+        for name in set(preset.get("algo", {})) - set(ALGORITHMS[algo].unused_options):
+            mine[name] = OTHERS[f"algo.{name}"][1]
         if algo == "ppo":
             mine |= {"n_steps": 64, "batch_size": 128}
         groups = {"algo": mine, "sampler": {"envs": 4, "decorrelate": 0}, "agent": {"normalize_obs": False}}

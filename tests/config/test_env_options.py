@@ -17,22 +17,18 @@ from rollouts import make_agent, make_rollout
 
 import remuda
 from remuda.build.algorithm import make_algorithm
-from remuda.build.envs import (
-    agent_view,
-    eval_episodes,
-    eval_seed,
-    find_net,
-    make_some_envs,
-    play_episodes,
-)
-from remuda.build.workers import SamplerWorker, make_blueprints, make_worker_sampler
+from remuda.build.blueprint import make_blueprints
+from remuda.build.envs import agent_view, make_some_envs
+from remuda.build.nets import find_net
+from remuda.build.recipe import make_recipe
+from remuda.build.workers import SamplerWorker, make_worker_sampler
 from remuda.config.fields import MOST_SEEDS, parse_seeds
 from remuda.config.resolve import resolve_config
 from remuda.config.run_config import from_dict, to_dict
 from remuda.core import Clock, derive_seed
-from remuda.envs import LocalEnvs, make_envs
+from remuda.envs import LocalEnvs, make_envs, resolve
 from remuda.errors import ConfigError, EnvSpecError
-from remuda.runs.train import make_recipe
+from remuda.runs.evaluation import eval_episodes, eval_seed, play_episodes
 
 torch.set_num_threads(1)  # more are many times slower on networks this small when the machine is busy
 Groups = Mapping[str, Mapping[str, Any]]
@@ -326,7 +322,7 @@ def test_agents_without_memory_and_a2c_have_no_such_rule() -> None:
 
 def test_acting_workers_take_no_turns() -> None:
     with pytest.raises(
-        ConfigError, match=r"^sampler\.slots=2 with sampler\.inference=workers: actors take no turns, use 1\.$"
+        ConfigError, match=r"^sampler\.slots=2 with sampler\.inference=workers: workers take no turns, use 1\.$"
     ):
         resolved({"sampler": {"inference": "workers", "slots": 2}})
 
@@ -467,4 +463,4 @@ def test_a_configuration_that_was_tampered_with_is_refused() -> None:
 
 def test_levels_and_exact_seeds_exclude_one_another() -> None:
     with pytest.raises(ConfigError, match="levels and seeds were both given"):
-        make_envs(resolved("counting:make"), 1, seeds=[[1]], levels=[2])
+        make_envs(resolve("counting:make"), 1, seeds=[[1]], levels=[2])

@@ -12,13 +12,15 @@ from option_reads import record_reads
 
 import remuda
 from remuda.cli import main
-from remuda.config.algo_options import ALGORITHMS
-from remuda.config.presets import PRESETS
 from remuda.config.resolve import resolve_config, resume_config
 from remuda.config.run_config import KINDS
-from remuda.config.used_options import SCHEME_FEATURES, refuse_unused
-from remuda.envs.atari import AtariOptions
+from remuda.config.used_options import refuse_unused
+from remuda.envs import AtariOptions
 from remuda.errors import ConfigError
+from remuda.registry import all_algorithms
+
+ALGORITHMS = {entry.name: entry.options for entry in all_algorithms()}
+PRESETS = {entry.name: entry.presets for entry in all_algorithms()}
 
 TESTS = Path(__file__).parents[1]
 BOX = ("ddpg", "sac", "td3")
@@ -161,9 +163,3 @@ def test_presets_may_set_what_a_run_does_not_use():
     """One preset serves DQN with and without a distribution of returns, and all schemes."""
     assert "v_min" in PRESETS["dqn"]["CartPole-*"]["algo"]
     resolve_config({"algo": "dqn", "env": "CartPole-v1"}, {})
-
-
-def test_an_unknown_scheme_is_left_to_its_own_checks():
-    assert "elsewhere" not in SCHEME_FEATURES
-    assert is_used("impala", "elsewhere", "scheme", "max_lag")
-    assert not is_used("impala", "elsewhere", "agent", "head_hidden")

@@ -11,11 +11,11 @@ import pytest
 
 import remuda
 from remuda.build import replay as replays
+from remuda.build.recipe import make_recipe
 from remuda.build.replay import make_ring, num_frames
-from remuda.config.algo_options import ReplayOptions
 from remuda.config.resolve import resolve_config
+from remuda.config.run_options import ReplayOptions
 from remuda.errors import ConfigError
-from remuda.runs.train import make_recipe
 
 MEMORY = {"agent": {"core": "lstm"}, "replay": {"sequence": 20}}
 CASES: list[tuple[str, str, dict[str, Any], str]] = [
@@ -80,8 +80,13 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
         r"replay\.alpha=0\.5 without replay\.prioritized means nothing: set both or neither\.",
     ),
     ("dqn", "CartPole-v1", {"algo": {"epsilon": "linear(1.5, 0)"}}, r"algo\.epsilon=linear\(1\.5, 0\) is too large"),
-    ("ppo", "CartPole-v1", {"replay": {"n_step": 3}}, r"this algorithm forgets each rollout: leave them out\."),
-    ("dqn", "CartPole-v1", {"algo": {"variant": "own_things:endless"}}, r"is not a subclass of DQN: derive it from"),
+    ("ppo", "CartPole-v1", {"replay": {"n_step": 3}}, r"ppo does not use a replay: leave them out\."),
+    (
+        "own_things:endless",
+        "CartPole-v1",
+        {},
+        r"own_things:endless is not the class of an algorithm: derive one from",
+    ),
 ]
 
 
@@ -105,10 +110,10 @@ def test_a_replay_that_does_not_fit_is_refused_with_the_largest_that_does(
     most = int(re.findall(r"at most (\d+)", str(found.value))[0])
     assert 350_000 < most < 400_000  # nine tenths of what is free, 7 kB each
     config, _, info = resolve_config({"algo": "dqn", "env": "ALE/Pong-v5"}, {"replay": {"capacity": most}})
-    ring = SimpleNamespace(hold_seconds=30.0)
+    ring = SimpleNamespace(counters=SimpleNamespace(pause_timeout=30.0))
     monkeypatch.setattr(replays, "FrameRing", lambda *arguments: ring)
     assert make_ring(config, info, None) is ring
-    assert ring.hold_seconds > config.envs.step_timeout, "a writer that hangs is replaced by then"
+    assert ring.counters.pause_timeout > config.envs.step_timeout, "a writer that hangs is replaced by then"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The blocks of the pages in docs/algorithms run; tests/documentation.py says how."""
+"""Run the blocks of the pages in docs/algorithms (tests/documentation.py describes how)."""
 
 from __future__ import annotations
 

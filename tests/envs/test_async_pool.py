@@ -1,4 +1,4 @@
-"""A pool whose slots belong to one worker each: rows as of every Envs, and nobody waits for the slow or the dead."""
+"""A pool whose slots belong to one worker each: rows equal those of other Envs, and no slot waits for another."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from remuda.envs import AsyncPooledEnvs, LocalEnvs, resolve
 from remuda.errors import ConfigError, EnvError, Interrupted, WorkerError
 
 COUNTING = ("counting:make", {"lengths": list(LENGTHS)})
-SLOW = ("own_things:slow", {"seconds": 5.0, "only_seed": derive_seed(7, 0, 0)})  # env 0 alone
+SLOW = ("own_things:slow", {"seconds": 5.0, "only_seed": derive_seed(7, 0, 0)})  # only env 0
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,7 +33,7 @@ def _one_server() -> Iterator[None]:
 def step_until(
     envs: AsyncPooledEnvs, is_enough: Callable[[], bool], leave: int | None = None, answers: int = 0
 ) -> list[Any]:
-    """Step whichever slots are ready, but one that is left as it is; returns (slot, obs, mask) of every answer.
+    """Step the slots that are ready, except one that is left out; return (slot, obs, mask) of every step.
 
     Not before so many answers of every slot have come: on a busy machine one may be hundreds ahead of another.
     """
@@ -58,11 +58,11 @@ def step_for_ever(envs: AsyncPooledEnvs, leave: int | None = None) -> None:
 
 
 def kill(envs: AsyncPooledEnvs, index: int) -> None:
-    os.kill(envs._worker_pool.members[index].pid, signal.SIGKILL)
+    os.kill(envs._worker_pool.workers[index].pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(("workers", "slots"), [(1, 1), (3, 5), (5, 5), (2, 10)])
-def test_rows_in_order_are_those_of_envs_in_this_process(workers: int, slots: int) -> None:
+def test_rows_received_in_order_equal_local_envs(workers: int, slots: int) -> None:
     actions = np.random.default_rng(0).integers(0, 4, (30, 10))
     with AsyncPooledEnvs(resolve(*COUNTING), 10, workers, slots) as envs:
         rows, episodes = play(envs, 11, actions), envs.episodes()
@@ -75,7 +75,7 @@ def test_rows_in_order_are_those_of_envs_in_this_process(workers: int, slots: in
 
 
 @pytest.mark.parametrize(("workers", "slots"), [(3, 3), (2, 3), (1, 3)])
-def test_slots_need_not_keep_in_step(workers: int, slots: int) -> None:
+def test_slots_advance_independently(workers: int, slots: int) -> None:
     rng = np.random.default_rng(1)
     counts = [0] * slots
     with AsyncPooledEnvs(resolve(*COUNTING), 6, workers, slots) as envs:
@@ -86,7 +86,7 @@ def test_slots_need_not_keep_in_step(workers: int, slots: int) -> None:
             assert ready
             for slot in rng.permutation(ready).tolist():
                 if rng.random() < 0.4:
-                    continue  # left where it is, and still ready
+                    continue  # not received, and therefore still ready
                 answered, step = envs.recv(slot)
                 assert answered == slot
                 found[slot].append([np.array(field) for field in step])
@@ -100,7 +100,7 @@ def test_slots_need_not_keep_in_step(workers: int, slots: int) -> None:
                 assert (tuple(obs), reward, terminated, truncated, mask) == expected
 
 
-def test_only_slots_that_answer_at_once_are_ready() -> None:
+def test_ready_returns_only_slots_that_have_answered() -> None:
     with AsyncPooledEnvs(resolve(*SLOW), 3, 3, 3) as envs:
         envs.reset(7)
         assert sorted(envs.ready(0.0)) == [0, 1, 2], "after a reset all are"
@@ -123,7 +123,7 @@ def test_only_slots_that_answer_at_once_are_ready() -> None:
         assert envs.recv(0)[0] == 0
 
 
-def test_it_waits_no_longer_than_it_is_told() -> None:
+def test_ready_waits_no_longer_than_its_timeout() -> None:
     with AsyncPooledEnvs(resolve(*SLOW), 1, 1, 1) as envs:
         envs.reset(7)
         envs.recv(0)
@@ -134,7 +134,7 @@ def test_it_waits_no_longer_than_it_is_told() -> None:
             assert seconds * 0.9 <= time.monotonic() - start < seconds + 4.0
 
 
-def test_a_killed_worker_is_replaced_while_others_go_on() -> None:
+def test_a_killed_worker_is_replaced_while_others_continue() -> None:
     with AsyncPooledEnvs(resolve("counting:make", {"lengths": [10**6]}), 6, 3, 3) as envs:
         envs.reset(7)
         step_until(envs, lambda: True, answers=5)
@@ -159,7 +159,7 @@ def killed_and_slow_to_rebuild(envs: AsyncPooledEnvs, file: Path) -> None:
     step_until(envs, lambda: bool(envs._building))
 
 
-def test_nobody_waits_while_a_successor_builds_its_envs(tmp_path: Path) -> None:
+def test_other_slots_continue_while_a_new_worker_builds_its_envs(tmp_path: Path) -> None:
     file = tmp_path / "slow"
     with AsyncPooledEnvs(resolve("own_things:slow_to_rebuild", {"file": str(file), "seconds": 20}), 3, 3, 3) as envs:
         killed_and_slow_to_rebuild(envs, file)
@@ -167,8 +167,8 @@ def test_nobody_waits_while_a_successor_builds_its_envs(tmp_path: Path) -> None:
         assert envs._building, "which it does for 20 seconds"
 
 
-def test_a_death_is_noticed_although_others_always_have_an_answer() -> None:
-    """As in a process that acts for many: whenever it looks, somebody has answered. Here one slot always has."""
+def test_a_death_is_noticed_although_another_slot_is_always_ready() -> None:
+    """In an inference server, some slot is ready at nearly every poll; here one slot always is."""
     with AsyncPooledEnvs(resolve(*COUNTING), 3, 3, 3) as envs:
         envs.reset(7)
         step_until(envs, lambda: True, leave=2, answers=5)
@@ -176,7 +176,7 @@ def test_a_death_is_noticed_although_others_always_have_an_answer() -> None:
         step_until(envs, lambda: envs.restarts() == 1, leave=2)
 
 
-def test_a_worker_that_hangs_is_replaced_although_others_always_have_an_answer() -> None:
+def test_a_hanging_worker_is_replaced_although_another_slot_is_always_ready() -> None:
     kwargs = {"fault": "sleep", "at": 5, "only": derive_seed(7, 1, 0) % 1000, "lengths": [10**6]}
     with AsyncPooledEnvs(resolve("counting:make", kwargs), 3, 3, 3, step_timeout=1.0) as envs:
         envs.reset(7)
@@ -184,7 +184,7 @@ def test_a_worker_that_hangs_is_replaced_although_others_always_have_an_answer()
 
 
 @pytest.mark.parametrize("leave", [None, 2], ids=["waiting", "others always have an answer"])
-def test_what_an_env_does_wrong_is_raised(leave: int | None) -> None:
+def test_an_error_of_an_env_is_raised(leave: int | None) -> None:
     kwargs = {"fault": "nan", "at": 5, "only": derive_seed(7, 1, 0) % 1000, "lengths": [10**6]}
     with (
         AsyncPooledEnvs(resolve("counting:make", kwargs), 3, 3, 3) as envs,
@@ -193,7 +193,7 @@ def test_what_an_env_does_wrong_is_raised(leave: int | None) -> None:
         step_for_ever(envs, leave)
 
 
-def test_a_worker_that_is_lost_too_often_ends_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_that_is_lost_too_often_raises(caplog: pytest.LogCaptureFixture) -> None:
     with (
         caplog.at_level(logging.CRITICAL, "remuda"),
         AsyncPooledEnvs(resolve("counting:make", {"fault": "kill", "at": 3}), 2, 2, 2, max_worker_restarts=2) as envs,
@@ -202,7 +202,7 @@ def test_a_worker_that_is_lost_too_often_ends_it(caplog: pytest.LogCaptureFixtur
         step_for_ever(envs)
 
 
-def test_a_slot_may_be_waited_for_while_a_successor_is_being_built(tmp_path: Path) -> None:
+def test_recv_of_a_slot_waits_for_its_new_worker(tmp_path: Path) -> None:
     spec = resolve("own_things:slow_to_rebuild", {"file": str(tmp_path / "slow"), "seconds": 1})
     with AsyncPooledEnvs(spec, 2, 2, 2, step_timeout=60.0) as envs:
         killed_and_slow_to_rebuild(envs, tmp_path / "slow")
@@ -212,7 +212,7 @@ def test_a_slot_may_be_waited_for_while_a_successor_is_being_built(tmp_path: Pat
         assert not step.mask.any()
 
 
-def test_who_asks_to_stop_is_heard() -> None:
+def test_should_stop_interrupts_waiting() -> None:
     with AsyncPooledEnvs(resolve(*SLOW), 1, 1, 1) as envs:
         envs.reset(7)
         envs.recv(0)

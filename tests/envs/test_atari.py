@@ -1,4 +1,4 @@
-"""The Atari env against the emulator itself: frames, skips, lives, seeds, and whose settings win."""
+"""The Atari env compared with the emulator: frames, skips, lives, seeds, and the precedence of settings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def emulator(rom: str, seed: int, sticky: float = 0.0) -> Any:
     return ale
 
 
-# --- whose settings win ---------------------------------------------------------------------------------------------
+# --- precedence of settings -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def emulator(rom: str, seed: int, sticky: float = 0.0) -> Any:
         ("Pong-v0", (2, 5), 0.25),
     ],
 )
-def test_an_ids_own_settings_hold(env: str, skip: Any, sticky: float) -> None:
+def test_settings_of_an_id_apply(env: str, skip: Any, sticky: float) -> None:
     spec = resolve(env)
     for each in (spec, EnvSpec.from_json(spec.to_json())):
         game = each.game
@@ -87,7 +87,7 @@ def test_options_override_the_id_and_kwargs_too() -> None:
         ({"obs_type": "ram"}, {"episodic_life": True}, ["episodic_life=True", "leave the Atari options"]),
     ],
 )
-def test_wrong_settings_in_one_sentence(kwargs: Any, options: Any, parts: list[str]) -> None:
+def test_wrong_settings_are_refused_in_one_sentence(kwargs: Any, options: Any, parts: list[str]) -> None:
     with pytest.raises(EnvSpecError) as caught:
         resolve("ALE/Pong-v5", kwargs, AtariOptions(**options)).build()
     text = str(caught.value)
@@ -97,9 +97,9 @@ def test_wrong_settings_in_one_sentence(kwargs: Any, options: Any, parts: list[s
         assert part in text
 
 
-def test_options_are_for_atari_alone() -> None:
+def test_atari_options_are_refused_for_other_envs() -> None:
     assert resolve("CartPole-v1", None, AtariOptions()).atari is None
-    with pytest.raises(EnvSpecError, match=r"sticky=0.1: CartPole-v1 is no Atari game"):
+    with pytest.raises(EnvSpecError, match=r"sticky=0.1: CartPole-v1 is not an Atari game"):
         resolve("CartPole-v1", None, AtariOptions(sticky=0.1))
 
 
@@ -107,18 +107,18 @@ def test_options_are_for_atari_alone() -> None:
     ("kwargs", "shape"),
     [({"obs_type": "ram"}, (128,)), ({"obs_type": "rgb"}, (210, 160, 3)), ({"continuous": True}, (210, 160, 3))],
 )
-def test_what_only_gymnasiums_own_env_has_keeps_it(kwargs: Any, shape: tuple[int, ...]) -> None:
+def test_kwargs_of_gymnasiums_env_select_it(kwargs: Any, shape: tuple[int, ...]) -> None:
     env = resolve("ALE/Pong-v5", kwargs).build()
     assert not isinstance(env.unwrapped, AtariEnv)
     assert env.observation_space.shape == shape
     env.close()
 
 
-# --- what is seen ---------------------------------------------------------------------------------------------------
+# --- observations ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("interpolation", "flag"), [("area", cv2.INTER_AREA), ("linear", cv2.INTER_LINEAR)])
-def test_frames_are_those_of_the_emulator(interpolation: Any, flag: int) -> None:
+def test_frames_equal_the_emulators(interpolation: Any, flag: int) -> None:
     env = build("ALE/Pong-v5", noop_max=0, sticky=0.0, interpolation=interpolation)
     ale = emulator("pong", seed=3)
     actions = ale.getMinimalActionSet()
@@ -142,7 +142,7 @@ def test_frames_are_those_of_the_emulator(interpolation: Any, flag: int) -> None
         assert (got, terminated, truncated) == (reward, False, False)
         kept.append(obs)
         copies.append(obs.copy())
-    assert np.array_equal(kept, copies)  # an observation that was handed out is not written to again
+    assert np.array_equal(kept, copies)  # returned observations are not overwritten
     assert env._ale.getEpisodeFrameNumber() == 4 * 80  # frames are skipped once, not twice
 
 
@@ -152,7 +152,7 @@ def test_sizes_of_observations() -> None:
     assert env.observation_space.contains(env.reset(seed=1)[0])
 
 
-def test_pictures_for_videos() -> None:
+def test_rendered_images() -> None:
     env = resolve("ALE/Breakout-v5").build(render_mode="rgb_array")
     env.reset(seed=1)
     assert env.render().shape == (210, 160, 3)
@@ -161,7 +161,7 @@ def test_pictures_for_videos() -> None:
     assert build("Breakout-v4").metadata["render_fps"] == 20.0  # 2, 3 or 4 frames
 
 
-# --- how it is played -----------------------------------------------------------------------------------------------
+# --- seeds, no-ops and limits ---------------------------------------------------------------------------------------
 
 
 def test_a_range_of_skips_is_drawn_for_every_step() -> None:
@@ -185,7 +185,7 @@ def play(env: AtariEnv, seed: int, actions: Any) -> list[Any]:
     return seen
 
 
-def test_a_seed_repeats_everything_and_another_does_not() -> None:
+def test_equal_seeds_repeat_and_different_ones_do_not() -> None:
     actions = np.random.default_rng(0).integers(0, 4, 260)
     first, second = build(), build()  # sticky 0.25 and no-ops, both drawn
     play(second, 9, actions[:30])
@@ -200,7 +200,7 @@ def test_sticky_reaches_the_emulator() -> None:
     assert play(never, 1, [FIRE] * 40) != play(never, 1, [NO_OP] * 40)
 
 
-def test_no_ops_are_fewer_than_noop_max_and_every_number_is_drawn() -> None:
+def test_every_number_of_no_ops_below_noop_max_is_drawn() -> None:
     env = build(noop_max=5, sticky=0.0)
     env.reset(seed=2)
     counts = []
@@ -222,7 +222,7 @@ def test_a_game_is_truncated_at_its_limit_of_frames() -> None:
 # --- lives ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_lost_life_ends_an_episode_and_the_game_goes_on() -> None:
+def test_a_lost_life_ends_an_episode_and_the_game_continues() -> None:
     env = build(noop_max=0, sticky=0.0, episodic_life=True)
     env.reset(seed=1)
     lives, frames, ends = 5, 0, []
@@ -238,8 +238,8 @@ def test_a_lost_life_ends_an_episode_and_the_game_goes_on() -> None:
         frames = env._ale.getEpisodeFrameNumber()
         after, info = env.reset()
         assert info == {"lives": lives}
-        assert env._ale.getEpisodeFrameNumber() == frames + 4  # one no-op of the same game
-        assert np.array_equal(after[:3], obs[1:])  # and its frame, beside those that were seen before
+        assert env._ale.getEpisodeFrameNumber() == frames + 4  # one no-op in the same game
+        assert np.array_equal(after[:3], obs[1:])  # and its frame after those of the last observation
     assert ends == [(4, True), (3, True), (2, True), (1, True), (0, False)]
     assert env.reset()[1] == {"lives": 5}
     assert env._ale.getEpisodeFrameNumber() == 0
@@ -251,13 +251,13 @@ def lose_a_life(env: AtariEnv) -> None:
         pass
 
 
-def test_a_seed_begins_a_new_game_even_after_a_lost_life() -> None:
+def test_a_seed_starts_a_new_game_even_after_a_lost_life() -> None:
     env = build(noop_max=0, episodic_life=True)
     lose_a_life(env)
     assert env.reset(seed=4)[1] == {"lives": 5}
 
 
-def test_what_the_no_op_after_a_lost_life_earns_is_added_to_the_next_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reward_of_the_no_op_after_a_lost_life_is_added_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     env = build(noop_max=0, sticky=0.0, episodic_life=True)
     lose_a_life(env)
     with monkeypatch.context() as patch:
@@ -267,7 +267,7 @@ def test_what_the_no_op_after_a_lost_life_earns_is_added_to_the_next_reward(monk
     assert env.step(NO_OP)[1] == 0.0
 
 
-def test_a_game_whose_limit_comes_with_that_no_op_ends_at_the_next_step() -> None:
+def test_a_frame_limit_reached_by_that_no_op_ends_the_next_step() -> None:
     env = build(noop_max=0, sticky=0.0, episodic_life=True)
     lose_a_life(env)
     frames = env._ale.getEpisodeFrameNumber()
@@ -280,7 +280,7 @@ def test_a_game_whose_limit_comes_with_that_no_op_ends_at_the_next_step() -> Non
     assert env.reset()[1] == {"lives": 5}
 
 
-def test_fire_begins_a_game_and_every_life() -> None:
+def test_fire_starts_a_game_and_every_life() -> None:
     waiting = build(noop_max=0, fire_reset=False, episodic_life=True)
     waiting.reset(seed=1)
     assert not any(waiting.step(NO_OP)[2] for _ in range(150))  # without FIRE there is no ball
@@ -295,7 +295,7 @@ def test_fire_begins_a_game_and_every_life() -> None:
     assert lives[:3] == [4, 3, 2]
 
 
-def test_scores_are_those_of_whole_games_in_the_pool() -> None:
+def test_scores_in_the_pool_are_of_whole_games() -> None:
     spec = resolve("ALE/Breakout-v5", None, AtariOptions(episodic_life=True))
     whole = replace(spec, atari=AtariOptions())
     results = {}

@@ -17,7 +17,7 @@ from remuda.errors import EnvError, WorkerError
 
 
 def run(envs: Any, steps: int, seed: int = 7) -> list[Any]:
-    """Masks of every row."""
+    """Return the masks of every row."""
     envs.reset(seed)
     masks = []
     for _ in range(steps):
@@ -50,8 +50,10 @@ FAULTS = [
     ("fault", "observation", "what", "workers"),
     [(*each, 0) for each in FAULTS] + [(*each, 2) for each in FAULTS if each[0] in ("nan", "shape", "lossy", "four")],
 )
-def test_what_an_env_may_not_return(fault: str, observation: str, what: str, workers: int, tmp_path: Path) -> None:
-    # the 5th call: after the 3 steps of episode 1, step 2 of episode 2; one env of three does it, whichever is first
+def test_invalid_results_of_step_are_refused(
+    fault: str, observation: str, what: str, workers: int, tmp_path: Path
+) -> None:
+    # The 5th call is step 2 of episode 2, after the 3 steps of episode 1. Whichever of three envs is first fails.
     kwargs = {"fault": fault, "at": 5, "once": str(tmp_path / "done"), "observation": observation}
     with make_envs(resolve("counting:make", kwargs), 3, workers) as envs, pytest.raises(EnvError) as caught:
         run(envs, 12)
@@ -74,7 +76,7 @@ def test_the_first_observation_is_checked_too(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("fault", ["raise", "sys.exit"])
-def test_an_env_that_raises_is_rebuilt_and_answers_with_a_reset_row(
+def test_an_env_that_raises_is_rebuilt_and_gives_a_reset_row(
     workers: int, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     spec = resolve("counting:make", {"fault": fault, "at": 4, "lengths": [100]})
@@ -94,7 +96,7 @@ def test_an_env_that_raises_is_rebuilt_and_answers_with_a_reset_row(
         ([first, 1, 1], 101.0, True),
         ([first, 1, 2], 102.0, True),
         ([first, 1, 3], 103.0, True),
-        ([second, 1, 0], 0.0, False),  # the action was not taken: a new env, a new seed
+        ([second, 1, 0], 0.0, False),  # the action was ignored: a new env with a new seed
         ([second, 1, 1], 101.0, True),
         ([second, 1, 2], 102.0, True),
         ([second, 1, 3], 103.0, True),
@@ -103,7 +105,7 @@ def test_an_env_that_raises_is_rebuilt_and_answers_with_a_reset_row(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_env_that_always_raises_ends_with_its_own_words(workers: int) -> None:
+def test_an_env_that_always_raises_ends_with_its_own_message(workers: int) -> None:
     with (
         make_envs(resolve("counting:make", {"fault": "raise", "at": 1}), 1, workers) as envs,
         pytest.raises(
@@ -124,7 +126,7 @@ def test_the_total_of_restarts_is_limited_too() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_failures_by_chance_are_survived(workers: int) -> None:
+def test_random_failures_are_survived(workers: int) -> None:
     kwargs = {"raise_step": 0.02, "raise_reset": 0.2, "lengths": [5, 9]}
     with make_envs(resolve("counting:make", kwargs), 4, workers) as envs:
         masks = np.stack(run(envs, 400))
@@ -134,7 +136,7 @@ def test_failures_by_chance_are_survived(workers: int) -> None:
     assert 0.5 < masks.mean() < 0.95
 
 
-def test_in_an_evaluation_an_episode_that_failed_is_played_again(tmp_path: Path) -> None:
+def test_an_evaluation_repeats_an_episode_that_failed(tmp_path: Path) -> None:
     kwargs = {"fault": "raise", "at": 2, "once": str(tmp_path / "done"), "lengths": [3]}
     with LocalEnvs(resolve("counting:make", kwargs), 1, seeds=[[41, 42]]) as envs:
         envs.reset(1)
@@ -147,7 +149,7 @@ def test_in_an_evaluation_an_episode_that_failed_is_played_again(tmp_path: Path)
     assert rows == [41] * 6 + [42] * 4
 
 
-def test_statistics_that_raise_are_the_users_to_repair() -> None:
+def test_an_error_in_the_users_statistics_is_raised() -> None:
     envs = LocalEnvs(resolve("counting:make"), 1, stats="counting:BrokenStats")
     with envs, pytest.raises(KeyError, match="no such key"):
         run(envs, 9)
@@ -163,9 +165,7 @@ def test_statistics_that_raise_are_the_users_to_repair() -> None:
 @pytest.mark.parametrize(
     ("fault", "observation"), [("dtype", "box"), ("list", "box"), ("whole", "uint8"), ("wide", "uint8")]
 )
-def test_observations_of_another_type_are_cast_where_nothing_is_lost(
-    fault: str, observation: str, workers: int
-) -> None:
+def test_observations_of_another_dtype_are_cast_if_lossless(fault: str, observation: str, workers: int) -> None:
     def rows(**kwargs: Any) -> list[Any]:
         with make_envs(resolve("counting:make", {"observation": observation, **kwargs}), 2, workers) as envs:
             envs.reset(7)
@@ -180,7 +180,7 @@ def test_observations_of_another_type_are_cast_where_nothing_is_lost(
 
 
 class Bounded(gymnasium.Env[Any, Any]):
-    """Leaves its bounds [-1, 1] by `excess` at one step of every episode of 300."""
+    """Exceeds its bounds [-1, 1] by `excess` at one step of every episode of 300 steps."""
 
     action_space = gymnasium.spaces.Discrete(2)
 
@@ -204,10 +204,8 @@ class Bounded(gymnasium.Env[Any, Any]):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("at", [0, 7, 300])  # the first observation, an early and the last one of an episode
-def test_observations_out_of_bounds_are_warned_of_once(
-    at: int, workers: int, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("at", [0, 7, 300])  # the first, an early and the last observation of an episode
+def test_observations_out_of_bounds_give_one_warning(at: int, workers: int, caplog: pytest.LogCaptureFixture) -> None:
     spec = resolve("test_env_contract:Bounded", {"at": at})
     with caplog.at_level(logging.WARNING, "remuda.envs"), make_envs(spec, 4, workers) as envs:
         run(envs, 605)
@@ -217,7 +215,7 @@ def test_observations_out_of_bounds_are_warned_of_once(
     assert re.match(f"{where}: {what}: .*widen the bounds of observation_space, or clip", text)
 
 
-def test_entries_have_bounds_too_and_rounding_is_not_out_of_them(caplog: pytest.LogCaptureFixture) -> None:
+def test_bounds_of_entries_tolerate_rounding(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "remuda.envs"):
         for kwargs in ({"nested": True}, {"excess": 1e-6}):
             with LocalEnvs(resolve("test_env_contract:Bounded", {"at": 3, **kwargs}), 1) as envs:
@@ -226,8 +224,8 @@ def test_entries_have_bounds_too_and_rounding_is_not_out_of_them(caplog: pytest.
     assert "observation.arm is 2.5 at [1], its space says -1 to 1" in record.getMessage()
 
 
-def test_bounds_are_checked_for_the_first_observations_alone() -> None:
-    """Afterwards a step costs what it costs without bounds."""
+def test_bounds_are_checked_for_the_first_observations_only() -> None:
+    """Later steps take the same time as without bounds."""
     with LocalEnvs(resolve("test_env_contract:Bounded", {"at": -1}), 1) as envs:
         run(envs, 250)
         (env,) = envs._env_groups[0].envs

@@ -27,7 +27,7 @@ def copied(step: Any) -> tuple[Any, ...]:
 
 
 def expected_rows(seed: int, batch: int, actions: np.ndarray) -> list[tuple[Any, ...]]:
-    """What envs 2 * batch and 2 * batch + 1 answer to [T, 2] actions, of which the first is ignored."""
+    """Return the rows of envs 2 * batch and 2 * batch + 1 for [T, 2] actions, of which the first is ignored."""
     with LocalEnvs(resolve("counting:make", {"lengths": LENGTHS}), 6, slots=3) as envs:
         envs.reset(seed)
         rows = []
@@ -50,15 +50,15 @@ def test_several_batches_in_flight_and_results_in_any_order() -> None:
             for batch in order:
                 step = futures[batch].result()
                 assert futures[batch].done()
-                assert futures[batch].result() is step  # as often as one likes
+                assert futures[batch].result() is step  # may be called again
                 found[batch].append(copied(step))
     for batch in range(3):
         for mine, row in zip(found[batch], expected_rows(4, batch, actions[batch]), strict=True):
             assert all(np.array_equal(a, b) for a, b in zip(mine, row, strict=True))
-        assert not found[batch][0][4].any()  # the first step was a reset, its action was not taken
+        assert not found[batch][0][4].any()  # the first step was a reset and ignored its action
 
 
-def test_batches_need_not_keep_in_step() -> None:
+def test_batches_advance_independently() -> None:
     with EnvPool("counting:make", 1, 2, 2, kwargs={"lengths": [100]}) as pool:
         slow = pool.step(0, ZEROS)
         for t in range(7):
@@ -66,7 +66,7 @@ def test_batches_need_not_keep_in_step() -> None:
         assert slow.result().obs[:, 2].tolist() == [0, 0]
 
 
-def test_reset_begins_every_batch_anew() -> None:
+def test_reset_restarts_every_batch() -> None:
     with EnvPool("counting:make", 1, 2, 2, seed=9) as pool:
         first = pool.step(0, ZEROS)
         steps = pool.reset(seed=5)
@@ -78,7 +78,7 @@ def test_reset_begins_every_batch_anew() -> None:
         assert first.done()
         assert pool.step(0, ZEROS).result().obs[:, 2].tolist() == [1, 1]
         own = [float(pool.reset()[0].obs[0, 0]) for _ in range(2)]
-        assert own[0] != own[1]  # seeds follow from the pool's own
+        assert own[0] != own[1]  # seeds are derived from the pool's own
     with EnvPool("counting:make", 1, 2, 2, seed=9) as again:
         markers = again.reset()[0].obs[:, 0].tolist()
     assert markers == [derive_seed(9, index, 0) % 1000 for index in (0, 1)]
@@ -124,7 +124,7 @@ def test_nested_and_multi_actions() -> None:
         assert pool.step(0, np.array([[1, 2], [0, 1]])).result().reward.tolist() == [101.75, 101.25]
 
 
-def test_misuse_is_named_in_one_sentence() -> None:
+def test_misuse_is_refused_in_one_sentence() -> None:
     with EnvPool("counting:make", 1, 2, 2) as pool:
         future = pool.step(0, ZEROS)
         with pytest.raises(RuntimeError, match="batch 0 is in flight: take the result of its last step"):
@@ -149,7 +149,7 @@ def test_misuse_is_named_in_one_sentence() -> None:
         EnvPool("counting:nothing", 1, 1)
 
 
-def test_a_result_may_be_waited_for_in_parts(tmp_path: Path) -> None:
+def test_a_result_may_be_awaited_with_repeated_timeouts(tmp_path: Path) -> None:
     kwargs = {"fault": "sleep", "at": 1, "once": str(tmp_path / "done")}
     with EnvPool("counting:make", 1, 2, 2, kwargs=kwargs, step_timeout=0.6) as pool:
         pool.step(1, ZEROS).result()
@@ -159,7 +159,7 @@ def test_a_result_may_be_waited_for_in_parts(tmp_path: Path) -> None:
         with pytest.raises(TimeoutError, match=r"batch 0 was not ready within 0\.05 s"):
             future.result(timeout=0.05)
         waits = 0
-        while True:  # short waits add up: the worker that hangs is replaced all the same
+        while True:  # short waits add up, so that the hanging worker is replaced
             try:
                 step = future.result(timeout=0.1)
                 break
@@ -170,7 +170,7 @@ def test_a_result_may_be_waited_for_in_parts(tmp_path: Path) -> None:
         assert pool.restarts() == 4
 
 
-def test_asking_whether_it_is_done_notices_a_death_and_never_hangs(tmp_path: Path) -> None:
+def test_done_notices_a_death_and_never_hangs(tmp_path: Path) -> None:
     kwargs = {"fault": "kill", "at": 2, "once": str(tmp_path / "done"), "lengths": [100]}
     with EnvPool("counting:make", 2, 2, kwargs=kwargs) as pool:
         pool.reset()
@@ -186,7 +186,7 @@ def test_asking_whether_it_is_done_notices_a_death_and_never_hangs(tmp_path: Pat
         assert pool.restarts() == 1
 
 
-def test_a_step_that_is_overdue_counts_as_done_so_that_somebody_looks(tmp_path: Path) -> None:
+def test_an_overdue_step_counts_as_done(tmp_path: Path) -> None:
     kwargs = {"fault": "sleep", "at": 1, "once": str(tmp_path / "done")}
     with EnvPool("counting:make", 1, 2, kwargs=kwargs, step_timeout=0.3) as pool:
         pool.reset()
@@ -205,19 +205,19 @@ def test_killed_processes_come_back_with_a_reset_row() -> None:
         for _ in range(5):
             futures = [pool.step(batch, actions) for batch in range(2)]
             steps = [copied(future.result()) for future in futures]
-        victim = pool._envs._worker_pool.members[0].pid
+        victim = pool._envs._worker_pool.workers[0].pid
         os.kill(victim, signal.SIGKILL)
         for _ in range(3):
             futures = [pool.step(batch, actions) for batch in range(2)]
             steps = [copied(future.result()) for future in futures]
         assert pool.restarts() == 4
-        for batch in range(2):  # of 4 envs the first two were lost, and began anew
+        for batch in range(2):  # of 4 envs the first two were lost and have restarted
             assert steps[batch][4].all()
             assert (steps[batch][0][2:, 2] == 8).all()
             assert (steps[batch][0][:2, 2] < 8).all()
 
 
-def test_what_an_env_does_wrong_arrives_with_the_result() -> None:
+def test_result_raises_the_error_of_an_env() -> None:
     with EnvPool("counting:make", 1, 2, kwargs={"fault": "nan", "at": 2}) as pool:
         pool.reset()
         pool.step(0, ZEROS).result()
@@ -234,7 +234,7 @@ def step_until_it_fails(pool: EnvPool) -> None:
         pool.step(0, ZEROS[:1]).result()
 
 
-def test_thousands_of_envs_in_many_batches_made_while_threads_run() -> None:
+def test_thousands_of_envs_created_while_threads_run() -> None:
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait)
     thread.start()

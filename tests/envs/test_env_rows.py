@@ -1,4 +1,4 @@
-"""Every row that envs answer, against rows computed by hand; in this process and in workers."""
+"""Every row of envs, in this process and in workers, compared with rows computed by hand."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from remuda.envs import EnvSpec, LocalEnvs, PooledEnvs, make_envs, resolve
 from remuda.errors import ConfigError
 
 LENGTHS = (3, 5, 2)
-# workers, slots, buffers reused; 10 envs in slots of 10 or 5 are shared out unevenly by 2 or 3 workers
+# (workers, slots, whether buffers are reused); 2 or 3 workers share slots of 10 or 5 envs unevenly
 BACKENDS = [(0, 1, 0), (0, 1, 1), (0, 2, 0), (1, 1, 0), (3, 1, 0), (2, 2, 1), (3, 2, 0)]
 
 
 def start(spec: EnvSpec, num_envs: int, num_workers: int = 0, slots: int = 1, **options: Any) -> Any:
-    """LocalEnvs for 0 workers, else PooledEnvs."""
+    """Make LocalEnvs for 0 workers, else PooledEnvs."""
     if num_workers == 0:
         return LocalEnvs(spec, num_envs, slots, **options)
     return PooledEnvs(spec, num_envs, num_workers, slots, **options)
 
 
 def rows_by_hand(seed: int, index: int, actions: list[int]) -> Iterator[tuple[Any, ...]]:
-    """obs, reward, terminated, truncated, mask of one CountingEnv, from the definition alone."""
+    """Return obs, reward, terminated, truncated and mask of one CountingEnv, computed from its definition."""
     marker, episode, step = derive_seed(seed, index, 0) % 1000, 1, 0
     yield (marker, 1, 0), 0.0, False, False, False
     is_over = False
@@ -42,7 +42,7 @@ def rows_by_hand(seed: int, index: int, actions: list[int]) -> Iterator[tuple[An
 
 
 def play(envs: Any, seed: int, actions: np.ndarray) -> list[Step]:
-    """Rows [T + 1] of all envs, whatever the slots; actions is [T, B]."""
+    """Return rows [T + 1] of all envs, with any number of slots; actions are [T, B]."""
     envs.reset(seed)
     width = envs.num_envs // envs.num_slots
     rows = []
@@ -59,7 +59,7 @@ def play(envs: Any, seed: int, actions: np.ndarray) -> list[Step]:
 
 
 @pytest.mark.parametrize(("workers", "slots", "reuse_buffer"), BACKENDS)
-def test_rows_are_those_computed_by_hand(workers: int, slots: int, reuse_buffer: int) -> None:
+def test_rows_equal_those_computed_by_hand(workers: int, slots: int, reuse_buffer: int) -> None:
     actions = np.random.default_rng(0).integers(0, 4, (30, 10))
     spec = resolve("counting:make", {"lengths": list(LENGTHS), "reuse_buffer": bool(reuse_buffer)})
     with make_envs(spec, 10, workers, slots) as envs:
@@ -75,7 +75,7 @@ def test_rows_are_those_computed_by_hand(workers: int, slots: int, reuse_buffer:
 
 @pytest.mark.parametrize("kind", ["discrete", "uint8", "float64"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_other_observations_are_stored_as_their_space_says(kind: str, workers: int) -> None:
+def test_observations_are_stored_with_the_dtype_of_their_space(kind: str, workers: int) -> None:
     with make_envs(resolve("counting:make", {"observation": kind}), 3, workers) as envs:
         rows = play(envs, 2, np.zeros((4, 3), np.int64))
         space = envs.observation
@@ -94,7 +94,7 @@ def test_other_observations_are_stored_as_their_space_says(kind: str, workers: i
         assert stored[:, 2, 2].tolist() == [0, 1, 2, 3, 0]
 
 
-def test_actions_reach_the_env_as_its_space_says() -> None:
+def test_actions_reach_the_env_in_its_own_space() -> None:
     for kind, sent, expected in [
         ("shifted", np.array([0]), np.int64(-1)),
         ("box", np.array([[0.5, -1.0]], np.float32), np.array([0.5, -1.0], np.float32)),
@@ -108,7 +108,7 @@ def test_actions_reach_the_env_as_its_space_says() -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_both_backends_agree_on_cartpole_bit_by_bit(slots: int) -> None:
+def test_local_and_pooled_envs_are_bit_equal_on_cartpole(slots: int) -> None:
     actions = np.random.default_rng(1).integers(0, 2, (120, 4))
     found = []
     for workers in (0, 1, 2):
@@ -123,13 +123,13 @@ def test_both_backends_agree_on_cartpole_bit_by_bit(slots: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_same_seed_repeats_and_another_does_not(workers: int) -> None:
+def test_the_same_seed_repeats_and_a_different_one_does_not(workers: int) -> None:
     actions = np.ones((10, 4), np.int64)
     with make_envs(resolve("CartPole-v1"), 4, workers) as envs:
         first, again, other = play(envs, 5, actions), play(envs, 5, actions), play(envs, 6, actions)
     assert all(np.array_equal(a.obs, b.obs) for a, b in zip(first, again, strict=True))
     assert not np.array_equal(first[0].obs, other[0].obs)
-    assert len({row.tobytes() for row in first[0].obs}) == 4  # every env begins elsewhere
+    assert len({row.tobytes() for row in first[0].obs}) == 4  # every env has another first observation
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -152,7 +152,7 @@ def test_warm_up_decorrelates_and_counts_its_steps(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_warm_up_episodes_are_not_reported_but_the_running_one_counts_whole(workers: int) -> None:
+def test_episodes_of_the_warm_up_are_not_reported_and_the_running_one_is_complete(workers: int) -> None:
     spec = resolve("counting:make", {"lengths": [4], "ends": "truncate"})
     with make_envs(spec, 4, workers) as envs:
         assert envs.reset(3, warm_up=30) > 16
@@ -167,7 +167,7 @@ def test_warm_up_episodes_are_not_reported_but_the_running_one_counts_whole(work
         assert {episode.values["ep_len"] for episode in seen} == {4.0}
 
 
-def test_lists_of_seeds_are_played_once_and_then_the_env_idles() -> None:
+def test_each_seed_of_a_list_is_played_once_and_then_the_env_idles() -> None:
     seeds = [[101, 102], [201], []]
     spec = resolve("counting:make", {"lengths": [2], "ends": "terminate"})
     with LocalEnvs(spec, 3, seeds=seeds) as envs:
@@ -203,7 +203,7 @@ def test_statistics_of_episodes_by_hand(workers: int) -> None:
     }
 
 
-def test_long_episodes_are_folded_without_a_difference() -> None:
+def test_counting_rewards_in_blocks_changes_nothing() -> None:
     spec = resolve("counting:make", {"lengths": [2500], "ends": "terminate"})
     with LocalEnvs(spec, 1, gamma=0.999) as envs:
         play(envs, 1, np.zeros((2500, 1), np.int64))
@@ -215,7 +215,7 @@ def test_long_episodes_are_folded_without_a_difference() -> None:
     assert episode.values["ep_discounted_rew"] == pytest.approx((rewards * 0.999 ** np.arange(2500)).sum(), rel=1e-12)
 
 
-def test_statistics_that_are_too_long_for_memory_arrive_all_the_same() -> None:
+def test_statistics_too_long_for_shared_memory_arrive() -> None:
     spec, found = resolve("counting:make", {"lengths": list(LENGTHS), "chatter": 400}), []
     for workers, slots in [(0, 2), (2, 2), (1, 1)]:
         with make_envs(spec, 4, workers, slots) as envs:
@@ -239,8 +239,8 @@ def test_a_users_own_statistics(workers: int, stats: Any) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_end_for_the_learner_alone_does_not_end_the_episode(workers: int) -> None:
-    # 3 lives of 2 steps: rows are a first one, then 2 steps and a reset row for each life
+def test_an_end_for_the_learner_only_does_not_end_the_episode(workers: int) -> None:
+    # 3 lives of 2 steps: the first row, then 2 steps and a reset row for each life.
     spec = resolve("counting:make_lives")
     with make_envs(spec, 2, workers) as envs:
         rows = play(envs, 1, np.zeros((17, 2), np.int64))
@@ -250,7 +250,7 @@ def test_an_end_for_the_learner_alone_does_not_end_the_episode(workers: int) -> 
         (1, 0, 0, False, False),
         (1, 0, 1, False, True),
         (1, 1, 2, True, True),
-        (1, 1, 2, False, False),  # a reset row: the game only goes on
+        (1, 1, 2, False, False),  # a reset row in which the game continues
         (1, 1, 3, False, True),
         (1, 2, 4, True, True),
         (1, 2, 4, False, False),
@@ -269,7 +269,7 @@ def test_an_end_for_the_learner_alone_does_not_end_the_episode(workers: int) -> 
     assert episodes[0].values["info/lives"] == 0
 
 
-def test_a_game_that_goes_on_uses_up_no_seed() -> None:
+def test_a_continued_game_uses_no_seed() -> None:
     spec = resolve("counting:make_lives", {"lives": 2})
     with LocalEnvs(spec, 1, seeds=[[7, 8]]) as envs:
         play(envs, 1, np.zeros((14, 1), np.int64))
@@ -281,7 +281,7 @@ def test_a_game_that_goes_on_uses_up_no_seed() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_levels_are_the_only_seeds_that_are_trained_on(workers: int) -> None:
+def test_training_uses_only_the_seeds_in_levels(workers: int) -> None:
     levels = [3, 14, 15, 92]
     spec = resolve("counting:make", {"lengths": [1]})
     with start(spec, 6, workers, 1 + workers % 2, levels=levels) as envs:
@@ -295,7 +295,7 @@ def test_levels_are_the_only_seeds_that_are_trained_on(workers: int) -> None:
     assert (markers != again).any()
 
 
-def test_levels_after_a_failure_are_drawn_anew_from_the_set() -> None:
+def test_levels_are_drawn_again_after_a_failure() -> None:
     with LocalEnvs(
         resolve("counting:make", {"fault": "raise", "at": 4, "lengths": [100]}), 1, levels=[5, 6, 7]
     ) as envs:
@@ -306,7 +306,7 @@ def test_levels_after_a_failure_are_drawn_anew_from_the_set() -> None:
 
 
 def held_rows(workers: int, slots: int) -> list[Any]:
-    """8 rows with hold, renew, 3 rows with hold, an ordinary one; of 4 envs, [obs, reward, ended, mask] each."""
+    """Return [obs, reward, ended, mask] of 4 envs: 8 rows with hold, a renewal, 3 rows with hold, one without."""
     width, seen = 4 // slots, []
     with start(resolve("counting:make", {"lengths": list(LENGTHS)}), 4, workers, slots, info=["half"]) as envs:
         envs.reset(2)
@@ -323,7 +323,7 @@ def held_rows(workers: int, slots: int) -> list[Any]:
     return seen
 
 
-def test_envs_that_are_held_wait_for_renewal() -> None:
+def test_held_envs_wait_for_renewal() -> None:
     rows = held_rows(0, 1)
     assert [row[0][1, 1:].tolist() for row in rows] == [
         *([1.0, step] for step in (0, 1, 2, 3)),
@@ -351,7 +351,7 @@ def test_renewal_leaves_running_envs_alone() -> None:
 
 
 @pytest.mark.parametrize(("workers", "slots"), [(0, 2), (1, 1), (2, 1), (2, 2)])
-def test_every_backend_holds_alike(workers: int, slots: int) -> None:
+def test_hold_is_the_same_in_every_backend(workers: int, slots: int) -> None:
     expected, found = held_rows(0, 1), held_rows(workers, slots)
     for t, row in enumerate(expected):
         parts = found[t * slots : (t + 1) * slots]
@@ -359,7 +359,7 @@ def test_every_backend_holds_alike(workers: int, slots: int) -> None:
             assert np.array_equal(mine, np.concatenate([part[field] for part in parts]), equal_nan=True)
 
 
-def test_an_env_that_fails_while_held_waits_too(tmp_path: Any) -> None:
+def test_an_env_that_fails_while_held_waits_for_renewal(tmp_path: Any) -> None:
     kwargs = {"fault": "raise", "at": 2, "once": str(tmp_path / "done"), "lengths": [3]}
     with LocalEnvs(resolve("counting:make", kwargs), 1) as envs:
         envs.reset(1)
@@ -376,7 +376,7 @@ def test_an_env_that_fails_while_held_waits_too(tmp_path: Any) -> None:
     assert rows == [
         (first, 1, 0, False),
         (first, 1, 1, True),
-        (first, 1, 1, False),  # it raised: as good as ended
+        (first, 1, 1, False),  # it raised, which counts as an end
         (first, 1, 1, False),
         (second, 1, 0, False),
         (second, 1, 1, True),
@@ -385,7 +385,7 @@ def test_an_env_that_fails_while_held_waits_too(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(("workers", "slots"), [(0, 1), (2, 2)])
-def test_entries_of_info_that_were_asked_for(workers: int, slots: int) -> None:
+def test_requested_entries_of_info(workers: int, slots: int) -> None:
     names = ["half", "odd", "n", "name", "nan", "lost"]
     with start(resolve("counting:make", {"lengths": [3]}), 4, workers, slots, info=names) as envs:
         envs.reset(1)
@@ -427,7 +427,7 @@ def test_calls_out_of_order_are_refused() -> None:
         with pytest.raises(ValueError, match=r"shape \(1,\), this slot takes \(2,\)"):
             envs.send(0, np.zeros(1, np.int64))
         envs.send(0, np.zeros(2, np.int64))
-        envs.reset(1)  # what was under way is given up
+        envs.reset(1)  # gives up what was in flight
         assert [envs.recv()[0], envs.recv()[0]] == [0, 1]
 
 
@@ -444,7 +444,7 @@ def test_calls_out_of_order_are_refused() -> None:
         ({"num_envs": 2, "stats": "counting:make"}, "derive it from EpisodeStats"),
     ],
 )
-def test_arguments_that_do_not_fit(arguments: dict[str, Any], sentence: str) -> None:
+def test_invalid_arguments_are_refused(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make_envs(resolve("counting:make"), **arguments)
     assert sentence in str(caught.value)
@@ -461,7 +461,7 @@ def test_arguments_that_do_not_fit(arguments: dict[str, Any], sentence: str) -> 
         ({"info": ["x", "x"]}, "info=['x', 'x'] is not a list of different names"),
     ],
 )
-def test_options_that_do_not_fit(workers: int, arguments: dict[str, Any], sentence: str) -> None:
+def test_invalid_options_are_refused(workers: int, arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
         start(resolve("counting:make"), 1, workers, **arguments)
     assert sentence in str(caught.value)

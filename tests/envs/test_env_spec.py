@@ -1,4 +1,4 @@
-"""What may be given as env, how it reaches a worker, and the one sentence for everything else."""
+"""What may be given as env, how it reaches a worker, and the errors for everything else."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def refused(env: Any, kwargs: dict[str, Any] | None = None, build: bool = True) 
         (functools.partial(functools.partial(counting.make, lengths=[9]), lengths=[7]), {}, "CountingEnv"),
     ],
 )
-def test_every_form_is_built_here_and_after_a_journey(env: Any, kwargs: dict[str, Any], kind: str) -> None:
+def test_every_form_of_env_is_built_here_and_from_json(env: Any, kwargs: dict[str, Any], kind: str) -> None:
     spec = resolve(env, kwargs)
     for each in (spec, EnvSpec.from_json(spec.to_json())):
         built = each.build()
@@ -52,7 +52,7 @@ def test_every_form_is_built_here_and_after_a_journey(env: Any, kwargs: dict[str
         built.close()
 
 
-def test_labels_are_what_a_user_would_say() -> None:
+def test_labels() -> None:
     assert resolve("CartPole-v1").label == "CartPole-v1"
     assert resolve("counting:make").label == "counting:make"
     assert resolve(functools.partial(counting.make)).label == "make"
@@ -81,7 +81,7 @@ def test_extra_arguments_reach_the_env() -> None:
         ("CartPole-v1", {"size": 3}, ["size=3", "unexpected keyword argument"]),
     ],
 )
-def test_what_cannot_be_built_is_named_in_one_sentence(env: Any, kwargs: dict[str, Any], parts: list[str]) -> None:
+def test_errors_while_building_are_one_sentence(env: Any, kwargs: dict[str, Any], parts: list[str]) -> None:
     text = refused(env, kwargs)
     for part in parts:
         assert part in text
@@ -95,7 +95,7 @@ def test_a_module_that_fails_to_import_is_named(tmp_path: Path, monkeypatch: pyt
     assert "ZeroDivisionError" in refused("broken:make")
 
 
-def test_what_a_worker_could_not_find_again_is_refused() -> None:
+def test_definitions_that_workers_cannot_find_are_refused() -> None:
     def local() -> gymnasium.Env[Any, Any]:
         return counting.make()
 
@@ -106,7 +106,7 @@ def test_what_a_worker_could_not_find_again_is_refused() -> None:
     assert "by keyword" in refused(functools.partial(counting.make, [3]), build=False)
     assert "lengths=(7,)" in refused(counting.make, {"lengths": (7,)}, build=False)
     assert "once=<object" in refused(counting.make, {"once": object()}, build=False)
-    LocalEnvs(resolve(local), 1).close()  # in this process it is fine
+    LocalEnvs(resolve(local), 1).close()  # works in this process
 
 
 class TextEnv(counting.CountingEnv):
@@ -116,7 +116,7 @@ class TextEnv(counting.CountingEnv):
 
 
 @pytest.mark.parametrize("which", ["observation", "action"])
-def test_spaces_that_are_not_supported(which: str) -> None:
+def test_unsupported_spaces_are_refused(which: str) -> None:
     spec = resolve(TextEnv, {"which": which})
     for build in (lambda: LocalEnvs(spec, 1), lambda: probe(spec)):
         with pytest.raises(EnvSpecError, match=rf"TextEnv has the {which} space Text.* are supported"):
@@ -130,7 +130,7 @@ def test_probe_takes_a_step_in_spaces_with_entries() -> None:
     assert info.observation.kind == "tuple"
 
 
-def test_probe_says_what_an_env_is_like() -> None:
+def test_probe_returns_properties_of_an_env() -> None:
     info = probe(resolve("CartPole-v1"))
     assert (info.label, info.max_episode_steps, info.fps) == ("CartPole-v1", 500, 50)
     assert (info.observation.shape, info.observation.dtype) == ((4,), "float32")
@@ -145,7 +145,7 @@ def test_probe_says_what_an_env_is_like() -> None:
     assert plain.action.high is not None
     assert np.isinf(plain.action.high).all()
     with pytest.raises(
-        EnvSpecError, match=r"raised RuntimeError: told to fail \(.*counting\.py:\d+, in misbehave\): repair the env"
+        EnvSpecError, match=r"raised RuntimeError: told to fail \(.*counting\.py:\d+, in misbehave\): fix the env"
     ):
         probe(resolve("counting:make", {"fault": "raise"}))
 
@@ -159,7 +159,7 @@ def test_ids_that_the_program_registered_itself_reach_workers() -> None:
                 envs.recv()
                 envs.send(0, np.zeros(1, np.int64))
             _, step = envs.recv()
-            assert bool(step.truncated[0])  # by the limit of 2 that was registered with it
+            assert bool(step.truncated[0])  # by the registered limit of 2 steps
     finally:
         del gymnasium.registry["CountingForWorkers-v0"]
 
@@ -202,15 +202,15 @@ def test_a_script_without_a_guard_is_not_run_again(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "once\nrows (2, 3)\n", "")
 
 
-def test_a_script_whose_env_holds_an_object_is_loaded_whole(tmp_path: Path) -> None:
-    """The object is made again in every worker."""
+def test_a_script_whose_env_uses_an_object_is_loaded_as_a_whole(tmp_path: Path) -> None:
+    """Every worker creates the object again."""
     text = SCRIPT.replace("lengths=[2]", "lengths=lengths.get()").replace("def make", OBJECT + "def make")
     done = run_script(tmp_path / "guarded.py", text + "if __name__ == '__main__':\n    main()\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, "rows (2, 3)\n", "")
 
 
 @pytest.mark.parametrize("call", ["main()", "sys.exit(main())", "1 / 0 if __name__ != '__main__' else main()"])
-def test_such_a_script_without_a_guard_ends_with_one_sentence(tmp_path: Path, call: str) -> None:
+def test_a_script_that_is_loaded_as_a_whole_needs_a_guard(tmp_path: Path, call: str) -> None:
     text = SCRIPT.replace("lengths=[2]", "lengths=lengths.get()").replace("def make", OBJECT + "def make")
     done = run_script(tmp_path / "unguarded.py", text + call)
     assert done.returncode == 1
@@ -257,6 +257,6 @@ def test_examine_measures_a_good_env() -> None:
         ("counting:make", {"fault": "nan", "at": 1}, "observation is nan at [1]"),
     ],
 )
-def test_examine_tells_of_problems_and_never_raises(env: Any, kwargs: dict[str, Any], part: str) -> None:
+def test_examine_reports_problems_and_never_raises(env: Any, kwargs: dict[str, Any], part: str) -> None:
     report = examine(resolve(env, kwargs), seconds=0.05)
     assert any(part in problem for problem in report.problems)

@@ -1,4 +1,4 @@
-"""Exceptions inside a user's env: shown with file and line, kept whole in log.txt, and survived for so long."""
+"""Exceptions inside a user's env: reported with file and line, logged with traceback, and survived up to a limit."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Env(gymnasium.Env):
 
 
 def one_of_two(path=None):
-    """Only the second env of a process finishes episodes, or the one in the process that could create a file."""
+    """Only the second env of a process finishes episodes, or the env in the process that could create a file."""
     one_of_two.made = getattr(one_of_two, "made", 0) + 1
     if path is None:
         return Env(0 if one_of_two.made == 2 else 3, 40)
@@ -70,7 +70,7 @@ WAYS = {
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A module that holds ENV, and one fork server for all runs that need torch in their workers."""
+    """Write a module that holds ENV, and share one fork server between runs that need torch in their workers."""
     path = tmp_path_factory.mktemp("own") / "own_failing.py"
     path.write_text(ENV)
     with pytest.MonkeyPatch.context() as patch:
@@ -88,11 +88,11 @@ def test_an_env_that_fails_in_every_episode_is_named_and_ends_the_run(
     out, err = capfd.readouterr()
     place = f"{source}:{LINE}, in look_up"
     sentence = rf"remuda: env \d of own_failing:Env \(.*\) raised KeyError: 'ace' \({re.escape(place)}\), "
-    assert re.fullmatch(sentence + r"20 times while no env finished an episode: repair the env\.\n", err)
+    assert re.fullmatch(sentence + r"20 times while no env finished an episode: fix the env\.\n", err)
     warnings = [line for line in out.splitlines() if line.startswith("warning: env ")]
-    if not way.startswith("async"):  # where a sampler may fail 20 times before it is first heard of
+    if not way.startswith("async"):  # where a sampler may fail 20 times before its first message arrives
         assert place in warnings[0]
-        assert warnings[0].endswith("it was rebuilt (restart 1). The whole traceback is in log.txt.")
+        assert warnings[0].endswith("it was rebuilt (restart 1). The full traceback is in log.txt.")
     assert not any("log.txt" in line for line in warnings[1:])
     log = (tmp_path / "run" / "log.txt").read_text()
     assert re.search(rf'File "{source}", line \d+, in step\n +self.look_up\(', log)
@@ -101,7 +101,7 @@ def test_an_env_that_fails_in_every_episode_is_named_and_ends_the_run(
     assert result["status"] == "failed"
 
 
-def test_an_env_that_may_not_fail_at_all_leaves_its_traceback_too(
+def test_the_traceback_is_kept_if_no_failure_is_allowed(
     source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = ["train", "ppo", "--env", "own_failing:Env", "--envs.max_restarts", "0", "--scheme", "parallel"]
@@ -111,7 +111,7 @@ def test_an_env_that_may_not_fail_at_all_leaves_its_traceback_too(
         )
         == 2
     )
-    assert f"own_failing.py:{LINE}, in look_up): repair the env." in capfd.readouterr().err
+    assert f"own_failing.py:{LINE}, in look_up): fix the env." in capfd.readouterr().err
     assert f'.py", line {LINE}, in look_up' in (tmp_path / "run" / "log.txt").read_text()
 
 
@@ -126,7 +126,7 @@ def steps(envs: Any, count: int) -> None:
 def test_failures_of_one_env_are_survived_while_another_finishes_episodes(
     workers: int, source: Path, tmp_path: Path
 ) -> None:
-    """Also if the other one steps in another process."""
+    """The other env may be in another process."""
     kwargs = {"path": str(tmp_path / "good")} if workers else {}
     spec = resolve("own_failing:one_of_two", kwargs)
     with PooledEnvs(spec, 2, 2) if workers else LocalEnvs(spec, 2) as envs:
@@ -147,11 +147,11 @@ def test_traceback_is_formatted_once_for_each_place(source: Path, caplog: pytest
     with caplog.at_level(logging.WARNING, "remuda.envs"), LocalEnvs(resolve("own_failing:Env"), 2) as envs:
         steps(envs, 37 * 8)
     shown = [record.__dict__.get("traceback") for record in caplog.records]
-    assert len(shown) == 4  # of the 1st, 2nd, 4th and 8th
+    assert len(shown) == 4  # for the 1st, 2nd, 4th and 8th failure
     assert [bool(text) for text in shown] == [True, False, False, False]
 
 
-def test_place_is_in_the_users_code_although_a_library_raised() -> None:
+def test_place_is_in_the_users_code_if_a_library_raised() -> None:
     def ask() -> None:
         np.linalg.inv(np.zeros((2, 2)))
 
@@ -162,14 +162,14 @@ def test_place_is_in_the_users_code_although_a_library_raised() -> None:
     assert raised(caught.value) == f"LinAlgError: Singular matrix ({__file__}:{line}, in ask)"
 
 
-def test_a_finished_episode_begins_the_count_anew() -> None:
+def test_a_finished_episode_resets_the_count() -> None:
     count = FailureCount(max_restarts=1000)
     assert [count.add(1, failures, 0) for failures in range(1, 20)] == [None] * 19
     assert [count.add(1, failures, 1) for failures in range(20, 39)] == [None] * 19
     assert count.add(1, 39, 1) == ", 20 times while no env finished an episode"
 
 
-def test_failures_without_a_step_have_a_rule_of_their_own() -> None:
+def test_failures_without_a_step_have_their_own_limit() -> None:
     count = FailureCount(max_restarts=1000)
     assert [count.add(failures, failures, 0) for failures in range(1, 21)] == [None] * 20
     assert count.add(21, 21, 0) == ", 21 times in a row without completing a step"

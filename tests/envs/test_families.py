@@ -1,4 +1,4 @@
-"""Envs by their ids: MiniGrid, MinAtar, MuJoCo and old Atari ids, and the sentence where a package is missing."""
+"""Envs by id: MiniGrid, MinAtar, MuJoCo and old Atari ids, and the error if a package is missing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from remuda.errors import EnvSpecError
 
 @pytest.fixture
 def _hidden_packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As if none of the families were installed."""
+    """Pretend that none of the families is installed."""
     registered = dict(gymnasium.registry)
     for name in list(sys.modules):
         if name.partition(".")[0] in ("ale_py", "minatar", "minigrid", "mujoco"):
@@ -50,7 +50,7 @@ def test_a_missing_package_is_named_with_its_extra(env: str, package: str, extra
     assert str(caught.value) == f"{env} needs the package {package}: pip install 'remuda[{extra}]'."
 
 
-def test_mujoco_warns_in_the_log_of_each_thing_once_and_leaves_no_file(tmp_path: Path) -> None:
+def test_mujoco_warnings_are_logged_once_and_leave_no_file(tmp_path: Path) -> None:
     code = """
 import logging, mujoco
 from remuda.envs import resolve
@@ -81,7 +81,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(module: str, name: st
 
 
 @pytest.mark.usefixtures("_hidden_packages")
-def test_an_old_atari_id_without_the_package_is_just_unknown() -> None:
+def test_an_old_atari_id_without_the_package_is_unknown() -> None:
     with pytest.raises(EnvSpecError, match="Pong-v4 is not a registered"):
         resolve("Pong-v4")
     assert not any(name.startswith("ALE/") for name, _, _ in list_envs())
@@ -89,7 +89,7 @@ def test_an_old_atari_id_without_the_package_is_just_unknown() -> None:
 
 @pytest.mark.parametrize("env", ["MiniGrid-Empty-5x5-v0", "BabyAI-GoToRedBall-v0"])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_minigrid_shows_image_and_direction_without_words(env: str, workers: int) -> None:
+def test_minigrid_observations_have_image_and_direction_without_mission(env: str, workers: int) -> None:
     spec = resolve(env)
     assert EnvSpec.from_json(spec.to_json()) == spec
     with make_envs(spec, 2, workers) as envs:

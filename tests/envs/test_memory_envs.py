@@ -1,4 +1,4 @@
-"""The tasks for memory: their rules, and that they are Gymnasium envs like any other."""
+"""The memory tasks: their rules, and that they are regular Gymnasium envs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IDS = ["Remuda/Recall-v0", "Remuda/CartPolePositions-v0"]
 
 
 def play(env: Recall, seed: int, answer: int | None = None) -> tuple[list[Any], list[float], list[bool]]:
-    """Observations, rewards and ends of one episode; the last action is the cue, or this answer."""
+    """Return observations, rewards and ends of one episode; the last action is the cue, or `answer` if given."""
     obs, _ = env.reset(seed=seed)
     seen, rewards, ends = [obs], [], []
     action = int(obs[:-1].argmax()) if answer is None else answer
@@ -43,7 +43,7 @@ def test_the_cue_is_shown_once_and_asked_for_after_the_delay(cues: int, delay: i
         assert [float(obs[-1]) for obs in seen] == [float(step == delay) for step in range(delay + 2)]
 
 
-def test_every_cue_comes_and_only_its_own_name_is_right() -> None:
+def test_every_cue_occurs_and_only_its_own_answer_is_right() -> None:
     env = Recall(cues=3, delay=2)
     found = []
     for seed in range(30):
@@ -53,7 +53,7 @@ def test_every_cue_comes_and_only_its_own_name_is_right() -> None:
     assert set(found) == {0, 1, 2}
 
 
-def test_what_is_done_before_the_question_changes_nothing() -> None:
+def test_actions_before_the_question_have_no_effect() -> None:
     env = Recall()
     cue = int(env.reset(seed=3)[0][:-1].argmax())
     for _ in range(10):
@@ -63,7 +63,7 @@ def test_what_is_done_before_the_question_changes_nothing() -> None:
     assert env.step(cue)[1:3] == (1.0, True)
 
 
-def test_without_memory_half_is_the_best() -> None:
+def test_without_memory_one_half_is_the_best_mean() -> None:
     """The observation at the question is the same for every cue."""
     env = Recall()
     questions = {tuple(play(env, seed)[0][10].tolist()) for seed in range(20)}
@@ -80,7 +80,7 @@ def test_the_same_seed_gives_the_same_cues() -> None:
     assert cues(1) != cues(2)
 
 
-def test_positions_are_cart_poles_without_its_velocities() -> None:
+def test_positions_equal_cartpole_without_velocities() -> None:
     whole, positions = gymnasium.make("CartPole-v1"), CartPolePositions()
     assert positions.observation_space.shape == (2,)
     assert positions.observation_space.low.tolist() == whole.observation_space.low[::2].tolist()
@@ -101,8 +101,8 @@ def test_positions_are_cart_poles_without_its_velocities() -> None:
     positions.close()
 
 
-def test_positions_are_cut_after_500_steps() -> None:
-    """CartPole's own limit: it is the registered env that is inside."""
+def test_positions_are_truncated_after_500_steps() -> None:
+    """This is CartPole's own limit, because the wrapped env is the registered one."""
     env = CartPolePositions()
     env.reset(seed=0)
     pole: Any = env.unwrapped
@@ -148,8 +148,8 @@ def test_arguments_of_an_id() -> None:
 
 
 @pytest.mark.parametrize("name", IDS)
-@pytest.mark.filterwarnings("ignore:.*is different from the unwrapped version.*")  # `make` itself wraps
-def test_gymnasium_finds_no_fault(name: str) -> None:
+@pytest.mark.filterwarnings("ignore:.*is different from the unwrapped version.*")  # `make` adds wrappers
+def test_gymnasiums_checker_finds_no_problem(name: str) -> None:
     register(name)
     env = gymnasium.make(name)
     check_env(env, skip_render_check=True)
@@ -157,7 +157,7 @@ def test_gymnasium_finds_no_fault(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_our_own_check_finds_no_fault(name: str) -> None:
+def test_examine_finds_no_problem(name: str) -> None:
     report = examine(resolve(name), seconds=0.1)
     assert report.problems == []
     assert report.is_repeatable

@@ -1,4 +1,4 @@
-"""The mock env: any spaces, a known cost, the same observations every time."""
+"""The mock env: arbitrary spaces, a known cost, and the same observations in every episode."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_spaces_from_json(values: Any, space: Any) -> None:
 
 
 @pytest.mark.parametrize("values", [{}, 3, {"cube": 3}, {"box": "wide"}, {"discrete": 0}, {"dict": {"a": {}}}])
-def test_what_is_no_space_is_refused_in_one_sentence(values: Any) -> None:
-    with pytest.raises(EnvSpecError, match=r"^observation.*of the mock env is no space.*\.$"):
+def test_invalid_spaces_are_refused_in_one_sentence(values: Any) -> None:
+    with pytest.raises(EnvSpecError, match=r"^observation.*of the mock env is not a space.*\.$"):
         space_from_json(values, "observation")
 
 
@@ -49,7 +49,7 @@ def test_wrong_kwargs_are_refused(kwargs: dict[str, Any]) -> None:
         resolve("Remuda/Mock-v0", kwargs).build()
 
 
-def test_episodes_are_as_long_as_told_and_look_alike() -> None:
+def test_episodes_have_the_given_length_and_equal_observations() -> None:
     env = MockEnv(length=3, reward=2.5, ends="truncate")
     first = [env.reset(seed=1)[0]] + [env.step(0)[0] for _ in range(3)]
     second = [env.reset(seed=2)[0]]
@@ -68,7 +68,7 @@ def test_a_step_takes_its_time(wait: Any) -> None:
     env = MockEnv(seconds=0.1, wait=wait)
     env.reset()
     worked = []
-    for _ in range(5):  # a busy machine may leave it nothing of one of them
+    for _ in range(5):  # on a busy machine a single step may get no CPU time
         start, before = time.perf_counter(), time.process_time()
         env.step(0)
         assert time.perf_counter() - start >= 0.1
@@ -76,7 +76,7 @@ def test_a_step_takes_its_time(wait: Any) -> None:
     assert min(worked) < 0.01 if wait == "sleep" else max(worked) > 0.01
 
 
-def test_it_reaches_workers_by_its_id() -> None:
+def test_workers_build_it_by_its_id() -> None:
     spec = resolve("Remuda/Mock-v0", {"observation": {"dict": {"image": {"box": [2, 2]}}}, "length": 2})
     assert EnvSpec.from_json(spec.to_json()) == spec
     with make_envs(spec, 2, 1) as envs:

@@ -1,4 +1,4 @@
-"""Native vector envs: the same rows as the pool, the same Atari games frame by frame, and who gets which backend."""
+"""Native vector envs: the same rows as the pool, the same Atari frames, and the choice of backends."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from remuda.core import Episode, Step
-from remuda.envs import AtariOptions, LocalEnvs, NativeEnvs, PooledEnvs, make_envs, native, probe, resolve
-from remuda.envs.backends import BACKENDS, ale, choose, gymnasium_vector
+from remuda.envs import AtariOptions, LocalEnvs, NativeEnvs, PooledEnvs, make_envs, native_slot, probe, resolve
+from remuda.envs.backends import ale, choose, gymnasium_vector
 from remuda.errors import ConfigError, EnvError, EnvSpecError, Interrupted
+from remuda.registry import env_backend_names, find_env_backend
 
 # --- the same game through the pool and through the native env ------------------------------------------------------
 
 
 def play_both(env: str, steps: int, num_envs: int = 2, slots: int = 1, **options: Any) -> tuple[int, int, float]:
-    """Random actions in both, every field and statistic compared: ends, finished episodes, the largest reward."""
+    """Step both with random actions and compare all fields and statistics; return ends, episodes, largest reward."""
     spec = resolve(env, None, AtariOptions(**options))
     with make_envs(spec, num_envs, 0, slots, backend="python") as single, make_envs(spec, num_envs, 2, slots) as many:
         assert isinstance(many, NativeEnvs)
@@ -65,7 +66,7 @@ def test_the_same_rows_as_single_envs(env: str, steps: int, slots: int, options:
     if "episodic_life" in options:
         assert ends > episodes >= 1
     else:
-        assert most > 1.0  # rewards are raw
+        assert most > 1.0  # rewards are not clipped
 
 
 @pytest.mark.long
@@ -90,16 +91,16 @@ def test_the_number_of_threads_changes_nothing() -> None:
     assert np.array_equal(*seen)
 
 
-def test_random_steps_before_the_first_row_spread_the_games() -> None:
+def test_warm_up_spreads_the_games() -> None:
     with make_envs(resolve("ALE/Pong-v5", None, AtariOptions(noop_max=0)), 4) as envs:
         assert isinstance(envs, NativeEnvs)
         assert envs.reset(seed=1, warm_up=12) == 4 * 12
         _, step = envs.recv()
         assert not step.mask.any()
-        games = envs._slots[0]._games
+        games = envs._slots[0]._vector
         envs.send(0, np.zeros(4, np.int64))
         envs.recv()
-        assert isinstance(games, ale.AleGames)
+        assert isinstance(games, ale.AleVectorEnv)
         _, _, _, _, info = games._vector.step(np.zeros(4, np.int64))
         steps = (info["episode_frame_number"] // 4 - 2).tolist()
         assert len(set(steps)) > 1
@@ -107,7 +108,7 @@ def test_random_steps_before_the_first_row_spread_the_games() -> None:
 
 
 class Scripted:
-    """In place of an AtariVectorEnv: rows of reward, terminated, truncated, lives and frame, for one env."""
+    """Replaces an AtariVectorEnv by given rows of reward, terminated, truncated, lives and frame, for one env."""
 
     def __init__(self, rows: list[tuple[int, bool, bool, int, int]]) -> None:
         self.rows, self.sent = iter(rows), []
@@ -127,21 +128,21 @@ class Scripted:
         )
 
 
-def test_what_the_action_after_a_lost_life_earns_is_not_lost() -> None:
+def test_the_reward_of_the_action_after_a_lost_life_is_kept() -> None:
     spec = resolve(
         "ALE/Breakout-v5", {"max_num_frames_per_episode": 28}, AtariOptions(episodic_life=True, noop_max=0)
     )
     with NativeEnvs(spec, ale, 1) as envs:
         envs.reset(seed=1)
-        games: Any = envs._slots[0]._games
+        games: Any = envs._slots[0]._vector
         script = Scripted(
             [
                 (1, False, False, 5, 4),
-                (0, True, False, 4, 8),  # a life: the learner's end
-                (2, True, False, 3, 12),  # another one, and points, in the row that goes on
+                (0, True, False, 4, 8),  # a lost life, which is an end for the learner
+                (2, True, False, 3, 12),  # another one, with a reward, in the row that continues the game
                 (4, False, False, 3, 16),
                 (0, True, False, 2, 20),
-                (8, False, True, 2, 24 + 4),  # the limit of frames, in the row that goes on
+                (8, False, True, 2, 24 + 4),  # the frame limit, in the row that continues the game
                 (0, False, False, 5, 0),  # a new game
                 (16, False, False, 5, 4),
             ]
@@ -197,7 +198,7 @@ class CountingVector(VectorEnv):  # type: ignore[misc]
         self.episode = self.episode + self.over
         last = ~self.over & (self.steps >= 3 + np.arange(self.num_envs))
         is_even = np.arange(self.num_envs) % 2 == 0
-        reward = 10.0 * self.episode + self.steps  # not 0 on a reset row, as some envs have it
+        reward = 10.0 * self.episode + self.steps  # not 0 in a reset row, as in some envs
         obs = self.show()
         match self.fault if len(self.taken) == 2 else "":
             case "raise":
@@ -221,7 +222,7 @@ def vector_id() -> Iterator[str]:
 
 
 def test_rows_and_statistics_by_hand(vector_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "BLOCK", 4)  # so that episodes cross the blocks in which rewards are kept
+    monkeypatch.setattr(native_slot, "BLOCK", 4)  # so that episodes extend over several blocks of rewards
     with make_envs(resolve(vector_id), 4, slots=2, gamma=0.5) as envs:
         assert isinstance(envs, NativeEnvs)
         assert (envs.observation.dtype, envs.action.start, envs.restarts(), envs.waited()) == ("float32", 2, 0, 0.0)
@@ -234,7 +235,7 @@ def test_rows_and_statistics_by_hand(vector_id: str, monkeypatch: pytest.MonkeyP
             rows[slot].append([np.array(field) for field in step])
             envs.send(slot, np.array([0, 3]))
             found += envs.episodes()
-        taken = [slot._games._vector.taken[0] for slot in envs._slots]  # type: ignore[attr-defined]
+        taken = [slot._vector._vector.taken[0] for slot in envs._slots]  # type: ignore[attr-defined]
     assert taken == [[2, 5], [2, 5]]  # counted from the start of the space
     for slot in range(2):
         assert not rows[slot][0][4].any()  # the first observations
@@ -262,7 +263,7 @@ def test_rows_and_statistics_by_hand(vector_id: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("env", ["CountingVector-v0", "ALE/Breakout-v5"])
-def test_a_reset_while_an_answer_is_owed_begins_anew(vector_id: str, env: str) -> None:
+def test_a_reset_drops_a_step_in_flight(vector_id: str, env: str) -> None:
     seen = []
     with make_envs(resolve(env), 2) as envs:
         for _ in range(2):
@@ -276,7 +277,7 @@ def test_a_reset_while_an_answer_is_owed_begins_anew(vector_id: str, env: str) -
         assert envs.episodes() == []
 
 
-def test_random_steps_where_envs_cannot_begin_anew(vector_id: str) -> None:
+def test_warm_up_of_envs_that_cannot_be_restarted(vector_id: str) -> None:
     with make_envs(resolve(vector_id), 2) as envs:
         assert envs.reset(seed=1, warm_up=2) == 4
         _, step = envs.recv()
@@ -287,7 +288,7 @@ def test_random_steps_where_envs_cannot_begin_anew(vector_id: str) -> None:
         assert envs.episodes()[0].values["ep_len"] == 3  # random steps are part of the episode
 
 
-def test_the_order_of_calls_is_kept(vector_id: str) -> None:
+def test_calls_out_of_order_are_refused(vector_id: str) -> None:
     with make_envs(resolve(vector_id), 2) as envs:
         assert isinstance(envs, NativeEnvs)
         with pytest.raises(RuntimeError, match="without a send"):
@@ -317,7 +318,7 @@ def test_the_order_of_calls_is_kept(vector_id: str) -> None:
         ("shape", ["observations have shape (2, 2)", "(2, 3)"]),
     ],
 )
-def test_what_breaks_is_named(vector_id: str, fault: str, parts: list[str]) -> None:
+def test_errors_name_the_env(vector_id: str, fault: str, parts: list[str]) -> None:
     with make_envs(resolve(vector_id, {"fault": fault}), 2) as envs:
         envs.reset(seed=1)
         for _ in range(2):
@@ -329,7 +330,7 @@ def test_what_breaks_is_named(vector_id: str, fault: str, parts: list[str]) -> N
         assert part in str(caught.value)
 
 
-# --- who gets which backend -----------------------------------------------------------------------------------------
+# --- choice of backends ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -345,7 +346,7 @@ def test_what_breaks_is_named(vector_id: str, fault: str, parts: list[str]) -> N
         ("counting:make", {}, {}, None),
     ],
 )
-def test_auto_takes_what_is_the_very_same_game(env: str, kwargs: Any, options: Any, expected: str | None) -> None:
+def test_auto_takes_a_backend_with_equal_envs(env: str, kwargs: Any, options: Any, expected: str | None) -> None:
     chosen = choose("auto", resolve(env, kwargs, AtariOptions(**options)))
     assert (None if chosen is None else chosen.NAME) == expected
 
@@ -356,10 +357,10 @@ def test_auto_takes_what_is_the_very_same_game(env: str, kwargs: Any, options: A
         ({"seeds": [[1], [2]]}, "seeds of an evaluation"),
         ({"levels": [1, 2]}, "envs.seeds"),
         ({"info": ["lives"]}, "info=['lives']"),
-        ({"stats": counting.Peaks}, "looks at every step"),
+        ({"stats": counting.Peaks}, "whose step() is called at every step"),
     ],
 )
-def test_what_only_single_envs_have(asked: dict[str, Any], part: str) -> None:
+def test_features_of_single_envs_exclude_backends(asked: dict[str, Any], part: str) -> None:
     spec = resolve("ALE/Pong-v5")
     with make_envs(spec, 2, **asked) as envs:
         assert isinstance(envs, LocalEnvs)
@@ -379,7 +380,7 @@ def test_what_only_single_envs_have(asked: dict[str, Any], part: str) -> None:
         ("alle", "CartPole-v1", "'alle' is not known: did you mean ale"),
     ],
 )
-def test_a_backend_that_does_not_fit_is_refused_in_one_sentence(backend: str, env: str, part: str) -> None:
+def test_an_unsuitable_backend_is_refused_in_one_sentence(backend: str, env: str, part: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make_envs(resolve(env), 2, backend=backend)
     text = str(caught.value)
@@ -387,32 +388,33 @@ def test_a_backend_that_does_not_fit_is_refused_in_one_sentence(backend: str, en
     assert "\n" not in text
 
 
-def test_every_backend_has_its_line_and_its_parts() -> None:
-    assert sorted(BACKENDS) == ["ale", "envpool", "gymnasium"]
-    for name, backend in BACKENDS.items():
+def test_every_backend_is_registered_and_complete() -> None:
+    assert sorted(env_backend_names()) == ["ale", "envpool", "gymnasium"]
+    for name in env_backend_names():
+        backend = find_env_backend(name).load()
         assert name == backend.NAME
         assert (name == "ale") == backend.IS_SAME_GAME
 
 
-def test_python_and_workers_are_what_they_were() -> None:
+def test_python_backend_and_workers() -> None:
     with make_envs(resolve("ALE/Pong-v5"), 2, 1, backend="python") as envs:
         assert isinstance(envs, PooledEnvs)
     with make_envs(resolve("CartPole-v1"), 2) as envs:
         assert isinstance(envs, LocalEnvs)
 
 
-def test_an_env_with_nothing_but_a_vector_env(vector_id: str) -> None:
+def test_an_id_with_a_vector_env_only(vector_id: str) -> None:
     spec = resolve(vector_id)
     info = probe(spec)
     assert (info.label, info.observation.shape, info.action.n) == (vector_id, (3,), 4)
-    with pytest.raises(EnvSpecError, match="registered as a vector env alone"):
+    with pytest.raises(EnvSpecError, match="registered as a vector env only"):
         spec.build()
     with pytest.raises(ConfigError, match="has no single envs"):
         make_envs(spec, 1, seeds=[[1]])
 
 
-def test_reset_on_the_next_step_is_asked_for_and_looked_at(vector_id: str) -> None:
-    assert gymnasium_vector.offer(resolve(vector_id)) is None  # its own default is the same step
+def test_reset_on_the_next_step_is_requested_and_checked(vector_id: str) -> None:
+    assert gymnasium_vector.offer(resolve(vector_id)) is None  # its own default is a reset in the same step
     said = gymnasium_vector.offer(resolve(vector_id, {"autoreset_mode": AutoresetMode.SAME_STEP}))
     assert said is not None
     assert "not on the next step" in said

@@ -1,4 +1,4 @@
-"""Spaces of every kind: converted, carried to workers, stored and checked entry by entry, and handed back to envs."""
+"""Spaces of every kind: converted, sent to workers, stored and checked entry by entry, and passed back to envs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscr
 from remuda.core import Space, derive_seed
 from remuda.data import leaves, map_tree, namedarraytuple
 from remuda.envs import LocalEnvs, examine, make_envs, resolve
+from remuda.envs.action_values import action_leaves, stored_action, writer
 from remuda.envs.env_group import rows_layout
-from remuda.envs.space_values import action_leaves, reader, stored_action, writer
+from remuda.envs.observation_values import reader
 from remuda.envs.spaces import action_space, observation_space, space_from_wire, space_to_wire
 from remuda.errors import EnvError, EnvSpecError
 
@@ -63,7 +64,7 @@ def test_the_wire_carries_a_space_whole() -> None:
     assert not same(observation, action)
 
 
-def test_keys_become_names_of_fields_each_once() -> None:
+def test_keys_become_unique_field_names() -> None:
     keys = ["left", "a b", "a.b", "a_b", "_hidden", "1st", "items", "", "größe", "class", "²"]
     space = observation_space(Dict([(key, Discrete(2)) for key in keys]), "x")
     assert space.keys == tuple(keys)
@@ -127,7 +128,7 @@ def actions_for(space: Space, rng: np.random.Generator, count: int) -> Any:
 
 
 def play_nested(workers: int, slots: int, steps: int = 11) -> list[Any]:
-    """Rows of 6 envs with the same actions, whatever the backend."""
+    """Return rows of 6 envs with the same actions for any number of workers and slots."""
     rng, rows = np.random.default_rng(3), []
     with make_envs(resolve(SPEC), 6, workers, slots) as envs:
         envs.reset(5)
@@ -146,7 +147,7 @@ def play_nested(workers: int, slots: int, steps: int = 11) -> list[Any]:
 def test_rows_of_nested_spaces_by_hand(workers: int, slots: int) -> None:
     rows = play_nested(workers, slots)
     for t, (row, _) in enumerate(rows):
-        step = t % 5  # a first observation, then 4 steps
+        step = t % 5  # the first observation, then 4 steps
         assert (row.obs.camera.left == step).all()
         assert (row.obs.camera.right_eye == step / 2).all()
         assert row.obs.gear.tolist() == [step] * 6  # counted from 0, not from 2
@@ -158,12 +159,12 @@ def test_rows_of_nested_spaces_by_hand(workers: int, slots: int) -> None:
         assert (row.mask == (step > 0)).all()
         assert (row.truncated == (step == 4)).all()
         if step > 0:
-            a = rows[t - 1][1]  # what was sent after the row before
+            a = rows[t - 1][1]  # the action that was sent after the previous row
             expected = a.move.item0 - 1 + a.move.item1.sum(1) + 10 * a.buttons.sum(1) + 100 * (a.modes.sum(1) + 5)
             assert np.allclose(row.reward, expected, atol=1e-4)
 
 
-def test_pool_and_local_agree_on_nested_spaces_bit_by_bit() -> None:
+def test_local_and_pooled_envs_are_bit_equal_on_nested_spaces() -> None:
     first = play_nested(0, 1)
     for workers, slots in [(1, 1), (2, 2)]:
         for (mine, _), (theirs, _) in zip(first, play_nested(workers, slots), strict=True):
@@ -172,7 +173,7 @@ def test_pool_and_local_agree_on_nested_spaces_bit_by_bit() -> None:
                 assert a.tobytes() == b.tobytes()
 
 
-def test_an_env_gets_its_own_keys_and_types_and_may_change_what_it_gets() -> None:
+def test_an_env_gets_its_own_keys_and_types_and_may_modify_actions() -> None:
     with LocalEnvs(resolve(SPEC), 2) as envs:
         envs.reset(1)
         envs.recv()
@@ -193,7 +194,7 @@ def test_an_env_gets_its_own_keys_and_types_and_may_change_what_it_gets() -> Non
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_actions_may_come_in_the_envs_own_keys(workers: int) -> None:
+def test_actions_may_use_the_envs_own_keys(workers: int) -> None:
     plain = {
         "modes": np.array([[1, 2], [0, 1]]),
         "move": (np.array([2, 0]), np.array([[0.5, 0.25], [0.0, -1.0]])),
@@ -207,7 +208,7 @@ def test_actions_may_come_in_the_envs_own_keys(workers: int) -> None:
         assert step.reward.tolist() == [1 + 0.75 + 20 + 800, -1 - 1 + 10 + 600]
 
 
-def test_keys_that_are_no_names_may_be_used_either_way() -> None:
+def test_keys_that_are_not_identifiers_may_be_used_either_way() -> None:
     space = action_space(Dict({"go left": Discrete(2), "wait": Discrete(3)}), "x")
     one, other = np.array([1]), np.array([2])
     named = namedarraytuple("Entries", ("go_left", "wait"))(one, other)
@@ -235,7 +236,7 @@ def test_actions_of_the_wrong_form_are_named_by_path(workers: int) -> None:
         ]:
             with pytest.raises(ValueError, match=sentence):
                 envs.send(0, bad)
-        envs.send(0, good)  # nothing of the above was sent
+        envs.send(0, good)  # none of the actions above was sent
         assert envs.recv()[1].mask.all()
 
 
@@ -265,7 +266,7 @@ FAULTS = [
 @pytest.mark.parametrize(
     ("fault", "what", "workers"), [(*each, 0) for each in FAULTS] + [(*each, 1) for each in FAULTS[:3]]
 )
-def test_what_an_entry_may_not_hold(fault: str, what: str, workers: int) -> None:
+def test_invalid_entries_are_refused(fault: str, what: str, workers: int) -> None:
     with make_envs(resolve(SPEC, {"fault": fault}), 1, workers) as envs, pytest.raises(EnvError) as caught:
         step_on(envs, 4)
     text = str(caught.value)
@@ -281,7 +282,7 @@ def test_warm_up_works_on_nested_spaces() -> None:
         assert step.obs.gear.sum() == taken > 0
 
 
-def test_samples_survive_the_way_through_arrays() -> None:
+def test_samples_survive_conversion_to_arrays() -> None:
     for space in (
         resolve(SPEC).build().action_space,
         Discrete(4, start=-2, dtype=np.int32),
@@ -306,7 +307,7 @@ def plain(value: Any) -> Any:
     return tuple(map(plain, value)) if isinstance(value, tuple) else np.asarray(value)
 
 
-def test_a_reader_stores_what_is_in_the_space_and_only_that() -> None:
+def test_a_reader_accepts_exactly_the_values_of_the_space() -> None:
     space = resolve(SPEC).build().observation_space
     read = reader(space, observation_space(space, "x"))
     space.seed(1)
@@ -329,7 +330,7 @@ def test_examine_looks_at_nested_envs_too() -> None:
 
 
 def test_bounds_of_actions_are_never_rounded_outwards() -> None:
-    """0.1 and 0.3 are no float32 numbers; what is infinite there, stays so."""
+    """0.1 and 0.3 are not exact in float32; infinite bounds stay infinite."""
     low, high = np.array([0.1, -0.3, -1.7e308, -np.inf, 0.5]), np.array([0.3, -0.1, 1.7e308, np.inf, 0.5])
     space = action_space(Box(low, high, dtype=np.float64), "x")
     assert space.low is not None

@@ -1,4 +1,4 @@
-"""Previous action and reward beside the observation: every entry by hand, over ends, resets, waits and slots."""
+"""Previous action and reward in the observation: every entry computed by hand, over ends, resets, holds and slots."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from counting import CountingEnv
 
 from remuda.core import Envs, Space, Step
 from remuda.data import leaves
-from remuda.envs import LocalEnvs, PooledEnvs, resolve
-from remuda.envs.previous import WithPrevious, action_width, encode_action, with_previous
+from remuda.envs import AsyncPooledEnvs, LocalEnvs, PooledEnvs, resolve
+from remuda.envs.previous import AsyncWithPrevious, WithPrevious, action_width, encode_action, with_previous
 from remuda.envs.spaces import action_space
 from remuda.errors import ConfigError, Interrupted
 
@@ -35,10 +35,10 @@ def test_every_entry_over_ends_and_resets() -> None:
     envs.reset(seed=1)
     slot, step = envs.recv()
     assert (slot, *seen(step)) == (0, one_hot(None, None), [0, 0], [False, False])
-    expected = [  # actions, what is shown after them
+    expected = [  # actions, and the entries after them
         ([1, 0], one_hot(1, 0), [101.25, 101.0], True),
         ([3, 2], one_hot(3, 2), [102.75, 102.5], True),  # the true last observation of episode 1
-        ([2, 2], one_hot(None, None), [0, 0], False),  # not taken: the first observation of episode 2
+        ([2, 2], one_hot(None, None), [0, 0], False),  # ignored: the first observation of episode 2
         ([0, 1], one_hot(0, 1), [201.0, 201.25], True),
         ([0, 0], one_hot(0, 0), [202.0, 202.0], True),
         ([1, 3], one_hot(1, 3), [203.25, 203.75], True),
@@ -53,7 +53,7 @@ def test_every_entry_over_ends_and_resets() -> None:
     envs.close()
 
 
-def test_a_reset_of_all_forgets() -> None:
+def test_a_reset_of_all_envs_clears_both() -> None:
     envs = WithPrevious(local(lengths=[50]), action=True, reward=True)
     for episode in (1, 2):
         envs.reset(seed=1)
@@ -65,7 +65,7 @@ def test_a_reset_of_all_forgets() -> None:
     envs.close()
 
 
-def test_envs_that_end_at_different_times_are_apart() -> None:
+def test_envs_that_end_at_different_times_are_independent() -> None:
     envs = WithPrevious(LocalEnvs(resolve("counting:make", {"lengths": [3]}), 3, seeds=[[1], [2, 3], []]), True, True)
     envs.reset(seed=0)
     envs.recv()
@@ -81,8 +81,8 @@ def test_envs_that_end_at_different_times_are_apart() -> None:
     envs.close()
 
 
-def test_while_held_and_renewed() -> None:
-    """Episodes of 2 steps, then 5: env 0 is held at its end; renewing touches no env that has not ended."""
+def test_hold_and_renew() -> None:
+    """Episodes have 2 steps, then 5. Env 0 is held at its end; renewing does not change envs that have not ended."""
     spec = resolve("counting:make", {"lengths": [2, 5]})
     envs = WithPrevious(LocalEnvs(spec, 2), action=True, reward=True)
     envs.reset(seed=1)
@@ -99,14 +99,14 @@ def test_while_held_and_renewed() -> None:
     assert seen(envs.recv()[1]) == (one_hot(None, None), [0, 0], [False, False])
     for step in (1, 2):
         assert send(1, 2) == (one_hot(1, 2), [200 + step + 0.25, 200 + step + 0.5], [True, True])
-    envs.renew(0)  # neither has ended: what they did last is still what they did last
+    envs.renew(0)  # neither has ended, so that both keep their last action
     assert seen(envs.recv()[1]) == (one_hot(1, 2), [202.25, 202.5], [False, False])
     assert send(3, 0) == (one_hot(3, 0), [203.75, 203.0], [True, True])
     envs.close()
 
 
 class Uneven(CountingEnv):
-    """Episodes of 2 steps where the marker is even and 4 where it is odd."""
+    """Episodes have 2 steps if the marker is even and 4 if it is odd."""
 
     def reset(self, **kwargs: Any) -> Any:
         answer = super().reset(**kwargs)
@@ -132,7 +132,7 @@ def test_renewing_one_of_two() -> None:
 
 
 @pytest.mark.parametrize("kind", ["local", "pooled"])
-def test_two_slots_keep_their_own(kind: str) -> None:
+def test_slots_are_independent(kind: str) -> None:
     spec = resolve("counting:make", {"lengths": [2, 3]})
     inner: Envs = LocalEnvs(spec, 4, 2) if kind == "local" else PooledEnvs(spec, 4, 1, 2)
     envs = WithPrevious(inner, action=True, reward=True)
@@ -151,8 +151,22 @@ def test_two_slots_keep_their_own(kind: str) -> None:
     envs.close()
 
 
+def test_asynchronous_slots_are_received_in_any_order() -> None:
+    inner = AsyncPooledEnvs(resolve("counting:make", {"lengths": [2, 3]}), 4, 2, 2)
+    envs = AsyncWithPrevious(inner, action=True, reward=True)
+    envs.reset(seed=1)
+    assert envs.ready(seconds=60.0) == [0, 1]
+    for slot in (1, 0):
+        received, step = envs.recv(slot)
+        assert (received, seen(step)) == (slot, (one_hot(None, None), [0.0, 0.0], [False, False]))
+    envs.send(1, np.array([1, 3]))
+    assert envs.ready(seconds=60.0) == [1]
+    assert seen(envs.recv(1)[1]) == (one_hot(1, 3), [101.25, 101.75], [True, True])
+    envs.close()
+
+
 @pytest.mark.parametrize(("action", "reward"), [(True, False), (False, True)])
-def test_one_of_them_alone(action: bool, reward: bool) -> None:
+def test_only_one_of_action_and_reward(action: bool, reward: bool) -> None:
     envs = WithPrevious(local(lengths=[9]), action, reward)
     assert list(envs.observation.entries) == ["obs", "prev_action" if action else "prev_reward"]
     envs.reset(seed=1)
@@ -166,7 +180,7 @@ def test_one_of_them_alone(action: bool, reward: bool) -> None:
     envs.close()
 
 
-def test_shown_values_are_not_written_to_later() -> None:
+def test_returned_values_are_not_overwritten() -> None:
     envs = WithPrevious(local(lengths=[9]), action=True, reward=True)
     envs.reset(seed=1)
     kept = []
@@ -207,7 +221,7 @@ def test_actions_as_numbers(name: str) -> None:
     assert action_width(space) == found.shape[1]
 
 
-NESTED_ACTION = {  # in the order in which Gymnasium keeps keys
+NESTED_ACTION = {  # in the order of Gymnasium's keys
     "buttons": np.array([[1, 0], [0, 1]], np.int8),
     "modes": np.array([[1, 2], [0, 0]]),
     "move": (np.array([2, 0]), np.array([[0.5, -0.5], [0.0, 1.0]], np.float32)),
@@ -215,7 +229,7 @@ NESTED_ACTION = {  # in the order in which Gymnasium keeps keys
 NESTED_NUMBERS = [[1, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0.5, -0.5], [0, 1, 1, 0, 1, 0, 0, 1, 0, 0, 0.0, 1.0]]
 
 
-def test_a_nested_action_is_its_leaves_side_by_side() -> None:
+def test_a_nested_action_is_its_leaves_concatenated() -> None:
     """buttons = 2 bits, modes = one of 2 and one of 3, move = (one of 3, a box of 2): 2 + 5 + 3 + 2 numbers."""
     envs = WithPrevious(local("counting:make_nested"), action=True, reward=True)
     assert envs.observation.entries["prev_action"].shape == (12,)
@@ -243,7 +257,7 @@ def test_a_dict_of_actions_may_be_in_any_order() -> None:
     assert step.obs.prev_action.tolist() == NESTED_NUMBERS
 
 
-def test_the_space_says_what_is_shown() -> None:
+def test_the_observation_space_describes_the_entries() -> None:
     envs = WithPrevious(local(action="multi"), action=True, reward=True)
     shapes = {path: (leaf.shape, leaf.dtype) for path, leaf in envs.observation.leaves()}
     assert shapes == {
@@ -270,7 +284,7 @@ def test_an_entry_of_that_name_is_refused(name: str) -> None:
     ]
 
 
-def test_the_rest_is_that_of_the_envs_inside() -> None:
+def test_other_members_are_forwarded() -> None:
     inner = local(lengths=[2], num_envs=4, slots=2)
     envs = WithPrevious(inner, action=True, reward=True)
     assert (envs.num_envs, envs.num_slots, envs.action.n) == (4, 2, 4)

@@ -1,4 +1,4 @@
-"""Envs that are saved between two rollouts and put back into others: every row after that is the same, bit by bit."""
+"""Envs that are saved between two rollouts and restored in others: all later rows are bit-equal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUM_ENVS = 4
 
 
 class Odd(EpisodeStats):
-    """Statistics with a state of their own."""
+    """Statistics that have state."""
 
     def __init__(self) -> None:
         self.odd_steps = 0
@@ -37,7 +37,7 @@ class Unsavable(EpisodeStats):
 
 
 def play(envs: Any, steps: int, seed: int, hold: bool = False) -> bytes:
-    """Rows and episodes of so many random steps; the first call of a send, the last of a recv."""
+    """Return rows and episodes of `steps` random steps; the first call is a send, the last a recv."""
     draw = np.random.default_rng(seed)
     per_slot = envs.num_envs // envs.num_slots
     seen: list[Any] = []
@@ -67,7 +67,7 @@ def begin(envs: Any, seed: int) -> Any:
 @pytest.mark.parametrize("previous", [False, True])
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize(("workers", "workers_then"), [(0, 0), (2, 2), (2, 0), (0, 1)])
-def test_rows_and_statistics_go_on(workers: int, workers_then: int, slots: int, previous: bool) -> None:
+def test_rows_and_statistics_continue(workers: int, workers_then: int, slots: int, previous: bool) -> None:
     stats = f"{__name__}:Odd"
     envs = begin(start("CartPole-v1", workers, slots, stats, previous), seed=3)
     others = begin(start("CartPole-v1", workers_then, slots, stats, previous), seed=8)
@@ -102,8 +102,8 @@ def test_saving_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("steps", [12, 20, 60])
-def test_envs_that_wait_for_a_renewal_still_wait(steps: int) -> None:
-    """The others show what they showed last, also in envs that were just made and have shown nothing."""
+def test_held_envs_are_restored_as_held(steps: int) -> None:
+    """The other envs keep their last observation, also when restored in envs that were just made."""
     with start("CartPole-v1", 0, 1) as envs, start("CartPole-v1", 2, 1) as others:
         begin(envs, seed=3)
         play(envs, steps, seed=1, hold=True)
@@ -125,7 +125,7 @@ def test_long_episodes_are_added_up_in_the_same_blocks() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_cannot_be_saved_is_said(workers: int) -> None:
+def test_the_error_names_what_cannot_be_saved(workers: int) -> None:
     with start("MiniGrid-Empty-5x5-v0", workers, 1) as envs:
         begin(envs, seed=0)
         with pytest.raises(NoState, match="EmptyEnv has no get_state"):
@@ -136,7 +136,7 @@ def test_what_cannot_be_saved_is_said(workers: int) -> None:
             envs.get_state()
 
 
-def test_native_envs_keep_their_state() -> None:
+def test_native_envs_cannot_be_saved() -> None:
     with make_envs(resolve("CartPole-v1"), 2, backend="gymnasium") as envs:
         for ask in (envs.get_state, lambda: envs.set_state({})):
             with pytest.raises(NoState, match="native envs"):
@@ -144,7 +144,7 @@ def test_native_envs_keep_their_state() -> None:
 
 
 class Global(gymnasium.Env):
-    """Draws from numpy's global generator, as it should not."""
+    """Draws from numpy's global generator, which envs should not do."""
 
     observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float64)
     action_space = gymnasium.spaces.Discrete(2)
@@ -162,7 +162,7 @@ class Global(gymnasium.Env):
         pass
 
 
-def test_the_global_generators_of_workers_go_on_too() -> None:
+def test_the_global_generators_of_workers_are_restored() -> None:
     envs, others = (make_envs(resolve(f"{__name__}:Global"), NUM_ENVS, 2) for _ in range(2))
     with envs, others:
         begin(envs, seed=1)
@@ -172,7 +172,7 @@ def test_the_global_generators_of_workers_go_on_too() -> None:
 
 
 class Forgetful(Global):
-    """Has the two methods, and forgets something."""
+    """Has the two methods, but its state is incomplete."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         self.count = 0.0
@@ -186,7 +186,7 @@ class Forgetful(Global):
         self.count = 0.0
 
 
-def test_the_doctor_says_how_runs_are_resumed() -> None:
+def test_the_doctor_reports_how_runs_are_resumed() -> None:
     assert examine(resolve("CartPole-v1"), seconds=0.01).resume == "exactly, its state is saved"
     grid = examine(resolve("MiniGrid-Empty-5x5-v0"), seconds=0.01)
     assert (
@@ -196,13 +196,13 @@ def test_the_doctor_says_how_runs_are_resumed() -> None:
     assert not grid.problems
 
 
-def test_the_doctor_notices_a_state_that_is_not_whole() -> None:
+def test_the_doctor_notices_an_incomplete_state() -> None:
     report = examine(resolve(f"{__name__}:Forgetful"), seconds=0.01)
-    assert any("went on differently: let get_state() return all that changes" in text for text in report.problems)
+    assert any("continued differently: let get_state() return all that changes" in text for text in report.problems)
 
 
 class Unrelated(Forgetful):
-    """A method of this name that means something else."""
+    """Has a method of this name with another meaning."""
 
     def get_state(self, agent_id: int) -> int:  # type: ignore[override]
         return agent_id
@@ -216,7 +216,7 @@ def test_methods_that_mean_something_else_are_no_state() -> None:
 
 
 def test_envs_that_were_never_reset_have_nothing_to_save() -> None:
-    """Those of a worker that was lost just before, or that wait for their first reset."""
+    """Such as those of a worker that has just been replaced, or that wait for their first reset."""
     with start("ALE/Breakout-v5", 2, 1) as envs, start("ALE/Breakout-v5", 2, 1) as others:
         begin(envs, seed=1)
         os.kill(envs.inspect_workers()[0]["pid"], signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Definitions of a script or notebook as text that another process can import."""
+"""Definitions of a script or notebook as text that another process imports."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def cell() -> Iterator[Notebook]:
 
 
 def rebuilt(name: str) -> Any:
-    """The thing as a worker gets it."""
+    """Return the definition as a worker gets it."""
     reference = json.loads(json.dumps(describe(getattr(sys.modules["__main__"], name))))
     thing = find(reference)
     assert thing is not getattr(sys.modules["__main__"], name)
     return thing
 
 
-def test_what_a_class_needs_comes_along(cell: Notebook) -> None:
+def test_names_that_a_class_uses_are_included(cell: Notebook) -> None:
     cell("import math\nimport numpy as np\nfrom collections import OrderedDict as Ordered\nSIZE = 3\n")
     cell("def helper(x):\n    return math.sqrt(x) + SIZE\n")
     cell("class Base:\n    def value(self):\n        return helper(16)\n")
@@ -83,7 +83,7 @@ def test_constants(cell: Notebook, value: str) -> None:
     assert found == original or math.isnan(found)
 
 
-def test_the_present_value_counts_and_not_the_first(cell: Notebook) -> None:
+def test_constants_have_their_current_value(cell: Notebook) -> None:
     cell("LENGTHS = [1]\nSIZE = 1\ndef get():\n    return LENGTHS, SIZE\n")
     cell("LENGTHS.append(2)\nSIZE = 5")
     assert rebuilt("get")() == ([1, 2], 5)
@@ -133,21 +133,21 @@ def test_decorators_defaults_dataclasses_and_classes_without_functions(cell: Not
     assert rebuilt("make")() == 12
 
 
-def test_a_definition_that_ran_again_is_the_newest(cell: Notebook) -> None:
+def test_the_newest_definition_is_taken(cell: Notebook) -> None:
     cell("def helper(): return 1\ndef make(): return helper()\nclass Plain:\n    size = 1\n")
     cell("def helper(): return 2\nclass Plain:\n    size = 2\n")
     assert rebuilt("make")() == 2
     assert rebuilt("Plain").size == 2
 
 
-def test_bases_come_first_whichever_way_classes_refer_to_each_other(cell: Notebook) -> None:
+def test_bases_come_first_if_classes_refer_to_each_other(cell: Notebook) -> None:
     cell("class Base:\n    def derived(self): return Derived()\n")
     cell("class Derived(Base): pass\n")
     assert isinstance(rebuilt("Base")().derived(), find(describe(sys.modules["__main__"].Base)))
     assert rebuilt("Derived")().derived()
 
 
-def test_annotations_that_only_type_checkers_know(cell: Notebook) -> None:
+def test_annotations_for_type_checkers_only(cell: Notebook) -> None:
     cell(
         """
         from __future__ import annotations
@@ -166,7 +166,7 @@ def test_a_method_of_a_class(cell: Notebook) -> None:
     assert find(describe(made["Outer"].make))() == 5
 
 
-def test_lines_are_those_of_the_file(cell: Notebook) -> None:
+def test_line_numbers_are_those_of_the_file(cell: Notebook) -> None:
     cell("import math\n\nX = 1\n\ndef first():\n    return 1\n\ndef make():\n    raise ValueError(X)\n")
     with pytest.raises(ValueError, match="1") as caught:
         rebuilt("make")()
@@ -179,7 +179,7 @@ def test_a_definition_inside_a_try(cell: Notebook) -> None:
     assert rebuilt("make")() == 7
 
 
-def test_the_same_text_is_one_module(cell: Notebook) -> None:
+def test_equal_text_is_one_module(cell: Notebook) -> None:
     cell("def make():\n    return 1\n")
     assert load(collect("make")) is load(collect("make"))
 
@@ -197,7 +197,7 @@ def test_the_same_text_is_one_module(cell: Notebook) -> None:
         ("big = list(range(10**6))\ndef make():\n    return big", "big is an object of type list"),
     ],
 )
-def test_what_has_no_text_is_refused_in_one_sentence(cell: Notebook, text: str, words: str) -> None:
+def test_objects_without_source_are_refused_in_one_sentence(cell: Notebook, text: str, words: str) -> None:
     make = cell(text)["make"]
     with pytest.raises(NoSource, match=words):
         collect("make")
@@ -220,13 +220,13 @@ def test_lambdas_and_closures_are_refused(cell: Notebook) -> None:
             describe(getattr(sys.modules["__main__"], name))
 
 
-def test_a_worker_passes_on_what_it_was_sent(cell: Notebook) -> None:
-    """Under async with central inference a worker has env workers of its own."""
+def test_a_worker_forwards_the_source_that_it_was_sent(cell: Notebook) -> None:
+    """Under async with central inference, a worker has env workers of its own."""
     cell("def make():\n    return 3\n")
     assert describe(rebuilt("make")) == describe(sys.modules["__main__"].make)
 
 
-def test_text_that_fails_in_the_worker_is_one_sentence() -> None:
+def test_source_that_fails_in_the_worker_gives_one_sentence() -> None:
     reference = {"source": "import nonsense_that_is_missing\n", "file": "train.py", "name": "make"}
     with pytest.raises(Exception, match=r"^make of train.py failed when a worker rebuilt it .*nonsense.*: define it"):
         find(reference)

@@ -1,4 +1,4 @@
-"""Envs go on from a saved state exactly as they would have, in another env that was made in the same way."""
+"""Another env that was made in the same way continues exactly from a saved state."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 from remuda.data.packing import pack, unpack
 from remuda.envs import resolve
-from remuda.envs.atari import AtariOptions
+from remuda.envs.atari_options import AtariOptions
 from remuda.envs.states import get_state, set_state, why_not
 from remuda.errors import NoState
 
 
 def play(env: Any, actions: list[Any]) -> bytes:
-    """Everything that was answered, as bytes: floats are compared bit by bit."""
+    """Return all results of stepping as bytes, so that floats are compared exactly."""
     seen = []
     for action in actions:
         obs, reward, terminated, truncated, info = env.step(action)
@@ -30,7 +30,7 @@ def play(env: Any, actions: list[Any]) -> bytes:
 
 
 def check(make: Any, steps: int, seed: int = 3) -> None:
-    """Saved after some steps, put back into an env that was never reset and into one that played something else."""
+    """Save after some steps; restore in an env that was never reset and in one with another history."""
     env = make()
     env.action_space.seed(seed)
     env.reset(seed=seed)
@@ -78,7 +78,7 @@ def test_mujoco(name: str) -> None:
     "name",
     ["Humanoid", "HumanoidStandup", "Walker2d", "Swimmer", "Reacher", "InvertedPendulum", "InvertedDoublePendulum"],
 )
-def test_the_rest_of_mujoco(name: str) -> None:
+def test_other_mujoco_envs(name: str) -> None:
     check(lambda: resolve(f"{name}-v5").build(), 200)
 
 
@@ -100,7 +100,7 @@ def test_atari(options: AtariOptions, steps: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("game", ["Pong", "SpaceInvaders", "Qbert", "Seaquest"])
 def test_atari_at_many_moments(game: str) -> None:
-    """A console forgets which action it took last; each of these would tell."""
+    """The last executed action is not part of a console's state; a wrong one would show at these moments."""
     make = resolve(f"ALE/{game}-v5").build
     env = make()
     env.action_space.seed(1)
@@ -113,7 +113,7 @@ def test_atari_at_many_moments(game: str) -> None:
         assert play(other, actions) == play(env, actions), moment
 
 
-def test_saving_leaves_an_atari_game_as_it_is() -> None:
+def test_saving_does_not_change_an_atari_game() -> None:
     env, other = resolve("ALE/Breakout-v5").build(), resolve("ALE/Breakout-v5").build()
     actions = np.random.default_rng(0).integers(0, 4, 60).tolist()
     env.reset(seed=1)
@@ -145,7 +145,7 @@ def test_wrappers(name: str) -> None:
 
 
 class Own(gymnasium.Env):
-    """A user's env: a walk whose steps are drawn."""
+    """A user's env: a walk with random steps."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float64)
     action_space = gymnasium.spaces.Discrete(2)
@@ -168,7 +168,7 @@ class Saved(Own):
         self.place = state["place"]
 
 
-def test_a_users_env_needs_two_methods_and_its_random_numbers_are_saved_for_it() -> None:
+def test_a_users_env_needs_two_methods_and_its_generator_is_saved() -> None:
     check(lambda: gymnasium.wrappers.TimeLimit(Saved(), 20), 100)
 
 
@@ -189,5 +189,5 @@ def test_an_env_that_cannot_be_saved_is_named(make: Any, culprit: str) -> None:
         get_state(env)
 
 
-def test_an_env_that_can_be_saved_has_no_reason_why_not() -> None:
+def test_why_not_is_none_for_an_env_that_can_be_saved() -> None:
     assert why_not(resolve("CartPole-v1").build()) is None

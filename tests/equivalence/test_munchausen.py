@@ -1,4 +1,4 @@
-"""examples/munchausen.py: a variant in under 40 lines, with the losses of its paper, that runs like any algorithm."""
+"""examples/munchausen.py: a subclass of DQN in under 40 lines, with the losses of its paper."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def test_its_losses_number_by_number() -> None:
 
 
 def test_it_runs_like_any_other(tmp_path: Path) -> None:
-    settings = {"learning_starts": 100, "train_freq": 4, "variant": VARIANT}
-    run = remuda.train("dqn", "CartPole-v1", steps=600, out=tmp_path / "run", quiet=True, algo=settings)
+    settings = {"learning_starts": 100, "train_freq": 4}
+    run = remuda.train(VARIANT, "CartPole-v1", steps=600, out=tmp_path / "run", quiet=True, algo=settings)
     assert run.result["updates"] > 20
     assert "train/bonus" in (run.path / "metrics.jsonl").read_text()
     remuda.resume(run.path, steps=700, quiet=True)

@@ -141,10 +141,10 @@ def test_stopped_within_an_evaluation(evaluation: int, number: signal.Signals, t
     code = """
 import json, os, signal, sys, time
 import remuda
-from remuda.build import envs as build_envs
+from remuda.runs import evaluation
 from remuda.runs import signals
 signals.PATIENCE_SECONDS = 0.2
-calls, real = 0, build_envs.evaluate
+calls, real = 0, evaluation.evaluate
 def evaluate(*arguments, **options):
     global calls
     calls += 1
@@ -152,7 +152,7 @@ def evaluate(*arguments, **options):
         os.kill(os.getpid(), int(sys.argv[3]))
         time.sleep(0.5)
     return real(*arguments, **options)
-build_envs.evaluate = evaluate
+evaluation.evaluate = evaluate
 remuda.train("ppo", "CartPole-v1", steps=900, seed=3, out=sys.argv[1], **json.loads(sys.argv[4]))
 """
     whole, pieces, options = tmp_path / "whole", tmp_path / "pieces", settings({"eval": {"every": 200}})
@@ -209,7 +209,7 @@ def test_cuts_that_are_asked_for_later_cost_nothing_that_was_learned(tmp_path: P
 
 def test_what_fails_in_a_slow_round_is_resumed_with_new_episodes(tmp_path: Path, monkeypatch: Any) -> None:
     """The sampler's state was held for a stop signal; after a failure it does not belong to what was learned."""
-    monkeypatch.setattr("remuda.runs.journal.SLOW_ROUND_SECONDS", 0.0)
+    monkeypatch.setattr("remuda.runs.checkpoints.SLOW_ROUND_SECONDS", 0.0)
     options = settings({"envs": {"kwargs": {"lengths": [9], "fault": "nan", "at": 70}}})
     with pytest.raises(remuda.RemudaError, match="nan at"):
         remuda.train("ppo", "counting:make", steps=3000, out=tmp_path / "run", **options)
@@ -221,7 +221,7 @@ def test_what_fails_in_a_slow_round_is_resumed_with_new_episodes(tmp_path: Path,
 
 def test_updates_that_a_signal_leaves_out_are_mentioned_at_the_end(tmp_path: Path, monkeypatch: Any) -> None:
     """Of the last round as of any other: the run is complete, and not what it would have been."""
-    monkeypatch.setattr(remuda.runs.journal.Journal, "must_stop", lambda journal: journal._learner.version > 0)
+    monkeypatch.setattr(remuda.runs.run_log.RunLog, "must_stop", lambda run_log: run_log.learner.version > 0)
     run = remuda.train("ppo", "counting:make", steps=100, out=tmp_path / "run", **settings())
     assert run.result["updates"] == 1, "of 8"
     assert "stopped before all of its updates were made" in (tmp_path / "run/log.txt").read_text()
@@ -255,7 +255,8 @@ def test_an_inexact_resume_says_so_and_continues_weights_and_counts(tmp_path: Pa
     assert seen[0] == 5
     said = (path / "log.txt").read_text()
     assert (
-        said.count("it is not bit-equal to a run that was never stopped: the state of its envs cannot be saved") == 1
+        said.count("the resumed run is not bit-equal to an uninterrupted one: the state of its envs cannot be saved")
+        == 1
     )
     assert said.count("so new episodes start") == 1
 

@@ -13,7 +13,8 @@ import torch
 from test_bit_equal import train, weights
 
 from remuda.build.algorithm import make_algorithm
-from remuda.build.envs import find_net, make_some_envs
+from remuda.build.envs import make_some_envs
+from remuda.build.nets import find_net
 from remuda.build.workers import make_worker_sampler
 from remuda.config.algo_options import PPOOptions
 from remuda.config.run_config import RunConfig
@@ -58,7 +59,7 @@ def first_rollout(workers, slots, act):
     """Of a run's own parts; a copy."""
     config = RunConfig(
         "ppo", "CartPole-v1", 1000, 3, "parallel", PPOOptions(n_steps=32, batch_size=64),
-        sampler=SamplerOptions(envs=8, slots=slots, act=act),
+        sampler=SamplerOptions(envs=8, slots=slots, inference=act),
     )  # fmt: skip
     spec = resolve("CartPole-v1")
     agent = make_algorithm(config, probe(spec), find_net(config.agent)).agent

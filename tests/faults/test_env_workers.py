@@ -25,7 +25,7 @@ from remuda.core import Step, derive_seed
 from remuda.envs import PooledEnvs, resolve
 from remuda.errors import EnvSpecError, Interrupted, WorkerError
 from remuda.processes import fork_server as forkserver
-from remuda.processes import worker_pool as crew
+from remuda.processes import worker_pool
 from remuda.processes.requests import ON_LINK
 
 HERE = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ def scarce(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
     def refuse(numbers: str) -> None:
         monkeypatch.setenv("SCARCE_FORKS", numbers)
-        monkeypatch.setattr(crew, "ForkServer", lambda module: forkserver.ForkServer("scarce_forks"))
+        monkeypatch.setattr(worker_pool, "ForkServer", lambda module: forkserver.ForkServer("scarce_forks"))
 
     return refuse
 
@@ -78,11 +78,11 @@ def test_a_process_that_the_system_refuses_once_is_asked_for_again(scarce: Calla
     with contextlib.closing(pool()) as envs:
         envs.reset(0)
         step_often(envs, 3)
-        first, second = (member.pid for member in envs._worker_pool.members)
+        first, second = (worker.pid for worker in envs._worker_pool.workers)
         os.kill(first, signal.SIGKILL)
         step_often(envs, 20)
-        assert envs._worker_pool.members[0].pid != first
-        assert envs._worker_pool.members[1].pid == second
+        assert envs._worker_pool.workers[0].pid != first
+        assert envs._worker_pool.workers[1].pid == second
 
 
 def test_a_system_that_refuses_processes_for_good_is_named(scarce: Callable[[str], None]) -> None:
@@ -119,7 +119,7 @@ def kill_and_wait(pid: int) -> None:
 
 
 def pids(envs: PooledEnvs) -> list[int]:
-    return [member.pid for member in envs._worker_pool.members]
+    return [worker.pid for worker in envs._worker_pool.workers]
 
 
 def check_rows(previous: Any, step: Any) -> None:
@@ -178,7 +178,7 @@ def test_what_was_answered_before_the_death_is_kept() -> None:
         for _ in range(6):
             step_once(envs)  # both slots have an answer under way that ends its episodes
         deadline = time.monotonic() + 5
-        while envs._requests.owed(0):
+        while envs._requests.unanswered(0):
             assert time.monotonic() < deadline
             time.sleep(0.005)
         kill_and_wait(pids(envs)[0])
@@ -201,7 +201,7 @@ def test_news_of_a_slot_that_was_done_survive_a_replacement_for_another() -> Non
         envs.reset(1)
         step_often(envs, 6)
         deadline = time.monotonic() + 5
-        while envs._requests.owed(1):  # worker 1 has ended the episodes of both its envs
+        while envs._requests.unanswered(1):  # worker 1 has ended the episodes of both its envs
             assert time.monotonic() < deadline
             time.sleep(0.005)
         kill_and_wait(pids(envs)[1])
@@ -243,15 +243,15 @@ def test_news_of_a_request_that_was_never_done_are_forgotten(tmp_path: Path) -> 
         envs.recv()
         envs.send(0, np.zeros(2, np.int64))
         # the worker hangs; as if it had died between telling of an end and writing that it was done
-        envs._requests._said[0][0] = envs._number
-        envs._requests._size[0][0] = ON_LINK
+        envs._requests._stats_of[0][0] = envs._number
+        envs._requests._stats_size[0][0] = ON_LINK
         news = b"\0" + msgspec.msgpack.encode([[[0, {"ep_len": 2.0}]], []])
-        envs._worker_pool.members[0].inbox.append({"slot": 0, "number": envs._number, "news": news})
+        envs._worker_pool.workers[0].inbox.append({"slot": 0, "number": envs._number, "news": news})
         _, step = envs.recv()
         assert not step.mask.any()
         assert envs.episodes() == []
         assert envs._worker_pool.lost() == []  # nobody waited for those news
-        assert envs._worker_pool.members[0].inbox == []
+        assert envs._worker_pool.workers[0].inbox == []
 
 
 def test_a_worker_lost_while_its_envs_are_held_waits_for_renewal_too() -> None:
@@ -354,7 +354,7 @@ def test_an_env_that_takes_its_worker_along_while_being_built(tmp_path: Path) ->
 
 
 def test_a_worker_that_hangs_again_and_again_is_given_up_although_it_is_lost_seldom(monkeypatch: Any) -> None:
-    monkeypatch.setattr(crew, "WINDOW_SECONDS", 0.1)  # as if its time limit were longer than the window
+    monkeypatch.setattr(worker_pool, "WINDOW_SECONDS", 0.1)  # as if its time limit were longer than the window
     spec = resolve("counting:make", {"fault": "sleep", "at": 1})
     with PooledEnvs(spec, 1, 1, step_timeout=0.3, max_worker_restarts=2) as envs:
         envs.reset(seed=1)
@@ -452,7 +452,7 @@ def start():
     if sys.argv[2] == "fork" and os.fork() == 0:
         time.sleep(3)  # keeps the parent's end of every link open
         os._exit(0)
-    print(envs._crew._server.pid, *(member.pid for member in envs._crew.members), flush=True)
+    print(envs._worker_pool._server.pid, *(worker.pid for worker in envs._worker_pool.workers), flush=True)
     time.sleep(60)
 
 if sys.argv[2] == "thread":

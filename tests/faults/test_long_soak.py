@@ -13,7 +13,7 @@ import pytest
 from flaky import learns_nearly_as_fast
 
 import remuda
-from remuda.config.presets import PPO
+from remuda.config.rollout_presets import PPO
 from remuda.envs import make_envs, resolve
 from remuda.learning.checkpoint import load_newest
 

@@ -32,7 +32,7 @@ from remuda.data import Rollout
 from remuda.envs import LocalEnvs, make_envs, resolve
 from remuda.errors import EnvError, EnvSpecError, Interrupted, WorkerError
 from remuda.learning.weights import LocalWeights, SharedWeights
-from remuda.processes import worker_pool as crew
+from remuda.processes import worker_pool
 from remuda.processes.fork_server import ForkServer
 from remuda.sampling.sampler import EnvSampler
 from remuda.sampling.worker_sampler import WorkerSampler
@@ -61,7 +61,7 @@ def server() -> Iterator[LastingServer]:
 
 @pytest.fixture
 def one_server(server: LastingServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "ForkServer", lambda module: server)
+    monkeypatch.setattr(worker_pool, "ForkServer", lambda module: server)
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +113,7 @@ def acting(
 
 
 def pids(sampler: WorkerSampler) -> list[int]:
-    return [member.pid for member in sampler._worker_pool.members]
+    return [worker.pid for worker in sampler._worker_pool.workers]
 
 
 def kill_and_wait(pid: int) -> None:
@@ -186,10 +186,10 @@ class Witness:
     def collect(self) -> Rollout:
         before = pids(self.sampler)
         rollout = self.sampler.collect()
-        for member, pid in zip(self.sampler._worker_pool.members, before, strict=True):
-            for b in range(member.order["first"], member.order["last"]):
-                if member.pid != pid:
-                    self.hands[b].lose(self.sampler._news.lost[member.index])
+        for worker, pid in zip(self.sampler._worker_pool.workers, before, strict=True):
+            for b in range(worker.blueprint["first"], worker.blueprint["last"]):
+                if worker.pid != pid:
+                    self.hands[b].lose(self.sampler._worker_stats.lost[worker.index])
                     self.replaced += 1
                 check_column(rollout, b, self.hands[b])
         assert rollout.steps.version.unique().tolist() == [7]
@@ -244,7 +244,7 @@ def test_killed_twenty_times_at_random_moments() -> None:
                 timer.join()
         for _ in range(2):
             witness.collect()
-        assert sum(sampler._news.lost) == 20, "each was noticed once"
+        assert sum(sampler._worker_stats.lost) == 20, "each was noticed once"
         assert sampler.restarts() == witness.replaced
         assert witness.replaced >= 20
 
@@ -324,8 +324,8 @@ def test_killed_again_and_again_ends_in_one_named_error() -> None:
         kill_and_wait(pids(sampler)[1])
         with pytest.raises(WorkerError, match=sentence):
             sampler.collect()
-        assert sampler._news.lost[1] == 3
-        assert sampler._news.lost[0] == 0
+        assert sampler._worker_stats.lost[1] == 3
+        assert sampler._worker_stats.lost[0] == 0
 
 
 @pytest.mark.usefixtures("one_server")
@@ -449,7 +449,7 @@ def test_a_worker_that_always_hangs_ends_in_one_named_error() -> None:
 @pytest.mark.usefixtures("one_server")
 def test_hanging_too_seldom_for_a_budget_per_minute_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """With limits of 60 s, as is usual, there is one loss a minute: what counts then is that none led to anything."""
-    monkeypatch.setattr(crew, "WINDOW_SECONDS", 0.1)
+    monkeypatch.setattr(worker_pool, "WINDOW_SECONDS", 0.1)
     assert "more than 2 times without a step in between" in end_of_hanging(seconds=60)
 
 
@@ -544,8 +544,8 @@ def test_closing_may_be_repeated_and_needs_no_answer(tmp_path: Path) -> None:
     with acting(fault="hold", at=8, once=str(tmp_path / "done"), step_timeout=1.0) as sampler:
         sampler.reset(SEED)
         rollout = sampler.collect()
-        for member in sampler._worker_pool.members:
-            member.tell({"do": "collect", "row": 6})
+        for worker in sampler._worker_pool.workers:
+            worker.send({"do": "collect", "row": 6})
         time.sleep(0.2)
         sampler.close()
         sampler.close()
@@ -559,7 +559,7 @@ from test_sampler_workers import SEED, acting, pids
 with acting(fault="hold", at=8, once=sys.argv[1]) as sampler:
     sampler.reset(SEED)
     sampler.collect()
-    print(sampler._crew._server.pid, *pids(sampler), flush=True)
+    print(sampler._worker_pool._server.pid, *pids(sampler), flush=True)
     sampler.collect()
 """
 
@@ -622,7 +622,7 @@ def test_the_fork_server_killed_takes_its_workers_and_all_come_back_and_closing_
 ) -> None:
     """The last test, as it kills the server that the others use; the one that replaces it is the sampler's own."""
     servers = [server]
-    monkeypatch.setattr(crew, "ForkServer", lambda module: servers.pop() if servers else ForkServer(module))
+    monkeypatch.setattr(worker_pool, "ForkServer", lambda module: servers.pop() if servers else ForkServer(module))
     with acting() as sampler:
         witness = Witness(sampler)
         witness.collect()

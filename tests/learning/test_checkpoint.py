@@ -535,7 +535,7 @@ def test_a_replay_is_whole_however_its_writer_is_killed(tmp_path: Path) -> None:
         ring = example_ring()
         RingFiles(tmp_path / "replay").read(ring, unpack(found.blobs["replay"]))
         assert ring.written[0] == 7 * newest
-        row, env = ring.at(np.arange(ring.count))
+        row, env = ring.counters.locate(np.arange(ring.counters.count))
         taken = ring.take(row, env)
         assert taken.reward.tolist() == row.tolist()
         assert taken.obs[:, -1, 0, 0].tolist() == (row % 256).tolist()

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from remuda.config.algo_options import ALGORITHMS, OffPolicyOptions
+from remuda.build.recipe import make_recipe
 from remuda.config.resolve import resolve_config
 from remuda.errors import ConfigError
-from remuda.runs.train import make_recipe
+from remuda.registry import find_algorithm
 
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "impala": ("impala", "CartPole-v1", {"agent": {"normalize_obs": True}, "algo": {"normalize_reward": True}}),
@@ -37,7 +37,7 @@ def parts(case: str) -> tuple[Any, Any, Any, Any]:
     groups.setdefault("algo", {})["optimizer"] = "rmsprop"
     groups.setdefault("sampler", {})["envs"] = 4
     groups.setdefault("agent", {})["hidden"] = (8,)
-    if issubclass(ALGORITHMS[algo], OffPolicyOptions):
+    if find_algorithm(algo).data == "replay":
         groups["algo"] |= {"learning_starts": 0, "batch_size": 4}
         groups.setdefault("replay", {})["capacity"] = 1000
     config, spec, info = resolve_config({"algo": algo, "env": env, "scheme": "serial", "steps": 1000}, groups)

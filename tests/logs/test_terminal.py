@@ -1,4 +1,4 @@
-"""The view on a real pseudo-terminal, in a pipe, and when either goes away."""
+"""The view on a pseudo-terminal, in a pipe, and when either is closed."""
 
 import fcntl
 import io
@@ -43,7 +43,7 @@ PROGRAM = """
 
 
 def on_a_terminal(program: str, columns: int, rows: int = 24, hang_up_after: str | None = None) -> tuple[int, str]:
-    """Exit code and output of `program` on a pseudo-terminal of that size."""
+    """Return exit code and output of `program` on a pseudo-terminal of that size."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color"}
@@ -94,7 +94,7 @@ def test_live_view_runs_and_ends_cleanly(columns: int) -> None:
         assert "a print of somebody else" in lines
         last = text[text.rfind("ppo CartPole-v1") :]
         assert "100 %  1,000 / 1,000" in last
-        assert "return 312.4 ± 88.1   length 312   12,431 steps/s   left 0:00   eval 450 ± 1.5 at 450" in last
+        assert "return 312.4 ± 88.1   length 312   12,431 steps/s   0:00 left   eval 450 ± 1.5 at 450" in last
         assert "restarts 2" in last
     if columns == 40:
         assert "return 312.4 ± 88.1" in text
@@ -170,7 +170,7 @@ def test_in_a_pipe_there_are_plain_lines() -> None:
     steps = [line for line in lines if " of 1,000 steps" in line]
     assert [int(line.split()[0].replace(",", "")) for line in steps] == list(range(0, 1001, 100))
     assert re.fullmatch(
-        r"1,000 of 1,000 steps \(100 %\)  return 312\.4 ± 88\.1  length 312  12,431 steps/s  left 0:00"
+        r"1,000 of 1,000 steps \(100 %\)  return 312\.4 ± 88\.1  length 312  12,431 steps/s  0:00 left"
         r"  eval 450 ± 1\.5 at 450  restarts 2",
         steps[-1],
     )
@@ -190,7 +190,7 @@ def test_lines_come_every_five_seconds_or_tenth_of_the_run_and_at_the_end(monkey
     assert steps == [1, 6, 11, 16, 21, 250_000, 250_001]
 
 
-def test_no_line_twice_and_none_without_news() -> None:
+def test_no_line_is_printed_twice_and_none_without_an_update() -> None:
     file = io.StringIO()
     with Terminal(100, "t", plain=True, file=file) as terminal:
         terminal.update(METRICS, 100)
@@ -207,7 +207,7 @@ def test_nan_is_not_shown_and_the_time_left_counts_this_process_only(monkeypatch
     terminal = Terminal(1000, "t", plain=True, start_steps=500, file=file)
     now[0] = 10.0
     terminal.update({"rollout/ep_rew_mean": float("nan"), "time/fps": float("inf")}, 600)
-    assert file.getvalue() == "600 of 1,000 steps (60 %)  left 0:40\n"
+    assert file.getvalue() == "600 of 1,000 steps (60 %)  0:40 left\n"
 
 
 def test_the_time_left_follows_the_recent_rate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,11 +218,11 @@ def test_the_time_left_follows_the_recent_rate(monkeypatch: pytest.MonkeyPatch) 
     for _ in range(600):  # ten minutes at 100 steps/s
         now[0] += 1.0
         terminal.update({}, steps := steps + 100)
-    assert terminal.parts() == ["left 6:40"]
+    assert terminal.parts() == ["6:40 left"]
     for _ in range(40):  # and then an env that is a tenth as fast
         now[0] += 1.0
         terminal.update({}, steps := steps + 10)
-    assert terminal.parts() == ["left 1:06:00"]  # 39,600 steps at 10 steps/s; at the average rate it would be 6:59
+    assert terminal.parts() == ["1:06:00 left"]  # 39,600 steps at 10 steps/s; at the average rate it would be 6:59
     assert len(terminal._rates) < 100
 
 
@@ -235,10 +235,10 @@ def test_rounds_that_are_longer_than_the_window_have_a_rate_too(monkeypatch: pyt
     for steps in (1000, 2000, 3000):
         now[0] += 100.0
         terminal.update({}, steps)
-    assert terminal.parts() == ["left 11:40"]
+    assert terminal.parts() == ["11:40 left"]
 
 
-def test_a_long_rollout_is_seen_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_view_is_redrawn_during_a_long_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     file = io.StringIO()

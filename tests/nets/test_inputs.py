@@ -161,3 +161,15 @@ def test_images_lose_their_own_mean_if_asked() -> None:
     assert out[1].flatten().tolist() == pytest.approx([1 - 1 / 12] + [-1 / 12] * 11)
     plain = box((3,))
     assert torch.equal(Inputs(plain, center=True)(torch.ones(2, 3)), torch.ones(2, 3))  # only images
+
+
+def test_statistics_of_version_0_1_are_loaded() -> None:
+    """They were stored under `standardise`."""
+    saved = Inputs(box((3,)), normalize=True)
+    saved.update(5 + 2 * torch.randn(50, 3))
+    old = {name.replace("standardize", "standardise"): tensor for name, tensor in saved.state_dict().items()}
+    assert old.keys() != saved.state_dict().keys()
+    loaded = Inputs(box((3,)), normalize=True)
+    loaded.load_state_dict(old)
+    for name, tensor in saved.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name

@@ -1,4 +1,4 @@
-"""Requests and answers in memory, where every slot belongs to one worker: nobody hears of another's slots."""
+"""Requests and answers in shared memory, with slots that belong to one worker each."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from remuda.processes.requests import ANY, Answers, Requests, layout, server_of
 
 
 def both_sides(slots: int, workers: int) -> tuple[Requests, list[Answers]]:
-    arrays: dict[str, Any] = {name: np.zeros(*entry) for name, entry in layout(slots, workers, room=8).items()}
-    return Requests(arrays, alone=True), [Answers(arrays, worker, alone=True) for worker in range(workers)]
+    arrays: dict[str, Any] = {name: np.zeros(*entry) for name, entry in layout(slots, workers, stats_bytes=8).items()}
+    return Requests(arrays, exclusive=True), [Answers(arrays, worker, exclusive=True) for worker in range(workers)]
 
 
 @pytest.mark.parametrize(("slots", "workers"), [(1, 1), (3, 3), (5, 3), (10, 4), (7, 2)])
@@ -36,11 +36,11 @@ def test_only_its_owner_is_asked_and_its_answer_is_enough() -> None:
     assert [own.is_asked() for own in answers] == [False, True, False]
     assert [own.oldest() for own in answers] == [None, (8, 2), None]
     assert requests.pending(2, 8) == [1]
-    assert [requests.owed(worker) for worker in range(3)] == [[], [2], []]
+    assert [requests.unanswered(worker) for worker in range(3)] == [[], [2], []]
     assert not requests.is_done(2, 8)
     assert not answers[1].give(2, 8, 0.5, b""), "the parent is awake"
     assert requests.is_done(2, 8)
-    assert (requests.pending(2, 8), requests.owed(1), requests.busy(2)) == ([], [], 0.5)
+    assert (requests.pending(2, 8), requests.unanswered(1), requests.busy(2)) == ([], [], 0.5)
     assert not answers[1].is_asked()
 
 
@@ -66,29 +66,29 @@ def test_a_parent_that_sleeps_for_any_is_rung_by_whoever_is_first() -> None:
     assert answers[1].give(1, 8, 0.0, b"")
 
 
-def test_news_are_of_a_slot_and_its_owner() -> None:
+def test_statistics_belong_to_a_slot_and_its_owner() -> None:
     requests, answers = both_sides(5, 3)
     requests.ask(3, 4)
     assert answers[1].has_room(3, b"12345678")
     assert not answers[1].has_room(3, b"123456789")
-    answers[1].give(3, 4, 0.0, b"news")
-    assert requests.has_news(3, 4)
-    assert not requests.has_news(2, 4)
-    assert requests.news(1, 3, 4) == b"news"
-    assert requests.news(1, 3, 8) == b"", "of that number"
-    requests.forget(1, 3)
-    assert not requests.has_news(3, 4)
+    answers[1].give(3, 4, 0.0, b"stats")
+    assert requests.has_stats(3, 4)
+    assert not requests.has_stats(2, 4)
+    assert requests.stats(1, 3, 4) == b"stats"
+    assert requests.stats(1, 3, 8) == b"", "there are none for that number"
+    requests.discard_stats(1, 3)
+    assert not requests.has_stats(3, 4)
     requests.ask(3, 8)
     answers[1].give(3, 8, 0.0, None)
-    assert requests.news(1, 3, 8) is None, "it comes by the link"
+    assert requests.stats(1, 3, 8) is None, "the link carries them"
 
 
 def test_a_successor_begins_with_what_is_owed() -> None:
     """Its answers are known from memory: what was answered is not asked again."""
     slots, workers = 4, 2
-    arrays: dict[str, Any] = {name: np.zeros(*entry) for name, entry in layout(slots, workers, room=8).items()}
-    requests, lost = Requests(arrays, alone=True), Answers(arrays, 1, alone=True)
+    arrays: dict[str, Any] = {name: np.zeros(*entry) for name, entry in layout(slots, workers, stats_bytes=8).items()}
+    requests, lost = Requests(arrays, exclusive=True), Answers(arrays, 1, exclusive=True)
     requests.ask(2, 4)
     requests.ask(3, 8)
     lost.give(2, 4, 0.0, b"")
-    assert Answers(arrays, 1, alone=True).oldest() == (8, 3)
+    assert Answers(arrays, 1, exclusive=True).oldest() == (8, 3)

@@ -85,12 +85,16 @@ def watched_ring(kind: type[Ring] = Ring, has_td_error: bool = False) -> tuple[A
     """A ring of two groups that others write to, all of whose counters and rows are watched."""
     ring = make_ring(kind, has_td_error=has_td_error)
     watch = Watch()
-    ring._fence = watch
-    ring.written, ring.td_errors = watch.over(ring.written, "counter"), watch.over(ring.td_errors, "counter")
+    counters = ring.counters
+    counters.fence = watch
+    counters.written = watch.over(counters.written, "counter")
+    counters.td_errors = watch.over(counters.td_errors, "counter")
+    if kind is FrameRing:
+        ring.frame_counters.fence = watch
     ring.rows = map_tree(lambda x: watch.over(x, "rows"), ring.rows)
-    ring._flat = map_tree(lambda x: watch.over(x, "rows"), ring._flat)
-    if ring.error is not None:
-        ring.error = watch.over(ring.error, "rows")
+    ring.flat_rows = map_tree(lambda x: watch.over(x, "rows"), ring.flat_rows)
+    if ring.td_error is not None:
+        ring.td_error = watch.over(ring.td_error, "rows")
     return ring, watch
 
 
@@ -102,7 +106,7 @@ def append(ring: Any, group: int) -> None:
     shape = (ROWS, ENVS // GROUPS)
     rows = Row(stacks[:-1], np.zeros(shape, np.int64), *np.ones((2, *shape), np.float32), np.ones(shape, bool))
     ring.append(rows, stacks[-1], group)
-    if ring.error is not None:
+    if ring.td_error is not None:
         ring.set_td_error(group, first, np.ones(shape, np.float32))
 
 
@@ -129,8 +133,8 @@ def sequences() -> tuple[Any, Watch]:
     lengths = {"burn_in": 2, "length": 4, "interval": ROWS}
     replay: Any = SequenceReplay(ring, torch.zeros(1, 3), n_step=2, priorities=0.9, **lengths, **COMMON)
     states: RecurrentStates = replay.sequence_index.states
-    states._fence = watch  # type: ignore[assignment]
-    states.stored = watch.over(states.stored, "counter")
+    states.counters.fence = watch
+    states.counters.written = watch.over(states.counters.written, "counter")
     states.row = watch.over(states.row, "rows")
     states.states = watch.over(states.states, "rows")
     return replay, watch
@@ -149,7 +153,7 @@ KINDS: dict[str, Callable[[], tuple[Any, Watch]]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_read_behind_a_fence(kind: str) -> None:
     replay, watch = KINDS[kind]()
-    writer = make_ring(type(replay.ring), replay.ring.fds, replay.ring.error is not None)
+    writer = make_ring(type(replay.ring), replay.ring.fds, replay.ring.td_error is not None)
     states = RecurrentStates(writer, torch.zeros(1, 3), ROWS, replay.fds[-1]) if kind == "sequences" else None
     for _ in range(4):  # once round the ring
         for group in range(GROUPS):
@@ -157,7 +161,7 @@ def test_rows_are_read_behind_a_fence(kind: str) -> None:
                 states.store(torch.zeros(ENVS // GROUPS, 3), group)
             append(writer, group)
         replay.sync()
-        list(replay.fresh())
+        list(replay.new_observations())
         for batch in replay.batches():
             replay.feedback(batch.key, torch.ones(len(batch.key)))
     assert isinstance(batch, Batch)

@@ -16,6 +16,7 @@ from remuda.nets import MLP
 from remuda.replay import (
     Priorities,
     RecurrentStates,
+    ReplayCounters,
     Ring,
     Row,
     SequencePriority,
@@ -64,23 +65,23 @@ class Source:
 def test_rows_have_the_error_of_their_own_net(n_step: int) -> None:
     dqn, sources = make_dqn(), [Source(group) for group in range(GROUPS)]
     ring = Ring(EXAMPLE, 40, ENVS, GROUPS, has_td_error=True)
-    judges = [TransitionPriority(ring, group, n_step, GAMMA, dqn.td_error) for group in range(GROUPS)]
+    updates = [TransitionPriority(ring, group, n_step, GAMMA, dqn.td_error) for group in range(GROUPS)]
     priorities = Priorities(ring, ALPHA, is_shared=True)
     settings: dict[str, Any] = {"batch_size": 16, "ratio": None, "warm_up": 0, "gamma": GAMMA, "seed": 0}
     replay = TransitionReplay(ring, n_step=n_step, priorities=priorities, is_shared=True, **settings)
     for _ in range(3):
-        for group, set_td_error in enumerate(judges):
+        for group, priority in enumerate(updates):
             before = priorities.tree.total
             ring.append(*sources[group].rows(), group)
             replay.sync()
             assert priorities.tree.total == before, "nothing is known of it before it is judged"
-            set_td_error.look()
+            priority.update()
             replay.sync()
             assert priorities.tree.total > before
     batch = replay.draw()
     error = dqn.losses(batch, Clock()).priority.numpy()  # error_of has made the target the same as the net
     is_whole = batch.key[:, 0] % T + n_step <= T  # its rewards were all there when it was judged
-    found = priorities.tree[priorities.places.of(batch.key)]
+    found = priorities.tree[priorities.index.place(batch.key)]
     np.testing.assert_allclose(found[is_whole], ((error + 1e-6) ** ALPHA)[is_whole], rtol=1e-4)
     assert is_whole.sum() > 3
 
@@ -92,14 +93,14 @@ def test_rows_of_a_lost_writer_are_as_likely_as_any() -> None:
     settings: dict[str, Any] = {"batch_size": 8, "ratio": None, "warm_up": 0, "gamma": GAMMA, "seed": 0, "n_step": 1}
     replay = TransitionReplay(ring, priorities=priorities, is_shared=True, **settings)
     ring.append(*source.rows(), 0)
-    TransitionPriority(ring, 0, 1, GAMMA, dqn.td_error).look()
+    TransitionPriority(ring, 0, 1, GAMMA, dqn.td_error).update()
     ring.append(*source.rows(), 1)  # nobody judges it
     replay.sync()
-    assert not priorities.tree[priorities.places.of(np.array([[0, 2], [5, 3]]))].any()
+    assert not priorities.tree[priorities.index.place(np.array([[0, 2], [5, 3]]))].any()
     replay.on_writer_lost(1)
     replay.sync()
     np.testing.assert_array_equal(
-        priorities.tree[priorities.places.of(np.array([[0, 2], [3, 2], [5, 3], [6, 3]]))],
+        priorities.tree[priorities.index.place(np.array([[0, 2], [3, 2], [5, 3], [6, 3]]))],
         [priorities.largest, 0.0, priorities.largest, 0.0],  # row 3 of env 2 and row 6 are reset rows
     )
 
@@ -114,18 +115,18 @@ def test_sequences_have_the_error_of_their_own_net(burn_in: int) -> None:
     lengths: dict[str, Any] = {"burn_in": burn_in, "length": length, "n_step": n_step, "interval": T}
     replay = SequenceReplay(ring, state, **settings, **lengths, priorities=ALPHA, is_shared=True, has_td_error=True)
     theirs = RecurrentStates(ring, state, T, replay.fds[-1], has_td_error=True)
-    judges = [
+    updates = [
         SequencePriority(theirs, group, (burn_in, length, n_step), GAMMA, r2d1.td_error) for group in range(GROUPS)
     ]
     for _ in range(6):
-        for group, set_td_error in enumerate(judges):
+        for group, priority in enumerate(updates):
             own = r2d1.agent.initial_state(WIDTH)
             for part in own:
                 part.normal_()
             theirs.store(own, group)
             ring.append(*sources[group].rows(), group)
             replay.sync()
-            set_td_error.look()
+            priority.update()
     replay.sync()
     assert replay.sequence_index is not None
     batch = replay.draw()
@@ -152,14 +153,14 @@ def test_a_learner_that_pauses_for_longer_than_the_ring_draws_again(pause: int) 
     replay = SequenceReplay(ring, state, batch_size=2, **settings, **lengths)
     assert replay.sequence_index is not None
     states = replay.sequence_index.states
-    set_td_error = SequencePriority(states, 0, (10, 20, 1), GAMMA, lambda batch: torch.ones(1))
+    priority = SequencePriority(states, 0, (10, 20, 1), GAMMA, lambda batch: torch.ones(1))
     ones = np.ones((10, 1), np.float32)
     rows = Row(np.zeros((10, 1, 3), np.float32), ones.astype(np.int64), ones, ones, ones.astype(bool))
 
     def write() -> None:
         states.store(state, 0)
         ring.append(rows, rows.obs[0], 0)
-        set_td_error.look()
+        priority.update()
 
     for _ in range(10):
         write()
@@ -176,14 +177,22 @@ def test_a_learner_that_pauses_for_longer_than_the_ring_draws_again(pause: int) 
     replay.close()
 
 
+def sync(priorities: Priorities, counters: ReplayCounters) -> int:
+    """Give the new rows of group 0 their priorities; return the number of its rows that have one."""
+    rows = counters.without_priority(0)
+    priorities.sync(0, rows)
+    counters.mark_prioritized(0, rows.stop)
+    return rows.stop
+
+
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 def test_errors_that_are_not_finite_are_unknown(bad: float) -> None:
     ring, source = Ring(EXAMPLE, 40, ENVS, GROUPS, has_td_error=True), Source(0)
-    priorities = Priorities(ring, ALPHA, is_shared=True)
-    set_td_error = TransitionPriority(ring, 0, 1, GAMMA, lambda batch: torch.full((len(batch.key),), bad))
+    priorities, counters = Priorities(ring, ALPHA, is_shared=True), ReplayCounters(ring.counters, None, 0, 1, 0)
+    priority = TransitionPriority(ring, 0, 1, GAMMA, lambda batch: torch.full((len(batch.key),), bad))
     ring.append(*source.rows(), 0)
-    set_td_error.look()
-    assert priorities.sync(0, 0) == T
+    priority.update()
+    assert sync(priorities, counters) == T
     assert set(priorities.tree[:].tolist()) == {0.0, 1.0}, "as likely as any"
     ring.close()
 
@@ -191,14 +200,14 @@ def test_errors_that_are_not_finite_are_unknown(bad: float) -> None:
 def test_rows_that_are_not_judged_yet_cannot_be_drawn() -> None:
     """Nor what they have overwritten, whose priority would be theirs."""
     ring, source = Ring(EXAMPLE, 2 * T, ENVS, GROUPS, has_td_error=True), Source(0)
-    priorities = Priorities(ring, ALPHA, is_shared=True)
-    set_td_error = TransitionPriority(ring, 0, 1, GAMMA, lambda batch: torch.ones(len(batch.key)))
+    priorities, counters = Priorities(ring, ALPHA, is_shared=True), ReplayCounters(ring.counters, None, 0, 1, 0)
+    priority = TransitionPriority(ring, 0, 1, GAMMA, lambda batch: torch.ones(len(batch.key)))
     for _ in range(2):
         ring.append(*source.rows(), 0)
-        set_td_error.look()
-    seen = priorities.sync(0, 0)
+        priority.update()
+    assert sync(priorities, counters) == 2 * T
     ring.append(*source.rows(), 0)
-    assert priorities.sync(0, seen) == seen == 2 * T
+    assert sync(priorities, counters) == 2 * T
     drawable = np.flatnonzero(priorities.tree[:].reshape(2 * T, ENVS)[:, :WIDTH].any(1))
     assert drawable.tolist() == list(range(T, 2 * T)), "the new rows lie where the first ones lay"
     ring.close()

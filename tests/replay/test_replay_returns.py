@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from remuda.replay import Ring, Row
-from remuda.replay.returns import return_range
+from remuda.replay.ring_replay import return_range
 
 NUMBER = np.zeros((), np.float32)
 EXAMPLE = Row(NUMBER, NUMBER, NUMBER, NUMBER, np.zeros((), bool))

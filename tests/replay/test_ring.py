@@ -96,8 +96,8 @@ def make(kind: str, capacity: int, envs: int, groups: int) -> Ring:
 
 def check(ring: Ring, model: Model) -> int:
     """Every row that can be drawn is as it was; returns how many."""
-    row, env = ring.at(np.arange(ring.count))
-    assert len(set(zip(row.tolist(), env.tolist(), strict=True))) == ring.count
+    row, env = ring.counters.locate(np.arange(ring.counters.count))
+    assert len(set(zip(row.tolist(), env.tolist(), strict=True))) == ring.counters.count
     kept = ring.is_stored(row, env)
     row, env = row[kept], env[kept]
     taken = ring.take(row, env)
@@ -224,6 +224,6 @@ def test_observations_that_are_no_stacks_are_refused(T: int) -> None:
         for t in range(0, 21 - T, T):
             ring.append(rows.replace(obs=obs[t : t + T]), obs[t + T])
 
-    with pytest.raises(ConfigError, match=r"replay\.frames=\d, and observations are no stacks"):
+    with pytest.raises(ConfigError, match=r"replay\.frames=\d, and observations are not stacks"):
         append_all()
     ring.close()

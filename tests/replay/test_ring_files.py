@@ -83,7 +83,7 @@ class Source:
 def assert_same(ours: Ring, theirs: Ring) -> None:
     """In all that can be drawn, and in what comes after the newest rows; after a reset row that says nothing."""
     assert ours.written.tolist() == theirs.written.tolist()
-    row, env = ours.at(np.arange(ours.count))
+    row, env = ours.counters.locate(np.arange(ours.counters.count))
     kept = ours.is_stored(row, env)
     np.testing.assert_array_equal(kept, theirs.is_stored(row, env))
     row, env = row[kept], env[kept]
@@ -187,7 +187,7 @@ def test_a_ring_without_rows_comes_back(tmp_path: Path) -> None:
     assert sizes(tmp_path) == {}
     ring = make("frames")
     RingFiles(tmp_path).read(ring, state)
-    assert ring.count == 0
+    assert ring.counters.count == 0
 
 
 @pytest.mark.parametrize("kind", ["rows", "frames"])
@@ -257,7 +257,7 @@ def test_files_of_rows_that_are_overwritten_are_no_longer_named(tmp_path: Path) 
         saved.write(ring)
         first = [int(name.split("-")[2]) for name in saved.files]
         last = [int(name.split("-")[3]) for name in saved.files]
-        assert first[0] <= ring.oldest(0) < last[0]
+        assert first[0] <= ring.counters.oldest(0) < last[0]
         assert first[1:] == last[:-1]
         assert last[-1] == ring.written[0]
     source.append(ring, 100)  # more than it holds
@@ -282,7 +282,7 @@ def test_of_groups_each_has_its_own_files(tmp_path: Path) -> None:
 
 
 def test_many_small_files_become_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saving, "MOST_FILES", 8)
+    monkeypatch.setattr(saving, "MAX_FILES", 8)
     ring, source, saved = make("frames", 80), Source(), RingFiles(tmp_path)
     for _ in range(200):
         source.append(ring, 1)
@@ -357,7 +357,7 @@ def test_files_that_somebody_deleted_are_written_anew(tmp_path: Path) -> None:
     assert saved.files == []
     restored = make("rows")
     saved.read(restored, through_bytes(state))
-    assert restored.count == 35 * ENVS
+    assert restored.counters.count == 35 * ENVS
 
 
 def flip(path: Path) -> None:
@@ -399,7 +399,7 @@ def test_damage_is_one_sentence_and_an_earlier_state_can_be_read(tmp_path: Path,
     restored = make(kind)
     source.append(restored, 20)  # used before
     assert_refused(restored, tmp_path, state, str(path), says)
-    assert restored.count == 0
+    assert restored.counters.count == 0
     saved.read(restored, earlier)
     assert_same(expected, restored)
 
@@ -422,10 +422,10 @@ def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
     for place in range(0, len(whole), 97):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
         assert_refused(ring, tmp_path, state, "do not match their sum")
-        assert ring.count == 0
+        assert ring.counters.count == 0
     path.write_bytes(whole)
     saved.read(ring, state)
-    assert ring.count == 9
+    assert ring.counters.count == 9
 
 
 @pytest.mark.parametrize(
@@ -445,7 +445,7 @@ def test_another_ring_is_refused(tmp_path: Path, other: dict[str, Any], says: st
     _, state = saved_to(tmp_path, ring)
     Source().append(another, 3)
     assert_refused(another, tmp_path, state, says, "use the settings that the run was made with")
-    assert another.count == 0
+    assert another.counters.count == 0
 
 
 def test_stacks_of_other_frames_are_refused(tmp_path: Path) -> None:
@@ -497,7 +497,7 @@ def test_hostile_states_are_one_sentence(tmp_path: Path, how: str) -> None:
     HOSTILE[how](state)
     restored = make("frames")
     assert_refused(restored, tmp_path, state, "is damaged")
-    assert restored.count == 0
+    assert restored.counters.count == 0
 
 
 @pytest.mark.parametrize("call", ["pwritev", "fsync", "rename"])

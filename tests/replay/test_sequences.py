@@ -139,7 +139,8 @@ def drawable(replay: SequenceReplay) -> set[tuple[int, int]]:
     sequence_index = replay.sequence_index
     assert sequence_index is not None
     place, env = np.divmod(np.flatnonzero(sequence_index.tree[:]), replay.ring.envs)
-    number = sequence_index.stored - 1 - (sequence_index.stored - 1 - place) % sequence_index.room
+    newest = int(sequence_index.states.counters.written.sum()) - 1
+    number = newest - (newest - place) % sequence_index.room
     return set(zip(number.tolist(), env.tolist(), strict=True))
 
 
@@ -387,7 +388,7 @@ def test_what_is_due_follows_the_ratio_in_learned_rows() -> None:
 def test_reset_rows_earn_nothing() -> None:
     model, replay = Model(1), make(Ring(EXAMPLE, 60, 1), batch_size=1)
     replay.add(model.rollout(12, ends={(1, 0): "truncated", (5, 0): "terminated"}))
-    assert replay.credit == 10
+    assert replay.counters.credit == 10
 
 
 def test_the_warm_up_is_owed_nothing() -> None:
@@ -395,7 +396,7 @@ def test_the_warm_up_is_owed_nothing() -> None:
     credit = []
     for _ in range(5):
         replay.add(model.rollout(4))
-        credit.append(replay.credit)
+        credit.append(replay.counters.credit)
     assert credit == [0, 0, 0, 5, 13]
 
 
@@ -411,7 +412,7 @@ def test_what_is_earned_while_nothing_can_be_drawn_does_not_pile_up() -> None:
 def test_the_same_draws_from_the_same_seed_and_number() -> None:
     one, other, third = (filled(10, seed=seed)[0] for seed in (1, 1, 2))
     one.draw()
-    other.draws = 1
+    other.counters.draws = 1
     first, second, different = one.draw(), other.draw(), third.draw()
     np.testing.assert_array_equal(first.key, second.key)
     assert not np.array_equal(first.key, different.key)

@@ -236,7 +236,7 @@ def check_batch(batch: Any, written: Any, gap: tuple[int, int] = NO_GAP) -> None
 
 def check_ring(ring: Ring, gap: tuple[int, int] = NO_GAP) -> int:
     """While nobody writes: all that can be drawn, and how many rows that are; the gap is group 0's."""
-    row, env = ring.at(np.arange(ring.count))
+    row, env = ring.counters.locate(np.arange(ring.counters.count))
     kept = ring.is_stored(row, env)
     for group in range(ring.groups):
         mine = kept & (env // ring.width == group)
@@ -284,9 +284,11 @@ def test_two_rings_over_one_memory_see_the_same_and_groups_move_at_their_own_pac
         real[group] += rollout(int(given[group]), T, group)[0].mask.sum()
         given[group] += T
         for ring in (ours, theirs):
-            assert ring.written.tolist() == ring.begun.tolist() == given.tolist()
+            assert ring.written.tolist() == ring.counters.begun.tolist() == given.tolist()
             assert ring.real.tolist() == real.tolist()
-            assert check_ring(ring) == np.minimum(given, 29).sum() * WIDTH or kind == "frames"
+            expected = np.minimum(given, 29).sum() * WIDTH
+            # The frames of short episodes are overwritten before their rows are, so a frame ring may hold fewer.
+            assert 0 < check_ring(ring) <= expected if kind == "frames" else check_ring(ring) == expected
 
 
 def test_what_is_about_to_be_overwritten_is_said_beforehand() -> None:
@@ -294,11 +296,11 @@ def test_what_is_about_to_be_overwritten_is_said_beforehand() -> None:
     ring, (_, writer) = replay.ring, writers_of(replay, "rows", 12)
     row, env = np.arange(10, 80), np.full(70, WIDTH)
     writer.begin(12)
-    assert (ring.written.tolist(), ring.begun.tolist()) == ([60, 60], [60, 72])
+    assert (ring.written.tolist(), ring.counters.begun.tolist()) == ([60, 60], [60, 72])
     assert row[ring.is_stored(row, env)].tolist() == list(range(33, 60))
     assert row[ring.is_stored(row, env - WIDTH)].tolist() == list(range(21, 60))
     writer.finish()
-    assert (ring.written.tolist(), ring.begun.tolist()) == ([60, 72], [60, 72])
+    assert (ring.written.tolist(), ring.counters.begun.tolist()) == ([60, 72], [60, 72])
     assert row[ring.is_stored(row, env)].tolist() == list(range(33, 72))
 
 
@@ -318,66 +320,70 @@ def test_a_reset_row_that_is_overwritten_while_it_is_looked_at_is_still_a_reset_
         return found
 
     ring.is_stored = look_and_lose_the_core
-    assert replay.places.torn(np.array([[5, 0]])) == 1
+    assert replay.index.count_torn(np.array([[5, 0]])) == 1
     assert ring.rows.mask[5, 0], "the row that was looked at is gone by now"
 
 
 def test_what_is_due_for_rows_of_others() -> None:
-    replay = experience(make("rows", 40, 2), ratio=2.0, batch_size=8, warm_up=10, most_per_round=2)
+    replay = experience(make("rows", 40, 2), ratio=2.0, batch_size=8, warm_up=10, max_batches_per_round=2)
     one, two = (Writer("rows", 40, 2, replay.fds, group) for group in range(2))
     found = []
     for writer, T in ((one, 4), (two, 7), (one, 4), (one, 1)):  # of group 0, one row of each env is a reset row
         writer.append(T)
-        found.append((replay.sync(), replay.credit, len(list(replay.batches())), len(list(replay.batches()))))
+        found.append(
+            (replay.sync(), replay.counters.credit, len(list(replay.batches())), len(list(replay.batches())))
+        )
     assert found == [(8, 0, 0, 0), (14, 24, 2, 1), (6, 12, 1, 0), (2, 8, 1, 0)]
-    assert (replay.sync(), replay.steps, replay.credit) == (0, 30, 0)
+    assert (replay.sync(), replay.steps, replay.counters.credit) == (0, 30, 0)
     assert replay.metrics() == {"replay/ratio": 5 * 8 / (30 - 10), "replay/redrawn": 0}
-    assert one.ring.may_write()
+    assert one.ring.counters.may_write()
 
 
 def test_without_a_ratio_updates_are_always_due_after_the_warm_up() -> None:
-    replay = experience(make("rows", 40, 1), ratio=None, warm_up=8, most_per_round=3, lead=5)
+    replay = experience(make("rows", 40, 1), ratio=None, warm_up=8, max_batches_per_round=3, max_lead=5)
     writer = Writer("rows", 40, 1, replay.fds)
     writer.append(4)
     assert (replay.sync(), list(replay.batches())) == (8, [])
     writer.append(1)
     assert replay.sync() == 2
     assert [len(list(replay.batches())) for _ in range(4)] == [3, 3, 3, 3]
-    assert writer.ring.may_write(), "without a ratio nobody is ahead"
+    assert writer.ring.counters.may_write(), "without a ratio nobody is ahead"
 
 
 def test_writers_wait_while_they_are_too_far_ahead() -> None:
-    replay = experience(make("rows", 40, 1), ratio=2.0, batch_size=8, lead=6)
+    replay = experience(make("rows", 40, 1), ratio=2.0, batch_size=8, max_lead=6)
     writer = Writer("rows", 40, 1, replay.fds)
-    assert (replay.sync(), writer.ring.may_write()) == (0, True)
+    assert (replay.sync(), writer.ring.counters.may_write()) == (0, True)
     writer.append(2)
-    assert (replay.sync(), writer.ring.may_write()) == (4, True)
+    assert (replay.sync(), writer.ring.counters.may_write()) == (4, True)
     writer.append(2)
-    assert (replay.sync(), replay.credit, writer.ring.may_write()) == (4, 16, False)
+    assert (replay.sync(), replay.counters.credit, writer.ring.counters.may_write()) == (4, 16, False)
     assert len(list(replay.batches())) == 2
-    assert (replay.sync(), writer.ring.may_write()) == (0, True)
+    assert (replay.sync(), writer.ring.counters.may_write()) == (0, True)
 
 
 def test_after_loading_too_writers_wait_for_what_is_owed(tmp_path: Path) -> None:
-    replay, other = (experience(make("rows", 40, 1), ratio=2.0, batch_size=8, lead=6) for _ in range(2))
+    replay, other = (experience(make("rows", 40, 1), ratio=2.0, batch_size=8, max_lead=6) for _ in range(2))
     writer = Writer("rows", 40, 1, replay.fds)
     writer.append(3)
-    assert (replay.sync(), replay.credit, writer.ring.may_write()) == (6, 12, False)
+    assert (replay.sync(), replay.counters.credit, writer.ring.counters.may_write()) == (6, 12, False)
     replay.commit()
     other.load(tmp_path, replay.save(tmp_path))
-    assert (other.sync(), other.credit, other.ring.may_write()) == (0, 12, False), "6 steps are still owed updates"
+    assert (other.sync(), other.counters.credit, other.ring.counters.may_write()) == (0, 12, False), (
+        "6 steps are still owed updates"
+    )
     assert len(list(other.batches())) == 1
-    assert (other.sync(), other.ring.may_write()) == (0, True)
+    assert (other.sync(), other.ring.counters.may_write()) == (0, True)
 
 
 def test_writers_wait_once_all_that_was_wanted_is_there() -> None:
     replay = experience(make("rows", 40, 1), ratio=None)
     writer = Writer("rows", 40, 1, replay.fds)
-    assert (replay.sync(6), writer.ring.may_write()) == (0, True)
+    assert (replay.sync(6), writer.ring.counters.may_write()) == (0, True)
     writer.append(2)
-    assert (replay.sync(6), writer.ring.may_write()) == (4, True)
+    assert (replay.sync(6), writer.ring.counters.may_write()) == (4, True)
     writer.append(2)
-    assert (replay.sync(2), writer.ring.may_write()) == (4, False)
+    assert (replay.sync(2), writer.ring.counters.may_write()) == (4, False)
 
 
 @KINDS
@@ -389,23 +395,23 @@ def test_what_was_seen_since_is_shown_once(kind: str) -> None:
     replay, shown = experience(ring), 0
     for T in (30, 25):  # beyond the end of the ring
         ring.append(*rollout(int(ring.written[0]), T, 0))
-        found = list(replay.fresh())
+        found = list(replay.new_observations())
         expected = truth(np.arange(shown, shown + T)[:, None], np.arange(WIDTH))
         assert_same(np.concatenate([part.steps.obs.numpy() for part in found]), expected.obs)
         assert_same(np.concatenate([part.steps.mask.numpy() for part in found]), expected.mask)
         shown += T
-        assert list(replay.fresh()) == []
+        assert list(replay.new_observations()) == []
 
 
 def test_nobody_may_write_before_it_is_said_how_much_is_wanted() -> None:
     replay = experience(make("rows", 40, 1), ratio=None)
     writer = Writer("rows", 40, 1, replay.fds)
-    assert not writer.ring.may_write()
+    assert not writer.ring.counters.may_write()
     with replay.paused():
-        assert not writer.ring.may_write()
-    assert not writer.ring.may_write()
+        assert not writer.ring.counters.may_write()
+    assert not writer.ring.counters.may_write()
     replay.sync(6)
-    assert writer.ring.may_write()
+    assert writer.ring.counters.may_write()
 
 
 def test_while_it_is_paused_nobody_may_write() -> None:
@@ -413,8 +419,8 @@ def test_while_it_is_paused_nobody_may_write() -> None:
     writer = Writer("rows", 40, 1, replay.fds)
     replay.sync()
     with replay.paused():
-        assert not writer.ring.may_write()
-    assert writer.ring.may_write()
+        assert not writer.ring.counters.may_write()
+    assert writer.ring.counters.may_write()
 
 
 def test_rows_that_nobody_had_counted_when_it_was_saved_are_counted_later(tmp_path: Path) -> None:
@@ -426,7 +432,7 @@ def test_rows_that_nobody_had_counted_when_it_was_saved_are_counted_later(tmp_pa
     writer.append(2)
     other.load(tmp_path, replay.save(tmp_path))
     assert (replay.steps, other.steps) == (4, 4)
-    assert (other.sync(), other.steps, other.credit) == (4, 8, 16)
+    assert (other.sync(), other.steps, other.counters.credit) == (4, 8, 16)
     assert other.sync() == 0
 
 
@@ -439,15 +445,15 @@ def test_rows_of_a_round_that_was_cut_short_are_counted_later_and_what_was_learn
     replay.sync()
     replay.commit()
     writer.append(4)
-    assert (replay.sync(), replay.steps, replay.credit) == (7, 11, 22)  # one of them is a reset row
+    assert (replay.sync(), replay.steps, replay.counters.credit) == (7, 11, 22)  # one of them is a reset row
     for _ in range(2):
         next(replay.batches())
     other.load(tmp_path, replay.save(tmp_path))
-    assert (replay.steps, replay.credit, other.steps) == (11, 6, 4)
-    assert (other.sync(), other.steps, other.credit) == (7, 11, 6)
+    assert (replay.steps, replay.counters.credit, other.steps) == (11, 6, 4)
+    assert (other.sync(), other.steps, other.counters.credit) == (7, 11, 6)
     again = experience(make("rows", 40, 1), ratio=2.0, batch_size=8)
     again.load(tmp_path, other.save(tmp_path))
-    assert (again.sync(), again.steps, again.credit) == (7, 11, 6), "cut short once more"
+    assert (again.sync(), again.steps, again.counters.credit) == (7, 11, 6), "cut short once more"
 
 
 def test_while_writers_are_held_nothing_changes_and_then_they_go_on() -> None:
@@ -456,12 +462,12 @@ def test_while_writers_are_held_nothing_changes_and_then_they_go_on() -> None:
 
     def bytes_of_all() -> list[bytes]:
         """But for what writers that wait say they would like to begin."""
-        counters = [ring.written, ring.real, ring.kept, ring.promised, ring.begins]
+        counters = [ring.written, ring.real, ring.frame_counters.kept, ring.frame_counters.announced, ring.begins]
         return [part.tobytes() for part in (*(rows for _, rows in leaves(ring.rows)), ring.images, *counters)]
 
     with writing(experience(ring), "frames"):
         for _ in range(5):
-            with ring.pause_writers():
+            with ring.counters.pause_writers():
                 before = bytes_of_all()
                 check_ring(ring)
                 time.sleep(0.02)
@@ -476,11 +482,11 @@ def test_a_writer_that_is_lost_while_others_are_held_changes_nothing_either() ->
     ring = replay.ring
     assert isinstance(ring, FrameRing)
     lost = threading.Thread(target=replay.on_writer_lost, args=(0,))
-    with ring.pause_writers():
-        before = [ring.kept.copy(), ring.begins.copy(), ring.written.copy()]
+    with ring.counters.pause_writers():
+        before = [ring.frame_counters.kept.copy(), ring.begins.copy(), ring.written.copy()]
         lost.start()
         time.sleep(0.05)
-        for was, now in zip(before, (ring.kept, ring.begins, ring.written), strict=True):
+        for was, now in zip(before, (ring.frame_counters.kept, ring.begins, ring.written), strict=True):
             assert was.tolist() == now.tolist()
     lost.join(10)
     assert not lost.is_alive()
@@ -493,10 +499,10 @@ def test_a_writer_that_died_in_the_middle_is_replaced_after_another_while_both_a
     replay = experience(make(kind, 40, 2))
     ring, writers = replay.ring, writers_of(replay, kind, 3)
     writers[1].begin(5)
-    ring.hold_seconds = SECONDS
+    ring.counters.pause_timeout = SECONDS
 
     def lose_both() -> None:
-        while not ring._is_held[0]:
+        while not ring.counters._is_paused[0]:
             time.sleep(0.001)
         replay.on_writer_lost(0)
         replay.on_writer_lost(1)
@@ -504,9 +510,9 @@ def test_a_writer_that_died_in_the_middle_is_replaced_after_another_while_both_a
     thread = threading.Thread(target=lose_both)
     thread.start()
     start = time.monotonic()
-    with ring.pause_writers():
+    with ring.counters.pause_writers():
         assert time.monotonic() - start < SECONDS / 2
-        assert (ring.begun == ring.written).all()
+        assert (ring.counters.begun == ring.written).all()
     thread.join(SECONDS)
     writers[1].finish()
 
@@ -515,12 +521,12 @@ def test_a_writer_that_died_is_waited_for_no_longer_than_asked() -> None:
     replay = experience(make("rows", 40, 2))
     ring, writers = replay.ring, writers_of(replay, "rows", 12)
     writers[1].begin(5)
-    ring.hold_seconds = 0.05
-    with pytest.raises(WorkerError, match=r"groups \[1\] .* within 0\.05 s"), ring.pause_writers():
+    ring.counters.pause_timeout = 0.05
+    with pytest.raises(WorkerError, match=r"groups \[1\] .* within 0\.05 s"), ring.counters.pause_writers():
         pass
     writers[0].append(3)  # nobody is held any more
     ring.abandon(1)
-    with ring.pause_writers():
+    with ring.counters.pause_writers():
         assert ring.written.tolist()[0] == 63
     writers[1].finish()
 

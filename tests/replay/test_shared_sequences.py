@@ -40,8 +40,7 @@ from test_shared_ring import all_closed as all_closed
 
 from remuda.data import leaves
 from remuda.data.packing import pack, unpack
-from remuda.replay import Ring, SequenceReplay
-from remuda.replay import ring as ring_module
+from remuda.replay import Ring, SequenceReplay, counters
 from remuda.replay.ring import NothingToDraw
 
 T, BURN_IN, LENGTH = 5, 2, 3  # of rollouts and sequences: one is whole before what it is bootstrapped from is there
@@ -105,7 +104,7 @@ def check_states(replay: Any, ahead: int = 0) -> None:
     sequence_index, ring, states, expected = replay.sequence_index, replay.ring, replay.sequence_index.states, set()
     spare: set[tuple[int, int]] = set()
     for group in range(ring.groups):
-        columns, stored = ring.columns(group), int(states.stored[group])
+        columns, stored = ring.columns(group), int(states.counters.written[group])
         env = np.arange(columns.start, columns.stop)
         for number in range(max(0, stored - sequence_index.room + 1), stored):
             place = number % sequence_index.room
@@ -124,9 +123,9 @@ def check_states(replay: Any, ahead: int = 0) -> None:
 
 def check_priorities(replay: Any) -> None:
     """When all was followed, exactly real rows can be drawn."""
-    row, env = replay.ring.at(np.arange(replay.ring.count))
+    row, env = replay.ring.counters.locate(np.arange(replay.ring.counters.count))
     kept = replay.ring.is_stored(row, env)
-    priority = replay.priorities.tree[replay.places.of(np.stack([row, env], -1))]
+    priority = replay.priorities.tree[replay.index.place(np.stack([row, env], -1))]
     assert_same(priority[kept] > 0, replay.ring.is_real(row, env)[kept], "has a priority", row[kept], env[kept])
 
 
@@ -183,7 +182,7 @@ def test_a_writer_may_move_before_any_line_of_a_draw(kind: str, how: str, what: 
 def test_what_was_torn_is_drawn_again(kind: str, how: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     replay = replay_of(what, make(kind, 40, 2))
     _, writer = writers_of(replay, kind, 14)
-    gather, written, torn = replay._gather, replay.ring.written.copy(), []
+    gather, written, torn = replay._draw_once, replay.ring.written.copy(), []
 
     def gather_and_overwrite() -> Any:
         batch = gather()
@@ -193,16 +192,17 @@ def test_what_was_torn_is_drawn_again(kind: str, how: str, what: str, monkeypatc
         row, env = batch.key.T
         first = row if what != "sequences" else batch.state.c.numpy().astype(int)
         is_unreal = ~truth(row, env).mask & (what != "sequences")
-        torn.append(np.count_nonzero((first <= replay.ring.begun[env // WIDTH] - 40) | is_unreal))
+        torn.append(np.count_nonzero((first <= replay.ring.counters.begun[env // WIDTH] - 40) | is_unreal))
         return batch
 
-    monkeypatch.setattr(replay, "_gather", gather_and_overwrite)
+    monkeypatch.setattr(replay, "_draw_once", gather_and_overwrite)
     check(replay, replay.draw(), written)
     writer.finish()
     assert torn[0] > 0 == torn[-1]
-    assert replay.draws == len(torn)
-    assert replay.metrics()["replay/redrawn"] == replay.redrawn >= sum(torn)
-    assert replay.redrawn == sum(torn) or kind == "frames"  # where episodes are short, frames go before rows do
+    assert replay.counters.draws == len(torn)
+    assert replay.metrics()["replay/redrawn"] == replay.counters.torn_rows >= sum(torn)
+    if kind != "frames":  # the frames of short episodes are overwritten before their rows are
+        assert replay.counters.torn_rows == sum(torn)
 
 
 @KINDS
@@ -230,18 +230,18 @@ def test_a_sequence_that_goes_before_it_is_drawn_is_due_later(
     writer.append(T)
     replay.sync()
     assert replay.is_due
-    credit, gather = replay.credit, replay._gather
+    credit, gather = replay.counters.credit, replay._draw_once
 
     def too_late() -> Any:
         batch = gather() if is_drawn else None
         for _ in range(R + 4):  # rows of no episode
             replay.ring.cut(truth(replay.ring.written[0], np.arange(WIDTH)).obs)
-        monkeypatch.setattr(replay, "_gather", gather)
+        monkeypatch.setattr(replay, "_draw_once", gather)
         return gather() if batch is None else batch
 
-    monkeypatch.setattr(replay, "_gather", too_late)
+    monkeypatch.setattr(replay, "_draw_once", too_late)
     assert list(replay.batches()) == []
-    assert replay.credit == credit
+    assert replay.counters.credit == credit
     assert not replay.can_draw()
     for _ in range(3):
         writer.append(T)
@@ -266,11 +266,12 @@ def test_writers_as_fast_as_they_can(kind: str, groups: int, seconds: float) -> 
                     in_vain += 1
                 draws += 1
             time.sleep(0.05 * (draws % 30 == 0))  # writers go several times round meanwhile
-    print(f"{draws} batches, {sum(replay.redrawn for replay in replays)} rows drawn again, {in_vain} looks in vain")
+    torn = sum(replay.counters.torn_rows for replay in replays)
+    print(f"{draws} batches, {torn} rows drawn again, {in_vain} draws of nothing")
     assert draws > 5 * seconds, "also on a busy machine"
     assert in_vain <= 2 + 0.02 * draws
     assert (ring.written > 20 * ring.capacity).all()
-    assert sum(replay.redrawn for replay in replays) > 0
+    assert torn > 0
     for replay in replays:
         check_all(replay)
         assert replay.steps == ring.real.sum()
@@ -301,9 +302,9 @@ def test_a_writer_may_die_before_any_line_of_an_append(kind: str, what: str, rol
 
 
 def check_lost(replay: Any, kind: str) -> None:
-    ring, written, begun = replay.ring, int(replay.ring.written[0]), int(replay.ring.begun[0])
+    ring, written, begun = replay.ring, int(replay.ring.written[0]), int(replay.ring.counters.begun[0])
     gap = (written, replay.on_writer_lost(0))
-    assert gap[1] == ring.written[0] == ring.begun[0]
+    assert gap[1] == ring.written[0] == ring.counters.begun[0]
     row, env = np.arange(max(0, begun + 2 - ring.capacity), written), np.arange(WIDTH)
     assert kind == "frames" or ring.is_stored(row[:, None], env).all(), "nobody can have touched these"
     assert gap[1] == written or not ring.is_real(np.full(WIDTH, written), env).any(), "a reset row follows"
@@ -324,8 +325,8 @@ def test_a_group_may_be_lost_before_any_line_of_a_draw(kind: str, what: str) -> 
     def attempt(when: int, lines: list[str]) -> None:
         replay, gap = replay_of(what, make(kind, 40, 2)), NO_GAP
         writer = writers_of(replay, kind, 2)[0]
-        thread, written, replay.draws = experience(writer.ring), replay.ring.written.copy(), when
-        replay.ring.begun[0] += T
+        thread, written, replay.counters.draws = experience(writer.ring), replay.ring.written.copy(), when
+        replay.ring.counters.begun[0] += T
 
         def on_writer_lost(line: str) -> None:
             nonlocal gap
@@ -364,7 +365,7 @@ def check_fed(replay: Any, fed: dict[tuple[int, int], float]) -> None:
         found = replay.sequence_index.tree[replay.sequence_index._leaf(*key[kept].T)]
     else:
         kept = replay.ring.is_stored(*key.T)
-        found = replay.priorities.tree[replay.places.of(key[kept])]
+        found = replay.priorities.tree[replay.index.place(key[kept])]
     np.testing.assert_allclose(found, error[kept], atol=1e-5)
 
 
@@ -374,10 +375,10 @@ def test_a_writer_that_waits_until_all_is_saved_changes_nothing_of_it(
     kind: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever it is when writers are held, and one line later: it may not have seen yet that it is to wait."""
-    monkeypatch.setattr(ring_module, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(counters, "POLL_SECONDS", 0.0)
     replay, other = (replay_of(what, make(kind, 40, 2)) for _ in range(2))
     ring, (writer, _) = replay.ring, writers_of(replay, kind, 14)
-    hold = ring.pause_writers
+    hold = ring.counters.pause_writers
 
     def attempt(when: int, lines: list[str]) -> None:
         pauses, may_go_on = threading.Semaphore(0), threading.Semaphore(0)
@@ -395,19 +396,20 @@ def test_a_writer_that_waits_until_all_is_saved_changes_nothing_of_it(
         def hold_while_it_pauses() -> Iterator[None]:
             thread.start()
             pauses.acquire(timeout=SECONDS)
-            may_go_on.release(1 if ring.begun[0] == ring.written[0] else 2)  # who has begun is waited for
+            may_go_on.release(1 if ring.counters.begun[0] == ring.written[0] else 2)  # who has begun is waited for
             with hold():
                 pauses.acquire(timeout=SECONDS)
                 yield
             may_go_on.release(2)
 
         thread = threading.Thread(target=append)
-        monkeypatch.setattr(ring, "pause_writers", hold_while_it_pauses)
+        monkeypatch.setattr(ring.counters, "pause_writers", hold_while_it_pauses)
         state = unpack(pack(replay.save(tmp_path / str(when))))
         thread.join(SECONDS)
         other.load(tmp_path / str(when), state)
         count = check_all(other, ahead=T)
-        assert count == 39 * 2 * WIDTH or kind == "frames"
+        expected = 39 * 2 * WIDTH
+        assert 0 < count <= expected if kind == "frames" else count == expected
 
     assert failures_at_any_line(attempt) == {}
 

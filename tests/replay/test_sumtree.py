@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remuda.replay.sumtree import SumTree
+from remuda.replay.priorities import SumTree
 
 
 def slow_find(priorities: np.ndarray, mass: float) -> int:

@@ -12,7 +12,7 @@ import torch
 from remuda.data import ArrayTuple, Batch, Steps, leaves, map_tree, namedarraytuple
 from remuda.data.packing import pack, unpack
 from remuda.replay.frames import FrameRing
-from remuda.replay.priorities import Numbers, Priorities
+from remuda.replay.priorities import DrawNumbers, Priorities
 from remuda.replay.ring import Ring, Row
 from remuda.replay.transitions import Returns, TransitionReplay, as_row
 
@@ -116,7 +116,7 @@ def test_the_same_draws_from_the_same_seed_and_number() -> None:
     for replay in (one, other, third):
         replay.add(fresh(20, 2, 0))
     one.draw()
-    other.draws = 1
+    other.counters.draws = 1
     first, second, different = one.draw(), other.draw(), third.draw()
     np.testing.assert_array_equal(first.key, second.key)
     assert not np.array_equal(first.key, different.key)
@@ -287,7 +287,7 @@ def test_given_priorities_are_raised_as_errors_are() -> None:
     replay.add(fresh(1, 2, 4))  # as likely as the likeliest
     np.testing.assert_allclose(priorities_of(replay)[4:6], [[4, 4], [0, 0]], rtol=1e-5)
     assert replay.priorities is not None
-    replay.priorities.append(5, np.ones((1, 2), bool), priority=torch.tensor([[4.0, 1.0]]))
+    replay.priorities.append(5, np.ones((1, 2), bool), td_error=np.array([[4.0, 1.0]]))
     np.testing.assert_allclose(priorities_of(replay)[5], [2, 1], rtol=1e-5)
 
 
@@ -405,12 +405,12 @@ def test_the_same_draws_from_any_number_on(alpha: float | None) -> None:
     """Random numbers are made for many draws at once: it does not matter with which one begins."""
     one = make(alpha=alpha)
     one.add(fresh(20, 2, 0, ends=(3, 4, 5, 6)))
-    expected = [one.draw() for _ in range(3 * Numbers.DRAWS)]
+    expected = [one.draw() for _ in range(3 * DrawNumbers.DRAWS)]
     assert len({batch.key.tobytes() for batch in expected}) > 0.98 * len(expected)  # of few rows, chance repeats some
-    for number in (0, Numbers.DRAWS - 1, Numbers.DRAWS, 2 * Numbers.DRAWS + 5):
+    for number in (0, DrawNumbers.DRAWS - 1, DrawNumbers.DRAWS, 2 * DrawNumbers.DRAWS + 5):
         other = make(alpha=alpha)
         other.add(fresh(20, 2, 0, ends=(3, 4, 5, 6)))
-        other.draws = number
+        other.counters.draws = number
         for batch in expected[number : number + 3]:
             np.testing.assert_array_equal(other.draw().key, batch.key)
 
@@ -440,7 +440,11 @@ def test_restored_it_goes_on_bit_by_bit(alpha: float | None) -> None:
         ):
             assert torch.equal(a, b), name
         np.testing.assert_array_equal(ours.key, theirs.key)
-    assert (other.draws, other.steps, other.credit) == (replay.draws, replay.steps, replay.credit)
+    assert (other.counters.draws, other.steps, other.counters.credit) == (
+        replay.counters.draws,
+        replay.steps,
+        replay.counters.credit,
+    )
 
 
 def test_a_state_is_a_copy_and_of_the_same_size() -> None:

@@ -1,4 +1,4 @@
-"""The evaluator process: greedy episodes of the newest weights while others train."""
+"""The evaluator process: greedy episodes of the newest weights during training."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ import torch
 from lasting import shared_server
 
 import remuda
-from remuda.build import envs as build_envs
-from remuda.build.envs import play_episodes
+from remuda.build.recipe import make_recipe
 from remuda.config.resolve import resolve_config
 from remuda.config.run_config import RunConfig
 from remuda.envs import EnvSpec
 from remuda.errors import ConfigError, Interrupted
 from remuda.learning.weights import SharedWeights
-from remuda.runs import evaluator
+from remuda.runs import evaluation, evaluator
+from remuda.runs.evaluation import play_episodes
 from remuda.runs.evaluator import EvaluatorProcess
-from remuda.runs.train import make_recipe
 
 SOON = 60.0
 
@@ -50,14 +49,14 @@ def look_until(
     found: list[Any] = []
     deadline = time.monotonic() + SOON
     while not is_done(found):
-        found += evaluator.look(version, steps)
+        found += evaluator.poll(version, steps)
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.01)
     return found
 
 
 @pytest.mark.parametrize(("algo", "core"), [("dqn", None), ("r2d1", "lstm"), ("impala", None)])
-def test_it_says_what_an_evaluation_of_the_same_weights_says(algo: str, core: str | None) -> None:
+def test_it_equals_an_evaluation_of_the_same_weights(algo: str, core: str | None) -> None:
     config, spec, agent = settled(algo, agent={"core": core} if core else {})
     with closing(SharedWeights(agent, 0)) as weights, closing(EvaluatorProcess(config, spec, weights)) as evaluator:
         for version in (1, 2):
@@ -76,27 +75,27 @@ def test_weights_that_do_not_change_are_evaluated_once() -> None:
     with closing(SharedWeights(agent, 0)) as weights, closing(EvaluatorProcess(config, spec, weights)) as evaluator:
         look_until(evaluator, bool, 0, 0)
         time.sleep(1.0)
-        assert evaluator.look(0, 0) == []
+        assert evaluator.poll(0, 0) == []
 
 
-def test_a_lost_evaluator_is_replaced_and_one_that_is_lost_for_good_is_done_without(
+def test_a_killed_evaluator_is_replaced_until_its_restarts_are_used_up(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     config, spec, agent = settled(envs={"max_worker_restarts": 2})
     with closing(SharedWeights(agent, 0)) as weights, closing(EvaluatorProcess(config, spec, weights)) as evaluator:
         look_until(evaluator, bool, 0, 0)
-        os.kill(evaluator._worker_pool.members[0].pid, signal.SIGKILL)
+        os.kill(evaluator._worker_pool.workers[0].pid, signal.SIGKILL)
         weights.publish(1)
         look_until(evaluator, bool, 1, 10)
         deadline = time.monotonic() + SOON
         while evaluator._is_open:
             with suppress(ProcessLookupError):  # it was not replaced yet
-                os.kill(evaluator._worker_pool.members[0].pid, signal.SIGKILL)
-            evaluator.look(1, 10)
+                os.kill(evaluator._worker_pool.workers[0].pid, signal.SIGKILL)
+            evaluator.poll(1, 10)
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        assert evaluator.look(2, 20) == []
-    assert "training goes on" in caplog.text
+        assert evaluator.poll(2, 20) == []
+    assert "training continues without it" in caplog.text
 
 
 @pytest.mark.long
@@ -104,19 +103,19 @@ def test_an_evaluator_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -
     config, spec, agent = settled(envs={"step_timeout": 3.0, "build_timeout": 15.0})
     with closing(SharedWeights(agent, 0)) as weights, closing(EvaluatorProcess(config, spec, weights)) as evaluator:
         look_until(evaluator, bool, 0, 0)
-        first = evaluator._worker_pool.members[0].pid
+        first = evaluator._worker_pool.workers[0].pid
         os.kill(first, signal.SIGSTOP)
         weights.publish(1)
         look_until(evaluator, bool, 1, 10)
-        assert evaluator._worker_pool.members[0].pid != first
+        assert evaluator._worker_pool.workers[0].pid != first
     assert "was silent for 15 s while it evaluated" in caplog.text
 
 
-def test_a_run_has_a_dense_curve_and_a_film(tmp_path: Path) -> None:
+def test_a_run_has_many_evaluations_and_a_video(tmp_path: Path) -> None:
     path, lines_at = tmp_path / "run", []
 
     def has_seen_enough(round: Any) -> bool:
-        """Three evaluations, a film, and then some more steps, so that a line of metrics tells of them."""
+        """Stop after three evaluations, a video, and enough further steps for a metrics line with the results."""
         lines_at.extend([round.progress.steps] * len(round.evaluations))
         is_filmed = (path / "videos" / "newest.mp4").exists()
         return len(lines_at) >= 3 and is_filmed and round.progress.steps > lines_at[2] + 300
@@ -150,7 +149,7 @@ def test_a_run_has_a_dense_curve_and_a_film(tmp_path: Path) -> None:
     assert len(run.result["eval"]["returns"]) == 2, "the last evaluation is that of the final weights"
 
 
-def test_what_cannot_be_filmed_is_refused(tmp_path: Path) -> None:
+def test_video_of_an_env_without_rgb_array_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be filmed"):
         remuda.train(
             "dqn", "own_things:late", scheme="async", out=tmp_path / "run", eval={"cpu_fraction": 0.5, "video": True}
@@ -158,16 +157,14 @@ def test_what_cannot_be_filmed_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_net_that_other_processes_cannot_find_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_net_that_other_processes_cannot_import_is_refused_with_a_remedy(tmp_path: Path) -> None:
     net = lambda shape: torch.nn.Flatten()  # noqa: E731  (one that has no name)
     with pytest.raises(ConfigError, match=r"has no import path: define it .*, or use --scheme parallel\.$"):
         remuda.train("dqn", "CartPole-v1", scheme="async", out=tmp_path / "run", net=net, eval={"cpu_fraction": 0.5})
     assert not (tmp_path / "run").exists()
 
 
-def test_what_cannot_be_filmed_after_all_is_evaluated_all_the_same(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_evaluations_continue_if_recording_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config, spec, agent = settled()
     video = tmp_path / "file" / "newest.mp4"
     video.parent.write_text("where the folder should be")
@@ -177,11 +174,11 @@ def test_what_cannot_be_filmed_after_all_is_evaluated_all_the_same(
         for version in (0, 1, 2):
             weights.publish(version)
             look_until(evaluator, bool, version, version)
-        look_until(evaluator, lambda found: "no longer filmed" in caplog.text, 2, 2)
+        look_until(evaluator, lambda found: "no longer recorded as video" in caplog.text, 2, 2)
         assert evaluator._is_open
 
 
-def test_it_is_asked_whether_to_stop_while_it_is_built_and_not_later() -> None:
+def test_should_stop_is_polled_only_while_the_process_is_built() -> None:
     config, spec, agent = settled()
     with closing(SharedWeights(agent, 0)) as weights:
         with pytest.raises(Interrupted):
@@ -192,16 +189,16 @@ def test_it_is_asked_whether_to_stop_while_it_is_built_and_not_later() -> None:
             look_until(evaluator, bool, 0, 0)
 
 
-def test_it_plays_on_one_thread_whatever_the_learner_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_uses_one_thread_however_many_the_learner_has(monkeypatch: pytest.MonkeyPatch) -> None:
     config, spec, agent = settled(scheme={"threads": 2})
     seen = []
-    evaluate = build_envs.evaluate
+    evaluate = evaluation.evaluate
 
     def watched(*args: Any, **options: Any) -> Any:
         seen.append(torch.get_num_threads())
         return evaluate(*args, **options)
 
-    monkeypatch.setattr(build_envs, "evaluate", watched)
+    monkeypatch.setattr(evaluation, "evaluate", watched)
     service = evaluator._Service.__new__(evaluator._Service)
     service._config, service._spec, service._agent, service._video, service._version = config, spec, agent, None, 0
     service._link = SimpleNamespace(send=lambda *message, **options: None)

@@ -1,4 +1,4 @@
-"""Curves and bands against numbers known in advance, and pictures that show what they should."""
+"""Curves and bands against known numbers, and the texts of plots."""
 
 import math
 import struct
@@ -77,14 +77,14 @@ def test_seeds_of_one_group_and_a_single_run(tmp_path: Path) -> None:
 
 
 def drawn(paths: list[Path], tmp_path: Path, **options: Any) -> str:
-    """The texts of the picture, which an SVG keeps when told to."""
+    """Return the texts of the plot, which an SVG can store as text."""
     import matplotlib
 
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         return plot_runs(paths, tmp_path / "picture.svg", **options).read_text()
 
 
-def test_texts_say_what_is_shown(tmp_path: Path) -> None:
+def test_texts_of_the_plot(tmp_path: Path) -> None:
     pong = [make_run(tmp_path / f"p{seed}", {"algo": "ppo", "env": "Pong"}, learning(seed)) for seed in range(2)]
     text = drawn(pong, tmp_path)
     for expected in ("ppo: mean of 2 runs, lowest to highest", "ppo: eval", ">Pong<", "episode return", ">100k<"):
@@ -122,7 +122,7 @@ def test_other_metrics_and_a_single_point(tmp_path: Path) -> None:
         plot_runs([run], tmp_path / "x.png", metric="train/los")
 
 
-def test_nothing_to_draw_is_one_sentence(tmp_path: Path) -> None:
+def test_nothing_to_plot_is_one_sentence(tmp_path: Path) -> None:
     empty = make_run(tmp_path / "empty", {}, [])
     young = make_run(tmp_path / "young", {}, [(10, {"time/fps": 5.0, "rollout/ep_rew_mean": math.nan})])
     good = make_run(tmp_path / "good", {}, learning(1))
@@ -138,7 +138,7 @@ def test_nothing_to_draw_is_one_sentence(tmp_path: Path) -> None:
         plot_runs([tmp_path / "nowhere"], out)
     with pytest.raises(UsageError, match="1 labels do not fit 2 runs"):
         plot_runs([good, good], out, labels=["one"])
-    with pytest.raises(UsageError, match=r"cannot be drawn .* ends in \.png"):
+    with pytest.raises(UsageError, match=r"cannot be written .* ends in \.png"):
         plot_runs([good], tmp_path / "x.qqq")
     with pytest.raises(UsageError, match="cannot be written"):
         plot_runs([good], tmp_path / "nowhere" / "x.png")
@@ -188,7 +188,9 @@ def test_ends_after_the_same_step_are_points_and_ends_far_apart_are_refused(tmp_
         plot_runs([one, later], tmp_path / "x.png", metric=EVALUATION)
 
 
-def test_a_run_without_the_metric_is_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_without_the_metric_is_left_out_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     good = make_run(tmp_path / "good", {"algo": "ppo"}, [(10, {"rollout/ep_rew_mean": 1.0})])
     bad = make_run(tmp_path / "bad", {"algo": "ppo"}, [(10, {"train/loss": 1.0})])
     for order in ([good, bad], [bad, good]):
@@ -221,17 +223,17 @@ def test_runs_that_differ_in_more_than_their_seed_are_two_curves(tmp_path: Path)
 
 
 def test_two_algorithms_are_told_apart_by_their_names(tmp_path: Path) -> None:
-    """Nearly all of their options differ; who samples says nothing, but that it was asynchronous."""
+    """Nearly all of their options differ. Where actions are computed is left out, also by its name in version 0.1."""
 
     def config(algo: str, scheme: str, **options: Any) -> dict[str, Any]:
         return {"algo": algo, "env": "Pong", "scheme": scheme, "options": {"sampler": options}}
 
     dqn = make_run(tmp_path / "dqn", config("dqn", "serial", act="central", envs=8), learning(1))
-    ppo = make_run(tmp_path / "ppo", config("ppo", "parallel", act="workers", envs=16), learning(2))
+    ppo = make_run(tmp_path / "ppo", config("ppo", "parallel", inference="workers", envs=16), learning(2))
     text = drawn([dqn, ppo], tmp_path)
     assert ">dqn<" in text
     assert ">ppo<" in text
-    other = make_run(tmp_path / "other", config("dqn", "async", act="workers", workers=2, envs=8), learning(3))
+    other = make_run(tmp_path / "other", config("dqn", "async", inference="workers", workers=2, envs=8), learning(3))
     text = drawn([dqn, other], tmp_path)
     assert ">dqn scheme=synchronous<" in text
     assert ">dqn scheme=async<" in text

@@ -117,7 +117,7 @@ def test_any_stream_is_what_a_list_of_episodes_says(
         kept = -(-capacity // 2)  # of each env, reset rows among them
         assert drawn <= set(reference.newest(0, kept) + reference.newest(1, kept))
         ring = buffer._replay.ring
-        stored = [np.arange(ring.oldest(env), ring.written[env]) for env in range(2)]
+        stored = [np.arange(ring.counters.oldest(env), ring.written[env]) for env in range(2)]
         assert len(buffer) == sum(ring.is_real(row, np.full(len(row), env)).sum() for env, row in enumerate(stored))
         assert len(drawn) <= len(buffer) <= added
 

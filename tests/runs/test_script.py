@@ -11,7 +11,7 @@ import pytest
 from notebook import Notebook
 
 import remuda
-from remuda.build.envs import describe_net
+from remuda.build.nets import describe_net
 from remuda.cli import main
 from remuda.config.resolve import resolve_config
 from remuda.errors import CheckpointError, ConfigError

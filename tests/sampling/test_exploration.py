@@ -16,23 +16,16 @@ from rollouts import box, discrete
 from torch import Tensor, nn
 
 from remuda.agents import ActorAgent, QAgent
-from remuda.build.algorithm import HARDLY, epsilons, make_exploration
-from remuda.config.algo_options import (
-    ALGORITHMS,
-    A2COptions,
-    DQNOptions,
-    R2D1Options,
-    RainbowOptions,
-    SACOptions,
-    TD3Options,
-)
-from remuda.config.run_config import ReplayOptions, RunConfig
-from remuda.config.run_options import AgentOptions, SamplerOptions
+from remuda.build.exploration import HARDLY, epsilons, make_exploration
+from remuda.config.algo_options import A2COptions, DQNOptions, R2D1Options, RainbowOptions, SACOptions, TD3Options
+from remuda.config.run_config import RunConfig
+from remuda.config.run_options import AgentOptions, ReplayOptions, SamplerOptions
 from remuda.core import Space
 from remuda.data import Rollout, leaves
 from remuda.envs import LocalEnvs, make_envs, resolve
 from remuda.learning.weights import LocalWeights
 from remuda.nets import MLP
+from remuda.registry import find_algorithm
 from remuda.sampling.exploration import Exploration, RandomActions
 from remuda.sampling.noise import Noise
 from remuda.sampling.sampler import EnvSampler
@@ -116,7 +109,7 @@ def config_of(algo: str, **options: Any) -> RunConfig:
         1000,
         0,
         "serial",
-        ALGORITHMS[algo](**options),
+        find_algorithm(algo).options(**options),
         ReplayOptions(**sequences),
         SamplerOptions(envs=NUM_ENVS),
         agent=AgentOptions(core="lstm" if algo == "r2d1" else None),

@@ -19,12 +19,13 @@ from test_counting import CountingAgent
 from test_counting_rnn import GAMMA, LENGTHS, SEED, HandCount
 
 from remuda.agents import PolicyAgent
-from remuda.build.algorithm import make_algorithm, make_exploration
+from remuda.build.algorithm import make_algorithm
+from remuda.build.exploration import make_exploration
 from remuda.config.resolve import resolve_config
 from remuda.core import derive_seed
 from remuda.data import leaves, map_tree
 from remuda.envs import AsyncPooledEnvs, LocalEnvs, resolve
-from remuda.envs.previous import WithPrevious
+from remuda.envs.previous import AsyncWithPrevious, WithPrevious
 from remuda.learning.weights import LocalWeights
 from remuda.nets import make_net
 from remuda.sampling.buffers import Buffers, allocate
@@ -92,7 +93,7 @@ class Filling:
             self.rollouts[filled.first_env // self.width].append(copied(self.slots[filled.slot]))
             if give_back:
                 self.sampler.give(filled.slot)
-        self.sampler.inference()
+        self.sampler.act()
 
     def work_until(self, is_enough: Callable[[], bool], give_back: bool = True, seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
@@ -230,7 +231,7 @@ def test_a_killed_worker_costs_its_group_one_row_and_the_others_none() -> None:
     with filling(num_slots=9) as found:
         found.fill(2)
         envs: Any = found.sampler.envs
-        os.kill(envs._worker_pool.members[1].pid, signal.SIGKILL)
+        os.kill(envs._worker_pool.workers[1].pid, signal.SIGKILL)
         # Others take their time, or there would be no room for all that they fill while a new worker is built.
         before = len(found.rollouts[1])
         deadline = time.monotonic() + 60
@@ -281,7 +282,7 @@ def lockstep_pair(
 
 
 def with_all(envs: Any) -> Any:
-    return WithPrevious(envs, True, True)
+    return (AsyncWithPrevious if isinstance(envs, AsyncPooledEnvs) else WithPrevious)(envs, True, True)
 
 
 AGENTS = {  # env, what the agent sees beside it, memory

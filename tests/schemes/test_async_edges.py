@@ -22,10 +22,10 @@ from remuda.errors import ConfigError, EnvSpecError, WorkerError
 from remuda.learning.checkpoint import load_newest
 from remuda.learning.learner import Learner
 from remuda.processes.fork_server import ForkFailed, ForkServer
-from remuda.replay import Ring
+from remuda.replay import RowCounters
 from remuda.runs import signals
 from remuda.runs import train as recipe
-from remuda.runs.journal import Journal
+from remuda.runs.run_log import RunLog
 from remuda.sampling.replay_writers import ReplayWriterPool
 
 
@@ -47,15 +47,15 @@ def samplers() -> list[psutil.Process]:
 
 def test_a_checkpoint_that_writers_prevented_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sampler did not stop while the replay was saved: the run ends with that, and keeps what it had learned."""
-    pause_writers, seen = Ring.pause_writers, []
+    pause_writers, seen = RowCounters.pause_writers, []
 
-    def fails_once(ring: Ring) -> Any:
+    def fails_once(counters: RowCounters) -> Any:
         if seen and seen[0] > 900:
-            monkeypatch.setattr(Ring, "pause_writers", pause_writers)
+            monkeypatch.setattr(RowCounters, "pause_writers", pause_writers)
             raise WorkerError("writers of groups [1] of the replay did not stop")
-        return pause_writers(ring)
+        return pause_writers(counters)
 
-    monkeypatch.setattr(Ring, "pause_writers", fails_once)
+    monkeypatch.setattr(RowCounters, "pause_writers", fails_once)
 
     def look(round: Any) -> None:
         seen[:] = [round.progress.steps, round.learner.version]
@@ -92,7 +92,7 @@ def test_a_round_is_cut_short_while_a_sampler_hangs_in_what_it_writes(
             for process in hung:
                 process.suspend()
             time.sleep(0.1)
-            round.replay.ring.begun[0] += 5
+            round.replay.ring.counters.begun[0] += 5
             stop_in_the_next_update(monkeypatch)
 
     start = time.monotonic()
@@ -107,8 +107,8 @@ def test_of_a_round_that_is_cut_short_episodes_and_restarts_are_counted(
 ) -> None:
     heard: list[Any] = []
     episodes = ReplayWriterPool.episodes
-    monkeypatch.setattr(ReplayWriterPool, "episodes", lambda feed: heard.append(episodes(feed)) or heard[-1])
-    monkeypatch.setattr(ReplayWriterPool, "restarts", lambda feed: len(heard))
+    monkeypatch.setattr(ReplayWriterPool, "episodes", lambda writers: heard.append(episodes(writers)) or heard[-1])
+    monkeypatch.setattr(ReplayWriterPool, "restarts", lambda writers: len(heard))
     stopped: list[bool] = []
 
     def look(round: Any) -> None:
@@ -133,16 +133,16 @@ def test_nobody_waits_to_hear_of_rows_of_another_run_or_of_a_sampler_that_is_los
             for group in range(self.workers):
                 replay.ring.cut(np.zeros((replay.ring.width, 4), np.float32), group)
 
-    monkeypatch.setattr("remuda.sampling.replay_writers.TELL_SECONDS", 60.0)
+    monkeypatch.setattr("remuda.sampling.replay_writers.DRAIN_SECONDS", 60.0)
     start = time.monotonic()
     with Resumed("CartPole-v1") as setup:
-        setup.feed.receive_all()
+        setup.writers.drain()
         setup.wait(lambda: setup.replay.ring.written.min() > 20)
-        setup.replay.ring.limit[0] = 0
+        setup.replay.ring.counters.limit[0] = 0
         samplers()[-1].kill()
-        setup.wait(lambda: setup.feed.restarts() > 0)
-        setup.replay.ring.limit[0] = 0
-        setup.feed.receive_all()
+        setup.wait(lambda: setup.writers.restarts() > 0)
+        setup.replay.ring.counters.limit[0] = 0
+        setup.writers.drain()
     assert time.monotonic() - start < 50.0
 
 
@@ -174,8 +174,8 @@ def test_an_env_with_other_spaces_in_a_sampler_is_named(
 
 def test_nobody_samples_before_it_is_said_how_much_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it takes from the start of samplers to the first round: a slow disk, a core that is taken away."""
-    begin = Journal.begin
-    monkeypatch.setattr(Journal, "begin", lambda journal: (time.sleep(0.5), begin(journal)))
+    begin = RunLog.begin
+    monkeypatch.setattr(RunLog, "begin", lambda run_log: (time.sleep(0.5), begin(run_log)))
     run = train(tmp_path / "run", steps=600)
     assert 600 <= run.result["steps"] < 600 + 2 * 4 * 8, "a rollout of two workers more, at the most"
 
@@ -205,7 +205,7 @@ def test_forks_that_are_refused_for_a_second_end_nothing(tmp_path: Path, monkeyp
 
 
 def test_every_episode_that_ended_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remuda.sampling.replay_writers.TELL_SECONDS", 30.0)
+    monkeypatch.setattr("remuda.sampling.replay_writers.DRAIN_SECONDS", 30.0)
     ended: list[int] = []
 
     def look(round: Any) -> None:

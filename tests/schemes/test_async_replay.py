@@ -1,4 +1,4 @@
-"""Asynchronous runs with a replay: samplers feed it at their own pace, and what is due is learned from it."""
+"""Asynchronous runs with a replay: samplers write to it at their own pace, and the learner draws what is due."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from remuda.learning import checkpoint
 from remuda.learning.learner import Learner
 from remuda.learning.weights import SharedWeights
 from remuda.runs import signals
-from remuda.runs.journal import Journal
+from remuda.runs.run_log import RunLog
 
 RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "dqn": ("dqn", "CartPole-v1", {}),
@@ -253,12 +253,12 @@ def test_a_lost_sampler_is_replaced_and_its_episodes_are_cut() -> None:
     with Setup("counting:make", **COUNTING) as setup:
         for number in range(4):
             setup.wait(lambda: (setup.replay.ring.real > 200 * (number + 1)).all())  # noqa: B023  (used at once)
-            member = setup.feed._worker_pool.members[number % 2]
+            member = setup.writers._worker_pool.workers[number % 2]
             with contextlib.suppress(ProcessLookupError):
                 os.kill(member.pid, signal.SIGKILL)
             before = int(setup.replay.ring.real[number % 2])
             setup.wait(lambda: setup.replay.ring.real[number % 2] > before + 100)  # noqa: B023
-        assert setup.feed.restarts() >= 8  # two envs each time
+        assert setup.writers.restarts() >= 8  # two envs each time
         setup.wait(lambda: setup.replay.steps > 3000)
     assert check_rows(setup.replay) <= 8, "some were between two episodes anyway"
 
@@ -267,20 +267,20 @@ def test_a_learner_does_not_wait_while_a_sampler_is_replaced(monkeypatch: pytest
     """It may take seconds, if the fork server was lost too."""
     with Setup("counting:make", **COUNTING) as setup:
         setup.wait(lambda: (setup.replay.ring.real > 100).all())
-        has_begun, may_go_on, relaunch = threading.Event(), threading.Event(), setup.feed._worker_pool.relaunch
+        has_begun, may_go_on, relaunch = threading.Event(), threading.Event(), setup.writers._worker_pool.relaunch
 
         def relaunch_slowly(*given: Any) -> None:
             has_begun.set()
             may_go_on.wait(SOON)
             relaunch(*given)
 
-        monkeypatch.setattr(setup.feed._worker_pool, "relaunch", relaunch_slowly)
-        os.kill(setup.feed._worker_pool.members[0].pid, signal.SIGKILL)
+        monkeypatch.setattr(setup.writers._worker_pool, "relaunch", relaunch_slowly)
+        os.kill(setup.writers._worker_pool.workers[0].pid, signal.SIGKILL)
         assert has_begun.wait(SOON)
         timer = threading.Timer(10, may_go_on.set)  # else who waits would wait for ever
         timer.start()
-        setup.feed.look(0)
-        setup.feed.take_ages()
+        setup.writers.poll(0)
+        setup.writers.take_lag()
         assert not may_go_on.is_set(), "it has waited"
         timer.cancel()
         may_go_on.set()
@@ -289,7 +289,7 @@ def test_a_learner_does_not_wait_while_a_sampler_is_replaced(monkeypatch: pytest
 
 
 def test_settings_that_only_a_sampler_finds_wrong_are_the_users_mistake(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^replay\.frames=2, and observations are no stacks"):
+    with pytest.raises(ConfigError, match=r"^replay\.frames=2, and observations are not stacks"):
         train(tmp_path / "run", env="MinAtar/Breakout-v1", replay={"frames": 2})
 
 
@@ -304,27 +304,27 @@ def test_who_replaces_a_sampler_goes_on_with_the_rows_of_all_where_the_run_was_r
 
     with Uneven("counting:make", **COUNTING) as setup:
         setup.wait(lambda: setup.replay.ring.real[1] > 200)
-        member = setup.feed._worker_pool.members[1]
-        assert member.order["row"] == 1000
+        member = setup.writers._worker_pool.workers[1]
+        assert member.blueprint["row"] == 1000
         os.kill(member.pid, signal.SIGKILL)
-        setup.wait(lambda: member.order["row"] > 1000)
-        assert 1100 <= member.order["row"] <= 1000 + int(setup.replay.ring.written[1])
+        setup.wait(lambda: member.blueprint["row"] > 1000)
+        assert 1100 <= member.blueprint["row"] <= 1000 + int(setup.replay.ring.written[1])
 
 
 def test_who_replaces_one_that_acts_for_all_goes_on_from_the_row_of_the_furthest_group() -> None:
     """Twice, so that what was ahead the first time is ahead the second time too."""
     with Setup("counting:make", **acting("central", COUNTING)) as setup:
-        ring, (member,) = setup.replay.ring, setup.feed._worker_pool.members
+        ring, (member,) = setup.replay.ring, setup.writers._worker_pool.workers
         for count in (1, 2):
             before = ring.real.copy()
             setup.wait(lambda: (ring.real > before + 200).all())  # noqa: B023  (used at once)
-            rows, ahead = member.order["row"], np.array(setup.feed._ahead)
+            rows, ahead = member.blueprint["row"], np.array(setup.writers._ahead)
             os.kill(member.pid, signal.SIGKILL)
-            setup.wait(lambda: member.order["row"] > rows)  # noqa: B023
-            assert setup.feed.restarts() == 4 * count
-            assert member.order["row"] >= rows + 100
-            assert (member.order["row"] - np.array(setup.feed._ahead) <= ring.written).all()
-            assert min(setup.feed._ahead - ahead) == 0, "the furthest goes on with its own next row"
+            setup.wait(lambda: member.blueprint["row"] > rows)  # noqa: B023
+            assert setup.writers.restarts() == 4 * count
+            assert member.blueprint["row"] >= rows + 100
+            assert (member.blueprint["row"] - np.array(setup.writers._ahead) <= ring.written).all()
+            assert min(setup.writers._ahead - ahead) == 0, "the furthest goes on with its own next row"
         before = ring.real.copy()
         setup.wait(lambda: (ring.real > before + 100).all())
     assert check_rows(setup.replay) <= 8
@@ -333,7 +333,7 @@ def test_who_replaces_one_that_acts_for_all_goes_on_from_the_row_of_the_furthest
 def stored_rows(ring: Any, env: int) -> Any:
     """Of one env, all that are still there: a sampler may have gone round meanwhile."""
     group = env // ring.width
-    row = np.arange(ring.oldest(group), int(ring.written[group]))
+    row = np.arange(ring.counters.oldest(group), int(ring.written[group]))
     row = row[ring.is_stored(row, np.full(len(row), env))]
     return ring.take(row, np.full(len(row), env))
 
@@ -362,14 +362,14 @@ def test_a_sampler_that_has_not_sampled_yet_has_no_weights_whose_age_could_be_to
 
     class Waiting(Setup):
         def prepare(self, replay: Any) -> None:
-            replay.ring.limit[0] = 0
+            replay.ring.counters.limit[0] = 0
 
     with Waiting("counting:make", **acting(act, COUNTING)) as setup:
-        setup.feed.look(50)
+        setup.writers.poll(50)
         time.sleep(0.5)
-        assert setup.feed.take_ages() == 0
-        assert not any(setup.feed._was_useful)
-        setup.wait(lambda: all(setup.feed._was_useful))  # and lets them go on
+        assert setup.writers.take_lag() == 0
+        assert not any(setup.writers._made_progress)
+        setup.wait(lambda: all(setup.writers._made_progress))  # and lets them go on
 
 
 def test_of_slow_envs_it_is_said_that_they_are_the_limit(tmp_path: Path) -> None:
@@ -388,10 +388,10 @@ def test_while_the_learner_evaluates_nobody_samples(
     """Steps that nobody learns from meanwhile would use up the run's."""
     written: list[Any] = []  # rows of every group, before and after each evaluation
     rings: list[Any] = []
-    begin = Journal.begin
+    begin = RunLog.begin
 
-    def begin_and_watch(journal: Journal) -> None:
-        evaluate = journal._evaluate
+    def begin_and_watch(run_log: RunLog) -> None:
+        evaluate = run_log.evaluations.evaluate_agent
 
         def evaluate_and_look(*given: Any) -> Any:
             before = [ring.written.copy() for ring in rings]
@@ -399,14 +399,14 @@ def test_while_the_learner_evaluates_nobody_samples(
             written.extend(after.written - rows for rows, after in zip(before, rings, strict=True))
             return found
 
-        journal._evaluate = evaluate_and_look
-        begin(journal)
+        run_log.evaluations.evaluate_agent = evaluate_and_look
+        begin(run_log)
 
     def look(round: Any) -> bool:
         rings[:] = [round.replay.ring]
         return len(written) >= 3
 
-    monkeypatch.setattr(Journal, "begin", begin_and_watch)
+    monkeypatch.setattr(RunLog, "begin", begin_and_watch)
     settings = acting(act, {"replay": {"ratio": ratio}, "eval": {"every": 300, "episodes": 5}})
     run = train(tmp_path / "run", "ddpg", "Pendulum-v1", callbacks=[look], steps=10**6, **settings)
     assert run.result["status"] == "stopped by callback"
@@ -429,7 +429,7 @@ def test_frames_of_samplers_are_those_that_were_seen(act: str) -> None:
     }
     with Setup("ALE/Pong-v5", **acting(act, settings)) as setup:
         setup.wait(lambda: setup.replay.steps > 600)
-        os.kill(setup.feed._worker_pool.members[0].pid, signal.SIGKILL)
+        os.kill(setup.writers._worker_pool.workers[0].pid, signal.SIGKILL)
         before = int(setup.replay.ring.real[0])
         setup.wait(lambda: setup.replay.ring.real[0] > before + 100)
     ring = setup.replay.ring
@@ -447,11 +447,11 @@ def test_samplers_act_with_what_was_published(act: str) -> None:
                 for parameter in setup.learner.algorithm.agent.parameters():
                     parameter.add_(0.01)
             setup.weights.publish(version)
-            setup.feed.look(version)
+            setup.writers.poll(version)
             time.sleep(0.005)
-        setup.feed.take_ages()
-        setup.wait(lambda: len(setup.feed._ages) > 4)
-        assert setup.feed.take_ages() < 199
+        setup.writers.take_lag()
+        setup.wait(lambda: len(setup.writers._lags) > 4)
+        assert setup.writers.take_lag() < 199
 
 
 @pytest.mark.parametrize("algo", ["dqn", "impala"])
@@ -504,7 +504,8 @@ def test_a_round_that_is_cut_short_loses_nothing_and_no_step_is_taken_twice(
     assert found.learner["version"] == 70, "what was learned is saved"
     counts = unpack(found.blobs["replay"])["replay"]
     assert counts["steps"] == found.progress["steps"] == first.result["steps"], "the run and its replay count alike"
-    assert counts["unseen"] > 0 or throttle, "nobody waits: the round that was cut short had followed some"
+    if not throttle:  # a throttled writer may have stopped before the interrupted round synchronized any row
+        assert counts["unseen"] > 0, "the interrupted round had synchronized rows that it did not commit"
     by_file, by_checkpoint = (remuda.load(path) for path in (first.path / "weights.safetensors", first.path))
     for mine, theirs in zip(by_file.agent.parameters(), by_checkpoint.agent.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)

@@ -5,11 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from remuda.core import Episode, Progress, Recipe, derive_seed
+from remuda.core import Episode, derive_seed
 from remuda.data import Batch, Rollout, Steps
 from remuda.errors import Interrupted
 from remuda.learning.weights import LocalWeights
-from remuda.schemes.synchronous import Synchronous, learn, mean, torch_threads
+from remuda.recipe import Progress, Recipe
+from remuda.schemes.learning_round import learn, mean, torch_threads
+from remuda.schemes.synchronous import Synchronous
 
 REAL = 5  # of the 6 rows of every rollout here
 

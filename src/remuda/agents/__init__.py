@@ -1,10 +1,9 @@
-"""Agents: the networks, and how they act."""
+"""Agents: the networks and how they act."""
 
 from remuda.agents.actor import ActorAgent, Critic
 from remuda.agents.heads import PolicyHead, PolicyOutput
 from remuda.agents.policy import Memory, Outputs, PolicyAgent
 from remuda.agents.q import QAgent
-from remuda.agents.quick import QuickAgent
 from remuda.agents.trunk import NetFactory
 
 __all__ = [
@@ -16,6 +15,5 @@ __all__ = [
     "PolicyAgent",
     "PolicyHead",
     "QAgent",
-    "QuickAgent",
     "PolicyOutput",
 ]

@@ -1,7 +1,7 @@
-"""Algorithms: the losses of a batch, and nothing else. One page each."""
+"""Algorithms: each module defines the losses of a batch, and nothing else."""
 
 from remuda.algorithms.a2c import A2C
-from remuda.algorithms.actor_critic import ActorCritic, RewardScale, Targets
+from remuda.algorithms.actor_critic import ActorCritic, Targets
 from remuda.algorithms.appo import APPO
 from remuda.algorithms.ddpg import DDPG
 from remuda.algorithms.dqn import DQN
@@ -9,6 +9,7 @@ from remuda.algorithms.impala import IMPALA
 from remuda.algorithms.off_policy import OffPolicy
 from remuda.algorithms.ppo import PPO
 from remuda.algorithms.r2d1 import R2D1
+from remuda.algorithms.reward_scale import RewardScale
 from remuda.algorithms.sac import SAC
 from remuda.algorithms.td3 import TD3
 

@@ -1,14 +1,10 @@
-"""Advantage actor-critic: one gradient of each rollout, the synchronous form of 1602.01783."""
+"""Advantage actor-critic, the synchronous form of A3C (1602.01783): one gradient per rollout."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-from torch import Tensor
-
 from remuda.agents import PolicyAgent
-from remuda.agents.quick import RowGradients, RowLosses, RowOutputs, quick_standardized
 from remuda.algorithms.actor_critic import ActorCritic, over_progress
 from remuda.core import Clock, Losses
 from remuda.data import Batch
@@ -52,24 +48,3 @@ class A2C(ActorCritic):
                 "entropy_loss": -entropy.detach(),
             },
         )
-
-    def quick_losses(self, rows: RowOutputs, batch: Batch, clock: Clock) -> RowLosses:
-        n, ent_coef = len(rows.value), self.ent_coef(clock.progress)
-        advantage, target = (tensor.numpy() for tensor in batch.targets)
-        if self.normalize_advantage:
-            advantage = quick_standardized(advantage)
-        error = rows.value - target
-        policy_loss, value_loss = -float(advantage.dot(rows.log_prob)) / n, float(error.dot(error)) / n
-        entropy = float(rows.entropy.sum()) / n
-        by_rows = RowGradients(
-            log_prob=advantage * np.float32(-1 / n),
-            value=error * np.float32(2 * self.vf_coef / n),
-            entropy=-ent_coef / n,
-        )
-        metrics: dict[str, Tensor | float] = {
-            "loss": policy_loss + self.vf_coef * value_loss - ent_coef * entropy,
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy_loss": -entropy,
-        }
-        return RowLosses(by_rows, metrics)

@@ -1,87 +1,34 @@
-"""What A2C, PPO, IMPALA and APPO share: an actor-critic agent, its rewards, advantages, and running normalisers."""
+"""The base of A2C, PPO, IMPALA and APPO: rewards, advantages and observation statistics of an actor-critic agent."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from remuda.agents import PolicyAgent
-from remuda.agents.quick import RowLosses, RowOutputs
-from remuda.core import Clock, FastGradients
+from remuda.algorithms.reward_scale import RewardScale
+from remuda.core import Clock
 from remuda.data import ArrayTuple, Batch, Rollout, Steps, resets
 from remuda.maths import Distribution, explained_variance, gae
-from remuda.nets import RunningMoments
 
 
 class Targets(ArrayTuple):
     """What `prepare` adds to every row."""
 
     advantage: Any
-    value: Any  # what the value net should have said: advantage + its old estimate
+    value: Any  # the target of the value network: advantage + old value
 
 
 def over_progress(value: float | Callable[[float], float]) -> Callable[[float], float]:
-    """A number as the schedule that never changes."""
+    """Return a schedule; a number becomes a constant one."""
     return value if callable(value) else lambda progress: value
 
 
-class RewardScale(nn.Module):
-    """Divide rewards by the deviation of the discounted return, so that value targets are about 1 in size.
-
-    The running return of each env is carried from rollout to rollout until its episode ends. Rewards are not shifted,
-    which would change what is optimal where episodes can end.
-    """
-
-    carry: Tensor
-
-    def __init__(self, num_envs: int, gamma: float, clip: float = 10.0) -> None:
-        super().__init__()
-        self.moments, self.gamma, self.clip = RunningMoments(), gamma, clip
-        self.register_buffer("carry", torch.zeros(num_envs, dtype=torch.float64))
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """It stays on the CPU, where rollouts are, whatever device learns."""
-        return self
-
-    def forward(
-        self, r_t: Tensor, mask_t: Tensor, envs: Tensor | None = None, begins: Tensor | None = None
-    ) -> Tensor:
-        """Return scaled rewards [T, B] of these envs, by default of all, and update the statistics.
-
-        Call it once per rollout. `begins` [B] says where row 0 continues no earlier rollout, although no masked row
-        precedes it: the running return starts from 0 there.
-        """
-        returns = torch.empty(r_t.shape, dtype=torch.float64)
-        envs = torch.arange(len(self.carry)) if envs is None else envs
-        for columns in one_by_one(envs):
-            carry = self.carry[envs[columns]]
-            if begins is not None:
-                carry = carry.masked_fill(begins[columns], 0.0)
-            for t in range(len(r_t)):
-                carry = mask_t[t, columns] * (self.gamma * carry + r_t[t, columns])  # a reset row starts from nothing
-                returns[t, columns] = carry
-            self.carry[envs[columns]] = carry
-        self.moments.update(returns[mask_t])
-        return (r_t / (self.moments.var + 1e-8).sqrt().float()).clamp(-self.clip, self.clip)
-
-
-def one_by_one(envs: Tensor) -> list[Tensor]:
-    """Columns in groups that hold every env once at the most: of two rollouts of an env the first goes first."""
-    groups: dict[int, list[int]] = defaultdict(list)
-    times: Counter[int] = Counter()
-    for column, env in enumerate(envs.tolist()):
-        groups[times[env]].append(column)
-        times[env] += 1
-    return [torch.tensor(group) for group in groups.values()]
-
-
 class ActorCritic(nn.Module):
-    """Base of the algorithms that learn from fresh rollouts; each adds `losses`."""
+    """Base of the algorithms that learn from fresh rollouts; subclasses define `losses`."""
 
     def __init__(
         self,
@@ -95,25 +42,17 @@ class ActorCritic(nn.Module):
         super().__init__()
         self.agent, self.gamma, self.gae_lambda, self.clip_reward = agent, gamma, gae_lambda, clip_reward
         self.reward_scale = RewardScale(num_envs, gamma) if normalize_reward else None
-        self._knows_quick_losses = self.still_holds("quick_losses", "losses")
-
-    @classmethod
-    def still_holds(cls, said: str, *of: str) -> bool:
-        """Who overrides `losses` alone means it: what a base class says of its derivatives no longer holds."""
-        return all(issubclass(cls._author(said), cls._author(method)) for method in of)
-
-    @classmethod
-    def _author(cls, method: str) -> type:
-        """The class that wrote it."""
-        return next((each for each in cls.__mro__ if method in vars(each)), object)
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         return {"policy": list(self.agent.parameters())}
 
     def rewards(self, rollout: Rollout) -> Tensor:
-        """[T, B], clipped and scaled as asked; once per rollout, as scaling counts what it sees."""
+        """Return the rewards [T, B], clipped and scaled if configured.
+
+        Call it once per rollout: scaling updates its statistics.
+        """
         steps = rollout.steps
-        # Clipped here and not in the env: what is logged is what the game gave.
+        # Rewards are clipped here and not in the env, so that logs show the game's own scores.
         reward: Tensor = steps.reward.clamp(-1.0, 1.0) if self.clip_reward else steps.reward
         if self.reward_scale is None:
             return reward
@@ -121,7 +60,7 @@ class ActorCritic(nn.Module):
         return scaled
 
     def prepare(self, rollout: Rollout) -> Batch:
-        """Advantages and value targets from the values that were said while acting."""
+        """Compute advantages and value targets from the values that were stored while sampling."""
         steps = rollout.steps
         reward = self.rewards(rollout)
         v = torch.cat([steps.policy.value, rollout.last_value.unsqueeze(0)])
@@ -133,10 +72,10 @@ class ActorCritic(nn.Module):
         return Batch(steps, targets, rollout.state, rollout.next_obs, metrics=metrics)
 
     def real_rows(self, batch: Batch) -> tuple[Distribution, Tensor, Steps, Targets]:
-        """Policy and value of the batch's real rows, with what was stored of them.
+        """Return policy and value of the batch's real rows, with their stored steps and targets.
 
-        Shuffled rows are all real. Sequences are unrolled whole, as recurrent state needs every row, and their masked
-        rows are dropped afterwards.
+        Shuffled rows are all real. Sequences are unrolled whole, because recurrent state needs every row, and their
+        masked rows are dropped afterwards.
         """
         steps, targets = batch.steps, batch.targets
         if batch.state is None:
@@ -146,32 +85,14 @@ class ActorCritic(nn.Module):
         real = steps.mask
         return policy.rows(real), value[real], steps.replace(obs=None)[real], targets[real]
 
-    def fast_gradients(self, batch: Batch, clock: Clock) -> FastGradients | None:
-        """Return the gradients of `losses` by the fast path, or None where the agent has none.
-
-        Overflowing ratios give gradients that are not finite, as by autograd, and the learner skips such an update:
-        numpy's warnings would say nothing new.
-        """
-        quick = self.agent.quick
-        if quick is None or not self._knows_quick_losses or batch.state is not None:
-            return None
-        with np.errstate(over="ignore", invalid="ignore"):
-            rows = quick.forward(batch.steps.obs, batch.steps.action)
-            losses = self.quick_losses(rows, batch, clock)
-            gradient = quick.gradient(rows, losses.by_rows)
-        return FastGradients({"policy": gradient}, losses.metrics, losses.stop)
-
-    def quick_losses(self, rows: RowOutputs, batch: Batch, clock: Clock) -> RowLosses:
-        """`losses` once more, with its derivatives by rows; not called where only `losses` was written."""
-        raise TypeError(f"{type(self).__name__} has no quick_losses")
-
     def after_update(self, clock: Clock) -> None:
-        """No target networks here."""
+        """Do nothing: there are no target networks."""
 
     def after_rollout(self, rollout: Rollout) -> bool:
-        """Merge real rows into the observation statistics, and return whether there are any.
+        """Merge the observations of real rows into the statistics, and return whether the agent keeps any.
 
-        They stand still while a rollout is learned from: all of its gradients see those that acted.
+        Statistics do not change while a rollout is learned from, so all of its gradients use those that were used
+        for sampling.
         """
         if self.agent.inputs.has_statistics:
             self.agent.inputs.update(rollout.real_obs())

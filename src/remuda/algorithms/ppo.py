@@ -1,23 +1,20 @@
-"""Proximal policy optimisation, 1707.06347. Every detail is listed with its test in docs/algorithms/ppo.md."""
+"""Proximal policy optimization (1707.06347). docs/algorithms/ppo.md lists every detail with its test."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from remuda.agents import PolicyAgent
-from remuda.agents.quick import RowGradients, RowLosses, RowOutputs, quick_standardized
 from remuda.algorithms.actor_critic import ActorCritic, over_progress
 from remuda.core import Clock, Losses
 from remuda.data import Batch
-from remuda.maths import MAX_LOG_RATIO, approximate_kl, clipped_surrogate, standardized, value_loss
+from remuda.maths import approximate_kl, clipped_surrogate, standardized, value_loss
 
 
 class PPO(ActorCritic):
-    """Several epochs over each rollout, held near the policy that sampled it by a clipped ratio."""
+    """Several epochs over each rollout, with a clipped ratio that keeps the policy near the one that sampled it."""
 
     def __init__(
         self,
@@ -66,45 +63,6 @@ class PPO(ActorCritic):
                 "clip_fraction": clipped,
                 "clip_range": clip,
             },
-            # As in Stable-Baselines3: half as much again as the target ends the round, before this batch is applied.
+            # As in Stable-Baselines3, 1.5 times the target ends the round before this batch is applied.
             stop=self.target_kl is not None and float(kl) > 1.5 * self.target_kl,
         )
-
-    def quick_losses(self, rows: RowOutputs, batch: Batch, clock: Clock) -> RowLosses:
-        steps, n, progress = batch.steps, len(rows.value), clock.progress
-        clip, ent_coef = self.clip_range(progress), self.ent_coef(progress)
-        advantage, target = (tensor.numpy() for tensor in batch.targets)
-        if self.normalize_advantage:
-            advantage = quick_standardized(advantage)
-        log_ratio = rows.log_prob - steps.policy.log_prob.numpy()
-        most = np.where(advantage >= 0, np.float32(MAX_LOG_RATIO), np.float32(np.inf))  # as in clipped_surrogate
-        ratio = np.exp(np.minimum(log_ratio, most))
-        gain, clipped_gain = ratio * advantage, ratio.clip(1 - clip, 1 + clip) * advantage
-        error = rows.value - target
-        squared = error.dot(error)
-        if self.clip_range_vf is not None:
-            old, limit = steps.policy.value.numpy(), self.clip_range_vf(progress)
-            moved = rows.value - old
-            clipped_error = old + moved.clip(-limit, limit) - target
-            # Where the clipped error is the larger one, the value has gone too far and is held: no derivative.
-            is_held = (np.abs(moved) > limit) & (np.abs(clipped_error) > np.abs(error))
-            squared = np.square(np.where(is_held, clipped_error, error)).sum()
-            error = np.where(is_held, np.float32(0), error)
-        policy_loss = -float(np.minimum(gain, clipped_gain).sum()) / n
-        value_loss, entropy = float(squared) / n, float(rows.entropy.sum()) / n
-        kl = float((np.expm1(log_ratio) - log_ratio).sum()) / n
-        by_rows = RowGradients(
-            log_prob=np.where(gain > clipped_gain, np.float32(0), gain) * np.float32(-1 / n),  # NaN stays NaN
-            value=error * np.float32(2 * self.vf_coef / n),
-            entropy=-ent_coef / n,
-        )
-        metrics: dict[str, Tensor | float] = {
-            "loss": policy_loss + self.vf_coef * value_loss - ent_coef * entropy,
-            "policy_gradient_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy_loss": -entropy,
-            "approx_kl": kl,
-            "clip_fraction": np.count_nonzero(np.abs(ratio - 1) > clip) / n,
-            "clip_range": clip,
-        }
-        return RowLosses(by_rows, metrics, self.target_kl is not None and kl > 1.5 * self.target_kl)

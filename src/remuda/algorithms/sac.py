@@ -1,6 +1,6 @@
-"""Soft actor-critic, 1812.05905: reward and entropy, weighed by a temperature that is learned or fixed.
+"""Soft actor-critic (1812.05905): reward plus entropy, weighted by a temperature that is learned or fixed.
 
-All losses come from the same parameters, then all are stepped; elsewhere the critic is stepped before the actor.
+All losses of an update are computed from the same parameters; other implementations step the critic before the actor.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from remuda.agents import ActorAgent, Critic
 from remuda.algorithms.actor_critic import over_progress
 from remuda.algorithms.off_policy import OffPolicy, smallest
-from remuda.algorithms.quick_sac import quick_sac
-from remuda.core import Clock, FastGradients, Losses
+from remuda.core import Clock, Losses
 from remuda.data import Batch
 
 
 class SAC(OffPolicy):
-    """Two critics, their targets, and an actor whose entropy is held at `target_entropy`."""
+    """An actor whose entropy is kept at `target_entropy`, critics, and target critics."""
 
     def __init__(
         self,
@@ -38,9 +37,8 @@ class SAC(OffPolicy):
         clip_reward: bool = False,
         burn_in: int = 0,
         reward_scale: float = 1.0,
-        quick: bool = True,
     ) -> None:
-        """`ent_coef` fixes the temperature; None learns it. `target_entropy` None: minus the number of actions."""
+        """`ent_coef` fixes the temperature; None learns it. `target_entropy` defaults to minus the action's size."""
         super().__init__(agent, seed, tau, target_interval, clip_reward, burn_in, reward_scale)
         self.critics, self._critics = nn.ModuleList(critics), critics
         self.target_critics = self.make_target(self.critics)
@@ -48,15 +46,10 @@ class SAC(OffPolicy):
         self.learns_alpha, self.beta = ent_coef is None, over_progress(beta)
         self.log_alpha = nn.Parameter(torch.tensor([math.log(ent_coef_init if ent_coef is None else ent_coef)]))
         self.target_entropy = -float(agent.width) if target_entropy is None else target_entropy
-        self.quick = quick_sac(self) if quick and type(self) is SAC else None  # a subclass may do something else
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         groups = {"critic": list(self.critics.parameters()), "actor": list(self.agent.parameters())}
         return {**groups, "alpha": [self.log_alpha]} if self.learns_alpha else groups
-
-    def fast_gradients(self, batch: Batch, clock: Clock) -> FastGradients | None:
-        """By hand, where that can be done; None: by autograd from `losses`, which both must agree with."""
-        return None if self.quick is None or batch.state is not None else self.quick.gradients(batch, clock)
 
     def losses(self, batch: Batch, clock: Clock) -> Losses:
         rows, alpha, draw = self.rows(batch), self.log_alpha.detach().exp(), self.generator(clock)
@@ -84,7 +77,7 @@ class SAC(OffPolicy):
             "entropy": -log_prob.detach().mean(),
             "q_mean": values[0].detach().mean(),
         }
-        if self.learns_alpha:  # Eq. 18, by the logarithm of alpha as its authors' code does
+        if self.learns_alpha:  # Eq. 18, with respect to log alpha as in the authors' code
             groups["alpha"] = -(self.log_alpha * (log_prob.detach() + self.target_entropy)).mean()
             metrics["ent_coef_loss"] = groups["alpha"].detach()
         return Losses(groups, metrics, self.priority((goal - values[0]).detach().abs(), batch))

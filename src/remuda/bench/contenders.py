@@ -98,8 +98,8 @@ def sampler_turn(job: Mapping[str, Any]) -> Turn:
     import torch
 
     from remuda.build.envs import num_workers
+    from remuda.build.recipe import make_recipe
     from remuda.config.resolve import resolve_config
-    from remuda.runs.train import make_recipe
 
     name = job["name"]
     scheme = "serial" if name == "serial" else "parallel"
@@ -122,8 +122,8 @@ def update_turn(job: Mapping[str, Any]) -> Turn:
     """Make updates from the minibatches of one rollout, which is used repeatedly."""
     import torch
 
+    from remuda.build.recipe import make_recipe
     from remuda.config.resolve import resolve_config
-    from remuda.runs.train import make_recipe
 
     name = job["name"]
     groups = any_net(options(complete(job["env"], {"envs": job["envs"]})), job["env"])
@@ -132,9 +132,10 @@ def update_turn(job: Mapping[str, Any]) -> Turn:
     torch.set_num_threads(2 if name == "two threads" else 1)
     recipe = make_recipe(*setup)
     learner = recipe.make_learner()
-    sampler = recipe.make_sampler(learner.algorithm.agent, recipe.make_weights(None, 0), 0, 0, lambda: False)
+    agent = learner.algorithm.agent
+    sampler = recipe.make_sampler(agent, recipe.make_weights(agent, 0), 0, 0, lambda: False)
     sampler.reset(0)
-    rollout, replay = sampler.collect(), recipe.make_replay(learner.algorithm.agent, 0)
+    rollout, replay = sampler.collect(), recipe.make_replay(agent, 0)
     learner.learning_rate = lambda progress: 1e-6  # so that the work of each update stays the same
 
     def turn() -> int:

@@ -22,8 +22,8 @@ from typing import Any
 
 import remuda
 from remuda.bench.turns import cpu_seconds
-from remuda.core import Round
 from remuda.envs import is_atari
+from remuda.recipe import Round
 
 # Settings that all libraries have in common. An env that matches no pattern gets the settings of CartPole-v1.
 JOBS: dict[str, dict[str, Any]] = {

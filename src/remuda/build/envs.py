@@ -1,71 +1,29 @@
-"""The parts of a run from its configuration: net, envs, and episodes to evaluate with."""
+"""The envs of a run from its configuration, and the number of workers that share them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
-from remuda.agents import NetFactory
-from remuda.config.algo_options import OnPolicyOptions
 from remuda.config.fields import parse_seeds
 from remuda.config.run_config import RunConfig
-from remuda.config.run_options import AgentOptions
-from remuda.core import Envs, derive_seed
+from remuda.core import Envs
 from remuda.data.packing import Unpackable, pack
 from remuda.envs import EnvInfo, EnvSpec, choose_backend, make_envs, resolve_stats
-from remuda.envs.import_paths import Unreachable, describe, find, import_named
 from remuda.envs.previous import WithPrevious, with_previous
 from remuda.errors import ConfigError
 from remuda.machine import usable_cores
-from remuda.nets import NETS, make_net
-from remuda.runs.advice import as_written
-from remuda.sampling.evaluation import Evaluation, evaluate
-from remuda.schemes.synchronous import torch_threads
 
-MAX_EVAL_ENVS = 8
 WORKER_LIMITS = ("step_timeout", "build_timeout", "max_worker_restarts")
 
 
 def agent_view(config: RunConfig, info: EnvInfo) -> EnvInfo:
-    """The env as the agent sees it: with its previous action and reward, if it is shown them."""
+    """Return the env as the agent sees it: with its previous action and reward where agent options ask for them."""
     options = config.agent
     if not (options.prev_action or options.prev_reward):
         return info
     seen = with_previous(info.observation, info.action, options.prev_action, options.prev_reward)
     return replace(info, observation=seen)
-
-
-def find_net(options: AgentOptions, reference: Mapping[str, str] | None = None) -> NetFactory:
-    """Return the net that the options name; `reference` is what `describe_net` returned in the run's own process."""
-    if reference is not None:
-        found: NetFactory = find(reference)
-        return found
-    if options.net in NETS:
-        return lambda shape: make_net(shape, options.net, options.hidden, options.activation, options.orthogonal_init)
-    if options.net.startswith("<"):
-        raise ConfigError(
-            f"agent.net={options.net} has no import path: pass net={as_written(options.net)} from Python."
-        )
-    if ":" not in options.net:
-        raise ConfigError(f"agent.net={options.net!r} is not known: use {', '.join(NETS)}, or package.module:Name.")
-    made: NetFactory = import_named(options.net, "agent.net")
-    return made
-
-
-def describe_net(config: RunConfig, net: NetFactory | None) -> dict[str, str] | None:
-    """Return how other processes find a net that was given as an object; None where the options name it."""
-    if not config.agent.net.startswith("<"):
-        return None
-    remedy = "sampler.inference=central" if config.scheme == "parallel" else "--scheme parallel"
-    try:
-        return describe(net)
-    except Unreachable as error:
-        raise ConfigError(
-            f"agent.net={config.agent.net} cannot be used in other processes, as {error.reason}: define it in a "
-            f"module file, e.g. nets.py, and pass net=nets.{as_written(config.agent.net, 'Net')}, or use {remedy}."
-        ) from None
 
 
 def make_some_envs(
@@ -77,7 +35,7 @@ def make_some_envs(
     should_stop: Callable[[], bool],
     seeds: Sequence[Sequence[int]] | None = None,
 ) -> Envs:
-    """Envs of this run, for training or, with the seeds of their episodes, for evaluation."""
+    """Return envs of this run: for training or, where `seeds` gives those of each env's episodes, for evaluation."""
     options = config.envs
     levels = training_seeds(config) if seeds is None else None
     backend = options.backend if seeds is None and not config.sampler.wait_reset else python_only(config, seeds)
@@ -101,7 +59,7 @@ def make_some_envs(
 
 
 def check_envs(config: RunConfig, spec: EnvSpec) -> bool:
-    """Whether envs will be native; ConfigError, before anything is started, for what does not fit this env."""
+    """Return whether the envs will be native ones; raise ConfigError for options that this env does not allow."""
     options = config.envs
     resolve_stats(options.stats)
     backend = python_only(config, None) if config.sampler.wait_reset else options.backend
@@ -109,7 +67,7 @@ def check_envs(config: RunConfig, spec: EnvSpec) -> bool:
 
 
 def frame_skip_warning(spec: EnvSpec) -> str | None:
-    """Return a sentence if this is an Atari game in which every frame is a step: it learns several times slower."""
+    """Return a warning for an Atari game in which every frame is a step, which slows learning down severalfold."""
     game = spec.game
     if game is None or game.frame_skip != 1:
         return None
@@ -120,7 +78,7 @@ def frame_skip_warning(spec: EnvSpec) -> str | None:
 
 
 def why_no_state(config: RunConfig, info: EnvInfo, is_native: bool) -> str | None:
-    """What keeps the state of envs from being saved; None if nothing does."""
+    """Return the reason for which the state of the envs cannot be saved, or None if it can."""
     if is_native:
         return "native envs keep their state to themselves"
     try:
@@ -139,11 +97,12 @@ def rounds_between_cuts(config: RunConfig, no_state: str | None) -> int:
 
 
 def training_seeds(config: RunConfig) -> list[int] | None:
+    """Return the env seeds to train on (envs.seeds), or None where each env draws its own."""
     return None if config.envs.seeds is None else parse_seeds(config.envs.seeds, "envs.seeds")
 
 
 def python_only(config: RunConfig, seeds: Sequence[Sequence[int]] | None) -> str:
-    """Single envs: native ones play no given seeds, and reset whether asked to or not."""
+    """Return "python": native envs do not play given seeds, and reset an ended episode at once."""
     if seeds is None and config.envs.backend not in ("auto", "python"):
         raise ConfigError(
             f"envs.backend={config.envs.backend} with sampler.wait_reset: native envs cannot wait, use python."
@@ -152,65 +111,25 @@ def python_only(config: RunConfig, seeds: Sequence[Sequence[int]] | None) -> str
 
 
 def num_workers(config: RunConfig) -> int:
-    """As asked, or one per core that this process may use, but none without an env in every slot."""
+    """Return the number of env workers: sampler.workers, or one per usable core if every slot has an env for each."""
     asked, per_slot = config.sampler.workers, config.sampler.envs // config.sampler.slots
     if asked > per_slot:
         raise ConfigError(
             f"sampler.workers={asked} is more than the {per_slot} envs of a slot: "
             f"use at most {per_slot} workers or more envs."
         )
-    if config.scheme == "async":
+    if config.is_asynchronous:
         return num_async_workers(config, asked)
     return asked or min(usable_cores(), per_slot)
 
 
 def num_async_workers(config: RunConfig, asked: int) -> int:
-    """Workers with equal shares of the envs, whole numbers of which make a round."""
-    envs, options = config.sampler.envs, config.algo_options
-    # Of samplers that feed a replay, each share is a round by itself.
-    columns = options.columns_per_round(envs) if isinstance(options, OnPolicyOptions) else envs
+    """Return the number of workers that share the envs equally, so that a whole number of shares makes a round."""
+    envs = config.sampler.envs
+    columns = config.algo_options.columns_per_round(envs)
     fitting = [count for count in range(1, envs + 1) if envs % count == 0 and columns % (envs // count) == 0]
     if asked and asked not in fitting:
         near = " or ".join(map(str, sorted(fitting, key=lambda count: abs(count - asked))[:2]))
         of_round = f" so that whole shares make a round of {columns} sequences" if columns != envs else " evenly"
         raise ConfigError(f"sampler.workers={asked} cannot share {envs} envs{of_round}: use {near}.")
     return asked or max((count for count in fitting if count <= usable_cores()), default=min(fitting))
-
-
-def play_episodes(
-    config: RunConfig,
-    spec: EnvSpec,
-    episodes: int,
-    agent: Any,
-    should_stop: Callable[[], bool] = lambda: False,
-    explore: bool = False,
-    workers: int | None = None,
-    threads: int | None = None,
-) -> Evaluation:
-    """Episodes with the seeds of the evaluation, in envs of their own: training is not disturbed.
-
-    Their `workers`, and `threads` of torch, are by default those of the run; no workers if it has none.
-    """
-    count = min(episodes, MAX_EVAL_ENVS)
-    seeds = [[eval_seed(config, k) for k in range(i, episodes, count)] for i in range(count)]
-    if workers is None:
-        workers = 0 if config.scheme == "serial" else min(num_workers(config), count)
-    limited = replace(spec, max_steps=config.eval.max_steps or None)
-    envs = make_some_envs(config, limited, count, 1, workers, should_stop, seeds)
-    # With more threads than it needs, a small net was 80 times slower on a busy machine of two cores.
-    with closing(envs), torch_threads(config.scheme_options.threads if threads is None else threads):
-        return evaluate(envs, agent, episodes, explore=explore, seed=config.eval.seed)
-
-
-def eval_seed(config: RunConfig, number: int) -> int:
-    """Of an evaluation's episode: one of those given, or drawn from eval.seed."""
-    if config.eval.seeds is None:
-        return derive_seed(config.eval.seed, number)
-    given = parse_seeds(config.eval.seeds, "eval.seeds")
-    return given[number % len(given)]
-
-
-def eval_episodes(config: RunConfig) -> int:
-    """Of each evaluation: as many as asked for, or one for each given seed."""
-    given = config.eval.seeds
-    return config.eval.episodes if given is None else len(parse_seeds(given, "eval.seeds"))

@@ -1,4 +1,4 @@
-"""The replay of a run from its configuration; refused before it is allocated if it cannot fit."""
+"""The replay of a run from its configuration. One that does not fit into memory is refused before its allocation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from remuda.config.algo_options import APPOOptions, DQNOptions, OffPolicyOptions, PPOOptions, VTraceOptions
 from remuda.config.run_config import RunConfig
 from remuda.core import Replay, Space
 from remuda.data import leaves
@@ -17,33 +16,37 @@ from remuda.errors import ConfigError
 from remuda.machine import free_memory
 from remuda.replay import FrameRing, Priorities, Ring, RolloutBuffer, Row, SequenceReplay, TransitionReplay
 
-CHECKED_ROWS = 100  # of each env: whether observations are stacks of frames at all
-SPARE = 0.9  # the share of free memory that a replay may take
+CHECKED_ROWS = 100  # first rows of each env in which observations are checked to be stacks of frames
+SPARE = 0.9  # fraction of free memory that a replay may take
 
 
 def make_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int, writers: int = 0) -> Replay:
-    """`state` is what goes from row to row of one env, None without memory; so many groups of envs have `writers` in
-    other processes."""
-    options, replay, seed = config.algo_options, config.replay, config.seed
-    if not isinstance(options, OffPolicyOptions):
-        if isinstance(options, PPOOptions):
-            return RolloutBuffer(options.n_epochs, options.batch_size, seed, first_round)
-        if isinstance(options, VTraceOptions):
-            epochs = options.n_epochs if isinstance(options, APPOOptions) else 1
-            return RolloutBuffer(epochs, options.batch_size, seed, first_round, whole=True)
-        return RolloutBuffer(1, None, seed, first_round)  # A2C: one gradient of each rollout
+    """Return the replay of a run.
+
+    `state` is the recurrent state of one env, None without memory. `writers` is the number of groups of envs whose
+    rows other processes write to the replay.
+    """
+    if config.algo_options.uses_replay:
+        return make_ring_replay(config, info, state, writers)
+    epochs, size = config.rollout_options.minibatches
+    return RolloutBuffer(epochs, size, config.seed, first_round, whole=config.algo_options.data == "sequences")
+
+
+def make_ring_replay(config: RunConfig, info: EnvInfo, state: Any, writers: int) -> SequenceReplay | TransitionReplay:
+    """Return a replay of sequences or of single transitions; arguments as of `make_replay`."""
+    options, replay = config.replay_algo_options, config.replay
     settings: dict[str, Any] = {
         "batch_size": options.batch_size,
-        "ratio": ratio(options, config),
+        "ratio": ratio(config),
         "warm_up": options.learning_starts,
         "n_step": replay.n_step,
         "gamma": options.gamma,
-        "seed": seed,
+        "seed": config.seed,
     }
     if writers:
         scheme = config.scheme_options
-        lead = lead_of(config) if scheme.throttle and replay.ratio is not None else 0
-        settings |= {"is_shared": True, "most_per_round": scheme.publish_every, "lead": lead}
+        lead = max_lead(config) if scheme.throttle and replay.ratio is not None else 0
+        settings |= {"is_shared": True, "max_batches_per_round": scheme.publish_every, "max_lead": lead}
     ring = make_ring(config, info, state, writers or 1)
     try:
         if replay.sequence:
@@ -54,25 +57,25 @@ def make_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int, 
         else:
             priorities = Priorities(ring, replay.alpha, is_shared=writers > 0) if replay.prioritized else None
             made = TransitionReplay(ring, **settings, priorities=priorities)
-        made.shows_returns = isinstance(options, DQNOptions) and options.atoms > 1  # for an automatic support
+        made.reports_returns = options.needs_returns
         return made
     except BaseException:
         ring.close()
         raise
 
 
-def lead_of(config: RunConfig) -> int:
-    """Steps by which throttled samplers may be ahead: enough that nobody waits for the other within a round."""
-    options, replay = config.algo_options, config.replay
-    assert isinstance(options, OffPolicyOptions)
+def max_lead(config: RunConfig) -> int:
+    """Return the steps by which throttled samplers may run ahead: enough that neither side waits within a round."""
+    options, replay = config.replay_algo_options, config.replay
     assert replay.ratio is not None
     rows = config.sampler.envs * options.rows_per_round
     learned = options.batch_size * max(1, replay.sequence)
     return 4 * rows + int(2 * config.scheme_options.publish_every * learned / replay.ratio)
 
 
-def ratio(options: OffPolicyOptions, config: RunConfig) -> float | None:
-    """Drawn rows for every env step: as asked, or what so many updates in each round come to."""
+def ratio(config: RunConfig) -> float | None:
+    """Return the rows drawn per env step: replay.ratio, or what algo.gradient_steps updates per round amount to."""
+    options = config.replay_algo_options
     if options.gradient_steps is None:
         return config.replay.ratio
     drawn = options.gradient_steps * options.batch_size * max(1, config.replay.sequence)
@@ -82,40 +85,41 @@ def ratio(options: OffPolicyOptions, config: RunConfig) -> float | None:
 def make_ring(
     config: RunConfig, info: EnvInfo, state: Any, groups: int = 1, fds: Sequence[int] | None = None
 ) -> Ring:
-    """With `fds`, over the memory of another process."""
+    """Return the ring of a replay, in new memory or, with `fds`, over that of another process."""
     if not fds:
         refuse_too_large(config, info, state)
     envs, frames = config.sampler.envs, num_frames(config, info.observation)
-    rows = -(-config.replay.capacity // envs) + 1  # of which one cannot be drawn
+    rows = -(-config.replay.capacity // envs) + 1  # one of them cannot be drawn
     example = example_row(info)
-    td_errors = has_td_error(config) and not config.replay.sequence  # else whole sequences are
+    td_errors = has_td_error(config) and not config.replay.sequence  # sequences have one error as a whole
     if frames > 1:
         ring: Ring = FrameRing(example, rows, envs, frames, groups, fds, td_errors, CHECKED_ROWS)
     else:
         ring = Ring(example, rows, envs, groups, fds, td_errors)
-    ring.hold_seconds += config.envs.step_timeout  # until then a writer that hangs is replaced
+    ring.counters.pause_timeout += config.envs.step_timeout  # by then, a writer that hangs has been replaced
     return ring
 
 
 def has_td_error(config: RunConfig) -> bool:
-    """Whether samplers say how surprising what they sampled is."""
+    """Return whether samplers compute the TD errors of what they sample."""
     return config.replay.initial_priority == "error"
 
 
 def bytes_per_step(config: RunConfig, info: EnvInfo, state: Any) -> int:
+    """Return the memory that one step of one env takes in the replay."""
     example, frames = example_row(info), num_frames(config, info.observation)
     per_step: int = sum(array.nbytes for _, array in leaves(example))
     if frames > 1:
         per_step -= example.obs.nbytes * (frames - 1) // frames - 8
     if config.replay.prioritized:
         per_step += 16
-    if config.replay.sequence:  # one state for each rollout
+    if config.replay.sequence:  # one recurrent state per rollout
         per_step += sum(tensor.nbytes for _, tensor in leaves(state)) // config.algo_options.rows_per_round
     return per_step
 
 
 def example_row(info: EnvInfo) -> Row:
-    """Of one env, as the sampler stores it: Box actions are flat."""
+    """Return a row of one env as the sampler stores it; Box actions are flat."""
     action = info.action
     is_box = action.kind == "box"
     return Row(
@@ -128,7 +132,7 @@ def example_row(info: EnvInfo) -> Row:
 
 
 def num_frames(config: RunConfig, observation: Space) -> int:
-    """Images in an observation that were in the one before already, but for the newest."""
+    """Return the number of images stacked in an observation, all but the newest of which the previous one has too."""
     asked, stack = config.replay.frames, config.envs.frame_stack
     is_stack = observation.kind == "box" and len(observation.shape) == 3
     if asked == 0:
@@ -147,8 +151,11 @@ def num_frames(config: RunConfig, observation: Space) -> int:
 
 
 def refuse_too_large(config: RunConfig, info: EnvInfo, state: Any) -> None:
-    """Before anything is allocated: memory that is shared is only taken page by page, and then it is too late."""
-    if not isinstance(config.algo_options, OffPolicyOptions):
+    """Raise ConfigError for a replay that exceeds the free memory.
+
+    The allocation itself would succeed, because shared memory is only taken page by page as it is written.
+    """
+    if not config.algo_options.uses_replay:
         return
     per_step, free = bytes_per_step(config, info, state), free_memory()
     needed = config.replay.capacity * per_step

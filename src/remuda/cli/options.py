@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any, NamedTuple, NoReturn
 
+from remuda.config.fields import annotation_of
 from remuda.errors import ConfigError, nearest
 
 # Placeholders for values in help texts, by the type that a field declares.
@@ -112,7 +113,7 @@ def add_group(
     for item in {item.name: item for kind in kinds for item in fields(kind)}.values():
         defaults = [found.default for kind in kinds for found in fields(kind) if found.name == item.name]
         shown = dict.fromkeys(_shown({} if default is MISSING else default) for default in defaults)
-        kind = str(item.type).removesuffix("| None").strip()
+        kind = annotation_of(item).removesuffix("| None").strip()
         placeholder, text = _placeholder(item, kind), item.metadata["help"].replace("%", "%%")
         choices: tuple[str, ...] = item.metadata.get("choices", ())
         if choices and placeholder == "NAME":

@@ -5,29 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from remuda.cli.options import Parser
+from remuda.registry import AlgorithmEntry, all_algorithms, all_schemes
 
-ALGOS = [
-    ("a2c", "advantage actor-critic: one gradient of each rollout", "any", "serial, parallel"),
-    (
-        "appo",
-        "asynchronous PPO: clipped ratio, data of older policies corrected by V-trace",
-        "any",
-        "serial, parallel, async",
-    ),
-    ("ddpg", "deep deterministic policy gradients, from a replay", "Box", "serial, parallel, async"),
-    ("dqn", "deep Q-learning: double, dueling, C51, noisy by an option each", "Discrete", "serial, parallel, async"),
-    ("impala", "policy gradient, data of older policies corrected by V-trace", "any", "serial, parallel, async"),
-    ("ppo", "proximal policy optimisation: several epochs, clipped ratio", "any", "serial, parallel"),
-    ("r2d1", "deep Q-learning with memory, from sequences", "Discrete", "serial, parallel, async"),
-    ("rainbow", "deep Q-learning with all of these, n-step and prioritised", "Discrete", "serial, parallel, async"),
-    ("sac", "soft actor-critic: reward and entropy", "Box", "serial, parallel, async"),
-    ("td3", "DDPG with two critics, a delayed actor and smoothed targets", "Box", "serial, parallel, async"),
-]
-SCHEMES = [
-    ("serial", "envs, policy and learner in one process"),
-    ("parallel", "envs in worker processes, policy and learner in this one; same parameters as serial"),
-    ("async", "workers act and a learner learns, each at its own pace; for impala, appo and all with a replay"),
-]
+
+def list_algorithms() -> list[tuple[str, str, str, str]]:
+    """Return name, description, action spaces and schemes of every registered algorithm."""
+    return [(entry.name, entry.description, entry.actions, schemes_of(entry)) for entry in all_algorithms()]
+
+
+def schemes_of(entry: AlgorithmEntry) -> str:
+    """Return the names of the schemes under which an algorithm runs with its default options."""
+    return ", ".join(found.name for found in all_schemes() if entry.may_run_async or not found.is_asynchronous)
+
+
+def list_schemes() -> list[tuple[str, str]]:
+    """Return name and description of every registered scheme."""
+    return [(entry.name, entry.description) for entry in all_schemes()]
 
 
 def make_parser(command: str, argv: Sequence[str]) -> Parser:
@@ -46,9 +39,9 @@ def run(command: str, argv: Sequence[str]) -> int:
 
     table = Table(box=None, pad_edge=False)
     if command == "algos":
-        headers, rows = ("name", "what it does", "actions", "schemes"), ALGOS
+        headers, rows = ("name", "what it does", "actions", "schemes"), list_algorithms()
     elif command == "schemes":
-        headers, rows = ("name", "what it does"), SCHEMES  # type: ignore[assignment]
+        headers, rows = ("name", "what it does"), list_schemes()  # type: ignore[assignment]
     else:
         from remuda.envs.catalog import list_envs
 

@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 
 from remuda.cli.options import Parser, add_group, complete_with, given
-from remuda.cli.tables import SCHEMES
 from remuda.cli.train_help import add_help
-from remuda.config.algo_options import ALGORITHMS, AlgoOptions
+from remuda.config.algo_base import AlgoOptions
 from remuda.config.renamed import RENAMED
 from remuda.config.run_config import KINDS
 from remuda.config.used_options import is_used_by
-from remuda.errors import ConfigError, nearest
+from remuda.errors import ConfigError
+from remuda.registry import algorithm_names, all_algorithms, find_algorithm, scheme_names
 
 
 def make_parser(command: str, argv: Sequence[str]) -> Parser:
@@ -23,11 +23,15 @@ def make_parser(command: str, argv: Sequence[str]) -> Parser:
 
     Without an algorithm, that of --config or --resume counts, and an option of any algorithm may follow.
     """
-    algo = argv[0] if argv and argv[0] in ALGORITHMS else None
-    kinds: list[type[AlgoOptions]] = [ALGORITHMS[algo]] if algo else [AlgoOptions, *ALGORITHMS.values()]
+    entries, names = all_algorithms(), algorithm_names()
+    algo = argv[0] if argv and (argv[0] in names or ":" in argv[0]) else None
+    own = find_algorithm(algo).options if algo else AlgoOptions
+    kinds: list[type[AlgoOptions]] = [own] if algo else [AlgoOptions, *(entry.options for entry in entries)]
     parser = Parser(prog="remuda train", usage="remuda train ALGO --env ENV [OPTIONS]", add_help=False)
     run = parser.add_section("run", "what to train, and where the results go")
-    complete_with(run.add_argument("algo", nargs="?", help=f"algorithm: {', '.join(ALGORITHMS)}"), ALGORITHMS)
+    complete_with(
+        run.add_argument("algo", nargs="?", help=f"algorithm: {', '.join(names)}, or package.module:Class"), names
+    )
     complete_with(run.add_argument("--env", help="Gymnasium id, package:Id or package.module:factory"), list_ids)
     run.add_argument(
         "--steps",
@@ -35,7 +39,7 @@ def make_parser(command: str, argv: Sequence[str]) -> Parser:
         help="number of env steps, over all envs; the rollout that reaches it is the last (default: by preset)",
     )
     run.add_argument("--seed", metavar="N", help="seed of all random numbers (default: 0)")
-    schemes = [name for name, _ in SCHEMES]
+    schemes = scheme_names()
     scheme = run.add_argument("--scheme", metavar="NAME", help=f"{', '.join(schemes)} (default: serial)")
     complete_with(scheme, schemes)
     run.add_argument("--out", type=Path, metavar="DIR", help="run directory (default: runs/ALGO-ENV-SEED-TIME)")
@@ -47,12 +51,12 @@ def make_parser(command: str, argv: Sequence[str]) -> Parser:
     run.add_argument("--quiet", action="store_true", help="print the result only")
 
     def is_shown(kind: type, group: str, name: str) -> bool:
-        return algo is None or is_used_by(ALGORITHMS[algo], kind, group, name)
+        return algo is None or is_used_by(own, kind, group, name)
 
-    title = _title(kinds[0]) if algo else "the algorithm; its options depend on ALGO"
-    add_group(parser, "algo", title, *kinds, is_shown=partial(is_shown, kinds[0], "algo"))
-    for other, options in ALGORITHMS.items():
-        parser.elsewhere |= {f"--algo.{item.name}": f"{other}, not of {algo}" for item in fields(options)}
+    title = _title(own) if algo else "the algorithm; its options depend on ALGO"
+    add_group(parser, "algo", title, *kinds, is_shown=partial(is_shown, own, "algo"))
+    for other in entries:
+        parser.elsewhere |= {f"--algo.{item.name}": f"{other.name}, not of {algo}" for item in fields(other.options)}
     for group, kind in KINDS.items():
         add_group(parser, group, _title(kind), kind, is_shown=partial(is_shown, kind, group))
         for old in RENAMED.get(group, ()):
@@ -75,9 +79,8 @@ def list_ids() -> list[str]:
 
 
 def run(command: str, argv: Sequence[str]) -> int:
-    algo = argv[0] if argv and not argv[0].startswith("-") else None
-    if algo is not None and algo not in ALGORITHMS:
-        raise ConfigError(f"{algo!r} is not an algorithm: {nearest(algo, ALGORITHMS)}")
+    if argv and not argv[0].startswith("-"):
+        find_algorithm(argv[0])  # an unknown name is reported before unknown options
     found = make_parser(command, argv).parse(argv)
 
     # Imported here so that --help and misspelled options do not wait for torch.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import Field, field, fields
 from typing import Any, Literal
 
 from remuda.errors import ConfigError, nearest
@@ -71,8 +71,13 @@ def fill(options: Any, values: Mapping[str, Any], group: str) -> Any:
     for name, value in values.items():
         if name not in known:
             raise ConfigError(f"{group}.{name} is not an option: {nearest(str(name), known)}")
-        changed[name] = coerce(value, str(known[name].type), f"{group}.{name}")
+        changed[name] = coerce(value, annotation_of(known[name]), f"{group}.{name}")
     return type(options)(**changed)
+
+
+def annotation_of(item: Field[Any]) -> str:
+    """Return the type of a dataclass field as text, also where its module does not postpone annotations."""
+    return item.type.__name__ if isinstance(item.type, type) else str(item.type)
 
 
 Auto = Literal["auto"]  # value of options that a run can determine by itself

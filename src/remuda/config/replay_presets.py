@@ -1,24 +1,24 @@
-"""Presets of the algorithms that learn from a replay; see presets.py."""
+"""Presets of the algorithms that learn from a replay; see presets.py for their form."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-Preset = Mapping[str, Mapping[str, Any]]
+Preset = Mapping[str, Mapping[str, Any]]  # group of options: values by name
 
 
 def over(base: Preset, **changes: Mapping[str, Any]) -> Preset:
-    """A preset with these values on top."""
+    """Return a preset with these values in place of its own."""
     return {group: {**base.get(group, {}), **changes.get(group, {})} for group in {**base, **changes}}
 
 
 RELU = {"activation": "relu", "orthogonal_init": False}
 
-# With single rewards and no double, seeds 1 to 3 ended at 107, 500 and 154: values need some hundred updates of the
-# target net to come down from the end of an episode, and with more frequent ones (every 20 updates) they diverged.
-# With twice this learning rate values of dueling nets rose above what can be, and a perfect policy was lost again, on
-# one seed in three, also with a gamma of 0.98; with a quarter of the capacity, which forgets how poles fall, too.
+# With n_step 1 and double off, seeds 1 to 3 ended at returns of 107, 500 and 154: values need some hundred updates of
+# the target net to propagate from the end of an episode, and with updates every 20 they diverged. With twice this
+# learning rate, or a quarter of the capacity, one seed in three unlearned a perfect policy: values of dueling nets
+# exceeded the largest possible return (also with a gamma of 0.98), or the replay no longer held falling poles.
 CARTPOLE: Preset = {
     "run": {"steps": 200_000},
     "sampler": {"envs": 8},
@@ -77,8 +77,8 @@ DISCRETE: Preset = {
 }
 DQN: dict[str, Preset] = {"CartPole-*": CARTPOLE, "ALE/*": ATARI, "MinAtar/*": MINATAR, "discrete": DISCRETE}
 
-QUIET: dict[str, Any] = {"algo": {"epsilon": "0"}, "replay": {"prioritized": True, "n_step": 3}}
-RAINBOW: dict[str, Preset] = {name: over(preset, **QUIET) for name, preset in DQN.items()}
+PRIORITIZED: dict[str, Any] = {"algo": {"epsilon": "0"}, "replay": {"prioritized": True, "n_step": 3}}
+RAINBOW: dict[str, Preset] = {name: over(preset, **PRIORITIZED) for name, preset in DQN.items()}
 
 SEQUENCES: Mapping[str, Any] = {
     "prioritized": True,
@@ -91,7 +91,7 @@ SEQUENCES: Mapping[str, Any] = {
 R2D1: dict[str, Preset] = {
     "ALE/*": over(
         ATARI,
-        # Features, last action and last reward go into the memory as they are.
+        # Without hidden layers, previous action and reward are concatenated to the features that enter the memory.
         agent={"core": "lstm", "core_size": 512, "prev_action": True, "prev_reward": True, "hidden": ()},
         algo={"batch_size": 32, "train_freq": 40, "learning_rate": "1e-4", "optimizer_eps": 1e-3, "gamma": 0.997},
         replay={**SEQUENCES, "sequence": 80, "burn_in": 40, "n_step": 5},
@@ -129,5 +129,5 @@ MUJOCO: Preset = {
 }
 TD3: dict[str, Preset] = {"Pendulum-*": PENDULUM, "box": MUJOCO}
 DDPG = TD3
-# With an epsilon of 1e-5, HalfCheetah's seeds 1 to 3 ended at 4,236, 4,760 and 4,876: below what docs/results.md has.
+# With an optimizer_eps of 1e-5, seeds 1 to 3 of HalfCheetah ended at 4,236, 4,760 and 4,876, below docs/results.md.
 SAC: dict[str, Preset] = {**TD3, "box": over(MUJOCO, algo={"optimizer_eps": 1e-8})}

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from remuda.config.algo_options import ALGORITHMS, AlgoOptions, OffPolicyOptions, OnPolicyOptions, PPOOptions
 from remuda.config.fields import check_value, coerce, fill
+from remuda.config.legacy import without_variant
 from remuda.config.presets import find_preset
 from remuda.config.renamed import rename_options
 from remuda.config.run_config import GROUPS, KINDS, RunConfig
@@ -20,17 +20,17 @@ from remuda.config.run_options import EnvsOptions
 from remuda.config.sizes import refuse_large_sizes
 from remuda.config.used_options import refuse_unused
 from remuda.envs import EnvInfo, EnvSpec, probe, resolve
-from remuda.envs.atari import AtariOptions
+from remuda.envs.atari_options import AtariOptions
 from remuda.envs.import_paths import describe
 from remuda.errors import CheckpointError, ConfigError, EnvSpecError, nearest
 from remuda.machine import usable_cores
+from remuda.registry import all_algorithms, find_algorithm, find_scheme
 from remuda.runs.advice import RESUME, python_call, without_path
 from remuda.runs.directory import RunDirectory
 from remuda.runs.spaces import read_spaces
 
 Groups = Mapping[str, Mapping[str, Any]]
 Setup = tuple[RunConfig, EnvSpec, EnvInfo]
-OPTIONS: list[tuple[str, type[Any]]] = [*(("algo", kind) for kind in ALGORITHMS.values()), *KINDS.items()]
 MAY_CHANGE = ("eval", "checkpoint", "log")  # groups whose options may change when a run is resumed
 MAX_STEPS = "REMUDA_MAX_STEPS"  # environment variable that caps the steps of every run
 
@@ -47,10 +47,11 @@ def resolve_config(
     REMUDA_MAX_STEPS shortens the run. Options that the user sets and the run does not use are a ConfigError.
     """
     from_file = read_config_file(file) if file is not None else {}
-    file_groups, groups = from_file.pop("options", {}), rename_options(groups)
+    from_file, file_groups = without_variant(from_file, from_file.pop("options", {}))
+    settings, groups = without_variant({**from_file, **settings}, rename_options(groups))
     check_groups(file_groups)
     check_groups(groups)
-    config, spec, info = _resolve({**from_file, **settings}, merge(file_groups, groups), env)
+    config, spec, info = _resolve(settings, merge(file_groups, groups), env)
     # A file with every group is a run's config.yaml, which lists unused options as well.
     set_by_user = groups if set(GROUPS) <= set(file_groups) else merge(file_groups, groups)
     refuse_unused(set_by_user, options_classes(config.algo), config.algo, config.scheme)
@@ -73,17 +74,9 @@ def _shorten(config: RunConfig, limit: int | None) -> RunConfig:
     if limit is None or config.steps <= limit:
         return config
     logging.getLogger("remuda").warning("%s=%d shortens this run of %d steps.", MAX_STEPS, limit, config.steps)
-    options, sampler = config.algo_options, config.sampler
-    rows = max(2, limit // sampler.envs)
-    if isinstance(options, OffPolicyOptions):
-        options = replace(options, learning_starts=min(options.learning_starts, limit // 2))
-    elif isinstance(options, OnPolicyOptions) and options.n_steps > rows:
-        options = replace(options, n_steps=rows)
-        if isinstance(options, PPOOptions):
-            options = replace(
-                options, batch_size=rows * sampler.envs
-            )  # the whole rollout, because other sizes may not divide it
-    sampler = replace(sampler, decorrelate=min(sampler.decorrelate, rows // 4))
+    sampler = config.sampler
+    options = config.algo_options.shortened(limit, sampler.envs)
+    sampler = replace(sampler, decorrelate=min(sampler.decorrelate, max(2, limit // sampler.envs) // 4))
     return replace(config, steps=limit, algo_options=options, sampler=sampler)
 
 
@@ -94,7 +87,7 @@ def merge(first: Groups, second: Groups) -> dict[str, dict[str, Any]]:
 
 def options_classes(algo: str) -> dict[str, type[Any]]:
     """Return the options class of each group in a run of this algorithm."""
-    return {"algo": ALGORITHMS.get(algo, AlgoOptions), **KINDS}
+    return {"algo": find_algorithm(algo).options, **KINDS}
 
 
 def _resolve(settings: Mapping[str, Any], wanted: Groups, env: Callable[..., Any] | None) -> Setup:
@@ -104,7 +97,7 @@ def _resolve(settings: Mapping[str, Any], wanted: Groups, env: Callable[..., Any
         if not values.get(name) and not (name == "env" and env is not None):
             remedy = "remuda train ppo --env CartPole-v1"
             raise ConfigError(f"no {name} is given: name one, as in {remedy}.")
-    check_algorithm(values["algo"])
+    find_algorithm(str(values["algo"]))
     envs: EnvsOptions = fill(EnvsOptions(), wanted["envs"], "envs")
     atari = AtariOptions(**{item.name: getattr(envs, item.name) for item in fields(AtariOptions)})
     spec = resolve(env if env is not None else str(values["env"]), envs.kwargs, atari)
@@ -119,21 +112,20 @@ def fill_config(values: Mapping[str, Any], wanted: Groups, label: str, info: Env
     """Return the configuration for an env with these spaces; options that are not `wanted` come from the preset."""
     algo = str(values["algo"])
     preset = find_preset(algo, label, info.action)
-    defaults = {"algo": ALGORITHMS[algo](), **{g: kind() for g, kind in KINDS.items()}}
+    defaults = {"algo": find_algorithm(algo).options(), **{g: kind() for g, kind in KINDS.items()}}
     filled = {
         attribute: fill(defaults[group], {**preset.get(group, {}), **wanted[group]}, group)
         for group, attribute in GROUPS.items()
     }
-    options = filled["algo_options"]
-    if isinstance(options, PPOOptions) and filled["agent"].core and "batch_size" not in wanted["algo"]:
-        # A minibatch of a recurrent agent holds whole sequences, and presets are made for agents without memory.
-        filled["algo_options"] = replace(options, batch_size=max(options.batch_size, options.n_steps))
+    if filled["agent"].core and "batch_size" not in wanted["algo"]:
+        filled["algo_options"] = filled["algo_options"].with_memory()
     if filled["scheme_options"].threads == 0:
         # Stored in config.yaml, so that a run that is resumed on another number of cores computes the same numbers.
         filled["scheme_options"] = replace(filled["scheme_options"], threads=num_threads(info))
     if filled["sampler"].inference == "auto":
         filled["sampler"] = replace(
-            filled["sampler"], inference="workers" if values["scheme"] == "async" else "central"
+            filled["sampler"],
+            inference="workers" if find_scheme(str(values["scheme"])).is_asynchronous else "central",
         )
     steps = coerce(values.get("steps", preset["run"]["steps"]), "int", "steps")
     check_value("steps", steps, {})
@@ -157,8 +149,9 @@ def stored_config(path: Path, net: Callable[..., Any] | None, call: str) -> tupl
     if spaces is None:
         return None
     must_be_given_again(path, {**stored, "env": None}, {"net": net}, call)
-    options, env = stored_options(path, stored), str(stored.get("env")).strip("<>")
-    check_algorithm(stored.get("algo"))
+    stored, options = without_variant(stored, stored_options(path, stored))
+    env = str(stored.get("env")).strip("<>")
+    find_algorithm(str(stored.get("algo")))
     wanted = {group: options.get(group, {}) for group in GROUPS}
     info = EnvInfo(env, *spaces, None, (), 0.0)
     return fill_config({"seed": 0, "scheme": "serial", **stored}, wanted, env, info), info
@@ -182,17 +175,14 @@ def num_threads(info: EnvInfo) -> int:
     return usable_cores() if has_images else 1
 
 
-def check_algorithm(name: Any) -> None:
-    if str(name) not in ALGORITHMS:
-        raise ConfigError(f"{name!r} is not an algorithm: {nearest(str(name), ALGORITHMS)}")
-
-
 def check_groups(groups: Groups) -> None:
     for group, values in groups.items():
         if group not in GROUPS:
-            homes = [
-                f"{home}={{{group!r}: ...}}" for home, kind in OPTIONS if group in {f.name for f in fields(kind)}
+            kinds: list[tuple[str, type[Any]]] = [
+                *(("algo", each.options) for each in all_algorithms()),
+                *KINDS.items(),
             ]
+            homes = [f"{home}={{{group!r}: ...}}" for home, kind in kinds if group in {f.name for f in fields(kind)}]
             remedy = f"did you mean {homes[0]}?" if homes else nearest(str(group), (*GROUPS, "steps", "seed", "env"))
             raise ConfigError(f"{group} is not a group of options: {remedy}")
         if not isinstance(values, Mapping):
@@ -263,7 +253,8 @@ def resume_config(
                 f"run {path} was made with {name}={stored.get(name)}, not {value}: "
                 "leave the option out to resume it, or start a new run with --out."
             )
-    options, groups = stored_options(path, stored), rename_options(groups)
+    stored, options = without_variant(stored, stored_options(path, stored))
+    groups = rename_options(groups)
     check_groups(groups)
     kinds = options_classes(str(stored.get("algo")))
     for group, values in groups.items():

@@ -7,6 +7,38 @@ from typing import Any
 
 from remuda.config.fields import Checked, option, parse_seeds
 from remuda.errors import ConfigError
+from remuda.registry import env_backend_names
+
+
+@dataclass(frozen=True)
+class ReplayOptions(Checked):
+    """Size of the replay, and how batches are drawn from it."""
+
+    _group = "replay."
+    capacity: int = option(100_000, "steps that are kept, over all envs", low=2)
+    ratio: float | None = option(
+        8.0, "rows drawn per env step; none, under async, learns as fast as possible", low=1e-6, high=1e6
+    )
+    prioritized: bool = option(False, "draw rows with a probability that grows with their last error")
+    alpha: float = option(0.6, "power of the error; 0 draws uniformly", low=0.0, high=1.0)
+    beta: str = option(
+        "linear(0.4, 1)",
+        "power of the importance weights that correct for it: a number or a schedule",
+        schedule=True,
+        high=1.0,
+    )
+    initial_priority: str = option(
+        "largest",
+        "priority of rows that were never drawn: the largest priority so far, or the TD error, which samplers "
+        "compute (Q-learning under async)",
+        choices=("largest", "error"),
+    )
+    n_step: int = option(1, "rewards that are summed before bootstrapping from a value", low=1)
+    sequence: int = option(0, "rows of the sequences drawn for recurrent agents; 0 draws single rows", low=0)
+    burn_in: int = option(0, "rows before each sequence that only warm up the recurrent state", low=0)
+    frames: int = option(
+        0, "images stacked in an observation, each stored once; 0 detects them, 1 stores whole observations", low=0
+    )
 
 
 @dataclass(frozen=True)
@@ -51,7 +83,8 @@ class EnvsOptions(Checked):
     _group = "envs."
     backend: str = option(
         "auto",
-        "implementation of the envs: python, ale, gymnasium or envpool; auto uses a native one that is equivalent",
+        f"implementation of the envs: python, {', '.join(env_backend_names())}; auto uses a native one that is "
+        "equivalent",
     )
     kwargs: dict[str, Any] = option({}, "keyword arguments of the env, as JSON")
     seeds: str | None = option(

@@ -8,18 +8,13 @@ use (`unused_options`). tests/config/test_used_options.py compares all this with
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 from remuda.errors import ConfigError
+from remuda.registry import find_scheme
 
-# Features of the schemes. A scheme that is not listed is assumed to use every option.
-SCHEME_FEATURES: dict[str, Collection[str]] = {
-    "serial": (),
-    "parallel": ("workers",),
-    "async": ("workers", "async"),
-}
 GROUP_FEATURES = {"replay": "replay"}  # group of options: feature that all its options require
 OWNERS = {  # feature: the runs that have it
     "replay": "algorithms with a replay",
@@ -40,6 +35,13 @@ def data_feature(algo: type[Any]) -> str:
     return "replay" if algo.data == "replay" else "rollouts"
 
 
+def scheme_features(scheme: str) -> list[str]:
+    """Return the features of runs under a scheme."""
+    entry = find_scheme(scheme)
+    has = {"workers": entry.has_workers, "async": entry.is_asynchronous}
+    return [feature for feature, is_there in has.items() if is_there]
+
+
 def is_used_by(algo: type[Any], kind: type[Any], group: str, name: str) -> bool:
     """Return whether algorithms with options of class `algo` use option `name` of a group under any scheme."""
     if group == "algo":
@@ -56,7 +58,7 @@ def refuse_unused(
 
     `kinds` holds the options class of each group; that of the group "algo" belongs to the algorithm.
     """
-    features = {data_feature(kinds["algo"]), *SCHEME_FEATURES.get(scheme, OWNERS)}
+    features = {data_feature(kinds["algo"]), *scheme_features(scheme)}
     for group, values in given.items():
         for name, value in values.items():
             setting = f"{group}.{name}={value}"

@@ -1,4 +1,4 @@
-"""Environments: found by name, stepped in this process or in workers, and never with torch.
+"""Environments: resolved by name, stepped in this process or in worker processes, without torch.
 
     spec = resolve("CartPole-v1")                        # an id, "package.module:factory" or a callable
     with make_envs(spec, num_envs=8, num_workers=2) as envs:
@@ -7,7 +7,8 @@
             slot, step = envs.recv()
             envs.send(slot, act(step.obs))
 
-From the command to an env's step: make_envs, pool.py (or local.py), worker.py, lane.py, single.py; or native.py.
+The path from `make_envs` to a step of one env: pool.py and worker.py (or local.py), env_group.py, single.py. Native
+vector envs: native.py, native_slot.py, backends/.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from remuda.core import Space
+from remuda.core import Array, Space
 from remuda.envs import backends
 from remuda.envs.async_pool import AsyncPooledEnvs
-from remuda.envs.atari import AtariOptions
+from remuda.envs.atari_options import AtariOptions
 from remuda.envs.check import EnvReport, examine
 from remuda.envs.episodes import EpisodeStats, resolve_stats
 from remuda.envs.import_paths import sentence
@@ -56,15 +57,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class EnvInfo:
-    """What one env says of itself."""
+    """Properties of one env, as found by `probe`."""
 
     label: str
     observation: Space
     action: Space
-    max_episode_steps: int | None  # None: no limit that Gymnasium knows of
+    max_episode_steps: int | None  # None if Gymnasium knows of no limit
     render_modes: tuple[str, ...]
-    fps: float  # at which it wants to be shown; 0: it does not say
-    no_state: str | None = None  # why its state cannot be saved; None: it can
+    fps: float  # frames per second for videos; 0 if the env does not set them
+    no_state: str | None = None  # why its state cannot be saved; None if it can
 
 
 def make_envs(
@@ -81,14 +82,16 @@ def make_envs(
     levels: Sequence[int] | None = None,
     **limits: Any,
 ) -> LocalEnvs | PooledEnvs | NativeEnvs:
-    """Envs of this kind, in this process for 0 workers; `limits` are max_restarts and, with workers, PooledEnvs'.
+    """Make `num_envs` envs, in this process if there are no workers.
 
-    `backend` is "python" (single envs), the name of a native one (see `backends`), or "auto": native where that is
-    the very same game as the single env (Atari), or where there is nothing else. Another implementation of an env,
-    such as Gymnasium's vectorised CartPole or any of envpool's, is only taken by name: its numbers differ. Exact
-    seeds, levels, entries of info, statistics that look at every step and limits of steps need single envs.
+    `limits` are max_restarts and, with workers, the time-outs and max_worker_restarts of PooledEnvs.
 
-    A native backend has as many threads as there would have been workers, and one where there would have been none.
+    `backend` is "python" (single envs), the name of a native one (see `backends`), or "auto". The latter takes a
+    native backend if its envs are exactly the single env (Atari), or if there is no single env. Other implementations
+    of an env, such as Gymnasium's vectorized CartPole or those of envpool, give other numbers and must be named.
+    Seeds, levels, entries of info, statistics of every step and limits of steps need single envs.
+
+    A native backend has one thread for each of `num_workers`, and at least one.
     """
     if num_workers < 0:
         raise ConfigError(
@@ -114,7 +117,7 @@ def choose_backend(
     info: Sequence[str] = (),
     levels: Sequence[int] | None = None,
 ) -> backends.Backend | None:
-    """The native backend that `make_envs` would take, None for single envs; ConfigError where it cannot."""
+    """Return the native backend that `make_envs` takes, None for single envs; ConfigError if it cannot be used."""
     return backends.choose(backend, spec, _needs_single(spec, stats, seeds, info, levels))
 
 
@@ -125,6 +128,7 @@ def _needs_single(
     info: Sequence[str],
     levels: Sequence[int] | None,
 ) -> str:
+    """Return which of these arguments only single envs support, in words; "" if none of them does."""
     if seeds is not None:
         return "the seeds of an evaluation"
     if levels is not None:
@@ -132,22 +136,23 @@ def _needs_single(
     if info:
         return f"info={list(info)}"
     if resolve_stats(stats).step is not EpisodeStats.step:
-        return f"envs.stats={stats}, which looks at every step"
+        return f"envs.stats={stats}, whose step() is called at every step"
     return "" if spec.max_steps is None else f"a limit of {spec.max_steps} steps"
 
 
 def probe(spec: EnvSpec, attempts: int = 3) -> EnvInfo:
-    """Build one env, look at it, and try a reset and a step: spaces that lie are found before a run begins.
+    """Build one env, reset and step it, and return its properties.
 
-    An env that only fails now and then gets another chance, as it would in a run.
+    Observations that contradict their space are found here, before a run starts. An env that fails is tried up to
+    `attempts` times, because a run would rebuild it too.
     """
     if spec.is_vector_only:
         return _probe_native(spec)
     env = spec.build()
     known, metadata = env.spec, env.metadata
     try:
-        # Warnings are left to the run's own envs.
-        with LocalEnvs(EnvSpec(spec.name, {}, lambda: env), 1, max_restarts=0, tell=lambda _: None) as envs:
+        # Notices are dropped, because the envs of the run report them again.
+        with LocalEnvs(EnvSpec(spec.name, {}, lambda: env), 1, max_restarts=0, on_notice=lambda _: None) as envs:
             _try_step(envs)
             return EnvInfo(
                 spec.label,
@@ -177,7 +182,10 @@ def _probe_native(spec: EnvSpec) -> EnvInfo:
 
 
 def _why_no_state(envs: LocalEnvs | NativeEnvs) -> str | None:
-    """Tried both ways: an env may have methods of these names that mean something else."""
+    """Return why the state cannot be saved, or None.
+
+    Both methods are called, because an env may have methods of these names with another meaning.
+    """
     try:
         envs.set_state(envs.get_state())
     except NoState as error:
@@ -190,10 +198,10 @@ def _why_no_state(envs: LocalEnvs | NativeEnvs) -> str | None:
 def _try_step(envs: LocalEnvs | NativeEnvs) -> None:
     envs.reset(seed=0)
     slot, _ = envs.recv()
-    envs.send(slot, envs.action.tree(_harmless))
+    envs.send(slot, envs.action.tree(_zero_action))
     envs.recv()
 
 
-def _harmless(path: str, leaf: Space) -> Any:
+def _zero_action(path: str, leaf: Space) -> Array:
     action = np.zeros((1, *leaf.shape), leaf.dtype)
     return np.clip(action, leaf.low, leaf.high) if leaf.kind == "box" else action

@@ -1,4 +1,4 @@
-"""Which environments are there, for `remuda envs`."""
+"""The list of registered environments, for `remuda envs`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from remuda.envs.families import FAMILIES, import_family, register_own
 
 
 def list_envs(filter: str = "") -> list[tuple[str, str, str]]:
-    """Id, step limit and entry point of every registered env whose id contains `filter`, newest versions only."""
+    """Return (id, step limit, module) of every env whose id contains `filter`, its newest version only."""
     register_own()
     for family in FAMILIES:
         with contextlib.suppress(ImportError):
@@ -22,18 +22,12 @@ def list_envs(filter: str = "") -> list[tuple[str, str, str]]:
             newest[key] = spec
     found = [spec for spec in newest.values() if filter.lower() in spec.id.lower()]
     return [
-        (spec.id, str(spec.max_episode_steps or "-"), _maker(spec.entry_point or spec.vector_entry_point))
-        for spec in sorted(found, key=_order)
+        (spec.id, str(spec.max_episode_steps or "-"), _module(spec.entry_point or spec.vector_entry_point))
+        for spec in sorted(found, key=lambda spec: str(spec.id).lower())
     ]
 
 
-def _maker(entry_point: object) -> str:
-    return (
-        entry_point.partition(":")[0]
-        if isinstance(entry_point, str)
-        else str(getattr(entry_point, "__module__", "-"))
-    )
-
-
-def _order(spec: gymnasium.envs.registration.EnvSpec) -> str:
-    return str(spec.id).lower()
+def _module(entry_point: object) -> str:
+    if isinstance(entry_point, str):
+        return entry_point.partition(":")[0]
+    return str(getattr(entry_point, "__module__", "-"))

@@ -2,7 +2,7 @@
 
 except FAILURES as error:
     text = raised(error)                                  # "ValueError: no such card (cards.py:41, in step)"
-    reason = count.add(in_a_row, restarts, finished)      # None: the env may be rebuilt
+    reason = count.add(in_a_row, restarts, finished)      # None if the env may be rebuilt
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from remuda.envs.import_paths import sentence
 from remuda.processes.notices import Notice
 
 FAILURES = (Exception, SystemExit)  # an env that calls sys.exit() has failed too
-RESTARTS_IN_A_ROW = 20  # without one completed step: the env is broken for good
+RESTARTS_IN_A_ROW = 20  # after more failures than this without a completed step, an env counts as broken
 FAILURES_WITHOUT_EPISODE = 20  # of one env, during which no env of the group finished an episode
-LONGEST_TRACEBACK = 1 << 16  # characters; an exception may hold the text of a whole file
+LONGEST_TRACEBACK = 1 << 16  # characters; an exception may contain the text of a whole file
 
 
 @dataclass
 class FailureCount:
     """Counts the failures of one env and decides when it is given up.
 
-    Envs that fail randomly are survived as long as some env of the group finishes an episode between two of them.
-    Envs of one LocalEnvs or one pool form a group; each worker that acts by itself has a group of its own.
+    A run survives an env that fails randomly as long as some env finishes an episode between two failures. All envs
+    of one LocalEnvs or one pool are counted together.
     """
 
     max_restarts: int
@@ -39,14 +39,14 @@ class FailureCount:
     def add(self, in_a_row: int, restarts: int, finished: int) -> str | None:
         """Count one failure; return why the env is given up, or None if it may be rebuilt.
 
-        `in_a_row` are failures without a completed step between them, this one included; `finished` are the episodes
-        that all envs of the group have finished so far.
+        `in_a_row` is the number of failures without a completed step between them, including this one. `finished` is
+        the number of episodes that all envs counted together have finished so far.
         """
         self.without_episode = self.without_episode + 1 if finished == self.finished else 1
         self.finished = finished
         if in_a_row > RESTARTS_IN_A_ROW:
             return f", {in_a_row} times in a row without completing a step"
-        # Failures without a single completed step are left to the rule above.
+        # Failures without a completed step between them fall under the rule above.
         if self.without_episode >= FAILURES_WITHOUT_EPISODE and self.without_episode > in_a_row:
             return f", {self.without_episode} times while no env finished an episode"
         if restarts > self.max_restarts:
@@ -55,7 +55,7 @@ class FailureCount:
 
 
 def raised(error: BaseException) -> str:
-    """Return the exception in one line, with the file, line and function of the user's code that raised it.
+    """Return the exception as one line, with the file, line and function of the user's code that raised it.
 
     >>> raised(ValueError("no such card"))
     'ValueError: no such card'
@@ -67,8 +67,8 @@ def raised(error: BaseException) -> str:
 def find_place(error: BaseException) -> tuple[str, str] | None:
     """Return (file:line, function) of the innermost frame in the user's own code.
 
-    Where all frames belong to installed libraries, it is the innermost outside of Remuda and Gymnasium, or the
-    innermost of all. None if the exception was never raised.
+    If all frames belong to installed libraries, return the innermost frame outside of Remuda and Gymnasium, or else
+    the innermost of all. Return None if the exception was never raised.
     """
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     for folders in (_LIBRARIES, _FRAMEWORKS, ()):
@@ -79,7 +79,7 @@ def find_place(error: BaseException) -> tuple[str, str] | None:
 
 
 def notice_of(error: BaseException, text: str, known: set[str]) -> Notice:
-    """Return a notice with this text, and with the traceback unless its place is among the `known` ones; adds it."""
+    """Return a notice with this text, and with the traceback if its place is not `known` yet; add the place."""
     place = (find_place(error) or ("unknown",))[0]
     if place in known:
         return Notice(text)
@@ -89,7 +89,7 @@ def notice_of(error: BaseException, text: str, known: set[str]) -> Notice:
 
 
 def _folders(*paths: str) -> tuple[str, ...]:
-    """Return these folders, as they are named and without symbolic links: a frame's file may be named either way."""
+    """Return these folders with and without symbolic links resolved, because frames may name files either way."""
     return tuple({os.path.join(path, "") for each in paths for path in (each, os.path.realpath(each))})
 
 

@@ -1,6 +1,6 @@
-"""Families of ids that a package of their own registers, and what their envs need to be of use here.
+"""Families of ids that another package registers, and the wrappers that their envs need.
 
-    register("MiniGrid-Empty-5x5-v0")          # imports minigrid, or says which extra installs it
+    register("MiniGrid-Empty-5x5-v0")          # imports minigrid; the error names the extra that installs it
     env = adapt(gymnasium.make("MiniGrid-Empty-5x5-v0"))
 
 A family is one line in FAMILIES.
@@ -12,8 +12,8 @@ import contextlib
 import importlib
 import logging
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import gymnasium
 
@@ -21,9 +21,9 @@ from remuda.errors import EnvSpecError
 
 logger = logging.getLogger("remuda.envs")
 
-MINIGRID_HIGHEST = 10  # the largest number of an object, colour or state that a MiniGrid image holds
-LEGACY_ATARI = re.compile(r"[A-Z]\w*-v[04]")  # Pong-v4, without a namespace; also what other ids look like
-OWN = {  # what this package itself registers, when it is asked for
+MINIGRID_MAX = 10  # the largest code of an object, color or state in a MiniGrid image
+LEGACY_ATARI = re.compile(r"[A-Z]\w*-v[04]")  # Pong-v4, without a namespace; some other ids look like this too
+OWN = {  # envs of this package, registered on demand
     "Remuda/Mock-v0": "remuda.envs.mock:MockEnv",
     "Remuda/Recall-v0": "remuda.envs.memory_envs:Recall",
     "Remuda/CartPolePositions-v0": "remuda.envs.memory_envs:CartPolePositions",
@@ -32,7 +32,7 @@ OWN = {  # what this package itself registers, when it is asked for
 
 @dataclass(frozen=True)
 class Family:
-    """Ids that match `pattern` come from `package`, which our extra of that name installs."""
+    """Ids that match `pattern` are registered by `package`, which the extra `remuda[extra]` installs."""
 
     pattern: re.Pattern[str]
     package: str
@@ -51,7 +51,7 @@ def family_of(name: str) -> Family | None:
 
 
 def register(name: str) -> None:
-    """Let the package that knows this id register it; says which extra to install if it is not there."""
+    """Import the package that registers this id; EnvSpecError names the extra to install if it is missing."""
     if name in gymnasium.registry:
         return
     if name in OWN:
@@ -64,7 +64,7 @@ def register(name: str) -> None:
                 f"{name} needs the package {family.package}: pip install 'remuda[{family.extra}]'."
             ) from None
     elif LEGACY_ATARI.fullmatch(name):
-        with contextlib.suppress(ModuleNotFoundError):  # the id may be a misspelt one of Gymnasium's own
+        with contextlib.suppress(ModuleNotFoundError):  # the id may be a misspelled one of Gymnasium's own
             import_family("ale_py")
 
 
@@ -81,33 +81,33 @@ def register_own() -> None:
 
 
 def is_registered_by_import(name: str, entry_point: object) -> bool:
-    """Whether another process registers this id by itself when `register` is called there."""
+    """Return whether `register` in another process registers this id there."""
     family = family_of(name) or (FAMILIES[0] if LEGACY_ATARI.fullmatch(name) else None)
     return name in OWN or (family is not None and str(entry_point).startswith(f"{family.package}."))
 
 
 def forward_mujoco_warnings() -> None:
-    """Let MuJoCo warn in the log, of each thing once.
+    """Log MuJoCo's warnings, each kind once.
 
-    By itself it prints every warning for every env, and leaves MUJOCO_LOG.TXT wherever the user stands.
+    By default MuJoCo prints every warning for every env, and writes MUJOCO_LOG.TXT to the current directory.
     """
     mujoco = importlib.import_module("mujoco")
     if mujoco.get_mju_user_warning() is not None:
         return
-    told = set()
+    logged = set()
 
-    def tell(text: str) -> None:
-        what = re.sub(r"[-+\d.]+", "", text)  # times and places differ
-        if what not in told:
-            told.add(what)
-            # what is out of date is in the model's file: the maker of the env can change it, who trains cannot
+    def log_once(text: str) -> None:
+        kind = re.sub(r"[-+\d.]+", "", text)  # without times and positions, which differ
+        if kind not in logged:
+            logged.add(kind)
+            # Deprecated elements are in the model file, which only the author of the env can change.
             logger.log(logging.DEBUG if "deprecated" in text else logging.WARNING, "MuJoCo: %s", text)
 
-    mujoco.set_mju_user_warning(tell)
+    mujoco.set_mju_user_warning(log_once)
 
 
-def adapt(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-    """What was made, with what the family needs around it."""
+def adapt(env: gymnasium.Env) -> gymnasium.Env:
+    """Return the env in the wrapper that its family needs, if any."""
     known = env.spec
     if known is not None and str(known.entry_point).startswith("minigrid."):
         space = env.observation_space
@@ -116,16 +116,16 @@ def adapt(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     return env
 
 
-class MiniGridObservation(gymnasium.ObservationWrapper[Any, Any, Any]):  # type: ignore[misc]
-    """MiniGrid's observation without the mission's text, its image with the bounds that its numbers really have."""
+class MiniGridObservation(gymnasium.ObservationWrapper):  # type: ignore[misc]
+    """Removes the text of the mission from MiniGrid's observation, and narrows the image's bounds to its codes."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+    def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
         entries = dict(env.observation_space.spaces)
         del entries["mission"]
         image = entries["image"]
-        entries["image"] = gymnasium.spaces.Box(0, MINIGRID_HIGHEST, image.shape, image.dtype)
+        entries["image"] = gymnasium.spaces.Box(0, MINIGRID_MAX, image.shape, image.dtype)
         self.observation_space = gymnasium.spaces.Dict(entries)
 
-    def observation(self, observation: Any) -> Any:
+    def observation(self, observation: Mapping[str, object]) -> dict[str, object]:
         return {name: value for name, value in observation.items() if name != "mission"}

@@ -1,12 +1,12 @@
-"""How a function or class reaches another process: as the path under which it is found again, never pickled.
+"""Send functions and classes to another process as import paths, never as pickles.
 
     reference = describe(make_env)          # {"module": "my_envs", "name": "make_env"}
-    ...                                     # any wire that carries JSON
+    ...                                     # any transport of JSON
     make_env = find(reference)              # in the worker
 
-A definition of `__main__`, that is of a script or of a notebook, has no such path. It travels as the text of itself
-and of everything that it refers to (envs/source.py). Where that text cannot be put together and there is a script,
-the worker loads the script's file under another module name, so that what stands below its guard
+A definition in `__main__`, that is in a script or notebook, has no import path. Its source text is sent instead, with
+the text of everything that it refers to (envs/source.py). If that text cannot be collected and there is a script, the
+worker loads the file of the script under another module name, so that code below its guard
 `if __name__ == "__main__":` does not run again.
 """
 
@@ -27,11 +27,11 @@ from remuda.errors import ConfigError, EnvSpecError, nearest
 
 SCRIPT = "__remuda_main__"  # the name under which a worker loads the user's script
 GUARD = "if __name__ == '__main__':"
-OR_SERIAL = ", or use scheme=serial"  # a remedy for runs; `EnvPool`, which has no schemes, leaves it out
+OR_SERIAL = ", or use scheme=serial"  # part of error messages of runs; `EnvPool`, which has no scheme, removes it
 
 
 def sentence(error: BaseException, limit: int = 300) -> str:
-    """The type and first line of an exception's text, without a full stop."""
+    """Return the type of an exception and the first line of its text, without the period."""
     lines = str(error).strip().splitlines()
     text = lines[0].strip().rstrip(".") if lines else ""
     if len(text) > limit:
@@ -51,8 +51,8 @@ class Unreachable(EnvSpecError):
         )
 
 
-def describe(thing: Any) -> dict[str, str]:
-    """Return how another process gets this function or class; raises Unreachable where there is no way."""
+def describe(thing: object) -> dict[str, str]:
+    """Return a reference with which `find` gets this function or class in another process; Unreachable if none."""
     module_name, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     if not isinstance(module_name, str) or not isinstance(name, str):
         raise Unreachable(repr(thing), "it is neither a function nor a class and has no import path")
@@ -63,7 +63,7 @@ def describe(thing: Any) -> dict[str, str]:
         raise Unreachable(f"{module_name}.{name}", f"{module_name} has another object of this name")
     if module_name == "__main__":
         return _describe_main(name)
-    # A worker that has workers of its own passes on what it was sent.
+    # A worker that starts workers itself sends them the reference that it was sent.
     module = sys.modules[module_name]
     if isinstance(module.__loader__, TextLoader):
         return {**module.__loader__.source, "name": name}
@@ -104,7 +104,7 @@ def find(reference: Mapping[str, str]) -> Any:
 
 
 def import_named(path: str, option: str) -> Any:
-    """What `package.module:Name` names; `option` is what the user set to it."""
+    """Return the object at `package.module:Name`; errors name the `option` that was set to this path."""
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise ConfigError(f"{option}={path!r} is not an import path: write package.module:Name.")
@@ -119,12 +119,13 @@ def import_named(path: str, option: str) -> Any:
 
 
 def missing(module: ModuleType, name: str) -> str:
+    """Return a sentence that a module has no such name, with the most similar ones."""
     names = [known for known in dir(module) if not known.startswith("_")]
     return f"{module.__name__} has no {name}: {nearest(name, names)}"
 
 
 def load_module(name: str) -> ModuleType:
-    """Import a module by name, or say in one sentence why not."""
+    """Import a module by name; EnvSpecError says in one sentence why that failed."""
     if name.endswith(".py"):
         raise EnvSpecError(f"{name} is the name of a file: write {name[:-3]}, the name of the module.")
     try:
@@ -134,7 +135,7 @@ def load_module(name: str) -> ModuleType:
             raise EnvSpecError(f"module {name} was not found: install it, or add its folder to PYTHONPATH.") from None
         raise EnvSpecError(f"module {name} needs {error.name}, which is not installed: pip install it.") from error
     except (Exception, SystemExit) as error:
-        raise EnvSpecError(f"module {name} failed while it was imported ({sentence(error)}): repair it.") from error
+        raise EnvSpecError(f"module {name} failed while it was imported ({sentence(error)}): fix it.") from error
 
 
 def _load_script(path: str) -> ModuleType:
@@ -168,13 +169,14 @@ def _load_source(reference: Mapping[str, str]) -> ModuleType:
 
 
 def _walk(root: Any, name: str) -> Any:
+    """Follow a dotted name from `root`; None where an attribute is missing."""
     for part in name.split("."):
         root = getattr(root, part, None)
     return root
 
 
 def as_json(values: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """These keyword arguments, if JSON carries them unchanged."""
+    """Return these keyword arguments as a dict; EnvSpecError if JSON would change one of them."""
     for key, value in values.items():
         try:
             same = json.loads(json.dumps(value)) == value

@@ -1,23 +1,26 @@
-"""Small tasks that cannot be solved without memory: `Remuda/Recall-v0` and `Remuda/CartPolePositions-v0`.
+"""Small tasks that need memory: `Remuda/Recall-v0` and `Remuda/CartPolePositions-v0`.
 
-remuda train ppo --env Remuda/Recall-v0 --agent.core lstm          # right in every episode
-remuda train ppo --env Remuda/Recall-v0                            # right in half of them
+remuda train ppo --env Remuda/Recall-v0 --agent.core lstm          # recalls the cue in every episode
+remuda train ppo --env Remuda/Recall-v0                            # guesses, and is right in half of them
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+Observation: TypeAlias = NDArray[np.float32]
+Info: TypeAlias = dict[str, Any]
+
 
 class Recall(gymnasium.Env):  # type: ignore[misc]
-    """A cue is shown at the first step; `delay` steps later it must be named: 1 point if it is right.
+    """Shows a cue at the first step and asks for it `delay` steps later; the reward is 1 for the right answer.
 
-    What is seen are the cue (one-hot, at the first step alone) and whether now is the time to answer. Actions before
-    that change nothing.
+    An observation is the cue (one-hot, zero after the first step) and a flag that is 1 when the answer is due.
+    Earlier actions have no effect.
     """
 
     def __init__(self, cues: int = 2, delay: int = 10) -> None:
@@ -25,18 +28,18 @@ class Recall(gymnasium.Env):  # type: ignore[misc]
         self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (cues + 1,), np.float32)
         self.action_space = gymnasium.spaces.Discrete(cues)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Observation, Info]:
         super().reset(seed=seed)
         self._cue, self._step = int(self.np_random.integers(self.cues)), 0
         return self._observe(), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int) -> tuple[Observation, float, bool, bool, Info]:
         is_answer = self._step == self.delay
         reward = float(is_answer and int(action) == self._cue)
         self._step += 1
         return self._observe(), reward, is_answer, False, {}
 
-    def _observe(self) -> NDArray[np.float32]:
+    def _observe(self) -> Observation:
         obs = np.zeros(self.cues + 1, np.float32)
         if self._step == 0:
             obs[self._cue] = 1.0
@@ -45,7 +48,7 @@ class Recall(gymnasium.Env):  # type: ignore[misc]
 
 
 class CartPolePositions(gymnasium.ObservationWrapper):  # type: ignore[misc]
-    """CartPole-v1 that shows where cart and pole are, and not how fast they move."""
+    """CartPole-v1 whose observations hold the positions of cart and pole, without their velocities."""
 
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(gymnasium.make("CartPole-v1", render_mode=render_mode))
@@ -53,5 +56,5 @@ class CartPolePositions(gymnasium.ObservationWrapper):  # type: ignore[misc]
         assert isinstance(space, gymnasium.spaces.Box)
         self.observation_space = gymnasium.spaces.Box(space.low[::2], space.high[::2], dtype=np.float32)
 
-    def observation(self, observation: Any) -> Any:
+    def observation(self, observation: Observation) -> Observation:
         return observation[::2]

@@ -1,4 +1,4 @@
-"""An env of any spaces and any cost, for speed tests: `Remuda/Mock-v0`.
+"""An env with arbitrary spaces and an arbitrary cost per step, for speed tests: `Remuda/Mock-v0`.
 
     env = MockEnv(observation={"box": [84, 84, 4], "dtype": "uint8"}, action={"discrete": 6}, seconds=0.001)
     obs, _ = env.reset(seed=1)
@@ -7,8 +7,8 @@
     remuda train ppo --env Remuda/Mock-v0 --envs.kwargs '{"observation": {"dict": {"image": {"box": [8, 8]}}}}'
 
 Spaces are JSON: {"box": shape, "dtype", "low", "high"}, {"discrete": n, "start"}, {"multidiscrete": [n, ...]},
-{"multibinary": n}, {"dict": {name: space}}, {"tuple": [space, ...]}. What is seen at a step depends on its number in
-the episode alone, and repeats after 8 steps: a table, so that showing it costs nothing.
+{"multibinary": n}, {"dict": {name: space}}, {"tuple": [space, ...]}. Observations come from a table of 8 samples that
+is repeated in every episode, so that they take no time to compute.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import gymnasium
 import numpy as np
+from numpy.typing import NDArray
 
 from remuda.errors import EnvSpecError
 
@@ -26,11 +27,13 @@ OBSERVATIONS = 8
 KINDS = ("box", "discrete", "multidiscrete", "multibinary", "dict", "tuple")
 
 
-def space_from_json(values: Any, which: str) -> gymnasium.Space[Any]:
-    """The Gymnasium space that such JSON describes."""
+def space_from_json(values: Any, which: str) -> gymnasium.Space:
+    """Return the Gymnasium space that this JSON describes; errors call it `which`."""
     kind = next((kind for kind in KINDS if isinstance(values, Mapping) and kind in values), None)
     if kind is None:
-        raise EnvSpecError(f"{which}={values!r} of the mock env is no space: give an object with {', '.join(KINDS)}.")
+        raise EnvSpecError(
+            f"{which}={values!r} of the mock env is not a space: give an object with one of {', '.join(KINDS)}."
+        )
     form = values[kind]
     try:
         match kind:
@@ -55,12 +58,12 @@ def space_from_json(values: Any, which: str) -> gymnasium.Space[Any]:
                 return gymnasium.spaces.Tuple(entries)
     except EnvSpecError:
         raise
-    except Exception as error:  # Gymnasium asserts, numpy raises TypeErrors: any of them means a wrong value
-        raise EnvSpecError(f"{which}={values!r} of the mock env is no space ({error}): repair it.") from error
+    except Exception as error:  # wrong values make Gymnasium raise AssertionError and numpy TypeError
+        raise EnvSpecError(f"{which}={values!r} of the mock env is not a space ({error}): fix it.") from error
 
 
-class MockEnv(gymnasium.Env[Any, Any]):  # type: ignore[misc]
-    """Does nothing, for as long as it is told to."""
+class MockEnv(gymnasium.Env):  # type: ignore[misc]
+    """Computes nothing; a step takes `seconds`."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012
 
@@ -92,12 +95,14 @@ class MockEnv(gymnasium.Env[Any, Any]):  # type: ignore[misc]
         self._observations = [self.observation_space.sample() for _ in range(OBSERVATIONS)]
         self._step = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, object] | None = None
+    ) -> tuple[object, dict[str, object]]:
         super().reset(seed=seed)
         self._step = 0
         return self._observations[0], {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[object, float, bool, bool, dict[str, object]]:
         if self._seconds and self._is_busy:
             end = time.perf_counter() + self._seconds
             while time.perf_counter() < end:
@@ -109,6 +114,6 @@ class MockEnv(gymnasium.Env[Any, Any]):  # type: ignore[misc]
         obs = self._observations[self._step % OBSERVATIONS]
         return obs, self._reward, is_last and self._terminates, is_last and not self._terminates, {}
 
-    def render(self) -> Any:
-        """A grey picture that gets lighter towards the end of the episode."""
+    def render(self) -> NDArray[np.uint8]:
+        """Return a gray image that gets lighter towards the end of the episode."""
         return np.full((64, 64, 3), min(255, 255 * self._step // self._length), np.uint8)

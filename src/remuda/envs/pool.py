@@ -4,12 +4,12 @@
         envs.reset(seed=1)
         while training:
             slot, step = envs.recv()             # in the order of sending; views of shared memory
-            envs.send(slot, act(step.obs))       # copies the actions, rings the workers
+            envs.send(slot, act(step.obs))       # copies the actions and wakes the workers
 
-Every worker serves its share of every slot; with `alone` it has slots of its own (envs/async_pool.py). A worker that
-dies, or owes an answer for longer than `step_timeout`, is replaced; the envs it had answer their pending or next
-request with a reset row. Answers do not depend on timing: the same seed and actions give what LocalEnvs gives, bit by
-bit, as long as no worker is lost.
+Every worker steps its share of every slot; with `alone` it has slots of its own (envs/async_pool.py). A worker that
+dies, or does not answer within `step_timeout`, is replaced, and the pending or next step of its envs is a reset row.
+Results do not depend on timing: as long as no worker is lost, the same seed and actions give the same bits as
+LocalEnvs.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
-from numpy.typing import NDArray
-
-from remuda.core import Episode, Step
+from remuda.core import Actions, Array, EnvsState, Episode, Step
 from remuda.data.shared import SharedArrays
 from remuda.data.trees import leaves
+from remuda.env_workers import ENV_WORKERS
 from remuda.envs import worker
 from remuda.envs.env_group import rows_layout, slice_rows
 from remuda.envs.episodes import EpisodeStats, resolve_stats
 from remuda.envs.import_paths import describe
-from remuda.envs.local import blocks_of, check_seeds, envs_of, envs_per_slot, logger, write_actions
+from remuda.envs.local import logger
+from remuda.envs.slots import check_seeds, envs_in, envs_per_slot, worker_blocks, write_actions
 from remuda.envs.spaces import space_from_wire
 from remuda.envs.spec import EnvSpec
+from remuda.envs.worker_stats import WorkerStats, decode
 from remuda.errors import Interrupted, NoState
-from remuda.processes.notices import Reporter
 from remuda.processes.requests import Requests, SpinWait, layout
-from remuda.processes.worker_pool import LOOK_SECONDS, Worker, WorkerPool
+from remuda.processes.worker_pool import POLL_SECONDS, Worker, WorkerPool
 
-NEWS_BYTES = 1024  # for the end of one episode; longer news go through the link
+STATS_BYTES = 1024  # for the end of one episode; longer statistics are sent through the link
 
 
 class PooledEnvs:
-    """`core.Envs` with `num_workers` processes."""
+    """`core.Envs` in `num_workers` worker processes."""
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class PooledEnvs:
         should_stop: Callable[[], bool] | None = None,
         levels: Sequence[int] | None = None,
         info: Sequence[str] = (),
-        seed: int | None = None,  # with one, reset() may be left out: the first send to a slot resets it
+        seed: int | None = None,  # makes reset() optional: the first send to a slot resets it
         alone: bool = False,
     ) -> None:
-        if not alone:  # an inference process is a worker, and has such a pool of its own
+        if not alone:  # an inference server is itself a worker, and has a pool of this kind
             worker.refuse_in_worker()
         per_slot, self._is_alone = envs_per_slot(num_envs, slots), alone
         check_seeds(seeds, levels, info, num_envs)
@@ -75,8 +75,8 @@ class PooledEnvs:
             "levels": None if levels is None else [int(level) for level in levels],
             "info": list(info),
         }
-        self._blocks = blocks_of(num_envs, slots, num_workers, alone)
-        self._seeds, self._played = seeds, [0] * num_envs  # episodes that were told of, by env
+        self._blocks = worker_blocks(num_envs, slots, num_workers, alone)
+        self._seeds, self._worker_stats = seeds, WorkerStats(num_envs, logger)
         self._memory: SharedArrays | None = None
         self._sent: deque[tuple[int, int]] = deque()
         orders = [{**order, "worker": index, "blocks": blocks} for index, blocks in enumerate(self._blocks)]
@@ -85,28 +85,27 @@ class PooledEnvs:
         self.num_envs, self.num_slots = num_envs, slots
         self._step_timeout, self._build_timeout = step_timeout, build_timeout
         self._number = 0  # of the last request
-        self._is_owed = [False] * slots  # sent and not received
-        self._asked_at, self._received_at = [0.0] * slots, 0.0  # by the crew's clock
+        self._is_in_flight = [False] * slots  # sent and not received
+        self._sent_at, self._received_at = [0.0] * slots, 0.0  # by the clock of the worker pool
         self._seed = seed
-        self._episodes: list[Episode] = []
-        self._news: list[bytes] = []  # not read yet
         self._restarts_before = 0
-        self._reporter = Reporter(logger)
         self._waited = 0.0
-        self._lost_at = [0] * num_workers  # number of the last request when a worker was last lost
-        self._worker_pool = WorkerPool(worker.__name__, orders, build_timeout, max_worker_restarts, should_stop)
+        self._lost_at = [0] * num_workers  # number of the last request when each worker was last lost
+        self._worker_pool = WorkerPool(
+            worker.__name__, orders, ENV_WORKERS, build_timeout, max_worker_restarts, should_stop
+        )
         try:
             observation, action = self._worker_pool.start()
             self.observation, self.action = space_from_wire(observation), space_from_wire(action)
             self._allocate(num_workers, per_slot, info)
-            for member in self._worker_pool.members:
-                self._introduce(member)
+            for member in self._worker_pool.workers:
+                self._attach(member)
         except BaseException:
             self.close()
             raise
 
     def _allocate(self, num_workers: int, per_slot: int, info: Sequence[str]) -> None:
-        room = NEWS_BYTES * (per_slot if self._is_alone else -(-per_slot // num_workers))
+        room = STATS_BYTES * (per_slot if self._is_alone else -(-per_slot // num_workers))
         memory = SharedArrays(
             {
                 **rows_layout(self.observation, self.action, self.num_envs, info),
@@ -116,7 +115,7 @@ class PooledEnvs:
         self._memory = memory
         self._restarts = memory["restarts"]
         arrays = {name: memory[name] for name in memory.layout}
-        self._requests, self._patience = Requests(arrays, self._is_alone), SpinWait(num_workers)
+        self._requests, self._spin_wait = Requests(arrays, self._is_alone), SpinWait(num_workers)
         slices = [slice(slot * per_slot, (slot + 1) * per_slot) for slot in range(self.num_slots)]
         views = [slice_rows(arrays, own, self.observation, self.action, info) for own in slices]
         self._steps, self._infos = [rows.step for rows, _ in views], [rows.info for rows, _ in views]
@@ -124,65 +123,66 @@ class PooledEnvs:
 
     @property
     def should_stop(self) -> Callable[[], bool] | None:
-        """Asked at least every 0.2 s while waiting; True raises Interrupted."""
+        """Polled at least every 0.2 s while waiting; once it returns True, Interrupted is raised."""
         return self._worker_pool.should_stop
 
     @should_stop.setter
-    def should_stop(self, ask: Callable[[], bool] | None) -> None:
-        self._worker_pool.should_stop = ask
+    def should_stop(self, should_stop: Callable[[], bool] | None) -> None:
+        self._worker_pool.should_stop = should_stop
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
-        """Begin anew; every slot will answer with first observations. Returns the random steps taken."""
+        """Start new episodes everywhere; return the random steps taken."""
         while self._sent:
             self._wait(*self._sent[0])
             self._sent.popleft()
         self._restarts_before += int(self._restarts.sum())
         self._restarts.fill(0)
         self._seed = seed
-        self._episodes.clear()
-        self._news.clear()
-        self._played = [0] * self.num_envs
-        for member in self._worker_pool.members:
+        self._worker_stats.clear()
+        for member in self._worker_pool.workers:
             member.inbox.clear()
         order = {"do": "reset", "seed": seed, "warm_up": warm_up}
         answers = self._order_all(order, "ready", self._build_timeout)
         for answer in answers:
-            self._reporter.report(answer["notices"])
-        for member in self._worker_pool.members:
-            member.inbox.clear()  # news of requests that were given up above
-        # a slot that waits for no worker answers with what its rows hold
+            self._worker_stats.report(answer["notices"])
+        for member in self._worker_pool.workers:
+            member.inbox.clear()  # statistics of requests that were given up above
+        # Request number 0 is complete at once: the reset has written the rows of every slot.
         self._sent.extend((slot, 0) for slot in range(self.num_slots))
-        self._is_owed = [True] * self.num_slots
+        self._is_in_flight = [True] * self.num_slots
         return sum(answer["ready"] for answer in answers)
 
-    def send(self, slot: int, action: Any, hold: bool = False) -> None:
-        """Arrays [B of the slot], in the tree of the action space; with `hold`, envs that have ended do not reset."""
+    def prepare(self, seed: int, restarts: int) -> NoReturn:
+        raise RuntimeError("a pool replaces lost workers itself: call reset().")
+
+    def send(self, slot: int, action: Actions, hold: bool = False) -> None:
+        """Send actions [B of the slot]; with `hold`, envs whose episode has ended are not reset."""
         self._require_received(slot)
         write_actions(self.action, self._targets[slot], action)
-        self._ask(slot, worker.HOLD if hold else worker.STEP)
+        self._request(slot, worker.HOLD if hold else worker.STEP)
 
     def renew(self, slot: int) -> None:
-        """Envs that have ended begin anew, no other is touched."""
+        """Start new episodes in the envs whose episode has ended; the others are not touched."""
         self._require_received(slot)
-        self._ask(slot, worker.RENEW)
+        self._request(slot, worker.RENEW)
 
     def _require_received(self, slot: int) -> None:
-        if self._is_owed[slot]:
+        if self._is_in_flight[slot]:
             raise RuntimeError(f"slot {slot} has not been received since its last send.")
 
-    def _ask(self, slot: int, kind: int) -> None:
+    def _request(self, slot: int, kind: int) -> None:
         self._number += worker.KINDS
         number = self._number + kind
         self._sent.append((slot, number))
-        self._is_owed[slot] = True
-        self._asked_at[slot] = self._worker_pool.clock
+        self._is_in_flight[slot] = True
+        self._sent_at[slot] = self._worker_pool.clock
         for index in self._requests.ask(slot, number):
-            self._worker_pool.members[index].bell.ring()
+            self._worker_pool.workers[index].bell.ring()
 
     def recv(self, slot: int | None = None) -> tuple[int, Step]:
-        """The next slot in the order of sending, or the one that is asked for."""
+        """Wait for this slot, by default for the one that was sent first; return its number and its step."""
         if not self._sent:
             raise RuntimeError("recv() without a send() or reset() before it.")
         should_stop = self._worker_pool.should_stop
@@ -196,13 +196,14 @@ class PooledEnvs:
             self._wait(slot, number)
             self._waited += max(0.0, time.perf_counter() - start - self._requests.busy(slot))
         self._sent.popleft()
-        self._is_owed[slot] = False
+        self._is_in_flight[slot] = False
         self._received_at = self._worker_pool.clock
-        if number and self._requests.has_news(slot, number):
-            self._take_news(slot, number)
+        if number and self._requests.has_stats(slot, number):
+            self._take_stats(slot, number)
         return slot, self._steps[slot]
 
     def _put_first(self, slot: int) -> None:
+        """Move a slot to the head of the queue of slots to receive."""
         for sent in self._sent:
             if sent[0] == slot:
                 self._sent.remove(sent)
@@ -211,155 +212,153 @@ class PooledEnvs:
         raise RuntimeError(f"recv({slot}) without a send({slot}, ...) before it.")
 
     def is_ready(self, slot: int, seconds: float = 0.0) -> bool:
-        """Whether recv(slot) would answer at once; waits for it so long. Lost workers are noticed and replaced."""
+        """Wait up to `seconds`; return whether recv(slot) returns at once. Lost workers are replaced meanwhile."""
         return all(self._wait(sent, number, seconds) for sent, number in self._sent if sent == slot)
 
     def _wait(self, slot: int, number: int, seconds: float = math.inf) -> bool:
-        """Until everybody has answered this request, at most so long; number 0 is a reset, which is over."""
-        requests, crew = self._requests, self._worker_pool
+        """Wait up to `seconds` until all workers have answered this request; return whether they have.
+
+        Number 0 stands for a reset, which is complete.
+        """
+        requests, pool = self._requests, self._worker_pool
         if not number or requests.is_done(slot, number):
             return True
-        if seconds and not crew.has_lost and self._patience.poll(lambda: requests.is_done(slot, number)):
+        if seconds and not pool.has_lost and self._spin_wait.poll(lambda: requests.is_done(slot, number)):
             return True
         requests.sleep(number)
         try:
-            if not crew.has_lost:  # nearly always the first sleep is the last
+            if not pool.has_lost:  # one sleep is nearly always enough
                 if requests.is_done(slot, number):
                     return True
-                crew.listen(min(seconds, LOOK_SECONDS))
+                pool.listen(min(seconds, POLL_SECONDS))
             return requests.is_done(slot, number) or self._wait_long(slot, number, seconds)
         finally:
             requests.wake()
 
     def _wait_long(self, slot: int, number: int, seconds: float) -> bool:
-        """With an eye on workers that are lost or late."""
-        crew = self._worker_pool
+        """Wait while replacing workers that are lost, and those that take longer than `step_timeout`."""
+        pool = self._worker_pool
         deadline = time.monotonic() + seconds
-        # nobody is late before being asked, nor for this slot as long as answers for others come in
-        start = max(self._asked_at[slot], self._received_at)
+        # The time limit starts when the slot was sent, or with the last answer of any slot if that came later.
+        start = max(self._sent_at[slot], self._received_at)
         while pending := self._requests.pending(slot, number):
-            if crew.has_lost:
-                self._replace(crew.lost()[0])
+            if pool.has_lost:
+                self._replace(pool.lost()[0])
                 continue
             for index in pending:
-                member = crew.members[index]
-                member.heard = max(member.heard, start)
-                crew.expect(member, self._step_timeout, "while it owed an answer")
+                member = pool.workers[index]
+                member.last_seen = max(member.last_seen, start)
+                pool.reap_if_silent(member, self._step_timeout, "while it owed an answer")
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            crew.listen(min(left, LOOK_SECONDS))
+            pool.listen(min(left, POLL_SECONDS))
         return True
 
-    # --- news and losses ----------------------------------------------------------------------------------------
+    # --- statistics of workers ----------------------------------------------------------------------------------
 
-    def _take_news(self, slot: int, number: int) -> None:
+    def _take_stats(self, slot: int, number: int) -> None:
+        """Take the statistics that workers sent with their answers to this request."""
         for index in self._requests.servers[slot]:
-            member = self._worker_pool.members[index]
-            news = self._requests.news(member.index, slot, number)
-            if news is None:
-                news = self._receive_news(member, slot, number)
-            if news:
-                self._news.append(news)
-                if news[0] or self._seeds is not None:
-                    self._read_news()
+            member = self._worker_pool.workers[index]
+            stats = self._requests.stats(member.index, slot, number)
+            if stats is None:
+                stats = self._receive_stats(member, slot, number)
+            if stats:
+                self._worker_stats.add(stats, at_once=self._seeds is not None)
 
-    def _read_news(self) -> None:
-        """Episodes may wait until somebody asks for them: reading many at once is cheaper than one at every step."""
-        for news in self._news:
-            episodes, notices = worker.decode_news(news)
-            for env, values in episodes:
-                self._played[env] += 1
-                self._episodes.append(Episode(env, values))
-            self._reporter.report(notices)
-        self._news.clear()
-
-    def _receive_news(self, member: Worker, slot: int, number: int) -> bytes:
-        """Said before it was done, so it is in the inbox or on its way."""
-        while (news := self._find_news(member, slot, number)) is None and member.lost is None:
-            self._worker_pool.listen(LOOK_SECONDS)
-            self._worker_pool.expect(member, self._step_timeout, "while it owed statistics")
+    def _receive_stats(self, member: Worker, slot: int, number: int) -> bytes:
+        """Return statistics that come through the link; they were sent before the answer, so they will arrive."""
+        while (stats := self._find_stats(member, slot, number)) is None and not member.is_lost:
+            self._worker_pool.listen(POLL_SECONDS)
+            self._worker_pool.reap_if_silent(member, self._step_timeout, "while it owed statistics")
         member.inbox = [message for message in member.inbox if message.get("number") != number]
-        return news or b""
+        return stats or b""
 
     @staticmethod
-    def _find_news(member: Worker, slot: int, number: int) -> bytes | None:
+    def _find_stats(member: Worker, slot: int, number: int) -> bytes | None:
         for message in member.inbox:
             if message.get("slot") == slot and message["number"] == number:
-                return bytes(message["news"])
+                return bytes(message["worker_stats"])
         return None
 
-    def _replace(self, member: Worker) -> None:
-        """A new process; what the old one left half done is asked again, what it had done stays."""
-        self._worker_pool.revive(member, self._give_up(member))
-        self._introduce(member)
+    # --- lost workers -------------------------------------------------------------------------------------------
 
-    def _give_up(self, member: Worker) -> bool:
-        """On what a lost worker left; returns whether it was of any use."""
+    def _replace(self, member: Worker) -> None:
+        """Start a new process that repeats the requests the lost one left unfinished; finished ones stay valid."""
+        self._worker_pool.restart(member, self._discard(member))
+        self._attach(member)
+
+    def _discard(self, member: Worker) -> bool:
+        """Drop what a lost worker left unfinished; return whether it had taken a step since it was started."""
         index = member.index
-        owed = self._requests.owed(index)
+        owed = self._requests.unanswered(index)
         for slot in owed:
-            self._requests.forget(index, slot)
+            self._requests.discard_stats(index, slot)
         member.inbox = [message for message in member.inbox if "slot" in message and message["slot"] not in owed]
         for first, last in self._blocks[index]:
             self._restarts[first:last] += 1
-        member.order = {**member.order, "seeds": self._seeds_left(index)}
-        # A new worker answers every slot once with a reset row; only after that does it step.
+        member.blueprint = {**member.blueprint, "seeds": self._seeds_left(index)}
+        # The first answer of a new worker to each slot is a reset row; it takes steps only after that.
         was_useful = self._number > self._lost_at[index] + 2 * self.num_slots * worker.KINDS
         self._lost_at[index] = self._number
         return was_useful
 
     def _seeds_left(self, index: int) -> dict[str, list[int]] | None:
-        """The seeds that a worker's envs have still to play; episodes that it told of unheard are played already."""
+        """Return the seeds that each env of a worker has not played yet.
+
+        Episodes that are reported in answers not yet received count as played.
+        """
         if self._seeds is None:
             return None
         played: Counter[int] = Counter()
         for slot, number in self._sent:
-            news = self._requests.news(index, slot, number)
-            news = self._find_news(self._worker_pool.members[index], slot, number) if news is None else news
-            if number and news:
-                played.update(env for env, _ in worker.decode_news(news)[0])
-        left = {env: self._seeds[env][self._played[env] + played[env] :] for env in envs_of(self._blocks[index])}
-        return {str(env): list(seeds) for env, seeds in left.items()}
+            stats = self._requests.stats(index, slot, number)
+            stats = self._find_stats(self._worker_pool.workers[index], slot, number) if stats is None else stats
+            if number and stats:
+                played.update(env for env, _ in decode(stats)[0])
+        played.update(dict(enumerate(self._worker_stats.played)))
+        return {str(env): list(self._seeds[env][played[env] :]) for env in envs_in(self._blocks[index])}
 
-    def _introduce(self, member: Worker) -> None:
+    def _attach(self, member: Worker) -> None:
+        """Give a worker that has built its envs the shared memory and the seed."""
         assert self._memory is not None
-        # one message: with the seed in a second one, a pending request could be answered in between
+        # With the seed in a second message, a pending request could be answered between the two.
         order = {"do": "attach", "layout": self._memory.layout, "seed": self._seed, "alone": self._is_alone}
-        member.tell(order, [self._memory.fd])
-        member.heard = self._worker_pool.clock
+        member.send(order, [self._memory.fd])
+        member.last_seen = self._worker_pool.clock
 
-    def info(self, slot: int) -> dict[str, NDArray[Any]]:
-        """The entries of info that were asked for, [B of the slot], of its last answer; nan where there was none."""
+    # --- reports and states -------------------------------------------------------------------------------------
+
+    def info(self, slot: int) -> dict[str, Array]:
+        """Return the requested entries of info of the slot's last step; nan where an env's info has no number."""
         return dict(self._infos[slot])
 
     def episodes(self) -> list[Episode]:
-        self._read_news()
-        finished, self._episodes = self._episodes, []
-        return finished
+        return self._worker_stats.take_episodes()
 
     def waited(self) -> float:
-        """Seconds in recv beyond what the quickest worker stepped: hand-over, and waiting for the slowest."""
+        """Return the seconds in `recv` beyond the stepping time of the fastest worker: hand-over and imbalance."""
         return self._waited
 
     def restarts(self) -> int:
         return self._restarts_before + int(self._restarts.sum())
 
-    def inspect_workers(self) -> list[dict[str, Any]]:
-        """pid, whether torch is loaded, and the peak of resident memory in bytes, of every worker."""
+    def inspect_workers(self) -> list[worker.WorkerInfo]:
+        """Return pid, imports and memory of every worker."""
         return [answer["inspected"] for answer in self._order_all({"do": "inspect"}, "inspected", self._step_timeout)]
 
     def _order_all(self, order: Mapping[str, Any], key: str, seconds: float) -> list[dict[str, Any]]:
-        return self._worker_pool.ask([order] * len(self._worker_pool.members), key, seconds, self._replace)
+        return self._worker_pool.ask([order] * len(self._worker_pool.workers), key, seconds, self._replace)
 
-    def get_state(self) -> dict[str, Any]:
-        """As of LocalEnvs, and the state of each worker's libraries."""
+    def get_state(self) -> EnvsState:
+        """Return the state of all envs, and the global generators of Python and numpy of each worker."""
         answers = self._order_all({"do": "save"}, "saved", self._build_timeout)
         states: dict[int, Any] = {}
         for blocks, answer in zip(self._blocks, answers, strict=True):
             if answer["saved"] is None:
                 raise NoState(answer["why"])
-            states.update(zip(envs_of(blocks), answer["saved"], strict=True))
+            states.update(zip(envs_in(blocks), answer["saved"], strict=True))
         return {
             "envs": [states[env] for env in range(self.num_envs)],
             "restarts": self._restarts.copy(),
@@ -368,23 +367,23 @@ class PooledEnvs:
             "seed": self._seed,
         }
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """As of LocalEnvs; saved by as many workers or by another number of them."""
-        libraries, self._seed = state.get("libraries", []), state.get("seed", 0)  # for workers that will be lost
+    def set_state(self, state: EnvsState) -> None:
+        """Continue from a state that LocalEnvs or a pool with any number of workers saved."""
+        libraries, self._seed = state.get("libraries", []), state.get("seed", 0)  # workers started later need a seed
         if len(libraries) != len(self._blocks):
             libraries = [None] * len(self._blocks)
         orders = [
-            {"do": "load", "states": [state["envs"][env] for env in envs_of(blocks)], "libraries": own}
+            {"do": "load", "states": [state["envs"][env] for env in envs_in(blocks)], "libraries": own}
             for blocks, own in zip(self._blocks, libraries, strict=True)
         ]
         self._worker_pool.ask(orders, "loaded", self._build_timeout, self._replace)
-        # after the loading, in which a worker may have been lost too
+        # Set after loading, because a worker that is lost meanwhile counts as a restart.
         self._restarts[:], self._restarts_before = state["restarts"], state["restarts_before"]
         self._sent.clear()
-        self._is_owed = [False] * self.num_slots
+        self._is_in_flight = [False] * self.num_slots
 
     def close(self) -> None:
-        """End every process and give back the memory; calling it again does nothing."""
+        """End all worker processes and release the shared memory; a second call does nothing."""
         self._worker_pool.close()
         if self._memory is not None:
             self._memory.close()

@@ -1,62 +1,60 @@
-"""Batches of envs whose steps are futures: for a training loop of one's own.
+"""Batches of envs whose steps are futures, for training loops of your own.
 
     with EnvPool("CartPole-v1", num_processes=2, batch_size=16, num_batches=2) as pool:
         actions = [np.zeros(16, np.int64)] * 2
         futures = [pool.step(batch, actions[batch]) for batch in range(2)]     # the first step of a batch resets it
         while training:
-            for batch in range(2):                                             # one batch is stepped ...
+            for batch in range(2):
                 step = futures[batch].result()
-                actions[batch] = act(step.obs)                                 # ... while the policy sees the other
+                actions[batch] = act(step.obs)                                 # while the other batch is stepped
                 futures[batch] = pool.step(batch, actions[batch])
 
-An env is reset on the step after its end: that row has mask False, and its action was not taken. Arrays of a result
-are views of shared memory, overwritten by the next step of its batch. A process that dies or hangs is replaced, and
-its envs answer with a reset row. Workers come from a process of their own without threads, so a pool may be created
-at any time, whatever threads the program has; it is used by one thread at a time.
+An env is reset by the step after the end of its episode. That row has mask False, and its action is ignored. Arrays
+of a result are views of shared memory that the next step of the batch overwrites. A process that dies or hangs is
+replaced, and the next row of its envs is a reset row. Processes are forked from a fork server without threads, so a
+pool may be created at any time, whatever threads the program has. One thread at a time may use a pool.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from numpy.typing import NDArray
-
-from remuda.core import Episode, derive_seed
+from remuda.core import Actions, Array, ArrayTree, Episode, derive_seed
 from remuda.envs.import_paths import OR_SERIAL
 from remuda.envs.pool import PooledEnvs
-from remuda.envs.spec import EnvSpec, resolve
+from remuda.envs.spec import EnvSpec, Factory, resolve
 from remuda.errors import ConfigError, EnvSpecError
 
 
 @dataclass(frozen=True, eq=False)
 class BatchStep:
-    """What one batch of envs answered, every array [batch_size]."""
+    """One step of one batch; every array is [batch_size]."""
 
-    obs: Any  # an array, or a tree of them; on an end the true final observation
-    reward: NDArray[Any]
-    terminated: NDArray[Any]
-    truncated: NDArray[Any]
-    mask: NDArray[Any]  # False where the env was reset instead of taking its action
-    info: Mapping[str, NDArray[Any]]  # the entries that were asked for; nan where an env's info has no such number
+    obs: ArrayTree  # at the end of an episode, its true final observation
+    reward: Array
+    terminated: Array
+    truncated: Array
+    mask: Array  # False where the env was reset instead of taking its action
+    info: Mapping[str, Array]  # the requested entries; nan where an env's info has no such number
 
 
 class StepFuture:
-    """The answer to one `step`, once it is there."""
+    """The result of one `step`, which may not be available yet."""
 
     def __init__(self, pool: EnvPool, batch: int) -> None:
         self._pool, self._batch = pool, batch
-        self._asked = time.monotonic()
+        self._sent_at = time.monotonic()
 
     def result(self, timeout: float | None = None) -> BatchStep:
-        """Wait for it, by default as long as it takes; TimeoutError after so many seconds. May be asked again."""
+        """Wait for the result and return it; TimeoutError after `timeout` seconds, if given. May be called again."""
         return self._pool._result(self, self._batch, timeout)
 
     def done(self) -> bool:
-        """Whether result() is there, or so long overdue that result() should see to it."""
-        return self._pool._is_done(self, self._batch, self._asked)
+        """Return whether result() returns at once, or is so late that result() must be called to replace workers."""
+        return self._pool._is_done(self, self._batch, self._sent_at)
 
 
 class EnvPool:
@@ -64,18 +62,18 @@ class EnvPool:
 
     def __init__(
         self,
-        env: str | Callable[..., Any] | EnvSpec,  # an id, "package.module:factory", or a callable
+        env: str | Factory | EnvSpec,  # an id, "package.module:factory", or a callable
         num_processes: int,
         batch_size: int,
         num_batches: int = 1,
         *,
         kwargs: Mapping[str, Any] | None = None,  # of the env
-        info: Sequence[str] = (),  # names of numbers in the env's info
+        info: Sequence[str] = (),  # names of numbers in the env's info that results contain
         seed: int = 0,
         step_timeout: float = 60.0,  # seconds after which a process that has not answered is replaced
         build_timeout: float = 120.0,
-        max_restarts: int = 1000,  # of every env that raises
-        max_worker_restarts: int = 10,  # of every process, within a minute
+        max_restarts: int = 1000,  # of each env that raises
+        max_worker_restarts: int = 10,  # of each process within a minute
     ) -> None:
         if min(num_processes, batch_size, num_batches) < 1:
             given = f"num_processes={num_processes}, batch_size={batch_size}, num_batches={num_batches}"
@@ -87,8 +85,8 @@ class EnvPool:
             )
         self.batch_size, self.num_batches = batch_size, num_batches
         self._seed, self._resets, self._step_timeout = seed, 0, step_timeout
-        self._futures: list[StepFuture | None] = [None] * num_batches  # of the last step of each
-        self._results: list[BatchStep | None] = [None] * num_batches  # None: in flight, or never stepped
+        self._futures: list[StepFuture | None] = [None] * num_batches  # of the last step of each batch
+        self._results: list[BatchStep | None] = [None] * num_batches  # None while in flight, or if never stepped
         try:
             self._envs = PooledEnvs(
                 resolve(env, kwargs),
@@ -107,9 +105,9 @@ class EnvPool:
         self.observation, self.action = self._envs.observation, self._envs.action
 
     def reset(self, seed: int | None = None) -> list[BatchStep]:
-        """Begin every batch anew and give up steps in flight; the first observations, mask False.
+        """Start new episodes everywhere and give up steps in flight; return the first observations, mask False.
 
-        Without a seed the pool's own is used the first time, and others that follow from it after that.
+        Without a seed, the first call uses the pool's seed, and later calls use seeds derived from it.
         """
         if seed is None:
             seed = derive_seed(self._seed, self._resets) if self._resets else self._seed
@@ -118,8 +116,8 @@ class EnvPool:
         self._envs.reset(seed)
         return [self._receive(batch) for batch in range(self.num_batches)]
 
-    def step(self, batch: int, action: Any) -> StepFuture:
-        """Send actions [batch_size], in the tree of the action space or in the env's own keys; never blocks."""
+    def step(self, batch: int, action: Actions) -> StepFuture:
+        """Send actions [batch_size] without blocking; dicts may use the env's own keys."""
         if not 0 <= batch < self.num_batches:
             raise ValueError(f"batch {batch} of num_batches={self.num_batches}: they are numbered from 0.")
         if self._futures[batch] is not None and self._results[batch] is None:
@@ -141,10 +139,10 @@ class EnvPool:
             raise TimeoutError(f"batch {batch} was not ready within {timeout:g} s: ask again, or wait longer.")
         return self._receive(batch)
 
-    def _is_done(self, future: StepFuture, batch: int, asked: float) -> bool:
+    def _is_done(self, future: StepFuture, batch: int, sent_at: float) -> bool:
         if self._futures[batch] is not future or self._results[batch] is not None:
-            return True  # result() has an answer, or says why there is none
-        return self._envs.is_ready(batch) or time.monotonic() - asked > self._step_timeout
+            return True  # result() returns a result or raises at once
+        return self._envs.is_ready(batch) or time.monotonic() - sent_at > self._step_timeout
 
     def _receive(self, batch: int) -> BatchStep:
         _, step = self._envs.recv(batch)
@@ -154,15 +152,15 @@ class EnvPool:
         return result
 
     def episodes(self) -> list[Episode]:
-        """Statistics of the episodes that ended in results taken since the last call."""
+        """Return statistics of the episodes that ended in results taken since the last call."""
         return self._envs.episodes()
 
     def restarts(self) -> int:
-        """Envs rebuilt so far, because they raised or their process was lost."""
+        """Return how many times an env was rebuilt so far, because it raised or its process was lost."""
         return self._envs.restarts()
 
     def close(self) -> None:
-        """End every process; calling it again does nothing."""
+        """End all processes; a second call does nothing."""
         self._envs.close()
 
     def __enter__(self) -> Self:

@@ -3,27 +3,26 @@
     envs = WithPrevious(envs, action=True, reward=True)
     envs.observation                       # a dict of "obs" (or the env's own entries), "prev_action", "prev_reward"
 
-They are part of what is seen, so rollouts, replays and evaluation need to know nothing of them. Both are zero in an
-episode's first observation. Whole-numbered actions are one-hot, so that "none" differs from action 0.
+Because they are part of the observation, rollouts, replays and evaluation need no code for them. Both are zero in the
+first observation of an episode. Discrete actions are one-hot, so that "no action" differs from action 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from remuda.core import Envs, Episode, Space, Step
+from remuda.core import Actions, Array, AsyncEnvs, Envs, EnvsState, Episode, Space, Step
 from remuda.data import leaves
 from remuda.data.arrays import namedarraytuple
-from remuda.envs.space_values import action_leaves
+from remuda.envs.action_values import action_leaves
 from remuda.errors import ConfigError
 
 
 def action_width(action: Space) -> int:
-    """Numbers that `encode_action` makes of one action."""
+    """Return the number of floats to which `encode_action` encodes one action."""
     return sum(_leaf_width(leaf) for _, leaf in action.leaves())
 
 
@@ -36,8 +35,8 @@ def _leaf_width(leaf: Space) -> int:
     return int(np.prod(leaf.shape))
 
 
-def encode_action(space: Space, action: Any) -> NDArray[np.float32]:
-    """Actions [B] as floats [B, width]: one-hot where they are whole numbers, as they are where they are not."""
+def encode_action(space: Space, action: Actions) -> NDArray[np.float32]:
+    """Return actions [B] as floats [B, width]: discrete ones one-hot, all others flattened."""
     parts = []
     count = len(next(leaves(action))[1])
     for (_, leaf), value in zip(space.leaves(), action_leaves(space, action, count), strict=True):
@@ -54,7 +53,7 @@ def encode_action(space: Space, action: Any) -> NDArray[np.float32]:
 
 
 def with_previous(observation: Space, action: Space, has_action: bool, has_reward: bool) -> Space:
-    """The space of observations that carry them."""
+    """Return the observation space extended by `prev_action` and `prev_reward`, as requested."""
     entries = dict(observation.entries) if not observation.is_leaf else {"obs": observation}
     wanted = {
         "prev_action": Space("box", (action_width(action),), "float32") if has_action else None,
@@ -70,7 +69,7 @@ def with_previous(observation: Space, action: Space, has_action: bool, has_rewar
 
 
 class WithPrevious:
-    """`core.Envs` over another, whose close closes it."""
+    """`core.Envs` around other envs, which it owns and closes."""
 
     def __init__(self, envs: Envs, action: bool, reward: bool) -> None:
         self._envs, self._has_action, self._has_reward = envs, action, reward
@@ -79,7 +78,7 @@ class WithPrevious:
         self._type = namedarraytuple("Entries", tuple(self.observation.entries))
         per_slot = envs.num_envs // envs.num_slots
         widths = (action_width(envs.action), 1)
-        # What each env did last and got for it, zero where its observation is a first one.
+        # Action and reward of each env's last step; zero where the observation is the first of an episode.
         self._previous = [[np.zeros((per_slot, n), np.float32) for n in widths] for _ in range(envs.num_slots)]
         self._is_over = [np.zeros((per_slot, 1), bool) for _ in range(envs.num_slots)]
         self._is_renewing = [False] * envs.num_slots
@@ -89,17 +88,16 @@ class WithPrevious:
         return self._envs.should_stop
 
     @should_stop.setter
-    def should_stop(self, ask: Callable[[], bool] | None) -> None:
-        self._envs.should_stop = ask
+    def should_stop(self, should_stop: Callable[[], bool] | None) -> None:
+        self._envs.should_stop = should_stop
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
         return self._envs.reset(seed, warm_up)
 
     def prepare(self, seed: int, restarts: int) -> None:
-        """As of LocalEnvs."""
-        self._envs.prepare(seed, restarts)  # type: ignore[attr-defined]
+        self._envs.prepare(seed, restarts)
 
-    def send(self, slot: int, action: Any, hold: bool = False) -> None:
+    def send(self, slot: int, action: Actions, hold: bool = False) -> None:
         if self._has_action:
             self._previous[slot][0] = encode_action(self._envs.action, action)
         self._envs.send(slot, action, hold)
@@ -108,30 +106,32 @@ class WithPrevious:
         self._is_renewing[slot] = True
         self._envs.renew(slot)
 
-    def ready(self, seconds: float) -> list[int]:
-        """As of AsyncPooledEnvs."""
-        slots: list[int] = self._envs.ready(seconds)  # type: ignore[attr-defined]
-        return slots
+    def recv(self) -> tuple[int, Step]:
+        slot, step = self._envs.recv()
+        return slot, self._extend(slot, step)
 
-    def recv(self, slot: int | None = None) -> tuple[int, Step]:
-        slot, step = self._envs.recv() if slot is None else self._envs.recv(slot)  # type: ignore[call-arg]
+    def _extend(self, slot: int, step: Step) -> Step:
+        """Add the entries to the observation of a step."""
         is_over, mask = self._is_over[slot], step.mask[:, None]
         taken, reward = self._previous[slot]
-        if self._is_renewing[slot]:  # only those that were over have begun anew
+        if self._is_renewing[slot]:  # only envs whose episode had ended have started another one
             self._is_renewing[slot] = False
             self._previous[slot] = [taken * ~is_over, reward * ~is_over]
             is_over.fill(False)
-        else:  # a first observation, or padding, comes after nothing
+        else:  # first observations and padding follow no action
             self._previous[slot] = [taken * mask, step.reward[:, None] * mask]
             is_over[:] = np.where(mask, (step.terminated | step.truncated)[:, None], is_over)
         own = tuple(step.obs) if not self._envs.observation.is_leaf else (step.obs,)
         wanted = zip(self._previous[slot], (self._has_action, self._has_reward), strict=True)
-        return slot, step.replace(obs=self._type(*own, *(value for value, is_wanted in wanted if is_wanted)))
+        return step.replace(obs=self._type(*own, *(value for value, is_wanted in wanted if is_wanted)))
 
-    def get_state(self) -> dict[str, Any]:
+    def info(self, slot: int) -> dict[str, Array]:
+        return self._envs.info(slot)
+
+    def get_state(self) -> EnvsState:
         return {"envs": self._envs.get_state(), "previous": self._previous, "is_over": self._is_over}
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: EnvsState) -> None:
         self._envs.set_state(state["envs"])
         self._previous, self._is_over = state["previous"], state["is_over"]
 
@@ -146,3 +146,18 @@ class WithPrevious:
 
     def close(self) -> None:
         self._envs.close()
+
+
+class AsyncWithPrevious(WithPrevious):
+    """`core.AsyncEnvs` with the same entries, around other asynchronous envs."""
+
+    def __init__(self, envs: AsyncEnvs, action: bool, reward: bool) -> None:
+        super().__init__(envs, action, reward)
+        self._async_envs = envs
+
+    def ready(self, seconds: float) -> list[int]:
+        return self._async_envs.ready(seconds)
+
+    def recv(self, slot: int | None = None) -> tuple[int, Step]:
+        slot, step = self._async_envs.recv(slot)
+        return slot, self._extend(slot, step)

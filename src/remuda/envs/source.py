@@ -1,13 +1,13 @@
 """Rebuild definitions of a script or notebook in another process from their source text.
 
     source = collect("MyEnv")               # in the script or notebook: the class and everything that it refers to
-    ...                                     # any wire that carries JSON
+    ...                                     # any transport of JSON
     module = load(source)                   # in the worker; module.MyEnv is the class
 
 `collect` follows the global names that a definition uses. Functions and classes of `__main__` are copied as text,
-modules and what was imported from them become import statements, and constants become literals with their present
-value. The rest of the script or notebook is left out, so that loading the text trains nothing again. Definitions that
-share a file keep their line numbers, and tracebacks from workers point to the user's own lines.
+modules and names imported from them become import statements, and constants become literals with their current
+value. The rest of the script or notebook is left out, so that loading the text does not start the training again.
+Definitions from one file keep their line numbers, so that tracebacks from workers point to the user's lines.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ import numpy as np
 
 MODULE_NAMES = {"__builtins__", "__doc__", "__file__", "__loader__", "__name__", "__package__", "__spec__"}
 LITERALS = (bool, int, float, complex, str, bytes, type(None), tuple, list, dict, set)
-MAX_LITERAL = 1_000_000  # characters or bytes of one constant: every worker is sent a copy
+MAX_LITERAL = 1_000_000  # characters or bytes of one constant; a copy is sent to every worker
 COMPREHENSIONS = {"lambda", "listcomp", "setcomp", "dictcomp", "genexpr"}
 Definable = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 class NoSource(Exception):
-    """The text cannot be put together; the message is the reason, without a remedy."""
+    """The source text cannot be collected; the message is the reason, without a remedy."""
 
 
 @dataclass(frozen=True)
@@ -50,27 +50,27 @@ class Definition:
     text: str
     used_at_once: frozenset[str]  # global names needed while the definition runs: bases, decorators, defaults
     used_later: frozenset[str]  # global names needed when its functions are called
-    attributes: tuple[tuple[str, ...], ...]  # dotted names in it, such as ("xml", "dom", "minidom")
+    attributes: tuple[tuple[str, ...], ...]  # dotted names in the text, such as ("xml", "dom", "minidom")
     has_postponed_annotations: bool
 
 
 def collect(name: str) -> dict[str, str]:
-    """Return the text and file name of a module that defines the global `name` of `__main__` again.
+    """Return text and file name of a module that defines the global `name` of `__main__`.
 
-    Raises NoSource where something that it needs has no text: an object, a lambda or a closure.
+    Raise NoSource if it refers to something without source text: an object, a lambda or a closure.
     """
     namespace = vars(sys.modules["__main__"])
     definitions: dict[str, Definition] = {}
     statements: dict[str, str] = {}
-    waiting = [name]
-    while waiting:
-        used = waiting.pop()
+    pending = [name]
+    while pending:
+        used = pending.pop()
         if used in definitions or used in MODULE_NAMES or used not in namespace:
-            continue  # a builtin, or a name that the original does not have either
+            continue  # a builtin, or a name that is undefined in the original too
         value = namespace[used]
         if is_defined_in_main(value):
             definitions[used] = found = find_definition(used, value)
-            waiting += sorted(found.used_at_once | found.used_later)
+            pending += sorted(found.used_at_once | found.used_later)
         else:
             statements[used] = statement_for(used, value)
     for found in definitions.values():
@@ -81,6 +81,7 @@ def collect(name: str) -> dict[str, str]:
 
 
 def is_defined_in_main(value: Any) -> bool:
+    """Return whether this is a function or class that was defined in `__main__`."""
     is_definition = isinstance(value, type) or hasattr(inspect.unwrap(value), "__code__")
     return is_definition and getattr(value, "__module__", None) == "__main__"
 
@@ -111,7 +112,7 @@ def places_of(value: Any) -> Iterator[tuple[str, int | None]]:
     """Yield files, and lines in them, where a function or class may be defined, the most likely first."""
     for function in functions_of(value):
         yield function.__code__.co_filename, function.__code__.co_firstlineno
-    if isinstance(value, type):  # a class without functions does not know its file
+    if isinstance(value, type):  # a class without functions has no record of its file
         if (script := getattr(sys.modules["__main__"], "__file__", None)) is not None:
             yield script, None
         for file in reversed(list(linecache.cache)):  # cells of a notebook are in this cache and not on disk
@@ -120,6 +121,7 @@ def places_of(value: Any) -> Iterator[tuple[str, int | None]]:
 
 
 def functions_of(value: Any) -> Iterator[Any]:
+    """Yield a function itself, or the functions that the body of a class defines; wrappers are removed."""
     if not isinstance(value, type):
         yield inspect.unwrap(value)
         return
@@ -131,6 +133,7 @@ def functions_of(value: Any) -> Iterator[Any]:
 
 
 def find_node(lines: list[str], name: str, line: int | None, is_class: bool) -> Definable | None:
+    """Return the last definition of `name` that contains `line`, or the last of all if `line` is None."""
     try:
         tree = ast.parse("".join(lines))
     except SyntaxError:
@@ -155,17 +158,19 @@ def top_level(node: ast.AST) -> Iterator[Definable]:
 
 
 def first_line(node: Definable) -> int:
+    """Return the line on which a definition starts, including its decorators."""
     return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
 
 
-def has_postponed(value: Any) -> bool:
+def has_postponed(value: object) -> bool:
+    """Return whether a definition was compiled with `from __future__ import annotations`."""
     flag = __future__.annotations.compiler_flag
     return any(function.__code__.co_flags & flag for function in functions_of(value))
 
 
 def names_in(node: Definable, is_postponed: bool) -> tuple[frozenset[str], frozenset[str]]:
     """Return the global names that a definition uses while it runs, and those that its functions use later."""
-    if is_postponed:  # annotations are never evaluated, and may name what only type checkers import
+    if is_postponed:  # annotations are not evaluated, and may use names that only type checkers import
         node = WithoutAnnotations().visit(ast.parse(ast.unparse(node))).body[0]
     top = symtable.symtable(ast.unparse(node), "<definition>", "exec")
     at_once = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_referenced()}
@@ -183,6 +188,8 @@ def names_in(node: Definable, is_postponed: bool) -> tuple[frozenset[str], froze
 
 
 class WithoutAnnotations(ast.NodeTransformer):
+    """Removes all type annotations."""
+
     def visit_arg(self, node: ast.arg) -> ast.arg:
         node.annotation = None
         return node
@@ -204,6 +211,7 @@ class WithoutAnnotations(ast.NodeTransformer):
 
 
 def dotted_names(node: ast.AST) -> Iterator[tuple[str, ...]]:
+    """Yield every dotted name in the node, split at its dots."""
     for found in ast.walk(node):
         path: list[str] = []
         while isinstance(found, ast.Attribute):
@@ -216,8 +224,8 @@ def dotted_names(node: ast.AST) -> Iterator[tuple[str, ...]]:
 # --- imports and constants ------------------------------------------------------------------------------------
 
 
-def statement_for(name: str, value: Any) -> str:
-    """Return an import or assignment that binds `name` to `value` again."""
+def statement_for(name: str, value: object) -> str:
+    """Return an import or assignment that binds `name` to `value`."""
     if isinstance(value, ModuleType):
         return f"import {value.__name__} as {name}"
     if (text := literal(value)) is not None:
@@ -231,38 +239,38 @@ def statement_for(name: str, value: Any) -> str:
     raise NoSource(f"{name} is an object of type {type(value).__qualname__}")
 
 
-def literal(value: Any) -> str | None:
-    """Return the text of a constant that Python reads back as an equal value of the same type."""
+def literal(value: object) -> str | None:
+    """Return a literal that evaluates to an equal value of the same type, or None if there is none."""
     if type(value) not in LITERALS:
         return None
     text = repr(value)
     if text in ("inf", "-inf", "nan"):
         return f"float({text!r})"
     try:
-        same = len(text) <= MAX_LITERAL and ast.literal_eval(text) == value
+        is_equal = len(text) <= MAX_LITERAL and ast.literal_eval(text) == value
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return None
-    return text if same else None
+    return text if is_equal else None
 
 
-def import_of(name: str, value: Any) -> tuple[str, str] | None:
-    """Return a module and its attribute that are `value`: where it was defined, or any module that has it."""
+def import_of(name: str, value: object) -> tuple[str, str] | None:
+    """Return a module and the attribute of it that is `value`, preferably the module that defines it."""
     own = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     names = [each for each in (own[1], name) if isinstance(each, str) and each.isidentifier()]
-    homes = [own[0]] if isinstance(own[0], str) else []
-    homes += sorted(sys.modules, key=lambda module: (module.count("."), module))
-    for home in homes:
-        module = sys.modules.get(home)
-        if not isinstance(module, ModuleType) or module is sys.modules["__main__"]:  # also known as __mp_main__
+    modules = [own[0]] if isinstance(own[0], str) else []
+    modules += sorted(sys.modules, key=lambda module: (module.count("."), module))
+    for module_name in modules:
+        module = sys.modules.get(module_name)
+        if not isinstance(module, ModuleType) or module is sys.modules["__main__"]:  # also named __mp_main__
             continue
         for attribute in names:
             if vars(module).get(attribute) is value:
-                return home, attribute
+                return module_name, attribute
     return None
 
 
 def submodule_imports(module: ModuleType, path: tuple[str, ...]) -> dict[str, str]:
-    """Return imports for `xml.dom.minidom` where only `xml` is a global name: `import xml` alone does not load it."""
+    """Return imports for `xml.dom.minidom` if only `xml` is a global name, because `import xml` does not load it."""
     found, value = {}, module
     for attribute in path:
         value = vars(value).get(attribute)  # type: ignore[assignment]
@@ -277,7 +285,7 @@ def submodule_imports(module: ModuleType, path: tuple[str, ...]) -> dict[str, st
 
 
 def assemble(name: str, definitions: Mapping[str, Definition], statements: Mapping[str, str]) -> dict[str, str]:
-    """Return imports and constants on one line, and definitions after it."""
+    """Return a module with imports and constants on its first line, followed by the definitions."""
     is_postponed = any(found.has_postponed_annotations for found in definitions.values())
     head = "; ".join([*["from __future__ import annotations"][: int(is_postponed)], *statements.values()])
     files = {found.file for found in definitions.values()}
@@ -291,13 +299,13 @@ def assemble(name: str, definitions: Mapping[str, Definition], statements: Mappi
     text = "\n".join(lines) + "\n"
     try:
         ast.parse(text)
-    except SyntaxError as error:  # such as a string over several lines in an indented definition
+    except SyntaxError as error:  # for example, of a multi-line string in an indented definition
         raise NoSource(f"its source cannot be taken out of {file}, {error.msg}") from None
     return {"source": text, "file": file}
 
 
 def in_order(name: str, definitions: Mapping[str, Definition]) -> list[str]:
-    """Return names such that everything a definition uses at once comes before it."""
+    """Return the names in an order in which everything that a definition uses at once comes before it."""
     placed: list[str] = []
     begun: set[str] = set()
 
@@ -316,7 +324,7 @@ def in_order(name: str, definitions: Mapping[str, Definition]) -> list[str]:
 
 
 class TextLoader(importlib.abc.SourceLoader):
-    """Imports a module whose text came over a wire."""
+    """Imports a module from text that another process sent."""
 
     def __init__(self, source: Mapping[str, str]) -> None:
         self.source = {name: source[name] for name in ("source", "file")}
@@ -329,7 +337,7 @@ class TextLoader(importlib.abc.SourceLoader):
 
 
 def load(source: Mapping[str, str]) -> ModuleType:
-    """Import what `collect` returned; the same text is imported once."""
+    """Import the module that `collect` returned; equal text is imported only once."""
     name = f"__remuda_main_{hashlib.sha256(source['source'].encode()).hexdigest()[:12]}__"
     if name in sys.modules:
         return sys.modules[name]

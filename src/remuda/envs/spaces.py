@@ -3,8 +3,8 @@
     observation = observation_space(env.observation_space, "CartPole-v1")
     action = action_space(env.action_space, "CartPole-v1")
 
-One sentence for every other space, and for what has no entries. The wire form of a space is how a worker tells the
-pool what its envs are like.
+Any other space, and a Dict or Tuple without entries, is refused with an EnvSpecError of one sentence. Workers send
+the spaces of their envs to the pool in wire form.
 """
 
 from __future__ import annotations
@@ -25,17 +25,20 @@ SUPPORTED = "Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of those a
 ARRAYS = ("low", "high", "sizes", "starts")
 
 
-def observation_space(space: Any, label: str) -> Space:
-    """Floats are stored as float32, integers and bools as they are, discrete values as int64 from 0."""
+def observation_space(space: gymnasium.Space, label: str) -> Space:
+    """Convert an observation space; `label` names the env in errors.
+
+    Floats are stored as float32, integers and bools with their dtype, discrete values as int64 counted from 0.
+    """
     return _convert(space, label, "observation", "")
 
 
-def action_space(space: Any, label: str) -> Space:
-    """The same, but boxes are of floats; with or without finite bounds."""
+def action_space(space: gymnasium.Space, label: str) -> Space:
+    """Convert an action space, whose boxes must be of floats, with or without finite bounds."""
     return _convert(space, label, "action", "")
 
 
-def _convert(space: Any, label: str, which: str, path: str) -> Space:
+def _convert(space: gymnasium.Space, label: str, which: str, path: str) -> Space:
     kinds = gymnasium.spaces
     if isinstance(space, kinds.Discrete):
         return Space(
@@ -45,7 +48,7 @@ def _convert(space: Any, label: str, which: str, path: str) -> Space:
         is_float = np.issubdtype(space.dtype, np.floating)
         if is_float or which == "observation":
             box = _box(space, "float32" if is_float else str(np.dtype(space.dtype)))
-            return _inwards(box, space) if which == "action" else box
+            return _round_inwards(box, space) if which == "action" else box
     if isinstance(space, kinds.MultiDiscrete):
         sizes, starts = (np.array(each, np.int64) for each in (space.nvec, space.start))
         return Space(
@@ -63,18 +66,18 @@ def _convert(space: Any, label: str, which: str, path: str) -> Space:
     raise _refusal(space, label, which, path)
 
 
-def _entries(named: Iterable[tuple[str, Any]], label: str, which: str, path: str) -> dict[str, Space]:
+def _entries(named: Iterable[tuple[str, gymnasium.Space]], label: str, which: str, path: str) -> dict[str, Space]:
     return {name: _convert(entry, label, which, f"{path}.{name}" if path else name) for name, entry in named}
 
 
-def _box(space: Any, dtype: str) -> Space:
-    with np.errstate(over="ignore"):  # the largest float64 is a usual bound, and infinite in float32
+def _box(space: gymnasium.spaces.Box, dtype: str) -> Space:
+    with np.errstate(over="ignore"):  # the largest float64 is a common bound, and becomes infinite in float32
         low, high = space.low.astype(dtype), space.high.astype(dtype)
     return Space("box", tuple(int(size) for size in space.shape), dtype, low, high)
 
 
-def _inwards(box: Space, space: Any) -> Space:
-    """Bounds that float32 has rounded outwards are the next ones inside: an env may refuse an action beyond them."""
+def _round_inwards(box: Space, space: gymnasium.spaces.Box) -> Space:
+    """Move bounds that float32 rounded outwards to the next float inside; envs may refuse actions beyond them."""
     assert box.low is not None
     assert box.high is not None
     low, high = np.float32(np.inf), np.float32(-np.inf)
@@ -87,7 +90,7 @@ def _inwards(box: Space, space: Any) -> Space:
 
 
 def _names(keys: Sequence[str]) -> Iterator[str]:
-    """Keys as names that a named array tuple accepts, each once: those that it accepts already stay."""
+    """Yield a unique field name of a named array tuple for each key; keys that are valid names stay as they are."""
     taken = {key for key in keys if _is_name(key)}
     for key in keys:
         name = key
@@ -106,7 +109,7 @@ def _is_name(key: str) -> bool:
     return key.isidentifier() and not key.startswith("_") and key not in RESERVED
 
 
-def _refusal(space: Any, label: str, which: str, path: str) -> EnvSpecError:
+def _refusal(space: gymnasium.Space, label: str, which: str, path: str) -> EnvSpecError:
     text = str(space)
     text = text if len(text) <= 120 else text[:117] + "..."
     floats = " of floats" if which == "action" else ""
@@ -118,7 +121,7 @@ def _refusal(space: Any, label: str, which: str, path: str) -> EnvSpecError:
 
 
 def space_to_wire(space: Space) -> dict[str, Any]:
-    """A space as msgpack carries it."""
+    """Return a space as plain values for msgpack."""
     arrays = {name: getattr(space, name) for name in ARRAYS}
     return {
         "kind": space.kind,
@@ -134,6 +137,7 @@ def space_to_wire(space: Space) -> dict[str, Any]:
 
 
 def space_from_wire(values: Mapping[str, Any]) -> Space:
+    """Return the space that `space_to_wire` described."""
     shape, dtype = tuple(values["shape"]), values["dtype"]
     arrays = {name: np.frombuffer(data, dtype).reshape(shape).copy() for name, data in values["arrays"].items()}
     entries = {name: space_from_wire(entry) for name, entry in values["entries"]}

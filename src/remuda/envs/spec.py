@@ -1,12 +1,12 @@
-"""Which env to run: a Gymnasium id, an import path, or a callable, told apart once and built anywhere.
+"""Which env to run: a Gymnasium id, an import path or a callable, resolved once and built in any process.
 
     spec = resolve("CartPole-v1")                                  # or "package:Id-v0", "package.module:factory",
     spec = resolve(functools.partial(make_env, size=8))            # a function, a class, a partial
-    spec = resolve("ALE/Pong-v5", atari=AtariOptions(sticky=0.0))  # an Atari game, preprocessed as usual
+    spec = resolve("ALE/Pong-v5", atari=AtariOptions(sticky=0.0))  # an Atari game with the usual preprocessing
     env = spec.build()                                             # a gymnasium.Env
     same = EnvSpec.from_json(spec.to_json())                       # in a worker process
 
-Whatever goes wrong is an EnvSpecError of one sentence: what was given, which rule it breaks, what to do.
+Every error is an EnvSpecError of one sentence: the value that was given, the rule that it breaks, the remedy.
 """
 
 from __future__ import annotations
@@ -17,25 +17,29 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium
 
-from remuda.envs.atari import ENTRY_POINT, AtariEnv, AtariGame, AtariOptions, settle
+from remuda.envs.atari import AtariEnv
+from remuda.envs.atari_options import ENTRY_POINT, AtariGame, AtariOptions, resolve_game
 from remuda.envs.families import adapt, forward_mujoco_warnings, is_registered_by_import, register
 from remuda.envs.import_paths import as_json, describe, find, load_module, missing, sentence
 from remuda.errors import EnvSpecError, nearest
 
+Kwargs: TypeAlias = Mapping[str, Any]
+Factory: TypeAlias = Callable[..., Any]
+
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """One env, by name and keyword arguments; `make` is None where Gymnasium's registry makes it."""
+    """One env, by name and keyword arguments; `make` is None for ids of Gymnasium's registry."""
 
     name: str
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    make: Callable[..., Any] | None = None
-    max_steps: int | None = None  # episodes are truncated here, beside any limit of the env's own
-    atari: AtariOptions | None = None  # of Atari ids alone; None: Gymnasium's own env
+    kwargs: Kwargs = field(default_factory=dict)
+    make: Factory | None = None
+    max_steps: int | None = None  # episodes are truncated here, in addition to any limit of the env
+    atari: AtariOptions | None = None  # None for other envs, and for ale-py's own Gymnasium env
 
     @property
     def label(self) -> str:
@@ -43,23 +47,23 @@ class EnvSpec:
 
     @property
     def id(self) -> str:
-        """The name without the module that registers it, which `resolve` has imported."""
+        """The id without the module before the colon, which `resolve` has imported."""
         return self.name.partition(":")[2] or self.name
 
     @property
     def is_vector_only(self) -> bool:
-        """Whether the id was registered without single envs, so that only a native backend has it."""
+        """Whether the id was registered without a single env, so that only a native backend has it."""
         return self.make is None and gymnasium.spec(self.id).entry_point is None
 
     @property
     def game(self) -> AtariGame | None:
-        """The Atari game with all its settings, where this is one."""
+        """The Atari game with all its settings; None for other envs."""
         if self.atari is None:
             return None
-        return settle(self.label, gymnasium.spec(self.id).kwargs, self.kwargs, self.atari)
+        return resolve_game(self.label, gymnasium.spec(self.id).kwargs, self.kwargs, self.atari)
 
-    def build(self, **extra: Any) -> gymnasium.Env[Any, Any]:
-        """A new env; `extra` are more keyword arguments, such as render_mode."""
+    def build(self, **extra: object) -> gymnasium.Env:
+        """Build a new env; `extra` are more keyword arguments, such as render_mode."""
         kwargs = {**self.kwargs, **extra}
         env = self._call(kwargs) if self.make is not None else self._make(kwargs)
         if not isinstance(env, gymnasium.Env):
@@ -67,7 +71,8 @@ class EnvSpec:
             raise EnvSpecError(f"{self.label} made a {kind}, not a gymnasium.Env: return one, or wrap it in one.")
         return env if self.max_steps is None else gymnasium.wrappers.TimeLimit(env, self.max_steps)
 
-    def _call(self, kwargs: dict[str, Any]) -> Any:
+    def _call(self, kwargs: Kwargs) -> object:
+        """Call the factory; an error of it becomes an EnvSpecError."""
         assert self.make is not None
         try:
             inspect.signature(self.make).bind(**kwargs)
@@ -76,7 +81,7 @@ class EnvSpec:
                 f"{self.label} cannot be called with ({_listed(kwargs)}), {error}: change envs.kwargs or the factory."
             ) from None
         except ValueError:
-            pass  # built-in callables have no signature to look at; calling will tell
+            pass  # built-in callables have no signature; calling shows whether the arguments fit
         try:
             return self.make(**kwargs)
         except EnvSpecError:
@@ -84,20 +89,21 @@ class EnvSpec:
         except (Exception, SystemExit) as error:
             raise EnvSpecError(
                 f"{self.label} raised {sentence(error)} when called with ({_listed(kwargs)}): "
-                "repair it, or change envs.kwargs."
+                "fix it, or change envs.kwargs."
             ) from error
 
-    def _make(self, kwargs: dict[str, Any]) -> Any:
+    def _make(self, kwargs: Kwargs) -> object:
+        """Make an env of Gymnasium's registry."""
         known = copy.deepcopy(gymnasium.spec(self.id))
-        known.order_enforce = False  # a wrapper that costs 0.3 us per step; SingleEnv always resets first
+        known.order_enforce = False  # this wrapper takes 0.3 us per step; SingleEnv always resets first
         if known.entry_point is None:
             raise EnvSpecError(
-                f"{self.label} was registered as a vector env alone, and a single env is needed here: "
+                f"{self.label} was registered as a vector env only, and a single env is needed here: "
                 "use envs.backend=gymnasium, without evaluation and videos."
             )
         try:
             if (game := self.game) is not None:
-                env: Any = AtariEnv(game, kwargs.get("render_mode"))
+                env = AtariEnv(game, kwargs.get("render_mode"))
                 limit = known.max_episode_steps
                 return env if limit is None else gymnasium.wrappers.TimeLimit(env, limit)
             if _is_mujoco(known):
@@ -111,16 +117,16 @@ class EnvSpec:
             elif ".box2d" in str(known.entry_point):
                 remedy = "pip install 'remuda[box2d]'."
             else:
-                remedy = "install what it names."
+                remedy = "install the package that it names."
             raise EnvSpecError(f"{self.label} needs a package ({sentence(error)}): {remedy}") from error
         except (Exception, SystemExit) as error:
             raise EnvSpecError(
                 f"{self.label} could not be made with kwargs ({_listed(kwargs)}), {sentence(error)}: "
-                "change envs.kwargs or repair the env."
+                "change envs.kwargs or fix the env."
             ) from error
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` needs to find the same env in another process."""
+        """Return JSON from which `from_json` makes the same spec in another process."""
         if self.make is None:
             return {
                 "name": self.name,
@@ -134,7 +140,7 @@ class EnvSpec:
         if isinstance(make, functools.partial):
             if make.args:
                 raise EnvSpecError(
-                    f"{self.label} is a partial with positional arguments, which worker processes cannot be sent: "
+                    f"{self.label} is a partial with positional arguments, which cannot be sent to worker processes: "
                     "give them by keyword."
                 )
             make, kwargs = make.func, {**make.keywords, **kwargs}
@@ -143,6 +149,7 @@ class EnvSpec:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> EnvSpec:
+        """Return the spec that `to_json` described; registers ids that the parent's program had registered."""
         name, kwargs = values["name"], values["kwargs"]
         if "factory" in values:
             return cls(name, kwargs, find(values["factory"]), values["max_steps"])
@@ -156,15 +163,11 @@ class EnvSpec:
         return replace(resolve(name, kwargs, atari), max_steps=values["max_steps"])
 
 
-def resolve(
-    env: str | Callable[..., Any] | EnvSpec,
-    kwargs: Mapping[str, Any] | None = None,
-    atari: AtariOptions | None = None,
-) -> EnvSpec:
-    """Find out what `env` is; ids must be registered and import paths must exist, nothing is built yet.
+def resolve(env: str | Factory | EnvSpec, kwargs: Kwargs | None = None, atari: AtariOptions | None = None) -> EnvSpec:
+    """Return the spec of `env`, an id, import path or callable; import what it names, without building an env.
 
-    Ids of ale-py become AtariEnv with these options, unless the id or the kwargs ask for what only Gymnasium's own
-    env has (obs_type, continuous, sound_obs). An id's own settings hold where the options say None.
+    Ids of ale-py become AtariEnv with the options `atari`, unless the id or the kwargs need ale-py's own Gymnasium
+    env (obs_type, continuous, sound_obs). An option that is None is taken from the id.
     """
     return _with_atari(_find(env, dict(kwargs or {})), atari)
 
@@ -177,7 +180,7 @@ def is_atari(name: str) -> bool:
     return known is not None and known.entry_point == ENTRY_POINT and not known.kwargs.get("obs_type")
 
 
-def _is_mujoco(known: Any) -> bool:
+def _is_mujoco(known: gymnasium.envs.registration.EnvSpec) -> bool:
     return ".mujoco" in str(known.entry_point)
 
 
@@ -185,17 +188,17 @@ def _with_atari(spec: EnvSpec, options: AtariOptions | None) -> EnvSpec:
     known = None if spec.make is not None else gymnasium.spec(spec.id)
     if known is not None and known.entry_point == ENTRY_POINT:
         wanted = options or spec.atari or AtariOptions()
-        if settle(spec.label, known.kwargs, spec.kwargs, wanted) is not None:
+        if resolve_game(spec.label, known.kwargs, spec.kwargs, wanted) is not None:
             return replace(spec, atari=wanted)
     if options is not None and options.changed():
         raise EnvSpecError(
-            f"{options.changed()}: {spec.label} is no Atari game that is shown as frames, "
+            f"{options.changed()}: {spec.label} is not an Atari game that is shown as frames, "
             "so leave the Atari options as they are."
         )
     return replace(spec, atari=None)
 
 
-def _find(env: str | Callable[..., Any] | EnvSpec, kwargs: dict[str, Any]) -> EnvSpec:
+def _find(env: str | Factory | EnvSpec, kwargs: dict[str, Any]) -> EnvSpec:
     if isinstance(env, EnvSpec):
         return replace(env, kwargs={**env.kwargs, **kwargs})
     if callable(env):
@@ -214,13 +217,13 @@ def _find(env: str | Callable[..., Any] | EnvSpec, kwargs: dict[str, Any]) -> En
     return EnvSpec(env, kwargs)
 
 
-def _callable_name(env: Callable[..., Any]) -> str:
+def _callable_name(env: Factory) -> str:
     if isinstance(env, functools.partial):
         return _callable_name(env.func)
     return str(getattr(env, "__qualname__", type(env).__qualname__))
 
 
-def _listed(kwargs: Mapping[str, Any]) -> str:
+def _listed(kwargs: Kwargs) -> str:
     return ", ".join(f"{key}={value!r}" for key, value in kwargs.items())
 
 
@@ -228,7 +231,7 @@ def _require_registered(given: str, name: str) -> None:
     register(name)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an outdated version is warned of when it is made, once is enough
+            warnings.simplefilter("ignore")  # Gymnasium warns of outdated versions again when they are made
             gymnasium.spec(name)
     except gymnasium.error.DeprecatedEnv as error:
         raise EnvSpecError(f"{given} is a retired version ({sentence(error)}): use the newest one.") from None
@@ -240,7 +243,7 @@ def _require_registered(given: str, name: str) -> None:
 
 
 def _registration(name: str) -> dict[str, Any] | None:
-    """What `gymnasium.register` was told, for ids that the user's program registered and a worker does not know."""
+    """Return the arguments of `gymnasium.register` for an id of the user's program, None if workers know the id."""
     known = gymnasium.registry.get(name)
     if known is None or str(known.entry_point or known.vector_entry_point).startswith("gymnasium."):
         return None
@@ -248,7 +251,7 @@ def _registration(name: str) -> dict[str, Any] | None:
         return None
     if known.additional_wrappers:
         raise EnvSpecError(
-            f"{name} was registered with additional_wrappers, which worker processes cannot be sent: "
+            f"{name} was registered with additional_wrappers, which cannot be sent to worker processes: "
             "apply them in a factory function and use that as env."
         )
     entry = known.entry_point

@@ -1,11 +1,11 @@
-"""The state of an env, so that a run can go on exactly where it stopped: taken and put back without pickle.
+"""Save and restore the state of an env without pickle, so that a run continues exactly where it stopped.
 
-    state = get_state(env)                    # plain values and arrays; NoState says what cannot be saved
-    set_state(another, state)                 # made in the same way: from here on both answer alike, bit by bit
+    state = get_state(env)                    # plain values and arrays; NoState names what cannot be saved
+    set_state(another, state)                 # an env that was made in the same way; both then give the same bits
 
-An env is saved layer by layer, from its outermost wrapper to the env itself. Layers that are known: Gymnasium's
-wrappers, classic control and toy text, MuJoCo, Atari, MinAtar, and this package's own. Any other class offers two
-methods, and its random numbers, if they are Gymnasium's `np_random`, are saved for it:
+An env is saved layer by layer, from its outermost wrapper to the env itself. This module knows Gymnasium's wrappers,
+classic control and toy text, MuJoCo, Atari, MinAtar, and the envs of this package. Any other class needs two methods;
+its generator, if it is Gymnasium's `np_random`, is saved in addition:
 
     class MyEnv(gymnasium.Env):
         def get_state(self):                  # plain values and arrays: all that differs from a newly made env
@@ -19,17 +19,21 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import gymnasium
 import numpy as np
 
 from remuda.errors import NoState
 
+# Layer: an env or one of its wrappers, of any class. State: plain values and arrays that data/packing.py can pack.
+Layer: TypeAlias = Any
+State: TypeAlias = Any
+
 WRAPPERS = "gymnasium.wrappers"
 MUJOCO = "gymnasium.envs.mujoco."
-# What differs between an env that has been played and a new one, by module and class: of exactly this class, as one
-# that is derived from it may have more.
+# Attributes in which an env that was stepped differs from a new one, by module and class. They hold for exactly this
+# class, because a derived class may have more.
 SAVED: dict[str, dict[str, tuple[str, ...]]] = {
     "gymnasium.envs.classic_control": {
         "cartpole.CartPoleEnv": ("state", "steps_beyond_terminated"),
@@ -67,33 +71,45 @@ SAVED: dict[str, dict[str, tuple[str, ...]]] = {
         "atari_preprocessing.AtariPreprocessing": ("obs_buffer", "lives", "game_over"),
     },
     "remuda.envs": {
-        "memory.Recall": ("_cue", "_step"),
-        "memory.CartPolePositions": (),
+        "memory_envs.Recall": ("_cue", "_step"),
+        "memory_envs.CartPolePositions": (),
         "mock.MockEnv": ("_step",),
         "families.MiniGridObservation": (),
     },
 }
-ATTRIBUTES = {f"{room}.{name}": names for room, classes in SAVED.items() for name, names in classes.items()}
+ATTRIBUTES = {f"{package}.{name}": names for package, classes in SAVED.items() for name, names in classes.items()}
 STATELESS = tuple(f"{WRAPPERS}.{name}." for name in ("transform_observation", "transform_action", "transform_reward"))
-# MuJoCo's arrays that an env may read before the next step computes them anew, by the beginnings of their names
+# Prefixes of MuJoCo's arrays that an env may read before the next step computes them again.
 READABLE = ("x", "c", "q", "geom_", "site_", "actuator_", "sensordata", "subtree_", "ten_length", "ten_velocity")
-MOMENTS = ("mean", "var", "count")  # of Gymnasium's running statistics
+MOMENTS = ("mean", "var", "count")  # attributes of Gymnasium's RunningMeanStd
+
+
+@runtime_checkable
+class Saveable(Protocol):
+    """What a class of envs or wrappers offers so that its state can be saved."""
+
+    def get_state(self) -> State:
+        """Return plain values and arrays: all in which this object differs from a newly made one."""
+
+    def set_state(self, state: State) -> None:
+        """Continue from a state that `get_state` returned."""
 
 
 class Adapter(NamedTuple):
-    """How the state of one layer is taken and put back."""
+    """Functions that save and restore the state of one layer."""
 
-    get: Callable[[Any], Any]
-    set: Callable[[Any, Any], None]
+    get: Callable[[Layer], State]
+    set: Callable[[Layer, State], None]
 
 
-def get_state(env: Any) -> list[Any]:
-    """One entry for each layer, outermost first, and last the random numbers of the env itself."""
+def get_state(env: gymnasium.Env) -> list[State]:
+    """Return the state of each layer, the outermost first, and of the generator of the env itself."""
     layers = list(_layers(env))
     return [*(_adapter(layer).get(layer) for layer in layers), _get_random(layers[-1])]
 
 
-def set_state(env: Any, state: list[Any]) -> None:
+def set_state(env: gymnasium.Env, state: list[State]) -> None:
+    """Restore a state that `get_state` returned for an env with the same layers."""
     *layers, random = state
     found = list(_layers(env))
     for layer, saved in zip(found, layers, strict=True):
@@ -101,8 +117,8 @@ def set_state(env: Any, state: list[Any]) -> None:
     _set_random(found[-1], random)
 
 
-def why_not(env: Any) -> str | None:
-    """What keeps this env from being saved; None if nothing does."""
+def why_not(env: gymnasium.Env) -> str | None:
+    """Return why the state of this env cannot be saved, or None if it can."""
     try:
         for layer in _layers(env):
             _adapter(layer)
@@ -111,22 +127,24 @@ def why_not(env: Any) -> str | None:
     return None
 
 
-def _layers(env: Any) -> Iterator[Any]:
+def _layers(env: gymnasium.Env) -> Iterator[Layer]:
+    """Yield the env and all that it wraps, the outermost first."""
     yield env
     while isinstance(env, gymnasium.Wrapper):
         env = env.env
         yield env
 
 
-def _adapter(layer: Any) -> Adapter:
+def _adapter(layer: Layer) -> Adapter:
+    """Return how to save a layer of this class; NoState if that is unknown."""
     kind = type(layer)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if callable(getattr(kind, "get_state", None)) and callable(getattr(kind, "set_state", None)):
+    if issubclass(kind, Saveable):  # the class, because wrappers forward attributes to the env inside
         return Adapter(lambda layer: layer.get_state(), lambda layer, state: layer.set_state(state))
     if name in ATTRIBUTES:
-        return _listed(ATTRIBUTES[name])
+        return _attribute_adapter(ATTRIBUTES[name])
     if name.startswith(STATELESS):
-        return _listed(())
+        return _attribute_adapter(())
     if name.startswith(MUJOCO) and hasattr(layer, "data"):
         return Adapter(_get_mujoco, _set_mujoco)
     if name.startswith("minatar."):
@@ -137,18 +155,18 @@ def _adapter(layer: Any) -> Adapter:
 # --- random numbers -------------------------------------------------------------------------------------------------
 
 
-def _get_random(env: Any) -> Any:
-    generator = getattr(env, "_np_random", None)
+def _get_random(env: Layer) -> State:
+    generator = env._np_random  # Gymnasium's class attributes are None until the first reset with a seed
     if generator is None:
         return None
-    return {"seed": getattr(env, "_np_random_seed", None), "state": generator.bit_generator.state}
+    return {"seed": env._np_random_seed, "state": generator.bit_generator.state}
 
 
-def _set_random(env: Any, state: Any) -> None:
+def _set_random(env: Layer, state: State) -> None:
     if state is None:
         return
-    # in place: an env may have handed its generator to others
-    if getattr(env, "_np_random", None) is None:
+    # The generator is modified in place, because the env may have passed it to other objects.
+    if env._np_random is None:
         env._np_random, _ = gymnasium.utils.seeding.np_random(0)
     env._np_random.bit_generator.state = state["state"]
     env._np_random_seed = state["seed"]
@@ -157,14 +175,14 @@ def _set_random(env: Any, state: Any) -> None:
 # --- kinds of layers ------------------------------------------------------------------------------------------------
 
 
-def _listed(names: tuple[str, ...]) -> Adapter:
-    """Attributes; those that are not there before the first reset are left out."""
+def _attribute_adapter(names: tuple[str, ...]) -> Adapter:
+    """Return an adapter for these attributes; those that do not exist before the first reset are left out."""
 
-    def get(layer: Any) -> Any:
+    def get(layer: Layer) -> State:
         values = vars(layer)
         return {name: _get_moments(values[name]) for name in names if name in values}
 
-    def put(layer: Any, state: Any) -> None:
+    def put(layer: Layer, state: State) -> None:
         for name, value in state.items():
             if isinstance(value, dict) and value.keys() == set(MOMENTS):
                 for part in MOMENTS:
@@ -175,14 +193,15 @@ def _listed(names: tuple[str, ...]) -> Adapter:
     return Adapter(get, put)
 
 
-def _get_moments(value: Any) -> Any:
+def _get_moments(value: object) -> State:
+    """Return running statistics as a dict, and any other value unchanged."""
     if type(value).__name__ != "RunningMeanStd":
         return value
     return {part: getattr(value, part) for part in MOMENTS}
 
 
-def _get_mujoco(env: Any) -> Any:
-    """What the physics go on from, and what an env may read of the last step: positions of bodies, forces."""
+def _get_mujoco(env: Layer) -> State:
+    """Return the state of the simulation, and arrays that an env may read of the last step: positions, forces."""
     mujoco = importlib.import_module("mujoco")
     spec = mujoco.mjtState.mjSTATE_INTEGRATION
     physics = np.zeros(mujoco.mj_stateSize(env.model, spec))
@@ -190,24 +209,24 @@ def _get_mujoco(env: Any) -> Any:
     return {"physics": physics, "derived": {name: getattr(env.data, name).copy() for name in _arrays(env.data)}}
 
 
-def _set_mujoco(env: Any, state: Any) -> None:
+def _set_mujoco(env: Layer, state: State) -> None:
     mujoco = importlib.import_module("mujoco")
     for name, array in state["derived"].items():
         getattr(env.data, name)[...] = array
     mujoco.mj_setState(env.model, env.data, state["physics"], mujoco.mjtState.mjSTATE_INTEGRATION)
 
 
-def _arrays(data: Any) -> list[str]:
+def _arrays(data: object) -> list[str]:
     return [name for name in dir(data) if name.startswith(READABLE) and isinstance(getattr(data, name), np.ndarray)]
 
 
-def _get_minatar(env: Any) -> Any:
+def _get_minatar(env: Layer) -> State:
     game = env.game
     inner = {name: value for name, value in vars(game.env).items() if name != "random"}
     return {"last_action": game.last_action, "game": inner, "random": game.random.get_state(legacy=False)}
 
 
-def _set_minatar(env: Any, state: Any) -> None:
+def _set_minatar(env: Layer, state: State) -> None:
     game = env.game
     vars(game.env).update(state["game"])
     game.last_action = state["last_action"]

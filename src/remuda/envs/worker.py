@@ -1,13 +1,13 @@
-"""What runs in a worker process: builds its envs, then answers whatever slot is asked for, oldest first.
+"""The program of an env worker: build the envs, then answer requests for slots, the oldest first.
 
-    number, slot = answers.oldest()       # the actions lie in shared memory
-    lanes[slot].step(actions[slot])       # writes the rows there
-    if answers.give(slot, number, seconds, news):
+    number, slot = answers.oldest()       # the actions are in shared memory
+    env_groups[slot].step(actions[slot])  # writes the rows there
+    if answers.give(slot, number, seconds, stats):
         parent_bell.ring()
 
-The last two bits of a request's number say what is asked for: STEP, HOLD (step, but envs that have ended wait), or
-RENEW (begin their next episodes). Shared memory carries steps and what there is to say of them (ends of episodes,
-rebuilt envs), the link everything else: orders down; spaces, errors and news that are too long up.
+The last two bits of a request's number are its kind: STEP, HOLD (step, but do not reset envs whose episode has ended)
+or RENEW (start the next episode of these envs). Shared memory carries steps and short statistics (finished episodes,
+rebuilt envs). The link carries everything else: commands to the worker; spaces, errors and long statistics back.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
-import msgspec
 import numpy as np
 
 from remuda.core import derive_seed
@@ -34,41 +33,52 @@ from remuda.envs.import_paths import GUARD, find
 from remuda.envs.single import SingleEnv
 from remuda.envs.spaces import space_to_wire
 from remuda.envs.spec import EnvSpec
+from remuda.envs.worker_stats import encode
 from remuda.errors import EnvSpecError, NoState
 from remuda.processes import worker_main as serving
 from remuda.processes.links import Bell, Link
-from remuda.processes.notices import Notice
 from remuda.processes.requests import Answers, SpinWait
 
-STEP, HOLD, RENEW, KINDS = 0, 1, 2, 4  # the last: numbers of requests differ by so much
-LOOK_SECONDS = 1.0  # how often an idle worker looks whether its fork server lives, where the kernel does not tell
+STEP, HOLD, RENEW = 0, 1, 2  # kinds of requests
+KINDS = 4  # a request's number is a multiple of this, plus its kind
+POLL_SECONDS = 1.0  # how often an idle worker checks whether its fork server has died
+
+
+class WorkerInfo(TypedDict):
+    """What a worker reports of its process."""
+
+    pid: int
+    torch: bool  # whether torch was imported
+    peak_rss: int  # bytes
 
 
 def refuse_in_worker() -> None:
-    """For whoever starts runs or pools: a worker only looks for its env in the user's script."""
+    """Raise EnvSpecError in a worker, which imports the user's script to find its env and must not start a run."""
     if serving.IN_WORKER:
         raise EnvSpecError(
-            f"an env worker that loaded the user's script was told to start a run: put that under {GUARD}"
+            f"an env worker that loaded the user's script tried to start a run: put that under {GUARD}"
         )
 
 
 def main(fds: Sequence[int]) -> int:
-    """Serve until told to leave or the parent is gone; returns the exit code."""
+    """Serve until the parent ends this worker or is gone; return the exit code."""
     half = 1 + (len(fds) - 1) // 2
     link, bell, parent_bell = Link.from_fd(fds[0]), Bell(fds[1:half]), Bell(fds[half:])
     return serving.serve(link, _Service(link, bell, parent_bell))
 
 
 class _Service:
+    """Owns the env groups of one worker and answers its requests."""
+
     def __init__(self, link: Link, bell: Bell, parent_bell: Bell) -> None:
         self._link, self._bell, self._parent_bell = link, bell, parent_bell
         self._env_groups: list[EnvGroup] = []
-        self._answers: Answers | None = None  # until memory is attached: nothing to do
-        self._encode = msgspec.msgpack.Encoder().encode
+        self._answers: Answers | None = None  # None until shared memory is attached
         self._is_leaving = False
 
     def run(self) -> None:
-        server = os.getppid()
+        """Answer requests and run commands until the parent ends this worker or the fork server is gone."""
+        fork_server = os.getppid()
         poll = select.poll()
         poll.register(self._link, select.POLLIN)
         poll.register(self._bell, select.POLLIN)
@@ -77,24 +87,25 @@ class _Service:
             if answers is not None:
                 while (asked := answers.oldest()) is not None:
                     self._answer(answers, *asked)
-                if self._patience.poll(answers.is_asked) or not answers.sleep():
+                if self._spin_wait.poll(answers.is_asked) or not answers.sleep():
                     continue
-            events = poll.poll(LOOK_SECONDS * 1000)
+            events = poll.poll(POLL_SECONDS * 1000)
             if answers is not None:
                 answers.wake()
             for fd, _ in events:
                 if fd == self._bell.fileno():
                     self._bell.clear()
                 else:
-                    self._obey()
-            if not events and os.getppid() != server:
+                    self._run_commands()
+            if not events and os.getppid() != fork_server:
                 return
 
     def close(self) -> None:
         for env_group in self._env_groups:
             env_group.close()
 
-    def _obey(self) -> None:
+    def _run_commands(self) -> None:
+        """Read the link and run the commands that arrived."""
         messages, fds = self._link.receive()
         for message in messages:
             match message["do"]:
@@ -111,18 +122,19 @@ class _Service:
                 case "inspect":
                     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
                     has_torch = any(name.split(".")[0] == "torch" for name in sys.modules)
-                    self._link.send({"inspected": {"pid": os.getpid(), "torch": has_torch, "peak_rss": peak}})
+                    self._link.send({"inspected": WorkerInfo(pid=os.getpid(), torch=has_torch, peak_rss=peak)})
                 case "leave":
                     self._is_leaving = True
         self._is_leaving |= self._link.has_ended
 
     def _build(self, order: Mapping[str, Any]) -> None:
+        """Build the envs of all blocks and report their spaces."""
         self._index, self._blocks, self._info = order["worker"], order["blocks"], order["info"]
         spec = EnvSpec.from_json(order["spec"])
         stats = EpisodeStats if order["stats"] is None else find(order["stats"])
 
         def make(index: int) -> SingleEnv:
-            self._alive()
+            self._report_progress()
             seeds = None if order["seeds"] is None else order["seeds"][str(index)]
             return SingleEnv(spec, index, order["gamma"], stats, seeds, order["levels"], order["max_restarts"])
 
@@ -133,10 +145,12 @@ class _Service:
         first_env = self._env_groups[0].envs[0]
         self._link.send({"built": [space_to_wire(first_env.observation), space_to_wire(first_env.action)]})
 
-    def _alive(self) -> None:
+    def _report_progress(self) -> None:
+        """Restart the parent's time limit, which counts from the last message of a worker."""
         self._link.send({"alive": True}, seconds=None)
 
     def _attach(self, order: Mapping[str, Any], fd: int) -> None:
+        """Map the shared memory; with a seed, take the place of a lost worker."""
         memory = SharedArrays.attach(fd, order["layout"])
         os.close(fd)
         arrays = {name: memory[name] for name in memory.layout}
@@ -148,38 +162,43 @@ class _Service:
             self._actions.append(actions)
         self._restarts = memory["restarts"]
         self._answers = Answers(arrays, self._index, order["alone"])
-        self._lane_of = dict(zip(self._answers.slots, zip(self._env_groups, self._actions, strict=True), strict=True))
-        self._patience = SpinWait(self._answers.num_workers)
-        if order["seed"] is not None:  # in place of a lost worker
+        own = zip(self._env_groups, self._actions, strict=True)
+        self._group_and_actions = dict(zip(self._answers.slots, own, strict=True))
+        self._spin_wait = SpinWait(self._answers.num_workers)
+        if order["seed"] is not None:
             self._seed_libraries(order["seed"])
             for env_group in self._env_groups:
                 env_group.prepare(order["seed"])
 
     def _seed_libraries(self, seed: int) -> None:
-        # forked processes share the state of these generators, and envs that use them would run in step
+        """Seed the global generators, which forked workers share: envs that use them would draw the same numbers."""
         first = self._blocks[0][0]
         own = derive_seed(seed, first, int(self._restarts[first]))
         random.seed(own)
         np.random.seed(own)
 
     def _reset(self, seed: int, warm_up: int) -> None:
+        """Reset all envs; send the random steps taken and the notices."""
         self._seed_libraries(seed)
-        taken = sum(env_group.reset(seed, warm_up, self._alive) for env_group in self._env_groups)
+        taken = sum(env_group.reset(seed, warm_up, self._report_progress) for env_group in self._env_groups)
         notices = [notice for env_group in self._env_groups for notice in env_group.rows.notices]
         for env_group in self._env_groups:
             env_group.rows.notices.clear()
         self._link.send({"ready": taken, "notices": notices}, seconds=None)
 
     def _save(self) -> None:
+        """Send the states of all envs and of the global generators, or the reason why there are none."""
         try:
             states = [state for env_group in self._env_groups for state in env_group.get_state()]
         except NoState as error:
             self._link.send({"saved": None, "why": str(error)})
             return
         libraries = pack((random.getstate(), np.random.get_state(legacy=False)))
-        self._link.send({"saved": states, "libraries": libraries}, seconds=None)  # megabytes, and a busy parent
+        # No time limit: this may be megabytes, and the parent may be busy.
+        self._link.send({"saved": states, "libraries": libraries}, seconds=None)
 
-    def _load(self, states: Sequence[Any], libraries: bytes | None) -> None:
+    def _load(self, states: Sequence[tuple[int, bytes]], libraries: bytes | None) -> None:
+        """Restore the states of all envs and, if given, of the global generators."""
         for env_group in self._env_groups:
             own, states = states[: len(env_group.envs)], states[len(env_group.envs) :]
             env_group.set_state(own)
@@ -190,7 +209,8 @@ class _Service:
         self._link.send({"loaded": True})
 
     def _answer(self, answers: Answers, number: int, slot: int) -> None:
-        env_group, actions = self._lane_of[slot]
+        """Step or renew the envs of a slot, and mark the request as done."""
+        env_group, actions = self._group_and_actions[slot]
         start = time.perf_counter()
         kind = number % KINDS
         if kind == RENEW:
@@ -198,22 +218,10 @@ class _Service:
         else:
             env_group.step(actions, kind == HOLD)
         seconds = time.perf_counter() - start
-        rows = env_group.rows
-        news: bytes | None = b""
-        if rows.episodes or rows.notices:
-            # its first byte tells whether there is something to report at once
-            news = (b"\1" if rows.notices else b"\0") + self._encode((rows.episodes, rows.notices))
-            rows.episodes.clear()
-            rows.notices.clear()
-            if not answers.has_room(slot, news):
-                # no limit: the parent may learn for minutes before it reads
-                self._link.send({"slot": slot, "number": number, "news": news}, seconds=None)
-                news = None
-        if answers.give(slot, number, seconds, news):
+        stats: bytes | None = encode(env_group.rows)
+        if stats and not answers.has_room(slot, stats):
+            # No time limit: the parent may learn for minutes before it reads.
+            self._link.send({"slot": slot, "number": number, "worker_stats": stats}, seconds=None)
+            stats = None
+        if answers.give(slot, number, seconds, stats):
             self._parent_bell.ring()
-
-
-def decode_news(news: bytes) -> tuple[list[tuple[int, dict[str, float]]], list[Notice]]:
-    """Return (env, values) of finished episodes, and notices; the byte before them says whether there are notices."""
-    episodes, notices = msgspec.msgpack.decode(memoryview(news)[1:])
-    return episodes, notices

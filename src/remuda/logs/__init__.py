@@ -1,4 +1,4 @@
-"""Meters, metric writers and the terminal view; importing this package needs neither torch nor Gymnasium."""
+"""Meters, metric writers and the terminal view. Importing this package loads neither torch nor Gymnasium."""
 
 from remuda.logs.meters import Window
 from remuda.logs.terminal import Terminal, where_time_went

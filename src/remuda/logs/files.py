@@ -1,6 +1,6 @@
-"""Small files that are there whole or not at all, and JSON that every reader accepts.
+"""Atomic writes of small files, and JSON that every reader accepts.
 
-write_whole(run / "result.json", to_json({"status": "done", "loss": float("nan")}))     # loss becomes null
+write_atomic(run / "result.json", to_json({"status": "done", "loss": float("nan")}))     # loss becomes null
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 
-def plain(value: Any) -> Any:
-    """`value` out of dicts, lists, text, numbers and None alone; TypeError names what cannot be said that way."""
+def plain(value: object) -> Any:
+    """Convert `value` to dicts, lists, strings, numbers and None; raise TypeError for anything else."""
     if value is None or isinstance(value, bool):
         return value
     for kind in (int, float, str):
         if isinstance(value, kind):
-            return kind(value)  # subclasses (StrEnum, numpy.float64) are text and numbers for Python, not for YAML
+            return kind(value)  # YAML refuses subclasses such as StrEnum and numpy.float64
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -32,11 +32,11 @@ def plain(value: Any) -> Any:
         return plain(value.tolist())
     if isinstance(value, PurePath):
         return str(value)
-    raise TypeError(f"{value!r} is no number, text, list or mapping")
+    raise TypeError(f"{value!r} is not a number, string, list or mapping")
 
 
-def finite(value: Any) -> Any:
-    """`value` with None for NaN and infinities, which JSON has no words for."""
+def finite(value: object) -> Any:
+    """Return `value` with None in place of NaN and infinities, which JSON cannot express."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -46,13 +46,13 @@ def finite(value: Any) -> Any:
     return value
 
 
-def to_json(value: Any, indent: int | None = None) -> str:
-    """Strict JSON; NaN and infinities become null."""
+def to_json(value: object, indent: int | None = None) -> str:
+    """Return strict JSON, with null in place of NaN and infinities."""
     return json.dumps(finite(plain(value)), allow_nan=False, indent=indent, ensure_ascii=False)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Replace `path` by `text`; who reads meanwhile, or after a crash, finds the old or the new text."""
+def write_atomic(path: Path, text: str) -> None:
+    """Replace the content of `path` atomically: readers see the old or the new text, also after a crash."""
     partial = path.with_name(path.name + ".tmp")
     try:
         with partial.open("w", encoding="utf-8", newline="") as file:
@@ -65,8 +65,8 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
-def append_whole(file: io.FileIO, data: bytes) -> None:
-    """All of it, or nothing: a disk that fills up in the middle of a line must not damage the file."""
+def append_atomic(file: io.FileIO, data: bytes) -> None:
+    """Append all of `data` or nothing, so that a disk that fills up within a line does not damage the file."""
     end = os.fstat(file.fileno()).st_size
     if file.write(data) != len(data):
         file.truncate(end)

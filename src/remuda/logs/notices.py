@@ -1,4 +1,4 @@
-"""Warnings of the package, such as of replaced workers, become lines of the run."""
+"""Passes the package's warnings, for example about replaced workers, to the log of a run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from remuda.processes.notices import notice_of
 
 @contextmanager
 def warnings_go_to(log: Callable[[str, str], None]) -> Iterator[None]:
-    """Pass every warning to `say` while the context lasts: its text, and a traceback or "".
+    """Call `log` with the text and traceback (or "") of every warning while the context lasts.
 
-    The traceback of an exception at the same place of the user's code is passed once.
+    The traceback of an exception is passed once for each line of the user's code.
     """
-    handler, logger = _Notices(log), logging.getLogger("remuda")
+    handler, logger = _NoticeHandler(log), logging.getLogger("remuda")
     logger.addHandler(handler)
     try:
         yield
@@ -23,10 +23,10 @@ def warnings_go_to(log: Callable[[str, str], None]) -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-class _Notices(logging.Handler):
+class _NoticeHandler(logging.Handler):
     def __init__(self, log: Callable[[str, str], None]) -> None:
         super().__init__(logging.WARNING)
-        self._say, self._places = log, set[str]()
+        self._log, self._places = log, set[str]()
 
     def emit(self, record: logging.LogRecord) -> None:
         notice = notice_of(record)
@@ -34,4 +34,4 @@ class _Notices(logging.Handler):
         if notice.place:
             self._places.add(notice.place)
         if is_new or not notice.is_once:
-            self._say(f"warning: {notice.text}", notice.traceback if is_new else "")
+            self._log(f"warning: {notice.text}", notice.traceback if is_new else "")

@@ -1,10 +1,10 @@
-"""Where the time of a run goes, by activity.
+"""Measures how much time a run spends on each activity.
 
 watch = Stopwatch()
-seconds = watch.lap({"env": 0.2, "update": 0.1})        # one round, by activity; the rest of it is `other`
+seconds = watch.lap({"env": 0.2, "update": 0.1})        # one round; the remaining time is `other`
 with watch.timed("evaluation"):                         # between two rounds
     evaluate()
-watch.total, watch.interval                             # seconds of the run, and since the last metrics line
+watch.total, watch.interval                             # seconds of the run, and since `interval` was cleared
 """
 
 from __future__ import annotations
@@ -16,19 +16,28 @@ from contextlib import contextmanager
 
 
 class Stopwatch:
-    """Seconds by activity, of the whole run and since `interval` was last cleared."""
+    """Seconds by activity, over the whole run (`total`) and since the last metrics line (`interval`)."""
 
     def __init__(self) -> None:
         self.interval: dict[str, float] = defaultdict(float)
         self.total: dict[str, float] = defaultdict(float)
+        self.start()
         self.restart()
 
+    def start(self, elapsed: float = 0.0) -> None:
+        """Start the run now; `elapsed` is the number of seconds that a resumed run has taken before."""
+        self._started = time.perf_counter() - elapsed
+
+    def elapsed(self) -> float:
+        """Return the seconds since the run started, over all processes that have worked on it."""
+        return time.perf_counter() - self._started
+
     def restart(self) -> None:
-        """Start the current round now."""
+        """Let the current round start now."""
         self._mark = time.perf_counter()
 
     def lap(self, seconds: Mapping[str, float]) -> float:
-        """Add one round's seconds by activity, the rest as `other`; return how long the round took."""
+        """End the current round: add its seconds by activity, the rest as `other`, and return its duration."""
         now = time.perf_counter()
         whole, self._mark = now - self._mark, now
         for name, value in {**seconds, "other": max(0.0, whole - sum(seconds.values()))}.items():
@@ -38,7 +47,7 @@ class Stopwatch:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Count what happens inside as `name`, and not as a part of a round."""
+        """Count the time spent inside as `name`, and exclude it from the current round."""
         start = time.perf_counter()
         yield
         self.total[name] += time.perf_counter() - start

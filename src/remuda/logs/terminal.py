@@ -1,14 +1,14 @@
-"""What a run shows while it runs: a live view on a terminal, a line now and then in a file or pipe.
+"""The progress of a run: a live view on a terminal, and occasional lines if output goes to a file or pipe.
 
     with Terminal(total_steps=200_000, title="ppo CartPole-v1") as terminal:
         terminal.begin("sampling the first 2,048 steps")
         while training:
-            terminal.tick()                                                          # as often as you like
+            terminal.tick()                                                          # cheap, to be called often
             terminal.update({"rollout/ep_rew_mean": 21.5, "time/fps": 9000.0}, steps)
         terminal.note(where_time_went({"env": 4.1, "inference": 2.2, "update": 3.3, "wait": 0.4}))
 
-A terminal that goes away (a closed window, `| head`) ends the view and nothing else. There is no thread: `update`
-draws, at most four times a second, and `tick` draws while an update is long in coming.
+If the terminal disappears (a closed window, `| head`), the view ends and training continues. There is no thread:
+`update` draws, at most four times a second, and `tick` draws while the next update takes long.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 0.25
 LINE_SECONDS = 5.0
-LINES_PER_RUN = 10  # a run that is over within seconds still shows this many
-TICK_SECONDS = 0.5  # between two draws while nothing is updated
-LONG_SECONDS = 1.0  # what takes longer is named, with the time since it began
-SILENT_SECONDS = 60.0  # between two lines of a file or pipe while nothing is updated, after the first
-RATE_SECONDS = 30.0  # the time left follows from the rate over this long
+LINES_PER_RUN = 10  # a run that takes only seconds still prints this many
+TICK_SECONDS = 0.5  # between two draws while there is no update
+LONG_SECONDS = 1.0  # an activity that takes longer is shown with its duration
+SILENT_SECONDS = 60.0  # between two lines in a file or pipe while there is no update, after the first
+RATE_SECONDS = 30.0  # the remaining time is computed from the rate over this period
 SAMPLE_SECONDS = 0.5
-TRAINING = "sampling and learning"  # what goes on after an update, unless something else is named
+TRAINING = "sampling and learning"  # the activity after an update, unless `begin` names another
 
 TIMES = {"env": "env", "inference": "inference", "update": "update", "wait": "waiting", "evaluation": "evaluation"}
 
 
 def where_time_went(seconds: Mapping[str, float]) -> str:
-    """Shares of the whole, in percent that add up to 100.
+    """Return a line with each activity's share of the time, in percentages that add up to 100.
 
     >>> where_time_went({"wait": 0.4, "env": 4.1, "inference": 2.2, "update": 3.3})
     'time: env 41 %, inference 22 %, update 33 %, waiting 4 %'
@@ -52,14 +52,14 @@ def where_time_went(seconds: Mapping[str, float]) -> str:
         return "time: nothing measured"
     exact = {name: 100.0 * value / total for name, value in spent.items()}
     percent = {name: math.floor(share) for name, share in exact.items()}
-    # The largest remainders are rounded up, so that the line adds up.
+    # Round up the largest remainders, so that the percentages add up to 100.
     for name in sorted(exact, key=lambda name: percent[name] - exact[name])[: 100 - sum(percent.values())]:
         percent[name] += 1
     return "time: " + ", ".join(f"{TIMES.get(name, name)} {share} %" for name, share in percent.items())
 
 
 class Terminal:
-    """The view of one run, from `total_steps` and the metrics of its log."""
+    """The view of one run's progress towards `total_steps`."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Terminal:
         self.title = title
         now = time.monotonic()
         # Times and steps of updates within the last RATE_SECONDS, and the last one before these. The first entry is
-        # where this process started, so that a resumed run is measured by what this process did.
+        # the start of this process, so that the rate of a resumed run does not include earlier processes.
         self._rates: deque[tuple[float, int]] = deque([(now, start_steps)])
         self._updated = (now, start_steps)
         self._activity, self._since = "starting up", now
@@ -88,7 +88,7 @@ class Terminal:
         self._live = None if plain else self._start_live()
 
     def update(self, metrics: Mapping[str, float], steps: int) -> None:
-        """Show metrics of the log, any of them; those not named keep their last value."""
+        """Show any metrics of the run; those that are not given keep their last value."""
         self._metrics.update(metrics)
         self._steps = steps
         now = time.monotonic()
@@ -110,11 +110,11 @@ class Terminal:
         now = time.monotonic()
         self._activity, self._since = activity, now
         self._tick_at = now + (TICK_SECONDS if self._live is not None else LINE_SECONDS)
-        if len(self._rates) == 1:  # the rate does not count the time that starting took
+        if len(self._rates) == 1:  # the rate does not include the time for starting
             self._rates[0] = (now, self._steps)
 
     def tick(self) -> None:
-        """Show that the run goes on while an update is long in coming; a call costs 0.2 us, mostly the clock's."""
+        """Redraw while the next update takes long; a call costs 0.2 us, mostly for reading the clock."""
         now = time.monotonic()
         if now < self._tick_at:
             return
@@ -126,7 +126,7 @@ class Terminal:
             self._print_line(now)
 
     def note(self, line: str) -> None:
-        """A line that stays, above the bar."""
+        """Print a line that stays, above the progress bar."""
         if self._live is not None:
             self._live.console.print(line, markup=False, highlight=False)
         else:
@@ -134,7 +134,7 @@ class Terminal:
             self._output.flush()
 
     def close(self) -> None:
-        """Draw the last state and give the terminal back."""
+        """Draw the last state and restore the terminal."""
         self._tick_at = math.inf
         if self._live is not None:
             self._live.stop()
@@ -150,7 +150,7 @@ class Terminal:
         self.close()
 
     def parts(self) -> list[str]:
-        """What there is to say, most important first."""
+        """Return the texts of the view, most important first."""
         parts = []
         if self._has("rollout/ep_rew_mean"):
             parts.append("return " + self._spread("rollout/ep_rew_mean", "rollout/ep_rew_std"))
@@ -159,7 +159,7 @@ class Terminal:
         if self._has("time/fps"):
             parts.append(f"{self._metrics['time/fps']:,.0f} steps/s")
         if (left := self._seconds_left()) is not None:
-            parts.append("left " + clock(left))
+            parts.append(f"{clock(left)} left")
         if (waited := time.monotonic() - self._since) >= LONG_SECONDS and self._tick_at < math.inf:
             parts.append(f"{self._activity}: {clock(waited)} so far")
         if self._has("eval/mean_reward"):
@@ -185,7 +185,7 @@ class Terminal:
         return f"{text} ± {number(self._metrics[deviation])}" if self._has(deviation) else text
 
     def _seconds_left(self) -> float | None:
-        """Divide the steps that are left by the recent rate, which an average over the whole run may be far from."""
+        """Return the remaining steps divided by the recent rate; None before there is one."""
         since, steps_then = self._rates[0]
         now, steps = self._updated
         if steps <= steps_then or now <= since:
@@ -205,21 +205,23 @@ class Terminal:
         from rich.console import Console
         from rich.live import Live
 
-        # Not rich's own thread: it would draw while envs and torch want the core, and outlive a crash.
+        # No auto_refresh: rich's thread would take CPU time from envs and torch, and outlive a crash.
         console = Console(file=cast("TextIO", self._output), force_terminal=True)
         live = Live(
             _View(self),
             console=console,
             auto_refresh=False,
-            redirect_stdout=self._output.is_of(sys.stdout),  # so that a `print` of the user's comes above the bar
-            redirect_stderr=sys.stderr is not None and sys.stderr.isatty(),  # but 2> FILE stays where it was sent
+            redirect_stdout=self._output.wraps(
+                sys.stdout
+            ),  # so that a `print` in the user's code appears above the bar
+            redirect_stderr=sys.stderr is not None and sys.stderr.isatty(),  # but 2> FILE keeps receiving it
         )
         live.start(refresh=True)
         return live
 
 
 class _View:
-    """Two or more lines: the bar, then as many parts on each line as fit."""
+    """The bar, followed by lines with as many texts as fit the width."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
@@ -257,17 +259,17 @@ class _View:
 
 
 class _Output(io.TextIOBase):
-    """The terminal's file, which may vanish: from then on everything written is dropped."""
+    """The file that the view is written to; if it disappears, everything written later is dropped."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
         self._gone = False
 
     @property
-    def encoding(self) -> str:  # type: ignore[override]  # rich asks, to decide whether it may draw lines
+    def encoding(self) -> str:  # type: ignore[override]  # rich reads it to decide whether it may draw lines
         return getattr(self._file, "encoding", None) or "utf-8"
 
-    def is_of(self, file: TextIO | None) -> bool:
+    def wraps(self, file: TextIO | None) -> bool:
         return self._file is file
 
     def isatty(self) -> bool:
@@ -284,7 +286,7 @@ class _Output(io.TextIOBase):
             try:
                 self._file.write(self._encodable(text))
             except (OSError, ValueError):
-                self._vanish()
+                self._on_gone()
         return len(text)
 
     def flush(self) -> None:
@@ -292,7 +294,7 @@ class _Output(io.TextIOBase):
             try:
                 self._file.flush()
             except (OSError, ValueError):
-                self._vanish()
+                self._on_gone()
 
     def _encodable(self, text: str) -> str:
         try:
@@ -301,22 +303,22 @@ class _Output(io.TextIOBase):
             return text.replace("±", "+-").encode(self.encoding, "replace").decode(self.encoding)
         return text
 
-    def _vanish(self) -> None:
-        """What is still in the file's buffer, and every later `print` of the run, must find somewhere to go."""
+    def _on_gone(self) -> None:
+        """Redirect the file to /dev/null, so that its buffer and every later `print` can be flushed without error."""
         self._gone = True
         try:
             descriptor = self._file.fileno()
-        except (OSError, ValueError):  # no real file, or closed
+        except (OSError, ValueError):  # not a real file, or closed
             return
-        nowhere = os.open(os.devnull, os.O_WRONLY)
+        devnull = os.open(os.devnull, os.O_WRONLY)
         try:
-            os.dup2(nowhere, descriptor)
+            os.dup2(devnull, descriptor)
         finally:
-            os.close(nowhere)
+            os.close(devnull)
 
 
 def number(value: float) -> str:
-    """Four significant digits, without an exponent where people would not write one.
+    """Format with four significant digits, and without an exponent below 1e9.
 
     >>> [number(value) for value in (0.01234, -21.5, 312.42, 1234567.8, 3e9)]
     ['0.01234', '-21.5', '312.4', '1,234,568', '3e+09']
@@ -327,7 +329,8 @@ def number(value: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """
+    """Format a duration in seconds.
+
     >>> clock(5), clock(3725), clock(200_000)
     ('0:05', '1:02:05', '2 d 7:33:20')
     """

@@ -1,4 +1,4 @@
-"""Pure functions of tensors; nothing here knows of networks, devices or processes."""
+"""Pure functions of tensors, without networks, devices or processes."""
 
 from remuda.maths.distributions import (
     Bernoulli,

@@ -1,12 +1,12 @@
-"""Policies as distributions. Sampling is a function of noise that comes from outside.
+"""Action distributions. Sampling is a function of noise that the caller provides.
 
-    distribution = Categorical(head(features))                 # or the kind that the action space asks for
-    action = distribution.choose(noise, explore)               # while acting: mode where explore is 0
-    ratio = (distribution.log_prob(action) - old_log_prob).exp()   # while learning
+    distribution = Categorical(head(features))                 # or the class that fits the action space
+    action = distribution.choose(noise, explore)               # sampling: the mode where explore is 0
+    ratio = (distribution.log_prob(action) - old_log_prob).exp()   # learning
     loss = -entropy_coef * distribution.rows(mask).entropy().mean()
 
-The sampler draws the noise of env b at row t from (seed, b, t) alone, so an action does not depend on which
-process or in what company it was computed, and nothing here touches a random generator.
+The sampler draws the noise of env b at row t from (seed, b, t) alone, so an action depends neither on the process nor
+on the batch in which it was computed. Nothing here uses a random generator.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ LOG_SQRT_2_PI = 0.5 * math.log(2 * math.pi)
 
 
 class Distribution(Protocol):
-    """Of the action in every row of some leading axes, written `...` below."""
+    """Distribution of the action in every row; the leading axes of rows are written `...` below."""
 
     def sample(self, noise: Tensor) -> Any: ...
     def mode(self) -> Any: ...
-    def log_prob(self, action: Any) -> Tensor: ...  # [...], as entropy and kl: summed over what one action holds
+    def log_prob(self, action: Any) -> Tensor: ...  # [...], like entropy and kl: summed over the parts of an action
     def entropy(self) -> Tensor: ...
     def kl(self, other: Self) -> Tensor: ...  # KL(self || other)
-    def rows(self, index: Any) -> Self: ...  # of these rows only: whatever indexes the leading axes
+    def rows(self, index: Tensor) -> Self: ...  # for these rows: a mask or an index of the leading axes
 
     def perplexity(self) -> Tensor:
         return self.entropy().exp()
 
     def choose(self, noise: Tensor, explore: Tensor | None = None) -> Any:
-        """A sample where explore [...] is not 0 and the mode elsewhere; None: samples everywhere."""
+        """Return a sample where explore [...] is not 0, and the mode elsewhere; None samples everywhere."""
         sample = self.sample(noise)
         if explore is None:
             return sample
@@ -48,15 +48,15 @@ class Distribution(Protocol):
 
 
 class Categorical(Distribution):
-    """Over n actions, from logits [..., n]."""
+    """Distribution over n actions, from logits [..., n]."""
 
     def __init__(self, logits: Tensor) -> None:
         self.logits = torch.log_softmax(logits, dim=-1)
 
     def sample(self, noise: Tensor) -> Tensor:
-        """Inverse of the cumulative distribution at uniform noise [..., 1], 0 <= noise < 1."""
+        """Evaluate the inverse cumulative distribution at uniform noise [..., 1], 0 <= noise < 1."""
         cumulative = self.logits.exp().cumsum(-1)
-        # Rounding may leave the last sum below the noise: scaled by it, no action of probability 0 is ever drawn.
+        # Rounding may leave the last sum below 1. The noise is scaled by it, so no action of probability 0 is drawn.
         return (cumulative <= noise * cumulative[..., -1:]).sum(-1)
 
     def mode(self) -> Tensor:
@@ -71,11 +71,11 @@ class Categorical(Distribution):
 
     def kl(self, other: Self) -> Tensor:
         probability = self.logits.exp()
-        # An action that is never taken adds 0, also where the other's logit is -inf.
+        # An action of probability 0 adds 0, even where the other's logit is -inf.
         return (probability * (self.logits - other.logits).masked_fill(probability == 0, 0.0)).sum(-1)
 
-    def rows(self, index: Any) -> Self:
-        part = copy(self)  # the constructor would normalise once more
+    def rows(self, index: Tensor) -> Self:
+        part = copy(self)  # the constructor would normalize again
         part.logits = self.logits[index]
         return part
 
@@ -83,8 +83,8 @@ class Categorical(Distribution):
 class MultiCategorical(Distribution):
     """k independent choices, the i-th among sizes[i], from logits [..., sum(sizes)]; actions int64 [..., k].
 
-    All choices lie side by side in one Categorical [..., k, max(sizes)], padded with logits of -inf: the number of
-    torch calls does not grow with k, except in the constructor when sizes differ.
+    All choices are one Categorical [..., k, max(sizes)], padded with logits of -inf, so the number of torch calls
+    does not grow with k, except in the constructor if sizes differ.
     """
 
     def __init__(self, logits: Tensor, sizes: Sequence[int]) -> None:
@@ -97,7 +97,7 @@ class MultiCategorical(Distribution):
         self.each = Categorical(logits)
 
     def sample(self, noise: Tensor) -> Tensor:
-        """Uniform noise [..., k], one number for each choice."""
+        """Sample from uniform noise [..., k], one number for each choice."""
         return self.each.sample(noise.unsqueeze(-1))
 
     def mode(self) -> Tensor:
@@ -112,21 +112,21 @@ class MultiCategorical(Distribution):
     def kl(self, other: Self) -> Tensor:
         return self.each.kl(other.each).sum(-1)
 
-    def rows(self, index: Any) -> Self:
+    def rows(self, index: Tensor) -> Self:
         part = copy(self)
         part.each = self.each.rows(index)
         return part
 
 
 class Bernoulli(MultiCategorical):
-    """k independent bits, from the logits [..., k] of being 1; actions int8 [..., k]. A logit of -inf is always 0."""
+    """k independent bits, from the logits [..., k] of being 1; actions are int8 [..., k]."""
 
     def __init__(self, logits: Tensor) -> None:
         both = torch.stack([torch.zeros_like(logits), logits], -1)
         super().__init__(both.flatten(-2), (2,) * logits.shape[-1])
 
     def sample(self, noise: Tensor) -> Tensor:
-        """Uniform noise [..., k]: 1 where it is not below the probability of 0."""
+        """Return 1 where the uniform noise [..., k] is at least the probability of 0."""
         return super().sample(noise).to(torch.int8)
 
     def mode(self) -> Tensor:
@@ -134,13 +134,13 @@ class Bernoulli(MultiCategorical):
 
 
 class Gaussian(Distribution):
-    """Independent normals, from mean and log_std [..., d]; actions are not squashed (envs clip them)."""
+    """Independent normals, from mean and log_std [..., d]; actions are clipped on the way to the env."""
 
     def __init__(self, mean: Tensor, log_std: Tensor) -> None:
         self.mean, self.log_std = mean, log_std
 
     def sample(self, noise: Tensor) -> Tensor:
-        """Standard normal noise [..., d], shifted and scaled."""
+        """Shift and scale standard normal noise [..., d]."""
         return self.mean + self.log_std.exp() * noise
 
     def mode(self) -> Tensor:
@@ -158,10 +158,10 @@ class Gaussian(Distribution):
         distance = ((self.mean - other.mean) * (-other.log_std).exp()).square()
         return (0.5 * (ratio + distance - 1) + other.log_std - self.log_std).sum(-1)
 
-    def rows(self, index: Any) -> Self:
+    def rows(self, index: Tensor) -> Self:
         part = copy(self)
         part.mean = self.mean[index]
-        if self.log_std.dim() > 1:  # one for all rows has no rows to pick from
+        if self.log_std.dim() > 1:  # one log_std for all rows has no rows to index
             part.log_std = self.log_std.expand_as(self.mean)[index]
         return part
 
@@ -169,21 +169,21 @@ class Gaussian(Distribution):
 class SquashedGaussian:
     """Independent normals passed through tanh, from mean and log_std [..., d]: actions between -1 and 1 (1801.01290).
 
-    Its entropy has no closed form: the mean of -log_prob over samples stands for it.
+    Its entropy has no closed form; estimate it by the mean of -log_prob over samples.
 
-    The density of a = tanh(u) is that of u divided by 1 - tanh(u)^2, whose logarithm is taken as
-    2 (log 2 - u - softplus(-2 u)): the plain form is log 0 wherever tanh rounds to 1.
+    The density of a = tanh(u) is that of u divided by 1 - tanh(u)^2, whose logarithm is computed as
+    2 (log 2 - u - softplus(-2 u)): the direct form is log 0 wherever tanh rounds to 1.
     """
 
     def __init__(self, mean: Tensor, log_std: Tensor) -> None:
         self.mean, self.log_std = mean, log_std
 
     def sample(self, noise: Tensor) -> Tensor:
-        """Standard normal noise [..., d], shifted, scaled and squashed."""
+        """Shift, scale and squash standard normal noise [..., d]."""
         return (self.mean + self.log_std.exp() * noise).tanh()
 
     def sample_with_log_prob(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Both from the same u: the way back from an action near 1 would lose it."""
+        """Return actions and log-densities, both from u, which an action near 1 no longer determines."""
         u = self.mean + self.log_std.exp() * noise
         log_prob = -(0.5 * noise.square() + self.log_std + LOG_SQRT_2_PI + self._log_slope(u)).sum(-1)
         return u.tanh(), log_prob
@@ -193,22 +193,22 @@ class SquashedGaussian:
         return 2 * (math.log(2.0) - u - F.softplus(-2 * u))
 
     def mode(self) -> Tensor:
-        """Of the normals, squashed."""
+        """Return the squashed mean."""
         return self.mean.tanh()
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """Of actions strictly inside of -1 to 1; those at the edge are taken as the nearest inside."""
+        """Return log-densities of actions in -1 to 1; those at a bound are moved slightly inside."""
         u = action.clamp(-1 + 1e-6, 1 - 1e-6).atanh()
         z = (u - self.mean) * (-self.log_std).exp()
         return -(0.5 * z.square() + self.log_std + LOG_SQRT_2_PI + self._log_slope(u)).sum(-1)
 
 
 class Joint(Distribution):
-    """Independent parts, as many as `type_` has fields: the action is a named array tuple of theirs.
+    """Independent distributions, one for each field of `type_`: an action is a named array tuple of their actions.
 
         Joint(Move, [Categorical(turn), Gaussian(speed, log_std)], (1, 2)).sample(noise)    # Move(turn, speed)
 
-    widths[i] is how much of the noise [..., sum(widths)] is part i's, in order. A part may itself be a Joint.
+    Part i takes the next widths[i] columns of the noise [..., sum(widths)]. A part may be a Joint itself.
     """
 
     def __init__(self, type_: type[ArrayTuple], parts: Sequence[Distribution], widths: Sequence[int]) -> None:
@@ -233,7 +233,7 @@ class Joint(Distribution):
     def kl(self, other: Self) -> Tensor:
         return _sum([mine.kl(theirs) for mine, theirs in zip(self.parts, other.parts, strict=True)])
 
-    def rows(self, index: Any) -> Self:
+    def rows(self, index: Tensor) -> Self:
         part = copy(self)
         part.parts = tuple(inner.rows(index) for inner in self.parts)
         return part

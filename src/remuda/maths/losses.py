@@ -1,4 +1,4 @@
-"""Pieces of policy-gradient losses; rows in, scalars or rows out."""
+"""Parts of policy-gradient losses, as functions of rows."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import Tensor
 # Bounds log-ratios of rows whose advantage is not negative. Beyond the clip range such a row has no gradient, but
 # exp overflows at 88.7 in float32, and the backward pass would multiply that zero by infinity.
 MAX_LOG_RATIO = 60.0
-ROUNDING = 1e-6  # deviation over mean of float32 numbers that are equal but for rounding, at most
+ROUNDING = 1e-6  # largest ratio of deviation to mean of float32 numbers that differ by rounding alone
 
 
 def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
-    """PPO's pessimistic surrogate as a loss, Eq. 7 of 1707.06347: the mean over rows, negated.
+    """Return PPO's clipped surrogate as a loss (Eq. 7 of 1707.06347): the negated mean over rows.
 
     With a negative advantage the loss grows with the ratio without bound. If it overflows, the gradient is not finite
     and the learner skips the update.
@@ -22,9 +22,9 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tens
 
 
 def value_loss(value: Tensor, target: Tensor, old_value: Tensor | None = None, clip: float | None = None) -> Tensor:
-    """Mean squared error; with `clip` a value may move from its old estimate by no more than that.
+    """Return the mean squared error; with `clip`, a value may move from its old estimate by at most that much.
 
-    The clipped form takes the larger of both errors, so that clipping never makes a loss look smaller.
+    The clipped form takes the larger of both errors, so clipping never reduces the loss.
     """
     error = (value - target).square()
     if clip is None or old_value is None:
@@ -34,7 +34,7 @@ def value_loss(value: Tensor, target: Tensor, old_value: Tensor | None = None, c
 
 
 def approximate_kl(log_ratio: Tensor) -> Tensor:
-    """KL(old || new) from actions of the old policy: the k3 estimator, never negative and of low variance.
+    """Estimate KL(old || new) from actions of the old policy by the k3 estimator, which is never negative.
 
     http://joschu.net/blog/kl-approx.html
     """
@@ -44,8 +44,8 @@ def approximate_kl(log_ratio: Tensor) -> Tensor:
 def standardized(x: Tensor, epsilon: float = 1e-8) -> Tensor:
     """Shift and scale x to mean 0 and standard deviation 1; a single row is returned as it is.
 
-    Where all rows are equal but for rounding, the result is 0: divided by its own deviation, rounding would look like
-    a signal.
+    If all rows are equal except for rounding, the result is 0: dividing rounding errors by their own deviation would
+    turn them into a signal.
     """
     if x.numel() < 2:
         return x

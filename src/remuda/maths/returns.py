@@ -1,4 +1,4 @@
-"""Returns and advantages over [T, B] rows whose reset rows are masked (see remuda.data.rollout).
+"""Returns and advantages of [T, B] rows whose reset rows are masked (see remuda.data.rollout).
 
 Inputs: r_t, discount_t, mask_t are [T, B]; v is [T + 1, B], the value of every row's observation and of the one
 after the last row. A truncated episode bootstraps from the reset row that follows it, whose observation is the
@@ -24,13 +24,13 @@ def _check(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor) -> None:
 
 
 def gae(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, gamma: float, lambda_: float) -> Tensor:
-    """Generalised advantage estimates (1506.02438), [T, B]; 0 on reset rows."""
+    """Return generalized advantage estimates (1506.02438), [T, B]; 0 on reset rows."""
     _check(r_t, discount_t, mask_t, v)
     mask = mask_t.to(v.dtype)
     continues = gamma * mask * discount_t
     delta_t = mask * (r_t - v[:-1]) + continues * v[1:]
     decay_t = lambda_ * continues
-    # Rows in numpy: a call of torch costs more than all the envs' arithmetic.
+    # The loop over rows is in numpy, because a call of torch takes longer than the arithmetic of one row.
     delta, decay = delta_t.cpu().numpy(), decay_t.cpu().numpy()
     advantage = np.empty_like(delta)
     acc = np.zeros_like(delta[0])
@@ -41,7 +41,7 @@ def gae(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, gamma: float
 
 
 def discounted_returns(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, gamma: float) -> Tensor:
-    """Monte-Carlo returns, bootstrapped only where an episode is cut; the value itself on reset rows."""
+    """Return Monte-Carlo returns, bootstrapped only where an episode is truncated; reset rows have their value."""
     _check(r_t, discount_t, mask_t, v)
     returns = torch.empty_like(v[:-1])
     g_tp1 = v[-1]
@@ -52,7 +52,7 @@ def discounted_returns(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tenso
 
 
 def n_step_returns(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, gamma: float, n: int) -> Tensor:
-    """Returns over at most n rewards, then the value: shorter where an episode or the rollout ends first."""
+    """Return sums of at most n rewards and the value after them; fewer where an episode or the rollout ends first."""
     _check(r_t, discount_t, mask_t, v)
     if n < 1:
         raise ValueError(f"n={n}: an n-step return takes at least one reward")
@@ -64,8 +64,8 @@ def n_step_returns(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, g
 
 
 def explained_variance(prediction: Tensor, target: Tensor) -> Tensor:
-    """1 - Var[target - prediction] / Var[target]; 1 is perfect, 0 is as good as a constant, NaN without variance."""
-    if target.numel() == 0:  # a rollout of reset rows alone; torch would warn
+    """Return 1 - Var[target - prediction] / Var[target]: 1 is perfect, 0 a constant, NaN if targets do not vary."""
+    if target.numel() == 0:  # a rollout of reset rows only, for which torch would warn
         return target.new_full((), torch.nan)
     variance = target.var(unbiased=False)
     nan = torch.full_like(variance, torch.nan)

@@ -1,4 +1,4 @@
-"""Pieces of value-based losses: targets over a window of rewards, distributions over returns, rescaled values."""
+"""Parts of value-based losses: Huber's loss, rescaled values, projection of distributions over returns."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from torch import Tensor
 
 
 def huber(error: Tensor, delta: float) -> Tensor:
-    """Half the square near zero, of slope `delta` beyond; element by element."""
+    """Return half the square of each error up to `delta`, and a line of slope `delta` beyond."""
     size = error.abs()
     return torch.where(size <= delta, 0.5 * error.square(), delta * (size - 0.5 * delta))
 
 
 def rescale(x: Tensor, epsilon: float = 1e-3) -> Tensor:
-    """h(x) of 1805.11593: about the root of large values, so that one net fits returns of any size."""
+    """Return h(x) of 1805.11593, about the square root of large values: one network then fits returns of any size."""
     return x.sign() * ((x.abs() + 1).sqrt() - 1) + epsilon * x
 
 
 def unscale(x: Tensor, epsilon: float = 1e-3) -> Tensor:
-    """The inverse of `rescale`."""
-    # sqrt(1 + 4 e y) - 1 of small y loses half its digits in float32: 4 e y / (sqrt(1 + 4 e y) + 1) does not.
+    """Return the inverse of `rescale`."""
+    # For small y, sqrt(1 + 4 e y) - 1 cancels half of a float32's digits; 4 e y / (sqrt(1 + 4 e y) + 1) does not.
     y = x.abs() + 1 + epsilon
     root = 2 * y / ((1 + 4 * epsilon * y).sqrt() + 1)
     return x.sign() * (root.square() - 1)
 
 
 def project(p: Tensor, r: Tensor, discount: Tensor, support: Tensor) -> Tensor:
-    """The distribution of r + discount * Z on the evenly spaced support of Z, Algorithm 1 of 1707.06887.
+    """Project the distribution of r + discount * Z onto the evenly spaced support of Z (1707.06887, Algorithm 1).
 
-    p is [N, atoms] over `support` [atoms]; each shifted atom's probability is shared by its two neighbours in
-    proportion to their nearness, and atoms beyond either end are moved to it.
+    p is [N, atoms] over `support` [atoms]. The probability of each shifted atom is divided between its two neighbors
+    in proportion to their distance; atoms beyond either end are moved to it.
     """
     low, high, last = support[0], support[-1], len(support) - 1
     shifted = (r.unsqueeze(-1) + discount.unsqueeze(-1) * support).clamp(low, high)

@@ -1,13 +1,13 @@
-"""V-trace (1802.01561): what rows of an older policy say of the values of a newer one.
+"""V-trace (1802.01561): value targets and advantages of a policy from rows of an older one.
 
-Rows are those of returns.py: [T, B], reset rows masked, v [T + 1, B]. With rho_t = pi(a_t) / mu(a_t), the probability
-of the action taken under the policy that learns over that under the one that acted:
+Rows are as in returns.py: [T, B] with reset rows masked, v is [T + 1, B]. With rho_t = pi(a_t) / mu(a_t), the ratio
+of the action's probability under the learned policy to that under the policy that acted:
 
     delta_t     = min(rho_clip, rho_t) * (r_t + gamma * discount_t * v_{t+1} - v_t)
     vs_t        = v_t + delta_t + gamma * discount_t * lambda * min(c_clip, rho_t) * (vs_{t+1} - v_{t+1})
     advantage_t = min(pg_rho_clip, rho_t) * (r_t + gamma * discount_t * vs_{t+1} - v_t)
 
-On a reset row vs is v, which is the bootstrap of a truncated episode, and the advantage is 0.
+On a reset row vs equals v, from which a truncated episode is bootstrapped, and the advantage is 0.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def vtrace(
     c_clip: float | None = 1.0,
     pg_rho_clip: float | None = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Targets of the values and advantages of the actions, [T, B] each; constants of every gradient.
+    """Return value targets and advantages, [T, B] each, without gradients.
 
-    Log-probabilities are of whole actions, so it makes no difference what these are made of. None does not clip.
+    Log-ratios are those of whole actions, whatever their space. A clip of None does not clip.
     """
     _check(r_t, discount_t, mask_t, v)
     if log_rho_t.shape != r_t.shape:
@@ -42,7 +42,7 @@ def vtrace(
     rho_t, continues, is_reset = log_rho_t.exp(), gamma * discount_t, ~mask_t.bool()
     delta_t = at_most(rho_t, rho_clip) * (r_t + continues * v[1:] - v[:-1])
     decay_t = at_most(rho_t, c_clip) * lambda_ * continues
-    # Filled, not multiplied by 0: what stands in a reset row has no say, also where it is not finite.
+    # Filled, not multiplied by 0, because numbers in a reset row may not be finite.
     vs_t = v[:-1] + accumulated(delta_t.masked_fill(is_reset, 0.0), decay_t.masked_fill(is_reset, 0.0))
     weight_t = at_most(rho_t, pg_rho_clip).masked_fill(is_reset, 0.0)
     return vs_t, weight_t * one_step_advantages(vs_t, r_t, discount_t, mask_t, v, gamma)
@@ -52,7 +52,7 @@ def vtrace(
 def one_step_advantages(
     vs_t: Tensor, r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, gamma: float
 ) -> Tensor:
-    """r_t and the target of the next row, less the value: V-trace's advantage before it is weighted by rho_t."""
+    """Return r_t + gamma * discount_t * vs_{t+1} - v_t, V-trace's advantage before it is weighted by rho_t."""
     _check(r_t, discount_t, mask_t, v)
     vs_tp1 = torch.cat([vs_t[1:], v[-1:]])
     return (r_t + gamma * discount_t * vs_tp1 - v[:-1]).masked_fill(~mask_t.bool(), 0.0)
@@ -63,11 +63,11 @@ def at_most(rho_t: Tensor, clip: float | None) -> Tensor:
 
 
 def accumulated(delta_t: Tensor, decay_t: Tensor) -> Tensor:
-    """acc_t = delta_t + decay_t * acc_{t+1}, in numpy: a call of torch costs more than all the envs' arithmetic."""
+    """Return acc_t = delta_t + decay_t * acc_{t+1}, in numpy: a call of torch takes longer than one row."""
     delta, decay = delta_t.cpu().numpy(), decay_t.cpu().numpy()
     out = np.empty_like(delta)
     acc = np.zeros_like(delta[0])
-    with np.errstate(over="ignore", invalid="ignore"):  # of ratios that overflow and are not clipped
+    with np.errstate(over="ignore", invalid="ignore"):  # ratios that are not clipped may overflow
         for t in reversed(range(len(delta))):
             acc = delta[t] + decay[t] * acc
             out[t] = acc

@@ -1,4 +1,4 @@
-"""Networks and what stands before them: nets map observations to features, heads belong to agents."""
+"""Networks: they map observations to features. Heads are in agents/."""
 
 from remuda.nets.conv import A3CNet, NatureCNN, SmallCNN, is_channels_first
 from remuda.nets.encoder import NETS, EntriesNet, make_net

@@ -1,11 +1,11 @@
-"""Convolutional nets for images; a net maps [N, *shape] to features [N, F].
+"""Convolutional networks for images, which map [N, *shape] to features [N, F].
 
     net = NatureCNN((4, 84, 84))                # channels first, as Atari's stacked frames
     net = SmallCNN((10, 10, 6))                 # channels last, as MinAtar and MiniGrid
     features = net(images)                      # float32 [N, *shape]
 
-`channels_last` lays the channels of a pixel side by side in memory. Milliseconds in the default layout / channels
-last, medians of 12 to 30 slices in turns, on two Zen 3 cores that others were using too (torch 2.13):
+`channels_last` stores the channels of a pixel next to each other. Milliseconds in torch's default layout / with
+channels last, medians of 12 to 30 alternating slices, on two Zen 3 cores with other processes running (torch 2.13):
 
 | net | batch | one thread | two threads |
 |---|---|---|---|
@@ -16,7 +16,8 @@ last, medians of 12 to 30 slices in turns, on two Zen 3 cores that others were u
 | ImpalaNet, 4x84x84 | 64, forward and backward | 642 / 484 | 757 / 637 |
 | ImpalaNet, 4x84x84 | 8, forward | 33 / 18 | 80 / 47 |
 
-So it is the default of the large nets, and not of the small one. (Two threads waited for cores: compare sideways.)
+It is therefore the default of the large networks and not of the small one. (Two threads had to wait for cores, so
+compare the numbers within a row only.)
 """
 
 from __future__ import annotations
@@ -38,25 +39,25 @@ SMALL_SIDE = 3
 
 
 def is_channels_first(shape: tuple[int, ...]) -> bool:
-    """Channels are the first axis if it is smaller than both others, and else the last."""
+    """Return whether channels are the first axis: it is smaller than both others. Otherwise they are the last."""
     return len(shape) == 3 and shape[0] < min(shape[1:])
 
 
 def image_sides(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Height and width, wherever the channels are."""
+    """Return height and width of an image with channels first or last."""
     return (shape[1], shape[2]) if is_channels_first(shape) else (shape[0], shape[1])
 
 
 def initialized(layer: Layer, orthogonal_init: bool) -> Layer:
-    """Orthogonal for the relu that follows, or as torch made it."""
+    """Initialize a layer orthogonally, with the gain for ReLU, or leave it as torch initialized it."""
     return orthogonal(layer, math.sqrt(2)) if orthogonal_init else layer
 
 
 class ImageLayout(nn.Module):
-    """Images [N, *shape], channels first or last, as [N, channels, height, width] in one memory format.
+    """Convert images [N, *shape], channels first or last, to [N, channels, height, width] in one memory format.
 
-    Either format gives the same numbers to rounding. `lay_out` puts the weights of a net into it, too: otherwise
-    they would be turned round in every call.
+    Both formats give the same numbers except for rounding. `lay_out` converts the weights of a network as well:
+    otherwise torch would convert them in every call.
     """
 
     def __init__(self, shape: tuple[int, ...], channels_last: bool) -> None:
@@ -76,16 +77,16 @@ class ImageLayout(nn.Module):
 
 
 class Pixels(nn.Module):
-    """[N, channels, height, width] to [N, features], pixel by pixel: where channels lie side by side, as they lie."""
+    """Flatten [N, channels, height, width] to [N, features] pixel by pixel, without a copy if channels are last."""
 
     def forward(self, images: Tensor) -> Tensor:
         return images.permute(0, 2, 3, 1).flatten(1)
 
 
 class NatureCNN(nn.Module):
-    """Convolutions of 8x8 stride 4, 4x4 stride 2 and 3x3 stride 1, and a linear layer; relu after each.
+    """Convolutions of 8x8 stride 4, 4x4 stride 2 and 3x3 stride 1, and a linear layer, with ReLU after each.
 
-    The net of DQN (Mnih et al., Nature 518, 2015). Images have at least 36 pixels each way.
+    This is the network of DQN (Mnih et al., Nature 518, 2015). Images need at least 36x36 pixels.
     """
 
     def __init__(
@@ -114,14 +115,14 @@ class NatureCNN(nn.Module):
 
 
 class A3CNet(NatureCNN):
-    """The net of A3C (1602.01783) and of the first DQN: two convolutions and 256 features, a third of the work."""
+    """The network of A3C (1602.01783): two convolutions and 256 features, a third of NatureCNN's work."""
 
     def __init__(self, shape: tuple[int, ...], orthogonal_init: bool = True, channels_last: bool = True) -> None:
         super().__init__(shape, 256, orthogonal_init, A3C_LAYERS, channels_last)
 
 
 class SmallCNN(nn.Module):
-    """One convolution of 3x3 and a linear layer, relu after each (MinAtar's own net, 1903.03176)."""
+    """One convolution of 3x3 and a linear layer, with ReLU after each (MinAtar's own network, 1903.03176)."""
 
     def __init__(
         self,
@@ -146,7 +147,7 @@ class SmallCNN(nn.Module):
 
 
 def refuse_small(shape: tuple[int, ...], net: str, side: int, remedy: str) -> tuple[int, int]:
-    """Height and width, unless they are below `side`."""
+    """Return height and width; raise ConfigError if one is below `side`."""
     height, width = image_sides(shape)
     if min(height, width) < side:
         raise ConfigError(

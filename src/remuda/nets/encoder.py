@@ -1,10 +1,10 @@
-"""Which net an observation gets: by its shape, or by name; and a branch per entry where it has entries.
+"""The choice of a network for an observation, by its shape or by name, with one branch per entry of a Dict.
 
     inputs = Inputs(space)
     net = make_net(inputs.shapes, "auto")
     features = net(inputs(obs))                 # [N, F], from a tensor or a named array tuple of tensors
 
-A net of the user's own takes the same shapes, and is put in the place of what `make_net` makes.
+A user's own network takes the same shapes and replaces the result of `make_net`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ NETS = ("auto", "mlp", *IMAGE_NETS)
 
 
 class EntriesNet(nn.Module):
-    """Each image entry through a branch of its own, everything else flat; side by side through an MLP.
+    """Pass each image entry through its own branch, flatten the others, and concatenate all for an MLP.
 
-    `make_branch` makes the net of an image (a shape of three axes).
+    `make_branch` makes the network of an image, which has a shape of three axes.
     """
 
     def __init__(
@@ -49,22 +49,22 @@ class EntriesNet(nn.Module):
     ) -> None:
         super().__init__()
         self.names = tuple(shapes)
-        # A list, because names of modules must not have the dots of paths.
+        # A list, because torch does not allow the dots of paths in names of modules.
         self.branches = nn.ModuleList(
             make_branch(shape) if len(shape) == 3 else nn.Identity() for shape in shapes.values()
         )
         with torch.no_grad():
             blanks = [torch.zeros(2, *shape) for shape in shapes.values()]
-            width = self._side_by_side(blanks).shape[-1]
+            width = self._concatenated(blanks).shape[-1]
         self.body = MLP((width,), hidden, activation, orthogonal_init)
 
-    def _side_by_side(self, entries: Sequence[Tensor]) -> Tensor:
+    def _concatenated(self, entries: Sequence[Tensor]) -> Tensor:
         parts = [branch(entry) for branch, entry in zip(self.branches, entries, strict=True)]
         return torch.cat([part.reshape(len(part), -1) for part in parts], -1)
 
     def forward(self, obs: Any) -> Tensor:
-        entries = dict(leaves(obs))  # by name, so that what is missing or elsewhere is an error and not another input
-        features: Tensor = self.body(self._side_by_side([entries[name] for name in self.names]))
+        entries = dict(leaves(obs))  # by name, so that a missing or misplaced entry is an error
+        features: Tensor = self.body(self._concatenated([entries[name] for name in self.names]))
         return features
 
 
@@ -75,11 +75,11 @@ def make_net(
     activation: str = "tanh",
     orthogonal_init: bool = True,
 ) -> nn.Module:
-    """A net for inputs of these shapes; of a dict of them, the name is about its images.
+    """Make a network for inputs of these shapes; with a dict of shapes, `net` names the branch of its images.
 
-    auto: images of at least 36x36 get nature, smaller ones small, and everything else (also images of less than 3x3,
-    which no convolution fits) mlp. `hidden` and `activation` are those of MLPs: image nets have the sizes of their
-    papers, and of a dict they come after its branches.
+    With "auto", images of at least 36x36 pixels get "nature", smaller ones "small", and everything else "mlp" (also
+    images below 3x3, which are too small for a convolution). `hidden` and `activation` apply to MLPs, including the
+    one on top of a dict's branches. Image networks have the sizes of their papers.
     """
     if net not in NETS:
         raise ConfigError(f"agent.net={net} is not known: {nearest(net, NETS)}")

@@ -1,22 +1,22 @@
-"""Observations as rollouts store them to the float32 that nets take, leaf by leaf.
+"""Conversion of stored observations to the float32 that networks take, leaf by leaf.
 
     inputs = Inputs(space, normalize=True)
     net = make_net(inputs.shapes)
     features = net(inputs(obs))                 # obs [N, ...]: a tensor, or a named array tuple of them
-    inputs.update(obs)                          # once per rollout: statistics of what is standardised
+    inputs.update(obs)                          # once per rollout: running statistics
 
-What becomes of a leaf:
+A leaf becomes:
 
 | space | input |
 |---|---|
 | discrete | one-hot [N, n] |
-| multidiscrete | one-hots side by side [N, sum(sizes)] |
+| multidiscrete | concatenated one-hots [N, sum(sizes)] |
 | multibinary | 0 and 1 [N, k] |
 | box of ints or bools with three axes: an image | divided by the box's `high`, where that is a bound above 1 |
-| any other box | as it is, or standardised by running statistics if `normalize` |
+| any other box | unchanged, or standardized by running statistics if `normalize` |
 
-With `center`, the mean of each image is taken away from it: on a plain background a net then sees little but what is
-drawn on it, and not a grey that switches half of its units on and half of them off whatever happens.
+With `center`, the mean of each image is subtracted from it: on a plain background the network then sees mainly what
+is drawn on it, and not a grey that saturates half of its units whatever happens.
 """
 
 from __future__ import annotations
@@ -44,8 +44,10 @@ class Inputs(nn.Module):
     def __init__(self, space: Space, normalize: bool = False, center: bool = False) -> None:
         super().__init__()
         tree = space.tree(lambda path, leaf: LeafInput(leaf, normalize, center))
-        self.leaf_inputs = nn.ModuleList(leaf for _, leaf in leaves(tree))  # a tuple alone would not register them
-        self.tree = (tree,)  # wrapped: a single module would be registered twice
+        self.leaf_inputs = nn.ModuleList(
+            leaf for _, leaf in leaves(tree)
+        )  # torch does not register modules in a tuple
+        self.tree = (tree,)  # in a tuple: a single module would be registered twice
         self.shapes: Shapes = tree.shape if space.is_leaf else {path: leaf.shape for path, leaf in leaves(tree)}
 
     @property
@@ -57,7 +59,7 @@ class Inputs(nn.Module):
         map_tree(lambda leaf, rows: leaf.update(rows), self.tree[0], obs)
 
     def arrange(self, obs: Any) -> Any:
-        """The same numbers [..., *shape], laid out in memory as `forward` needs them: once for all epochs."""
+        """Return the same numbers [..., *shape] in the memory layout that `forward` needs, once for all epochs."""
         return map_tree(lambda leaf, rows: leaf.arrange(rows), self.tree[0], obs)
 
     def forward(self, obs: Any) -> Any:
@@ -65,7 +67,7 @@ class Inputs(nn.Module):
 
 
 class LeafInput(nn.Module):
-    """Rows [N, *space.shape] of one leaf to float32 [N, *shape]."""
+    """Convert rows [N, *space.shape] of one leaf to float32 [N, *shape]."""
 
     offsets: Tensor  # multidiscrete: where the one-hot of each number begins
     high: Tensor  # images: what to divide by
@@ -91,25 +93,32 @@ class LeafInput(nn.Module):
         elif normalize:
             self.standardize = Standardize(space.shape)
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Accept the statistics of checkpoints of version 0.1, where `standardize` had another spelling."""
+        old, new = f"{prefix}standardise.", f"{prefix}standardize."
+        for name in [name for name in state_dict if name.startswith(old)]:
+            state_dict[new + name.removeprefix(old)] = state_dict.pop(name)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def update(self, rows: Tensor) -> None:
         if self.standardize is not None:
             self.standardize.update(rows.float())
 
     def arrange(self, obs: Tensor) -> Tensor:
-        """Channels side by side, as large nets want them: moved as bytes, a quarter of what floats would be."""
+        """Move the channels of images last in memory, as bytes: a quarter of the size of floats."""
         if not self.is_channels_first or obs.movedim(-3, -1).is_contiguous():
             return obs
-        return torch.stack(obs.unbind(-3), -1).movedim(-1, -3)  # in half the time of contiguous()
+        return torch.stack(obs.unbind(-3), -1).movedim(-1, -3)  # half the time of contiguous()
 
     def forward(self, obs: Tensor) -> Tensor:
         if self.kind == "discrete":
             return F.one_hot(obs, self.n).float()
         if self.kind == "multidiscrete":
-            places = obs.flatten(1).long() + self.offsets
-            return torch.zeros(len(obs), *self.shape, device=obs.device).scatter_(1, places, 1.0)
+            index = obs.flatten(1).long() + self.offsets
+            return torch.zeros(len(obs), *self.shape, device=obs.device).scatter_(1, index, 1.0)
         if self.kind == "multibinary":
             return obs.flatten(1).float()
-        if self.is_image:  # scaled by what a pixel can be, not by what was seen
+        if self.is_image:  # scaled by the bound of the space, not by values that were seen
             pixels = self.arrange(obs).float().div_(self.high)
             return pixels - pixels.mean((1, 2, 3), keepdim=True) if self.center else pixels
         obs = obs.float()
@@ -119,16 +128,16 @@ class LeafInput(nn.Module):
 
 
 def is_image(space: Space) -> bool:
-    """A box of ints or bools with three axes; floats may be anything, and are standardised like the rest."""
+    """Return whether a space is a box of ints or bools with three axes; floats may be anything, so they are not."""
     return space.kind == "box" and len(space.shape) == 3 and not np.issubdtype(np.dtype(space.dtype), np.floating)
 
 
 def image_bound(space: Space) -> NDArray[np.float32]:
-    """The largest value of each pixel, 1 where none above 1 is known; a single number if all have the same."""
+    """Return the largest value of each pixel, 1 if no bound above 1 is known; one number if all are equal."""
     assert space.high is not None
     high = space.high.astype(np.float64)
     is_bound = high > 1
-    if np.dtype(space.dtype).itemsize > 2:  # a wide integer without a bound comes with about the largest of its type
+    if np.dtype(space.dtype).itemsize > 2:  # a wide integer without a bound has about the maximum of its type
         is_bound &= high < np.iinfo(space.dtype).max - 2.0
     bound = np.where(is_bound, high, 1.0).astype(np.float32)
     return bound.reshape(-1)[:1].reshape(()) if (bound == bound.flat[0]).all() else bound

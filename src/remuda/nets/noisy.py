@@ -1,10 +1,10 @@
-"""Layers with noise on their weights (1706.10295): how much each weight varies is learned, and is the exploration.
+"""Layers with noise on their weights (1706.10295), whose scale is learned: a form of exploration.
 
     layer = NoisyLinear(64, 6)
-    y = layer(x, noise)                     # noise [..., layer.noise_width], standard normal; None: the mean weights
+    y = layer(x, noise)                     # noise [..., layer.noise_width] is standard normal; None: mean weights
 
-The noise of a weight is the product of one number for its input and one for its output, so that every row can have
-noise of its own without having weights of its own: y = W x + b + e_out * (S (e_in * x) + s).
+The noise of a weight is the product of one number for its input and one for its output, so every row can have its own
+noise without its own weight matrix: y = W x + b + e_out * (S (e_in * x) + s).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-SIGMA = 0.5  # of the paper, for noise in products
+SIGMA = 0.5  # initial scale of factorized noise in the paper
 
 
 class NoisyLinear(nn.Module):
-    """A linear layer whose weights and biases have a mean and a deviation each."""
+    """A linear layer whose weights and biases each have a mean and a standard deviation."""
 
     def __init__(self, width: int, outputs: int) -> None:
         super().__init__()

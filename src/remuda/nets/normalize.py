@@ -1,8 +1,8 @@
-"""Running statistics of what was seen, and observations standardised by them.
+"""Running statistics of observations, and standardization by them.
 
-    standardise = Standardise((8,))
-    features = net(standardise(obs))            # acting and learning: the statistics stand still
-    standardise.update(rollout_obs)             # once per rollout, after its gradients
+    standardize = Standardize((8,))
+    features = net(standardize(obs))            # sampling and learning: the statistics do not change
+    standardize.update(rollout_obs)             # once per rollout, after its gradients
 
 Statistics are buffers: they are saved and published with the weights.
 """
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance of all rows seen, merged batch by batch; buffers, so that they travel with weights."""
+    """Mean and variance of all rows so far, merged batch by batch."""
 
     mean: Tensor
     var: Tensor
@@ -28,7 +28,7 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def update(self, rows: Tensor) -> None:
-        """Merge rows [N, *shape] by Chan's parallel formula: exact, whatever the batches."""
+        """Merge rows [N, *shape] by Chan's parallel formula, which is exact for any split into batches."""
         if len(rows) == 0:
             return
         rows = rows.double()
@@ -41,10 +41,10 @@ class RunningMoments(nn.Module):
 
 
 class Standardize(nn.Module):
-    """Observations to mean 0 and deviation 1 by running statistics, clipped to +-10 deviations.
+    """Scale observations to mean 0 and deviation 1 by running statistics, and clip them to +-10 deviations.
 
-    Statistics are frozen while acting and learning, and merged once per rollout (`RunningMoments.update`).
-    The float32 shift and scale are kept beside them: two calls per step instead of seven.
+    Statistics do not change while sampling and learning, and are merged once per rollout. The float32 shift and scale
+    are stored as well, which takes two calls per step instead of seven.
     """
 
     shift: Tensor

@@ -1,11 +1,11 @@
-"""Memory: an LSTM or GRU that carries a state from row to row of every env.
+"""Recurrent cores: an LSTM or GRU that carries a state from row to row of every env.
 
     core = Core("lstm", width=64, size=128)
     state = core.initial_state(B)
-    features, state = core.step(net(obs), state)                    # acting: one row of B envs
+    features, state = core.step(net(obs), state)                    # sampling: one row of B envs
     features, _ = core.unroll(net(obs_rows), state, reset)          # learning: [T, B] rows, from the stored state
 
-`reset[t, b]` puts the state of env b back to the initial one before row t; no gradient crosses that place.
+Where `reset[t, b]` is True, the state of env b is set to the initial one before row t, and gradients end there.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from remuda.data import ArrayTuple
 
 
 class LSTMState(ArrayTuple):
-    """[B, size] each."""
+    """Hidden and cell state, [B, size] each."""
 
     h: Any
     c: Any
 
 
 class GRUState(ArrayTuple):
-    """[B, size]."""
+    """Hidden state [B, size]."""
 
     h: Any
 
@@ -37,8 +37,8 @@ State = LSTMState | GRUState
 class Core(nn.Module):
     """One recurrent layer from features of `width` to features of `size`.
 
-    The weights of every gate start orthogonal and biases at zero, but an LSTM's forget gate at bias 1: its memory
-    starts with lasting 1 / (1 - sigmoid(1)), about four rows, instead of two.
+    Weights of every gate start orthogonal and biases at 0, except for the bias of an LSTM's forget gate, which starts
+    at 1: its memory then lasts 1 / (1 - sigmoid(1)), about four rows, instead of two.
     """
 
     def __init__(self, kind: Literal["lstm", "gru"], width: int, size: int) -> None:
@@ -60,21 +60,21 @@ class Core(nn.Module):
         return LSTMState(zeros, zeros.clone()) if self.kind == "lstm" else GRUState(zeros)
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """One row: x [B, width] to features [B, size]."""
+        """Return features [B, size] of one row x [B, width], and the next state."""
         y, state = self._run(x.unsqueeze(0), state)
         return y.squeeze(0), state
 
     def unroll(self, x: Tensor, state: State, reset: Tensor | None = None) -> tuple[Tensor, State]:
-        """Rows x [T, B, width] to features [T, B, size], and the state after the last.
+        """Return features [T, B, size] of rows x [T, B, width], and the state after the last.
 
-        Rows between two at which any env is reset are one call of torch: a long call costs far less per row.
+        All rows up to the next one in which any env is reset are one call of torch: long calls cost far less per row.
         """
         if reset is None:
             return self._run(x, state)
-        starts = sorted({0, *reset.any(1).nonzero().flatten().tolist()})  # the one point that waits for a device
+        starts = sorted({0, *reset.any(1).nonzero().flatten().tolist()})  # the only point that waits for the device
         outputs: list[Tensor] = []
         for start, end in zip(starts, [*starts[1:], len(x)], strict=True):
-            # Filled, not multiplied by 0: a state that is not finite is put back as well, and gradients end here.
+            # Filled, not multiplied by 0: this also resets states that are not finite, and ends gradients.
             state = type(state)(*(part.masked_fill(reset[start].unsqueeze(-1), 0.0) for part in state))
             y, state = self._run(x[start:end], state)
             outputs.append(y)

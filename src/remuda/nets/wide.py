@@ -1,10 +1,10 @@
-"""A linear layer for the thousands of features that convolutions leave, by oneDNN's products instead of MKL's.
+"""A linear layer for the thousands of outputs of convolutions, with oneDNN's matrix products instead of MKL's.
 
-    layer = WideLinear(3136, 512)           # an nn.Linear: the same parameters, the same numbers to rounding
+    layer = WideLinear(3136, 512)           # an nn.Linear: the same parameters and, except for rounding, numbers
 
-Torch takes MKL for matrices on x86 and oneDNN for convolutions. Where a matrix is mostly weights, MKL splits the work
-between threads badly. Milliseconds of MKL / oneDNN, 3136 to 512 features, weights not in the cache, on two Zen 4
-cores (torch 2.13; bench/wide.py):
+On x86, torch uses MKL for matrices and oneDNN for convolutions. MKL divides a product badly between threads if most
+of it is weights. Milliseconds of MKL / oneDNN, 3136 to 512 features, weights not in the cache, on two Zen 4 cores
+(torch 2.13; bench/wide.py):
 
 | rows | threads | forward | gradient by inputs | gradient by weights |
 |---|---|---|---|---|
@@ -17,7 +17,7 @@ cores (torch 2.13; bench/wide.py):
 | 256 | 1 | 9.52 / 8.53 | 10.31 / 8.50 | 10.44 / 8.88 |
 | 256 | 2 | 6.06 / 4.65 | 7.81 / 4.79 | 7.82 / 4.98 |
 
-Other layers are as torch has them.
+Other layers are torch's own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HAS_ONEDNN = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwi
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """What F.linear says of them."""
+    """Compute F.linear(x, weight, bias)."""
     found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return found
 
@@ -57,11 +57,11 @@ class _Linear(torch.autograd.Function):
 
 
 class WideLinear(nn.Linear):
-    """Rows [N, inputs] of float32 on the CPU by oneDNN, and all else as nn.Linear does it."""
+    """An nn.Linear that uses oneDNN for float32 rows [N, inputs] on the CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
         is_plain = x.device.type == "cpu" and x.dtype == torch.float32 and x.dim() == 2 and len(x) > 0
-        if not HAS_ONEDNN or not is_plain or torch.compiler.is_compiling():  # which has ways of its own
+        if not HAS_ONEDNN or not is_plain or torch.compiler.is_compiling():  # the compiler chooses by itself
             return super().forward(x)
         if not torch.is_grad_enabled():
             return product(x, self.weight, self.bias)

@@ -1,1 +1,1 @@
-"""Processes of this host and how they talk: links, bells, a fork server, a crew. No word of learning in it."""
+"""Worker processes of this host: fork server, worker pool, links, requests. Nothing here knows envs or learning."""

@@ -1,13 +1,14 @@
-"""A process that forks workers: it has their module loaded, and never runs a thread.
+"""A single-threaded process that has imported the workers' module and forks workers on request.
 
-    server = ForkServer("remuda.envs.worker")
+    server = ForkServer("package.worker")
     pid = server.fork([link.fileno(), *bell.fds, *parent_bell.fds])    # 5 ms; the worker runs that module's main
     ...
-    print(server.fate(pid))                                            # "was killed by SIGKILL"
+    print(server.exit_reason(pid))                                     # "was killed by SIGKILL"
     server.close()
 
-Not multiprocessing's: that one loads the user's main module, knows no death of its parent but by an open pipe, and is
-one for the whole program. This one belongs to whoever made it and ends with it, and every worker ends with this one.
+The fork server of multiprocessing does not serve here: it imports the user's main module, notices the death of its
+parent only through an open pipe, and is shared by the whole program. This one belongs to the object that created it
+and ends with it, and all workers end with their fork server.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from collections.abc import Callable, Sequence
 
 from remuda.processes.links import Link, die_with_parent
 
-START_SECONDS = 120.0  # importing numpy and gymnasium takes 0.4 s, torch 2 s, on a cold and busy disk far longer
+START_SECONDS = 120.0  # importing numpy takes 0.2 s and torch 2 s, and far longer from a cold and busy disk
 FORK_SECONDS = 20.0
 LEAVE_SECONDS = 1.0
-FATE_SECONDS = 5.0
-DEATH_SECONDS = 20.0  # after SIGKILL: not even that is obeyed without a core
+EXIT_REASON_SECONDS = 5.0
+DEATH_SECONDS = 20.0  # after SIGKILL, which takes effect only once the process gets a core
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
-# -c and not -m: the folder that -m would put first on the path may hide modules of the standard library
+# The server is started by -c because -m would put a folder first on the path that may shadow standard modules.
 COMMAND = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import sys; sys.path[:] = sys.argv[5:]; "
     "from remuda.processes.fork_server import main; main(sys.argv[1], *map(int, sys.argv[2:5]))"
@@ -39,16 +40,17 @@ COMMAND = (
 
 
 class ForkFailed(Exception):
-    """The system allows no process more; the server and all that it has forked live on."""
+    """The system refused to create a process; the server and its workers live on."""
 
 
 class ForkServer:
-    """The parent's side: owns the process."""
+    """The parent's side, which owns the server process."""
 
     def __init__(self, module: str) -> None:
         self._link, theirs = Link.pair()
-        path = [os.path.abspath(folder) for folder in sys.path]  # '' is the working directory
-        # tied to a thread's life, see die_with_parent: where that is not the main one, the link's end must do
+        path = [os.path.abspath(folder) for folder in sys.path]  # '' means the working directory
+        # die_with_parent ends a process with the thread that created it. A server created by a thread other than the
+        # main one must outlive that thread, so it relies on the end of its link instead.
         is_tied = int(threading.current_thread() is threading.main_thread())
         fd = theirs.fileno()
         try:
@@ -63,7 +65,7 @@ class ForkServer:
             raise
         finally:
             theirs.close()
-        self._fates: dict[int, int] = {}
+        self._statuses: dict[int, int] = {}  # wait statuses by pid
         self._seconds = START_SECONDS
 
     @property
@@ -71,11 +73,11 @@ class ForkServer:
         return self._process.pid
 
     def fork(self, fds: Sequence[int]) -> int:
-        """The pid of a new worker that holds these descriptors.
+        """Fork a worker that holds these descriptors and return its pid.
 
-        Raises ForkFailed where the system has no room for it, and OSError or EOFError if the server is gone.
+        Raises ForkFailed if the system refuses to create a process, and OSError or EOFError if the server is gone.
         """
-        self._link.send("fork", fds=fds)
+        self._link.send({"do": "fork"}, fds=fds)
         deadline = time.monotonic() + self._seconds
         while time.monotonic() < deadline:
             if self._link.wait(deadline - time.monotonic()):
@@ -85,12 +87,12 @@ class ForkServer:
         raise TimeoutError(f"fork server (pid {self.pid}) silent for {self._seconds:g} s")
 
     def _read(self) -> list[int]:
-        """Note who died, return who was forked."""
+        """Record the wait statuses of dead workers; return the pids of new ones."""
         messages, _ = self._link.receive()
         forked, failed = [], None
         for message in messages:
             if "status" in message:
-                self._fates[message["pid"]] = message["status"]
+                self._statuses[message["pid"]] = message["status"]
             elif "failed" in message:
                 failed = message["failed"]
             else:
@@ -101,19 +103,19 @@ class ForkServer:
             raise EOFError("the fork server is gone")
         return forked
 
-    def exit_reason(self, pid: int, seconds: float = FATE_SECONDS) -> str:
-        """How this worker died, as a phrase; waits so long for a server that has no core at the moment."""
+    def exit_reason(self, pid: int, seconds: float = EXIT_REASON_SECONDS) -> str:
+        """Return a phrase that says how this worker died, waiting up to `seconds` for the server to report it."""
         deadline = time.monotonic() + seconds
         with contextlib.suppress(EOFError, OSError):
-            while pid not in self._fates and self._link.wait(deadline - time.monotonic()):
+            while pid not in self._statuses and self._link.wait(deadline - time.monotonic()):
                 self._read()
-        if pid not in self._fates:
+        if pid not in self._statuses:
             return "was lost with its fork server" if self._link.has_ended else "was lost"
-        code = os.waitstatus_to_exitcode(self._fates[pid])
+        code = os.waitstatus_to_exitcode(self._statuses[pid])
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
     def close(self) -> None:
-        """Let it leave, and reap it; every worker that is left dies with it."""
+        """End the server and reap it; workers that still run die with it."""
         self._link.close()
         try:
             self._process.wait(LEAVE_SECONDS)
@@ -123,29 +125,29 @@ class ForkServer:
 
 
 def main(module: str, fd: int, parent: int, is_tied: int) -> None:
-    """The server's side: fork on request and report deaths until the link ends."""
+    """Run the server: fork on request and report deaths until the link ends."""
     if is_tied:
         die_with_parent(parent)
     stay_when_terminated()
     link = Link.from_fd(fd)
-    worker = importlib.import_module(module)  # loaded here once, shared by all that are forked
+    worker = importlib.import_module(module)  # imported once, and shared by all forked workers
 
     woken, waker = os.pipe()
     for end in (woken, waker):
         os.set_blocking(end, False)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)  # only so that the wakeup descriptor hears of it
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)  # a handler is needed for the wakeup descriptor
     poll = select.poll()
     poll.register(link, select.POLLIN)
     poll.register(woken, select.POLLIN)
-    with contextlib.suppress(OSError):  # the parent is gone: nobody is left to report to
+    with contextlib.suppress(OSError):  # the parent is gone
         while not link.has_ended:
-            poll.poll()  # the parent owns this wait: its end is the end of the link
+            poll.poll()  # without a time-out: the end of the link wakes it when the parent is gone
             with contextlib.suppress(BlockingIOError):
                 os.read(woken, 4096)
             _report_deaths(link)
             messages, fds = link.receive()
-            if messages:  # one: the next request comes after the answer
+            if messages:  # exactly one, as the parent waits for the answer before its next request
                 try:
                     answer: dict[str, int | str] = {"pid": _fork(worker.main, fds, [link.fileno(), woken, waker])}
                 except OSError as error:
@@ -156,8 +158,11 @@ def main(module: str, fd: int, parent: int, is_tied: int) -> None:
 
 
 def stay_when_terminated() -> None:
-    """SIGTERM often goes to a whole group of processes (timeout, systemd, Slurm): it is for the run to say when its
-    workers leave. What an env starts is not concerned."""
+    """Ignore SIGTERM in this process, but not in programs that it starts.
+
+    SIGTERM often goes to a whole process group (timeout, systemd, Slurm). The parent handles it and decides when its
+    workers leave.
+    """
     me = os.getpid()
 
     def stay(number: int, frame: object) -> None:
@@ -197,4 +202,4 @@ def _fork(work: Callable[[Sequence[int]], int], fds: list[int], foreign: list[in
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        os._exit(code)  # never back into the server's loop
+        os._exit(code)  # a worker must never return into the server's loop

@@ -1,13 +1,13 @@
-"""How the pool and its processes talk: `Link` carries messages and descriptors, `Bell` wakes a sleeper.
+"""Communication between a pool and its processes: `Link` carries messages and descriptors, `Bell` wakes a process.
 
     ours, theirs = Link.pair()
-    ours.send({"reset": 1}, fds=[memory.fd])          # msgpack, length first
-    messages, fds = theirs.receive()                  # whatever is there now; theirs.has_ended after the last
+    ours.send({"reset": 1}, fds=[memory.fd])          # msgpack with a length header
+    messages, fds = theirs.receive()                  # all that has arrived; sets theirs.has_ended at the end
     bell = Bell()
-    bell.ring()                                       # never blocks; bell.fileno() polls as readable
+    bell.ring()                                       # never blocks; makes bell.fileno() readable
     bell.clear()
 
-Steps themselves never travel here: they lie in shared memory.
+Large arrays do not travel over links: they lie in shared memory.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ import msgspec
 
 HEADER = struct.Struct("<I")
 CHUNK = 1 << 16
-MOST_FDS = 8  # that one message carries
+MAX_FDS = 8  # descriptors of one message
 SEND_SECONDS = 10.0
-ONE = (1).to_bytes(8, sys.byteorder)  # what an eventfd adds; a pipe takes any bytes
+Message = dict[str, Any]  # as msgpack decodes it
+ONE = (1).to_bytes(8, sys.byteorder)  # the increment of an eventfd; a pipe accepts any bytes
 
 
 class Link:
-    """One end of a socket pair. Message by message; the end of the stream means that the other process is gone."""
+    """One end of a socket pair that carries messages. The end of the stream means that the other process is gone."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -52,53 +53,57 @@ class Link:
     def fileno(self) -> int:
         return self.sock.fileno()
 
-    def send(self, message: Any, fds: Sequence[int] = (), seconds: float | None = SEND_SECONDS) -> None:
-        """Raises OSError (TimeoutError, BrokenPipeError) when the other side does not take it."""
+    def send(self, message: object, fds: Sequence[int] = (), seconds: float | None = SEND_SECONDS) -> None:
+        """Send one message with descriptors.
+
+        Raises TimeoutError if the other side does not read it within `seconds`, and another OSError if it is gone.
+        """
         payload = msgspec.msgpack.encode(message)
         data = HEADER.pack(len(payload)) + payload
         self.sock.settimeout(seconds)
         sent = socket.send_fds(self.sock, [data], list(fds)) if fds else 0
         self.sock.sendall(memoryview(data)[sent:])
 
-    def receive(self) -> tuple[list[Any], list[int]]:
-        """Every whole message that has arrived, without waiting, and the descriptors that came along."""
+    def receive(self) -> tuple[list[Message], list[int]]:
+        """Return all complete messages that have arrived, and their descriptors, without waiting."""
         fds: list[int] = []
         self.sock.setblocking(False)
         while not self.has_ended:
             try:
-                data, more, _, _ = socket.recv_fds(self.sock, CHUNK, MOST_FDS)
+                data, more, _, _ = socket.recv_fds(self.sock, CHUNK, MAX_FDS)
             except BlockingIOError:
                 break
             except ConnectionResetError:
                 data, more = b"", []
             for fd in more:
-                os.set_inheritable(fd, False)  # not for programs that an env may start
+                os.set_inheritable(fd, False)  # programs that a worker starts must not inherit it
             fds += more
             self._buffer += data
             self.has_ended = not data
         return self._whole_messages(), fds
 
     def wait(self, seconds: float) -> bool:
-        """Whether something can be received within so many seconds."""
+        """Return whether something can be received within `seconds`."""
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
         return bool(poll.poll(max(0.0, seconds) * 1000))
 
-    def expect(self, seconds: float) -> tuple[Any, list[int]]:
-        """The next message, for talks of question and answer; EOFError or TimeoutError if there is none."""
+    def expect(self, seconds: float) -> tuple[Message, list[int]]:
+        """Wait for the answer to a request; raise EOFError or TimeoutError if there is none."""
         deadline = time.monotonic() + seconds
         while True:
             messages, fds = self.receive()
             if messages:
-                assert len(messages) == 1, "more answers than questions"
+                assert len(messages) == 1, "more answers than requests"
                 return messages[0], fds
             if self.has_ended:
                 raise EOFError("the other process is gone")
             if not self.wait(deadline - time.monotonic()):
                 raise TimeoutError(f"no answer within {seconds:g} s")
 
-    def _whole_messages(self) -> list[Any]:
-        messages, start = [], 0
+    def _whole_messages(self) -> list[Message]:
+        messages: list[Message] = []
+        start = 0
         while len(self._buffer) - start >= HEADER.size:
             (length,) = HEADER.unpack_from(self._buffer, start)
             end = start + HEADER.size + length
@@ -114,7 +119,7 @@ class Link:
 
 
 class Bell:
-    """Wakes whoever polls it. An eventfd on Linux, a pipe elsewhere; both ends stay open in every process."""
+    """Wakes the process that polls it: an eventfd on Linux, elsewhere a pipe with both ends open in all processes."""
 
     def __init__(self, fds: Sequence[int] | None = None) -> None:
         if fds is not None:
@@ -130,10 +135,10 @@ class Bell:
         return self.fds[0]
 
     def ring(self) -> None:
-        try:  # noqa: SIM105  # contextlib.suppress would cost as much as the call
+        try:  # noqa: SIM105  # contextlib.suppress costs as much as the write
             os.write(self.fds[-1], ONE)
         except BlockingIOError:
-            pass  # a full pipe has rung already
+            pass  # a full pipe is readable already
 
     def clear(self) -> None:
         try:
@@ -142,7 +147,7 @@ class Bell:
             if len(self.fds) == 1:
                 os.read(self.fds[0], 8)
         except BlockingIOError:
-            pass  # nobody has rung
+            pass  # the bell was not rung
 
     def close(self) -> None:
         for fd in self.fds:
@@ -150,9 +155,9 @@ class Bell:
 
 
 def die_with_parent(parent: int) -> None:
-    """Be killed when the thread that made this process ends; leave at once if that has happened already.
+    """Arrange to be killed when the thread that created this process ends; exit at once if it has ended already.
 
-    Linux only (PR_SET_PDEATHSIG); elsewhere the end of a link does it, as soon as the process looks.
+    This works on Linux only (PR_SET_PDEATHSIG). Elsewhere a process leaves when it reads the end of its link.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)

@@ -1,8 +1,8 @@
 """Warnings for the user that may come from another process: a short text for the screen, a traceback for log.txt.
 
-reporter = Reporter(logging.getLogger("remuda.envs"))
+reporter = Reporter(logging.getLogger("remuda"))
 reporter.report(notices)                  # in the process that owns the run's log
-notices = collect_warnings()              # in a worker: warnings that its parent is to report
+notices = collect_warnings()              # in a worker: warnings that its parent reports
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import NamedTuple
 
 
 class Notice(NamedTuple):
-    """One warning. `traceback` and `place` are empty where a process has sent the same place before."""
+    """One warning. `traceback` and `place` are empty if the process has sent a warning of the same place before."""
 
     text: str
     traceback: str = ""
-    place: str = ""  # file:line that the traceback belongs to; without a traceback: a key, for one warning per run
+    place: str = ""  # file:line of the traceback; without a traceback, a key that limits the warning to one per run
 
     @property
     def is_once(self) -> bool:
-        """Whether the user is to see it once in a run, whatever else is reported."""
+        """Whether the warning is shown once per run, independently of all others."""
         return bool(self.place) and not self.traceback
 
 
 class Reporter:
-    """Logs the 1st, 2nd, 4th, 8th, ... notice and every first one of a place: a flaky env would hide all else."""
+    """Logs notices 1, 2, 4, 8, ... and the first of each place, so that frequent warnings do not hide all others."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger, self._count, self._places = logger, 0, set[str]()
 
     def report(self, notices: Iterable[Notice]) -> None:
-        """Count these notices, which may have come over a wire as plain lists, and log those that are due."""
+        """Count these notices, which may have arrived over a link as plain lists, and log those that are due."""
         for notice in map(Notice._make, notices):
             is_new = bool(notice.place) and notice.place not in self._places
             if is_new:
@@ -44,7 +44,7 @@ class Reporter:
 
 
 def notice_of(record: logging.LogRecord) -> Notice:
-    """Return what a log record says, with the traceback that a Reporter attached to it."""
+    """Return the notice of a log record, with the traceback that a Reporter attached to it."""
     return Notice(record.getMessage(), getattr(record, "traceback", ""), getattr(record, "place", ""))
 
 

@@ -1,8 +1,8 @@
-"""What every worker process does around its own work: knows that it is one, and tells its parent how it failed.
+"""The frame of every worker process: mark the process as a worker, and send its parent the error that ended it.
 
-def main(fds):                               # of a module that a fork server loads
+def main(fds):                               # of the module that a fork server loads
     link = Link.from_fd(fds[0])
-    return serve(link, Service(link))        # service.run() until told to leave, then service.close()
+    return serve(link, Service(link))        # service.run() until the parent asks it to leave, then service.close()
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from typing import Protocol
 
 from remuda.processes.links import Link
 
-IN_WORKER = False  # True in worker processes: whoever starts workers or training refuses to do so there
+IN_WORKER = False  # True in worker processes, where functions that start workers or a training run refuse to do so
 
 
 class Service(Protocol):
+    """What one kind of worker does."""
+
     def run(self) -> None: ...
     def close(self) -> None: ...
 
 
 def serve(link: Link, service: Service) -> int:
-    """Until the service has run its course or the parent is gone; returns the exit code."""
+    """Run the service until it returns or the parent is gone; return the exit code of the process."""
     global IN_WORKER
     IN_WORKER = True
     try:

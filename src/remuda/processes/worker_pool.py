@@ -1,13 +1,14 @@
-"""The worker processes of a pool: started, listened to, buried and replaced, within a budget.
+"""Start, supervise and replace worker processes, within a budget of restarts.
 
-    crew = Crew("remuda.envs.worker", orders, build_timeout=120.0, max_restarts=10)
-    spaces = crew.start()                         # every worker has built its envs
-    crew.listen(0.2)                              # reads links into inboxes, notices who is lost
-    for member in crew.lost():
-        crew.revive(member)                       # a new process that has built its envs; WorkerError past the budget
-    crew.close()                                  # nothing is left in the process table
+    pool = WorkerPool("package.worker", blueprints, kind, build_timeout=120.0, max_restarts=10)
+    built = pool.start()                          # every worker has built what its blueprint describes
+    pool.listen(0.2)                              # reads messages into inboxes and reaps workers that died
+    for worker in pool.lost():
+        pool.restart(worker, made_progress=True)  # WorkerError once the budget is exhausted
+    pool.close()                                  # leaves nothing in the process table
 
-Knows processes and messages, nothing of steps or memory: that is pool.py.
+The pool knows processes and messages. What the workers do, and what to call them in a sentence for the user, is
+described by the caller's `WorkerKind`.
 """
 
 from __future__ import annotations
@@ -20,44 +21,61 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from remuda.errors import ConfigError, EnvError, EnvFailed, EnvSpecError, Interrupted, RemudaError, WorkerError
+from remuda.errors import Interrupted, RemudaError, WorkerError
 from remuda.processes.fork_server import DEATH_SECONDS, ForkFailed, ForkServer
-from remuda.processes.links import Bell, Link
+from remuda.processes.links import Bell, Link, Message
 
-logger = logging.getLogger("remuda.envs")
+WINDOW_SECONDS = 60.0  # restarts within this time count against the budget
+POLL_SECONDS = 0.2  # longest sleep between two calls of `should_stop`
+LEAVE_SECONDS = 1.0  # time for workers to clean up when the pool closes
 
-WINDOW_SECONDS = 60.0  # in which a budget of restarts counts
-LOOK_SECONDS = 0.2  # longest sleep before `should_stop` is asked again
-LEAVE_SECONDS = 1.0  # for workers to close their envs when the pool closes
-# Messages of these are sentences for the user.
-PASSED_ON_ERRORS = {kind.__name__: kind for kind in (ConfigError, EnvError, EnvFailed, EnvSpecError)}
+Blueprint = Mapping[str, Any]  # what a worker builds, as plain values
+
+
+@dataclass(frozen=True)
+class WorkerKind:
+    """How sentences refer to the workers of a pool, and which of their errors reach the user unchanged."""
+
+    name: str  # plural: "env workers"
+    building: str  # what a worker does until it sends "built": "building its envs"
+    remedy: str  # how to find out why a worker is lost again and again
+    count_option: str  # the option that sets the number of workers
+    logger: logging.Logger
+    errors: tuple[type[RemudaError], ...] = ()  # raised again in the parent, under the class that the worker raised
+    build_errors: tuple[type[RemudaError], ...] = ()  # the same, until all workers have been built once
 
 
 class Worker:
-    """One worker as its parent sees it; the process behind it may change."""
+    """One worker as its parent sees it. The process behind it changes when it is replaced."""
 
-    def __init__(self, index: int, order: Mapping[str, Any]) -> None:
-        self.index, self.order = index, order
+    def __init__(self, index: int, blueprint: Blueprint) -> None:
+        self.index, self.blueprint = index, blueprint
         self.bell = Bell()
         self.link: Link | None = None
         self.pid = 0
         self.pidfd: int | None = None
-        self.inbox: list[dict[str, Any]] = []
-        self.heard = 0.0  # when it last said something, or was started, by the crew's clock
-        self.lost: str | None = None  # how, once it is
-        self.failure = ""  # the last traceback it sent
+        self.inbox: list[Message] = []
+        self.last_seen = 0.0  # when its last message arrived or it was started, by `WorkerPool.clock`
+        self.exit_reason: str | None = None  # a phrase such as "was killed by SIGKILL"; None while it lives
+        self.traceback = ""  # the last one that it sent
         self.deaths: deque[float] = deque()
-        self.fruitless = 0  # losses in a row without a real step between them
+        self.losses_without_progress = 0
 
-    def tell(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+    @property
+    def is_lost(self) -> bool:
+        return self.exit_reason is not None
+
+    def send(self, message: Mapping[str, object], fds: Sequence[int] = ()) -> None:
+        """Send a message; a worker that has died is left for `WorkerPool.listen` to find."""
         if self.link is not None:
-            with contextlib.suppress(OSError):  # it died: listening will tell
+            with contextlib.suppress(OSError):
                 self.link.send(message, fds)
 
-    def take(self, key: str) -> dict[str, Any] | None:
-        """The oldest message that has this key, taken from the inbox."""
+    def take(self, key: str) -> Message | None:
+        """Remove and return the oldest message in the inbox that has this key."""
         for place, message in enumerate(self.inbox):
             if key in message:
                 return self.inbox.pop(place)
@@ -65,18 +83,20 @@ class Worker:
 
 
 class WorkerPool:
-    """Owns the fork server and every worker."""
+    """Owns the fork server and all workers."""
 
     def __init__(
         self,
         module: str,
-        orders: Sequence[Mapping[str, Any]],
+        blueprints: Sequence[Blueprint],
+        kind: WorkerKind,
         build_timeout: float,
         max_restarts: int,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
-        self.bell = Bell()  # every worker rings it
-        self.members = [Worker(index, order) for index, order in enumerate(orders)]
+        self.bell = Bell()  # rung by all workers
+        self.workers = [Worker(index, blueprint) for index, blueprint in enumerate(blueprints)]
+        self.kind = kind
         self.should_stop = should_stop
         self._build_timeout, self._max_restarts = build_timeout, max_restarts
         self._poll = select.poll()
@@ -89,66 +109,66 @@ class WorkerPool:
         self._num_lost = 0
         self._has_started = False
         self._is_open = True
-        # Seconds spent listening: no worker is blamed for what passes while the parent learns or is suspended.
+        # Seconds spent in `listen`. Time-outs are measured on this clock, so that a worker is not blamed for the
+        # time in which its parent learns or is suspended.
         self.clock = 0.0
 
     # --- starting and replacing ---------------------------------------------------------------------------------
 
     def start(self) -> Any:
-        """All workers build at the same time; returns the spaces that the first one found."""
-        for member in self.members:
-            self._launch(member)
+        """Build all workers concurrently; return what the first one sent as "built"."""
+        for worker in self.workers:
+            self._launch(worker)
         built: dict[int, Any] = {}
-        while len(built) < len(self.members):
-            for member in self.members:
-                if member.lost is not None:
-                    self._spend(member)
-                    self._launch(member)
-                elif message := member.take("built"):
-                    built[member.index] = message["built"]
-                elif member.index not in built:
-                    self.expect(member, self._build_timeout, "while building its envs")
-            if len(built) < len(self.members):
-                self.listen(LOOK_SECONDS)
+        while len(built) < len(self.workers):
+            for worker in self.workers:
+                if worker.is_lost:
+                    self._count_loss(worker)
+                    self._launch(worker)
+                elif message := worker.take("built"):
+                    built[worker.index] = message["built"]
+                elif worker.index not in built:
+                    self.reap_if_not_built(worker)
+            if len(built) < len(self.workers):
+                self.listen(POLL_SECONDS)
         self._has_started = True
         return built[0]
 
-    def revive(self, member: Worker, was_useful: bool) -> None:
-        """A new process for a lost member, ready for its next order.
+    def restart(self, worker: Worker, made_progress: bool) -> None:
+        """Start a new process for a lost worker and wait until it is built.
 
-        One that hangs is lost too seldom for any budget per minute: if it `was_useful` for nothing, that counts too.
+        `made_progress` says whether the worker did anything useful since its last restart. A worker that hangs is
+        lost too seldom for a budget per minute, so losses in a row without progress have a budget of their own.
         """
         while True:
-            self.relaunch(member, was_useful)
-            was_useful = False
-            while member.lost is None:
-                if member.take("built"):
+            self.relaunch(worker, made_progress)
+            made_progress = False
+            while not worker.is_lost:
+                if worker.take("built"):
                     return
-                self.listen(LOOK_SECONDS)
-                self.expect(member, self._build_timeout, "while building its envs")
+                self.listen(POLL_SECONDS)
+                self.reap_if_not_built(worker)
 
-    def relaunch(self, member: Worker, was_useful: bool) -> None:
-        """As `revive`, without waiting: it says "built" when it is ready."""
-        if was_useful:
-            member.fruitless = 0
-        self._spend(member)
-        self._launch(member)
+    def relaunch(self, worker: Worker, made_progress: bool) -> None:
+        """Start a new process for a lost worker without waiting; it sends "built" when it is ready."""
+        if made_progress:
+            worker.losses_without_progress = 0
+        self._count_loss(worker)
+        self._launch(worker)
 
-    def _spend(self, member: Worker) -> None:
-        assert member.lost is not None
-        sentence = f"worker {member.index} (pid {member.pid}) {member.lost}"
-        member.fruitless += 1
-        is_too_often = self._is_over_budget(member.deaths)
-        if is_too_often or member.fruitless > self._max_restarts:
+    def _count_loss(self, worker: Worker) -> None:
+        """Charge one loss to the worker's budget; raise WorkerError if that exhausts it."""
+        assert worker.is_lost
+        sentence = f"worker {worker.index} (pid {worker.pid}) {worker.exit_reason}"
+        worker.losses_without_progress += 1
+        is_too_often = self._is_over_budget(worker.deaths)
+        if is_too_often or worker.losses_without_progress > self._max_restarts:
             how = f"within {WINDOW_SECONDS:g} s" if is_too_often else "without a step in between"
-            error = WorkerError(
-                f"{sentence}, more than {self._max_restarts} times {how}: "
-                "step the env in a single process to see what it does, or raise envs.max_worker_restarts."
-            )
-            if member.failure:
-                error.add_note(member.failure)
+            error = WorkerError(f"{sentence}, more than {self._max_restarts} times {how}: {self.kind.remedy}")
+            if worker.traceback:
+                error.add_note(worker.traceback)
             raise error
-        logger.warning("%s; it is replaced.", sentence)
+        self.kind.logger.warning("%s; it is replaced.", sentence)
 
     def _is_over_budget(self, deaths: deque[float]) -> bool:
         now = time.monotonic()
@@ -157,14 +177,27 @@ class WorkerPool:
             deaths.popleft()
         return len(deaths) > self._max_restarts
 
-    def _launch(self, member: Worker) -> None:
+    def _launch(self, worker: Worker) -> None:
+        link, pid = self._fork(worker)
+        self._num_lost -= worker.is_lost
+        worker.link, worker.pid, worker.exit_reason, worker.last_seen = link, pid, None, self.clock
+        if hasattr(os, "pidfd_open"):
+            # The system may reuse a pid once its process is reaped; a pidfd always means the same process.
+            with contextlib.suppress(ProcessLookupError):
+                worker.pidfd = os.pidfd_open(pid)
+        for fd in self._fds(worker):
+            self._poll.register(fd, select.POLLIN)
+            self._by_fd[fd] = worker
+        worker.send({"do": "build", **worker.blueprint})
+
+    def _fork(self, worker: Worker) -> tuple[Link, int]:
+        """Fork a process and return its link and pid, retrying within the budget."""
         while True:
             link, theirs = Link.pair()
             try:
                 if self._server is None:
                     self._server = ForkServer(self._module)
-                pid = self._server.fork([theirs.fileno(), *member.bell.fds, *self.bell.fds])
-                break
+                return link, self._server.fork([theirs.fileno(), *worker.bell.fds, *self.bell.fds])
             except (EOFError, OSError) as error:
                 link.close()
                 if self._server is not None:
@@ -172,123 +205,114 @@ class WorkerPool:
                 self._server = None
                 if self._is_over_budget(self._server_deaths):
                     raise WorkerError(
-                        f"the fork server of the env workers was lost more than {self._max_restarts} times within "
-                        f"{WINDOW_SECONDS:g} s ({type(error).__name__}: {error}): see its output above."
+                        f"the fork server of the {self.kind.name} was lost more than {self._max_restarts} times "
+                        f"within {WINDOW_SECONDS:g} s ({type(error).__name__}: {error}): see its output above."
                     ) from error
-                logger.warning("the fork server of the env workers was lost; it is replaced.")
+                self.kind.logger.warning("the fork server of the %s was lost; it is replaced.", self.kind.name)
             except ForkFailed as error:
                 link.close()
                 if self._is_over_budget(self._failed_forks):
                     raise WorkerError(
-                        f"worker {member.index} cannot be started, tried {len(self._failed_forks)} times ({error}): "
+                        f"worker {worker.index} cannot be started, tried {len(self._failed_forks)} times ({error}): "
                         "allow more processes or memory (ulimit -u, or the limits of the container), or use fewer "
-                        "sampler.workers."
+                        f"{self.kind.count_option}."
                     ) from error
-                self._pause(LOOK_SECONDS)
+                self._pause(POLL_SECONDS)
             except BaseException:
                 link.close()
                 raise
             finally:
                 theirs.close()
-        self._num_lost -= member.lost is not None
-        member.link, member.pid, member.lost, member.heard = link, pid, None, self.clock
-        if hasattr(os, "pidfd_open"):
-            # a pid may be used again once its process is reaped; this is never anybody else's
-            with contextlib.suppress(ProcessLookupError):
-                member.pidfd = os.pidfd_open(pid)
-        for fd in self._fds(member):
-            self._poll.register(fd, select.POLLIN)
-            self._by_fd[fd] = member
-        member.tell({"do": "build", **member.order})
 
     @staticmethod
-    def _fds(member: Worker) -> list[int]:
-        fds = [] if member.link is None else [member.link.fileno()]
-        return fds if member.pidfd is None else [*fds, member.pidfd]
+    def _fds(worker: Worker) -> list[int]:
+        fds = [] if worker.link is None else [worker.link.fileno()]
+        return fds if worker.pidfd is None else [*fds, worker.pidfd]
 
-    # --- listening ----------------------------------------------------------------------------------------------
+    # --- messages -----------------------------------------------------------------------------------------------
 
     def listen(self, seconds: float) -> None:
-        """Sleep until somebody rings, writes or dies, at most so long; raises what a worker could not handle."""
+        """Sleep until a worker rings, writes or dies, for at most `seconds`, and read what it sent.
+
+        Raises Interrupted if `should_stop` returns True, and the error of a worker that could not handle it.
+        """
         if self.should_stop is not None and self.should_stop():
-            raise Interrupted("asked to stop while waiting for env workers")
+            raise Interrupted(f"asked to stop while waiting for {self.kind.name}")
         start = time.monotonic()
-        events = self._poll.poll(max(0.0, min(seconds, LOOK_SECONDS)) * 1000)
-        self.clock += min(time.monotonic() - start, 2 * LOOK_SECONDS)
+        events = self._poll.poll(max(0.0, min(seconds, POLL_SECONDS)) * 1000)
+        self.clock += min(time.monotonic() - start, 2 * POLL_SECONDS)
         for fd, _ in events:
             if fd == self.bell.fileno():
                 self.bell.clear()
-            elif fd in self._by_fd:  # else its member was buried by an earlier event of this round
-                member = self._by_fd[fd]
-                self._read(member)
-                if fd == member.pidfd or (member.link is not None and member.link.has_ended):
-                    self.reap(member)
+            elif fd in self._by_fd:  # otherwise an earlier event of this poll has reaped the worker
+                worker = self._by_fd[fd]
+                self._read(worker)
+                if fd == worker.pidfd or (worker.link is not None and worker.link.has_ended):
+                    self.reap(worker)
 
     def _pause(self, seconds: float) -> None:
-        """Listen so long, whoever writes meanwhile."""
+        """Keep listening for `seconds`, however many messages arrive."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             self.listen(left)
 
-    def _read(self, member: Worker) -> None:
-        assert member.link is not None
-        messages, _ = member.link.receive()
+    def _read(self, worker: Worker) -> None:
+        assert worker.link is not None
+        messages, _ = worker.link.receive()
         if messages:
-            member.heard = self.clock
+            worker.last_seen = self.clock
         for message in messages:
             if "error" in message:
-                self._raise_or_note(member, message)
+                self._on_error(worker, message)
             elif "alive" not in message:
-                member.inbox.append(message)
+                worker.inbox.append(message)
 
-    def _raise_or_note(self, member: Worker, message: Mapping[str, Any]) -> None:
-        member.failure = message["traceback"]
-        kind, text = message["error"], message["text"]
-        if kind == EnvSpecError.__name__ and self._has_started:
-            return  # it could be built before: the process is about to end, and that spends from its budget
+    def _on_error(self, worker: Worker, message: Message) -> None:
+        """Raise the error that ended a worker, unless a restart may recover from it."""
+        worker.traceback = message["traceback"]
+        name, text = message["error"], message["text"]
+        build_errors = {error.__name__: error for error in self.kind.build_errors}
+        if name in build_errors and self._has_started:
+            return  # the worker was built before: its process is about to end, which is charged to its budget
+        known = {error.__name__: error for error in self.kind.errors} | build_errors
         error: RemudaError
-        if kind in PASSED_ON_ERRORS:
-            error = PASSED_ON_ERRORS[kind](text)
+        if name in known:
+            error = known[name](text)
         else:
             first = text.splitlines()[0] if text else ""
-            error = WorkerError(f"worker {member.index} (pid {member.pid}) failed with {kind}: {first}")
-        error.add_note(member.failure)
+            error = WorkerError(f"worker {worker.index} (pid {worker.pid}) failed with {name}: {first}")
+        error.add_note(worker.traceback)
         raise error
 
     def ask(
-        self, orders: Sequence[Mapping[str, Any]], key: str, seconds: float, replace: Callable[[Worker], None]
-    ) -> list[dict[str, Any]]:
-        """One order for each member; returns their answers, which are messages with this key.
+        self, requests: Sequence[Mapping[str, object]], key: str, seconds: float, on_lost: Callable[[Worker], None]
+    ) -> list[Message]:
+        """Send one request to each worker; return the answers, which are messages with this key.
 
-        Whoever is lost meanwhile is replaced and asked again.
+        A worker that is lost is replaced by `on_lost` and receives its request again.
         """
-        pairs = list(zip(self.members, orders, strict=True))
-        answers: dict[int, dict[str, Any]] = {}
-        for member, order in pairs:
-            member.heard = self.clock
-            member.tell(order)
+        pairs = list(zip(self.workers, requests, strict=True))
+        answers: dict[int, Message] = {}
+        for worker, request in pairs:
+            worker.last_seen = self.clock
+            worker.send(request)
         while len(answers) < len(pairs):
-            for member, order in pairs:
-                if member.index in answers:
+            for worker, request in pairs:
+                if worker.index in answers:
                     continue
-                if member.lost is not None:
-                    replace(member)
-                    member.tell(order)
-                elif message := member.take(key):
-                    answers[member.index] = message
+                if worker.is_lost:
+                    on_lost(worker)
+                    worker.send(request)
+                elif message := worker.take(key):
+                    answers[worker.index] = message
                 else:
-                    self.expect(member, seconds, f"while it was asked to {order['do']}")
+                    self.reap_if_silent(worker, seconds, f"while it was asked to {request['do']}")
             if len(answers) < len(pairs):
-                self.listen(LOOK_SECONDS)
-        return [answers[member.index] for member in self.members]
-
-    def expect(self, member: Worker, seconds: float, doing: str) -> None:
-        """Bury a member that has said nothing for so long."""
-        if member.lost is None and self.clock - member.heard > seconds:
-            self.reap(member, f"was silent for {seconds:g} s {doing}")
+                self.listen(POLL_SECONDS)
+        return [answers[worker.index] for worker in self.workers]
 
     def lost(self) -> list[Worker]:
-        return [member for member in self.members if member.lost is not None]
+        return [worker for worker in self.workers if worker.is_lost]
 
     @property
     def has_lost(self) -> bool:
@@ -296,67 +320,77 @@ class WorkerPool:
 
     # --- ending -------------------------------------------------------------------------------------------------
 
-    def reap(self, member: Worker, how: str | None = None) -> None:
-        """Make sure that the process is dead, keep what it said, let go of its descriptors."""
-        assert member.link is not None
-        self._kill(member)
+    def reap_if_silent(self, worker: Worker, seconds: float, doing: str) -> None:
+        """Kill and reap a worker that has sent nothing for `seconds`."""
+        if not worker.is_lost and self.clock - worker.last_seen > seconds:
+            self.reap(worker, f"was silent for {seconds:g} s {doing}")
+
+    def reap_if_not_built(self, worker: Worker) -> None:
+        """Kill and reap a worker that was silent for the build time-out before it sent "built"."""
+        self.reap_if_silent(worker, self._build_timeout, f"while {self.kind.building}")
+
+    def reap(self, worker: Worker, exit_reason: str | None = None) -> None:
+        """Kill a worker if it still runs, read its last messages, and close its descriptors."""
+        assert worker.link is not None
+        self._kill(worker)
         deadline = time.monotonic() + DEATH_SECONDS
-        while not self._is_dead(member, 0.05):
+        while not self._wait_for_death(worker, 0.05):
             if time.monotonic() > deadline:
                 raise WorkerError(
-                    f"worker {member.index} (pid {member.pid}) did not end within {DEATH_SECONDS:g} s of SIGKILL: "
+                    f"worker {worker.index} (pid {worker.pid}) did not end within {DEATH_SECONDS:g} s of SIGKILL: "
                     "look for a device or file system that hangs."
                 )
-        self._read(member)
-        self._forget(member)
-        exit_reason = self._server.exit_reason(member.pid) if how is None and self._server is not None else "was lost"
-        member.lost = how or exit_reason
+        self._read(worker)
+        self._close_fds(worker)
+        if exit_reason is None:
+            exit_reason = "was lost" if self._server is None else self._server.exit_reason(worker.pid)
+        worker.exit_reason = exit_reason
         self._num_lost += 1
 
-    def _kill(self, member: Worker) -> None:
+    def _kill(self, worker: Worker) -> None:
         with contextlib.suppress(ProcessLookupError):
-            if member.pidfd is not None:
-                signal.pidfd_send_signal(member.pidfd, signal.SIGKILL)
+            if worker.pidfd is not None:
+                signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
             elif not hasattr(os, "pidfd_open"):
-                os.kill(member.pid, signal.SIGKILL)
+                os.kill(worker.pid, signal.SIGKILL)
 
     @staticmethod
-    def _is_dead(member: Worker, seconds: float) -> bool:
-        """By its pidfd, and where there is none by the end of its link."""
+    def _wait_for_death(worker: Worker, seconds: float) -> bool:
+        """Return whether the process ends within `seconds`, by its pidfd or else by the end of its link."""
         poll = select.poll()
-        if member.pidfd is not None:
-            poll.register(member.pidfd, select.POLLIN)
+        if worker.pidfd is not None:
+            poll.register(worker.pidfd, select.POLLIN)
             return bool(poll.poll(seconds * 1000))
-        assert member.link is not None
-        poll.register(member.link, 0)  # POLLHUP is always told: the other end is closed
+        assert worker.link is not None
+        poll.register(worker.link, 0)  # poll always reports POLLHUP, which means that the other end is closed
         return bool(poll.poll(seconds * 1000))
 
-    def _forget(self, member: Worker) -> None:
-        for fd in self._fds(member):
+    def _close_fds(self, worker: Worker) -> None:
+        for fd in self._fds(worker):
             self._poll.unregister(fd)
             del self._by_fd[fd]
-        if member.link is not None:
-            member.link.close()
-        if member.pidfd is not None:
-            os.close(member.pidfd)
-        member.link = member.pidfd = None
+        if worker.link is not None:
+            worker.link.close()
+        if worker.pidfd is not None:
+            os.close(worker.pidfd)
+        worker.link = worker.pidfd = None
 
     def close(self) -> None:
-        """Ask all to leave, kill who stays, reap everything; calling it again does nothing."""
+        """Ask all workers to leave, kill those that stay, and reap all of them. Calling it again does nothing."""
         if not self._is_open:
             return
         self._is_open = False
-        present = [member for member in self.members if member.link is not None]
-        for member in present:
-            member.tell({"do": "leave"})
+        present = [worker for worker in self.workers if worker.link is not None]
+        for worker in present:
+            worker.send({"do": "leave"})
         deadline = time.monotonic() + LEAVE_SECONDS
-        for member in present:
-            if not self._is_dead(member, max(0.0, deadline - time.monotonic())):
-                self._kill(member)
-        for member in present:
-            self._is_dead(member, DEATH_SECONDS)
-            self._forget(member)
+        for worker in present:
+            if not self._wait_for_death(worker, max(0.0, deadline - time.monotonic())):
+                self._kill(worker)
+        for worker in present:
+            self._wait_for_death(worker, DEATH_SECONDS)
+            self._close_fds(worker)
         if self._server is not None:
             self._server.close()
-        for bell in (self.bell, *(member.bell for member in self.members)):
+        for bell in (self.bell, *(worker.bell for worker in self.workers)):
             bell.close()

@@ -1,24 +1,26 @@
-"""Replays: batches in, the batches that are due out."""
+"""Replays: batches go in, and the batches that are due come out."""
 
+from remuda.replay.counters import ReplayCounters, RowCounters
 from remuda.replay.frames import FrameRing
-from remuda.replay.initial_priority import SequencePriority, TransitionPriority
 from remuda.replay.priorities import Priorities
 from remuda.replay.ring import Ring, Row
 from remuda.replay.rollout_buffer import RolloutBuffer
 from remuda.replay.sequence_index import RecurrentStates
-from remuda.replay.sequences import SequenceReplay
-from remuda.replay.transitions import TransitionReplay, as_row
+from remuda.replay.sequences import SequencePriority, SequenceReplay
+from remuda.replay.transitions import TransitionPriority, TransitionReplay, as_row
 
 __all__ = [
-    "TransitionReplay",
     "FrameRing",
-    "RolloutBuffer",
     "Priorities",
+    "RecurrentStates",
+    "ReplayCounters",
     "Ring",
+    "RolloutBuffer",
     "Row",
-    "TransitionPriority",
+    "RowCounters",
     "SequencePriority",
     "SequenceReplay",
-    "RecurrentStates",
+    "TransitionPriority",
+    "TransitionReplay",
     "as_row",
 ]

@@ -1,4 +1,13 @@
-"""Which rows are drawn: the random numbers of every draw, and rows in proportion to their error."""
+"""Prioritized draws: a sum tree, the priorities of rows, and the random numbers of every draw.
+
+    tree = SumTree(1_000_000)
+    tree[index] = priority                     # arrays; for an index that occurs twice, the last value counts
+    index = tree.find(mass)                    # where the running sum passes each mass in [0, tree.total)
+
+A draw costs about the same for any number of priorities. The tree has three levels instead of the usual twenty:
+groups of 16 priorities, blocks of 16 groups, and running sums over all blocks. One numpy call takes two microseconds,
+in which numpy adds a thousand numbers, so few calls matter more than few numbers.
+"""
 
 from __future__ import annotations
 
@@ -7,122 +16,141 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from numpy.typing import ArrayLike, NDArray
 
 from remuda.randomness import Purpose, keyed_generator
-from remuda.replay.ring import Index, NothingToDraw, Ring
-from remuda.replay.ring_index import NONE, RingIndex
-from remuda.replay.sumtree import SumTree
+from remuda.replay.counters import Index
+from remuda.replay.ring import NothingToDraw, Ring, RingIndex
+
+WIDTH = 16  # of a group and of a block: two cache lines, and their flags are two bytes
+MANY = 1000  # indices in one call from which on removing duplicate groups pays off
+
+Floats = NDArray[np.float64]
+Errors = NDArray[np.floating[Any]]
 
 
-class Numbers:
-    """Random numbers for every draw, a function of (seed, draw).
+class DrawNumbers:
+    """Uniform random numbers for every draw, as a function of (seed, draw).
 
-    They are made for many draws at once: to make a generator takes 13 us, as long as to make a draw's numbers.
+    They are generated for many draws at once: creating a generator takes 13 us, as long as generating the numbers of
+    one draw.
     """
 
     DRAWS = 64
 
-    def __init__(self, seed: int, count: int, in_parts: bool) -> None:
+    def __init__(self, seed: int, count: int, is_stratified: bool) -> None:
+        """Prepare `count` numbers for each draw; if stratified, one in each of [0, 1), [1, 2) and so on."""
         self._seed, self._count, self._block, self._numbers = seed, count, -1, np.zeros((0, count))
-        self._parts = np.arange(count) if in_parts else np.zeros(count)
+        self._offset = np.arange(count) if is_stratified else np.zeros(count)
 
-    def of(self, draw: int, attempt: int = 0) -> NDArray[np.float64]:
-        """Return numbers in [0, 1), others for every attempt; in parts, one in each of [0, 1), [1, 2) and so on."""
+    def of(self, draw: int, attempt: int = 0) -> Floats:
+        """Return the numbers of a draw; every attempt has numbers of its own."""
         if attempt:
             again = keyed_generator(Purpose.REPLAY, self._seed, draw, attempt)
-            return again.random(self._count) + self._parts
+            return again.random(self._count) + self._offset
         block, number = divmod(draw, self.DRAWS)
         if block != self._block:
             many = keyed_generator(Purpose.REPLAY, self._seed, block)
-            self._numbers = many.random((self.DRAWS, self._count)) + self._parts
+            self._numbers = many.random((self.DRAWS, self._count)) + self._offset
             self._block = block
-        found: NDArray[np.float64] = self._numbers[number]
+        found: Floats = self._numbers[number]
         return found
 
 
 class Priorities:
-    """Rows in proportion to their error to the power of alpha (1511.05952); a fresh row as likely as any."""
+    """Priorities (|TD error| + epsilon) ** alpha of the rows of a ring (arXiv 1511.05952).
+
+    A new row has the largest priority so far, unless its TD error is known.
+    """
 
     def __init__(self, ring: Ring, alpha: float, epsilon: float = 1e-6, is_shared: bool = False) -> None:
         self.ring, self.alpha, self.epsilon = ring, alpha, epsilon
         self.tree, self.largest = SumTree(ring.capacity * ring.envs), 1.0
-        self.places = RingIndex(ring, is_shared)
-        self._drawn = (NONE, NONE, b"")
+        self.index = RingIndex(ring, is_shared)
+        self._last_draw = (RingIndex.NONE, RingIndex.NONE, b"")  # keys, places, and `written` at that time
 
-    def append(self, first: int, mask: Any, group: int = 0, priority: Any = None, known: Any = True) -> None:
-        """Of rows [T, B] that are written from `first` on, and of the place after them, which then holds no row.
+    def append(
+        self,
+        first: int,
+        mask: NDArray[np.bool_],
+        group: int = 0,
+        td_error: Errors | None = None,
+        is_known: NDArray[np.bool_] | bool = True,
+    ) -> None:
+        """Set the priorities of rows [T, B] from `first` on, and clear that of the place after them.
 
-        `priority` are their errors, where they are `known` already.
+        `td_error` has the absolute TD errors of the rows that have one, which is where `is_known` is True.
         """
         T, width = mask.shape
         row, env = np.divmod(np.arange((T + 1) * width), width)
         key = np.stack([row + first, env + group * width], -1)
-        fresh, largest = np.zeros((T + 1, width)), self.largest
-        fresh[:T][mask] = largest
-        if priority is not None:
-            given = mask & known
-            fresh[:T][given], largest = self._raised(np.asarray(priority)[given])
+        priority, largest = np.zeros((T + 1, width)), self.largest
+        priority[:T][mask] = largest
+        if td_error is not None:
+            given = mask & is_known
+            priority[:T][given], largest = self._from_error(np.asarray(td_error)[given])
         newest = slice(-(self.ring.capacity) * width, None)
-        self.tree.put(self.places.of(key[newest]), fresh.reshape(-1)[newest])
+        self.tree.put(self.index.place(key[newest]), priority.reshape(-1)[newest])
         self.largest = max(self.largest, largest)
 
     def append_each(self, row: Index, env: Index, mask: NDArray[np.bool_]) -> None:
-        """Set the priorities of one new row [N] of each of N envs; the place after it then holds no row."""
+        """Set the priorities of one new row [N] of each of N envs, and clear that of the place after it."""
         key = np.stack([np.concatenate([row, row + 1]), np.concatenate([env, env])], -1)
-        self.tree.put(self.places.of(key), np.concatenate([mask * self.largest, np.zeros(len(row))]))
+        self.tree.put(self.index.place(key), np.concatenate([mask * self.largest, np.zeros(len(row))]))
 
-    def sync(self, group: int, seen: int) -> int:
-        """Take note of rows that another process appended after `seen`; returns how far it has come."""
-        end, ring = self.ring.noticed(group), self.ring
-        first = max(seen, ring.oldest(group))
-        if first < end:
-            places = np.arange(first, end) % ring.capacity
-            mask, error = ring.rows.mask[places, ring.columns(group)], None
-            if ring.error is not None:
-                error = ring.error[places, ring.columns(group)]
-            self.append(first, mask, group, error, known=True if error is None else ~np.isnan(error))
-        if (written := int(ring.written[group])) > end:  # what lay there has no priority any more, what came not yet
-            columns = ring.columns(group)
-            row, env = np.meshgrid(np.arange(end, written), np.arange(columns.start, columns.stop), indexing="ij")
+    def sync(self, group: int, rows: range) -> None:
+        """Set the priorities of rows that another process appended to a group."""
+        ring, columns = self.ring, self.ring.columns(group)
+        if rows:
+            places = np.arange(rows.start, rows.stop) % ring.capacity
+            mask = ring.rows.mask[places, columns]
+            if ring.td_error is None:
+                self.append(rows.start, mask, group)
+            else:
+                error = ring.td_error[places, columns]
+                self.append(rows.start, mask, group, error, is_known=~np.isnan(error))
+        # Rows that are written and lack their TD error have overwritten others, and have no priority yet.
+        if (written := int(ring.written[group])) > rows.stop:
+            pending = np.arange(rows.stop, written)
+            row, env = np.meshgrid(pending, np.arange(columns.start, columns.stop), indexing="ij")
             key = np.stack([row.reshape(-1), env.reshape(-1)], -1)[-ring.capacity * ring.width :]
-            self.tree.put(self.places.of(key), 0.0)
-        return end
+            self.tree.put(self.index.place(key), 0.0)
 
-    def draw(self, numbers: Numbers, draw: int) -> tuple[Index, Index, NDArray[np.float64]]:
-        """Places, keys and priorities, one in each of as many equal parts of all that they add up to."""
+    def draw(self, numbers: DrawNumbers, draw: int) -> tuple[Index, Index, Floats]:
+        """Return places, keys and priorities of a stratified draw."""
         for attempt in itertools.count():
             if not self.tree.total > 0:
                 raise NothingToDraw("there is nothing to draw: no row has a priority above 0.")
             place, priority = self.tree.draw(numbers.of(draw, attempt))
-            key, gone = self.places.keys(place)
-            if len(gone) == 0:
+            key, overwritten = self.index.newest_keys(place)
+            if len(overwritten) == 0:
                 break
-            self.tree.put(place[gone], 0.0)  # rows whose frames are gone before they are
-        self._drawn = (key, place, self.ring.written.tobytes())
+            self.tree.put(place[overwritten], 0.0)  # their frames are overwritten before they are
+        self._last_draw = (key, place, self.ring.written.tobytes())
         return place, key, priority
 
-    def feedback(self, key: Index, error: NDArray[Any]) -> None:
-        """Errors of rows drawn earlier; those that were overwritten since are left alone."""
-        priority, largest = self._raised(error)
-        drawn, place, written = self._drawn
-        if key is not drawn or written != self.ring.written.tobytes():  # 15 us, and not of the last draw
-            gone = self.places.gone(key)
-            if len(gone):
-                key, priority = np.delete(key, gone, 0), np.delete(priority, gone)
+    def feedback(self, key: Index, td_error: Errors) -> None:
+        """Set the priorities of rows that were drawn earlier, except those that were overwritten since."""
+        priority, largest = self._from_error(td_error)
+        drawn, place, written = self._last_draw
+        if key is not drawn or written != self.ring.written.tobytes():  # skipped for the last draw: 15 us
+            overwritten = self.index.overwritten(key)
+            if len(overwritten):
+                key, priority = np.delete(key, overwritten, 0), np.delete(priority, overwritten)
                 largest = float(priority.max(initial=0.0))
-            place = self.places.of(key)
-        self.tree.put(place, priority.astype(np.float64))  # to write float32 there takes twice as long
+            place = self.index.place(key)
+        self.tree.put(place, priority.astype(np.float64))  # writing float32 to the tree takes twice as long
         self.largest = max(self.largest, largest)
 
-    def _raised(self, error: NDArray[Any]) -> tuple[NDArray[Any], float]:
-        """To the power of alpha; and the largest."""
+    def _from_error(self, error: Errors) -> tuple[Errors, float]:
+        """Return priorities, and the largest of them."""
         if len(error) == 0:
             return error, 0.0
         smallest = error[error.argmin()]
-        if not smallest >= 0:  # NaN is not either
+        if not smallest >= 0:  # also refuses NaN
             raise ValueError(f"a priority of {smallest} was given: priorities are finite and not negative.")
-        priority = (error + self.epsilon) ** self.alpha
+        priority: Errors = (error + self.epsilon) ** self.alpha
         largest = float(priority[priority.argmax()])
         if not largest < np.inf:
             raise ValueError(f"a priority of {error.max()} was given: to the power {self.alpha}, it is not finite.")
@@ -134,3 +162,149 @@ class Priorities:
     def set_state(self, state: Mapping[str, Any]) -> None:
         self.tree.set_state(state["tree"])
         self.largest = state["largest"]
+
+
+class SumTree:
+    """Priorities of `capacity` places, all 0 at first."""
+
+    def __init__(self, capacity: int) -> None:
+        # One block more than is used, so that a mass beyond the end has a block to be looked for in.
+        blocks = -(-capacity // WIDTH**2) + 1
+        self.capacity = capacity
+        self._places, self._groups = _aligned_zeros(blocks * WIDTH**2), _aligned_zeros(blocks * WIDTH)
+        self._rows_of_places, self._rows_of_groups = self._places.reshape(-1, WIDTH), self._groups.reshape(-1, WIDTH)
+        self._blocks, self._starts = _aligned_zeros(blocks), _aligned_zeros(blocks)
+        self._ends = self._starts[1:]
+        self._end_tensor = torch.from_numpy(self._ends)  # created once, because it takes 3 us
+        self._is_added_up = True
+        self._search = _Search(0)
+
+    @property
+    def total(self) -> float:
+        return float(self._add_up()[-1])
+
+    def __len__(self) -> int:
+        return self.capacity
+
+    def __getitem__(self, index: Index | slice | int) -> Floats:
+        found: Floats = self._places[: self.capacity][index]
+        return found
+
+    def __setitem__(self, index: Index | slice | int, priority: ArrayLike) -> None:
+        priority = np.asarray(priority, np.float64)
+        bad = priority[~((priority >= 0) & (priority < np.inf))]
+        if bad.size:
+            raise ValueError(f"a priority is {bad.flat[0]}: none is negative or not a number, and all are finite.")
+        self.put(np.atleast_1d(np.arange(self.capacity)[index] if isinstance(index, slice) else index), priority)
+
+    def put(self, index: Index, priority: Floats | float) -> None:
+        """Set priorities that are known to be finite and not negative."""
+        self._places[index] = priority
+        group = index // SIXTEEN
+        if len(group) > MANY and group[-1] - group[0] < len(group) // 2:  # neighbors: few groups, each once
+            group = np.unique(group)
+        # Sums are computed anew and never corrected, so that no rounding error accumulates over millions of changes.
+        # A product with ones takes 3 us, a sum over rows 10 us.
+        self._groups[group] = self._rows_of_places.take(group, 0).dot(ONES)
+        block = group // SIXTEEN
+        self._blocks[block] = self._rows_of_groups.take(block, 0).dot(ONES)
+        self._is_added_up = False
+
+    def find(self, mass: Floats) -> Index:
+        return self._find(mass)[0]
+
+    def draw(self, position: Floats) -> tuple[Index, Floats]:
+        """Return places and their priorities for N positions in [0, N), which are scaled to the total mass."""
+        return self._find(position * (self._add_up()[-1] / len(position)))
+
+    def _search_for(self, count: int) -> _Search:
+        if len(self._search.row) != count:
+            self._search = _Search(count)
+        return self._search
+
+    def _find(self, mass: Floats) -> tuple[Index, Floats]:
+        starts, search = self._add_up(), self._search_for(len(mass))
+        block = self._ends.searchsorted(mass, "right")
+        number = search.pick(self._rows_of_groups, block, mass - starts.take(block))
+        block *= SIXTEEN
+        group = block + number
+        left = self._groups.take(group) - search.beyond(number)
+        place = search.pick(self._rows_of_places, group, left)
+        group *= SIXTEEN
+        place += group
+        priority = self._places.take(place)
+        if len(place) and not priority[priority.argmin()] > 0:
+            place = self._nearest_with_priority(place)
+            priority = self._places.take(place)
+        return place, priority
+
+    def _add_up(self) -> Floats:
+        """Return the sum of all blocks before each block; the last entry is the total."""
+        if not self._is_added_up:
+            self._ends[:] = self._blocks[:-1]
+            self._end_tensor.cumsum_(0)
+            self._is_added_up = True
+        return self._starts
+
+    def _nearest_with_priority(self, place: Index) -> Index:
+        """Return the last place with a priority up to each place: rounding may put a mass beyond its row."""
+        some = np.flatnonzero(self._places)
+        if len(some) == 0:
+            raise ValueError("there is nothing to find: no place has a priority above 0.")
+        found: Index = some[np.maximum(some.searchsorted(place, "right") - 1, 0)]
+        return found
+
+    def get_state(self) -> dict[str, Any]:
+        """Include the sums, because adding the priorities up again may round differently."""
+        return {"places": self[:].copy(), "groups": self._groups.copy(), "blocks": self._blocks.copy()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore a state: the same masses find the same places, bit by bit."""
+        if len(state["places"]) != self.capacity:
+            raise ValueError(f"the state is of {len(state['places'])} places, and this tree has {self.capacity}.")
+        self._places[: self.capacity] = state["places"]
+        self._groups[:], self._blocks[:] = state["groups"], state["blocks"]
+        self._is_added_up = False
+
+
+class _Search:
+    """Search in rows of 16 numbers; its arrays are reused, because allocating them takes as long as filling them."""
+
+    def __init__(self, count: int) -> None:
+        self.row = np.arange(0, count * WIDTH, WIDTH)
+        self._sums, self._flags = np.empty((count, WIDTH)), np.empty((count, WIDTH), bool)
+        self._first, self._flat, self._tensor = self._sums[:, 0], self._sums.reshape(-1), torch.from_numpy(self._sums)
+
+    def pick(self, rows: Floats, row: Index, mass: Floats) -> Index:
+        """Return the position in each of these rows at which the running sum passes the mass, or the last one."""
+        rows.take(row, 0, self._sums, "clip")
+        # Subtracting the mass first and comparing with 0 takes a third of comparing all sums with a column of masses.
+        np.subtract(self._first, mass, self._first)
+        self._tensor.cumsum_(1)  # takes a third of numpy's time
+        np.less_equal(self._sums, ZERO, self._flags)
+        return NUM_FLAGS.take(np.packbits(self._flags).view(np.uint16))
+
+    def beyond(self, number: Index) -> Floats:
+        """Return by how much the running sums pass the mass."""
+        return self._flat.take(self.row + number)
+
+
+def _count_flags() -> Index:
+    """Return how many of 16 flags are set, at most 15, by the two bytes they are packed into; set ones come first."""
+    flags = np.tril(np.ones((WIDTH + 1, WIDTH), bool), -1)
+    numbers = np.zeros(1 << WIDTH, np.int64)
+    numbers[np.packbits(flags).view(np.uint16)] = np.minimum(np.arange(WIDTH + 1), WIDTH - 1)
+    return numbers
+
+
+NUM_FLAGS = _count_flags()  # a lookup takes 7 us, adding up the flags 20 us
+ONES = np.ones(WIDTH)
+# As arrays, because numpy converts a Python number in every call, which takes 0.5 us.
+SIXTEEN, ZERO = np.array(WIDTH), np.array(0.0)
+
+
+def _aligned_zeros(size: int) -> Floats:
+    """Return zeros that begin at a cache line."""
+    zeros = np.zeros(size + 7)
+    first = -zeros.ctypes.data % 64 // zeros.itemsize
+    return zeros[first : first + size]

@@ -1,4 +1,4 @@
-"""What replays over a ring have in common: what is due, rows of other processes, cutting, saving and loading."""
+"""What replays over a ring have in common: batches that are due, rows of other processes, saving and loading."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,238 +16,221 @@ import torch
 
 from remuda.data import Batch, Rollout, Steps, map_tree
 from remuda.errors import ConfigError
-from remuda.replay.returns import return_range
-from remuda.replay.ring import LOOK_SECONDS, NO_LIMIT, Index, NothingToDraw, Ring
+from remuda.replay.counters import POLL_SECONDS, ReplayCounters
+from remuda.replay.ring import NothingToDraw, Ring
 from remuda.replay.ring_files import RingFiles
 
-MOST_ATTEMPTS = (
-    1000  # to draw rows that are real and whole; if one in a hundred is, 256 of them fail once in 100 cases
-)
-
-HASTY_ATTEMPTS = 10
+# To draw rows that are real and intact. If one row in a hundred is, a batch of 256 fails once in a hundred cases.
+MAX_ATTEMPTS = 1000
+EAGER_ATTEMPTS = 10  # without a pause in between
 
 
 class RingReplay(ABC):
-    """Base of replays whose rows are in a ring; each says how it draws, and what else it must save.
+    """Base of replays whose rows are in a ring; subclasses define how to draw, and what else to save.
 
-    Real steps after the warm-up earn `ratio` learned rows each. With `is_shared`, rows are appended by other
-    processes: `follow` takes note of them, a batch some of whose rows were overwritten while it was put together is
-    drawn again, and `batches` gives `most_per_round` at a time, so that weights are published in between. A ratio of
-    None makes updates always due; `lead` is by how many steps writers may be ahead of what is learned from them,
-    0 by any number.
+    Each real step after the warm-up earns `ratio` learned rows; with a ratio of None updates are always due.
+
+    With `is_shared`, rows are appended by other processes. `sync` takes them into account, a batch is drawn again if
+    some of its rows were overwritten while it was copied, and `batches` yields at most `max_batches_per_round`, so
+    that weights are published in between. With `max_lead` above 0, writers wait when they are more than that many
+    steps ahead of the learner.
     """
 
-    rows_per_batch: int  # that are learned from
     gamma: float
-    shows_returns = False  # whether the run's first batch carries the range of discounted returns stored by then
+    reports_returns = False  # whether the run's first batch carries the range of discounted returns stored by then
 
     def __init__(
         self,
         ring: Ring,
         batch_size: int,
+        rows_per_batch: int,  # that are learned from
         ratio: float | None,
         warm_up: int,
         seed: int,
         is_shared: bool,
-        most_per_round: int | None,
-        lead: int,
+        max_batches_per_round: int | None,
+        max_lead: int,
     ) -> None:
-        self.ring, self.batch_size, self.ratio, self.warm_up, self.seed = ring, batch_size, ratio, warm_up, seed
-        self.is_shared, self.most_per_round, self.lead = is_shared, most_per_round, lead
-        self.draws, self.steps, self.credit, self.redrawn = 0, 0, 0.0, 0
-        self._again = 0  # draws of which nothing came
-        self._unsettled, self._earned = 0, 0.0  # followed in a round that is not over; what they are owed
+        self.ring, self.batch_size, self.seed, self.is_shared = ring, batch_size, seed, is_shared
+        self.max_batches_per_round = max_batches_per_round
+        self.counters = ReplayCounters(ring.counters, ratio, warm_up, rows_per_batch, max_lead)
         self._files: RingFiles | None = None
         if is_shared:
-            ring.limit[0] = 0  # nobody writes before it is said how much is wanted: `follow`
-        self._begin_here()
-
-    def _begin_here(self) -> None:
-        """What is in the ring now is known."""
-        self._real, self._shown = int(self.ring.real.sum()), self.ring.written.copy()
+            ring.counters.limit[0] = 0  # until the first `sync`
 
     @property
     def fds(self) -> list[int]:
-        """With these another process can write to it."""
+        """Descriptors with which another process can write to this replay."""
         return self.ring.fds
 
-    @abstractmethod
-    def _take_note(self) -> None:
-        """Of what was appended since the last time: of all that is kept beside rows."""
+    @property
+    def steps(self) -> int:
+        """Real steps that were counted so far."""
+        return self.counters.steps
 
     @abstractmethod
-    def _gather(self) -> Batch:
-        """Draw and copy."""
+    def _sync_rows(self) -> None:
+        """Update what is kept beside the ring (priorities, sequences) for rows that were appended since."""
 
     @abstractmethod
-    def _torn(self, batch: Batch) -> int:
-        """How many of its rows or sequences were not whole while they were copied."""
+    def _draw_once(self) -> Batch:
+        """Draw a batch and copy its rows."""
+
+    @abstractmethod
+    def _count_torn(self, batch: Batch) -> int:
+        """Return how many rows or sequences of a batch were overwritten while they were copied."""
 
     @abstractmethod
     def can_draw(self) -> bool: ...
 
     @abstractmethod
     def get_state(self) -> dict[str, Any]:
-        """All but the ring's rows."""
+        """Return everything but the rows of the ring."""
 
     @abstractmethod
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """With the ring as it was then."""
+        """Restore a state, with the ring that belongs to it; the next draws are then the same, bit by bit."""
 
     # --- what is due ---
 
     def sync(self, left: int | None = None) -> int:
-        """Take note of what others have appended; returns how many of these rows were real.
+        """Take into account what other processes have appended; return the number of real steps among it.
 
-        `left` is how many real rows are still wanted, of those that were not counted before this call: once they are
-        there writers wait. None: any number.
+        `left` is the number of real steps that are still wanted, including those that this call returns: writers wait
+        after that. None sets no limit.
         """
-        self._take_note()
-        fresh, credit = int(self.ring.real.sum()) - self._real, self.credit
-        self._owe(fresh)
-        self._unsettled += fresh
-        self._earned += self.credit - credit
-        limit = NO_LIMIT if left is None else self._real + max(0, left - fresh)
-        if self.is_throttled and self.can_draw():  # else who waited would wait for ever
-            assert self.ratio is not None
-            limit = min(limit, self._real - int(min(self.credit / self.ratio, NO_LIMIT // 4)) + self.lead)
-        self.ring.limit[0] = limit
-        return fresh
+        self._sync_rows()
+        new = self.counters.add_written_steps(self.can_draw)
+        self.counters.set_limit(None if left is None else left - new, self.can_draw)
+        return new
 
     def commit(self) -> None:
-        """A round is over, and what was followed in it is part of the run. Of one that is cut short a checkpoint has
-        the rows, and leaves them to be followed again: only then a run counts them."""
-        self._unsettled, self._earned = 0, 0.0
+        """End a round: the steps synchronized in it are now part of the run.
+
+        A checkpoint in the middle of a round holds its rows as not counted, and the resumed run counts them.
+        """
+        self.counters.commit()
 
     @property
     def is_throttled(self) -> bool:
-        """Whether writers wait for who learns from what they write."""
-        return bool(self.lead) and self.ratio is not None
+        """Whether writers wait for a learner that is behind."""
+        return self.counters.is_throttled
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Others append nothing but what they have begun: nobody learns from it meanwhile."""
-        before, self.ring.limit[0] = int(self.ring.limit[0]), 0
-        try:
-            yield
-        finally:
-            self.ring.limit[0] = before
-
-    def _owe(self, real: int) -> None:
-        """Only what comes after the warm-up, and while something can be drawn, is owed updates."""
-        if self.ratio is not None and self.can_draw():
-            self.credit += self.ratio * min(real, max(0, self.steps + real - self.warm_up))
-        self.steps += real
-        self._real += real
+    def paused(self) -> AbstractContextManager[None]:
+        """Let writers append no more than what they have begun while the learner does something else."""
+        return self.counters.paused()
 
     @property
     def is_due(self) -> bool:
-        """Whether there is a batch to be learned from now."""
-        is_earned = self.steps > self.warm_up if self.ratio is None else self.credit >= self.rows_per_batch
-        return is_earned and self.can_draw()
+        """Whether `batches` would yield any."""
+        return self.counters.is_due and self.can_draw()
 
     def batches(self) -> Iterator[Batch]:
-        for _ in itertools.count() if self.most_per_round is None else range(self.most_per_round):
+        for _ in itertools.count() if self.max_batches_per_round is None else range(self.max_batches_per_round):
             if not self.is_due:
                 return
-            returns = return_range(self.ring, self.gamma) if self.shows_returns and self.draws == 0 else None
+            is_first = self.reports_returns and self.counters.draws == 0
+            returns = return_range(self.ring, self.gamma) if is_first else None
             try:
                 batch = self.draw()
             except NothingToDraw:
                 if not self.is_shared:
                     raise
-                return  # overwritten since it was looked at
-            if self.ratio is not None:
-                self.credit -= self.rows_per_batch
+                return  # all was overwritten since `is_due`
+            self.counters.spend()
             yield batch if returns is None else replace(batch, returns=returns)
 
     def draw(self) -> Batch:
-        batch = self._gather()
-        for attempt in range(MOST_ATTEMPTS if self.is_shared else 0):
-            torn = self._torn(batch)
+        """Draw one batch, whether it is due or not."""
+        batch = self._draw_once()
+        for attempt in range(MAX_ATTEMPTS if self.is_shared else 0):
+            torn = self._count_torn(batch)
             if not torn:
                 return batch
-            if attempt > HASTY_ATTEMPTS:
-                time.sleep(LOOK_SECONDS)  # a writer that has lost its core must come to an end
-            self.redrawn += torn
-            self._again += 1
-            self._take_note()
-            batch = self._gather()
+            if attempt > EAGER_ATTEMPTS:
+                time.sleep(POLL_SECONDS)  # lets a writer that was preempted complete its rows
+            self.counters.waste_draw(torn)
+            self._sync_rows()
+            batch = self._draw_once()
         if self.is_shared:
             raise ConfigError(
-                f"rows were overwritten while they were read, {MOST_ATTEMPTS} times in a row: raise replay.capacity."
+                f"rows were overwritten while they were read, {MAX_ATTEMPTS} times in a row: raise replay.capacity."
             )
         return batch
 
     def metrics(self) -> dict[str, float]:
-        """Drawn rows for every real step after the warm-up, so far; rows or sequences that were torn."""
-        drawn = (self.draws - self._again) * self.rows_per_batch
-        return {"replay/ratio": drawn / max(1, self.steps - self.warm_up), "replay/redrawn": float(self.redrawn)}
+        return self.counters.metrics()
 
-    def fresh(self) -> Iterator[Rollout]:
+    def new_observations(self) -> Iterator[Rollout]:
         """Yield observations and masks of the rows that writers appended since the last call, by group."""
-        ring = self.ring
-        for group in range(ring.groups):
-            first, end = max(int(self._shown[group]), ring.oldest(group)), int(ring.look(group))
-            self._shown[group] = end
-            for parts in ring.observed(group, first, end) if end > first else ():
+        for group in range(self.ring.groups):
+            rows = self.counters.take_unobserved(group)
+            for parts in self.ring.observed(group, rows) if rows else ():
                 obs, mask = map_tree(torch.from_numpy, parts)
                 yield Rollout(Steps(obs, None, None, None, mask, None, None), None)
 
-    # --- writers that begin anew ---
+    # --- writers that start anew ---
 
     def cut(self) -> None:
-        """Envs begin anew: what comes next does not follow what came last. Again, nothing happens."""
+        """End all episodes, because envs start anew. A second call changes nothing."""
         for group in range(self.ring.groups):
             self._cut_group(group)
-        self._take_note()
+        self._sync_rows()
 
     def _cut_group(self, group: int) -> None:
-        columns, written = self.ring.columns(group), int(self.ring.look(group))
-        env: Index = np.arange(columns.start, columns.stop)
+        columns, written = self.ring.columns(group), self.ring.counters.published(group)
+        env = np.arange(columns.start, columns.stop)
         if written and self.ring.is_real(np.full(len(env), written - 1), env).any():
             self.ring.cut(self.ring.obs(np.full(len(env), written), env), group)
 
     def on_writer_lost(self, group: int) -> int:
-        """The process that wrote these envs' rows is dead: where another may begin. From any thread: only the ring
-        is touched."""
-        with self.ring.taking_over():
+        """Complete the rows of a dead writer and end its episodes; return the row at which another one starts.
+
+        Any thread may call this, because it changes nothing but the ring.
+        """
+        with self.ring.counters.takeover():
             self.ring.abandon(group)
             self._cut_group(group)
         return int(self.ring.written[group])
 
     # --- checkpoints ---
 
-    def _counts(self) -> dict[str, Any]:
-        return {
-            "draws": self.draws,
-            "again": self._again,
-            "redrawn": self.redrawn,
-            "steps": self.steps - self._unsettled,
-            "credit": self.credit - self._earned,
-            "unseen": int(self.ring.real.sum()) - self._real + self._unsettled,
-        }
-
-    def _set_counts(self, state: Mapping[str, Any]) -> None:
-        self.draws, self.steps, self.credit = state["draws"], state["steps"], state["credit"]
-        self._again, self.redrawn = state["again"], state["redrawn"]
-        self._real -= state["unseen"]  # real rows that were there and not counted yet
-        self.commit()
-
     def save(self, directory: Path) -> dict[str, Any]:
-        """Rows since the last time go to files in the directory; the rest is returned, with the names of all."""
+        """Write the rows since the last call to files in a directory; return the rest, with all file names."""
         if self._files is None or self._files.directory != directory:
             self._files = RingFiles(directory)
-        with self.ring.pause_writers():
+        with self.ring.counters.pause_writers():
             rows = self._files.write(self.ring)
-            self._take_note()
+            self._sync_rows()
             return {"rows": rows, "files": list(self._files.files), "replay": self.get_state()}
 
     def load(self, directory: Path, state: Mapping[str, Any]) -> None:
         self._files = RingFiles(directory)
         self._files.read(self.ring, state["rows"])
-        self._begin_here()
+        self.counters.start_here()
         self.set_state(state["replay"])
 
     def close(self) -> None:
         self.ring.close()
+
+
+def return_range(ring: Ring, gamma: float) -> tuple[float, float, float]:
+    """Return the smallest and largest discounted return of all real rows, and that of the mean reward forever.
+
+    Returns end where episodes do and with the newest row, without a bootstrap. With a gamma of 1, rewards do not add
+    up to a finite return forever, and the last number is 0.
+    """
+    low, high, total, count = 0.0, 0.0, 0.0, 0
+    for group in range(ring.groups):
+        columns, first, end = ring.columns(group), ring.counters.oldest(group), ring.counters.published(group)
+        if first >= end:
+            continue
+        places = np.arange(first, end) % ring.capacity
+        reward, discount, mask = (x[places, columns] for x in (ring.rows.reward, ring.rows.discount, ring.rows.mask))
+        following = np.zeros(reward.shape[1])
+        for t in reversed(range(len(reward))):
+            following = np.where(mask[t], reward[t] + gamma * discount[t] * following, 0.0)
+            low, high = min(low, float(following.min())), max(high, float(following.max()))
+        total, count = total + float(reward[mask].sum(dtype=np.float64)), count + int(np.count_nonzero(mask))
+    steady = total / max(1, count) / (1 - gamma) if gamma < 1 else 0.0
+    return low, high, steady

@@ -1,52 +1,54 @@
-"""Experience replay: rows into a ring, batches of drawn rows out, as many as are due.
+"""Replay of single transitions: rows go into a ring, and batches of drawn rows come out as they are due.
 
-    replay = Experience(ring, batch_size=256, ratio=256, warm_up=10_000, n_step=3, gamma=0.99, seed=1)
-    replay.add(batch)                              # [T, B] of fresh rows
+    replay = TransitionReplay(ring, batch_size=256, ratio=256, warm_up=10_000, n_step=3, gamma=0.99, seed=1)
+    replay.add(batch)                              # [T, B] new rows
     for batch in replay.batches():                 # what is due: `ratio` drawn rows for every real step
-        replay.feedback(batch.key, priority)
+        replay.feedback(batch.key, td_error)
 
-A batch has rows [N]: `targets` are returns over n steps and what the value of `next_obs` is multiplied by. With
-priorities, `weight` is the smallest of the drawn probabilities divided by each row's own: an algorithm raises it to
-beta. What is drawn is a function of (seed, number of the draw): nothing random has to be saved to resume.
+A batch has rows [N]. Its `targets` are n-step returns and the factors of the value of `next_obs`. With priorities,
+`weight` is the smallest of the drawn probabilities divided by each row's own; an algorithm raises it to the power
+beta. A draw is a function of (seed, number of the draw), so no random state has to be saved to resume.
 
-Rows may also be appended by other processes, which have the ring's memory (ring.py):
+Other processes may append rows to the memory of the ring (ring.py):
 
-    replay = Experience(ring, ..., is_shared=True, most_per_round=20)
-    replay.follow()                                # takes note of what was appended since, and of what is due for it
-    for batch in replay.batches(): ...             # 20 at most, so that somebody publishes weights in between
+    replay = TransitionReplay(ring, ..., is_shared=True, max_batches_per_round=20)
+    replay.sync()                                  # counts the rows appended since, and what is due for them
+    for batch in replay.batches(): ...             # at most 20, so that weights are published in between
 
-A batch some of whose rows were overwritten while it was put together is drawn again, and they are counted
-(`redrawn`). With a `ratio` of None updates are always due.
+`TransitionPriority` computes TD errors of new rows where they are sampled, so that surprising rows are drawn sooner
+(Ape-X).
 
-A draw is some sixty calls of numpy, each of one to three microseconds. What is said of times was measured with a
-million rows and batches of 256 (bench/replay.py).
+A draw consists of about sixty numpy calls of one to three microseconds each. The times in comments were measured with
+a million rows and batches of 256 (bench/replay.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from remuda.data import ArrayTuple, Batch, Steps, map_tree
-from remuda.replay.priorities import Numbers, Priorities
-from remuda.replay.ring import Index, NothingToDraw, Ring, Row
-from remuda.replay.ring_index import RingIndex, take
-from remuda.replay.ring_replay import MOST_ATTEMPTS, RingReplay
+from remuda.data import Array, ArrayTuple, Batch, Steps, Tree, map_tree
+from remuda.replay.counters import Index
+from remuda.replay.priorities import DrawNumbers, Priorities
+from remuda.replay.ring import NothingToDraw, Ring, RingIndex, Row, take
+from remuda.replay.ring_replay import MAX_ATTEMPTS, RingReplay
+
+TDErrorFunction = Callable[[Batch], torch.Tensor]
 
 
 class Returns(ArrayTuple):
-    """Of every drawn row: rewards to come, and what the value after them is multiplied by."""
+    """N-step returns of drawn rows, and the factors of the values after them."""
 
-    reward: Any
-    discount: Any
+    reward: Array
+    discount: Array
 
 
 class TransitionReplay(RingReplay):
-    """Draws single rows."""
+    """Replay that draws single rows, uniformly or by priority."""
 
     def __init__(
         self,
@@ -60,104 +62,147 @@ class TransitionReplay(RingReplay):
         seed: int,
         priorities: Priorities | None = None,
         is_shared: bool = False,
-        most_per_round: int | None = None,
-        lead: int = 0,
+        max_batches_per_round: int | None = None,
+        max_lead: int = 0,
     ) -> None:
-        super().__init__(ring, batch_size, ratio, warm_up, seed, is_shared, most_per_round, lead)
-        self.priorities, self.places = priorities, RingIndex(ring, is_shared)
-        self.numbers = Numbers(seed, batch_size, in_parts=priorities is not None)
-        self.n_step, self.gamma, self.rows_per_batch = n_step, gamma, batch_size
-        self._gamma, self._mask = np.array(gamma, np.float32), torch.ones(batch_size, dtype=torch.bool)
+        super().__init__(
+            ring, batch_size, batch_size, ratio, warm_up, seed, is_shared, max_batches_per_round, max_lead
+        )
+        self.priorities, self.index, self.n_step, self.gamma = priorities, RingIndex(ring, is_shared), n_step, gamma
+        self._gamma = np.array(gamma, np.float32)
+        self._set_batch_size(batch_size)
 
-    def _begin_here(self) -> None:
-        super()._begin_here()
-        self._seen = self.ring.written.copy()  # rows that have their priority
+    def _set_batch_size(self, batch_size: int) -> None:
+        self.batch_size = self.counters.rows_per_batch = batch_size
+        self.numbers = DrawNumbers(self.seed, batch_size, is_stratified=self.priorities is not None)
+        self._mask = torch.ones(batch_size, dtype=torch.bool)
 
     def add(self, batch: Batch) -> None:
         rows, next_obs = map_tree(lambda x: x.numpy(), (as_row(batch.steps), batch.next_obs))
-        if self.priorities is not None:  # first, because it may refuse
+        if self.priorities is not None:  # first, because it may refuse the priorities
             is_given = batch.targets is not None and "priority" in batch.targets
             given = batch.targets.priority.detach().numpy() if is_given else None
-            self.priorities.append(int(self.ring.written[0]), rows.mask, priority=given)
+            self.priorities.append(int(self.ring.written[0]), rows.mask, td_error=given)
         self.ring.append(rows, next_obs)
-        self._seen[0] = self.ring.written[0]
-        self._owe(int(rows.mask.sum()))
+        self.counters.mark_prioritized(0, int(self.ring.written[0]))
+        self.counters.add_steps(int(rows.mask.sum()), self.can_draw())
 
-    def add_each(self, rows: Row, next_obs: Any, env: Index) -> None:
-        """Append one row [N] to each of N envs, of a ring that has one group per env; `next_obs` comes after it."""
-        at = self.ring.written[env]
-        self.ring.append_each(rows, next_obs, env)
+    def add_each(self, rows: Row, next_obs: Tree, env: Index) -> None:
+        """Append one row [N] to each of N envs, to a ring that has one group per env; `next_obs` comes after it."""
+        row = self.ring.append_each(rows, next_obs, env)
         if self.priorities is not None:
-            self.priorities.append_each(at, env, rows.mask)
+            self.priorities.append_each(row, env, rows.mask)
 
     def sample(self, batch_size: int) -> Batch:
-        """Draw a batch of any size, whatever is due."""
+        """Draw a batch of any size, whether it is due or not."""
         if batch_size != self.batch_size:
-            self.batch_size = self.rows_per_batch = batch_size
-            self.numbers = Numbers(self.seed, batch_size, in_parts=self.priorities is not None)
-            self._mask = torch.ones(batch_size, dtype=torch.bool)
-        return self._gather()
+            self._set_batch_size(batch_size)
+        return self._draw_once()
 
-    def _take_note(self) -> None:
+    def _sync_rows(self) -> None:
         if self.priorities is not None:
-            self._seen[:] = [self.priorities.sync(group, int(seen)) for group, seen in enumerate(self._seen)]
+            for group in range(self.ring.groups):
+                rows = self.counters.without_priority(group)
+                self.priorities.sync(group, rows)
+                self.counters.mark_prioritized(group, rows.stop)
 
     def can_draw(self) -> bool:
-        """Whoever learns before there is a real row has set no warm-up, and is told so; but rows that others write
-        are counted before they can be seen."""
+        """Return whether there is a row to draw.
+
+        This is always True if no other process writes: drawing from an empty replay is then an error of a
+        configuration without warm-up, which the draw reports.
+        """
         if not self.is_shared:
             return True
-        self._take_note()
-        return self.ring.count > 0 if self.priorities is None else self.priorities.tree.total > 0
+        self._sync_rows()
+        return self.ring.counters.count > 0 if self.priorities is None else self.priorities.tree.total > 0
 
-    def _gather(self) -> Batch:
+    def _draw_once(self) -> Batch:
         weight = None
+        draw = self.counters.draws
         if self.priorities is None:
-            place, key = self._uniform()
+            place, key = self._uniform(draw)
         else:
-            place, key, priority = self.priorities.draw(self.numbers, self.draws)
+            place, key, priority = self.priorities.draw(self.numbers, draw)
             weight = torch.from_numpy((priority[priority.argmin()] / priority).astype(np.float32))
-        self.draws += 1
-        # Every row is real: one mask for all batches.
-        return batch_of_rows(self.places, place, key, self.n_step, self._gamma, self._mask, weight)
+        self.counters.count_draw()
+        # Every row is real, so all batches share one mask.
+        return batch_of_rows(self.index, place, key, self.n_step, self._gamma, self._mask, weight)
 
-    def _torn(self, batch: Batch) -> int:
-        return self.places.torn(batch.key)
+    def _count_torn(self, batch: Batch) -> int:
+        return self.index.count_torn(batch.key)
 
-    def _uniform(self) -> tuple[Index, Index]:
-        """Places and keys of real rows, each as likely as any other: what is not real is drawn again."""
-        place, key = self.places.at(self.numbers.of(self.draws))
-        for attempt in range(1, MOST_ATTEMPTS):
-            bad = self.places.unreal(place, key)
+    def _uniform(self, draw: int) -> tuple[Index, Index]:
+        """Return places and keys of real rows, drawn uniformly: rows that are not real are drawn again."""
+        place, key = self.index.at(self.numbers.of(draw))
+        for attempt in range(1, MAX_ATTEMPTS):
+            bad = self.index.not_drawable(place, key)
             if len(bad) == 0:
                 return place, key
-            place[bad], key[bad] = self.places.at(self.numbers.of(self.draws, attempt)[bad])
+            place[bad], key[bad] = self.index.at(self.numbers.of(draw, attempt)[bad])
         raise NothingToDraw(
-            f"there is nothing to draw: after {MOST_ATTEMPTS} attempts, {len(bad)} rows are still not real."
+            f"there is nothing to draw: after {MAX_ATTEMPTS} attempts, {len(bad)} rows are still not real."
         )
 
-    def feedback(self, key: Any, priority: Any) -> None:
+    def feedback(self, key: Index, priority: torch.Tensor | None) -> None:
+        """Set the priorities of drawn rows to these absolute TD errors."""
         if self.priorities is not None and priority is not None:
             self.priorities.feedback(key, priority.detach().numpy())
 
     def get_state(self) -> dict[str, Any]:
-        """All but the ring."""
         priorities = None if self.priorities is None else self.priorities.get_state()
-        return {**self._counts(), "seen": self._seen.copy(), "priorities": priorities}
+        return {**self.counters.get_state(), "seen": self.counters.prioritized.copy(), "priorities": priorities}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """With the ring as it was then, what is drawn next is the same, bit by bit."""
         if self.priorities is not None:
             self.priorities.set_state(state["priorities"])
-        self._set_counts(state)
-        self._seen[:] = state["seen"]
-        for group in range(self.ring.groups if self.ring.error is not None else 0):
-            self.ring.td_errors[group] = self._seen[group]
-            self.ring.forgo_judgement(group)
+        self.counters.set_state(state)
+        self.counters.mark_prioritized(slice(None), state["seen"])
+        if self.ring.td_error is not None:  # TD errors are not saved
+            for group in range(self.ring.groups):
+                self.ring.counters.publish_td_errors(group, int(self.counters.prioritized[group]))
+                self.ring.waive_td_error(group)
+
+
+class TransitionPriority:
+    """TD errors of the rows of one group, computed by the process that writes them.
+
+        priority = TransitionPriority(ring, group=1, n_step=3, gamma=0.99, td_error=algorithm.td_error)
+        ring.append(rows, next_obs, group=1)
+        priority.update()                          # of all rows appended since; a reader waits for it
+
+    The newest rows have fewer than n rewards, and their errors are computed over those.
+    """
+
+    def __init__(self, ring: Ring, group: int, n_step: int, gamma: float, td_error: TDErrorFunction) -> None:
+        """`td_error` maps a batch [N] to errors [N]."""
+        self.ring, self.group, self.n_step, self.td_error = ring, group, n_step, td_error
+        self._index, self._gamma = RingIndex(ring), np.array(gamma, np.float32)
+
+    def update(self) -> None:
+        """Compute and store the TD errors of all rows that have none."""
+        ring, columns, rows = (
+            self.ring,
+            self.ring.columns(self.group),
+            self.ring.counters.without_td_error(self.group),
+        )
+        env = np.arange(columns.start, columns.stop)
+        row, env = np.meshgrid(np.arange(rows.start, rows.stop), env, indexing="ij")
+        key = np.stack([row.reshape(-1), env.reshape(-1)], -1)
+        place = self._index.place(key)
+        mask = torch.from_numpy(self._index.rows.mask.take(place))
+        error = self.td_error(batch_of_rows(self._index, place, key, self.n_step, self._gamma, mask))
+        ring.set_td_error(self.group, rows.start, finite_or_nan(error).reshape(row.shape))
+
+
+def finite_or_nan(error: torch.Tensor) -> NDArray[np.float32]:
+    """Replace errors that are not finite by NaN, for unknown: a diverging net must not set priorities."""
+    found: NDArray[np.float32] = torch.where(error.isfinite(), error, torch.nan).numpy()
+    return found
 
 
 def batch_of_rows(
-    places: RingIndex,
+    index: RingIndex,
     place: Index,
     key: Index,
     n_step: int,
@@ -165,21 +210,22 @@ def batch_of_rows(
     mask: torch.Tensor,
     weight: torch.Tensor | None = None,
 ) -> Batch:
-    """Copies of rows [N], of returns over n steps from each, and of what was seen after those."""
-    ring, rows, row, env = places.ring, places.rows, key[:, 0], key[:, 1]
-    obs, action = places.obs(place, row, env), take(rows.action, place)
+    """Return copies of rows [N], their n-step returns, and the observations after those."""
+    ring, rows, row, env = index.ring, index.rows, key[:, 0], key[:, 1]
+    obs, action = index.obs(place, row, env), take(rows.action, place)
     discount = rows.discount.take(place)
     reward = torch.from_numpy(rows.reward.take(place))
     steps = Steps(obs, action, reward, torch.from_numpy(discount), mask, None, None)
-    if n_step == 1:  # all of it was taken already; n_steps would take 60 us
+    if n_step == 1:  # everything is copied already; n_steps would take 60 us
         targets = Returns(reward, torch.from_numpy(discount * gamma))
         row, place = row + 1, place + ring.envs
     else:
         found = ring.n_steps(row, env, n_step, float(gamma))
         targets = Returns(torch.from_numpy(found.reward), torch.from_numpy(found.discount))
-        row, place = found.row, places.of(np.stack([found.row, env], -1))
-    return Batch(steps, targets, None, places.obs(place, row, env), weight, key)
+        row, place = found.row, index.place(np.stack([found.row, env], -1))
+    return Batch(steps, targets, None, index.obs(place, row, env), weight, key)
 
 
 def as_row(steps: Steps) -> Row:
+    """Return the fields of steps that a ring stores."""
     return Row(steps.obs, steps.action, steps.reward, steps.discount, steps.mask)

@@ -1,10 +1,10 @@
-"""What a user has to write to go on with a run, as one line to copy.
+"""The command or call with which a user continues a run, for messages.
 
     resume_advice("runs/x", config)     # remuda train --resume runs/x
                                         # remuda.resume("runs/x", env=MyEnv, net=MyNet) from Python
 
-An env or net that was defined in a script or notebook has no import path. config.yaml names it as <MyEnv>, no command
-can find it, and every later call from Python has to be given it again.
+An env or net that was defined in a script or notebook has no import path. config.yaml labels it <MyEnv>, no command
+can find it, and every later call from Python needs it as an argument.
 """
 
 from __future__ import annotations
@@ -12,24 +12,23 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 RESUME = "remuda.resume({})"
 
 
-def resume_advice(path: Path | str, config: Mapping[str, Any]) -> str:
+def resume_advice(path: Path | str, config: Mapping[str, object]) -> str:
     """Return the command, or the call from Python, that resumes the run with this configuration."""
     needed = without_path(config)
     return f"{python_call(RESUME, path, needed)} from Python" if needed else f"remuda train --resume {path}"
 
 
 def python_call(call: str, path: Path | str, needed: Mapping[str, str]) -> str:
-    """Return `call` with the path of the run and the things that it needs again as arguments."""
+    """Return `call` with the path of the run, and the env and net that it `needed`, as arguments."""
     arguments = [json.dumps(str(path), ensure_ascii=False)]
     return call.format(", ".join([*arguments, *(f"{name}={as_written(label)}" for name, label in needed.items())]))
 
 
-def without_path(config: Mapping[str, Any]) -> dict[str, str]:
+def without_path(config: Mapping[str, object]) -> dict[str, str]:
     """Return the env and net that have no import path, by argument of `remuda.resume`, as config.yaml labels them."""
     options = config.get("options")
     agent = options.get("agent") if isinstance(options, Mapping) else None
@@ -38,6 +37,6 @@ def without_path(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def as_written(label: str, unnamed: str = "...") -> str:
-    """Return what a user writes for <label>: the name, or `unnamed` for lambdas and the like."""
+    """Return the expression for <label> in the user's code: its name, or `unnamed` for a lambda and the like."""
     name = label[1:-1]
     return name if all(part.isidentifier() for part in name.split(".")) else unnamed

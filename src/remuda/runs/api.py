@@ -1,4 +1,4 @@
-"""What users call: `remuda.train`, `remuda.resume`, `remuda.load`, and the `Run` and `Policy` that they return.
+"""The Python interface: `remuda.train`, `remuda.resume`, `remuda.load`, and the `Run` and `Policy` they return.
 
 run = remuda.train("ppo", env="CartPole-v1", steps=200_000, algo={"learning_rate": 1e-3})
 run.evaluate(episodes=20)["mean_reward"]
@@ -16,7 +16,8 @@ from typing import Any
 
 from remuda.agents import NetFactory
 from remuda.build.algorithm import make_algorithm
-from remuda.build.envs import agent_view, find_net, play_episodes
+from remuda.build.envs import agent_view
+from remuda.build.nets import find_net
 from remuda.config.resolve import Setup, callable_name, resolve_config, resume_config, stored_config
 from remuda.core import Space
 from remuda.errors import CheckpointError, ConfigError
@@ -24,39 +25,55 @@ from remuda.learning.restoring import must_fit
 from remuda.learning.weights import FileWeights
 from remuda.runs.checkpoints import named_checkpoint
 from remuda.runs.directory import WEIGHTS, RunDirectory
-from remuda.runs.journal import Callback
+from remuda.runs.evaluation import play_episodes
 from remuda.runs.policy import Policy
-from remuda.runs.record import record
+from remuda.runs.stopping import Callback
 from remuda.runs.train import train as run_training
+from remuda.runs.video import record
+
+EnvFactory = Callable[..., object]  # returns a Gymnasium env
 
 
 class Run:
-    """A run on disk."""
+    """A run directory, of a run that is finished, stopped or still training.
+
+    `remuda.train` and `remuda.resume` return one. Any other is opened by its path:
+
+        run = remuda.Run("runs/latest", checkpoint="best")
+        run.result["status"]                    # "complete"
+        run.evaluate(episodes=100)["mean_reward"]
+        run.record(episodes=3)                  # an mp4 in RUN/videos
+        policy = run.policy()
+    """
 
     def __init__(
         self,
         path: str | Path,
-        env: Callable[..., Any] | None = None,
+        env: EnvFactory | None = None,
         net: NetFactory | None = None,
         checkpoint: int | str | None = None,
     ) -> None:
-        """Open a run by its directory, or by the file of weights in it that an asynchronous run may have.
+        """Open the run at `path`.
 
-        `checkpoint` is the step of the checkpoint to use, or "best" (checkpoint.keep=best); by default the newest.
+        path: the run directory, or the file `weights.safetensors` in it, which holds the newest weights of an
+            asynchronous run with `scheme.weights=file`.
+        env, net: the callables that the run was trained with, if they have no import path (defined in a script or a
+            notebook). Otherwise config.yaml names them.
+        checkpoint: the step of the checkpoint to use, or "best" (needs checkpoint.keep=best); by default the newest.
         """
         given = Path(path)
         is_file = given.name == WEIGHTS and given.is_file()
-        self.path = RunDirectory.open(given.parent if is_file else given).path  # refuses what is no run
+        self.path = RunDirectory.open(given.parent if is_file else given).path  # raises CheckpointError if not a run
         self._weights = self.path / WEIGHTS if is_file else None
         self._env, self._net, self.checkpoint = env, net, checkpoint
 
     def __repr__(self) -> str:
-        known = (self.path / "result.json").exists()
-        return f"Run({str(self.path)!r}, {self.result['status'] if known else 'not ended'})"
+        has_ended = (self.path / "result.json").exists()
+        return f"Run({str(self.path)!r}, {self.result['status'] if has_ended else 'not ended'})"
 
     @property
     def result(self) -> dict[str, Any]:
-        """What result.json says."""
+        """The content of result.json: status, steps, updates, seconds, steps_per_second, eval and more."""
         try:
             found: dict[str, Any] = json.loads((self.path / "result.json").read_text())
         except OSError:
@@ -64,15 +81,18 @@ class Run:
         return found
 
     def setup(self, call: str = "remuda.Run({})") -> Setup:
-        """Return configuration, env and spaces; `call` is what an error advises, with the env and net given again."""
+        """Return the run's configuration, env spec and spaces.
+
+        `call` is the call that an error message recommends, with the env and net as additional arguments.
+        """
         return resume_config(self.path, {}, {}, self._env, self._net, call)
 
     def agent(self) -> Any:
-        """Return the agent with the chosen checkpoint's weights, or those of the file that was named."""
+        """Return the agent, a torch module, with the weights of the chosen checkpoint or weights file."""
         return self._agent("remuda.Run({})")[0]
 
     def _agent(self, call: str) -> tuple[Any, Space]:
-        """Return the agent and the env's observation space, which are built from the run directory where possible."""
+        """Return the agent and the env's observation space; build the env only if spaces.json is missing."""
         stored = stored_config(self.path, self._net, call) if self._env is None else None
         if stored is not None:
             config, info = stored
@@ -89,11 +109,16 @@ class Run:
         return algorithm.agent, info.observation
 
     def policy(self) -> Policy:
-        """Return the same agent as a `Policy`."""
+        """Return the agent as a `Policy`, which takes observations and returns actions as the env does."""
         return Policy(*self._agent("remuda.load({})"))
 
     def evaluate(self, episodes: int = 20, seed: int | None = None, deterministic: bool = True) -> dict[str, Any]:
-        """Play whole episodes; the same seed gives the same episodes."""
+        """Play whole episodes and return mean_reward, std_reward, mean_length, episodes and returns.
+
+        episodes: the number of episodes.
+        seed: the seed of envs and exploration; the same seed gives the same episodes. By default the run's eval.seed.
+        deterministic: whether to take greedy actions; False explores as in training.
+        """
         if episodes < 1:
             raise ConfigError(f"episodes={episodes} is too small: play at least 1.")
         config, spec, _ = self.setup("remuda.Run({}).evaluate()")
@@ -105,7 +130,10 @@ class Run:
     def record(
         self, episodes: int = 1, seed: int | None = None, out: str | Path | None = None
     ) -> tuple[Path, list[float]]:
-        """Film greedy episodes into an mp4, by default RUN/videos/step-N.mp4; return the file and their returns."""
+        """Record greedy episodes as one mp4 file; return the file and the episodes' returns.
+
+        The file is `out`, by default RUN/videos/step-N.mp4. The env needs the render mode rgb_array.
+        """
         return record(self, episodes, seed, None if out is None else Path(out))
 
 
@@ -115,14 +143,19 @@ def as_list(callbacks: Callback | Sequence[Callback]) -> list[Callback]:
 
 def load(
     path: str | Path,
-    env: Callable[..., Any] | None = None,
+    env: EnvFactory | None = None,
     net: NetFactory | None = None,
     checkpoint: int | str | None = None,
 ) -> Policy:
-    """Return the policy of a run's newest checkpoint, that of a step, or "best", without building the run's env.
+    """Return the trained policy of a run, without building the run's env.
 
-    A net without an import path, such as a class of a script or notebook, is needed again. `env` is only needed for
-    runs that were made before run directories held the spaces of the env.
+        policy = remuda.load("runs/latest")
+        action, state = policy.act(obs)
+
+    path: the run directory, or the file weights.safetensors in it.
+    env: needed only for runs of versions that did not yet save the env's spaces in the run directory.
+    net: needed if the run's net has no import path, such as a class defined in a script or notebook.
+    checkpoint: a step, or "best" (needs checkpoint.keep=best); by default the newest checkpoint.
     """
     return Run(path, env, net, checkpoint).policy()
 
@@ -130,7 +163,7 @@ def load(
 def train(
     algorithm: str,
     /,
-    env: str | Callable[..., Any],
+    env: str | EnvFactory,
     *,
     steps: int | None = None,
     seed: int = 0,
@@ -141,11 +174,22 @@ def train(
     quiet: bool = False,
     **groups: Mapping[str, Any],
 ) -> Run:
-    """Train and return the run.
+    """Train an agent and return the run.
 
-    Groups are those of the command line: algo={"learning_rate": 1e-3}, sampler={...}, agent={...}, eval={...};
-    scheme is a name, or {"name": ..., and its options}. `env` may be a callable, `net` a module class. A callback
-    is called with every `Round` and stops the run by returning True.
+        run = remuda.train("ppo", "CartPole-v1", steps=200_000, algo={"learning_rate": 1e-3}, sampler={"envs": 16})
+
+    algorithm: its name, such as "ppo" or "sac".
+    env: an id that Gymnasium knows, an import path "package.module:make_env", or a callable that returns an env.
+    steps: the number of env steps, over all envs; by default that of the preset.
+    seed: seeds envs, initial weights and every random draw of the run.
+    scheme: "serial", "parallel" or "async", or a dict with "name" and the scheme's options.
+    out: the run directory; by default runs/ALGORITHM-ENV-SEED-TIME.
+    net: a callable that returns the network for a given shape, instead of one of the built-in ones (agent.net).
+    callbacks: called with the `Round` after every round. A callback may add numbers to `round.metrics`, and stops the
+        run by returning True.
+    quiet: whether to print nothing.
+    groups: options by group, as on the command line: algo={...}, agent={...}, sampler={...}, envs={...},
+        replay={...}, eval={...}, log={...}, checkpoint={...}.
     """
     if not isinstance(scheme, str):
         groups["scheme"] = {name: value for name, value in scheme.items() if name != "name"}
@@ -166,18 +210,23 @@ def resume(
     path: str | Path,
     *,
     steps: int | None = None,
-    env: Callable[..., Any] | None = None,
+    env: EnvFactory | None = None,
     net: NetFactory | None = None,
     callbacks: Callback | Sequence[Callback] = (),
     quiet: bool = False,
     **groups: Mapping[str, Any],
 ) -> Run:
-    """Continue a run from its newest complete checkpoint.
+    """Continue a run from its newest whole checkpoint, and return it.
 
-    `env` and `net` are needed where the run was made with ones that have no import path, such as classes of a script
-    or notebook.
+        remuda.resume("runs/latest", steps=400_000)
+
+    path: the run directory.
+    steps: a new total number of steps; by default the run's own.
+    env, net: needed if the run's own have no import path, such as classes defined in a script or notebook.
+    callbacks, quiet: as in `train`.
+    groups: options to change; only eval={...}, checkpoint={...} and log={...} may differ from the first start.
     """
-    path = RunDirectory.open(path).path  # a link such as runs/latest may move while the run goes on
+    path = RunDirectory.open(path).path  # a link such as runs/latest may move while the run continues
     setup = resume_config(path, {} if steps is None else {"steps": steps}, groups, env, net)
     run_training(*setup, out=path, resume=True, net=net, callbacks=as_list(callbacks), quiet=quiet)
     return Run(path, env, net)

@@ -1,37 +1,49 @@
-"""The checkpoints of one run: what goes into them, which are kept, and how exactly a run continues from each.
+"""The checkpoints of one run: what they hold, when they are written, which are kept, and how exactly a run resumes.
 
-checkpoints = RunCheckpoints(directory, options, say)
-checkpoints.save(learner, progress, state_of(round), journal_state)      # returns while a thread still writes
-checkpoints.mark_best(step, mean_reward)                                 # checkpoint.keep=best
+checkpoints = RunCheckpoints(directory, options, stopwatch, log, get_log_state)
+checkpoints.save_if_due(round, is_last=False)          # returns while a thread still writes
+checkpoints.save_if_best(learner, progress, mean_reward, lambda: state_of(round))      # checkpoint.keep=best
 checkpoints.wait()
+find_checkpoint(run)                                   # the checkpoint that a resumed run continues from
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from remuda.config.run_options import CheckpointOptions
-from remuda.core import Progress, Replay, Round
-from remuda.data.packing import pack
-from remuda.errors import CheckpointError, NoState
+from remuda.core import Replay
+from remuda.data.packing import pack, unpack
+from remuda.errors import CheckpointError, NoState, RemudaError
 from remuda.learning import checkpoint
 from remuda.learning.learner import Learner
+from remuda.learning.restoring import of_this_version
 from remuda.learning.saver import Saver
+from remuda.logs.stopwatch import Stopwatch
+from remuda.recipe import Progress, Round
 from remuda.runs.directory import RunDirectory
+from remuda.runs.intervals import Interval
 
 CUT_SHORT = "its last round was stopped before all of its updates were made"
+LOG_STATE = "journal"  # the blob with the state of the run's log, by its name in all checkpoints so far
+# After a round that took longer, the sampler's state is kept in memory: the next round may be as slow, and a stop
+# signal then interrupts it before its end.
+SLOW_ROUND_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class SamplerState:
-    """What a checkpoint holds of the sampler, and why a run resumed from it is not bit-equal, if it is not."""
+    """The sampler's part of a checkpoint, and the reason why a run resumed from it is not bit-equal, if any."""
 
     blob: bytes | None
     inexact: str | None = None
-    is_between_cuts: bool = False  # a run that cuts episodes goes back from here to its last cut, to be bit-equal
+    is_between_cuts: bool = False  # with checkpoint.cut_episodes the resumed run goes back to the last cut
+
+
+FAILED = SamplerState(None, "a round failed, so new episodes start")
+MID_ROUND = "the run was stopped in the middle of a round, so new episodes start"
 
 
 def state_of(round: Round) -> SamplerState:
@@ -39,7 +51,7 @@ def state_of(round: Round) -> SamplerState:
     if round.get_state is None:
         return SamplerState(None, "asynchronous samplers start new episodes")
     if round.was_cut and round.is_whole:
-        return SamplerState(None)  # new episodes start here in a run that is never stopped, too
+        return SamplerState(None)  # a run that is never stopped starts new episodes here, too
     cuts = round.was_cut or round.cut_follows
     try:
         blob = None if round.was_cut else round.get_state()
@@ -58,14 +70,25 @@ def state_in(found: checkpoint.Checkpoint | None) -> SamplerState:
 class RunCheckpoints:
     """Writes checkpoints of a run's learner, progress, sampler and replay; the only writer of their directory."""
 
-    def __init__(self, directory: RunDirectory, options: CheckpointOptions, log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        directory: RunDirectory,
+        options: CheckpointOptions,
+        stopwatch: Stopwatch,
+        log: Callable[[str], None],
+        get_log_state: Callable[[bool], Mapping[str, object]],
+    ) -> None:
+        """`get_log_state` returns the log's state, given whether the metrics line is still to be written."""
+        self.interval = Interval(options.every)
         self.replay: Replay | None = None
         self.saved_steps = 0  # steps that need not be sampled again when the run is resumed
         self.best: dict[str, float] | None = None  # step and mean_reward of the best evaluation so far
-        self._directory, self._options, self._say = directory, options, log
+        self._directory, self._options, self._stopwatch = directory, options, stopwatch
+        self._log, self._get_log_state = log, get_log_state
         self._count = 0
         self._saved: tuple[int, int] | None = None  # rounds and updates of the last checkpoint
-        self._saver = Saver(directory.checkpoints, options.keep, self._written)
+        self._held: tuple[int, SamplerState] | None = None  # a number of rounds, and the sampler's state after them
+        self._saver = Saver(directory.checkpoints, options.keep, self._on_written)
 
     def resume(self, found: checkpoint.Checkpoint, version: int) -> Progress:
         """Continue the counts of the run that wrote this checkpoint; return its progress."""
@@ -76,66 +99,121 @@ class RunCheckpoints:
         self._saved, self.saved_steps = (progress.rounds, version), progress.steps
         return progress
 
-    def restore(self, found: checkpoint.Checkpoint, state: dict[str, Any]) -> None:
-        """Load what the replay held when this checkpoint was written."""
-        assert self.replay is not None
-        self.replay.load(self._directory.checkpoints / checkpoint.REPLAY, state)
+    def restore_replay(self, found: checkpoint.Checkpoint | None, replay: Replay) -> None:
+        """Save `replay` from now on, and load what it held when checkpoint `found` was written."""
+        self.replay = replay
+        if found is not None and "replay" in found.blobs:
+            with of_this_version():
+                state = unpack(found.blobs.pop("replay"))
+                replay.load(self._directory.checkpoints / checkpoint.REPLAY, state)
 
-    def has(self, progress: Progress, learner: Learner) -> bool:
-        """Whether the last checkpoint holds this state already."""
+    # --- when to save ---
+
+    def save_if_due(self, round: Round, is_last: bool) -> None:
+        """Write a checkpoint where `checkpoint.every` or a cut asks for one; the last round is saved without this."""
+        steps = round.progress.steps
+        if (round.was_cut or (self.interval.is_due(steps) and not round.cut_follows)) and not is_last:
+            self.interval.restart(steps)
+            self.save(round)
+
+    def save_if_best(
+        self, learner: Learner, progress: Progress, mean_reward: float, get_sampler_state: Callable[[], SamplerState]
+    ) -> None:
+        """With checkpoint.keep=best, keep a checkpoint of the weights just evaluated if none before did better."""
+        is_worse = self.best is not None and mean_reward <= self.best["mean_reward"]
+        if self._options.keep != "best" or is_worse:
+            return
+        self.best = {"step": progress.steps, "mean_reward": mean_reward}
+        with self._stopwatch.timed("checkpoint"):  # again if it exists: its counts do not name it as the best yet
+            self._write(learner, progress, get_sampler_state())
+            self._mark_best(progress.steps, mean_reward)
+
+    def save(self, round: Round, line_pending: bool = False) -> None:
+        """Write a checkpoint of this round's end unless there is one; `line_pending`: before its metrics line."""
+        if not self._has(round.progress, round.learner):
+            with self._stopwatch.timed("checkpoint"):
+                self._write(round.learner, round.progress, state_of(round), line_pending)
+
+    def hold_if_slow(self, round: Round, seconds: float) -> None:
+        """Keep the sampler's state in memory if rounds are slow, in case a signal interrupts the next one."""
+        if seconds > SLOW_ROUND_SECONDS:
+            with self._stopwatch.timed("checkpoint"):
+                self._held = (round.progress.rounds, state_of(round))
+
+    def save_interrupted(self, learner: Learner | None, progress: Progress, is_between_cuts: bool) -> None:
+        """Save what was learned when a signal interrupted a round, with the sampler's state before it if held."""
+        if self._held is not None and self._held[0] == progress.rounds:
+            state = self._held[1]
+        else:
+            state = SamplerState(None, MID_ROUND, is_between_cuts)
+        self._save_within_round(learner, progress, state)
+
+    def save_failed(self, learner: Learner | None, progress: Progress) -> None:
+        """Save what was learned before a round failed; new episodes start from there."""
+        self._save_within_round(learner, progress, FAILED)
+
+    def _save_within_round(self, learner: Learner | None, progress: Progress, state: SamplerState) -> None:
+        if learner is None or not progress.rounds or self._has(progress, learner):
+            return
+        try:
+            self._write(learner, progress, state)
+        except RemudaError as error:  # must not replace the error that ended the run
+            self._log(f"warning: what was learned since the last checkpoint is lost ({error})")
+
+    # --- writing ---
+
+    def _has(self, progress: Progress, learner: Learner) -> bool:
+        """Return whether the last checkpoint holds this state already."""
         return self._saved == (progress.rounds, learner.version)
 
-    def save(self, learner: Learner, progress: Progress, sampler: SamplerState, journal: dict[str, Any]) -> None:
+    def _write(self, learner: Learner, progress: Progress, sampler: SamplerState, line_pending: bool = False) -> None:
         """Copy everything, and write it in a thread; a full disk costs this checkpoint and not the run."""
         self._count += 1
-        blobs = {"journal": pack(journal)} | ({} if sampler.blob is None else {"sampler": sampler.blob})
+        blobs = {LOG_STATE: pack(self._get_log_state(line_pending))}
+        if sampler.blob is not None:
+            blobs["sampler"] = sampler.blob
         files: list[str] = []
         self._saver.wait()  # pruning must know all files that are there
         try:
             directory = self._directory.checkpoints / checkpoint.REPLAY
-            replayed = None if self.replay is None else self.replay.save(directory)
+            replay_state = None if self.replay is None else self.replay.save(directory)
         except OSError as error:
-            self._not_saved(progress.steps, error)
+            self._on_full_disk(progress.steps, error)
             return
-        if replayed is not None:
-            blobs["replay"], files = pack(replayed), replayed["files"]
+        if replay_state is not None:
+            blobs["replay"], files = pack(replay_state), replay_state["files"]
         counts = {**asdict(progress), "checkpoints": self._count, "best": self.best, "inexact": sampler.inexact}
-        taken = checkpoint.snapshot(
+        snapshot = checkpoint.snapshot(
             progress.steps, learner.state_dict(), counts, blobs, files, sampler.is_between_cuts
         )
         self._saved = (progress.rounds, learner.version)  # only now: saving the replay may have failed
-        self._saver.save(taken, self._count)
+        self._saver.save(snapshot, self._count)
 
-    def mark_best(self, step: int, mean_reward: float) -> None:
+    def _mark_best(self, step: int, mean_reward: float) -> None:
         """Keep the checkpoint of this step, if the disk had room for it, until a better one is marked."""
         self._saver.wait()
         if (self._directory.checkpoints / f"step-{step}").is_dir():
             checkpoint.point_best(self._directory.checkpoints, step)
             self._directory.log(f"step-{step} is the best checkpoint so far: mean return {mean_reward:.2f}")
 
-    def is_best(self, step: int, mean_reward: float) -> bool:
-        """Whether checkpoint.keep=best asks for a checkpoint of the weights that were just evaluated."""
-        if self._options.keep != "best" or (self.best is not None and mean_reward <= self.best["mean_reward"]):
-            return False
-        self.best = {"step": step, "mean_reward": mean_reward}
-        return True
-
     def poll(self) -> None:
+        """Log a checkpoint that has been written since the last call."""
         self._saver.poll()
 
     def wait(self) -> None:
+        """Wait until the checkpoint that is being written, if any, is complete."""
         self._saver.wait()
 
-    def _written(self, taken: checkpoint.Snapshot, found: Path | OSError) -> None:
+    def _on_written(self, snapshot: checkpoint.Snapshot, found: Path | OSError) -> None:
         if isinstance(found, OSError):
-            self._not_saved(taken.step, found)
+            self._on_full_disk(snapshot.step, found)
             return
-        self.saved_steps = taken.step
+        self.saved_steps = snapshot.step
         self._directory.log(f"wrote {found.name}")
 
-    def _not_saved(self, step: int, error: OSError) -> None:
-        """Log that a full disk cost a checkpoint: the run continues, and the checkpoint before this one is whole."""
-        self._say(f"warning: no checkpoint was written at {step:,} steps ({error}): make room.")
+    def _on_full_disk(self, step: int, error: OSError) -> None:
+        """Log that a checkpoint was not written; the run continues, and the checkpoint before this one is whole."""
+        self._log(f"warning: no checkpoint was written at {step:,} steps ({error}): make room.")
         self._saved = None
 
 
@@ -143,13 +221,14 @@ class CutWatch:
     """Follows the cuts of checkpoint.cut_episodes, and warns once if episodes are too long to end between two."""
 
     def __init__(self, num_envs: int, every: int, log: Callable[[str], None]) -> None:
-        self.is_between = False  # episodes are cut, and the last round was not
-        self.last_steps = 0  # steps done when they were last cut
-        self._num_envs, self._every, self._say = num_envs, every, log
+        self.is_between = False  # episodes are cut in this run, but were not after the last round
+        self.last_steps = 0  # steps done at the last cut
+        self._num_envs, self._every, self._log = num_envs, every, log
         self._finished: set[int] = set()  # envs that have finished an episode since the last cut
         self._has_warned = False
 
-    def watch(self, round: Round) -> None:
+    def add(self, round: Round) -> None:
+        """Record the episodes of one round, and whether it ended with a cut."""
         self.is_between = round.cut_follows
         self._finished.update(episode.env for episode in round.episodes)
         if not round.was_cut:
@@ -157,7 +236,7 @@ class CutWatch:
         unfinished, self.last_steps = self._num_envs - len(self._finished), round.progress.steps
         if unfinished and not self._has_warned:
             self._has_warned = True
-            self._say(
+            self._log(
                 f"warning: {unfinished} of {self._num_envs} envs finished no episode in the {self._every:,} steps "
                 "between two cuts: such episodes never end; use a larger checkpoint.every, or leave out "
                 "checkpoint.cut_episodes."
@@ -169,7 +248,7 @@ def find_checkpoint(run: Path, exact_until: int = 0) -> checkpoint.Checkpoint | 
     """Return the newest whole checkpoint that the run continues from.
 
     A run that cuts episodes (checkpoint.cut_episodes) and has fewer than `exact_until` steps goes back to its last
-    cut. None: there is none, and the run starts again from the beginning, with the same seed.
+    cut. If there is no checkpoint, return None: the run starts again from the beginning, with the same seed.
     """
     directory = run / "checkpoints"
     before: int | None = None
@@ -183,7 +262,7 @@ def find_checkpoint(run: Path, exact_until: int = 0) -> checkpoint.Checkpoint | 
 
 
 def named_checkpoint(run: Path, name: int | str | None) -> checkpoint.Checkpoint:
-    """Return a run's checkpoint by its step, as `best` or `latest`, or, without a name, the newest that is whole."""
+    """Return the checkpoint that `name` stands for: a step, `best`, `latest`, or None for the newest whole one."""
     directory = run / "checkpoints"
     if name is None or name == "latest":
         return checkpoint.load_newest(directory)

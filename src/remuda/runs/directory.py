@@ -1,13 +1,13 @@
-"""The directory of a run: what it was, what it did, what came out.
+"""The directory of a run: its configuration, log, metrics, checkpoints, videos and result.
 
     with RunDirectory.create(None, "ppo-CartPole-v1-1", config) as run:      # runs/ppo-CartPole-v1-1-20260131-120000
-        run.point_latest()                                                   # begins; until then `discard` undoes it
+        run.point_latest()                                                   # before this, `discard` may remove it
         run.log("training starts")
         ...                                                                  # run.checkpoints, run.videos, run.tb
-        run.write_result({"status": "done", "steps": 200_000})
+        run.write_result({"status": "complete", "steps": 200_000})
     RunDirectory.open("runs/latest").read_config()
 
-One process at a time may write to a run: it holds a lock on log.txt, which the system drops when it dies.
+One process at a time may write to a run: it holds a lock on log.txt, which the system releases when it dies.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import IO, Any, Self
 import yaml
 
 from remuda.errors import CheckpointError, ConfigError
-from remuda.logs.files import append_whole, plain, to_json, write_whole
+from remuda.logs.files import append_atomic, plain, to_json, write_atomic
 from remuda.runs.advice import resume_advice
 
 if sys.platform != "win32":
@@ -39,30 +39,30 @@ if sys.platform != "win32":
 
 RUNS = "runs"
 LATEST = "latest"
-MOST_LINKS = 40  # as many as Linux follows
-OURS = ("config.yaml", "meta.json", "metrics.jsonl", "result.json", "checkpoints")  # what marks a directory as a run
+MAX_LINKS = 40  # the number of links that Linux follows
+RUN_FILES = ("config.yaml", "meta.json", "metrics.jsonl", "result.json", "checkpoints")  # any of these marks a run
 EVALUATIONS = "evaluations.jsonl"
-SPACES = "spaces.json"  # the env's spaces, with which a policy is loaded without building the env
-WEIGHTS = "weights.safetensors"  # of the newest agent, where weights go through a file
-# beside what `create` makes
+SPACES = "spaces.json"  # the env's spaces, so that a policy can be loaded without building the env
+WEIGHTS = "weights.safetensors"  # the newest weights, with scheme.weights=file
+# Files that a run adds to those that `create` makes.
 WRITTEN = ("metrics.jsonl", "metrics.csv", "result.json", "wandb-id.txt", "profile", EVALUATIONS, SPACES, WEIGHTS)
 PACKAGES = ("remuda", "torch", "numpy", "gymnasium")
 
 
 class RunDirectory:
-    """A run on disk; `create` and `resume` own it until `close`, `open` only reads."""
+    """A run on disk: `create` makes or resumes it and holds its lock until `close`, `open` only reads."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.has_traceback = False  # in log.txt, of this process
+        self.has_traceback = False  # this process has written one to log.txt
         self._log: IO[str] | None = None
-        self._made: list[Path] = []  # by `create`, for `discard`
+        self._made: list[Path] = []  # what `create` made, for `discard`
 
     @classmethod
     def create(
-        cls, path: Path | str | None, name: str, config: Mapping[str, Any], resume: bool = False
+        cls, path: Path | str | None, name: str, config: Mapping[str, object], resume: bool = False
     ) -> RunDirectory:
-        """Create a run at `path`, by default runs/<name>-<time>; with `resume`, continue the run that is there."""
+        """Create a run at `path`, by default runs/<name>-<time>; with `resume`, continue the existing run there."""
         settings = _config_text(config)
         if resume:
             if path is None:
@@ -77,13 +77,13 @@ class RunDirectory:
         run = cls(directory)
         try:
             _make_directories(directory, made)
-            with (directory / "config.yaml").open("x", encoding="utf-8") as file:  # "x": of two, one wins
+            with (directory / "config.yaml").open("x", encoding="utf-8") as file:  # "x": of two processes one fails
                 made.append(directory / "config.yaml")
                 file.write(settings)
             for child in (run.checkpoints, run.videos, run.tb):
                 _make_directories(child, made)
             made += [file for file in (directory / "meta.json", directory / "log.txt") if not file.exists()]
-            write_whole(directory / "meta.json", to_json({"name": name, **_meta(config)}, indent=2) + "\n")
+            write_atomic(directory / "meta.json", to_json({"name": name, **_meta(config)}, indent=2) + "\n")
             run._lock()
         except FileExistsError:
             _remove(made)
@@ -106,11 +106,11 @@ class RunDirectory:
         path = run.path
         try:
             run._lock()
-            write_whole(path / "config.yaml", settings)  # more steps, for example
-            (path / "result.json").unlink(missing_ok=True)  # of the end before this one
+            write_atomic(path / "config.yaml", settings)  # it may have more steps, for example
+            (path / "result.json").unlink(missing_ok=True)  # that of the earlier process
             meta = run.read_meta()
             meta.setdefault("resumed", []).append(_start())
-            write_whole(path / "meta.json", to_json(meta, indent=2) + "\n")
+            write_atomic(path / "meta.json", to_json(meta, indent=2) + "\n")
             for child in (run.checkpoints, run.videos, run.tb):
                 child.mkdir(exist_ok=True)
         except OSError as error:
@@ -126,7 +126,7 @@ class RunDirectory:
         """Open an existing run for reading; its `path` is the real directory where the given one is a link."""
         given, path = Path(path), follow_links(Path(path))
         if not (path / "config.yaml").is_file():
-            there = "holds no config.yaml" if path.is_dir() else "is no directory"
+            there = "holds no config.yaml" if path.is_dir() else "is not a directory"
             link = "" if path == given else f" (a link to {path})"
             raise CheckpointError(
                 f"{given}{link} is not a run: it {there}; name a directory that `remuda train` made."
@@ -146,32 +146,32 @@ class RunDirectory:
         return self.path / "tb"
 
     def log(self, line: str, traceback: str = "") -> None:
-        """Append one line with the time to log.txt, and a traceback below it."""
+        """Append a line, preceded by the time, to log.txt, and a traceback below it."""
         self.has_traceback |= bool(traceback)
         line = f"{line}\n{traceback}" if traceback else line
         if self._log is None:
             self._log = (self.path / "log.txt").open("a", encoding="utf-8", buffering=1)
-        with contextlib.suppress(OSError):  # a full disk must not end a run for want of a line
+        with contextlib.suppress(OSError):  # a full disk must not end a run because of a log line
             self._log.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}\n")
 
-    def add_evaluation(self, found: Mapping[str, Any]) -> None:
-        """One line of evaluations.jsonl, of a process that evaluates all the time."""
+    def add_evaluation(self, found: Mapping[str, object]) -> None:
+        """Append a result of the evaluator process to evaluations.jsonl."""
         with io.FileIO(self.path / EVALUATIONS, "a") as file:
-            append_whole(file, (to_json(found) + "\n").encode())
+            append_atomic(file, (to_json(found) + "\n").encode())
 
     def cut_evaluations(self, steps: int) -> None:
-        """Forget what was found of weights that a resumed run will not have."""
+        """Drop evaluations of weights after `steps`, which a resumed run does not have."""
         path = self.path / EVALUATIONS
         if path.exists():
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-            write_whole(path, "".join(line for line in lines if _is_up_to(steps, line)))
+            write_atomic(path, "".join(line for line in lines if _is_up_to(steps, line)))
 
-    def write_result(self, result: Mapping[str, Any]) -> None:
-        """result.json, whole or not at all."""
-        write_whole(self.path / "result.json", to_json(result, indent=2) + "\n")
+    def write_result(self, result: Mapping[str, object]) -> None:
+        """Write result.json atomically."""
+        write_atomic(self.path / "result.json", to_json(result, indent=2) + "\n")
 
     def read_config(self) -> dict[str, Any]:
-        """The resolved configuration."""
+        """Return the resolved configuration; raise CheckpointError if it is damaged."""
         path = self.path / "config.yaml"
         try:
             config = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -183,24 +183,25 @@ class RunDirectory:
         return config
 
     def read_meta(self) -> dict[str, Any]:
-        """Versions, machine and starts; empty where meta.json was deleted."""
+        """Return versions, machine and starts of the run; an empty dict if meta.json was deleted."""
         path = self.path / "meta.json"
         try:
             meta = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
         except ValueError as error:
-            raise CheckpointError(f"{path} is damaged ({error}): delete it to go on without it.") from None
+            raise CheckpointError(f"{path} is damaged ({error}): delete it to continue without it.") from None
         return dict(meta)
 
     def close(self) -> None:
+        """Close log.txt and release the lock."""
         if self._log is not None:
-            with contextlib.suppress(OSError):  # lines that a full disk did not take
-                self._log.close()  # the lock goes with it
+            with contextlib.suppress(OSError):  # buffered lines that do not fit a full disk
+                self._log.close()  # also releases the lock
             self._log = None
 
     def discard(self) -> None:
-        """Take back a run that `create` made and that never began."""
+        """Delete a run that `create` made and that has learned nothing, but no other files in its directory."""
         self.close()
         inside = [path for path in self._made if self.path in path.parents]
         for path in (*inside, *(self.path / name for name in WRITTEN)):
@@ -219,16 +220,16 @@ class RunDirectory:
     def _lock(self) -> None:
         self._log = (self.path / "log.txt").open("a", encoding="utf-8", buffering=1)
         if sys.platform == "win32":
-            return  # Windows has no flock; two processes in one run stay the user's care there
+            return  # Windows has no flock, so nothing prevents two processes from using one run there
         try:
             fcntl.flock(self._log, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise CheckpointError(
-                f"{self.path} is in use: another process trains there; wait for its end, or stop it."
+                f"{self.path} is in use by another process: wait until it ends, or stop it."
             ) from None
 
     def point_latest(self) -> None:
-        """Point runs/latest at this run; nothing is linked beside an --out that lies elsewhere."""
+        """Point the link runs/latest to this run, unless --out placed it outside of a directory named runs."""
         latest = self.path.parent / LATEST
         if self.path.parent.name != RUNS or self.path == latest or (latest.exists() and not latest.is_symlink()):
             return
@@ -236,33 +237,33 @@ class RunDirectory:
         try:
             partial.symlink_to(self.path.name, target_is_directory=True)
             os.replace(partial, latest)
-        except OSError as error:  # a file system without links: the run itself is fine
-            self.log(f"{latest} could not be made: {error}")
+        except OSError as error:  # a file system without links; the run is not affected
+            self.log(f"the link {latest} could not be created: {error}")
 
 
 def follow_links(path: Path) -> Path:
-    """Return `path`, or where it points if it is a link; refuse a link that leads back to itself.
+    """Return `path`, or its target if it is a link; raise CheckpointError for a link that leads back to itself.
 
     Another run may move runs/latest at any time. A run that was resumed through the link must not move with it, so
-    every run is opened by the name of its own directory. Links among the parents of `path` stay as they are given.
+    every run is opened by the name of its own directory. Links among the parents of `path` are not resolved.
     """
     found = path
-    for _ in range(MOST_LINKS):
+    for _ in range(MAX_LINKS):
         if not found.is_symlink():
             return found
         found = found.parent / os.readlink(found)
-    raise CheckpointError(f"{path} is a link that leads back to itself: {_remedy(path.parent)}")
+    raise CheckpointError(f"{path} is a link that leads back to itself: {_name_newest(path.parent)}")
 
 
-def _remedy(runs: Path) -> str:
-    """Name the run below `runs` that was written to last, in place of a link that was lost."""
+def _name_newest(runs: Path) -> str:
+    """Return advice that names the run below `runs` that was written to last."""
     logs = sorted(runs.glob("*/log.txt"), key=lambda log: log.stat().st_mtime)
     newest = f"; the newest run there is {logs[-1].parent}" if logs else ""
     return f"name the run's own directory instead{newest}."
 
 
 def _is_up_to(steps: int, line: str) -> bool:
-    """Of an evaluation; what a process that was killed left half-written is none."""
+    """Return whether an evaluation belongs to at most `steps` steps; False for an incomplete line."""
     try:
         return bool(json.loads(line)["steps"] <= steps)
     except (ValueError, KeyError, TypeError):
@@ -270,9 +271,10 @@ def _is_up_to(steps: int, line: str) -> bool:
 
 
 def _default_path(name: str, made: list[Path]) -> Path:
-    """Create and return runs/<name>-<time>: only a directory that exists is unique.
+    """Create and return runs/<name>-<time>, with a number appended if the name is taken.
 
-    One hyphen stands for whatever a file name should not hold, so a run with a lambda is called ppo-lambda-0.
+    Characters that a file name should not contain are replaced by one hyphen, so the run of a lambda is called
+    ppo-lambda-0.
     """
     safe = re.sub(r"-*[^\w.+-]+-*", "-", name.replace("<locals>.", ""))
     stem = Path(RUNS) / f"{safe}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -295,12 +297,12 @@ def _default_path(name: str, made: list[Path]) -> Path:
 def _check_free(directory: Path) -> None:
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"out={directory} is a file: a run needs a directory; choose another --out.")
-    if any((directory / name).exists() for name in OURS):
+    if any((directory / name).exists() for name in RUN_FILES):
         raise ConfigError(_taken(directory))
 
 
 def _taken(directory: Path) -> str:
-    config: dict[str, Any] = {}
+    config: dict[str, object] = {}
     with contextlib.suppress(CheckpointError):
         config = RunDirectory.open(directory).read_config()
     advice = resume_advice(directory, config)
@@ -314,7 +316,7 @@ def _unwritable(directory: Path, error: OSError) -> str:
 
 
 def _make_directories(directory: Path, made: list[Path]) -> None:
-    """As `mkdir -p`, noting what was made."""
+    """Create a directory and its parents as `mkdir -p` does, and append those that are new to `made`."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     for path in reversed(missing):
         try:
@@ -329,13 +331,13 @@ def _make_directories(directory: Path, made: list[Path]) -> None:
 def _remove(made: list[Path]) -> None:
     for path in reversed(made):
         if path.is_dir():
-            with contextlib.suppress(OSError):  # another run moved in meanwhile
+            with contextlib.suppress(OSError):  # it is not empty: another run uses it by now
                 path.rmdir()
         else:
             path.unlink(missing_ok=True)
 
 
-def _config_text(config: Mapping[str, Any]) -> str:
+def _config_text(config: Mapping[str, object]) -> str:
     try:
         settings = plain(config)
     except TypeError as error:
@@ -343,12 +345,12 @@ def _config_text(config: Mapping[str, Any]) -> str:
     return str(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
 
-def _meta(config: Mapping[str, Any]) -> dict[str, Any]:
+def _meta(config: Mapping[str, object]) -> dict[str, object]:
     return {**_start(), "seed": config.get("seed")}
 
 
-def _start() -> dict[str, Any]:
-    """Who, where and with what; never the environment variables, which hold keys and passwords."""
+def _start() -> dict[str, object]:
+    """Return time, command, versions and machine; no environment variables, which may hold keys and passwords."""
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -369,8 +371,8 @@ def _start() -> dict[str, Any]:
     }
 
 
-def _git() -> dict[str, Any] | None:
-    """Commit of the working directory, and whether its files differ from it; None outside a repository."""
+def _git() -> dict[str, str | bool] | None:
+    """Return the commit of the working directory and whether files differ from it; None outside a repository."""
     if shutil.which("git") is None:
         return None
     command = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]

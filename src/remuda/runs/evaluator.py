@@ -1,13 +1,13 @@
-"""A process that evaluates while training goes on: greedy episodes of the newest weights, again and again.
+"""A process that evaluates the newest weights with greedy episodes while training continues.
 
     evaluator = EvaluatorProcess(config, spec, weights, version, steps, run / "videos" / "newest.mp4")
     while training:
-        for found in evaluator.look(learner.version, steps):     # what was played since, and of which weights
+        for found in evaluator.poll(learner.version, steps):     # results since the last call, with their steps
             ...
     evaluator.close()
 
-It takes `eval.cpu_fraction` of a core: however long an evaluation took, it rests so much longer before the next. If
-it fails for good, training goes on without it.
+The process uses the share `eval.cpu_fraction` of one core: after an evaluation of t seconds it sleeps for
+t * (1 / cpu_fraction - 1) seconds. If it fails repeatedly, training continues without it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ from typing import Any
 import torch
 
 from remuda.agents import NetFactory
-from remuda.build.algorithm import make_algorithm
-from remuda.build.envs import agent_view, describe_net, eval_episodes, eval_seed, find_net, play_episodes
+from remuda.build.algorithm import make_agent
+from remuda.build.blueprint import describe_algorithm
+from remuda.build.envs import agent_view
+from remuda.build.nets import describe_net, find_net
 from remuda.config.run_config import RunConfig, from_dict, to_dict
+from remuda.env_workers import ENV_WORKERS
 from remuda.envs import EnvSpec, probe
 from remuda.errors import Interrupted, RemudaError
 from remuda.learning.weights import FileWeights, SharedWeights, join_weights
@@ -36,19 +39,21 @@ from remuda.processes import worker_main as serving
 from remuda.processes.links import Link
 from remuda.processes.notices import Reporter, collect_warnings
 from remuda.processes.worker_pool import WorkerPool
+from remuda.registry import register_reference
+from remuda.runs.evaluation import eval_episodes, eval_seed, play_episodes
 from remuda.runs.policy import Policy
-from remuda.runs.video import Film, draw_without_screen, play
+from remuda.runs.video import VideoWriter, record_episode, use_headless_rendering
 
-logger = logging.getLogger("remuda.recipes")
+logger = logging.getLogger("remuda.runs")
 
-LOOK_SECONDS = 0.2  # how often a resting evaluator looks for orders
-BEAT_SECONDS = 1.0  # how often it says that it lives
+POLL_SECONDS = 0.2  # how often an idle evaluator polls for messages and new weights
+HEARTBEAT_SECONDS = 1.0  # how often it sends a sign of life
 
 
 class EvaluatorProcess:
-    """The learner's side; looks at the process whenever it is asked, and never waits for it.
+    """The evaluator process as the learner sees it: polled by `look`, which does not wait for it.
 
-    But if somebody kills its fork server, the learner waits for the seconds in which another one loads torch.
+    One exception: if the fork server was killed, `look` waits the seconds that another one needs to load torch.
     """
 
     def __init__(
@@ -62,98 +67,107 @@ class EvaluatorProcess:
         should_stop: Callable[[], bool] | None = None,
         net: NetFactory | None = None,
     ) -> None:
-        """`version` is that of the weights as they are, and `steps` what they have seen; asked while it is built."""
-        order = {
+        """Start the process; `version` and `steps` are those of the current weights.
+
+        `should_stop` is polled until the process has built its env. `video` is the file that the first episode of
+        each evaluation is recorded to.
+        """
+        blueprint = {
             "config": to_dict(config),
             "spec": spec.to_json(),
             "net": describe_net(config, net),
+            "algorithm": describe_algorithm(config),
             "video": None if video is None else str(video.resolve()),
         }
         self._weights = weights
-        self._versions, self._steps = [version], [steps]  # that were published, and the steps done by then
-        self._was_useful, self._is_open, self._looked = False, True, time.monotonic()
+        self._versions, self._steps = [version], [steps]  # of published weights, and the steps done by then
+        self._was_useful, self._is_open, self._polled = False, True, time.monotonic()
         self._reporter = Reporter(logger)
         options = config.envs
         self._patience = max(options.step_timeout, options.build_timeout)
         self._worker_pool = WorkerPool(
-            __name__, [order], options.build_timeout, options.max_worker_restarts, should_stop
+            __name__, [blueprint], ENV_WORKERS, options.build_timeout, options.max_worker_restarts, should_stop
         )
         try:
             self._worker_pool.start()
-            self._worker_pool.should_stop = None  # from here on it is only looked at
+            self._worker_pool.should_stop = None  # from here on the pool is polled without waiting
         except BaseException:
             self._worker_pool.close()
             raise
-        self._introduce()
+        self._send_weights()
 
-    def look(self, version: int, steps: int) -> list[dict[str, Any]]:
-        """Evaluations that came in since, with the `steps` that were done when their weights were published."""
+    def poll(self, version: int, steps: int) -> list[dict[str, Any]]:
+        """Return new evaluations, each with the `steps` that were done when its weights were published."""
         if not self._is_open:
             return []
         if version > self._versions[-1]:
             self._versions.append(version)
             self._steps.append(steps)
         found = []
-        (member,) = self._worker_pool.members
+        (member,) = self._worker_pool.workers
         try:
-            # A crew's clock counts the time for which it listens, so that nobody is blamed for a learner that rests.
+            # The pool's clock counts the time it listens, so that a slow learner does not make the worker time out.
             now = time.monotonic()
-            self._worker_pool.clock += min(now - self._looked, LOOK_SECONDS)
-            self._looked = now
+            self._worker_pool.clock += min(now - self._polled, POLL_SECONDS)
+            self._polled = now
             self._worker_pool.listen(0.0)
-            self._worker_pool.expect(member, self._patience, "while it evaluated")
-            if member.lost is not None:
+            self._worker_pool.reap_if_silent(member, self._patience, "while it evaluated")
+            if member.is_lost:
                 self._worker_pool.relaunch(member, self._was_useful)
                 self._was_useful = False
             elif member.take("built") is not None:
-                self._introduce()
+                self._send_weights()
             while (answer := member.take("notices")) is not None:
                 self._reporter.report(answer["notices"])
-            while (answer := member.take("unfilmed")) is not None:
-                logger.warning("evaluations are no longer filmed: %s", answer["unfilmed"])
+            while (answer := member.take("video_failed")) is not None:
+                logger.warning("evaluations are no longer recorded as video: %s", answer["video_failed"])
             while (answer := member.take("evaluated")) is not None:
                 self._was_useful = True
                 place = max(0, bisect_right(self._versions, answer["version"]) - 1)
                 found.append({**answer["evaluated"], "steps": self._steps[place]})
-                del self._versions[:place], self._steps[:place]  # what comes next is not older
+                del self._versions[:place], self._steps[:place]  # later results are not of older weights
         except RemudaError as error:
-            logger.warning("the evaluator is given up, training goes on: %s", error)
+            logger.warning("the evaluator process has failed, training continues without it: %s", error)
             self.close()
         return found
 
-    def _introduce(self) -> None:
+    def _send_weights(self) -> None:
         message, fds = self._weights.invitation()
-        self._worker_pool.members[0].tell({"do": "attach", **message}, fds)
+        self._worker_pool.workers[0].send({"do": "attach", **message}, fds)
 
     def close(self) -> None:
-        """Calling it again does nothing."""
+        """End the process; calling this again has no effect."""
         self._is_open = False
         self._worker_pool.close()
 
 
 def main(fds: Sequence[int]) -> int:
+    """Run the evaluator in its own process and return the exit code."""
     link = Link.from_fd(fds[0])
     return serving.serve(link, _Service(link))
 
 
 class _Service:
+    """The evaluator inside its own process."""
+
     def __init__(self, link: Link) -> None:
         self._link, self._is_leaving = link, False
         self._poll = select.poll()
         self._poll.register(link, select.POLLIN)
         self._weights: SharedWeights | FileWeights | None = None
-        self._version, self._rests_until, self._beaten = -1, 0.0, 0.0
+        self._version, self._idle_until, self._last_heartbeat = -1, 0.0, 0.0
         self._server = os.getppid()
-        self._notices = collect_warnings()  # such as of envs that raised: the parent has the run's log
+        self._notices = collect_warnings()  # of envs that raised, for example; the parent logs them
 
     def run(self) -> None:
+        """Evaluate whenever there are new weights, until asked to leave."""
         torch.set_num_threads(1)
-        while not self._should_stop(LOOK_SECONDS):
-            if self._weights is None or time.monotonic() < self._rests_until:
+        while not self._should_stop(POLL_SECONDS):
+            if self._weights is None or time.monotonic() < self._idle_until:
                 continue
             version = self._weights.pull(self._version)
             if version == self._version:
-                continue  # there is nothing new to look at
+                continue  # these weights were evaluated before
             self._version = version
             start = time.monotonic()
             try:
@@ -161,35 +175,39 @@ class _Service:
             except Interrupted:
                 return
             took = time.monotonic() - start
-            self._rests_until = time.monotonic() + took * (1 / self._config.eval.cpu_fraction - 1)
+            self._idle_until = time.monotonic() + took * (1 / self._config.eval.cpu_fraction - 1)
 
     def close(self) -> None:
-        """Nothing is left open between evaluations."""
+        """Do nothing: nothing stays open between evaluations."""
 
     def _should_stop(self, seconds: float = 0.0) -> bool:
-        """Obeys what has come in; asked at every step, so that the run hears of an env that hangs."""
-        if time.monotonic() - self._beaten > BEAT_SECONDS:
-            self._beaten = time.monotonic()
+        """Handle messages and return whether to leave; wait up to `seconds` for a message.
+
+        Called at every env step, so that heartbeats stop when an env hangs.
+        """
+        if time.monotonic() - self._last_heartbeat > HEARTBEAT_SECONDS:
+            self._last_heartbeat = time.monotonic()
             self._link.send({"notices": self._notices} if self._notices else {"alive": True}, seconds=None)
             self._notices.clear()
         if self._poll.poll(seconds * 1000):
             messages, fds = self._link.receive()
             for message in messages:
-                self._obey(message, fds)
+                self._handle(message, fds)
             self._is_leaving |= self._link.has_ended
         return self._is_leaving or os.getppid() != self._server
 
-    def _obey(self, message: Mapping[str, Any], fds: list[int]) -> None:
+    def _handle(self, message: Mapping[str, Any], fds: list[int]) -> None:
         match message["do"]:
             case "build":
+                register_reference(message["algorithm"])
                 self._config = from_dict(message["config"])
                 self._spec, self._video = EnvSpec.from_json(message["spec"]), message["video"]
                 if self._video is not None:
-                    draw_without_screen()
+                    use_headless_rendering()
                 self._info = probe(self._spec)
-                seen = agent_view(self._config, self._info)
+                view = agent_view(self._config, self._info)
                 net = find_net(self._config.agent, message["net"])
-                self._agent: Any = make_algorithm(self._config, seen, net).agent
+                self._agent: Any = make_agent(self._config, view, net)
                 self._link.send({"built": True})
             case "attach":
                 self._weights = join_weights(self._agent, message, fds)
@@ -198,21 +216,21 @@ class _Service:
 
     def _evaluate(self) -> None:
         episodes = eval_episodes(self._config)
-        asked = (self._config, self._spec, episodes, self._agent, self._should_stop)
-        found = play_episodes(*asked, workers=0, threads=1)  # its share is of one core
+        arguments = (self._config, self._spec, episodes, self._agent, self._should_stop)
+        found = play_episodes(*arguments, workers=0, threads=1)  # eval.cpu_fraction is a share of one core
         self._link.send({"evaluated": found.summary(), "version": self._version}, seconds=None)
         if self._video is not None:
             try:
-                self._film(Path(self._video))
+                self._record(Path(self._video))
             except Interrupted:
                 raise
-            except Exception as error:  # no room, no screen, an env that fails: evaluations are worth more than films
+            except Exception as error:  # full disk, no display, a failing env: evaluations continue
                 self._video = None
-                self._link.send({"unfilmed": f"{type(error).__name__}: {error}"}, seconds=None)
+                self._link.send({"video_failed": f"{type(error).__name__}: {error}"}, seconds=None)
 
-    def _film(self, target: Path) -> None:
+    def _record(self, target: Path) -> None:
         limited = replace(self._spec, max_steps=self._config.eval.max_steps or None)
         policy = Policy(self._agent, self._info.observation)
-        with closing(limited.build(render_mode="rgb_array")) as env, Film(target, self._info.fps) as film:
-            if play(env, policy, eval_seed(self._config, 0), film, self._should_stop) is None:
-                raise Interrupted("asked to leave while filming")
+        with closing(limited.build(render_mode="rgb_array")) as env, VideoWriter(target, self._info.fps) as video:
+            if record_episode(env, policy, eval_seed(self._config, 0), video, self._should_stop) is None:
+                raise Interrupted("asked to leave while recording")

@@ -1,14 +1,14 @@
-"""Curves of runs, with a band where several seeds ran the same thing.
+"""Learning curves of runs, with a confidence band over seeds.
 
     plot_runs(["runs/ppo-1", "runs/ppo-2", "runs/ppo-3", "runs/a2c-1"], Path("compare.png"))
 
-Runs of one algorithm, env and label are seeds of one group. Their curves are interpolated on the steps that all of
-them cover. The band is the 95 % t interval of the mean, wide for few seeds because few seeds say little; of two
-seeds it is what lies between them. The legend says which.
+Runs of the same algorithm, env and label that differ only in their seed form one group. Their curves are interpolated
+on the steps that all of them cover. The band is the 95 % t interval of the mean, which is wide for few seeds; for two
+seeds it is the area between their curves. The legend names it.
 
-Runs that were only evaluated at their end have one point each, after numbers of steps that differ a little, since a
-run ends with a whole rollout. Where curves cover no common stretch but end within 10 % of each other's steps, the
-last point of each is drawn, and their mean with its interval at the mean of their steps. Nothing is interpolated.
+Runs that were evaluated only at their end have one point each. The numbers of steps differ a little, because a run
+ends with a whole rollout. If curves have no steps in common but end within 10 % of each other's steps, the last point
+of each is drawn, and their mean with its interval at the mean of their steps. Nothing is interpolated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,16 +25,20 @@ from remuda.errors import UsageError, nearest
 from remuda.logs.writers import STEP, read_metrics
 from remuda.runs.directory import RunDirectory, follow_links
 
-NOT_LEARNING = ("eval", "checkpoint", "log", "scheme")  # groups of options that change nothing of what is learned
-WHO_SAMPLES = ("sampler.inference", "sampler.workers", "sampler.slots")
-LONGEST_NAME = 70  # letters, of which a legend has room for about as many
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+IRRELEVANT_GROUPS = ("eval", "checkpoint", "log", "scheme")  # options that do not change what is learned
+# Where actions are computed does not change a curve either; sampler.act is the name of sampler.inference in 0.1.
+IRRELEVANT_OPTIONS = ("sampler.inference", "sampler.act", "sampler.workers", "sampler.slots")
+MAX_NAME_LENGTH = 70  # characters that fit a legend
 RETURN = "rollout/ep_rew_mean"
 EVALUATION = "eval/mean_reward"
-NAMES = {RETURN: "episode return", "rollout/ep_len_mean": "episode length", "time/fps": "steps per second"}
+AXIS_LABELS = {RETURN: "episode return", "rollout/ep_len_mean": "episode length", "time/fps": "steps per second"}
 COLORS = ("#1f5fa8", "#d1603d", "#2e8b57", "#8a56a8", "#b8860b", "#c2458f", "#4aa3b5", "#5f6b76")
 GRID_POINTS = 200
-NEAR = 0.1  # share of the steps by which the last points of runs may differ and still be compared
-SEEDS_FOR_INTERVAL = 3  # the interval of two is nine deviations to either side, and hides everything else
+END_TOLERANCE = 0.1  # largest relative difference in steps between last points that are compared
+SEEDS_FOR_INTERVAL = 3  # with two seeds it spans nine standard deviations to either side and hides the curves
 # Two-sided 95 % quantiles of Student's t for 1 to 10 degrees of freedom.
 T_95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
 
@@ -43,17 +47,17 @@ Curve = tuple[Array, Array]  # steps and values
 
 
 def t_quantile(degrees: int) -> float:
-    """The two-sided 95 % quantile of Student's t."""
+    """Return the two-sided 95 % quantile of Student's t distribution."""
     if degrees <= len(T_95):
         return T_95[degrees - 1]
-    z = 1.959964  # beyond the table, Fisher's expansion is right to three decimals (Abramowitz & Stegun 26.7.5)
+    z = 1.959964  # beyond the table, this expansion is accurate to three decimals (Abramowitz & Stegun 26.7.5)
     first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
     return z + first / degrees + second / degrees**2 + third / degrees**3
 
 
 def mean_and_band(curves: Sequence[Curve]) -> tuple[Array, Array, Array, Array]:
-    """Steps that every curve covers; there the mean, and the lower and upper edge of the band."""
+    """Return a grid over the steps that every curve covers, and there the mean and both edges of the band."""
     first = max(steps[0] for steps, _ in curves)
     last = min(steps[-1] for steps, _ in curves)
     if first > last:
@@ -68,16 +72,19 @@ def mean_and_band(curves: Sequence[Curve]) -> tuple[Array, Array, Array, Array]:
 
 
 def mean_and_bar(curves: Sequence[Curve]) -> tuple[Array, Array, float, float, float]:
-    """Steps and values of the last points of curves that end together; their mean, and the edges of its interval."""
+    """Return steps and values of the curves' last points, their mean, and both ends of its interval.
+
+    Raise ValueError if the curves end after too different numbers of steps.
+    """
     steps, values = (np.array([curve[part][-1] for curve in curves]) for part in (0, 1))
-    if steps.max() - steps.min() > NEAR * steps.max():
+    if steps.max() - steps.min() > END_TOLERANCE * steps.max():
         raise ValueError("the curves end after different numbers of steps")
     _, mean, low, high = mean_and_band([(np.zeros(1), value[None]) for value in values])
     return steps, values, mean[0], low[0], high[0]
 
 
 def distinct(paths: Sequence[Path | str]) -> list[Path | str]:
-    """The runs that these paths name, each once: runs/* names the newest a second time, as runs/latest."""
+    """Return one path for each run: runs/* contains the newest run twice, because of runs/latest."""
     return list({follow_links(Path(path)).resolve(): path for path in paths}.values())
 
 
@@ -88,7 +95,7 @@ def plot_runs(
     labels: Sequence[str] | None = None,
     title: str | None = None,
 ) -> Path:
-    """Draw `metric` of the runs at `paths` into `out`; `labels`, one per path, tell apart what configs do not."""
+    """Plot `metric` of the runs at `paths` to `out`; `labels`, one per path, replace the differences of configs."""
     if not paths:
         raise UsageError("there is nothing to plot: name one or more run directories.")
     if labels is not None and len(labels) != len(paths):
@@ -103,18 +110,18 @@ def plot_runs(
             curves.append(_curve(run.path, table, metric))
         except UsageError as error:
             if index == len(paths) - 1 and not curves:
-                raise  # nothing is left to draw
+                raise  # no curve is left to plot
             logging.getLogger("remuda").warning("left out: %s", error)
             continue
         runs.append(run)
         rows.append(table)
         names.append(labels[index] if labels is not None else "")
     groups, shared_env = _group(runs, names if labels is not None else None)
-    drawn = {name: [curves[member] for member in members] for name, members in groups.items()}
+    grouped = {name: [curves[index] for index in indices] for name, indices in groups.items()}
     points = {}
     if metric == RETURN:
-        points = {name: _evaluations([rows[member] for member in members]) for name, members in groups.items()}
-    return plot_curves(drawn, out, metric, title if title is not None else shared_env, points)
+        points = {name: _evaluations([rows[index] for index in indices]) for name, indices in groups.items()}
+    return plot_curves(grouped, out, metric, title if title is not None else shared_env, points)
 
 
 def plot_curves(
@@ -124,8 +131,8 @@ def plot_curves(
     title: str = "",
     points: Mapping[str, Sequence[tuple[float, float]]] | None = None,
 ) -> Path:
-    """Draw the curves of each group, with the mean and band of several, and beside them its points, into `out`."""
-    from matplotlib.figure import Figure  # 0.8 s to import, so only here; without pyplot there is no global state
+    """Plot groups of curves to `out`: the mean and band of each group, and its `points`, if any, as circles."""
+    from matplotlib.figure import Figure  # imported here, because it takes 0.8 s; pyplot would keep global state
 
     figure = Figure(figsize=(8.0, 4.8), dpi=110, layout="constrained")
     axes = figure.add_subplot()
@@ -138,14 +145,15 @@ def plot_curves(
     try:
         figure.savefig(out)
     except ValueError as error:
-        raise UsageError(f"out={out} cannot be drawn ({error}): use a name that ends in .png.") from None
+        raise UsageError(f"out={out} cannot be written ({error}): use a name that ends in .png.") from None
     except OSError as error:
         raise UsageError(f"out={out} cannot be written ({error.strerror}): choose another place.") from None
     return out
 
 
 def _curve(path: Path, rows: Sequence[Mapping[str, float | None]], metric: str) -> Curve:
-    points = {row[STEP]: row[metric] for row in rows if row.get(metric) is not None}  # the last of equal steps
+    """Return steps and values of a metric; of several rows for the same step, the last counts."""
+    points = {row[STEP]: row[metric] for row in rows if row.get(metric) is not None}
     if not points:
         known = sorted({key for row in rows for key, value in row.items() if value is not None} - {STEP})
         if not known:
@@ -157,31 +165,31 @@ def _curve(path: Path, rows: Sequence[Mapping[str, float | None]], metric: str) 
 
 
 def _group(runs: Sequence[RunDirectory], labels: Sequence[str] | None) -> tuple[dict[str, list[int]], str]:
-    """Which runs belong together by what name, and the env if it is the same for all.
+    """Return the indices of runs by the name of their group, and the env if all runs have the same.
 
-    Runs that differ only in their seed, or in how they were watched, are one group; the name of a group says in what
-    it differs from others of its algorithm.
+    Runs that differ only in their seed, or in options that do not change what is learned, form one group. Its name
+    contains the options in which it differs from other groups of its algorithm.
     """
     settings = [_settings(run.read_config()) for run in runs]
-    told = _differences(settings)
+    differing = _differences(settings)
     envs = {each.get("env", "") for each in settings}
     groups: dict[tuple[str, ...], list[int]] = {}
     for index, (run, each) in enumerate(zip(runs, settings, strict=True)):
-        differences = [f"{key}={each.get(key)}" for key in told] if labels is None else [labels[index]]
+        differences = [f"{key}={each.get(key)}" for key in differing] if labels is None else [labels[index]]
         env = each.get("env", "") if len(envs) > 1 else ""
         parts = (each.get("algo") or run.path.resolve().name, env, *differences)
         groups.setdefault(tuple(part for part in parts if part), []).append(index)
     named: dict[str, list[int]] = {}
-    for parts, members in groups.items():
+    for parts, indices in groups.items():
         name = " ".join(parts)
-        if len(name) > LONGEST_NAME:  # its directory says more than a line that nobody reads to its end
-            name = f"{parts[0]} ({runs[members[0]].path.resolve().name})"
-        named.setdefault(name, []).extend(members)
+        if len(name) > MAX_NAME_LENGTH:  # the directory identifies the group better than a very long line
+            name = f"{parts[0]} ({runs[indices[0]].path.resolve().name})"
+        named.setdefault(name, []).extend(indices)
     return named, envs.pop() if len(envs) == 1 else ""
 
 
 def _differences(settings: Sequence[Mapping[str, str]]) -> list[str]:
-    """In what runs of one algorithm differ: between two algorithms, nearly everything does."""
+    """Return the options in which runs of the same algorithm differ; two algorithms differ in nearly all of them."""
     found = set()
     for algo in {each.get("algo") for each in settings}:
         alike = [each for each in settings if each.get("algo") == algo]
@@ -191,18 +199,20 @@ def _differences(settings: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, str]:
-    """What makes a run what it is, flat; options by their names on the command line. Synchronous schemes give the
-    same curve, whoever samples."""
+    """Return what determines a run's curve as flat strings, with options named as on the command line.
+
+    Synchronous schemes give the same curve, whichever process samples.
+    """
     flat = {str(key): str(value) for key, value in config.items() if key not in ("seed", "scheme", "options")}
     if "scheme" in config:
         flat["scheme"] = "async" if config["scheme"] == "async" else "synchronous"
     for group, values in (config.get("options") or {}).items():
-        if group not in NOT_LEARNING:
+        if group not in IRRELEVANT_GROUPS:
             flat |= {f"{group}.{name}": str(value) for name, value in values.items()}
-    return {key: value for key, value in flat.items() if key not in WHO_SAMPLES}
+    return {key: value for key, value in flat.items() if key not in IRRELEVANT_OPTIONS}
 
 
-def _draw_group(axes: Any, name: str, curves: Sequence[Curve], color: str) -> None:
+def _draw_group(axes: Axes, name: str, curves: Sequence[Curve], color: str) -> None:
     if len(curves) == 1:
         steps, values = curves[0]
         axes.plot(steps, values, color=color, linewidth=1.8, label=name, marker="o" if len(steps) == 1 else None)
@@ -219,7 +229,7 @@ def _draw_group(axes: Any, name: str, curves: Sequence[Curve], color: str) -> No
     axes.fill_between(grid, low, high, color=color, alpha=0.18, linewidth=0)
 
 
-def _draw_last_points(axes: Any, name: str, curves: Sequence[Curve], color: str, label: str) -> None:
+def _draw_last_points(axes: Axes, name: str, curves: Sequence[Curve], color: str, label: str) -> None:
     try:
         steps, values, mean, low, high = mean_and_bar(curves)
     except ValueError:
@@ -244,18 +254,19 @@ def _evaluations(tables: Sequence[Sequence[Mapping[str, float | None]]]) -> list
     return [(steps, value) for steps, value in rows if steps is not None and value is not None]
 
 
-def _draw_evaluations(axes: Any, name: str, points: Sequence[tuple[float, float]], color: str) -> None:
+def _draw_evaluations(axes: Axes, name: str, points: Sequence[tuple[float, float]], color: str) -> None:
     steps, values = zip(*points, strict=True)
     axes.plot(steps, values, "o", markersize=5, markerfacecolor="white", markeredgecolor=color, label=f"{name}: eval")
 
 
-def _limit(axes: Any) -> None:
-    """Show every curve whole, and of bands what lies near: that of three seeds may be far higher than they are.
+def _limit(axes: Axes) -> None:
+    """Limit the axes to the curves, and to the part of the bands near them: a band of three seeds may be far wider.
 
-    The axis of points at the end of runs starts at 0; otherwise it would magnify how little their steps differ.
+    If there are only points at the end of runs, the step axis starts at 0, because a close-up of their small
+    differences in steps would mislead.
     """
     first, last = axes.dataLim.intervalx
-    if last - first < NEAR * last:
+    if last - first < END_TOLERANCE * last:
         axes.set_xlim(0.0, 1.1 * last)
     values = np.concatenate([np.asarray(line.get_ydata(), np.float64) for line in axes.get_lines()])
     low, high = values.min(), values.max()
@@ -265,11 +276,11 @@ def _limit(axes: Any) -> None:
     axes.set_ylim(bottom - 0.05 * span, top + 0.05 * span)
 
 
-def _decorate(axes: Any, metric: str, title: str) -> None:
+def _decorate(axes: Axes, metric: str, title: str) -> None:
     from matplotlib.ticker import EngFormatter
 
     axes.set_xlabel("environment steps")
-    axes.set_ylabel(NAMES.get(metric, metric))
+    axes.set_ylabel(AXIS_LABELS.get(metric, metric))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if title:
         axes.set_title(title, loc="left", fontsize=12, fontweight="bold")

@@ -1,19 +1,21 @@
-"""`--profile`: a trace of a few rounds, for chrome://tracing or ui.perfetto.dev."""
+"""The option `--profile`: traces a few rounds for chrome://tracing or ui.perfetto.dev."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-FIRST, LAST = 3, 6  # rounds that are traced: past the start-up, and few enough to open
+from remuda.recipe import Round
+from remuda.runs.stopping import Callback
+
+FIRST, LAST = 3, 6  # rounds that are traced: after start-up, and few enough for a viewer to open
 
 
 @contextmanager
-def profiled(directory: Path | None) -> Iterator[Callable[[Any], bool]]:
-    """Yields a callback that counts rounds; trace.json.gz and a table of the costliest calls are left behind."""
+def profiled(directory: Path | None) -> Iterator[Callback]:
+    """Yield a callback for every round; write trace.json.gz and a table of the slowest calls to `directory`."""
     if directory is None:
         yield lambda round: False
         return
@@ -21,23 +23,23 @@ def profiled(directory: Path | None) -> Iterator[Callable[[Any], bool]]:
 
     directory.mkdir(parents=True, exist_ok=True)
     profiler = profile(activities=[ProfilerActivity.CPU])
-    count, running = 0, False
+    count, is_running = 0, False
 
     def finish() -> None:
-        nonlocal running
-        if running:
-            running = False
+        nonlocal is_running
+        if is_running:
+            is_running = False
             profiler.stop()
             profiler.export_chrome_trace(str(directory / "trace.json.gz"))
             table = profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=40)
             (directory / "top.txt").write_text(table)
 
-    def on_round(round: Any) -> bool:
-        nonlocal count, running
+    def on_round(round: Round) -> bool:
+        nonlocal count, is_running
         count += 1
         if count == FIRST - 1:
             profiler.start()
-            running = True
+            is_running = True
         elif count == LAST:
             finish()
         return False
@@ -48,4 +50,6 @@ def profiled(directory: Path | None) -> Iterator[Callable[[Any], bool]]:
         finish()
         if not any(directory.iterdir()):
             directory.rmdir()
-            logging.getLogger("remuda").warning("the run was too short to profile: let it take %d rounds.", LAST)
+            logging.getLogger("remuda").warning(
+                "the run was too short to profile: it needs at least %d rounds.", LAST
+            )

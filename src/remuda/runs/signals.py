@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a request to stop: the first is acknowledged and obeyed politely, the second at once."""
+"""Handlers for SIGINT and SIGTERM: the first signal ends a run at the end of its round, the second at once."""
 
 from __future__ import annotations
 
@@ -15,55 +15,56 @@ from typing import Any, Self
 from remuda.envs.local import LocalEnvs
 from remuda.errors import Abandoned
 
-PATIENCE_SECONDS = 5.0  # that a round may take to end by itself: a checkpoint is promised within 10
-ENV_SECONDS = 1.0  # after that, for an env of this process to return from its current call
+PATIENCE_SECONDS = 5.0  # in which a round may end by itself; a checkpoint is promised within 10 s of the signal
+ENV_SECONDS = 1.0  # after that, in which an env of this process may return from its current call
 STOPPING = (
     f"stopping when this round ends, after {PATIENCE_SECONDS:.0f} s at the latest, and saving what was learned; "
     "a second signal stops at once, without saving"
 )
-# Calls into the user's env that may be abandoned: nothing is being learned meanwhile.
+# Calls into the user's env, which may be abandoned, because no update is in progress during them.
 ENV_CALLS: frozenset[CodeType] = frozenset({LocalEnvs.recv.__code__, LocalEnvs.reset.__code__})
 
 
 class StopSignals:
-    """While inside, the first signal sets `received`; a second raises KeyboardInterrupt where the program stands.
+    """Context manager in which the first signal sets `received` and a second raises KeyboardInterrupt.
 
-    An env of this process that is still inside its step() or reset() when the time for a polite end is over is
-    abandoned: the signal is sent to the main thread once more, and its handler raises `Abandoned` there. Native code
-    that holds the interpreter lock cannot be interrupted this way; worker processes (--scheme parallel) can.
+    If an env of this process is still inside step() or reset() after PATIENCE_SECONDS + ENV_SECONDS, the call is
+    abandoned: a timer sends the signal to the main thread again, and the handler raises `Abandoned` there. This does
+    not interrupt native code that holds the interpreter lock; worker processes (--scheme parallel) are not affected.
 
-    Outside the main thread Python delivers no signals, and nothing is installed.
+    Python delivers signals to the main thread only. In any other thread no handlers are installed.
     """
 
     def __init__(self, consequence: str = "stopping") -> None:
-        """`consequence` is what the user is told that the first signal brings about."""
+        """`consequence` tells the user what the first signal does; it is printed when the signal arrives."""
         self._consequence = consequence
         self.received: signal.Signals | None = None
-        self.deadline = math.inf  # when the current round is cut short, on the monotonic clock
-        self._before: dict[signal.Signals, Any] = {}
+        self.deadline = math.inf  # when the current round is cut short, on time.monotonic
+        self._previous: dict[signal.Signals, Any] = {}
         self._timer: threading.Timer | None = None
-        self._is_reminder = False  # the next signal comes from the timer, not from the user
+        self._is_from_timer = False  # the next signal is sent by the timer, not by the user
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._handle)
+                self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer.join()  # so that no reminder arrives after the caller's handlers are back
-        for number, handler in self._before.items():
+            self._timer.join()  # so that it sends no signal after the caller's handlers are back
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
 
     @property
     def name(self) -> str:
-        return self.received.name if self.received is not None else "nobody"
+        """The name of the signal that was received."""
+        return self.received.name if self.received is not None else "no signal"
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._is_reminder:
-            self._is_reminder = False
+        if self._is_from_timer:
+            self._is_from_timer = False
             abandon_env(frame)
             return
         if self.received is not None:
@@ -71,34 +72,34 @@ class StopSignals:
         self.received = signal.Signals(number)
         self.deadline = time.monotonic() + PATIENCE_SECONDS
         acknowledge(f"{self.received.name}: {self._consequence}")
-        self._timer = threading.Timer(PATIENCE_SECONDS + ENV_SECONDS, self._remind)
+        self._timer = threading.Timer(PATIENCE_SECONDS + ENV_SECONDS, self._resend)
         self._timer.daemon = True
         self._timer.start()
 
-    def _remind(self) -> None:
+    def _resend(self) -> None:
         assert self.received is not None
-        self._is_reminder = True
+        self._is_from_timer = True
         main = threading.main_thread().ident
         assert main is not None
-        signal.pthread_kill(main, self.received)  # also wakes an env that sleeps
+        signal.pthread_kill(main, self.received)  # also interrupts a sleep inside an env
 
 
 def acknowledge(line: str) -> None:
-    """Print a line on standard error from a signal handler."""
+    """Print a line to standard error from a signal handler."""
     try:
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
-    except (RuntimeError, ValueError, OSError, AttributeError):  # inside another write, or there is no sys.stderr
+    except (RuntimeError, ValueError, OSError, AttributeError):  # another write was interrupted, or stderr is None
         with contextlib.suppress(OSError):
             os.write(2, f"{line}\n".encode())
 
 
 def abandon_env(frame: FrameType | None) -> None:
-    """Raise `Abandoned` if the main thread is inside a call of an env; say where it hangs."""
-    place = frame
+    """Raise `Abandoned`, with file and line, if the main thread is inside a call into an env."""
+    innermost = frame
     while frame is not None:
         if frame.f_code in ENV_CALLS:
-            assert place is not None
-            where = f"{place.f_code.co_filename}:{place.f_lineno}, in {place.f_code.co_name}"
+            assert innermost is not None
+            where = f"{innermost.f_code.co_filename}:{innermost.f_lineno}, in {innermost.f_code.co_name}"
             raise Abandoned(f"an env did not return from its call after a stop signal ({where})")
         frame = frame.f_back

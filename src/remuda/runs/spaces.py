@@ -1,11 +1,11 @@
-"""The observation and action space of a run, kept as RUN/spaces.json: a policy is loaded without building an env.
+"""RUN/spaces.json: the observation and action space of a run, so that a policy can be loaded without its env.
 
     write_spaces(run, info.observation, info.action)
-    observation, action = read_spaces(run)              # None for a run that was made before there was such a file
+    observation, action = read_spaces(run)              # None for a run of a version that did not write the file
 
-Every number is kept exactly. Bounds that are the same everywhere are one number, infinities are the texts "inf" and
-"-inf". What is read is checked, since a run directory may come from anywhere: a file that is damaged or describes
-impossible spaces is an error of one sentence.
+Numbers are stored exactly. Bounds that are equal everywhere are stored as one number, infinities as the strings "inf"
+and "-inf". A run directory may come from an untrusted source, so everything read is checked: a file that is damaged
+or describes impossible spaces raises CheckpointError.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,23 +22,24 @@ from numpy.typing import NDArray
 from remuda.core import Space
 from remuda.data.arrays import RESERVED
 from remuda.errors import CheckpointError
-from remuda.logs.files import to_json, write_whole
+from remuda.logs.files import to_json, write_atomic
 from remuda.runs.directory import SPACES
 
 ARRAYS = {"box": ("low", "high"), "multidiscrete": ("sizes", "starts")}  # by kind of space
 KINDS = ("box", "discrete", "multidiscrete", "multibinary", "dict", "tuple")
-MAX_NUMBERS = 1 << 22  # in all arrays together: above any observation that can be learned from
+MAX_NUMBERS = 1 << 22  # in all arrays together; larger observations cannot be learned from
 MAX_BYTES = 1 << 26  # of the file
 MAX_DEPTH = 32
 
 
 def write_spaces(run: Path, observation: Space, action: Space) -> None:
+    """Write spaces.json to the run directory `run`."""
     text = to_json({"observation": space_to_json(observation), "action": space_to_json(action)}, indent=1)
-    write_whole(run / SPACES, text + "\n")
+    write_atomic(run / SPACES, text + "\n")
 
 
 def read_spaces(run: Path) -> tuple[Space, Space] | None:
-    """Return observation and action space, or None where the run has no such file."""
+    """Return the observation and action space, or None if the run has no spaces.json."""
     path = run / SPACES
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -57,8 +58,9 @@ def read_spaces(run: Path) -> tuple[Space, Space] | None:
         ) from None
 
 
-def space_to_json(space: Space) -> dict[str, Any]:
-    out: dict[str, Any] = {"kind": space.kind}
+def space_to_json(space: Space) -> dict[str, object]:
+    """Return a space as JSON values."""
+    out: dict[str, object] = {"kind": space.kind}
     if not space.is_leaf:
         out["entries"] = {name: space_to_json(entry) for name, entry in space.entries.items()}
         return out | ({"keys": list(space.keys)} if space.kind == "dict" else {})
@@ -68,42 +70,47 @@ def space_to_json(space: Space) -> dict[str, Any]:
     return out | ({"env_dtype": space.env_dtype} if space.env_dtype else {})
 
 
-def numbers(array: NDArray[Any]) -> Any:
+def numbers(array: NDArray[np.generic]) -> object:
+    """Return an array as a flat list, or as one number if all are equal."""
     flat = array.reshape(-1)
     same = len(flat) > 0 and bool((flat == flat[0]).all())
     return exact(flat[0].item()) if same else [exact(value) for value in flat.tolist()]
 
 
-def exact(value: Any) -> Any:
+def exact(value: float) -> float | str:
+    """Return a number as JSON holds it: infinities as strings."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def space_from_json(values: Mapping[str, Any], depth: int = 0) -> Space:
+    """Return the space that `space_to_json` described; raise ValueError if it is impossible."""
     kind = values["kind"]
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is not a kind of space")
     if kind in ("dict", "tuple"):
         return _nested(kind, values, depth)
-    shape, dtype = tuple(_whole(size) for size in values["shape"]), str(values["dtype"])
+    shape, dtype = tuple(_size(size) for size in values["shape"]), str(values["dtype"])
     if np.dtype(dtype).kind not in "biuf":
-        raise ValueError(f"{dtype} is no type of numbers")
+        raise ValueError(f"{dtype} is not a numeric type")
     arrays: dict[str, Any] = {name: _array(values[name], shape, dtype) for name in ARRAYS.get(kind, ())}
-    n, start = (_whole(values["n"]), int(values["start"])) if kind == "discrete" else (0, 0)
+    n, start = (_size(values["n"]), int(values["start"])) if kind == "discrete" else (0, 0)
     if kind == "discrete" and not 0 < n <= MAX_NUMBERS:
         raise ValueError(f"a discrete space of {n} values")
     if kind == "multidiscrete" and not ((arrays["sizes"] > 0) & (arrays["sizes"] <= MAX_NUMBERS)).all():
         raise ValueError("a discrete space without values")
     env_dtype = str(values.get("env_dtype", ""))
     if env_dtype and np.dtype(env_dtype).kind not in "biuf":
-        raise ValueError(f"{env_dtype} is no type of numbers")
+        raise ValueError(f"{env_dtype} is not a numeric type")
     return Space(kind, shape, dtype, n=n, start=start, env_dtype=env_dtype, **arrays)
 
 
-def _nested(kind: Any, values: Mapping[str, Any], depth: int) -> Space:
+def _nested(kind: Literal["dict", "tuple"], values: Mapping[str, Any], depth: int) -> Space:
     named = dict(values["entries"])
     bad = [name for name in named if not name.isidentifier() or name.startswith("_") or name in RESERVED]
     if depth > MAX_DEPTH or not named or bad:
-        raise ValueError(f"a space with the entries {', '.join(bad)}" if bad else "a space nested too deep, or empty")
+        raise ValueError(
+            f"a space with the entries {', '.join(bad)}" if bad else "a space that is nested too deeply, or empty"
+        )
     keys = tuple(str(key) for key in values["keys"]) if kind == "dict" else ()
     if kind == "dict" and len(set(keys)) != len(named):
         raise ValueError(f"{len(named)} entries with {len(keys)} keys")
@@ -111,25 +118,25 @@ def _nested(kind: Any, values: Mapping[str, Any], depth: int) -> Space:
 
 
 def _count(values: Mapping[str, Any], depth: int = 0) -> int:
-    """Return how many numbers the arrays of a space hold, before any is allocated."""
+    """Return the number of elements in a space's arrays, before any is allocated."""
     if depth > MAX_DEPTH:
-        raise ValueError("a space nested too deep")
+        raise ValueError("a space that is nested too deeply")
     if "entries" in values:
         return sum(_count(each, depth + 1) for each in dict(values["entries"]).values())
-    return math.prod(_whole(size) for size in values["shape"])
+    return math.prod(_size(size) for size in values["shape"])
 
 
-def _whole(size: Any) -> int:
+def _size(size: object) -> int:
     if type(size) is not int or size < 0:
         raise ValueError(f"{size!r} is not a size")
     return size
 
 
-def _array(values: Any, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+def _array(values: float | str | list[float | str], shape: tuple[int, ...], dtype: str) -> NDArray[np.generic]:
     is_float = np.dtype(dtype).kind == "f"
     read = [float(value) if is_float else value for value in (values if isinstance(values, list) else [values])]
     if not is_float and not all(isinstance(value, int) for value in read):
-        raise ValueError(f"bounds of {dtype} that are no whole numbers")
+        raise ValueError(f"bounds of {dtype} that are not integers")
     array = np.array(read, dtype)
     if np.isnan(array).any() if is_float else False:
         raise ValueError("bounds that are NaN")

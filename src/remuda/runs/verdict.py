@@ -1,4 +1,4 @@
-"""What limits a run, and what would lift it.
+"""Verdict at the end of a run: the activity that limits its speed, and the options that would speed it up.
 
 >>> verdict({"env": 1.0, "update": 3.0}, {"update": "a smaller net would lift it"})
 ('update', 'limited by updates, 75 % of the time: a smaller net would lift it.')
@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from remuda.build.envs import num_workers
-from remuda.config.algo_options import OffPolicyOptions, PPOOptions
 from remuda.config.run_config import RunConfig
 from remuda.errors import ConfigError
 from remuda.machine import usable_cores
@@ -26,7 +25,7 @@ NAMES = {
 
 
 def verdict(seconds: Mapping[str, float], remedies: Mapping[str, str]) -> tuple[str, str]:
-    """The activity that took most of the time, and a sentence; of what nobody claimed there is nothing to say."""
+    """Return the activity of `NAMES` that took the most time, and a sentence about it for the log."""
     spent = {name: seconds.get(name, 0.0) for name in NAMES}
     limit = max(spent, key=lambda name: spent[name])
     if spent[limit] <= 0.0:
@@ -39,9 +38,9 @@ def verdict(seconds: Mapping[str, float], remedies: Mapping[str, str]) -> tuple[
 
 
 def remedies_for(config: RunConfig, cores: int | None = None) -> dict[str, str]:
-    """What would lift each limit, with the options that this run has."""
+    """Return, for each activity, a phrase that names the options which would speed this run up."""
     cores = usable_cores() if cores is None else cores
-    is_parallel = config.scheme != "serial"
+    is_parallel = config.has_workers
     workers = num_workers(config) if is_parallel else 0
     return {
         "env": _for_envs(config, is_parallel, workers, cores),
@@ -70,7 +69,7 @@ def _for_envs(config: RunConfig, is_parallel: bool, workers: int, cores: int) ->
 
 
 def _may_have_workers(config: RunConfig, count: int) -> bool:
-    """Whether so many can share its envs."""
+    """Return whether `count` workers can share the envs of this run."""
     try:
         num_workers(replace(config, sampler=replace(config.sampler, workers=count)))
     except ConfigError:
@@ -79,23 +78,17 @@ def _may_have_workers(config: RunConfig, count: int) -> bool:
 
 
 def _for_updates(config: RunConfig, cores: int) -> str:
-    ways = ["a smaller net"]
-    if isinstance(config.algo_options, PPOOptions):
-        ways = ["larger minibatches (--algo.batch_size)", *ways]
-    if getattr(config.algo_options, "n_epochs", 1) > 1:
-        ways = ["fewer epochs (--algo.n_epochs)", *ways]
-    if isinstance(config.algo_options, OffPolicyOptions):
-        ways = ["fewer drawn rows per step (--replay.ratio)", *ways]
+    ways = [*config.algo_options.faster_updates(), "a smaller net"]
     if config.scheme_options.threads < cores:
         ways.append(f"for a large net more threads (--scheme.threads {cores})")
     return f"{', '.join(ways[:-1])} or {ways[-1]} would lift it" if len(ways) > 1 else f"{ways[0]} would lift it"
 
 
 def _for_waiting(config: RunConfig) -> str:
-    if config.sampler.inference == "workers":  # who take no turns, and need processes
+    if config.sampler.inference == "workers":  # which neither take turns nor exist under serial
         return "more envs for each worker (--sampler.envs) would lift it"
     ways = ["workers that act (--sampler.inference workers)"]
-    if config.sampler.slots == 1 and config.scheme == "parallel":
+    if config.sampler.slots == 1 and config.has_workers and not config.is_asynchronous:
         ways.insert(0, "a second group that steps meanwhile (--sampler.slots 2)")
     ways.append("more envs for each worker (--sampler.envs), or none for cheap envs (--scheme serial),")
     return f"{' or '.join(ways)} would lift it"

@@ -1,27 +1,104 @@
-"""Episodes as films."""
+"""Videos of an agent playing.
+
+record(run, episodes=3)                                # RUN/videos/step-200000.mp4, and the episodes' returns
+
+use_headless_rendering()                               # before the env's libraries are imported
+with VideoWriter(Path("episode.mp4"), fps=30) as video:
+    record_episode(env, policy, seed=0, video=video, should_stop=lambda: False)
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from ctypes.util import find_library
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from remuda.envs.episodes import CONTINUES
-from remuda.errors import ConfigError, EnvSpecError
+from remuda.errors import ConfigError, EnvSpecError, Interrupted
+from remuda.runs.checkpoints import named_checkpoint
+from remuda.runs.evaluation import eval_seed
 from remuda.runs.policy import Policy
+from remuda.runs.signals import StopSignals
+from remuda.schemes.learning_round import torch_threads
+
+if TYPE_CHECKING:
+    from remuda.runs.api import Run
 
 DEFAULT_FPS = 30
+Frame = NDArray[np.uint8]
 
 
-def draw_without_screen() -> None:
-    """Pictures where there is no screen, and no complaints about it; before the env's libraries are imported."""
+def record(run: Run, episodes: int = 1, seed: int | None = None, out: Path | None = None) -> tuple[Path, list[float]]:
+    """Record greedy episodes of a run as an mp4 file; return the file and the episodes' returns."""
+    if episodes < 1:
+        raise ConfigError(f"episodes={episodes} is too small: record at least 1.")
+    if seed is not None and seed < 0:
+        raise ConfigError(f"seed={seed} is too small: it must be at least 0.")
+    use_headless_rendering()
+    config, spec, info = run.setup("remuda.Run({}).record()")
+    if seed is not None:
+        config = replace(config, eval=replace(config.eval, seed=seed, seeds=None))
+    if "rgb_array" not in info.render_modes:
+        raise EnvSpecError(
+            f"{spec.label} cannot be recorded: its render modes are {', '.join(info.render_modes) or 'none'}, "
+            "and a video needs rgb_array."
+        )
+    policy = run.policy()
+    target = out or run.path / "videos" / f"step-{named_checkpoint(run.path, run.checkpoint).step}.mp4"
+    limited = replace(spec, max_steps=config.eval.max_steps or None)
+    returns = []
+    with (
+        closing(limited.build(render_mode="rgb_array")) as env,
+        VideoWriter(target, info.fps) as video,
+        torch_threads(config.scheme_options.threads),
+        StopSignals() as signals,  # pygame would swallow SIGTERM
+    ):
+        for number in range(episodes):
+            total = record_episode(
+                env, policy, eval_seed(config, number), video, lambda: signals.received is not None
+            )
+            if total is None:
+                stopped = Interrupted(f"stopped by {signals.name}: no video was made.")
+                stopped.signal = signals.received or stopped.signal
+                raise stopped
+            returns.append(total)
+    return target, returns
+
+
+def record_episode(
+    env: Any, policy: Policy, seed: int, video: VideoWriter, should_stop: Callable[[], bool]
+) -> float | None:
+    """Play one greedy episode of a Gymnasium env into `video`; return its return, or None if it was stopped."""
+    obs, _ = env.reset(seed=seed)
+    video.add(render_frame(env))
+    total, is_over, state, reward = 0.0, False, None, 0.0
+    while not is_over:
+        if should_stop():
+            return None
+        action, state = policy.act(obs, state, reward=reward)
+        obs, reward, terminated, truncated, info = env.step(action)
+        video.add(render_frame(env))
+        total, is_over = total + float(reward), terminated or truncated
+        if is_over and info.get(CONTINUES):  # the episode ended for the learner only (a lost life): the game goes on
+            obs, _ = env.reset()
+            is_over, state = False, None
+    return total
+
+
+def use_headless_rendering() -> None:
+    """Let SDL and MuJoCo render without a display, unless the user chose otherwise.
+
+    Their environment variables must be set before the env's libraries are imported.
+    """
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     if sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("MUJOCO_GL"):
         return
@@ -31,74 +108,58 @@ def draw_without_screen() -> None:
         os.environ["MUJOCO_GL"] = "osmesa"
 
 
-def draw(env: Any) -> NDArray[Any]:
-    """A picture of the env as it is."""
+def render_frame(env: Any) -> Frame:
+    """Return an image of the env's current state."""
     try:
         frame = env.render()
         if not isinstance(frame, np.ndarray):
             raise TypeError(f"render() returned a {type(frame).__name__}")
     except Exception as error:
         raise EnvSpecError(
-            f"{env.spec.id if env.spec else env} cannot be drawn here ({type(error).__name__}: {error}): give it a "
-            "screen (DISPLAY); MuJoCo needs none where MUJOCO_GL is egl (Debian: libegl1 libopengl0) or osmesa "
+            f"{env.spec.id if env.spec else env} cannot be rendered here ({type(error).__name__}: {error}): provide "
+            "a display (DISPLAY); MuJoCo needs none if MUJOCO_GL is egl (Debian: libegl1 libopengl0) or osmesa "
             "(libosmesa6) before Python starts."
         ) from error
     return frame
 
 
 def require_codecs() -> None:
-    if not all(find_spec(name) for name in ("imageio", "av")):  # av is what imageio's pyav plugin needs
+    """Raise ConfigError if the packages that encode videos are not installed."""
+    if not all(find_spec(name) for name in ("imageio", "av")):  # imageio's pyav plugin needs av
         raise ConfigError("videos need imageio and PyAV: pip install 'remuda[video]'.")
 
 
-class Film:
-    """Even-sized H.264 frames that every player shows; the file appears when it is whole."""
+class VideoWriter:
+    """Encodes frames as H.264 in a format that every player shows; the file appears when it is complete."""
 
     def __init__(self, target: Path, fps: float | None) -> None:
-        mistake = ConfigError(
-            f"out={target} cannot be filmed into: give a name that ends in .mp4, in a place of yours."
+        unusable = ConfigError(
+            f"out={target} cannot be written: use a name that ends in .mp4, in a directory where you may write."
         )
         if target.suffix != ".mp4":
-            raise mistake
+            raise unusable
         require_codecs()
         import imageio.v3
 
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            self._target, self._aside = target, target.with_name(f".writing-{target.name}")
-            self._file = imageio.v3.imopen(self._aside, "w", plugin="pyav")
-        except OSError as error:  # imageio's words for it are of no use to anybody
-            raise mistake from error
+            self._target, self._partial = target, target.with_name(f".writing-{target.name}")
+            self._file = imageio.v3.imopen(self._partial, "w", plugin="pyav")
+        except OSError as error:  # imageio's message names its plugins instead of the directory
+            raise unusable from error
         self._file.init_video_stream("libx264", fps=round(fps or DEFAULT_FPS), pixel_format="yuv420p")
 
-    def add(self, frame: Any) -> None:
+    def add(self, frame: Frame) -> None:
+        """Append a frame [height, width, 3]; yuv420p needs even sizes, so an odd last row or column is cropped."""
         height, width = frame.shape[:2]
         self._file.write_frame(np.ascontiguousarray(frame[: height // 2 * 2, : width // 2 * 2]))
 
-    def __enter__(self) -> Film:
+    def __enter__(self) -> VideoWriter:
         return self
 
     def __exit__(self, kind: object, *rest: object) -> None:
         self._file.close()
         if kind is None:
-            self._aside.replace(self._target)
+            self._partial.replace(self._target)
         else:
-            self._aside.unlink(missing_ok=True)
-
-
-def play(env: Any, policy: Policy, seed: int, film: Film, should_stop: Callable[[], bool]) -> float | None:
-    """One episode; returns its return, or None where it was stopped."""
-    obs, _ = env.reset(seed=seed)
-    film.add(draw(env))
-    total, over, state, reward = 0.0, False, None, 0.0
-    while not over:
-        if should_stop():
-            return None
-        action, state = policy.act(obs, state, reward=reward)
-        obs, reward, terminated, truncated, info = env.step(action)
-        film.add(draw(env))
-        total, over = total + float(reward), terminated or truncated
-        if over and info.get(CONTINUES):  # an end for the learner alone, such as a lost life: the game goes on
-            obs, _ = env.reset()
-            over, state = False, None
-    return total
+            self._partial.unlink(missing_ok=True)

@@ -1,1 +1,1 @@
-"""Samplers and evaluation."""
+"""Samplers, the worker processes that they use, and evaluation."""

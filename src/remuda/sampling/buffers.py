@@ -1,18 +1,18 @@
-"""Where a sampler writes its rollouts: ordinary memory, or memory that several processes share.
+"""The memory that samplers write rollouts to: ordinary memory, or memory that several processes share.
 
 buffers = allocate(agent, envs.observation, T, B)          # torch tensors [T, B, ...] and [B, ...]
-memory, shared = share(buffers)                            # the same trees over a SharedArrays
-theirs = attach(buffers, memory)                           # in another process, in the shape of its own buffers
-theirs.columns(4, 8)                                       # what the worker of envs 4 to 7 writes
+memory, shared = share(buffers)                            # the same trees, over a SharedArrays
+theirs = attach(buffers, memory)                           # in another process, which has buffers of the same shape
+theirs.columns(4, 8)                                       # the part that the worker of envs 4 to 7 writes
 
-memory, slots = share_slots(buffers, 6)                    # six of them, each for a rollout of its own
+memory, slots = share_slots(buffers, 6)                    # six copies, each for a rollout of its own
 theirs = attach_slots(buffers, memory)                     # in another process
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,41 +20,44 @@ from torch import Tensor
 from remuda.core import Agent, Space
 from remuda.data import SharedArrays, Steps, leaves, map_tree
 
+Tree: TypeAlias = Any  # a tensor, or a named array tuple of tensors
+
 
 class Buffers(NamedTuple):
-    """A rollout's arrays, and the recurrent state that follows its last row."""
+    """The arrays of a rollout, and the recurrent state that follows its last row."""
 
     steps: Steps  # [T, B]
-    next_obs: Any  # [B]
-    last_value: Tensor | None  # [B]; None of agents without one
-    state: Any  # [B], goes into row 0; None without memory
+    next_obs: Tree  # [B]
+    last_value: Tensor | None  # [B]; None for agents without a value function
+    state: Tree  # [B], the state before row 0; None for agents without memory
     begins: Tensor  # [B], True where row 0 starts a new episode
-    next_state: Any  # [B], goes into row 0 of the next rollout
+    next_state: Tree  # [B], the state before row 0 of the next rollout
 
     def columns(self, first: int, last: int) -> Buffers:
-        """Views of these envs' part."""
+        """Return views of the columns `first` to `last`, exclusive."""
         rest = map_tree(lambda x: x[first:last], tuple(self)[1:])
         return Buffers(self.steps[:, first:last], *rest)
 
 
-def blank_obs(observation: Space, B: int) -> Any:
+def blank_obs(observation: Space, B: int) -> Tree:
+    """Return observations of B envs that are all zero."""
     return observation.tree(lambda _, leaf: torch.zeros(B, *leaf.shape, dtype=getattr(torch, leaf.dtype)))
 
 
 def allocate(agent: Agent, observation: Space, T: int, B: int) -> Buffers:
-    """In the shape of what the agent says of one batch."""
+    """Return buffers in the shapes of what the agent returns for one batch."""
     obs = blank_obs(observation, B)
     width = sum(width for _, width in agent.noise)
     with torch.no_grad():
-        action, said, _ = agent.act(obs, agent.initial_state(B), None, torch.zeros(B, width))
-    over_time = lambda x: x.new_zeros((T, *x.shape))  # noqa: E731  (of every leaf)
+        action, output, _ = agent.act(obs, agent.initial_state(B), None, torch.zeros(B, width))
+    over_time = lambda x: x.new_zeros((T, *x.shape))  # noqa: E731  (a function of a leaf)
     steps = Steps(
         obs=map_tree(over_time, obs),
         action=map_tree(over_time, action),
         reward=torch.zeros(T, B),
         discount=torch.zeros(T, B),
         mask=torch.zeros(T, B, dtype=torch.bool),
-        policy=map_tree(over_time, said),
+        policy=map_tree(over_time, output),
         version=torch.zeros(T, B, dtype=torch.int64),
     )
     last_value = torch.zeros(B) if hasattr(agent, "value") else None
@@ -63,25 +66,27 @@ def allocate(agent: Agent, observation: Space, T: int, B: int) -> Buffers:
 
 
 def share(buffers: Buffers) -> tuple[SharedArrays, Buffers]:
-    """The same arrays in shared memory; whoever asked closes it."""
+    """Return shared memory for buffers of this shape, which the caller closes, and the buffers in it."""
     named = dict(leaves(buffers._asdict()))
     memory = SharedArrays({path: (tuple(x.shape), str(x.numpy().dtype)) for path, x in named.items()})
     return memory, attach(buffers, memory)
 
 
 def attach(buffers: Buffers, memory: SharedArrays) -> Buffers:
-    """Trees like these whose leaves are the shared arrays."""
+    """Return buffers of this shape whose leaves are the shared arrays."""
     return _like(buffers, lambda path: torch.from_numpy(memory[path]))
 
 
 def share_slots(buffers: Buffers, count: int) -> tuple[SharedArrays, list[Buffers]]:
-    """So many of these arrays in shared memory; whoever asked closes it."""
+    """Return shared memory for `count` buffers of this shape, which the caller closes, and the buffers in it."""
     named = dict(leaves(buffers._asdict()))
     memory = SharedArrays({path: ((count, *x.shape), str(x.numpy().dtype)) for path, x in named.items()})
     return memory, attach_slots(buffers, memory)
 
 
 def attach_slots(buffers: Buffers, memory: SharedArrays) -> list[Buffers]:
+    """Return all buffers in memory that `share_slots` made."""
+
     def slot(number: int) -> Buffers:
         return _like(buffers, lambda path: torch.from_numpy(memory[path][number]))
 

@@ -1,12 +1,12 @@
-"""Evaluation: whole episodes with given seeds and greedy actions.
+"""Evaluate an agent by complete episodes with given seeds and greedy actions.
 
-Every episode is played to its end in an env reset with that episode's own seed, so the result does not depend on
-how many envs play side by side, and short episodes are not favoured over long ones.
+Every episode is played to its end in an env that is reset with the episode's own seed. The result does therefore not
+depend on the number of envs, and short episodes are not preferred to long ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +20,12 @@ from remuda.randomness import Purpose
 from remuda.sampling.noise import Noise
 from remuda.sampling.sampler import ToEnv
 
-NOISE_BLOCK = 128  # rows drawn at once: a generator per env and row would cost more than the policy
+NOISE_BLOCK = 128  # rows drawn at once, because a generator for each env and row would cost more than the policy
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Returns and lengths of the episodes played, in the order of their seeds."""
+    """Returns and lengths of the episodes, in the order of their seeds."""
 
     returns: list[float]
     lengths: list[float]
@@ -48,12 +48,12 @@ def evaluate(
     explore: bool = False,
     seed: int = 0,
 ) -> Evaluation:
-    """Play until every env has used up its list of seeds: env i plays episodes i, i + B, i + 2B, ..."""
-    played: list[list[Any]] = [[] for _ in range(envs.num_envs)]
+    """Play this number of episodes: env i plays episodes i, i + B, i + 2B, ... with the seeds that it was given."""
+    played: list[list[Mapping[str, float]]] = [[] for _ in range(envs.num_envs)]
     to_env = ToEnv(envs.action)
     exploring = torch.full((envs.num_envs,), agent.exploration if explore else 0.0)
     noise = Noise(seed, range(envs.num_envs), agent.noise, Purpose.EVALUATION)
-    state, blank = agent.initial_state(envs.num_envs), agent.initial_state(envs.num_envs)
+    state, initial = agent.initial_state(envs.num_envs), agent.initial_state(envs.num_envs)
     envs.reset(seed)
     done = row = 0
     with torch.inference_mode(), in_eval_mode(agent):
@@ -62,10 +62,10 @@ def evaluate(
             for episode in envs.episodes():
                 played[episode.env].append(episode.values)
                 done += 1
-            obs = map_tree(torch.from_numpy, step.obs)  # views: read before the next send
+            obs = map_tree(torch.from_numpy, step.obs)  # views, which are valid until the next send
             if state is not None and not step.mask.all():
-                first = torch.from_numpy(~step.mask)
-                state[first] = blank[first]
+                was_reset = torch.from_numpy(~step.mask)
+                state[was_reset] = initial[was_reset]
             if row % NOISE_BLOCK == 0:
                 block = noise.rows(row, NOISE_BLOCK)
             action, _, state = agent.act(obs, state, exploring, block[row % NOISE_BLOCK])
@@ -77,6 +77,7 @@ def evaluate(
 
 @contextmanager
 def in_eval_mode(agent: Any) -> Iterator[None]:
+    """Put an nn.Module into evaluation mode for a while."""
     was_training = agent.training
     agent.eval()
     try:

@@ -1,17 +1,16 @@
-"""How much every env explores at every row of a run: a function of the row, so that there is nothing to save.
+"""The amount of exploration of every env, as a function of the row, so that checkpoints need not save it.
 
     explore = Exploration(amount, random_rows=100)
-    explore.at(row)                     # [B], handed to Agent.act: of Q-learning the chance of a random action
+    explore.at(row)                     # [B], an argument of Agent.act: epsilon for Q-learning
     sampler = EnvSampler(envs, agent, weights, T, seed, explore=explore)
 
-Before row `random_rows` actions are drawn uniformly from their space, whatever the agent says.
+Before row `random_rows` actions are drawn uniformly from their space, and the agent's actions are not used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,36 +23,35 @@ from remuda.sampling.noise import Noise
 
 @dataclass(frozen=True)
 class Exploration:
-    """Of the envs of a sampler."""
+    """The exploration of the envs of a sampler."""
 
-    amount: Callable[[int], Tensor] | None = None  # row -> [B]; None: the agent explores as it does by itself
+    amount: Callable[[int], Tensor] | None = None  # row -> [B]; None for the agent's own default
     random_rows: int = 0
 
     def at(self, row: int) -> Tensor | None:
         return None if self.amount is None else self.amount(row)
 
     def columns(self, first: int, last: int) -> Exploration:
-        """Of some of the envs."""
+        """Return the exploration of the envs `first` to `last`, exclusive."""
         amount = self.amount
         return Exploration(None if amount is None else lambda row: amount(row)[first:last], self.random_rows)
 
 
 class RandomActions:
-    """Uniform over a Discrete or bounded Box space, of each env and row."""
+    """Actions drawn uniformly from a Discrete or bounded Box space, for each env and row."""
 
     def __init__(self, action: Space, seed: int, envs: Sequence[int]) -> None:
         self.action = action
         width = 1 if action.kind == "discrete" else int(np.prod(action.shape))
         self._noise = Noise(seed, envs, [("uniform", width)], Purpose.RANDOM_ACTIONS)
 
-    def rows(self, first: int, count: int) -> NDArray[Any]:
-        """[count, B] actions as agents make them, Box ones flat."""
+    def rows(self, first: int, count: int) -> NDArray[np.int64] | NDArray[np.float32]:
+        """Return actions [count, B] as agents make them: flat for a Box."""
         uniform = self._noise.rows(first, count).numpy()
         if self.action.kind == "discrete":
-            chosen: NDArray[Any] = (uniform[..., 0] * self.action.n).astype(np.int64)
-            return chosen
+            return (uniform[..., 0] * self.action.n).astype(np.int64)
         assert self.action.low is not None
         assert self.action.high is not None
         low, high = self.action.low.reshape(-1), self.action.high.reshape(-1)
-        drawn: NDArray[Any] = (low + uniform * (high - low)).astype(np.float32)
+        drawn: NDArray[np.float32] = (low + uniform * (high - low)).astype(np.float32)
         return drawn

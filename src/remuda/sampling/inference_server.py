@@ -1,33 +1,32 @@
-"""One process that acts for all envs: whichever groups of them are ready make a batch, and nobody waits for the rest.
+"""One process that runs inference for all envs: the groups of envs that are ready form a batch.
 
-    sampler = InferenceServer(envs, agent, weights, num_steps, seed, buffers)  # envs: an AsyncPooledEnvs
-    sampler.reset(seed)
-    sampler.give(3)                                  # buffers 3 may be filled by whichever group needs some next
+    server = InferenceServer(envs, agent, weights, num_steps, seed, slots)  # envs: an AsyncPooledEnvs
+    server.reset(seed)
+    server.give(3)                                    # the buffers of slot 3 may be filled by the next group
     while working:
-        for filled in sampler.receive(seconds=0.02): # answers of envs; rollouts that are complete with them
+        for filled in server.receive(seconds=0.02):   # answers of envs, and the rollouts that they complete
             ...
-        sampler.inference()                                # one batch
+        server.act()                                  # one batch
 
-Every group fills a rollout of its own, row by row, and weights are looked at before each batch: a rollout may be of
-several versions, and says of every row which one acted.
+Every group of envs fills a rollout of its own, row by row, and no group waits for another. Weights are pulled before
+each batch: a rollout may be sampled by several versions, and `Steps.version` holds the one that acted in each row.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from remuda.core import Agent, Weights
 from remuda.data import map_tree
-from remuda.sampling.buffers import Buffers, blank_obs
-from remuda.sampling.exploration import Exploration, RandomActions
-from remuda.sampling.noise import Noise
+from remuda.sampling.buffers import Buffers, Tree
+from remuda.sampling.exploration import Exploration
+from remuda.sampling.row_writer import AgentInputs, RowWriter, make_writers
 from remuda.sampling.sampler import ToEnv
 
 
@@ -36,28 +35,23 @@ class Filled(NamedTuple):
 
     slot: int
     first_env: int
-    version: int  # the oldest that acted
+    version: int  # the oldest version that acted in it
 
 
-@dataclass
+@dataclass(eq=False)
 class Group:
     """Envs that step together, and the rollout that they fill."""
 
     number: int
-    columns: slice
-    noise: Noise
-    row: int  # rows done, over all rollouts
-    is_seen: bool = False  # its observations are there, and nobody has acted on them
-    slot: int | None = None
-    t: int = 0  # rows of its rollout that are complete
-    buffers: Buffers | None = None
-    arrays: Any = None  # the same memory as numpy
-    noises: Any = field(default=None, repr=False)
-    random: Any = ()  # [up to T, B of the group] actions of the rows that are to be random
+    writer: RowWriter
+    row: int  # first row of the next rollout
+    is_waiting: bool = False  # its envs have answered and wait for actions
+    slot: int | None = None  # of its rollout; None between two rollouts
+    t: int = 0  # complete rows of its rollout
 
 
 class InferenceServer:
-    """Envs x Agent -> rollouts of groups, in slots of memory."""
+    """Samples one rollout per group of envs, each into a slot of memory."""
 
     def __init__(
         self,
@@ -68,43 +62,34 @@ class InferenceServer:
         seed: int,
         slots: list[Buffers],
         first_row: int = 0,
-        explore: Exploration = Exploration(),  # noqa: B008  (it never changes)
+        explore: Exploration = Exploration(),  # noqa: B008  (immutable)
     ) -> None:
         self.envs, self.agent, self.weights, self.num_steps, self.version = envs, agent, weights, num_steps, -1
         self._slots, self._free = slots, deque[int]()
-        self._to_env = ToEnv(envs.action)
-        B, width = envs.num_envs, envs.num_envs // envs.num_slots
-        self._obs = blank_obs(envs.observation, B)  # what comes next
-        self._obs_arrays = map_tree(lambda tensor: tensor.numpy(), self._obs)
-        self._state, self._blank = agent.initial_state(B), agent.initial_state(B)
-        self._begins = torch.ones(B, dtype=torch.bool)  # True where the next row starts a new episode
-        shares = [slice(first, first + width) for first in range(0, B, width)]
-        self._groups = [
-            Group(number, own, Noise(seed, range(own.start, own.stop), agent.noise), first_row)
-            for number, own in enumerate(shares)
-        ]
-        self._explore, self._random = explore, list[RandomActions]()
-        if explore.random_rows > first_row:
-            self._random = [RandomActions(envs.action, seed, range(own.start, own.stop)) for own in shares]
+        self._to_env, self._explore = ToEnv(envs.action), explore
+        self._inputs = AgentInputs(agent, envs.observation, envs.num_envs)
+        writers = make_writers(self._inputs, envs, agent, seed, explore)
+        self._groups = [Group(number, writer, first_row) for number, writer in enumerate(writers)]
         self._seconds = {"env": 0.0, "inference": 0.0}
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
-        """Start every env; returns the random steps that were taken to spread them over their episodes."""
-        self._begins.fill_(True)
+        """Start every env; return the number of random steps that were taken to spread the envs."""
+        self._inputs.reset()
         return int(self.envs.reset(seed, warm_up))
 
     def give(self, slot: int) -> None:
+        """Allow the buffers of this slot to be filled."""
         self._free.append(slot)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing can happen before a slot is given: every group has seen what it must act on."""
-        return not self._free and all(group.is_seen and group.slot is None for group in self._groups)
+        """Whether nothing can happen before a slot is given, because every group waits for one."""
+        return not self._free and all(group.is_waiting and group.slot is None for group in self._groups)
 
     def receive(self, seconds: float) -> list[Filled]:
-        """What groups have answered, waiting so long for the first if there is nothing to act on."""
+        """Receive the answers of groups; if no group can act, wait up to `seconds` for the first answer."""
         start = time.perf_counter()
-        can_act = any(group.is_seen and (group.slot is not None or self._free) for group in self._groups)
+        can_act = any(group.is_waiting and (group.slot is not None or self._free) for group in self._groups)
         for number in self.envs.ready(0.0 if can_act else seconds):
             self._receive(self._groups[number])
         self._seconds["env"] += time.perf_counter() - start
@@ -112,96 +97,75 @@ class InferenceServer:
             return [self._finish(group) for group in self._groups if group.t == self.num_steps]
 
     def act(self) -> None:
-        """Once for all groups that wait for it."""
+        """Act once, in one batch, for all groups that wait for actions."""
         start = time.perf_counter()
         with torch.inference_mode():
             if self._free:
-                waiting = [group for group in self._groups if group.is_seen and group.slot is None]
-                # who has done least comes first, or with few slots the first group would have them all
+                waiting = [group for group in self._groups if group.is_waiting and group.slot is None]
+                # Groups with the fewest rows come first. Otherwise the first group would get all of a few slots.
                 for group in sorted(waiting, key=lambda group: group.row)[: len(self._free)]:
                     self._begin(group, self._free.popleft())
-            acting = [group for group in self._groups if group.is_seen and group.slot is not None]
+            acting = [group for group in self._groups if group.is_waiting and group.slot is not None]
             if acting:
                 self._act(acting)
         self._seconds["inference"] += time.perf_counter() - start
 
     def take_seconds(self) -> dict[str, float]:
-        """Where the time went since the last call."""
+        """Return where the time went since the last call."""
         seconds, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
         return seconds
 
     def _receive(self, group: Group) -> None:
         _, step = self.envs.recv(group.number)
-        if group.slot is not None:
-            arrays, t = group.arrays, group.t
-            arrays.reward[t] = step.reward
-            arrays.discount[t] = ~step.terminated
-            arrays.mask[t] = step.mask
-            self._begins[group.columns] = torch.from_numpy(~step.mask)
+        if group.slot is None:  # the first observations after a reset
+            group.writer.obs_arrays[...] = step.obs
+        else:
+            group.writer.write_step(group.t, step)
             group.t += 1
-        self._obs_arrays[group.columns] = step.obs
-        if self._state is not None and not step.mask.all():
-            envs = torch.from_numpy(group.columns.start + np.flatnonzero(~step.mask))
-            self._state[envs] = self._blank[envs]
-        group.is_seen = True
+        group.is_waiting = True
 
     def _begin(self, group: Group, slot: int) -> None:
-        group.slot, group.t, group.buffers = slot, 0, self._slots[slot]
-        group.arrays = map_tree(lambda tensor: tensor.numpy(), group.buffers.steps)
-        group.noises = group.noise.rows(group.row, self.num_steps)
-        group.random = self._random_actions(group)
+        group.slot, group.t = slot, 0
+        group.writer.write_to(self._slots[slot])
+        group.writer.begin(group.row, self.num_steps)
         group.row += self.num_steps
-        group.buffers.begins.copy_(self._begins[group.columns])
-        if self._state is not None:
-            group.buffers.state[...] = self._state[group.columns]
-
-    def _random_actions(self, group: Group) -> Any:
-        count = min(self.num_steps, self._explore.random_rows - group.row)
-        return self._random[group.number].rows(group.row, count) if count > 0 else ()
 
     def _exploration(self, groups: list[Group]) -> Tensor | None:
-        """Of each of their envs, by the row that its own group has come to."""
+        """Return the exploration of each env of these groups, by the row at which its group is."""
         rows = [group.row - self.num_steps + group.t for group in groups]
         found = {row: self._explore.at(row) for row in set(rows)}
-        amounts = [(found[row], group.columns) for row, group in zip(rows, groups, strict=True)]
+        amounts = [(found[row], group.writer.columns) for row, group in zip(rows, groups, strict=True)]
         parts = [amount[columns] for amount, columns in amounts if amount is not None]
         return torch.cat(parts) if parts else None
 
     def _finish(self, group: Group) -> Filled:
-        buffers, columns = group.buffers, group.columns
+        buffers, columns, slot = group.writer.buffers, group.writer.columns, group.slot
         assert buffers is not None
-        assert group.slot is not None
-        buffers.next_obs[...] = self._obs[columns]
-        if buffers.last_value is not None:
-            state = None if self._state is None else self._state[columns]
-            value: Tensor = self.agent.value(self._obs[columns], state)  # type: ignore[attr-defined]  # the buffers say so
-            buffers.last_value.copy_(value)
-        filled = Filled(group.slot, columns.start, int(buffers.steps.version[0, 0]))
+        assert slot is not None
+        self._inputs.finish(self.agent, buffers, columns)
         group.slot, group.t = None, 0
-        return filled
+        return Filled(slot, columns.start, int(buffers.steps.version[0, 0]))
 
     def _act(self, groups: list[Group]) -> None:
-        """One batch; what comes of it goes to each group's own row, and to its envs."""
+        """Compute the actions of these groups in one batch, write them, and send them to the envs."""
         self.version = self.weights.pull(self.version)
-        index = torch.cat([torch.arange(group.columns.start, group.columns.stop) for group in groups])
-        obs = self._obs[index]
-        state = None if self._state is None else self._state[index]
-        noise = torch.cat([group.noises[group.t] for group in groups])
-        action, said, state = self.agent.act(obs, state, self._exploration(groups), noise)
-        if self._state is not None:
-            self._state[index] = state
+        inputs, writers = self._inputs, [group.writer for group in groups]
+        index = torch.cat([torch.arange(writer.columns.start, writer.columns.stop) for writer in writers])
+        state = None if inputs.state is None else inputs.state[index]
+        noise = torch.cat([group.writer.noise[group.t] for group in groups])
+        action, output, state = self.agent.act(inputs.obs[index], state, self._exploration(groups), noise)
+        if inputs.state is not None:
+            inputs.state[index] = state
         actions = map_tree(lambda x: x.numpy(), action)
         end = 0
-        for group in groups:
-            start, end = end, end + group.columns.stop - group.columns.start
-            assert group.buffers is not None
-            own = map_tree(lambda x: x[start:end], actions)  # noqa: B023  (used at once)
-            own = group.random[group.t] if group.t < len(group.random) else own
-            steps = group.buffers.steps
-            group.arrays.obs[group.t] = self._obs_arrays[group.columns]
-            group.arrays.action[group.t] = own
-            if said is not None:
-                steps.policy[group.t] = said[start:end]
-            steps.version[group.t] = self.version
-            group.is_seen = False
+        for group, writer in zip(groups, writers, strict=True):
+            t, (start, end) = group.t, (end, end + writer.columns.stop - writer.columns.start)
+            own = writer.random[t] if t < len(writer.random) else _rows(actions, start, end)
+            writer.write_action(t, own, None if output is None else output[start:end])
+            writer.steps.version[t] = self.version
+            group.is_waiting = False
             self.envs.send(group.number, self._to_env(own))
+
+
+def _rows(tree: Tree, start: int, end: int) -> Tree:
+    return map_tree(lambda x: x[start:end], tree)

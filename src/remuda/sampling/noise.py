@@ -1,4 +1,4 @@
-"""Noise of acting agents, keyed by (purpose, seed, env, row): the same for an env in whichever process it runs."""
+"""Noise of acting agents, keyed by (purpose, seed, env, row), so that it does not depend on the env's process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remuda.randomness import Purpose, keyed_generator
 
 
 class Noise:
-    """Uniform or standard normal numbers for each env and row; each part has its kind and width, side by side."""
+    """Uniform or standard normal numbers for each env and row, in parts of a kind and width that lie side by side."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class Noise:
         self.seed, self.envs, self.parts, self.purpose = seed, envs, parts, purpose
 
     def rows(self, first: int, count: int) -> Tensor:
-        """[count, B, width] for the rows from `first` on; a block is a function of where it starts."""
+        """Return noise [count, B, width] of the rows from `first` on, which depends on where this block starts."""
         out = np.empty((count, len(self.envs), sum(width for _, width in self.parts)), dtype=np.float32)
         for column, env in enumerate(self.envs):
             draw = keyed_generator(self.purpose, self.seed, env, first)

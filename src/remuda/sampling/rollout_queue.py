@@ -1,61 +1,61 @@
-"""Rollouts as they fill: actors never wait for the learner as long as a slot is free, nor the learner for actors.
+"""Rollouts as workers complete them: sampling goes on while the learner learns, as long as a slot is free.
 
-    stream = RolloutQueue("remuda.build.workers", orders, agent, observation, weights, ...)
-    stream.start(seed)
+    queue = RolloutQueue("remuda.build.workers", blueprints, agent, observation, weights, ...)
+    queue.start(seed)
     while training:
-        rollout = stream.take(learner.version, should_stop)   # some slots side by side, none older than max_lag
+        rollout = queue.take(learner.version, should_stop)    # some slots side by side, none older than max_lag
         ...                                                   # learn, publish weights
-        stream.release(learner.version)                       # these slots may be filled again
+        queue.release(learner.version)                        # these slots may be filled again
 
-A slot is shared memory for one rollout of one worker. Who may write it is decided here alone, by messages to each
-worker over its own link: there is no queue and no lock that a dying process could hold. What a lost worker had not
-finished goes back to the free slots, and its successor begins new episodes.
+A slot is shared memory for one rollout of one worker. This process alone decides which worker may write to which
+slot, by messages over each worker's own link: there is no queue and no lock that a dying process could hold. Slots
+that a lost worker had not completed become free again, and its replacement begins new episodes.
 
-A thread of its own deals slots, hears of full ones, replaces workers, and puts the next rollout together while the
-learner is still busy with the last.
+The supervising thread hands out slots, replaces workers, and copies the next rollout together while the learner is
+still busy with the last one.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from remuda.core import Agent, Space
+from remuda.core import Agent, Space, Weights
 from remuda.data import Rollout
 from remuda.errors import Interrupted
-from remuda.learning.weights import FileWeights, SharedWeights
-from remuda.processes.worker_pool import LOOK_SECONDS, Worker
+from remuda.processes.links import Message
+from remuda.processes.worker_pool import POLL_SECONDS, Blueprint, Worker
 from remuda.sampling.async_workers import AsyncWorkers
 from remuda.sampling.buffers import Buffers, allocate, share_slots
 
-AHEAD = 2  # slots that a worker may hold for each of its groups of envs: the one that is filled and the next
+SLOTS_PER_GROUP = 2  # a worker holds, for each of its groups of envs, the slot that it fills and the next one
 
 
 @dataclass(frozen=True)
-class Full:
+class FullSlot:
     """A slot that a worker has filled."""
 
     slot: int
-    first_env: int  # of its columns
-    version: int  # of the weights that acted, the oldest
+    first_env: int  # the env of its first column
+    version: int  # the oldest version of the weights that acted in it
 
 
 class RolloutQueue(AsyncWorkers):
-    """A worker with `groups` of envs fills slots for each of them by itself."""
+    """A `RolloutSource` of workers, each of which fills slots for its `groups` of envs."""
 
     answer_key = "filled"
 
     def __init__(
         self,
         module: str,
-        orders: Sequence[Mapping[str, Any]],
+        blueprints: Sequence[Blueprint],
         agent: Agent,
         observation: Space,
-        weights: SharedWeights | FileWeights,
+        weights: Weights,
         num_steps: int,
         per_round: int,
         seed: int,
@@ -65,43 +65,47 @@ class RolloutQueue(AsyncWorkers):
         first_row: int = 0,
         **limits: Any,
     ) -> None:
-        """`updates_per_round` are those of a round if none is left out; `limits` are of AsyncWorkers."""
+        """Start workers whose rollouts are taken `per_round` at a time.
+
+        `updates_per_round` is the number of updates of a round in which none is skipped. `limits` are arguments of
+        AsyncWorkers.
+        """
         self._per_round, self._max_lag, self._num_steps = per_round, max_lag, num_steps
-        self._held: list[list[int]] = [[] for _ in orders]  # slots that each worker fills, in this order
-        self._rows = [first_row] * len(orders)  # of each worker, the first whose noise was not drawn
-        self._full: deque[Full] = deque()
-        self._staged: list[Full] | None = None  # what `take` will give
-        self._taken: list[Full] = []
+        self._held: list[list[int]] = [[] for _ in blueprints]  # slots that each worker fills, in this order
+        self._rows = [first_row] * len(blueprints)  # of each worker, the first row whose noise was not drawn
+        self._full: deque[FullSlot] = deque()
+        self._staged: list[FullSlot] | None = None  # what `take` returns next
+        self._taken: list[FullSlot] = []
         self.dropped = 0
-        self._waiting = list(range(len(orders)))  # workers, by when they were last given a slot
-        self._taken_at, self._usual = 0, updates_per_round  # the version of the last `take`; updates of a round
-        self._updates = updates_per_round  # of the next one, at most
-        groups = orders[0]["groups"]
-        self._most = AHEAD * groups
-        num_slots = slots_for(per_round, groups * len(orders), max_lag)
+        self._waiting = list(range(len(blueprints)))  # workers, by when they were last given a slot
+        self._taken_at, self._usual_updates = 0, updates_per_round  # version at the last `take`; updates of a round
+        self._updates = updates_per_round  # most updates to expect of the next round
+        groups = blueprints[0]["groups"]
+        self._max_held = SLOTS_PER_GROUP * groups
+        num_slots = slots_for(per_round, groups * len(blueprints), max_lag)
         self._free = deque(range(num_slots))
-        self._width = width = (orders[0]["last"] - orders[0]["first"]) // groups
-        # memory first: it is what may not fit
+        self._width = width = (blueprints[0]["last"] - blueprints[0]["first"]) // groups
+        # Allocate the memory before starting processes: it is what may fail.
         self._memory, self._slots = share_slots(allocate(agent, observation, num_steps, width), num_slots)
         self._stages = deque(allocate(agent, observation, num_steps, width * per_round) for _ in range(2))
-        full = [{**order, "num_steps": num_steps, "seed": seed, "row": first_row} for order in orders]
+        common = {"num_steps": num_steps, "seed": seed, "row": first_row}
         try:
-            super().__init__(module, full, weights, seed, **limits)
+            super().__init__(module, [{**blueprint, **common} for blueprint in blueprints], weights, seed, **limits)
         except BaseException:
             self._memory.close()
             raise
 
-    # --- the learner's thread -----------------------------------------------------------------------------------
+    # --- called by the learner's thread -------------------------------------------------------------------------
 
     def take(self, version: int, should_stop: Callable[[], bool]) -> Rollout:
-        """The next rollout for a learner of this version; what is too old for it is dropped and counted."""
-        with self._turn:
-            while (taken := self._fresh(version)) is None:
+        """Wait for the next rollout for a learner of this version; drop and count rollouts that are too old."""
+        with self._changed:
+            while (taken := self._usable(version)) is None:
                 if self._error is not None:
                     raise self._error
                 if should_stop():
                     raise Interrupted("asked to stop while waiting for rollouts")
-                self._turn.wait(LOOK_SECONDS)
+                self._changed.wait(POLL_SECONDS)
             self._taken, self._staged, self._taken_at = taken, None, version
             self._stages.rotate(1)
         self._worker_pool.bell.ring()
@@ -109,8 +113,8 @@ class RolloutQueue(AsyncWorkers):
         envs = torch.tensor([full.first_env + env for full in taken for env in range(self._width)])
         return Rollout(stage.steps, stage.next_obs, stage.last_value, stage.state, envs, stage.begins)
 
-    def _fresh(self, version: int) -> list[Full] | None:
-        """What is staged, if all of it may be used; else what may be goes back to where it came from."""
+    def _usable(self, version: int) -> list[FullSlot] | None:
+        """Return the staged slots if none of them is stale; otherwise put them back to be staged again."""
         self._version = version
         if self._staged is None or not any(map(self._is_stale, self._staged)):
             return self._staged
@@ -119,57 +123,57 @@ class RolloutQueue(AsyncWorkers):
         self._worker_pool.bell.ring()
         return None
 
-    def _is_stale(self, full: Full) -> bool:
+    def _is_stale(self, full: FullSlot) -> bool:
         return self._max_lag is not None and self._version - full.version > self._max_lag
 
     def release(self, version: int) -> None:
-        """What was taken last is learned from, and the weights of this version are published."""
-        with self._turn:
+        """Free the slots that were taken last, once weights of this version are published."""
+        with self._changed:
             self._free.extend(full.slot for full in self._taken)
-            self._updates = max(self._usual, version - self._taken_at)
+            self._updates = max(self._usual_updates, version - self._taken_at)
             self._taken, self._version = [], version
         self._worker_pool.bell.ring()
 
     def metrics(self) -> dict[str, float]:
-        """Slots now, and by how many updates the weights were behind that acted in what has come in since."""
-        with self._turn:
+        """Return the numbers of slots, and the mean lag of the weights that acted since the last call."""
+        with self._changed:
             free, full = len(self._free), len(self._full) + len(self._staged or ())
         return {
             "async/slots_free": float(free),
             "async/slots_full": float(full),
-            "lag/acting_weights": self.take_ages(),
+            "lag/acting_weights": self.take_lag(),
         }
 
     def close(self) -> None:
-        """Also gives back the memory."""
+        """End the thread and every process, and free the memory."""
         super().close()
         self._memory.close()
 
-    # --- the stream's own thread --------------------------------------------------------------------------------
+    # --- the supervising thread ---------------------------------------------------------------------------------
 
-    def _attachment(self) -> tuple[dict[str, Any], list[int]]:
+    def _attach_message(self) -> tuple[Message, list[int]]:
         return {"layout": self._memory.layout, "into": "slots"}, [self._memory.fd]
 
-    def _take(self, index: int, answer: Mapping[str, Any]) -> None:
+    def _on_answer(self, index: int, answer: Message) -> None:
         self._held[index].remove(answer["filled"])
-        self._full.append(Full(answer["filled"], answer["first"], answer["version"]))
+        self._full.append(FullSlot(answer["filled"], answer["first"], answer["version"]))
 
     def _on_lost(self, index: int) -> None:
         self._free.extend(self._held[index])
         self._held[index].clear()
 
-    def _owes(self, index: int) -> bool:
+    def _must_answer(self, index: int) -> bool:
         return bool(self._held[index])
 
     def _next_row(self, index: int) -> int:
         return self._rows[index]
 
-    def _set_going(self, member: Worker) -> None:
-        """It goes when it is dealt a slot."""
+    def _on_ready(self, worker: Worker) -> None:
+        """Do nothing: a worker starts when `_dispatch` gives it a slot."""
 
-    def _arrange(self) -> None:
+    def _dispatch(self) -> None:
         self._drop_stale()
-        self._deal()
+        self._hand_out_slots()
 
     def _drop_stale(self) -> None:
         kept = [full for full in self._full if not self._is_stale(full)]
@@ -178,55 +182,55 @@ class RolloutQueue(AsyncWorkers):
             self._free.extend(full.slot for full in self._full if self._is_stale(full))
             self._full = deque(kept)
 
-    def _deal(self) -> None:
-        """Free slots to whoever has the fewest, and among them to whoever has waited longest."""
-        while self._free and len(self._slots) - len(self._free) < self._most_in_use():
+    def _hand_out_slots(self) -> None:
+        """Give free slots to the workers that hold the fewest, and among these to the one that waited longest."""
+        while self._free and len(self._slots) - len(self._free) < self._max_in_use():
             ready = [index for index in self._waiting if self._is_ready[index]]
             index = min(ready, key=lambda index: len(self._held[index]), default=None)
-            if index is None or len(self._held[index]) >= self._most:
+            if index is None or len(self._held[index]) >= self._max_held:
                 return
             self._waiting.remove(index)
             self._waiting.append(index)
-            member = self._worker_pool.members[index]
+            worker = self._worker_pool.workers[index]
             if not self._held[index]:
-                member.heard = self._worker_pool.clock
+                worker.last_seen = self._worker_pool.clock
             slot = self._free.popleft()
             self._held[index].append(slot)
             self._rows[index] += self._num_steps
-            member.tell({"do": "fill", "slot": slot})
+            worker.send({"do": "fill", "slot": slot})
 
-    def _most_in_use(self) -> int:
-        """Slots, where a round is of several updates: those for which max_lag leaves the time."""
+    def _max_in_use(self) -> int:
+        """Return the number of slots that can be learned from before max_lag makes them stale."""
         if self._max_lag is None:
             return len(self._slots)
         return (self._max_lag // self._updates + 1) * self._per_round
 
-    def _afterwards(self) -> None:
-        """Put the next rollout together, in the order of envs: what comes of equal rollouts is then equal."""
-        with self._turn:
+    def _assemble(self) -> None:
+        """Copy the slots of the next rollout together, sorted by env, so that equal slots make equal rollouts."""
+        with self._changed:
             if self._staged is not None or len(self._full) < self._per_round:
                 return
             chosen = sorted((self._full.popleft() for _ in range(self._per_round)), key=lambda full: full.first_env)
-            stage = self._stages[1]  # the other one is being learned from
+            stage = self._stages[1]  # the learner learns from the other one
         for place, full in enumerate(chosen):
             copy_columns(self._slots[full.slot], stage, place)
-        with self._turn:
+        with self._changed:
             self._staged = chosen
-            self._turn.notify_all()
+            self._changed.notify_all()
 
 
 def slots_for(per_round: int, num_groups: int, max_lag: int | None) -> int:
-    """For a round that is learned from, one that is ready, and what groups of envs fill.
+    """Return the number of slots: for the round in use, the next one, and one for each group of envs to fill.
 
-    A rollout that begins has at most all other slots before it: with no more than this many, only one that others
-    overtake can grow older than max_lag.
+    When a rollout begins, at most all other slots are learned from before it. With the number returned here, a
+    rollout becomes older than max_lag only if others overtake it.
     """
     wanted = 2 * per_round + num_groups
     return wanted if max_lag is None else min(wanted, (max_lag + 1) * per_round)
 
 
 def copy_columns(source: Buffers, target: Buffers, place: int) -> None:
-    """All columns of a slot to that place among as many."""
+    """Copy all columns of a slot to the columns of slot number `place` in the target."""
     width = source.steps.mask.shape[1]
     own = target.columns(place * width, (place + 1) * width)
     own.steps[...] = source.steps

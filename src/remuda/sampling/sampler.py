@@ -1,48 +1,49 @@
-"""The sampler: envs x agent -> rollouts.
+"""Sample rollouts with one agent that acts for all envs.
 
+    sampler = EnvSampler(envs, agent, weights, num_steps, seed)
     sampler.reset(seed)
     while training:
-        rollout = sampler.collect()      # T steps of every env; arrays are reused by the next collect
+        rollout = sampler.collect()      # num_steps rows of every env; the next call reuses the arrays
     sampler.close()
 
 In-process envs, native vector envs, a process pool with central inference (one slot) and alternating groups (two
-slots: one acts while the other steps) are the same loop over different `Envs`. Workers that act run it too, each over
-envs of its own: see acting.py.
+slots, of which one acts while the other steps) run the same loop over different `Envs`. Sampler workers run it too,
+each over envs of its own (sampler_worker.py).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from remuda.core import Agent, Envs, Episode, Quick, Space, Weights
+from remuda.core import Agent, Envs, Episode, FastAgent, FastPolicy, Space, Weights
 from remuda.data import Rollout, leaves, map_tree
 from remuda.data.packing import pack, unpack
-from remuda.sampling.buffers import Buffers, allocate, blank_obs
-from remuda.sampling.exploration import Exploration, RandomActions
-from remuda.sampling.noise import Noise
+from remuda.sampling.buffers import Buffers, Tree, allocate
+from remuda.sampling.exploration import Exploration
+from remuda.sampling.row_writer import AgentInputs, RowWriter, make_writers
 
 
 class ToEnv:
-    """Actions as the agent makes them (flat and unbounded) to actions as an Envs takes them; whole numbers stay."""
+    """Converts actions as the agent makes them, flat and unbounded, to actions as the envs take them."""
 
     def __init__(self, action: Space) -> None:
         self.space = action
         self._spaces = action.tree(lambda _, leaf: leaf)
         self._clips = action.tree(lambda _, leaf: has_bounds(leaf))
 
-    def __call__(self, action: Any) -> Any:
+    def __call__(self, action: Tree) -> Tree:
         if self.space.kind == "discrete":
             return action
         return map_tree(self._leaf, action, self._spaces, self._clips)
 
     @staticmethod
-    def _leaf(action: Any, space: Space, clips: bool) -> Any:
+    def _leaf(action: NDArray[Any], space: Space, clips: bool) -> NDArray[Any]:
         action = action.reshape(len(action), *space.shape)
         return np.clip(action, space.low, space.high) if clips else action
 
@@ -52,12 +53,10 @@ def has_bounds(leaf: Space) -> bool:
 
 
 class EnvSampler:
-    """One agent that acts for all slots of an Envs, strictly with the weights it held when the rollout began.
+    """One agent that acts for all slots of an Envs, with the weights that it held when the rollout began.
 
     With `wait_reset` an env whose episode ends is reset only when the next rollout begins: every column holds rows of
-    one episode, padded with masked rows, which is what models that attend over a whole rollout need.
-
-    Recurrent state is kept per env, put back exactly where an env was reset, and stored with each rollout.
+    one episode, padded with masked rows, as models that attend over a whole rollout need it.
     """
 
     def __init__(
@@ -72,129 +71,117 @@ class EnvSampler:
         wait_reset: bool = False,
         first_env: int = 0,
         buffers: Buffers | None = None,
-        explore: Exploration = Exploration(),  # noqa: B008  (it never changes)
+        explore: Exploration = Exploration(),  # noqa: B008  (immutable)
     ) -> None:
+        """Start at row `first_row` of the run; `first_env` is the index of the first env among those of the run."""
         self.envs, self.agent, self.weights, self.num_steps = envs, agent, weights, num_steps
         self.seed, self.row, self.wait_reset = seed, first_row, wait_reset
         self.version = -1
         self._seconds = {"env": 0.0, "inference": 0.0}
         self._waited = 0.0
-        self._to_env = ToEnv(envs.action)
-        B, width = envs.num_envs, envs.num_envs // envs.num_slots
-        self._columns = [slice(slot * width, (slot + 1) * width) for slot in range(envs.num_slots)]
-        self._noise = Noise(seed, range(first_env, first_env + B), agent.noise)
-        self._explore, self._amount = explore, explore.at(first_row)
-        self._random: RandomActions | None = None
-        if explore.random_rows > first_row:
-            self._random = RandomActions(envs.action, seed, range(first_env, first_env + B))
+        self._to_env = None if envs.action.kind == "discrete" else ToEnv(envs.action)
+        B = envs.num_envs
+        self._explore = explore
+        self._inputs = AgentInputs(agent, envs.observation, B)
+        self._writers = make_writers(self._inputs, envs, agent, seed, explore, first_env)
         self.write_to(buffers or allocate(agent, envs.observation, num_steps, B))
-        self._obs = blank_obs(envs.observation, B)  # what comes next
-        self._obs_arrays = map_tree(lambda tensor: tensor.numpy(), self._obs)
-        self._seen = [(self._obs[columns], self._obs_arrays[columns]) for columns in self._columns]
-        self._state, self._blank = agent.initial_state(B), agent.initial_state(B)
-        self._quick: Quick | None = None
-        self._has_looked = False  # whether there is a quick way
-        self._is_over = np.zeros(B, bool)  # ended, and waiting for the next rollout
+        self._fast_policy: FastPolicy | None = None
+        self._is_checked = False  # whether the agent's fast policy agrees with `act`
+        self._is_over = np.zeros(B, bool)  # with wait_reset: the episode has ended, and the env waits
         self._is_running = np.zeros(B, bool)  # in the middle of an episode after the last row of a rollout
-        self._begins = torch.ones(B, dtype=torch.bool)  # True where the next row starts a new episode
 
     def write_to(self, buffers: Buffers) -> None:
-        """Where the next rollout goes."""
-        self._buffers, self._steps = buffers, buffers.steps
-        # The same memory as numpy, for what envs write.
-        self._arrays = map_tree(lambda tensor: tensor.numpy(), self._steps)
+        """Set the buffers of the next rollout."""
+        self._buffers = buffers
+        for writer in self._writers:
+            own = writer.columns
+            writer.write_to(buffers if len(self._writers) == 1 else buffers.columns(own.start, own.stop))
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
-        """Start every env; returns the random steps that were taken to spread them over their episodes."""
+        """Start every env; return the number of random steps that were taken to spread the envs."""
         taken = self.envs.reset(seed, warm_up)
-        for _ in self._columns:
+        for _ in self._writers:
             slot, step = self.envs.recv()
-            self._obs_arrays[self._columns[slot]] = step.obs
-        if self._state is not None:
-            self._state[...] = self._blank
+            self._writers[slot].obs_arrays[...] = step.obs
+        self._inputs.reset()
         self._is_over.fill(False)
-        self._begins.fill_(True)
-        self._keep_end()  # of a rollout before the first, as it were: see `resume`
+        self._inputs.store_next(self._buffers)  # as if a rollout had ended here: see `resume`
         self._waited = self.envs.waited()
         return taken
 
     def resume(self) -> None:
-        """Continue after the last rollout in the buffers, in place of a worker that was lost.
+        """Continue after the rollout in the buffers, in place of a worker that was lost.
 
-        The envs answer row 0 with a reset, which masks it: no episode begins there.
+        The envs answer row 0 with a reset, which masks that row: no episode begins there.
         """
-        self._begins.fill_(False)
-        self._obs[...] = self._buffers.next_obs
-        if self._state is not None:
-            self._state[...] = self._buffers.next_state
-        self._is_over.fill(True)  # the envs are new ones, and wait for their first reset
+        inputs, buffers = self._inputs, self._buffers
+        inputs.begins.fill_(False)
+        inputs.obs[...] = buffers.next_obs
+        if inputs.state is not None:
+            inputs.state[...] = buffers.next_state
+        self._is_over.fill(True)  # the envs are new and wait for their first reset
 
     def get_state(self) -> bytes:
-        """What the coming rollouts depend on, beside weights and the number of rows done."""
-        seen, memory = (_as_arrays(tree) for tree in (self._obs, self._state))
-        own = {"is_over": self._is_over, "begins": self._begins.numpy()}
-        return pack({"obs": seen, "memory": memory, **own, "envs": self.envs.get_state()})
+        """Return what the coming rollouts depend on, except weights and the number of rows done."""
+        inputs = self._inputs
+        obs, memory = (_as_arrays(tree) for tree in (inputs.obs, inputs.state))
+        own = {"is_over": self._is_over, "begins": inputs.begins.numpy()}
+        return pack({"obs": obs, "memory": memory, **own, "envs": self.envs.get_state()})
 
     def set_state(self, state: bytes) -> None:
-        saved = unpack(state)
+        saved, inputs = unpack(state), self._inputs
         self.envs.set_state(saved["envs"])
-        _fill(self._obs, saved["obs"])
-        _fill(self._state, saved["memory"])
+        _fill(inputs.obs, saved["obs"])
+        _fill(inputs.state, saved["memory"])
         self._is_over[:] = saved["is_over"]
-        self._begins.copy_(torch.from_numpy(saved["begins"]))
-        self._keep_end()
+        inputs.begins.copy_(torch.from_numpy(saved["begins"]))
+        inputs.store_next(self._buffers)
         self._waited = self.envs.waited()
 
     def collect(self) -> Rollout:
-        """T rows of every env with one version of the weights."""
+        """Sample num_steps rows of every env with one version of the weights."""
         self.version = self.weights.pull(self.version)
-        noise = self._noise.rows(self.row, self.num_steps)
-        noises = [noise[:, columns].unbind() for columns in self._columns]
-        buffers = self._buffers
+        buffers, writers, recv, clock = self._buffers, self._writers, self.envs.recv, time.perf_counter
+        amount, env_seconds = None, 0.0
+        has_amount = self._explore.amount is not None
         with torch.inference_mode():
             if self.wait_reset:
                 self._renew()
-            if not self._has_looked:
-                self._has_looked, find = True, getattr(self.agent, "find_quick", None)
-                self._quick = find(self._obs, noise[0]) if find is not None else None
-            if self._state is not None:
-                buffers.state[...] = self._state
-            buffers.begins.copy_(self._begins)
-            random = self._random_actions()
+            for writer in writers:
+                writer.begin(self.row, self.num_steps)
+            if not self._is_checked:
+                self._is_checked, fast = True, self.agent.fast_policy if isinstance(self.agent, FastAgent) else None
+                noise = torch.cat([writer.noise[0] for writer in writers])
+                agrees = fast is not None and fast.agrees_with(self.agent, self._inputs.obs, noise)
+                self._fast_policy = fast if agrees else None
             for t in range(self.num_steps):
-                self._amount = self._explore.at(self.row + t)
-                for slot in range(len(self._columns)):
+                if has_amount:
+                    amount = self._explore.at(self.row + t)
+                for slot in range(len(writers)):
                     if t > 0:
-                        self._receive(t - 1)
-                    self._act(t, slot, noises[slot][t], random[t] if t < len(random) else None)
-            for _ in self._columns:
-                self._receive(self.num_steps - 1)
-            if self._quick is not None:
-                self._evaluate_actions(self._quick)
-            if buffers.last_value is not None:
-                value: Callable[..., Tensor] = self.agent.value  # type: ignore[attr-defined]  # the buffers say so
-                buffers.last_value.copy_(value(self._obs, self._state))
-            self._keep_end()
-        self._steps.version.fill_(self.version)
+                        start = clock()
+                        received, step = recv()
+                        writers[received].write_step(t - 1, step)
+                        env_seconds += clock() - start
+                    self._act(slot, t, amount)
+            start = clock()
+            for _ in writers:
+                received, step = recv()
+                writers[received].write_step(self.num_steps - 1, step)
+                self._is_running[writers[received].columns] = step.mask & ~(step.terminated | step.truncated)
+            self._seconds["env"] += env_seconds + clock() - start
+            if self.wait_reset:
+                # A masked last row is padding after an end, or an env that was lost, which waits as well.
+                np.logical_not(self._is_running, out=self._is_over)
+            if self._fast_policy is not None:
+                self._evaluate_actions(self._fast_policy)
+            self._inputs.finish(self.agent, buffers)
+        buffers.steps.version.fill_(self.version)
         self.row += self.num_steps
-        self._begins.copy_(~self._steps.mask[-1])
-        return Rollout(self._steps, buffers.next_obs, buffers.last_value, buffers.state, begins=buffers.begins)
-
-    def _random_actions(self) -> Any:
-        """[up to T, B] of the rows that are still to be random."""
-        count = min(self.num_steps, self._explore.random_rows - self.row)
-        if self._random is None or count <= 0:
-            return ()
-        return self._random.rows(self.row, count)
-
-    def _keep_end(self) -> None:
-        """What comes after the last row."""
-        self._buffers.next_obs[...] = self._obs
-        if self._state is not None:
-            self._buffers.next_state[...] = self._state
+        return Rollout(buffers.steps, buffers.next_obs, buffers.last_value, buffers.state, begins=buffers.begins)
 
     def take_seconds(self) -> dict[str, float]:
-        """Where the time went since the last call: envs stepping, waiting for them, inference."""
+        """Return where the time went since the last call: stepping envs, waiting for them, inference."""
         waited, seconds = self.envs.waited() - self._waited, self._seconds
         self._waited += waited
         self._seconds = dict.fromkeys(seconds, 0.0)
@@ -213,88 +200,65 @@ class EnvSampler:
     def close(self) -> None:
         self.envs.close()
 
-    def _act(self, t: int, slot: int, noise: Tensor, random: Any) -> None:
+    def _act(self, slot: int, t: int, amount: Tensor | None) -> None:
+        """Choose the actions of one slot, write them to row t, and send them to the envs."""
         start = time.perf_counter()
-        columns = self._columns[slot]
-        obs, obs_arrays = self._seen[slot]
-        said = None
-        if random is not None and self._state is None:
-            actions = random[columns]
+        writer: RowWriter = self._writers[slot]
+        inputs, output = writer.inputs, None
+        is_random = t < len(writer.random)
+        if is_random and inputs.state is None:
+            actions = writer.random[t]
         else:
-            if self._quick is not None:
-                action = self._quick.choose(obs, noise)
+            if self._fast_policy is not None:
+                action = self._fast_policy.choose(writer.obs, writer.noise[t])
             else:
-                explore = None if self._amount is None else self._amount[columns]
-                state = None if self._state is None else self._state[columns]
-                action, said, state = self.agent.act(obs, state, explore, noise)
-                if self._state is not None:
-                    self._state[columns] = state
+                own = writer.columns
+                explore = None if amount is None else amount[own]
+                state = None if inputs.state is None else inputs.state[own]
+                action, output, state = self.agent.act(writer.obs, state, explore, writer.noise[t])
+                if inputs.state is not None:
+                    inputs.state[own] = state
             actions = action.numpy() if isinstance(action, Tensor) else map_tree(lambda x: x.numpy(), action)
-            if random is not None:
-                actions = random[columns]
-        self._arrays.obs[t, columns] = obs_arrays
-        self._arrays.action[t, columns] = actions
-        if said is not None:
-            self._steps.policy[t, columns] = said
-        taken = self._to_env(actions)
+            if is_random:
+                actions = writer.random[t]
+        writer.write_action(t, actions, output)
+        if self._to_env is not None:
+            actions = self._to_env(actions)
         if self.wait_reset:
-            self.envs.send(slot, taken, hold=True)
+            self.envs.send(slot, actions, hold=True)
         else:
-            self.envs.send(slot, taken)
+            self.envs.send(slot, actions)
         self._seconds["inference"] += time.perf_counter() - start
 
-    def _evaluate_actions(self, quick: Quick) -> None:
-        """Of all rows in one go."""
+    def _evaluate_actions(self, policy: FastPolicy) -> None:
+        """Compute the policy outputs of all rows in one batch."""
         start = time.perf_counter()
-        steps = self._steps
+        steps = self._buffers.steps
         obs, action = map_tree(lambda x: x.reshape(-1, *x.shape[2:]), (steps.obs, steps.action))
-        said = quick.evaluate_actions(obs, action)
-        steps.policy[...] = map_tree(lambda x: x.reshape(*steps.mask.shape, *x.shape[1:]), said)
+        output = policy.evaluate_actions(obs, action)
+        steps.policy[...] = map_tree(lambda x: x.reshape(*steps.mask.shape, *x.shape[1:]), output)
         self._seconds["inference"] += time.perf_counter() - start
-
-    def _receive(self, t: int) -> None:
-        """The answer of the slot that was sent to first, into the row it belongs to."""
-        start = time.perf_counter()
-        slot, step = self.envs.recv()
-        columns, arrays = self._columns[slot], self._arrays
-        arrays.reward[t, columns] = step.reward
-        arrays.discount[t, columns] = ~step.terminated
-        arrays.mask[t, columns] = step.mask
-        self._obs_arrays[columns] = step.obs
-        if t == self.num_steps - 1:
-            self._is_running[columns] = step.mask & ~(step.terminated | step.truncated)
-        if self._state is not None and not step.mask.all():
-            self._forget(columns.start + np.flatnonzero(~step.mask))
-        if self.wait_reset:
-            # A masked row is padding after an end, or an env that was lost and waits as well.
-            self._is_over[columns] = ~step.mask | step.terminated | step.truncated
-        self._seconds["env"] += time.perf_counter() - start
-
-    def _forget(self, envs: Any) -> None:
-        """These were reset: what they see next is the first observation of an episode."""
-        index = torch.from_numpy(envs)
-        self._state[index] = self._blank[index]
 
     def _renew(self) -> None:
-        """Begin new episodes where the last rollout's padding ended."""
+        """Begin new episodes in the envs that ended during the last rollout."""
         if not self._is_over.any():
             return
-        asked = [slot for slot, columns in enumerate(self._columns) if self._is_over[columns].any()]
-        for slot in asked:
+        ended = [slot for slot, writer in enumerate(self._writers) if self._is_over[writer.columns].any()]
+        for slot in ended:
             self.envs.renew(slot)
-        for _ in asked:
+        for _ in ended:
             slot, step = self.envs.recv()
-            self._obs_arrays[self._columns[slot]] = step.obs
-        if self._state is not None:
-            self._forget(np.flatnonzero(self._is_over))
-        self._begins |= torch.from_numpy(self._is_over)
+            self._writers[slot].obs_arrays[...] = step.obs
+        if self._inputs.state is not None:
+            self._inputs.reset_state(np.flatnonzero(self._is_over))
+        self._inputs.begins |= torch.from_numpy(self._is_over)
         self._is_over.fill(False)
 
 
-def _as_arrays(tree: Any) -> dict[str, Any]:
+def _as_arrays(tree: Tree) -> dict[str, NDArray[Any]]:
     return {path: tensor.numpy() for path, tensor in leaves(tree)}
 
 
-def _fill(tree: Any, arrays: dict[str, Any]) -> None:
+def _fill(tree: Tree, arrays: dict[str, NDArray[Any]]) -> None:
     for path, tensor in leaves(tree):
         tensor.copy_(torch.from_numpy(arrays[path]))

@@ -1,250 +1,174 @@
-"""What runs in a worker that acts: builds its envs and its agent, then samples whenever it is asked.
+"""The process of a sampler worker: builds its envs and its agent, attaches to shared memory, then samples.
 
-Under synchronous schemes it samples its columns of the running rollout; under asynchronous ones it fills slots, or it
-samples without being asked and writes what it has to a replay: rollouts of all its envs, or, with groups of envs in
-processes of their own, of one group each.
-
-A module names what is built and serves it, so that a fork server can load both:
+How it samples, and where the rows go, depends on the message "attach" and is one service each (worker_services.py).
+A module that a fork server loads names what is built:
 
     def main(fds):
-        return serve(fds, make_parts)                # make_parts(order, beat, tell) -> (envs, agent, exploration)
-        return serve(fds, make_parts, make_writer)   # make_writer(order, descriptors) -> Writer
+        return serve(fds, make_parts)                # make_parts(blueprint, beat, report) -> envs, agent, exploration
+        return serve(fds, make_parts, make_writer)   # make_writer(blueprint, descriptors) -> Writer
 """
 
 from __future__ import annotations
 
 import os
 import select
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from remuda.core import Agent, derive_seed
-from remuda.data import Rollout, SharedArrays
-from remuda.errors import NoState
+from remuda.core import Agent, Weights, derive_seed
+from remuda.data import SharedArrays
 from remuda.learning.weights import join_weights
 from remuda.machine import keep_memory
-from remuda.processes import worker_main as serving
-from remuda.processes.links import Link
-from remuda.processes.notices import Notice, collect_warnings
+from remuda.processes import worker_main
+from remuda.processes.links import Link, Message
+from remuda.processes.notices import Notice
+from remuda.processes.worker_pool import Blueprint
 from remuda.sampling.buffers import Buffers, allocate, attach, attach_slots
 from remuda.sampling.exploration import Exploration
-from remuda.sampling.inference_server import Filled, InferenceServer
+from remuda.sampling.inference_server import InferenceServer
+from remuda.sampling.parent_link import ParentLink
 from remuda.sampling.sampler import EnvSampler
+from remuda.sampling.worker_services import (
+    IDLE_SECONDS,
+    ColumnService,
+    GroupReplayService,
+    GroupSlotService,
+    ReplayService,
+    SamplingService,
+    SlotService,
+    Writer,
+)
 
-LOOK_SECONDS = 1.0  # how often an idle worker looks whether its fork server lives, where the kernel does not tell
-WORK_SECONDS = 0.02  # how long groups of envs are waited for before orders are looked at
-BEAT_SECONDS = 0.25  # how often a busy one says that it lives
-NEWS_SECONDS = 0.1  # how often one that is not asked says what it has sampled
-REST_SECONDS = 0.002  # how long such a one waits before it looks again whether it may go on
-
-# order, heartbeat (asked at every step), receiver of notices of rebuilt envs -> envs, agent, exploration
-MakeParts = Callable[
-    [Mapping[str, Any], Callable[[], bool], Callable[[Notice], None]], tuple[Any, Agent, Exploration]
-]
-
-
-class Writer(Protocol):
-    """Where a worker that is not asked for rollouts puts them."""
-
-    def may_write(self) -> bool: ...  # False: samplers are to wait for the learner
-    def write(self, rollout: Rollout, group: int = 0) -> None: ...  # of its groups of envs
-    def num_written(self) -> int: ...  # rows of all its groups, ever
-
-
-MakeWriter = Callable[[Mapping[str, Any], Sequence[int]], Writer]
+# Arguments: blueprint, heartbeat (called at every step), receiver of notices about rebuilt envs.
+MakeParts = Callable[[Blueprint, Callable[[], bool], Callable[[Notice], None]], tuple[Any, Agent, Exploration]]
+MakeWriter = Callable[[Blueprint, Sequence[int]], Writer]
 
 
 def serve(fds: Sequence[int], make_parts: MakeParts, make_writer: MakeWriter | None = None) -> int:
-    """Until told to leave or the parent is gone; returns the exit code."""
+    """Run a sampler worker until the parent asks it to leave or is gone; return the exit code."""
     link = Link.from_fd(fds[0])
-    return serving.serve(link, _Service(link, make_parts, make_writer))
+    return worker_main.serve(link, SamplerWorker(link, make_parts, make_writer))
 
 
-class _Service:
+class SamplerWorker:
+    """Reads the parent's messages, builds what they describe, and lets a service sample in between."""
+
     def __init__(self, link: Link, make_parts: MakeParts, make_writer: MakeWriter | None) -> None:
-        self._link, self._make_parts, self._make_writer = link, make_parts, make_writer
+        self._parent = ParentLink(link)
+        self._make_parts, self._make_writer = make_parts, make_writer
         self._envs: Any = None
+        self._service: SamplingService | None = None
         self._is_leaving = False
-        self._beaten = 0.0
-        self._notices = collect_warnings()  # such as of lost env workers: the parent has the run's log
-        self._groups: InferenceServer | None = None
-        self._writer: Writer | None = None
-        self._is_sampling, self._has_sampled, self._told = False, False, 0.0
-        self._spare: list[int] = []  # slots of this process whose rollouts are in the replay
 
     def run(self) -> None:
-        torch.set_num_threads(1)  # there is one of these for every core
+        torch.set_num_threads(1)  # there is one worker for each core
         keep_memory()
-        server = os.getppid()
+        server, link = os.getppid(), self._parent.link
         poll = select.poll()
-        poll.register(self._link, select.POLLIN)
+        poll.register(link, select.POLLIN)
         while not self._is_leaving and os.getppid() == server:
-            if poll.poll(self._patience() * 1000):
-                messages, fds = self._link.receive()
+            seconds = IDLE_SECONDS if self._service is None else self._service.wait_seconds()
+            if poll.poll(seconds * 1000):
+                messages, fds = link.receive()
                 for message in messages:
-                    self._obey(message, fds)
-                self._is_leaving |= self._link.has_ended
-            if self._is_sampling and not self._is_leaving:
-                self._sample()
-            if self._groups is not None and not self._groups.is_idle:
-                self._beat()
-                for filled in self._groups.receive(WORK_SECONDS):
-                    self._hand_over(filled)
-                self._groups.act()
-
-    def _patience(self) -> float:
-        """How long orders may be waited for."""
-        if self._groups is not None and not self._groups.is_idle:
-            return 0.0
-        if self._is_sampling:
-            assert self._writer is not None
-            return 0.0 if self._writer.may_write() else REST_SECONDS
-        return LOOK_SECONDS
-
-    def _sample(self) -> None:
-        """Straight into the replay; the parent hears of it now and then."""
-        assert self._writer is not None
-        may_write = self._writer.may_write()
-        if may_write and self._groups is not None:
-            while self._spare:
-                self._groups.give(self._spare.pop())
-        elif may_write:
-            self._write(self._sampler.collect())
-        if not self._has_sampled:  # nothing to tell but that it lives
-            self._beat()
-            return
-        now = time.monotonic()
-        if now - self._told > NEWS_SECONDS:
-            self._told = self._beaten = now
-            self._tell({"sampled": self._writer.num_written(), "version": (self._groups or self._sampler).version})
-
-    def _write(self, rollout: Rollout, group: int = 0) -> None:
-        assert self._writer is not None
-        self._writer.write(rollout, group)
-        self._has_sampled = True
-
-    def _hand_over(self, filled: Filled) -> None:
-        """What a group has sampled: to the parent, or to the replay."""
-        assert self._groups is not None
-        if self._writer is None:
-            self._tell({"filled": filled.slot, "first": filled.first_env, "version": filled.version})
-            return
-        slot = self._slots[filled.slot]
-        width = self._envs.num_envs // self._envs.num_slots
-        self._write(Rollout(slot.steps, slot.next_obs, slot.last_value, slot.state), filled.first_env // width)
-        if self._writer.may_write():
-            self._groups.give(filled.slot)  # at once, so that its group is in the next batch
-        else:
-            self._spare.append(filled.slot)
+                    self._handle(message, fds)
+                self._is_leaving |= link.has_ended
+            if self._service is not None and not self._is_leaving:
+                self._service.work()
 
     def close(self) -> None:
         if self._envs is not None:
             self._envs.close()
 
-    def _beat(self) -> bool:
-        """Asked by the envs at every step whether to stop: never, but a busy worker must be heard of."""
-        now = time.monotonic()
-        if now - self._beaten > BEAT_SECONDS:
-            self._beaten = now
-            self._link.send({"alive": True}, seconds=None)
-        return False
-
-    def _obey(self, message: Mapping[str, Any], fds: list[int]) -> None:
+    def _handle(self, message: Message, fds: list[int]) -> None:
         match message["do"]:
             case "build":
-                self._order = message
-                self._beat()
-                self._envs, self._agent, self._explore = self._make_parts(message, self._beat, self._notices.append)
-                self._link.send({"built": True})
+                self._blueprint = message
+                self._parent.beat()
+                parts = self._make_parts(message, self._parent.beat, self._parent.notices.append)
+                self._envs, self._agent, self._explore = parts
+                self._parent.send({"built": True})
             case "attach":
-                self._attach(message, [fds.pop(0) for _ in range(message.get("fds", 2))])
-            case "sample":
-                self._is_sampling = True
-            case "reset":
-                taken = (self._groups or self._sampler).reset(message["seed"], message["warm_up"])
-                self._link.send({"ready": taken, "notices": self._notices}, seconds=None)
-                self._notices.clear()
-            case "collect":
-                self._sampler.row = message["row"]
-                self._sampler.collect()
-                self._tell({"collected": message["row"], "running": self._sampler.running()})
-            case "fill" if self._groups is not None:
-                self._groups.give(message["slot"])
-            case "fill":
-                self._sampler.write_to(self._slots[message["slot"]])
-                self._sampler.collect()
-                first, version = self._order["first"], self._sampler.version
-                self._tell({"filled": message["slot"], "first": first, "version": version})
-            case "save":
-                try:
-                    self._link.send({"saved": self._sampler.get_state()}, seconds=None)
-                except NoState as error:
-                    self._link.send({"saved": None, "why": str(error)})
-            case "load":
-                self._sampler.set_state(message["state"])
-                self._link.send({"loaded": self._envs.restarts()})
+                self._attach(message, [fds.pop(0) for _ in range(message["fds"])])
             case "leave":
                 self._is_leaving = True
+            case "reset":
+                assert self._service is not None
+                taken = self._service.reset(message["seed"], message["warm_up"])
+                self._parent.send_with_notices({"ready": taken})
+            case _:
+                assert self._service is not None
+                self._service.handle(message)
 
-    def _tell(self, answer: Mapping[str, Any]) -> None:
-        news = {
-            "episodes": [(episode.env, episode.values) for episode in self._envs.episodes()],
-            "notices": self._notices,
-            "restarts": self._envs.restarts(),
-            "seconds": (self._groups or self._sampler).take_seconds(),
-        }
-        self._link.send({**answer, **news}, seconds=None)  # the parent may be busy
-        self._notices.clear()
-
-    def _attach(self, message: Mapping[str, Any], fds: list[int]) -> None:
-        """To what is written to, of which the message says what it is, and to the weights."""
-        order, envs, agent = self._order, self._envs, self._agent
-        into = message.get("into")
-        weights = join_weights(agent, message, fds)  # type: ignore[arg-type]
-        buffers: Buffers | None = None
-        first, last = order["first"], order["last"]
-        if into == "replay":
-            assert self._make_writer is not None
-            self._writer = self._make_writer(order, fds)
-            width = envs.num_envs // envs.num_slots
-            self._spare = list(range(envs.num_slots)) if envs.num_slots > 1 else []
-            self._slots = [allocate(agent, envs.observation, order["num_steps"], width) for _ in self._spare]
-        else:
-            self._memory = SharedArrays.attach(fds[0], message["layout"])
-            width = self._memory["steps.mask"].shape[-1]
-            own = allocate(agent, envs.observation, order["num_steps"], width)
-            if into == "slots":
-                self._slots = attach_slots(own, self._memory)
-            else:
-                buffers = attach(own, self._memory).columns(first, last)
+    def _attach(self, message: Message, fds: list[int]) -> None:
+        """Join the weights and the memory that the rows go to, and start the service that writes them."""
+        weights = join_weights(self._agent, message, fds)  # type: ignore[arg-type]  # an Agent is an nn.Module
+        match message["into"]:
+            case "columns":
+                self._service = self._sample_columns(weights, message, fds)
+            case "slots":
+                self._service = self._sample_slots(weights, message, fds)
+            case "replay":
+                self._service = self._sample_to_replay(weights, fds)
         for fd in fds:
             os.close(fd)
-        if envs.num_slots > 1:
-            common = (envs, agent, weights, order["num_steps"], order["seed"])
-            self._groups = InferenceServer(*common, self._slots, order["row"], self._explore)
-            if message["seed"] is not None:
-                self._groups.reset(derive_seed(message["seed"], first, message["restarts"]))
-            return
-        self._sampler = EnvSampler(
-            envs,
-            agent,
+        if message["seed"] is not None and message["into"] != "columns":  # in place of a lost worker
+            assert self._service is not None
+            self._service.reset(derive_seed(message["seed"], self._blueprint["first"], message["restarts"]))
+
+    @property
+    def _has_groups(self) -> bool:
+        """Whether the envs are in other processes, in one group for each slot."""
+        return bool(self._envs.num_slots > 1)
+
+    def _sample_columns(self, weights: Weights, message: Message, fds: list[int]) -> ColumnService:
+        memory = SharedArrays.attach(fds[0], message["layout"])
+        width = memory["steps.mask"].shape[-1]
+        buffers = attach(self._allocate(width), memory).columns(self._blueprint["first"], self._blueprint["last"])
+        sampler = self._make_sampler(weights, buffers)
+        if message["seed"] is not None:  # in place of a lost worker
+            self._envs.prepare(message["seed"], message["restarts"])
+            sampler.resume()
+        return ColumnService(self._parent, self._envs, sampler)
+
+    def _sample_slots(self, weights: Weights, message: Message, fds: list[int]) -> SamplingService:
+        memory = SharedArrays.attach(fds[0], message["layout"])
+        slots = attach_slots(self._allocate(memory["steps.mask"].shape[-1]), memory)
+        if self._has_groups:
+            return GroupSlotService(self._parent, self._envs, self._make_server(weights, slots))
+        sampler = self._make_sampler(weights)
+        return SlotService(self._parent, self._envs, sampler, slots, self._blueprint["first"])
+
+    def _sample_to_replay(self, weights: Weights, fds: list[int]) -> SamplingService:
+        assert self._make_writer is not None
+        writer = self._make_writer(self._blueprint, fds)
+        if not self._has_groups:
+            return ReplayService(self._parent, self._envs, self._make_sampler(weights), writer)
+        num_groups = self._envs.num_slots
+        slots = [self._allocate(self._envs.num_envs // num_groups) for _ in range(num_groups)]
+        server = self._make_server(weights, slots)
+        return GroupReplayService(self._parent, self._envs, server, writer, slots)
+
+    def _allocate(self, width: int) -> Buffers:
+        return allocate(self._agent, self._envs.observation, self._blueprint["num_steps"], width)
+
+    def _make_server(self, weights: Weights, slots: list[Buffers]) -> InferenceServer:
+        num_steps, seed, row = (self._blueprint[name] for name in ("num_steps", "seed", "row"))
+        return InferenceServer(self._envs, self._agent, weights, num_steps, seed, slots, row, self._explore)
+
+    def _make_sampler(self, weights: Weights, buffers: Buffers | None = None) -> EnvSampler:
+        blueprint = self._blueprint
+        return EnvSampler(
+            self._envs,
+            self._agent,
             weights,
-            order["num_steps"],
-            order["seed"],
-            order.get("row", 0),
-            wait_reset=order["wait_reset"],
-            first_env=first,
+            blueprint["num_steps"],
+            blueprint["seed"],
+            blueprint.get("row", 0),
+            wait_reset=blueprint["wait_reset"],
+            first_env=blueprint["first"],
             buffers=buffers,
             explore=self._explore,
         )
-        if message["seed"] is None:
-            return
-        # in place of a lost worker
-        if into is not None:
-            self._sampler.reset(derive_seed(message["seed"], first, message["restarts"]))
-        else:
-            envs.prepare(message["seed"], message["restarts"])
-            self._sampler.resume()

@@ -1,30 +1,30 @@
-"""What acting workers tell beside their steps: episodes, envs that were rebuilt, where their time went."""
+"""Statistics that sampler workers send with their answers: episodes, rebuilt envs, and where their time went."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from remuda.core import Episode
+from remuda.processes.links import Message
 from remuda.processes.notices import Notice, Reporter
 
 logger = logging.getLogger("remuda.sampling")
 
 
 class WorkerStats:
-    """Of so many workers, added up until somebody asks."""
+    """Accumulates the statistics of all workers until they are taken."""
 
     def __init__(self, num_workers: int) -> None:
-        self.lost = [0] * num_workers  # times that each worker was replaced
-        self.restarts_before = 0  # envs of workers that were lost, and those that these had rebuilt
-        self._restarts = [0] * num_workers  # envs rebuilt by each worker, as it last said
+        self.lost = [0] * num_workers  # number of times that each worker was replaced
+        self.restarts_before = 0  # envs of lost workers, and those that these workers had rebuilt
+        self._restarts = [0] * num_workers  # envs rebuilt by each worker, by its last answer
         self._episodes: list[Episode] = []
         self._seconds: dict[str, float] = {}
         self._reporter = Reporter(logger)
 
-    def add(self, worker: int, answer: Mapping[str, Any]) -> None:
-        """After a rollout."""
+    def add(self, worker: int, answer: Message) -> None:
+        """Add the statistics of one answer."""
         self._restarts[worker] = answer["restarts"]
         self._episodes += [Episode(env, values) for env, values in answer["episodes"]]
         for name, seconds in answer["seconds"].items():
@@ -35,13 +35,14 @@ class WorkerStats:
         self._reporter.report(notices)
 
     def on_lost(self, worker: int, num_envs: int) -> None:
+        """Count all envs of a lost worker as rebuilt."""
         self.lost[worker] += 1
         self.restarts_before += self._restarts[worker] + num_envs
         self._restarts[worker] = 0
 
-    def set_restarts(self, before: int, lost: list[int], of_workers: list[int]) -> None:
-        """Those of a run that goes on."""
-        self.restarts_before, self.lost, self._restarts = before, lost, of_workers
+    def set_restarts(self, before: int, lost: list[int], by_worker: list[int]) -> None:
+        """Continue the counts of a resumed run."""
+        self.restarts_before, self.lost, self._restarts = before, lost, by_worker
 
     def restarts(self) -> int:
         return self.restarts_before + sum(self._restarts)
@@ -51,6 +52,6 @@ class WorkerStats:
         return finished
 
     def take_seconds(self) -> dict[str, float]:
-        """Where the time went since the last call, on average over the workers."""
+        """Return where the time went since the last call, on average over the workers."""
         seconds, self._seconds = self._seconds, {}
         return seconds

@@ -1,26 +1,22 @@
-"""Schemes whose edges all wait: sample, learn, publish, and again.
+"""The schemes `serial` and `parallel`: sample a rollout, learn from it, publish the weights, and repeat.
 
-`serial` steps the envs in this process, `parallel` in worker processes; inference and learning are the same code on
-the same batches, so both give the same parameters, bit for bit. Workers that act themselves
-(sampler.inference=workers) run inference on smaller batches, whose products may round differently.
+`serial` steps the envs in this process and `parallel` in worker processes. Inference and learning are the same code
+on the same batches, so both give the same parameters, bit for bit. Sampler workers that run the policy themselves
+(sampler.inference=workers) use smaller batches, whose products may round differently.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-
-from remuda.core import Log, Progress, Recipe, Replay, Round, Sampler, derive_seed
-from remuda.data import Rollout
+from remuda.core import Replay, derive_seed
 from remuda.errors import Interrupted
 from remuda.learning.learner import Learner
 from remuda.learning.restoring import of_this_version
+from remuda.recipe import Log, Progress, Recipe, Round, Sampler
+from remuda.schemes.learning_round import learn, torch_threads
 
 
 @dataclass(frozen=True)
@@ -37,7 +33,7 @@ class Synchronous:
             agent = learner.algorithm.agent
             weights = stack.enter_context(closing(recipe.make_weights(agent, learner.version)))
             replay = stack.enter_context(closing(recipe.make_replay(agent, progress.rounds)))
-            stack.push(log.save_if_failed)  # when nobody samples any more, and there still is a replay
+            stack.push(log.save_if_failed)  # runs after the sampler is closed and before the replay is
             sampler = stack.enter_context(
                 closing(recipe.make_sampler(agent, weights, self.workers, progress.rounds, log.must_stop))
             )
@@ -63,13 +59,13 @@ class Synchronous:
                     )
                     self._cut_if_due(round, recipe, sampler)
                     must_end = log.round(round)
-            except Interrupted as error:  # while sampling: the learner is as the last round left it
+            except Interrupted as error:  # raised while sampling: the learner is as the last round left it
                 log.save_if_stopped(error)
             return learner
 
     @staticmethod
     def _start(recipe: Recipe, sampler: Sampler, replay: Replay, progress: Progress, state: bytes | None) -> int:
-        """Where the run left off, or at the beginning; returns the restarts that the sampler knows nothing of."""
+        """Start the envs, or continue where the run stopped; return the restarts that the sampler does not count."""
         if progress.steps >= recipe.steps:
             return progress.restarts
         if state is not None:
@@ -94,63 +90,3 @@ class Synchronous:
             round.progress.cut += sampler.running()
             sampler.reset(derive_seed(recipe.seed, round.progress.rounds))
             round.replay.cut()
-
-
-def learn(
-    learner: Learner, replay: Replay, rollout: Rollout, must_stop: Callable[[], bool] = lambda: False
-) -> tuple[dict[str, float], bool]:
-    """Learn what is due after a fresh rollout; return the mean of each metric, and whether all of it was learned.
-
-    If `must_stop` becomes true between two updates, the round ends there and keeps the updates it has made.
-    """
-    batch = learner.prepare(rollout)
-    version = rollout.steps.version
-    collected_by, oldest = float(version.float().mean()), int(version.min())
-    replay.add(batch)
-    means, is_whole = {"lag/gradient_to_update": 0.0}, True
-    try:
-        means = learn_due(learner, replay, collected_by, oldest, must_stop)
-    except Interrupted:
-        is_whole = False
-    learner.finish(rollout)
-    return {**{f"train/{name}": mean([value]) for name, value in batch.metrics.items()}, **means}, is_whole
-
-
-def learn_due(
-    learner: Learner, replay: Replay, collected_by: float, oldest: int, must_stop: Callable[[], bool]
-) -> dict[str, float]:
-    """All batches that are due. `collected_by` and `oldest`: which weights acted last, on average and at worst."""
-    seen: dict[str, list[Any]] = defaultdict(list)
-    for minibatch in replay.batches():
-        seen["lag/collect_to_gradient"].append(learner.version - collected_by)
-        seen["lag/collect_to_gradient_max"] = [learner.version - oldest]
-        result = learner.step(minibatch)
-        replay.feedback(minibatch.key, result.priority)
-        for name, value in result.metrics.items():
-            seen[f"train/{name}"].append(value)
-        if must_stop():
-            raise Interrupted("asked to stop between two updates")
-        if result.stop:
-            break
-    # Gradients are applied to the parameters they were computed from.
-    return {**{name: mean(values) for name, values in seen.items()}, "lag/gradient_to_update": 0.0}
-
-
-def mean(values: list[Any]) -> float:
-    """Of tensors or floats; tensors are read only here, once per round."""
-    if len(values) == 1:
-        return float(values[0])
-    if not any(isinstance(value, torch.Tensor) for value in values):
-        return float(sum(values) / len(values))
-    return float(torch.stack([torch.as_tensor(value, dtype=torch.float64) for value in values]).mean())
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """So many while it lasts, 0 being one, on which small networks are fastest; what the caller had is put back."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or 1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -1,78 +1,103 @@
-"""Native vector envs: games that are stepped together by code of their own, one file for each such library.
+"""Native vector envs: libraries that step many envs with one call, one module for each library.
 
-    backend = choose("auto", resolve("ALE/Pong-v5"))     # None: single envs, in this process or in the pool
-    games = backend.make(spec, num_envs=8, threads=2)    # native.py makes a `core.Envs` of them
+    backend = choose("auto", resolve("ALE/Pong-v5"))      # None stands for single envs, in this process or in a pool
+    vector = backend.make(spec, num_envs=8, threads=2)    # native.py turns this into `core.Envs`
 
-A backend is a module with NAME, IS_SAME_GAME, `offer` and `make`, and its line in BACKENDS. Every one resets an env
-on the step after its end; what cannot do that is not offered, and its single envs run in the pool.
+A backend is a module, or any object, with the members of `Backend`, registered by `remuda.register_env_backend`. It
+resets an env on the step after the end of its episode. An env for which a library cannot do that is not offered and
+runs in the pool.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
+import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from remuda.envs.backends import ale, envpool, gymnasium_vector
+from remuda.core import Array
 from remuda.envs.spec import EnvSpec
-from remuda.errors import ConfigError, nearest
+from remuda.errors import ConfigError
+from remuda.registry import all_env_backends, find_env_backend
 
-Answer = tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], Mapping[str, Any]]
+# obs, reward, terminated, truncated, info; arrays [num_envs]
+VectorStep: TypeAlias = tuple[Array, Array, Array, Array, Mapping[str, Any]]
 
 
-class Games(Protocol):
-    """Envs that one call steps together; after an end the next step resets, its action does not count.
+class NativeVectorEnv(Protocol):
+    """Envs that one call steps together; the step after the end of an episode resets it and ignores its action.
 
-    obs = games.begin(seeds)
+    obs = vector.begin(seeds)
     while training:
-        games.send(act(obs))                # starts the work, where the library can do that
-        obs, reward, terminated, truncated, info = games.recv()
-    games.close()
+        vector.send(act(obs))
+        obs, reward, terminated, truncated, info = vector.recv()
+    vector.close()
     """
 
-    observation_space: Any  # of one env
-    action_space: Any
+    observation_space: gymnasium.Space  # of one env
+    action_space: gymnasium.Space
 
-    def begin(self, seeds: Sequence[int]) -> Any: ...  # new episodes everywhere: the first observations
-    def restart(self, which: NDArray[np.bool_]) -> Any: ...  # new episodes in these; None where that is not possible
-    def send(self, actions: NDArray[Any]) -> None: ...
-    def recv(self) -> Answer: ...  # arrays that nobody else writes to
-    def close(self) -> None: ...
+    def begin(self, seeds: Sequence[int]) -> Array:
+        """Start new episodes in all envs, one seed for each; return the first observations."""
+
+    def restart(self, which: NDArray[np.bool_]) -> Array | None:
+        """Start new episodes where `which` [num_envs] is True; return the observations of all envs.
+
+        Return None where the library cannot reset single envs.
+        """
+
+    def send(self, actions: Array) -> None:
+        """Take actions, counted from the `start` of the action space; may return before the envs are stepped."""
+
+    def recv(self) -> VectorStep:
+        """Wait for the step and return it, in arrays that no later step writes to.
+
+        Entries of info are arrays [num_envs]. "episode_continues" marks ends of an episode for the learner alone.
+        """
+
+    def close(self) -> None:
+        """End the library's threads and free its memory."""
 
 
 class Backend(Protocol):
-    """One library."""
+    """One library of native vector envs."""
 
     @property
-    def NAME(self) -> str: ...
+    def NAME(self) -> str:
+        """The value of `envs.backend` that selects it."""
+
     @property
-    def IS_SAME_GAME(self) -> bool: ...  # its envs do exactly what the single env of that id does
-    def offer(self, spec: EnvSpec) -> str | None: ...  # None: it has this env; else why not, in a few words
-    def make(self, spec: EnvSpec, num_envs: int, threads: int) -> Games: ...
+    def IS_SAME_GAME(self) -> bool:
+        """Whether its envs give the same numbers as the single env of that id, so that "auto" may choose it."""
 
+    def offer(self, spec: EnvSpec) -> str | None:
+        """Return None if the backend has this env, else the reason why not: "as it only knows MyGames/*"."""
 
-BACKENDS: dict[str, Backend] = {backend.NAME: backend for backend in (ale, gymnasium_vector, envpool)}
+    def make(self, spec: EnvSpec, num_envs: int, threads: int) -> NativeVectorEnv:
+        """Make a vector env with at most `threads` threads of its own; called only for specs that are offered."""
 
 
 def choose(name: str, spec: EnvSpec, needs_single: str = "") -> Backend | None:
-    """The backend of that name; for "auto" one that plays the very same game, or the only one there is.
+    """Return the backend of this name; None for "python", which stands for single envs.
 
-    `needs_single` says what was asked for that only single envs have: "auto" then takes those, a name is refused.
+    For "auto", return one whose envs are the same as the single env, or the only one that has an env without single
+    envs. `needs_single` names a request that only single envs can fulfill: "auto" then takes these, and any other
+    backend is refused.
     """
-    if name not in ("auto", "python", *BACKENDS):
-        raise ConfigError(f"envs.backend={name!r} is not known: {nearest(name, ('auto', 'python', *BACKENDS))}")
     if name == "auto":
         name = "gymnasium" if spec.is_vector_only else "python"
         if name == "python" and not needs_single:
-            same = (backend for backend in BACKENDS.values() if backend.IS_SAME_GAME)
+            backends = (entry.load() for entry in all_env_backends())
+            same = (backend for backend in backends if backend.IS_SAME_GAME)
             return next((backend for backend in same if backend.offer(spec) is None), None)
     if name == "python":
         return None
+    backend = find_env_backend(name).load()
     if needs_single:
         remedy = f"{spec.label} has no single envs." if spec.is_vector_only else "use envs.backend=python."
         raise ConfigError(f"envs.backend={name} with {needs_single}, which only single envs have: {remedy}")
-    if reason := BACKENDS[name].offer(spec):
+    if reason := backend.offer(spec):
         raise ConfigError(f"envs.backend={name} cannot play {spec.label}, {reason}: use envs.backend=python.")
-    return BACKENDS[name]
+    return backend

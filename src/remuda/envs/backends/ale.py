@@ -1,13 +1,13 @@
 """ale-py's own vector env: Atari games in C++ threads, frame for frame what AtariEnv gives.
 
-    games = make(resolve("ALE/Pong-v5"), num_envs=8, threads=2)
+    vector = make(resolve("ALE/Pong-v5"), num_envs=8, threads=2)
 
-Every option of AtariVectorEnv is given: by default it clips rewards, presses FIRE and is never sticky. Its own
-episodic life would begin a new game at every lost life; its life_loss_info only tells, and what AtariEnv does in the
-reset after a lost life, one action in the same game, is done here by replacing the agent's action in that row.
+Every option of AtariVectorEnv is set, because its defaults clip rewards, press FIRE and repeat no actions. Its
+option for episodic life would start a new game at every lost life. With life_loss_info it only reports lost lives;
+the reset of AtariEnv after a lost life, one action in the same game, is done here by replacing the agent's action.
 
-One difference to AtariEnv remains: a game that ends within that very action (by its time limit, in practice) gives a
-second reset row here, and there a step that ends at once. The episode's statistics are the same.
+One difference to AtariEnv remains. If a game ends within that action (in practice, by its time limit), this backend
+gives a second reset row, and AtariEnv a step that ends at once. The statistics of the episode are the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from remuda.envs.atari import AtariGame, opening
+from remuda.core import Array
+from remuda.envs.atari import opening
+from remuda.envs.atari_options import AtariGame
 from remuda.envs.episodes import CONTINUES
 from remuda.envs.spec import EnvSpec
 
@@ -31,6 +33,7 @@ NO_LIMIT = 2**31 - 1
 
 
 def offer(spec: EnvSpec) -> str | None:
+    """Return why ale-py's vector env cannot play this env exactly as AtariEnv does, or None."""
     game = spec.game
     if game is None:
         return "as it is not an Atari game that is shown as frames"
@@ -47,14 +50,14 @@ def offer(spec: EnvSpec) -> str | None:
     return None
 
 
-def make(spec: EnvSpec, num_envs: int, threads: int) -> AleGames:
+def make(spec: EnvSpec, num_envs: int, threads: int) -> AleVectorEnv:
     game = spec.game
     assert game is not None
-    return AleGames(game, num_envs, threads)
+    return AleVectorEnv(game, num_envs, threads)
 
 
-class AleGames:
-    """`Games` of ale-py."""
+class AleVectorEnv:
+    """`NativeVectorEnv` around ale-py's AtariVectorEnv."""
 
     def __init__(self, game: AtariGame, num_envs: int, threads: int) -> None:
         options = game.options
@@ -89,35 +92,35 @@ class AleGames:
         self._opening = opening(codes, options.fire_reset)
         self._num_envs = num_envs
 
-    def begin(self, seeds: Sequence[int]) -> Any:
+    def begin(self, seeds: Sequence[int]) -> Array:
         obs, info = self._vector.reset(seed=np.asarray(seeds))
         self._lives, self._first_frame = info["lives"], info["episode_frame_number"].copy()
-        self._has_lost = np.zeros(self._num_envs, bool)  # a life in the last step, and the game goes on
+        self._has_lost = np.zeros(self._num_envs, bool)  # a life in the last step, and the game continues
         self._is_over = np.zeros(self._num_envs, bool)
         self._carried = np.zeros(self._num_envs, np.float32)
-        return obs
+        return obs  # type: ignore[no-any-return]
 
-    def restart(self, which: NDArray[np.bool_]) -> Any:
+    def restart(self, which: NDArray[np.bool_]) -> Array:
         obs, info = self._vector.reset(options={"reset_mask": which})
         self._lives, frames = info["lives"], info["episode_frame_number"]
         self._first_frame[which] = frames[which]
         self._has_lost[which] = self._is_over[which] = False
         self._carried[which] = 0.0
-        return obs
+        return obs  # type: ignore[no-any-return]
 
-    def send(self, actions: NDArray[Any]) -> None:
+    def send(self, actions: Array) -> None:
         if self._is_episodic and self._has_lost.any():
             actions = np.where(self._has_lost, self._opening, actions)
         self._vector.send(actions)
 
-    def recv(self) -> Any:
+    def recv(self) -> tuple[Array, Array, Array, Array, dict[str, Array]]:
         obs, reward, terminated, truncated, info = self._vector.recv()
         if not self._is_episodic:
             return obs, reward, terminated, truncated, {"lives": info["lives"]}
         lives, frames = info["lives"], info["episode_frame_number"]
         self._first_frame[self._is_over] = frames[self._is_over]
         is_within_limit = frames - self._first_frame < self._max_frames
-        # Played at random, none of ale-py's 104 games was ever over while lives were left.
+        # With random actions, none of ale-py's 104 games ever ended while lives were left.
         is_lost = terminated & (lives > 0) & (lives < self._lives) & is_within_limit
         self._is_over = (terminated | truncated) & ~is_lost
         was_opening, self._lives = self._has_lost, lives
@@ -130,4 +133,4 @@ class AleGames:
         return obs, reward, terminated, truncated, {"lives": lives, CONTINUES: self._has_lost}
 
     def close(self) -> None:
-        self._vector = None  # its threads end with it
+        self._vector = None  # the destructor ends its threads

@@ -1,9 +1,10 @@
-"""envpool's C++ envs, where that package is installed: many families, each another implementation than Gymnasium's.
+"""envpool's C++ envs, if that package is installed: many families, implemented differently than Gymnasium's.
 
-    games = make(resolve("HalfCheetah-v5"), num_envs=32, threads=2)
+    vector = make(resolve("HalfCheetah-v5"), num_envs=32, threads=2)
 
-Only by name, never chosen: same rules, other numbers (and Atari games preprocessed in another way, so those are not
-offered). Its envs take seeds when they are made, a later reset(seed=...) changes nothing: `begin` makes them anew.
+"auto" never chooses this backend, because its envs have the same rules and other numbers. Its Atari games are not
+offered, because they are preprocessed differently. Seeds are only read when the envs are made and a later
+reset(seed=...) has no effect, so `begin` makes new envs.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
+from remuda.core import Array
 from remuda.envs.spec import EnvSpec
 
 NAME = "envpool"
 IS_SAME_GAME = False
-OWN_INFO = ("env_id", "players", "elapsed_step")
+INTERNAL_INFO = ("env_id", "players", "elapsed_step")
 
 
 def offer(spec: EnvSpec) -> str | None:
+    """Return why envpool does not have this env, or None."""
     if importlib.util.find_spec("envpool") is None:
         return "as it is not installed (pip install envpool)"
     if spec.make is not None:
@@ -35,18 +38,18 @@ def offer(spec: EnvSpec) -> str | None:
     pool = importlib.import_module("envpool")
     if spec.id not in pool.list_all_envs():
         return "as it does not know that id"
-    games = make(spec, 1, 1)
-    mode = games.autoreset_mode
-    games.close()
+    vector = make(spec, 1, 1)
+    mode = vector.autoreset_mode
+    vector.close()
     return None if mode is AutoresetMode.NEXT_STEP else f"as it resets by {mode}, not on the next step"
 
 
-def make(spec: EnvSpec, num_envs: int, threads: int) -> EnvPoolGames:
-    return EnvPoolGames(spec, num_envs, threads)
+def make(spec: EnvSpec, num_envs: int, threads: int) -> EnvPoolVectorEnv:
+    return EnvPoolVectorEnv(spec, num_envs, threads)
 
 
-class EnvPoolGames:
-    """`Games` of envpool."""
+class EnvPoolVectorEnv:
+    """`NativeVectorEnv` around a pool of envpool."""
 
     def __init__(self, spec: EnvSpec, num_envs: int, threads: int) -> None:
         self._spec, self._num_envs, self._threads = spec, num_envs, threads
@@ -57,7 +60,7 @@ class EnvPoolGames:
 
     def _build(self, seeds: Sequence[int]) -> Any:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # bounds are rounded to float32, which Gymnasium warns of
+            warnings.simplefilter("ignore")  # Gymnasium warns that bounds are rounded to float32
             pool = importlib.import_module("envpool").make(
                 self._spec.id,
                 env_type="gymnasium",
@@ -66,29 +69,30 @@ class EnvPoolGames:
                 seed=list(seeds),
                 **self._spec.kwargs,
             )
-            _ = pool.observation_space, pool.action_space  # made when they are first asked for, and kept
+            _ = pool.observation_space, pool.action_space  # created, with warnings, on first access and cached
         return pool
 
-    def begin(self, seeds: Sequence[int]) -> Any:
+    def begin(self, seeds: Sequence[int]) -> Array:
         self._pool = self._build(seeds)
-        obs, _ = self._pool.reset()
+        obs: Array = self._pool.reset()[0]
         self._obs = obs
         return obs
 
-    def restart(self, which: NDArray[np.bool_]) -> Any:
+    def restart(self, which: NDArray[np.bool_]) -> Array:
         rows = self._ids[which]
         obs, info = self._pool.reset(rows)
-        self._obs = self._obs.copy()
-        self._obs[info["env_id"]] = obs
-        return self._obs
+        all_obs: Array = self._obs.copy()
+        all_obs[info["env_id"]] = obs
+        self._obs = all_obs
+        return all_obs
 
-    def send(self, actions: NDArray[Any]) -> None:
+    def send(self, actions: Array) -> None:
         self._pool.send(actions, self._ids)
 
-    def recv(self) -> Any:
+    def recv(self) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self._pool.recv()
         self._obs = obs
-        shown = {name: value for name, value in info.items() if name not in OWN_INFO}
+        shown = {name: value for name, value in info.items() if name not in INTERNAL_INFO}
         return obs, reward, terminated, truncated, shown
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""Vector envs that an id was registered with (`vector_entry_point`): Gymnasium's own CartPole, and those of users.
+"""Vector envs that an id was registered with (`vector_entry_point`): Gymnasium's CartPole, and those of users.
 
-    games = make(resolve("CartPole-v1"), num_envs=8, threads=1)
+    vector = make(resolve("CartPole-v1"), num_envs=8, threads=1)
 
-They step in `recv`, as Gymnasium's API cannot send without receiving. CartPole's is another implementation than the
-single env (float64 sums in another order), so nobody gets these without asking, unless an id has nothing else.
+`recv` steps them, because Gymnasium's API has no separate `send`. The vectorized CartPole rounds differently than the
+single env (it adds in another order), so "auto" chooses this backend only for ids that have no single env.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
+from remuda.core import Array
 from remuda.envs.import_paths import sentence
 from remuda.envs.spec import EnvSpec
 
@@ -25,6 +26,7 @@ IS_SAME_GAME = False
 
 
 def offer(spec: EnvSpec) -> str | None:
+    """Return why this env has no usable vector env, or None."""
     if spec.make is not None:
         return "as it is not a Gymnasium id"
     if gymnasium.spec(spec.id).vector_entry_point is None:
@@ -40,45 +42,44 @@ def offer(spec: EnvSpec) -> str | None:
     return None if mode is AutoresetMode.NEXT_STEP else f"as its vector env resets by {mode}, not on the next step"
 
 
-def make(spec: EnvSpec, num_envs: int, threads: int) -> SteppedGames:
-    return SteppedGames(_build(spec, num_envs))
+def make(spec: EnvSpec, num_envs: int, threads: int) -> GymnasiumVectorEnv:
+    return GymnasiumVectorEnv(_build(spec, num_envs))
 
 
-def _build(spec: EnvSpec, num_envs: int) -> Any:
+def _build(spec: EnvSpec, num_envs: int) -> gymnasium.vector.VectorEnv:
     known = gymnasium.spec(spec.id)
     entry = known.vector_entry_point
-    creator: Any = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
-    asked = {}
+    creator = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
+    options = {}
     if "autoreset_mode" in inspect.signature(creator).parameters:
-        asked["autoreset_mode"] = AutoresetMode.NEXT_STEP
+        options["autoreset_mode"] = AutoresetMode.NEXT_STEP
     return gymnasium.make_vec(
-        known, num_envs=num_envs, vectorization_mode="vector_entry_point", **{**asked, **spec.kwargs}
+        known, num_envs=num_envs, vectorization_mode="vector_entry_point", **{**options, **spec.kwargs}
     )
 
 
-class SteppedGames:
-    """`Games` of a Gymnasium VectorEnv."""
+class GymnasiumVectorEnv:
+    """`NativeVectorEnv` around a Gymnasium VectorEnv."""
 
-    def __init__(self, vector: Any) -> None:
+    def __init__(self, vector: gymnasium.vector.VectorEnv) -> None:
         self.observation_space, self.action_space = vector.single_observation_space, vector.single_action_space
         self._vector = vector
-        self._actions: NDArray[Any] | None = None
+        self._actions: Array | None = None
 
-    def begin(self, seeds: Sequence[int]) -> Any:
-        obs, _ = self._vector.reset(seed=seeds[0])  # Gymnasium's draw every env from one generator
-        return obs
+    def begin(self, seeds: Sequence[int]) -> Array:
+        obs, _ = self._vector.reset(seed=seeds[0])  # all envs of a Gymnasium vector env share one generator
+        return obs  # type: ignore[no-any-return]
 
-    def restart(self, which: NDArray[np.bool_]) -> Any:
-        """Not possible: resets of some envs are no part of Gymnasium's API where envs reset by themselves."""
-        return None
+    def restart(self, which: NDArray[np.bool_]) -> None:
+        """Return None: Gymnasium's API cannot reset single envs of a vector env that resets them itself."""
+        return
 
-    def send(self, actions: NDArray[Any]) -> None:
+    def send(self, actions: Array) -> None:
         self._actions = actions
 
-    def recv(self) -> Any:
+    def recv(self) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self._vector.step(self._actions)
-        flags = np.asarray(reward), np.asarray(terminated), np.asarray(truncated)
-        return obs, *flags, info
+        return obs, np.asarray(reward), np.asarray(terminated), np.asarray(truncated), info
 
     def close(self) -> None:
         self._vector.close()

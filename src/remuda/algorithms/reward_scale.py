@@ -1,0 +1,63 @@
+"""Scaling of rewards by the running deviation of the discounted return."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from remuda.nets import RunningMoments
+
+
+class RewardScale(nn.Module):
+    """Divide rewards by the standard deviation of the discounted return, so that value targets are about 1 in size.
+
+    The running return of each env is carried from rollout to rollout until its episode ends. Rewards are not shifted:
+    that would change which policy is optimal where episodes can end.
+    """
+
+    carry: Tensor
+
+    def __init__(self, num_envs: int, gamma: float, clip: float = 10.0) -> None:
+        super().__init__()
+        self.moments, self.gamma, self.clip = RunningMoments(), gamma, clip
+        self.register_buffer("carry", torch.zeros(num_envs, dtype=torch.float64))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Stay on the CPU, where rollouts are, whatever device the learner uses."""
+        return self
+
+    def forward(
+        self, r_t: Tensor, mask_t: Tensor, envs: Tensor | None = None, begins: Tensor | None = None
+    ) -> Tensor:
+        """Return scaled rewards [T, B] of these envs (by default of all), and update the statistics.
+
+        Call it once per rollout. `begins` [B] is True where row 0 does not continue an earlier rollout although no
+        masked row precedes it: the running return starts from 0 there.
+        """
+        returns = torch.empty(r_t.shape, dtype=torch.float64)
+        envs = torch.arange(len(self.carry)) if envs is None else envs
+        for columns in unique_envs(envs):
+            carry = self.carry[envs[columns]]
+            if begins is not None:
+                carry = carry.masked_fill(begins[columns], 0.0)
+            for t in range(len(r_t)):
+                # A reset row sets the running return back to 0.
+                carry = mask_t[t, columns] * (self.gamma * carry + r_t[t, columns])
+                returns[t, columns] = carry
+            self.carry[envs[columns]] = carry
+        self.moments.update(returns[mask_t])
+        return (r_t / (self.moments.var + 1e-8).sqrt().float()).clamp(-self.clip, self.clip)
+
+
+def unique_envs(envs: Tensor) -> list[Tensor]:
+    """Group columns so that no group contains an env twice; of two rollouts of an env the first comes first."""
+    groups: dict[int, list[int]] = defaultdict(list)
+    times: Counter[int] = Counter()
+    for column, env in enumerate(envs.tolist()):
+        groups[times[env]].append(column)
+        times[env] += 1
+    return [torch.tensor(group) for group in groups.values()]

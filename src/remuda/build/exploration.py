@@ -1,0 +1,40 @@
+"""How the agent of a run explores, from the run's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from remuda.config.algo_base import AlgoOptions
+from remuda.config.run_config import RunConfig
+from remuda.learning.schedules import parse_schedule
+from remuda.sampling.exploration import Exploration
+
+HARDLY = 1e-9  # a probability of random actions so small that none occurs
+
+
+def make_exploration(config: RunConfig) -> Exploration:
+    """Return the exploration of all envs of a run, as a function of the row.
+
+    Progress is computed from the number of the row as if no row were a reset row.
+    """
+    options, envs = config.algo_options, config.sampler.envs
+    random_rows = -(-options.random_steps // envs)
+    if options.epsilon_greedy is None:
+        return Exploration(None, random_rows)
+    return Exploration(epsilons(options, envs, config.steps), random_rows)
+
+
+def epsilons(options: AlgoOptions, envs: int, steps: int) -> Callable[[int], Tensor]:
+    """Return a function from the row to the probabilities of a random action [B].
+
+    With a power above 0 they are log-spaced over all envs of the run, as in Ape-X (arXiv 1803.00933).
+    """
+    assert options.epsilon_greedy is not None
+    epsilon, power = options.epsilon_greedy
+    schedule = parse_schedule(epsilon, "algo.epsilon")
+    powers = 1 + power * torch.arange(envs) / max(1, envs - 1)
+    # A probability of 0 would mean greedy actions, while a noisy net explores through its weights.
+    return lambda row: torch.pow(schedule(min(1.0, row * envs / steps)), powers).clamp(min=HARDLY)

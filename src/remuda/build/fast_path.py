@@ -1,0 +1,26 @@
+"""The one place that imports `remuda.fast`; without that package everything trains by autograd."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from remuda.config.run_options import AgentOptions
+from remuda.core import Agent, Algorithm, FastPath, FastPolicy
+
+
+def find_fast_policy(options: AgentOptions, agent: Agent) -> FastPolicy | None:
+    """Return a faster form of `agent.act` if `agent.fast_path` is on and there is one."""
+    if not options.fast_path or find_spec("remuda.fast") is None:
+        return None
+    from remuda import fast
+
+    return fast.find_policy(agent)
+
+
+def find_fast_path(options: AgentOptions, algorithm: Algorithm) -> FastPath | None:
+    """Return hand-written gradients if `agent.fast_path` is on, the networks are not compiled, and there are any."""
+    if not options.fast_path or options.compile or find_spec("remuda.fast") is None:
+        return None
+    from remuda import fast
+
+    return fast.find(algorithm)

@@ -1,0 +1,137 @@
+"""The recipe of a run: what a scheme needs to run it, as factories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from remuda.agents import NetFactory
+from remuda.build.algorithm import make_algorithm
+from remuda.build.envs import (
+    agent_view,
+    check_envs,
+    make_some_envs,
+    num_workers,
+    rounds_between_cuts,
+    why_no_state,
+)
+from remuda.build.exploration import make_exploration
+from remuda.build.fast_path import find_fast_path
+from remuda.build.nets import find_net
+from remuda.build.replay import make_replay, refuse_too_large
+from remuda.build.workers import make_replay_writers, make_rollout_queue, make_worker_sampler
+from remuda.config.run_config import RunConfig
+from remuda.core import Algorithm, SeparableAlgorithm, Weights
+from remuda.envs import EnvInfo, EnvSpec
+from remuda.errors import ConfigError
+from remuda.learning.learner import Learner
+from remuda.learning.optimizers import OptimizerOptions
+from remuda.learning.schedules import parse_schedule
+from remuda.learning.weights import LocalWeights, SharedWeights
+from remuda.machine import has_compiler
+from remuda.recipe import Recipe, ReplayWriters, RolloutSource, Sampler
+from remuda.sampling.sampler import EnvSampler
+
+
+def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory | None = None) -> Recipe:
+    """Return what to learn, as factories; raise ConfigError for what cannot be built, before anything is started."""
+    options, seed = config.algo_options, config.seed
+    has_worker_inference = config.sampler.inference == "workers"
+    if has_worker_inference and not config.has_workers:
+        raise ConfigError(
+            f"sampler.inference=workers has no workers under --scheme {config.scheme}: use --scheme parallel."
+        )
+    no_state = why_no_state(config, info, is_native=check_envs(config, spec))
+    make_net = net or find_net(config.agent)
+    seen = agent_view(config, info)
+    check_machine(config)
+    # Built once to refuse a net or a replay that does not fit before a process is started.
+    algorithm = make_algorithm(config, seen, make_net)
+    refuse_too_large(config, seen, algorithm.agent.initial_state(1))
+    num_parts, num_threads = split_threads(config, algorithm)
+
+    def make_learner() -> Learner:
+        optimizer = OptimizerOptions(
+            options.optimizer, options.optimizer_eps, options.weight_decay, options.rms_alpha, options.momentum
+        )
+        rate = parse_schedule(options.learning_rate, "algo.learning_rate")
+        own_rates = {
+            group: parse_schedule(text, f"algo.{group}_learning_rate")
+            for group, text in options.group_learning_rates.items()
+        }
+        algorithm = make_algorithm(config, seen, make_net)
+        if config.agent.compile:
+            algorithm.agent.compile_nets()
+        device = config.scheme_options.device
+        fast = find_fast_path(config.agent, algorithm)
+        return Learner(algorithm, optimizer, rate, options.max_grad_norm or None, num_parts, own_rates, device, fast)
+
+    def make_weights(agent: Any, version: int) -> Weights:
+        is_shared = has_worker_inference or config.is_asynchronous
+        return SharedWeights(agent, version) if is_shared else LocalWeights(version)
+
+    def make_sampler(agent: Any, weights: Any, workers: int, rounds: int, should_stop: Callable[[], bool]) -> Sampler:
+        first_row = rounds * options.rows_per_round
+        if has_worker_inference:
+            return make_worker_sampler(config, spec, seen, workers, agent, weights, first_row, should_stop, net)
+        envs = make_some_envs(config, spec, config.sampler.envs, config.sampler.slots, workers, should_stop)
+        wait_reset = config.sampler.wait_reset
+        explore = make_exploration(config)
+        return EnvSampler(
+            envs, agent, weights, options.rows_per_round, seed, first_row, wait_reset=wait_reset, explore=explore
+        )
+
+    def make_source(
+        agent: Any, weights: Any, workers: int, rounds: int, max_lag: int | None, should_stop: Callable[[], bool]
+    ) -> RolloutSource:
+        first_row = rounds * options.rows_per_round
+        return make_rollout_queue(config, spec, seen, workers, agent, weights, first_row, max_lag, should_stop, net)
+
+    def make_writers(
+        weights: Any, replay: Any, workers: int, rounds: int, should_stop: Callable[[], bool]
+    ) -> ReplayWriters:
+        return make_replay_writers(config, spec, seen, workers, weights, replay, should_stop, net)
+
+    writers = num_workers(config) if config.has_replay_writers else 0
+
+    return Recipe(
+        seed=seed,
+        steps=config.steps,
+        make_learner=make_learner,
+        make_weights=make_weights,
+        make_replay=lambda agent, first: make_replay(config, seen, agent.initial_state(1), first, writers),
+        make_sampler=make_sampler,
+        make_source=make_source,
+        make_writers=make_writers,
+        num_threads=num_threads,
+        warm_up=config.sampler.decorrelate,
+        cut_every=rounds_between_cuts(config, no_state),
+    )
+
+
+def check_machine(config: RunConfig) -> None:
+    """Raise ConfigError where this machine lacks the compiler or the device that the options ask for."""
+    if config.agent.compile and not has_compiler():
+        raise ConfigError("agent.compile=true needs a C++ compiler: install g++, or leave it out.")
+    device = config.scheme_options.device
+    try:
+        torch.zeros(1, device=device).cpu()
+    except (RuntimeError, AssertionError, ImportError):  # unknown to torch, absent, or without storage ("meta")
+        raise ConfigError(f"scheme.device={device} is not on this machine: use cpu.") from None
+
+
+def split_threads(config: RunConfig, algorithm: Algorithm) -> tuple[int, int]:
+    """Return the number of parts into which the learner splits a batch, and the threads of torch in each.
+
+    While samplers keep the cores busy, one thread per part of a batch is faster than several per matrix product.
+    """
+    threads = config.scheme_options.threads
+    is_separable = isinstance(algorithm, SeparableAlgorithm) and algorithm.gradient_reduction is not None
+    is_split = config.is_asynchronous and config.scheme_options.device == "cpu" and is_separable
+    if not is_split or config.algo_options.uses_replay:
+        return 1, threads
+    # No more parts than a batch has columns; the remaining threads are torch's.
+    parts = min(threads, config.algo_options.columns_per_round(config.sampler.envs))
+    return parts, max(1, threads // max(1, parts))

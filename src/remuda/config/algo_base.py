@@ -1,0 +1,108 @@
+"""Options that every algorithm has, and the questions that the options of an algorithm answer.
+
+Class variables and methods tell the rest of Remuda what it has to know about an algorithm: what it learns from, which
+builder makes it, which values of other options it excludes. Options of an algorithm outside of this package are
+derived from a class of algo_options.py and override what differs (docs/extending.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from remuda.config.fields import Checked, option
+
+if TYPE_CHECKING:
+    from remuda.config.run_config import RunConfig
+
+Data = Literal["rollouts", "sequences", "replay"]
+
+
+@dataclass(frozen=True)
+class AlgoOptions(Checked):
+    """Options of every algorithm."""
+
+    _group = "algo."
+    # Rows of fresh rollouts, whole sequences of fresh rollouts, or what is drawn from a replay.
+    data: ClassVar[Data]
+    builder: ClassVar[str]  # import path of the `remuda.build.algorithm.Builder` that makes agent and algorithm
+    actions: ClassVar[str] = "any"  # kind of action space
+    unused_agent_options: ClassVar[tuple[str, ...]] = ()  # names in `AgentOptions` that its agent does not have
+    unused_options: ClassVar[tuple[str, ...]] = ()  # inherited options of its own that have no effect
+    has_td_error: ClassVar[bool] = False  # samplers can compute the TD error of what they sample
+
+    learning_rate: str = option("3e-4", "step size: a number or a schedule such as linear(3e-4, 0)", schedule=True)
+    gamma: float = option(0.99, "discount per step", low=0.0, high=1.0)
+    max_grad_norm: float = option(0.5, "largest norm of a gradient; 0 disables clipping", low=0.0)
+    clip_reward: bool = option(False, "clip rewards to -1..1 for learning; logged returns are not clipped")
+    optimizer: str = option("adam", "optimizer", choices=("adam", "adamw", "rmsprop"))
+    optimizer_eps: float = option(1e-5, "epsilon of the optimizer", above=0.0)
+    weight_decay: float = option(0.0, "weight decay of the optimizer", low=0.0)
+    rms_alpha: float = option(0.99, "smoothing constant of RMSprop", low=0.0, high=1.0)
+    momentum: float = option(0.0, "momentum of RMSprop", low=0.0, high=1.0)
+
+    @property
+    def uses_replay(self) -> bool:
+        """Whether the algorithm draws its batches from a replay."""
+        return self.data == "replay"
+
+    @property
+    def is_on_policy(self) -> bool:
+        """Whether the algorithm may only learn from what the newest weights have sampled."""
+        return False
+
+    @property
+    def rows_per_round(self) -> int:
+        """Rows of each env in one rollout."""
+        raise NotImplementedError
+
+    @property
+    def random_steps(self) -> int:
+        """Env steps with random actions before the first update."""
+        return 0
+
+    @property
+    def epsilon_greedy(self) -> tuple[str, float] | None:
+        """Schedule of the probability of a random action and its power over the envs; None: the agent explores."""
+        return None
+
+    @property
+    def needs_returns(self) -> bool:
+        """Whether the replay has to report returns, from which an automatic support of values is derived."""
+        return False
+
+    @property
+    def group_learning_rates(self) -> dict[str, str]:
+        """Schedules of parameter groups that do not use `learning_rate`, by group."""
+        return {}
+
+    def agent_arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments that only agents of this kind of algorithm have."""
+        return {}
+
+    def algorithm_arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments of the algorithm that differ from the options in name or form."""
+        return {}
+
+    def columns_per_round(self, envs: int) -> int:
+        """Return the number of sequences that one round of an asynchronous scheme learns from."""
+        return envs
+
+    def updates_per_round(self, columns: int) -> int:
+        """Return the number of updates in a round over `columns` sequences, if none of them stops the round."""
+        return 1
+
+    def faster_updates(self) -> list[str]:
+        """Return the options that make updates cheaper, as phrases for the advice at the end of a run."""
+        return []
+
+    def shortened(self, steps: int, envs: int) -> Self:
+        """Return these options for a run of only `steps` steps, so that it still makes updates."""
+        return self
+
+    def with_memory(self) -> Self:
+        """Return these options with default sizes adapted to a recurrent agent."""
+        return self
+
+    def check_run(self, config: RunConfig) -> None:
+        """Raise ConfigError where these options do not fit the other options of a run."""

@@ -1,0 +1,78 @@
+"""Statistics that env workers send beside their steps: finished episodes, and notices such as a rebuilt env.
+
+    stats = encode(rows)                    # in the worker; takes them out of the rows
+    worker_stats.add(stats)                 # in the parent
+    worker_stats.take_episodes()
+
+The first byte says whether there are notices. They are reported at once; episodes are decoded when they are needed,
+because decoding many at once is cheaper than decoding at every step.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from remuda.core import Episode
+from remuda.envs.rows import Rows
+from remuda.processes.notices import Notice, Reporter
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def encode(rows: Rows) -> bytes:
+    """Take finished episodes and notices out of the rows; return b"" if there are none."""
+    if not (rows.episodes or rows.notices):
+        return b""
+    stats = (b"\1" if rows.notices else b"\0") + _encode((rows.episodes, rows.notices))
+    rows.episodes.clear()
+    rows.notices.clear()
+    return stats
+
+
+def decode(stats: bytes) -> tuple[list[tuple[int, dict[str, float]]], list[Notice]]:
+    """Return (env, values) of finished episodes, and notices."""
+    episodes, notices = msgspec.msgpack.decode(memoryview(stats)[1:])
+    return episodes, notices
+
+
+class WorkerStats:
+    """Collects the statistics of all workers in the parent, and logs their notices."""
+
+    def __init__(self, num_envs: int, logger: logging.Logger) -> None:
+        self.played = [0] * num_envs  # episodes of each env that were decoded since the last reset
+        self._undecoded: list[bytes] = []
+        self._episodes: list[Episode] = []
+        self._reporter = Reporter(logger)
+
+    def add(self, stats: bytes, at_once: bool = False) -> None:
+        """Add the statistics of one answer; with `at_once`, or if they hold notices, decode them now."""
+        self._undecoded.append(stats)
+        if stats[0] or at_once:
+            self._decode()
+
+    def _decode(self) -> None:
+        for stats in self._undecoded:
+            episodes, notices = decode(stats)
+            for env, values in episodes:
+                self.played[env] += 1
+                self._episodes.append(Episode(env, values))
+            self.report(notices)
+        self._undecoded.clear()
+
+    def report(self, notices: list[Notice]) -> None:
+        """Log notices, leaving out repetitions."""
+        self._reporter.report(notices)
+
+    def take_episodes(self) -> list[Episode]:
+        """Return the episodes that were added since the last call."""
+        self._decode()
+        finished, self._episodes = self._episodes, []
+        return finished
+
+    def clear(self) -> None:
+        """Forget all episodes, for a reset of the envs."""
+        self._undecoded.clear()
+        self._episodes.clear()
+        self.played = [0] * len(self.played)

@@ -1,0 +1,67 @@
+"""Registry of fast paths, by class of algorithm and class of agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from remuda.core import Agent, Algorithm, FastPolicy
+from remuda.fast.agreement import CheckedGradients, GradientFunction
+
+# Both return None for algorithms and agents whose networks they do not support.
+MakeGradients = Callable[[Any], GradientFunction | None]
+MakePolicy = Callable[[Any], FastPolicy | None]
+Made = TypeVar("Made", bound=MakeGradients)
+MadePolicy = TypeVar("MadePolicy", bound=MakePolicy)
+
+_gradients: dict[tuple[type, type], MakeGradients] = {}
+_policies: dict[type, MakePolicy] = {}
+
+
+def register(algorithm: type, agent: type) -> Callable[[Made], Made]:
+    """Register a function that makes the gradient function of an `algorithm` with this kind of `agent`.
+
+        @register(PPO, PolicyAgent)
+        def ppo_gradients(ppo: PPO) -> GradientFunction | None: ...
+
+    The gradient function takes a batch and a clock, and returns what autograd finds from `losses`, or None to leave
+    this batch to autograd.
+    """
+
+    def add(make: Made) -> Made:
+        _gradients[algorithm, agent] = make
+        return make
+
+    return add
+
+
+def register_policy(agent: type) -> Callable[[MadePolicy], MadePolicy]:
+    """Register a function that makes the fast policy of an `agent`."""
+
+    def add(make: MadePolicy) -> MadePolicy:
+        _policies[agent] = make
+        return make
+
+    return add
+
+
+def find(algorithm: Algorithm) -> CheckedGradients | None:
+    """Return hand-written gradients of the algorithm's losses, or None if there are none.
+
+    A subclass gets those of its base class only if it does not override `losses`. The agent's class must be the
+    registered one: a subclass may compute something else.
+    """
+    own = type(algorithm)
+    for registered in own.__mro__:
+        make = _gradients.get((registered, type(algorithm.agent)))
+        if make is not None:
+            is_inherited = getattr(own, "losses") is getattr(registered, "losses")  # noqa: B009  (types have none)
+            compute = make(algorithm) if is_inherited else None
+            return None if compute is None else CheckedGradients(own.__name__, compute)
+    return None
+
+
+def find_policy(agent: Agent) -> FastPolicy | None:
+    """Return a fast policy that shares the agent's parameters, or None if there is none for agents of this class."""
+    make = _policies.get(type(agent))
+    return None if make is None else make(agent)

@@ -1,0 +1,181 @@
+"""The gradients of `SAC.losses` by hand, for fully connected networks with two critics.
+
+Batches are processed in pieces of `MAX_ROWS` rows, whose activations stay in the cache.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from remuda.agents import ActorAgent, Critic
+from remuda.agents.actor import LOG_STD
+from remuda.algorithms import SAC
+from remuda.core import Clock
+from remuda.data import Batch
+from remuda.fast.agreement import GradientFunction
+from remuda.fast.registry import register
+from remuda.fast.relu_net import FEW_ROWS, MAX_ROWS, ReluNet, gradient_views, linear_layers
+from remuda.learning.gradients import Gradients, Pieces
+from remuda.maths.distributions import LOG_SQRT_2_PI
+
+
+class Transitions(NamedTuple):
+    """Rows [N] of a batch, with the noise [2, N, A] of the actions that the actor chooses in `obs` and `next_obs`."""
+
+    obs: Tensor
+    next_obs: Tensor
+    noise: Tensor
+    action: Tensor  # between -1 and 1
+    reward: Tensor
+    discount: Tensor
+    weight: Tensor
+
+    def slice(self, rows: slice) -> Transitions:
+        return Transitions(
+            *(part[:, rows] if name == "noise" else part[rows] for name, part in self._asdict().items())
+        )
+
+
+class RowResults(NamedTuple):
+    """Numbers of every row, for metrics and priorities."""
+
+    log_prob: Tensor  # of the action that the actor chooses
+    best: Tensor  # the lower of the critics' values of that action
+    q: Tensor  # the first critic's value of the action that was taken
+    error: Tensor  # of both critics [N, 2]
+
+
+class FastSAC:
+    """Gradients of a SAC whose parameters it shares."""
+
+    def __init__(
+        self, sac: SAC, actor: list[nn.Linear], critics: list[list[nn.Linear]], targets: list[list[nn.Linear]]
+    ):
+        groups = sac.groups()
+        self.sac = sac
+        self.actor_vector, actor_views = gradient_views(groups["actor"])
+        self.critic_vector, critic_views = gradient_views(groups["critic"])
+        self.actor = ReluNet(actor, actor_views)
+        self.critics = [ReluNet(layers, critic_views) for layers in critics]
+        self.targets = [ReluNet(layers) for layers in targets]
+
+    @torch.no_grad()
+    def gradients(self, batch: Batch, clock: Clock) -> Gradients | None:
+        if batch.state is not None:
+            return None
+        sac, agent, count = self.sac, self.sac.agent, len(batch.targets.reward)
+        obs, next_obs = (agent.inputs(x).reshape(count, -1) for x in (batch.steps.obs, batch.next_obs))
+        noise = torch.randn(2, count, agent.width, generator=sac.generator(clock))
+        rows = sac.rows(batch)
+        weight = torch.as_tensor(rows.weight ** sac.beta(clock.progress)).expand(count)
+        drawn = Transitions(obs, next_obs, noise, agent.normalized(rows.action), rows.reward, rows.discount, weight)
+        alpha = float(sac.log_alpha.exp())
+        if count <= MAX_ROWS:
+            found = self._piece(drawn, alpha, count, accumulate=False)
+        else:
+            bounds = [slice(start, start + MAX_ROWS) for start in range(0, count, MAX_ROWS)]
+            pieces = [self._piece(drawn.slice(each), alpha, count, accumulate=each.start > 0) for each in bounds]
+            found = RowResults(*(torch.cat(each) for each in zip(*pieces, strict=True)))
+        mean_log_prob = found.log_prob.mean()
+        metrics: dict[str, Tensor | float] = {
+            "critic_loss": 0.5 * (weight @ found.error.square().sum(1)) / count,
+            "actor_loss": alpha * mean_log_prob - found.best.mean(),
+            "ent_coef": alpha,
+            "entropy": -mean_log_prob,
+            "q_mean": found.q.mean(),
+        }
+        groups = {"critic": self.critic_vector.clone(), "actor": self.actor_vector.clone()}
+        if sac.learns_alpha:
+            groups["alpha"] = -(mean_log_prob + sac.target_entropy).reshape(1)
+            metrics["ent_coef_loss"] = sac.log_alpha[0] * groups["alpha"][0]
+        vectors: dict[str, Pieces] = {name: (vector,) for name, vector in groups.items()}
+        return Gradients(vectors, clock.version, metrics, found.error[:, 0].abs(), stop=False)
+
+    def _piece(self, drawn: Transitions, alpha: float, count: int, accumulate: bool) -> RowResults:
+        """Compute the gradients of a piece of `count` rows; add them to those of earlier pieces if `accumulate`."""
+        obs, next_obs, noise, taken, reward, discount, weight = drawn
+        n, noise = len(obs), noise.flatten(0, 1)
+        outputs = self.actor.forward(torch.cat([obs, next_obs]))
+        mean, raw = outputs[-1].chunk(2, -1)
+        log_std = raw.clamp(*LOG_STD)
+        scaled = log_std.exp() * noise
+        u = mean + scaled
+        action, next_action = torch.split(u.tanh(), n)
+        log_prob, next_log_prob = torch.split(squashed_log_prob(u, log_std, noise), n)
+        # Critics: the targets, then the values of the actions taken and of those that the actor chooses now.
+        following = torch.cat([next_obs, next_action], -1)
+        next_q = torch.minimum(*(target.forward(following)[-1] for target in self.targets)).squeeze(-1)
+        goal = torch.addcmul(reward, discount, next_q.sub_(next_log_prob, alpha=alpha))
+        both = torch.cat([torch.cat([obs, taken], -1), torch.cat([obs, action], -1)])
+        critic_outputs = [critic.forward(both) for critic in self.critics]
+        taken_q, chosen_q = torch.split(torch.cat([each[-1] for each in critic_outputs], -1), n)
+        best, lower = chosen_q.min(-1, keepdim=True)
+        error = taken_q - goal.unsqueeze(-1)
+        by_taken = error * (weight / count).unsqueeze(-1)
+        by_chosen = torch.zeros_like(by_taken).scatter_(1, lower, -1 / count)
+        by_action = self._through_critics(critic_outputs, by_taken, by_chosen, accumulate, slice(obs.shape[1], None))
+        # The actor: back through tanh, with d log_prob / du = 2 tanh(u).
+        by_u = torch.ops.aten.tanh_backward(by_action, action).add_(action, alpha=2 * alpha / count)
+        by_log_std = (by_u * scaled[:n]).sub_(alpha / count)
+        by_raw = torch.ops.aten.hardtanh_backward(by_log_std, raw[:n], *LOG_STD)
+        self.actor.backward([x[:n] for x in outputs], torch.cat([by_u, by_raw], -1), n, accumulate)
+        return RowResults(log_prob, best.squeeze(-1), taken_q[:, 0], error)
+
+    def _through_critics(
+        self, outputs: list[list[Tensor]], by_taken: Tensor, by_chosen: Tensor, accumulate: bool, actions: slice
+    ) -> Tensor:
+        """Compute the critics' gradients from the actions taken; return that of the chosen actions [N, A]."""
+        n = len(by_taken)
+        if n <= FEW_ROWS:
+            by_both = torch.split(torch.cat([by_taken, by_chosen]), 1, -1)
+            first, second = (
+                critic.to_input(critic.backward(each, by, n, accumulate)[n:], actions)
+                for critic, each, by in zip(self.critics, outputs, by_both, strict=True)
+            )
+            return first.add_(second)
+        by_action = torch.empty(n, outputs[0][0].shape[1] - actions.start)
+        for index, (critic, each) in enumerate(zip(self.critics, outputs, strict=True)):
+            critic.backward([x[:n] for x in each], by_taken[:, index : index + 1], n, accumulate)
+            # Only the lower critic of a row has a gradient, so each critic passes back about half of the rows.
+            rows = by_chosen[:, index].nonzero().squeeze(-1)
+            hidden = [x[n:].index_select(0, rows) for x in each[1:-1]]
+            by_first = critic.to_first(hidden, by_chosen[rows, index : index + 1])
+            by_action[rows] = critic.to_input(by_first, actions)
+        return by_action
+
+
+def squashed_log_prob(u: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
+    """Compute the log-density of `SquashedGaussian.sample_with_log_prob`."""
+    each = torch.addcmul(log_std, noise, noise, value=0.5).sub_(F.softplus(-2 * u).add_(u), alpha=2)
+    return -each.sum(-1) - u.shape[-1] * (LOG_SQRT_2_PI + 2 * math.log(2.0))
+
+
+def critic_layers(critics: nn.ModuleList) -> list[list[nn.Linear]] | None:
+    """Return the linear layers of each critic, or None if one is more than a ReLU network."""
+    found = []
+    for critic in critics:
+        layers = linear_layers(critic.trunk, critic.body, critic.head) if type(critic) is Critic else None
+        if layers is None:
+            return None
+        found.append(layers)
+    return found
+
+
+@register(SAC, ActorAgent)
+def sac_gradients(sac: SAC) -> GradientFunction | None:
+    """Return the gradients of a SAC with two critics and ReLU networks over vectors, on the CPU.
+
+    Subclasses are left to autograd: `losses` calls many methods that one may override.
+    """
+    actor = linear_layers(sac.agent.trunk, sac.agent.head)
+    critics, targets = critic_layers(sac.critics), critic_layers(sac.target_critics)
+    has_vectors = sac.agent.observation.kind == "box" and len(sac.agent.observation.shape) == 1
+    on_cpu = all(parameter.device.type == "cpu" for parameter in sac.parameters())
+    if actor is None or critics is None or targets is None or len(critics) != 2 or not has_vectors or not on_cpu:
+        return None
+    return FastSAC(sac, actor, critics, targets).gradients if type(sac) is SAC else None

@@ -1,0 +1,57 @@
+"""Gradients of a batch of sequences computed by several threads, each from some of its columns.
+
+Torch's own threads divide every matrix product and wait for each other after it, so with other busy processes one
+thread that has lost its core delays all others. The threads here wait for each other once per update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from remuda.data import Batch
+from remuda.learning.gradients import Gradients
+
+
+class GradientThreads:
+    """A pool of `count` threads; close it."""
+
+    def __init__(self, count: int, reduction: Literal["sum", "mean"]) -> None:
+        """`reduction` says whether a loss is a sum or a mean over real rows."""
+        self.count, self.reduction = count, reduction
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="remuda-gradients")
+
+    def gradients(self, compute: Callable[[Batch], Gradients], batch: Batch) -> Gradients:
+        """Return compute(batch), combined from the results for parts of the batch."""
+        columns = batch.steps.mask.shape[1]
+        bounds = [part * columns // self.count for part in range(self.count + 1)]
+        parts = [batch.columns(slice(first, last)) for first, last in pairwise(bounds) if first < last]
+        rows = [float(part.steps.mask.sum()) for part in parts]
+        parts, rows = (
+            [part for part, count in zip(parts, rows, strict=True) if count],
+            [count for count in rows if count],
+        )
+        if not parts:
+            return compute(batch)
+        found = list(self._pool.map(compute, parts))
+        fractions = [count / sum(rows) for count in rows]
+        weights = [1.0] * len(parts) if self.reduction == "sum" else fractions
+        pieces = {}
+        for name, first in found[0].pieces.items():
+            pieces[name] = total = torch._foreach_mul(first, weights[0])
+            for weight, part in zip(weights[1:], found[1:], strict=True):
+                torch._foreach_add_(total, part.pieces[name], alpha=weight)
+        metrics: dict[str, Tensor | float] = {}
+        for name in found[0].metrics:
+            part_weights = weights if name.endswith("loss") else fractions
+            metrics[name] = sum(w * part.metrics[name] for w, part in zip(part_weights, found, strict=True))
+        return replace(found[0], pieces=pieces, metrics=metrics, stop=any(part.stop for part in found))
+
+    def close(self) -> None:
+        self._pool.shutdown()

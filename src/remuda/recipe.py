@@ -1,0 +1,169 @@
+"""What to learn, as factories (`Recipe`), the samplers that these make, and what a `Scheme` reports to the `Log`.
+
+These are dataclasses and protocols without behavior, as in core.py. A scheme calls the factories in the processes
+that need the results, and runs rounds of learning until the recipe's steps are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from remuda.core import Agent, Episode, Replay, SharedReplay, Weights
+from remuda.data.rollout import Rollout
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from remuda.errors import Interrupted
+    from remuda.learning.learner import Learner
+
+ShouldStop = Callable[[], bool]
+
+
+class Sampler(Protocol):
+    """Samples rollouts synchronously; owns its envs."""
+
+    def reset(self, seed: int, warm_up: int = 0) -> int:
+        """Start every env; return the number of random steps that were taken to spread the envs."""
+
+    def collect(self) -> Rollout:
+        """Sample T rows of every env with one version of the weights. The next call reuses the arrays."""
+
+    def take_seconds(self) -> dict[str, float]: ...  # where the time went since the last call: env, inference, wait
+    def episodes(self) -> list[Episode]: ...  # finished since the last call, in order of env index
+    def restarts(self) -> int: ...  # envs rebuilt so far, because they raised or their worker was lost
+    def running(self) -> int: ...  # envs that were in the middle of an episode when the last rollout ended
+
+    def get_state(self) -> bytes:
+        """Return the state between two rollouts, with which the next ones are bit-equal; may raise NoState."""
+
+    def set_state(self, state: bytes) -> None: ...  # instead of `reset`
+    def close(self) -> None: ...
+
+
+class AsyncSampler(Protocol):
+    """What all asynchronous samplers share; they own their envs."""
+
+    def start(self, seed: int, warm_up: int = 0, version: int = 0) -> int:
+        """Start sampling for a learner of this version; return the random steps taken, as `Sampler.reset` does."""
+
+    def take_seconds(self) -> dict[str, float]: ...  # as Sampler.take_seconds, on average over the workers
+    def episodes(self) -> list[Episode]: ...  # as Sampler.episodes
+    def restarts(self) -> int: ...  # as Sampler.restarts
+    def close(self) -> None: ...
+
+
+class RolloutSource(AsyncSampler, Protocol):
+    """Asynchronous samplers whose rollouts are taken as they become ready."""
+
+    dropped: int  # rollouts that were too old to be used
+
+    def take(self, version: int, should_stop: ShouldStop) -> Rollout:
+        """Wait for a rollout that a learner of this version may use; raise Interrupted if `should_stop`."""
+
+    def release(self, version: int) -> None:
+        """Allow the memory of the last rollout to be reused, once weights of this version are published."""
+
+    def metrics(self) -> dict[str, float]: ...
+
+
+class ReplayWriters(AsyncSampler, Protocol):
+    """Asynchronous samplers that write their rows to a replay."""
+
+    def poll(self, version: int) -> None:
+        """Record the learner's version; raise the error of a worker that could not handle it."""
+
+    def take_lag(self) -> float: ...  # updates by which acting weights were behind, on average since the last call
+    def drain(self) -> None: ...  # wait, for a limited time, for the statistics of all rows that were written
+
+
+class Evaluator(Protocol):
+    """Evaluates the newest weights while training goes on."""
+
+    def poll(self, version: int, steps: int) -> list[dict[str, Any]]:
+        """Record that `version` was published at `steps`; return new evaluations, with the steps of their weights."""
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Progress:
+    """Counters of a run, saved with every checkpoint."""
+
+    steps: int = 0  # real env steps, including warm-up
+    rounds: int = 0  # rollouts that were learned from
+    episodes: int = 0
+    restarts: int = 0  # envs that were rebuilt
+    dropped: int = 0  # rollouts that were too old to learn from
+    cut: int = 0  # episodes that were ended early, see `Recipe.cut_every`
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to learn: factories that a scheme calls in the process that needs the result."""
+
+    seed: int
+    steps: int  # real env steps after which the run is done
+    make_learner: Callable[[], Learner]
+    make_replay: Callable[[Agent, int], Replay]  # agent, rounds done; a SharedReplay if samplers write to it
+    make_weights: Callable[[nn.Module, int], Weights]  # agent, its version
+    # agent, weights, env workers (0: envs in this process), rounds done, should_stop
+    make_sampler: Callable[[Agent, Weights, int, int, ShouldStop], Sampler]
+    # agent, weights, sampler workers, rounds done, max_lag, should_stop
+    make_source: Callable[[Agent, Weights, int, int, int | None, ShouldStop], RolloutSource]
+    # weights, replay, sampler workers, rounds done, should_stop
+    make_writers: Callable[[Weights, SharedReplay, int, int, ShouldStop], ReplayWriters]
+    # weights, their version, steps done; returns None if the run has no evaluator
+    make_evaluator: Callable[[Weights, int, int], Evaluator | None] = lambda weights, version, steps: None
+    num_threads: int = 1  # torch threads of the learner's process
+    warm_up: int = 0  # most random steps per env before the first rollout
+    # Every `cut_every` rounds all envs start new episodes, so that a run resumed from there is bit-equal although the
+    # state of its envs cannot be saved (checkpoint.cut_episodes). 0 means never.
+    cut_every: int = 0
+
+
+@dataclass
+class Round:
+    """What a scheme reports to the log after each round of learning."""
+
+    progress: Progress
+    learner: Learner
+    episodes: list[Episode]
+    metrics: dict[str, float]  # train/*, lag/*
+    seconds: dict[str, float]  # where the time went: env, inference, update, wait
+    replay: Replay
+    # Returns the sampler's state for a checkpoint, or raises NoState; None for asynchronous samplers.
+    get_state: Callable[[], bytes] | None = None
+    is_whole: bool = True  # False if a stop signal ended the round before all due updates were made
+    was_cut: bool = False  # all envs have just started new episodes, so that this round's checkpoint is exact
+    cut_follows: bool = False  # a later round will be cut, and its checkpoint is exact, while this round's is not
+    evaluations: list[dict[str, Any]] = field(default_factory=list)  # new results of the Evaluator
+
+
+class Log(Protocol):
+    """The run directory as a scheme sees it: receives every round, and may stop the run."""
+
+    def resume(self, learner: Learner) -> tuple[Progress, bytes | None]:
+        """Load the last checkpoint into the learner; return the counters, and the sampler's state if it was saved."""
+
+    def restore(self, replay: Replay) -> None: ...  # load the replay of the last checkpoint, before the first round
+    def begin(self) -> None: ...  # start the clock for rates, after warm-up
+    def round(self, round: Round) -> bool: ...  # record a round; True: stop now
+    def should_stop(self) -> bool: ...  # True once a signal has arrived: stop at the end of this round
+    def must_stop(self) -> bool: ...  # True some time after a signal: give this round up
+
+    def save_if_failed(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Save what was learned if an error ends the run; an `__exit__` to call while learner and replay are open."""
+
+    def save_if_stopped(self, error: Interrupted) -> None: ...  # a signal interrupted a round: save what was learned
+
+
+class Scheme(Protocol):
+    """How to run a recipe: which process does what, and which parts wait for each other."""
+
+    def run(self, recipe: Recipe, log: Log) -> Learner: ...

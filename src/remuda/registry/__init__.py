@@ -1,0 +1,219 @@
+"""Registries of algorithms, schemes and env backends: what can be named on the command line and where it is found.
+
+    remuda.register_algorithm("mine", MyAlgorithm)          # or "mypackage.algorithms:MyAlgorithm"
+    remuda.register_scheme("mine", "mypackage.schemes:make", "what it does", is_asynchronous=False)
+    remuda.register_env_backend("mine", "mypackage.games")
+
+Remuda's own entries are registered by the same functions (registry/builtin.py). A package registers its entries
+without being imported first through entry points of the groups `remuda.algorithms`, `remuda.schemes` and
+`remuda.env_backends`. An import path, `package.module:Name`, is accepted wherever a registered name is.
+
+Help and tables read the registries, so importing this package stays cheap: it imports neither torch nor numpy, and
+import paths are resolved when the thing behind them is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from remuda.errors import ConfigError, nearest
+from remuda.registry.algorithms import AlgorithmEntry, entry_for_class
+from remuda.registry.entries import EnvBackendEntry, Registry, SchemeEntry
+
+if TYPE_CHECKING:
+    from remuda.config.algo_base import AlgoOptions
+
+__all__ = [
+    "AlgorithmEntry",
+    "EnvBackendEntry",
+    "SchemeEntry",
+    "algorithm_names",
+    "algorithm_reference",
+    "all_algorithms",
+    "all_env_backends",
+    "all_schemes",
+    "env_backend_names",
+    "find_algorithm",
+    "find_env_backend",
+    "find_scheme",
+    "register_algorithm",
+    "register_env_backend",
+    "register_reference",
+    "register_scheme",
+    "scheme_names",
+]
+
+
+# --- algorithms -----------------------------------------------------------------------------------------------------
+
+
+def register_algorithm(
+    name: str,
+    algorithm: type[Any] | str,
+    *,
+    options: type[AlgoOptions] | None = None,
+    presets: Mapping[str, Any] | str | None = None,
+    builder: str | None = None,
+    description: str | None = None,
+) -> AlgorithmEntry:
+    """Register an algorithm under `name`, and return its entry.
+
+    `algorithm` is its class, or the import path of the class. `options` is a frozen dataclass derived from those of
+    `remuda.config.algo_options`, `presets` maps patterns of env ids to values (config/presets.py), `builder` is
+    the import path of what makes agent and algorithm (`remuda.build.algorithm.Builder`), and `description` is one
+    line for `remuda algos`.
+    What is left out is taken from the class attributes `Options`, `presets` and `builder` and from the docstring of
+    the class, and what these lack from the registered algorithm that the class is derived from.
+    """
+    if isinstance(algorithm, str) and options is not None:
+        entry = AlgorithmEntry(name, algorithm, options, presets or {}, builder or options.builder, description or "")
+    else:
+        kind = _imported(algorithm, "algorithm") if isinstance(algorithm, str) else algorithm
+        entry = entry_for_class(name, kind, _known_algorithms(), options, presets, builder, description)
+    return _algorithms.add(entry)
+
+
+def find_algorithm(name: str) -> AlgorithmEntry:
+    """Return the entry of a registered name or of the class that an import path names."""
+    found = _algorithms.find(name)
+    if found is not None:
+        return found
+    if ":" not in name:
+        raise ConfigError(f"{name!r} is not an algorithm: {nearest(name, _algorithms.names())}")
+    return entry_for_class(name, _imported(name, "algorithm"), _known_algorithms())
+
+
+def algorithm_names() -> list[str]:
+    """Return the names of all registered algorithms, sorted."""
+    return _algorithms.names()
+
+
+def all_algorithms() -> list[AlgorithmEntry]:
+    """Load and return the entries of all registered algorithms, sorted by name."""
+    return _algorithms.all()
+
+
+def algorithm_reference(name: str) -> dict[str, Any] | None:
+    """Return, as JSON, how another process registers an algorithm that was registered at run time.
+
+    None: that process finds the algorithm by itself. Raises Unreachable for a class that has no import path.
+    """
+    from remuda.envs.import_paths import describe
+
+    if ":" in name or _algorithms.is_installed(name):
+        return None
+    entry = find_algorithm(name)
+    return {
+        "name": name,
+        "algorithm": describe(entry.load_class()),
+        "options": describe(entry.options),
+        "builder": entry.builder,
+    }
+
+
+def register_reference(reference: Mapping[str, Any] | None) -> None:
+    """Register, in another process, what `algorithm_reference` described."""
+    from remuda.envs.import_paths import find
+
+    if reference is not None:
+        kind, options = find(reference["algorithm"]), find(reference["options"])
+        register_algorithm(reference["name"], kind, options=options, builder=reference["builder"])
+
+
+def _known_algorithms() -> list[AlgorithmEntry]:
+    return _algorithms.loaded()
+
+
+def _algorithm_of(name: str, found: Any) -> AlgorithmEntry:
+    return found if isinstance(found, AlgorithmEntry) else entry_for_class(name, found, _known_algorithms())
+
+
+# --- schemes --------------------------------------------------------------------------------------------------------
+
+
+def register_scheme(
+    name: str,
+    make: Callable[[Any], Any] | str,
+    description: str,
+    *,
+    has_workers: bool = True,
+    is_asynchronous: bool = False,
+) -> SchemeEntry:
+    """Register a scheme under `name`, and return its entry.
+
+    `make`, a callable or the import path of one, is given the run's configuration and returns a `core.Scheme`.
+    `has_workers` says whether envs are stepped in worker processes, and `is_asynchronous` whether samplers run ahead
+    of the learner, so that the learner receives rollouts, or rows of a replay, that older weights have sampled.
+    """
+    return _schemes.add(SchemeEntry(name, make, description, has_workers, is_asynchronous))
+
+
+def find_scheme(name: str) -> SchemeEntry:
+    """Return the entry of a registered name, or the `SchemeEntry` that an import path names."""
+    found = _schemes.find(name)
+    if found is not None:
+        return found
+    if ":" not in name:
+        raise ConfigError(f"scheme={name!r} is not known: {nearest(name, _schemes.names())}")
+    return _scheme_of(name, _imported(name, "scheme"))
+
+
+def scheme_names() -> list[str]:
+    """Return the names of all registered schemes, in the order of their registration."""
+    return _schemes.names(is_sorted=False)
+
+
+def all_schemes() -> list[SchemeEntry]:
+    """Load and return the entries of all registered schemes, in the order of their registration."""
+    return _schemes.all(is_sorted=False)
+
+
+def _scheme_of(name: str, found: Any) -> SchemeEntry:
+    if not isinstance(found, SchemeEntry):
+        raise ConfigError(f"scheme={name} is not a scheme: make it a remuda.registry.SchemeEntry.")
+    return found
+
+
+# --- env backends ---------------------------------------------------------------------------------------------------
+
+
+def register_env_backend(name: str, backend: Any) -> EnvBackendEntry:
+    """Register a library of native vector envs under `name`, and return its entry.
+
+    `backend` is an object with the members of `envs.backends.Backend`, such as a module, or an import path of one:
+    `package.module`, or `package.module:name`.
+    """
+    return _env_backends.add(EnvBackendEntry(name, backend))
+
+
+def find_env_backend(name: str) -> EnvBackendEntry:
+    """Return the entry of a registered name, or of the backend that an import path names."""
+    found = _env_backends.find(name)
+    if found is not None:
+        return found
+    if ":" not in name:
+        known = ("auto", "python", *env_backend_names())
+        raise ConfigError(f"envs.backend={name!r} is not known: {nearest(name, known)}")
+    return EnvBackendEntry(name, _imported(name, "envs.backend"))
+
+
+def env_backend_names() -> list[str]:
+    """Return the names of all registered env backends, in the order in which `auto` tries them."""
+    return _env_backends.names(is_sorted=False)
+
+
+def all_env_backends() -> list[EnvBackendEntry]:
+    """Load and return the entries of all registered env backends, in the order in which `auto` tries them."""
+    return _env_backends.all(is_sorted=False)
+
+
+def _imported(path: str, option: str) -> Any:
+    from remuda.envs.import_paths import import_named  # imports Gymnasium
+
+    return import_named(path, option)
+
+
+_algorithms = Registry("algorithm", "remuda.algorithms", "register_algorithms", _algorithm_of)
+_schemes = Registry("scheme", "remuda.schemes", "register_schemes", _scheme_of)
+_env_backends = Registry("env backend", "remuda.env_backends", "register_env_backends", EnvBackendEntry)

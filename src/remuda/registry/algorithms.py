@@ -1,0 +1,135 @@
+"""Entries of algorithms: registered ones, and those read off a class that an import path names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from remuda.errors import ConfigError
+from remuda.registry.entries import load
+
+if TYPE_CHECKING:
+    from remuda.build.algorithm import Builder
+    from remuda.config.algo_base import AlgoOptions
+
+
+@dataclass(frozen=True)
+class AlgorithmEntry:
+    """A registered algorithm. Import paths are resolved when the class, the presets or the builder are used."""
+
+    name: str
+    algorithm: type[Any] | str  # its class, or the import path of the class
+    options: type[AlgoOptions]  # a frozen dataclass: what the command line shows as --algo.NAME
+    preset_table: Mapping[str, Any] | str  # pattern of env ids: values of options; or the import path of the mapping
+    builder: str  # import path of the `Builder` that makes the agent and the algorithm from a configuration
+    description: str = ""  # one line
+
+    @property
+    def presets(self) -> Mapping[str, Any]:
+        """Values of options by pattern of env ids (config/presets.py)."""
+        found: Mapping[str, Any] = (
+            load(self.preset_table) if isinstance(self.preset_table, str) else self.preset_table
+        )
+        return found
+
+    @property
+    def data(self) -> str:
+        """What it learns from: "rollouts" (rows of fresh rollouts), "sequences" (whole columns) or "replay"."""
+        return self.options.data
+
+    @property
+    def actions(self) -> str:
+        """The kind of action spaces it can learn: "any", "Discrete" or "Box"."""
+        return self.options.actions
+
+    @property
+    def may_run_async(self) -> bool:
+        """Whether it may learn, with its default options, from what older weights have sampled."""
+        return not self.options().is_on_policy
+
+    @property
+    def path(self) -> str:
+        """Import path of its class."""
+        return self.algorithm if isinstance(self.algorithm, str) else path_of(self.algorithm)
+
+    def load_class(self) -> type[Any]:
+        """Return the class of the algorithm."""
+        found: type[Any] = load(self.algorithm) if isinstance(self.algorithm, str) else self.algorithm
+        return found
+
+    def load_builder(self) -> Builder:
+        """Return what makes its agent and itself."""
+        found: Builder = load(self.builder)
+        return found
+
+
+def path_of(kind: type[Any]) -> str:
+    """Return the import path of a class."""
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def entry_for_class(
+    name: str,
+    kind: Any,
+    known: Iterable[AlgorithmEntry],
+    options: type[AlgoOptions] | None = None,
+    presets: Mapping[str, Any] | str | None = None,
+    builder: str | None = None,
+    description: str | None = None,
+) -> AlgorithmEntry:
+    """Return the entry of an algorithm's class.
+
+    What is not given is taken from its class attributes `Options`, `presets` and `builder`, which subclasses inherit,
+    and then from the entry among `known` that the class is derived from.
+    """
+    if not isinstance(kind, type) or not _attribute(kind, "losses"):
+        raise ConfigError(
+            f"{name} is not the class of an algorithm: derive one from a class of remuda.algorithms, such as PPO."
+        )
+    base = _base(kind, known)
+    options = options or _attribute(kind, "Options") or (None if base is None else base.options)
+    if options is None:
+        raise ConfigError(
+            f"{name} has no options: derive it from an algorithm that has, such as remuda.algorithms:PPO, or set its "
+            "class attribute Options."
+        )
+    check_options(name, options)
+    if presets is None:
+        presets = _attribute(kind, "presets")
+    if presets is None and base is not None and issubclass(options, base.options):
+        presets = base.preset_table
+    builder = builder or _attribute(kind, "builder") or options.builder
+    text = description or (inspect.cleandoc(kind.__doc__).splitlines()[0].rstrip(".") if kind.__doc__ else "")
+    return AlgorithmEntry(name, kind, options, {} if presets is None else presets, builder, text)
+
+
+def check_options(name: str, options: Any) -> None:
+    """Raise ConfigError where the options of an algorithm are not declared as the command line needs them."""
+    from remuda.config.algo_base import AlgoOptions
+
+    label = f"the options of {name}"
+    if not (isinstance(options, type) and issubclass(options, AlgoOptions)):
+        raise ConfigError(f"{label} are not derived from remuda.config.algo_base.AlgoOptions: derive them.")
+    if "__dataclass_fields__" not in vars(options):
+        raise ConfigError(f"{label} are not a dataclass: put @dataclass(frozen=True) above {options.__name__}.")
+    for item in fields(options):
+        if "help" not in item.metadata:
+            raise ConfigError(
+                f"{label}: {item.name} has no help text: declare it as option(default, text), which is "
+                "in remuda.config.fields."
+            )
+
+
+def _base(kind: type[Any], known: Iterable[AlgorithmEntry]) -> AlgorithmEntry | None:
+    """Return the entry of the nearest class that `kind` is or is derived from; of several, the first registered."""
+    by_path: dict[str, AlgorithmEntry] = {}
+    for entry in known:
+        by_path.setdefault(entry.path, entry)
+    return next((by_path[path] for each in kind.__mro__ if (path := path_of(each)) in by_path), None)
+
+
+def _attribute(kind: type[Any], name: str) -> Any:
+    """Return an attribute that the class may have, or None."""
+    return next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)

@@ -1,0 +1,155 @@
+"""What a registry holds: entries by name, those of entry points among them."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from remuda.errors import ConfigError
+
+if TYPE_CHECKING:
+    from remuda.envs.backends import Backend
+    from remuda.recipe import Scheme
+
+BUILTIN = "remuda.registry.builtin"  # registers Remuda's own entries
+
+
+class Named(Protocol):
+    """An entry of a registry."""
+
+    @property
+    def name(self) -> str: ...
+
+
+Entry = TypeVar("Entry", bound=Named)
+
+
+class Registry(Generic[Entry]):
+    """Entries of one kind by name: Remuda's own, those of entry points, and those registered at run time.
+
+    Remuda's own entries are loaded at the first access. An entry point is loaded when its name is asked for, or when
+    all entries are; one that fails to load is reported in the log and left out of lists, so that a broken package
+    does not take the others with it.
+    """
+
+    def __init__(self, kind: str, group: str, own: str, convert: Callable[[str, Any], Entry]) -> None:
+        """`own` is the function of `BUILTIN` that registers Remuda's own entries.
+
+        `convert` makes an entry of an entry point's name and of the object that the entry point names.
+        """
+        self._kind, self._group, self._own, self._convert = kind, group, own, convert
+        self._entries: dict[str, Entry] = {}
+        self._builtin: frozenset[str] | None = None  # None: they have not been loaded yet
+        self._is_loading = False
+
+    def add(self, entry: Entry) -> Entry:
+        """Add an entry, and return it. Only a name that is not one of Remuda's own may be registered twice."""
+        self._load_builtin()
+        if not entry.name or ":" in entry.name:
+            raise ConfigError(f"{entry.name!r} is not a name for an {self._kind}: use a word without a colon.")
+        if self._builtin is not None and entry.name in self._builtin:
+            raise ConfigError(f"{entry.name!r} is an {self._kind} of Remuda's own: choose another name.")
+        self._entries[entry.name] = entry
+        return entry
+
+    def find(self, name: str) -> Entry | None:
+        """Return the entry of this name, or None where there is none."""
+        self._load_builtin()
+        if name in self._entries:
+            return self._entries[name]
+        point = self._points.get(name)
+        return None if point is None else self._load_point(point)
+
+    def names(self, is_sorted: bool = True) -> list[str]:
+        """Return all names, sorted or in the order of registration; no entry point is loaded for it."""
+        self._load_builtin()
+        names = list(dict.fromkeys([*self._entries, *self._points]))
+        return sorted(names) if is_sorted else names
+
+    def is_installed(self, name: str) -> bool:
+        """Return whether every process of this installation finds the name: Remuda's own, or an entry point's."""
+        self._load_builtin()
+        return name in self._points or (self._builtin is not None and name in self._builtin)
+
+    def all(self, is_sorted: bool = True) -> list[Entry]:
+        """Load and return all entries; those of entry points that fail to load are logged and left out."""
+        found = []
+        for name in self.names(is_sorted):
+            try:
+                entry = self.find(name)
+            except ConfigError as error:
+                logging.getLogger("remuda").warning("%s", error)
+            else:
+                found += [] if entry is None else [entry]
+        return found
+
+    def loaded(self) -> list[Entry]:
+        """Return the entries that have been loaded, in the order of their registration."""
+        self._load_builtin()
+        return list(self._entries.values())
+
+    @cached_property
+    def _points(self) -> dict[str, EntryPoint]:
+        return {point.name: point for point in entry_points(group=self._group)}
+
+    def _load_point(self, point: EntryPoint) -> Entry:
+        try:
+            entry = self._convert(point.name, point.load())
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"{self._kind} {point.name!r} of the entry point {point.value} failed to load "
+                f"({type(error).__name__}: {error}): repair or uninstall that package."
+            ) from error
+        return self.add(entry)
+
+    def _load_builtin(self) -> None:
+        if self._builtin is not None or self._is_loading:
+            return
+        self._is_loading = True
+        getattr(importlib.import_module(BUILTIN), self._own)()
+        self._is_loading = False
+        self._builtin = frozenset(self._entries)
+
+
+@dataclass(frozen=True)
+class SchemeEntry:
+    """A registered scheme and what configurations have to know about it."""
+
+    name: str
+    make: Callable[[Any], Scheme] | str  # from the configuration, or the import path of such a callable
+    description: str
+    has_workers: bool = True  # envs are stepped in worker processes
+    is_asynchronous: bool = False  # samplers run ahead of the learner
+
+    def make_scheme(self, config: Any) -> Scheme:
+        """Return the scheme for a run with this configuration."""
+        make = load(self.make) if isinstance(self.make, str) else self.make
+        scheme: Scheme = make(config)
+        return scheme
+
+
+@dataclass(frozen=True)
+class EnvBackendEntry:
+    """A registered library of native vector envs."""
+
+    name: str
+    backend: Any  # with the members of `envs.backends.Backend`, or the import path of such an object or module
+
+    def load(self) -> Backend:
+        """Return the backend itself."""
+        found: Backend = load(self.backend) if isinstance(self.backend, str) else self.backend
+        return found
+
+
+def load(path: str) -> Any:
+    """Return what the import path of an entry names: `package.module:name`, or `package.module` for the module."""
+    module, _, name = path.partition(":")
+    found = importlib.import_module(module)
+    return getattr(found, name) if name else found

@@ -1,0 +1,391 @@
+"""All counters of a replay: what writers have written, what a reader may read, and what it still has to learn from.
+
+Rows of a ring are numbered from the first one that was ever appended, separately for each group of envs, and a number
+is never used again. A counter is therefore a row number, and comparing two of them tells what is stored.
+
+    RowCounters      rows that the writers of each group have begun and completed; shared between processes
+    StateCounters    the same for stored recurrent states
+    ReplayCounters   what one reader has counted, drawn and learned from, and the limit that it sets for writers
+
+There are no locks between processes, because a lock would outlive a holder that dies. Each counter has one process
+that writes it, and memory fences order the counters against the rows that they describe.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remuda.data import Fence, SharedArrays
+from remuda.errors import WorkerError
+
+Index = NDArray[np.int64]
+Layout = dict[str, tuple[tuple[int, ...], str]]
+PAUSE_TIMEOUT = 30.0  # seconds after which a writer that does not stop is an error
+POLL_SECONDS = 0.001
+NO_LIMIT = int(np.iinfo(np.int64).max)
+
+
+class StateCounters:
+    """Items of each group that one writer appends: recurrent states here, rows in `RowCounters`.
+
+    - `written` items are complete. A writer stores an item before it counts it, with a fence in between, and a reader
+      uses `published`, which has a fence after the read.
+    - `td_errors` items have a known TD error, where writers compute it: `td_errors <= written`. A reader then uses
+      `usable` items only, so that every item enters the replay with its own priority.
+    """
+
+    def __init__(self, written: Index, td_errors: Index, has_td_error: bool) -> None:
+        self.written, self.td_errors, self.has_td_error = written, td_errors, has_td_error
+        self.fence: Callable[[], None] = Fence()
+
+    @overload
+    def published(self, group: int) -> int: ...
+    @overload
+    def published(self, group: Index) -> Index: ...
+    def published(self, group: int | Index) -> int | Index:
+        """Return the number of items written to a group, or to each of several; these may be read afterwards."""
+        # Without the fence, processors other than x86 may read an item before its counter, as it was before.
+        written = self.written[group]
+        self.fence()
+        return int(written) if isinstance(group, int) else written
+
+    def usable(self, group: int) -> int:
+        """Return the number of items of a group that a reader may use: those that have all they are to have."""
+        count = int(self.td_errors[group] if self.has_td_error else self.written[group])
+        self.fence()
+        return count
+
+    def publish(self, group: int, count: int) -> None:
+        """Count `count` items of a group as written; the items themselves must be stored already."""
+        self.fence()
+        self.written[group] = count
+
+    def publish_td_errors(self, group: int, count: int) -> None:
+        """Count the TD errors of the first `count` items of a group as known; they must be stored already."""
+        self.fence()
+        self.td_errors[group] = count
+
+    def without_td_error(self, group: int) -> range:
+        """Return the numbers of the items of a group whose TD error is not known."""
+        return range(int(self.td_errors[group]), int(self.written[group]))
+
+
+class RowCounters(StateCounters):
+    """Rows of each group of a ring, in memory that all processes share.
+
+    The writer of a group changes four counters; after its death the reader does so in its place (`takeover`):
+
+    - `begun`: rows that the writer has announced. It is set before the rows are stored, so a reader can tell that row
+      `begun - capacity` and all rows before it may have been overwritten.
+    - `written` and `td_errors`: see `StateCounters`.
+    - `real`: real steps among the rows written since this memory was created; reset rows are not steps.
+
+    The reader changes two values: `limit`, the total of `real` at which writers wait, and `is_paused`.
+
+    At any moment, in every process, and for every group:
+
+    - `td_errors <= written <= begun`, and `written == begun` between two appends;
+    - the rows from `oldest` = max(0, begun - capacity + 1) up to `written` are stored and intact. The place of one
+      row is not used, because it holds the observation after the newest row;
+    - inside `pause_writers`, `written == begun` and neither changes, except through `takeover` by the same thread.
+    """
+
+    def __init__(self, memory: SharedArrays, capacity: int, width: int, has_td_error: bool, is_new: bool) -> None:
+        """Use the arrays of `memory` that `layout` describes; `width` is the number of envs of a group."""
+        super().__init__(memory["written"], memory["td_errors"], has_td_error)
+        self.capacity, self.width, self.groups = capacity, width, len(self.written)
+        self.begun, self.real, self.limit = memory["begun"], memory["real"], memory["limit"]
+        self._is_paused = memory["is_paused"]
+        self.pause_timeout = PAUSE_TIMEOUT
+        self.while_paused: Callable[[], object] = lambda: None  # a writer calls it repeatedly while it is paused
+        # Between threads of this process: one that relies on a pause excludes another that replaces a dead writer.
+        self._pause_lock = threading.RLock()
+        self._ignores_pause = False
+        if is_new:
+            self.limit[0] = NO_LIMIT
+
+    @staticmethod
+    def layout(groups: int) -> Layout:
+        per_group = dict.fromkeys(("written", "begun", "real", "td_errors"), ((groups,), "int64"))
+        return {**per_group, "is_paused": ((1,), "int64"), "limit": ((1,), "int64")}
+
+    # --- what is stored ---
+
+    @property
+    def stored(self) -> Index:
+        """Rows of each group that are stored and intact."""
+        found: Index = np.maximum(self.written - np.maximum(self.begun - self.capacity + 1, 0), 0)
+        return found
+
+    @property
+    def count(self) -> int:
+        """Stored rows of all envs, reset rows included."""
+        return int(self.stored.sum()) * self.width
+
+    @property
+    def total_real(self) -> int:
+        return int(self.real.sum())
+
+    def oldest(self, group: int) -> int:
+        """Return the first row of a group that is intact."""
+        return max(0, int(self.begun[group]) - self.capacity + 1)
+
+    def oldest_written(self, group: int) -> int:
+        """Return the first intact row of a group, not counting rows that were announced and not written.
+
+        Use it while writers are paused: a writer that waits may have announced rows for a moment.
+        """
+        return max(0, int(self.written[group]) - self.capacity + 1)
+
+    def is_stored(self, row: Index, env: Index) -> NDArray[np.bool_]:
+        """Return whether rows are stored; what was copied from them before this call was then intact."""
+        self.fence()
+        group = env // self.width
+        found: NDArray[np.bool_] = (row < self.written[group]) & (row > self.begun[group] - self.capacity)
+        self.fence()
+        return found
+
+    def locate(self, index: Index) -> tuple[Index, Index]:
+        """Return row and env of the index-th of `count` rows, group by group and oldest first."""
+        if self.groups == 1:
+            row, env = np.divmod(index, self.width)
+            return row + self.oldest(0), env
+        stored, written = self.stored, self.written.copy()  # once, because writers may change them
+        self.fence()  # rows are read next, see `published`
+        ends = (stored * self.width).cumsum()
+        index = np.minimum(index, ends[-1] - 1)  # fewer rows may be stored by now
+        group = ends.searchsorted(index, "right")
+        row, env = np.divmod(index - (ends[group] - stored[group] * self.width), self.width)
+        return row + written[group] - stored[group], env + group * self.width
+
+    def without_td_error(self, group: int) -> range:
+        return range(max(int(self.td_errors[group]), self.oldest(group)), int(self.written[group]))
+
+    # --- for writers ---
+
+    def may_write(self) -> bool:
+        """Return whether writers are still below the limit that the reader has set."""
+        return self.total_real < int(self.limit[0])
+
+    def begin(self, group: int, rows: int) -> int:
+        """Announce rows of a group, once writers are not paused; return the number of the first of them."""
+        start = int(self.written[group])
+        end = start + rows
+        if self._ignores_pause:
+            self.begun[group] = end
+            self.fence()
+            return start
+        while True:
+            while self._is_paused[0]:
+                self.while_paused()
+                time.sleep(POLL_SECONDS)
+            self.begun[group] = end
+            self.fence()  # the announcement must be visible before `_is_paused` is read again
+            if not self._is_paused[0]:
+                return start
+            self.begun[group] = start
+
+    def finish(self, group: int, real: int) -> None:
+        """Count the rows that were announced as written; `real` of them are real steps."""
+        self.real[group] += real
+        self.publish(group, int(self.begun[group]))
+
+    def append_each(self, env: Index, mask: NDArray[np.bool_], write: Callable[[Index], None]) -> Index:
+        """Count one row for each of some envs and call write(rows) in between; return their row numbers.
+
+        Every env is a group of its own, and this process is the only writer.
+        """
+        row: Index = self.written[env]
+        self.begun[env] = row + 1
+        write(row)
+        self.real[env] += mask
+        self.written[env] = row + 1
+        return row
+
+    # --- for the reader ---
+
+    @contextmanager
+    def pause_writers(self) -> Iterator[None]:
+        """Suspend all writers: they complete the rows that they have begun, and wait."""
+        self._is_paused[0] = 1
+        try:
+            deadline = time.monotonic() + self.pause_timeout
+            self.fence()
+            while (self.begun != self.written).any():
+                if time.monotonic() > deadline:
+                    groups = np.flatnonzero(self.begun != self.written).tolist()
+                    raise WorkerError(
+                        f"writers of groups {groups} of the replay did not stop within {self.pause_timeout:g} s: "
+                        "check whether they hang, or whether the machine swaps."
+                    )
+                time.sleep(POLL_SECONDS)
+            with self._pause_lock:  # all rows are complete: a writer that is lost from here on has begun none
+                self.fence()
+                yield
+        finally:
+            self.fence()
+            self._is_paused[0] = 0
+
+    @contextmanager
+    def takeover(self) -> Iterator[None]:
+        """Let this process write in place of dead writers, even while it waits for writers to pause.
+
+        It has to: a pause waits for the rows that the dead writers have begun. No thread relies on a pause meanwhile.
+        """
+        with self._pause_lock:
+            self._ignores_pause = True
+            try:
+                yield
+            finally:
+                self._ignores_pause = False
+
+    def begun_rows(self, group: int) -> range:
+        """Return the rows that the writer of a group has announced and not completed."""
+        return range(self.published(group), int(self.begun[group]))
+
+    def reset(self, written: Index | int = 0) -> None:
+        """Start with these rows of each group, all of them complete."""
+        self.written[:] = self.begun[:] = self.td_errors[:] = written
+
+
+class ReplayCounters:
+    """What one reader of a ring has counted, drawn and learned from.
+
+    - `steps`: real steps that were counted, which are `total_real` of the ring minus those not counted yet.
+    - `credit`: rows that are due to be drawn. Each real step after the first `warm_up` earns `ratio` of them, if
+      anything can be drawn when it is counted; each batch spends `rows_per_batch`. With a ratio of None, batches are
+      always due after the warm-up.
+    - `draws`: draws so far, which number the random numbers; `wasted_draws` of them were repeated, because
+      `torn_rows` of their rows or sequences were overwritten while they were copied.
+    - `prioritized` and `observed`: rows of each group that have a priority, and those that were handed out to update
+      statistics of observations.
+
+    Steps and credit are provisional until `commit`: a checkpoint in the middle of a round stores the rows of that
+    round as not counted, so that the resumed run counts them once.
+
+    With `max_lead` above 0, writers wait when they are more than `max_lead` steps ahead of what was learned.
+    """
+
+    def __init__(
+        self, rows: RowCounters, ratio: float | None, warm_up: int, rows_per_batch: int, max_lead: int
+    ) -> None:
+        self.rows, self.ratio, self.warm_up, self.max_lead = rows, ratio, warm_up, max_lead
+        self.rows_per_batch = rows_per_batch
+        self.steps, self.credit, self.draws, self.wasted_draws, self.torn_rows = 0, 0.0, 0, 0, 0
+        self._new_steps, self._new_credit = 0, 0.0  # provisional
+        self.start_here()
+
+    def start_here(self) -> None:
+        """Regard all rows that the ring holds now as counted."""
+        self._counted = self.rows.total_real
+        self.observed, self.prioritized = self.rows.written.copy(), self.rows.written.copy()
+
+    def uncounted(self) -> int:
+        """Return the real steps that were written and not counted yet."""
+        return self.rows.total_real - self._counted
+
+    def add_steps(self, real: int, can_draw: bool) -> None:
+        """Count real steps; they earn credit only after the warm-up, and if something can be drawn."""
+        if self.ratio is not None and can_draw:
+            self.credit += self.ratio * min(real, max(0, self.steps + real - self.warm_up))
+        self.steps += real
+        self._counted += real
+
+    def add_written_steps(self, can_draw: Callable[[], bool]) -> int:
+        """Count what other processes have written; return the number of real steps."""
+        real, credit = self.uncounted(), self.credit
+        self.add_steps(real, can_draw())
+        self._new_steps += real
+        self._new_credit += self.credit - credit
+        return real
+
+    def commit(self) -> None:
+        """Make what was counted so far part of the run."""
+        self._new_steps, self._new_credit = 0, 0.0
+
+    @property
+    def is_throttled(self) -> bool:
+        """Whether writers wait for a learner that is behind."""
+        return bool(self.max_lead) and self.ratio is not None
+
+    def set_limit(self, left: int | None, can_draw: Callable[[], bool]) -> None:
+        """Let writers add `left` more steps (None: any number), or fewer if they are throttled."""
+        limit = NO_LIMIT if left is None else self._counted + max(0, left)
+        if self.is_throttled and can_draw():  # otherwise writers and reader would wait for each other
+            assert self.ratio is not None
+            unlearned = int(min(self.credit / self.ratio, NO_LIMIT // 4))
+            limit = min(limit, self._counted - unlearned + self.max_lead)
+        self.rows.limit[0] = limit
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let writers append no more than the rows that they have begun."""
+        before, self.rows.limit[0] = int(self.rows.limit[0]), 0
+        try:
+            yield
+        finally:
+            self.rows.limit[0] = before
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a batch has been earned."""
+        return self.steps > self.warm_up if self.ratio is None else self.credit >= self.rows_per_batch
+
+    def spend(self) -> None:
+        """Pay for a batch that was drawn."""
+        if self.ratio is not None:
+            self.credit -= self.rows_per_batch
+
+    def count_draw(self) -> None:
+        self.draws += 1
+
+    def waste_draw(self, torn: int) -> None:
+        """Count a draw of which `torn` rows or sequences were overwritten meanwhile."""
+        self.torn_rows += torn
+        self.wasted_draws += 1
+
+    def metrics(self) -> dict[str, float]:
+        """Return the drawn rows per real step after the warm-up, and the rows or sequences that were drawn again."""
+        drawn = (self.draws - self.wasted_draws) * self.rows_per_batch
+        return {"replay/ratio": drawn / max(1, self.steps - self.warm_up), "replay/redrawn": float(self.torn_rows)}
+
+    def take_unobserved(self, group: int) -> range:
+        """Return the stored rows of a group since the last call."""
+        first, end = max(int(self.observed[group]), self.rows.oldest(group)), self.rows.published(group)
+        self.observed[group] = end
+        return range(first, end)
+
+    def without_priority(self, group: int) -> range:
+        """Return the usable rows of a group that have no priority yet."""
+        end = self.rows.usable(group)
+        return range(max(int(self.prioritized[group]), self.rows.oldest(group)), end)
+
+    def mark_prioritized(self, group: int | slice, end: int | Index) -> None:
+        """Note that all rows of a group up to `end` have their priority."""
+        self.prioritized[group] = end
+
+    # --- checkpoints; the keys are those of the format ---
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "draws": self.draws,
+            "again": self.wasted_draws,
+            "redrawn": self.torn_rows,
+            "steps": self.steps - self._new_steps,
+            "credit": self.credit - self._new_credit,
+            "unseen": self.uncounted() + self._new_steps,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state, with the ring that belongs to it."""
+        self.draws, self.steps, self.credit = state["draws"], state["steps"], state["credit"]
+        self.wasted_draws, self.torn_rows = state["again"], state["redrawn"]
+        self._counted -= state["unseen"]
+        self.commit()

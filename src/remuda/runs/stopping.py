@@ -1,0 +1,44 @@
+"""When a run ends before its last step: on a stop signal, or because a callback returned True."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from remuda.recipe import Round
+from remuda.runs.signals import StopSignals
+
+Callback = Callable[[Round], object]  # called with every round; returning True stops the run
+
+
+class StopConditions:
+    """Knows whether the run should stop, how urgently, and why."""
+
+    def __init__(self, signals: StopSignals) -> None:
+        self.signals = signals
+        self.callbacks: Sequence[Callback] = ()
+        self.has_begun = False  # training: until then nothing can be lost, and a signal stops the run at once
+        self._by_callback = False
+
+    def call_callbacks(self, round: Round) -> None:
+        """Call every callback, also after one that returned True: each may add metrics to the round."""
+        if True in [callback(round) for callback in self.callbacks]:
+            self._by_callback = True
+
+    def should_end(self) -> bool:
+        """Return whether the run ends with the round that has just ended."""
+        return self._by_callback or self.signal_received()
+
+    def signal_received(self) -> bool:
+        """Return whether a stop signal has arrived."""
+        return self.signals.received is not None
+
+    def must_end_now(self) -> bool:
+        """Return whether the current round must be cut short, because its time to end by itself is over."""
+        return self.signal_received() and (not self.has_begun or time.monotonic() > self.signals.deadline)
+
+    @property
+    def reason(self) -> str:
+        """What stopped the run: the name of the signal, or `callback`."""
+        signal = self.signals.received
+        return "callback" if signal is None else signal.name

@@ -1,0 +1,42 @@
+"""The link of a sampler worker to its parent: heartbeats, answers, and the statistics that go with them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from remuda.core import Envs
+from remuda.processes.links import Link, Message
+from remuda.processes.notices import collect_warnings
+
+BEAT_SECONDS = 0.25  # how often a busy worker reports that it is alive
+
+
+class ParentLink:
+    """Sends messages to the parent; collects the process's warnings, which the parent writes to the run's log."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.notices = collect_warnings()
+        self._last_sent = 0.0
+
+    def beat(self) -> bool:
+        """Report that the worker is alive, if it is time. Envs call this as `should_stop`, so it returns False."""
+        if time.monotonic() - self._last_sent > BEAT_SECONDS:
+            self.send({"alive": True})
+        return False
+
+    def send(self, message: Message) -> None:
+        """Send a message without a time-out, because the parent may be busy learning."""
+        self._last_sent = time.monotonic()
+        self.link.send(message, seconds=None)
+
+    def send_with_notices(self, message: Message) -> None:
+        self.send({**message, "notices": self.notices})
+        self.notices.clear()
+
+    def send_with_stats(self, message: Message, envs: Envs, seconds: Mapping[str, float]) -> None:
+        """Send an answer with the statistics since the last one; `seconds` say where the time went."""
+        episodes = [(episode.env, episode.values) for episode in envs.episodes()]
+        stats = {"episodes": episodes, "restarts": envs.restarts(), "seconds": seconds}
+        self.send_with_notices({**message, **stats})

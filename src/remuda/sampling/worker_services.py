@@ -1,0 +1,214 @@
+"""What a sampler worker does, one service for each way in which its steps reach the learner.
+
+| service | samples | into |
+|---|---|---|
+| ColumnService | when it is asked for a rollout | its columns of the parent's rollout |
+| SlotService | when it is given a slot | a slot for a rollout of its own |
+| ReplayService | all the time | a replay |
+| GroupSlotService | when it is given slots, for groups of envs in other processes | a slot for each group |
+| GroupReplayService | all the time, for groups of envs in other processes | a replay |
+
+The message loop around a service is sampler_worker.py.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Protocol
+
+from remuda.core import Envs
+from remuda.data import Rollout
+from remuda.errors import NoState
+from remuda.processes.links import Message
+from remuda.sampling.buffers import Buffers
+from remuda.sampling.inference_server import Filled, InferenceServer
+from remuda.sampling.parent_link import ParentLink
+from remuda.sampling.sampler import EnvSampler
+
+IDLE_SECONDS = 1.0  # how long an idle worker waits for messages before it checks that its fork server lives
+GROUP_SECONDS = 0.02  # how long to wait for groups of envs before messages are read
+STATS_SECONDS = 0.1  # how often a worker that is not asked for rollouts sends statistics
+THROTTLED_SECONDS = 0.002  # how long to wait before asking again whether the replay may be written to
+
+
+class Writer(Protocol):
+    """Puts rollouts into a replay."""
+
+    def may_write(self) -> bool: ...  # False: samplers must wait for the learner
+    def write(self, rollout: Rollout, group: int = 0) -> None: ...  # the rollout of one of the worker's groups
+    def num_written(self) -> int: ...  # rows of all its groups, since the replay was created
+
+
+class SamplingService(ABC):
+    """One way to sample. The message loop calls `wait_seconds`, reads messages, and then calls `work`."""
+
+    @abstractmethod
+    def reset(self, seed: int, warm_up: int = 0) -> int:
+        """Start every env; return the number of random steps that were taken to spread the envs."""
+
+    @abstractmethod
+    def handle(self, message: Message) -> None:
+        """Carry out a request of the parent."""
+
+    def wait_seconds(self) -> float:
+        """Return how long the process may wait for messages."""
+        return IDLE_SECONDS
+
+    def work(self) -> None:  # noqa: B027  (most services only answer requests)
+        """Sample for a moment, if the service does so without a request."""
+
+
+class ColumnService(SamplingService):
+    """Samples its columns of the parent's rollout when it is asked to."""
+
+    def __init__(self, parent: ParentLink, envs: Envs, sampler: EnvSampler) -> None:
+        self._parent, self._envs, self._sampler = parent, envs, sampler
+
+    def reset(self, seed: int, warm_up: int = 0) -> int:
+        return self._sampler.reset(seed, warm_up)
+
+    def handle(self, message: Message) -> None:
+        sampler, send = self._sampler, self._parent.send
+        match message["do"]:
+            case "collect":
+                sampler.row = message["row"]
+                sampler.collect()
+                answer = {"collected": message["row"], "running": sampler.running()}
+                self._parent.send_with_stats(answer, self._envs, sampler.take_seconds())
+            case "save":
+                try:
+                    send({"saved": sampler.get_state()})
+                except NoState as error:
+                    send({"saved": None, "why": str(error)})
+            case "load":
+                sampler.set_state(message["state"])
+                send({"loaded": self._envs.restarts()})
+
+
+class SlotService(SamplingService):
+    """Fills a slot with a rollout when it is given one."""
+
+    def __init__(
+        self, parent: ParentLink, envs: Envs, sampler: EnvSampler, slots: list[Buffers], first_env: int
+    ) -> None:
+        self._parent, self._envs, self._sampler = parent, envs, sampler
+        self._slots, self._first_env = slots, first_env
+
+    def reset(self, seed: int, warm_up: int = 0) -> int:
+        return self._sampler.reset(seed, warm_up)
+
+    def handle(self, message: Message) -> None:
+        assert message["do"] == "fill"
+        sampler = self._sampler
+        sampler.write_to(self._slots[message["slot"]])
+        sampler.collect()
+        answer = {"filled": message["slot"], "first": self._first_env, "version": sampler.version}
+        self._parent.send_with_stats(answer, self._envs, sampler.take_seconds())
+
+
+class ReplayService(SamplingService):
+    """Samples all the time after the message "sample", and writes to a replay."""
+
+    def __init__(self, parent: ParentLink, envs: Envs, sampler: EnvSampler | InferenceServer, writer: Writer) -> None:
+        self._parent, self._envs, self._writer = parent, envs, writer
+        self._sampler: EnvSampler | InferenceServer = sampler
+        self._is_sampling, self._has_written, self._last_stats = False, False, 0.0
+
+    def reset(self, seed: int, warm_up: int = 0) -> int:
+        return self._sampler.reset(seed, warm_up)
+
+    def handle(self, message: Message) -> None:
+        assert message["do"] == "sample"
+        self._is_sampling = True
+
+    def wait_seconds(self) -> float:
+        if not self._is_sampling:
+            return IDLE_SECONDS
+        return 0.0 if self._writer.may_write() else THROTTLED_SECONDS
+
+    def work(self) -> None:
+        if self._is_sampling:
+            if self._writer.may_write():
+                self._sample()
+            self._send_stats()
+
+    def _sample(self) -> None:
+        assert isinstance(self._sampler, EnvSampler)
+        self._write(self._sampler.collect())
+
+    def _write(self, rollout: Rollout, group: int = 0) -> None:
+        self._writer.write(rollout, group)
+        self._has_written = True
+
+    def _send_stats(self) -> None:
+        """Send statistics now and then; before the first rows, only a heartbeat."""
+        now = time.monotonic()
+        if not self._has_written:
+            self._parent.beat()
+        elif now - self._last_stats > STATS_SECONDS:
+            self._last_stats = now
+            answer = {"sampled": self._writer.num_written(), "version": self._sampler.version}
+            self._parent.send_with_stats(answer, self._envs, self._sampler.take_seconds())
+
+
+class GroupSlotService(SamplingService):
+    """Runs inference for groups of envs in other processes, each of which fills the slots that it is given."""
+
+    def __init__(self, parent: ParentLink, envs: Envs, server: InferenceServer) -> None:
+        self._parent, self._envs, self._server = parent, envs, server
+
+    def reset(self, seed: int, warm_up: int = 0) -> int:
+        return self._server.reset(seed, warm_up)
+
+    def handle(self, message: Message) -> None:
+        assert message["do"] == "fill"
+        self._server.give(message["slot"])
+
+    def wait_seconds(self) -> float:
+        return IDLE_SECONDS if self._server.is_idle else 0.0
+
+    def work(self) -> None:
+        for filled in serve_groups(self._server, self._parent):
+            answer = {"filled": filled.slot, "first": filled.first_env, "version": filled.version}
+            self._parent.send_with_stats(answer, self._envs, self._server.take_seconds())
+
+
+class GroupReplayService(ReplayService):
+    """Runs inference for groups of envs in other processes, and writes their rollouts to a replay."""
+
+    def __init__(
+        self, parent: ParentLink, envs: Envs, server: InferenceServer, writer: Writer, slots: list[Buffers]
+    ) -> None:
+        super().__init__(parent, envs, server, writer)
+        self._server, self._slots = server, slots
+        self._spare = list(range(len(slots)))  # slots whose rollouts are in the replay
+        self._width = envs.num_envs // envs.num_slots
+
+    def wait_seconds(self) -> float:
+        return super().wait_seconds() if self._server.is_idle else 0.0
+
+    def work(self) -> None:
+        super().work()
+        for filled in serve_groups(self._server, self._parent):
+            slot = self._slots[filled.slot]
+            rollout = Rollout(slot.steps, slot.next_obs, slot.last_value, slot.state)
+            self._write(rollout, filled.first_env // self._width)
+            if self._writer.may_write():
+                self._server.give(filled.slot)  # at once, so that its group is in the next batch
+            else:
+                self._spare.append(filled.slot)
+
+    def _sample(self) -> None:
+        while self._spare:
+            self._server.give(self._spare.pop())
+
+
+def serve_groups(server: InferenceServer, parent: ParentLink) -> Iterator[Filled]:
+    """Receive what groups of envs have answered, yield the rollouts that are complete, then act for all that wait."""
+    if server.is_idle:
+        return
+    parent.beat()
+    yield from server.receive(GROUP_SECONDS)
+    server.act()

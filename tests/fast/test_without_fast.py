@@ -1,0 +1,56 @@
+"""The library trains without the package `remuda.fast`, exactly as with agent.fast_path=false."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import remuda
+from remuda.learning.checkpoint import load_newest
+
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ppo": ("CartPole-v1", {"steps": 600, "algo": {"n_steps": 32, "n_epochs": 2}}),
+    "sac": ("Pendulum-v1", {"steps": 200, "algo": {"learning_starts": 64}, "agent": {"hidden": (32, 32)}}),
+}
+SCRIPT = """
+import sys
+
+if sys.argv[1] == "without":
+    sys.modules["remuda.fast"] = None  # an import of it fails from now on
+
+from test_without_fast import train
+
+train(sys.argv[2], sys.argv[3])
+loaded = [name for name, module in sys.modules.items() if name.startswith("remuda.fast") and module is not None]
+assert bool(loaded) == (sys.argv[1] == "with"), loaded
+"""
+
+
+def train(algo: str, out: Any, **agent: Any) -> None:
+    env, options = RUNS[algo]
+    groups = {**options, "agent": {**options.get("agent", {}), **agent}}
+    remuda.train(algo, env, seed=1, out=out, eval={"episodes": 0}, quiet=True, **groups)
+
+
+def learned(run: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = load_newest(run / "checkpoints").learner["algorithm"]
+    return found
+
+
+@pytest.mark.parametrize("algo", RUNS)
+def test_training_without_the_package_equals_training_with_the_option_off(algo: str, tmp_path: Path) -> None:
+    for how in ("with", "without"):
+        command = [sys.executable, "-c", SCRIPT, how, algo, str(tmp_path / how)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parent)
+        assert done.returncode == 0, done.stderr[-2000:]
+    train(algo, tmp_path / "off", fast_path=False)
+    fast, without, off = (learned(tmp_path / name) for name in ("with", "without", "off"))
+    assert without.keys() == off.keys()
+    for name, tensor in off.items():
+        assert torch.equal(torch.as_tensor(without[name]), torch.as_tensor(tensor)), name
+    assert any(not torch.equal(torch.as_tensor(fast[name]), torch.as_tensor(off[name])) for name in off)

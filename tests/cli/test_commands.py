@@ -329,7 +329,7 @@ def test_help_is_a_command_as_well(capsys):
 
 def test_one_env_is_not_many(tmp_path, capsys):
     arguments = ["train", "a2c", "--env", "CartPole-v1", "--steps", "8", "--eval.episodes", "0"]
-    for count, said in ((1, ": 1 env, settings"), (2, ": 2 envs, settings")):
+    for count, said in ((1, ": 1 env, configuration"), (2, ": 2 envs, configuration")):
         assert main([*arguments, "--sampler.envs", str(count), "--out", str(tmp_path / str(count))]) == 0
         assert said in capsys.readouterr().out
 
@@ -370,7 +370,7 @@ class TestHelp:
         assert [line.split()[0] for line in lines if line.startswith("  --")] == list(COMMON)
         assert len(COMMON) == 10
         groups = lines[lines.index("groups of options:") + 1 :]
-        groups = [line.split()[0] for line in groups[: groups.index("")]]
+        groups = [line.split()[0] for line in groups[: groups.index("")] if not line.startswith("   ")]
         has_replay = algo is None or ALGORITHMS[algo].data == "replay"
         assert groups == ["run", "algo", *(group for group in KINDS if group != "replay" or has_replay)]
         assert max(map(len, lines)) <= 80

@@ -4,24 +4,24 @@
     .venv/bin/python bench/actor_learner.py --rounds 15 --out docs/speed/actor-learner.json
     .venv/bin/python bench/actor_learner.py --only sb3@1 sb3@2 sb3@3 sb3@4  # ways to run one, to find its fastest
 
-ALE/Pong-v5, 84x84 grey, four frames skipped and four stacked, no sticky actions; Nature's net, whose 512 features
-policy and value share; every step is learned from once. `remuda` is IMPALA in the async scheme, `remuda, batch-1
-actors` the same with one env in each acting worker, which is MonoBeast's design. The others are A2C of
+ALE/Pong-v5 with 84x84 grey frames, frame skip 4, frame stack 4 and no sticky actions; the Nature net, whose 512
+features policy and value share; every step is used once for learning. `remuda` is IMPALA in the async scheme,
+`remuda, batch-1 actors` the same with one env in each worker, which is MonoBeast's design. The others are A2C of
 Stable-Baselines3 (20 steps of 16 envs), APPO of Sample Factory and IMPALA of RLlib (`bench/peers/impala_*.py`), with
 their own wrappers around single games; WAYS lists ways to run each, the first of which is taken. All may use every
 core.
 
-Each contender is a process, with children, that trains on and on; while it is not its turn all of them are stopped
-(SIGSTOP), so that nobody works ahead. It has learned from 1,000 steps before its first slice, and the first round is
-not counted. A slice ends with the first update after its time is up, and counts the steps of its updates. Ratios are
-taken round by round, their medians are what counts; beside them lies 95 % of their bootstrap samples. CPU seconds are
-of the whole process tree.
+Each contender is a process with children that trains continuously; outside of its turns all its processes are stopped
+(SIGSTOP), so that it cannot work ahead. It learns from 1,000 steps before its first slice, and the first round is not
+counted. A slice ends with the first update after its time limit, and counts the steps of its updates. Ratios are
+taken in each round; results are medians with 95 % bootstrap intervals. CPU seconds include all descendants of a
+contender.
 
-`limit` is what the parts cost by themselves: the CPU seconds, on one core, of stepping the bare games in C++, of the
-net forward for those who act and of forward and backward for those who learn, added up for one step, and the steps
-per second that all cores would allow if they did nothing else. `limit, all cores` is the same with such a process on
-each core at once, who share caches and memory. An estimate and no bound: the net learns from 640 rows at once there,
-and a learner that splits them among its threads may need less for each.
+`limit` is the cost of the parts alone: the CPU seconds on one core for stepping the bare games in C++, for the
+forward pass of the sampling net, and for forward and backward of the learner, added up for one step; and the steps
+per second that all cores would allow if they did nothing else. `limit, all cores` runs one such process on each core
+at the same time, and they share caches and memory. It is an estimate, not a bound: the net learns from 640 rows at
+once there, and a learner that splits them among its threads may need less time per row.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from remuda.errors import ConfigError, RemudaError
 from remuda.machine import usable_cores
 
 ROOT = Path(__file__).parents[1]
-# Words of `remuda train`; contenders are stopped for longer than a worker may be silent.
+# Arguments of `remuda train`. Time-outs are long, because contenders are stopped between their turns.
 COMMON = f"impala --env {ATARI} --scheme async --sampler.inference workers --envs.sticky 0 --agent.net nature"
 COMMON += (
     " --agent.shared true --steps 1_000_000_000 --eval.episodes 0 --checkpoint.every 0 --envs.step_timeout 86400"
@@ -56,7 +56,7 @@ OURS = {
     "remuda": [*COMMON.split(), "--sampler.envs", "32", "--algo.n_steps", "40", "--algo.batch_size", "16"],
     "remuda, batch-1 actors": [*COMMON.split(), "--sampler.envs", "8", "--sampler.workers", "8"],
 }
-# Peer: its environment, and its runner.
+# Peer: its virtual environment, and its script.
 PEERS = {
     "sb3": (ROOT / ".venv-sb3", "impala_sb3.py"),
     "sample-factory": (ROOT / ".venv-sample-factory", "impala_sample_factory.py"),
@@ -91,14 +91,14 @@ WAYS = {
     ),
 }
 LIMITS = ("limit", "limit, all cores")
-ACTING, LEARNING = 16, 640  # rows of a batch of the net alone: all envs, and what our preset learns from at once
+ACTING, LEARNING = 16, 640  # rows of a batch of the net alone: one per env, and those of one update of the preset
 
 
 class Stoppable(Contender):
-    """A contender that does not wait by itself: between its slices all its processes are stopped."""
+    """A contender that does not wait for its turn: between its slices all its processes are stopped."""
 
     def __init__(self, commands: Sequence[Sequence[object]]) -> None:
-        self._known: set[psutil.Process] = set()  # also those whose parent has ended, who are in no tree any more
+        self._known: set[psutil.Process] = set()  # includes orphans, which are no longer in the process tree
         super().__init__(commands)
         self._send(signal.SIGSTOP)
 
@@ -106,7 +106,7 @@ class Stoppable(Contender):
         before = self._cpu()
         self._send(signal.SIGCONT)
         (process,) = self._processes
-        with suppress(BrokenPipeError):  # it has died: reading says so
+        with suppress(BrokenPipeError):  # the process has died; reading its answer will raise
             process.stdin.write(f"{amount}\n")
             process.stdin.flush()
         found = json.loads(self._read(process))
@@ -116,8 +116,8 @@ class Stoppable(Contender):
     def close(self) -> None:
         self._send(signal.SIGCONT)
         super().close()
-        self._send(signal.SIGKILL)  # whoever was left behind
-        for process in self._known:  # torch's shared memory has a name, which outlives who was killed
+        self._send(signal.SIGKILL)  # ends processes that are left
+        for process in self._known:  # shared memory of torch has a name, which outlives killed processes
             for file in Path("/dev/shm").glob(f"torch_{process.pid}_*"):
                 file.unlink(missing_ok=True)
 
@@ -127,12 +127,12 @@ class Stoppable(Contender):
                 root = psutil.Process(process.pid)
                 self._known |= {root, *root.children(recursive=True)}
         for each in self._known:
-            with suppress(psutil.NoSuchProcess):  # psutil tells them from others that were given their number
+            with suppress(psutil.NoSuchProcess):  # psutil recognizes a reused process id
                 each.send_signal(what)
 
 
 def serve_ours(words: Sequence[str]) -> None:
-    """`remuda train` with these words, and a callback that waits between slices."""
+    """Run `remuda train` with these arguments and a callback that waits between slices."""
     import torch
 
     import remuda
@@ -150,13 +150,14 @@ def serve_ours(words: Sequence[str]) -> None:
     sampler = setup[0].sampler
     note = f"remuda {remuda.__version__}, torch {torch.__version__}, {sampler.envs} envs"
     turns = Turns(WARM_UP, {"counts": "learned", "note": note})
+    remuda.keep_memory()  # as `remuda train` does
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "run"
         train(*setup, out=out, callbacks=[lambda round: turns.round_ended(round.progress.steps)], quiet=True)
 
 
 def serve_limit() -> None:
-    """CPU seconds for one step of each part, on one thread."""
+    """Serve measurements of the CPU seconds that one step of each part takes on one thread."""
     import torch
 
     torch.set_num_threads(1)
@@ -171,7 +172,7 @@ def serve_limit() -> None:
 
 
 def cost(turn: Callable[[], int], seconds: float) -> float:
-    """CPU seconds for each of the steps that it did."""
+    """Return the CPU seconds per step."""
     end, before, steps = time.perf_counter() + seconds, time.process_time(), 0
     while time.perf_counter() < end or not steps:
         steps += turn()
@@ -212,7 +213,7 @@ def bare_net(rows: int, learns: bool) -> Callable[[], int]:
 
 
 def parse(name: str) -> tuple[str, int]:
-    """NAME or NAME@WAY."""
+    """Parse NAME or NAME@WAY."""
     who, _, way = name.partition("@")
     known = [*OURS, *(f"{peer}@{index}" for peer, ways in WAYS.items() for index in range(1, len(ways) + 1))]
     if name not in (*known, *PEERS):
@@ -240,7 +241,7 @@ def compare(names: Sequence[str], rounds: int, seconds: float) -> dict[str, Any]
         for turn in range(rounds + 1):
             for name, each in contenders.items():
                 found = each.slice(seconds)
-                if turn:  # the first is for warming up
+                if turn:  # the first turn is a warm-up
                     slices[name].append(found)
     finally:
         for each in contenders.values():
@@ -274,7 +275,7 @@ def report(slices: Sequence[tuple[dict[str, Any], float]]) -> dict[str, Any]:
 
 
 def ratios(rates: dict[str, list[float]]) -> dict[str, tuple[float, float, float]]:
-    """Of each of ours to all others, and to the best peer of each round."""
+    """Return the ratios of each Remuda contender to all others, and to the best peer of each round."""
     peers = [found for name, found in rates.items() if name not in OURS]
     best = {"best": [max(found) for found in zip(*peers, strict=True)]} if peers else {}
     return {
@@ -291,7 +292,7 @@ def compared(mine: Sequence[float], other: Sequence[float]) -> tuple[float, floa
 
 
 def limit(slices: Sequence[Sequence[dict[str, float]]], rates: dict[str, list[float]]) -> dict[str, Any]:
-    """The costs of a step, the rate that they allow, and what part of it each of ours reached, round by round."""
+    """Return the costs of a step, the rate that they allow, and the fraction of it that was reached in each round."""
     costs = [{part: statistics.mean(each[part] for each in found) for part in found[0]} for found in slices]
     allowed = [usable_cores() / sum(each.values()) for each in costs]
     return {
@@ -320,11 +321,11 @@ def show(found: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of every slice")
+    parser.add_argument("--seconds", type=float, default=8.0, help="length of a slice")
     parser.add_argument(
         "--only", nargs="+", metavar="NAME", help=f"of {'; '.join([*OURS, *PEERS])}; a peer also @WAY"
     )
-    parser.add_argument("--out", type=Path, help="JSON file for all of it")
+    parser.add_argument("--out", type=Path, help="JSON file for all results")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve == "limit":
@@ -333,7 +334,7 @@ def main() -> None:
     if given.serve:
         serve_ours(OURS[given.serve])
         return
-    # Whoever ends this must not leave stopped processes behind.
+    # Stopped processes must not be left behind when this process is ended.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     try:
         names = list(dict.fromkeys(given.only or [*OURS, *PEERS]))

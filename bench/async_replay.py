@@ -79,10 +79,10 @@ def evaluator(env: str, share: float, steps: int, rounds: int) -> dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--env", default="Pendulum-v1", help="of the ratios")
-    parser.add_argument("--watched", default="HalfCheetah-v5", help="of the evaluator")
-    parser.add_argument("--share", type=float, default=0.1, help="of a core, for the evaluator")
-    parser.add_argument("--steps", type=int, default=2_500, help="of every run with or without one")
+    parser.add_argument("--env", default="Pendulum-v1", help="env for the ratios")
+    parser.add_argument("--watched", default="HalfCheetah-v5", help="env for the evaluator")
+    parser.add_argument("--share", type=float, default=0.1, help="fraction of a core for the evaluator")
+    parser.add_argument("--steps", type=int, default=2_500, help="steps of each run with or without an evaluator")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()

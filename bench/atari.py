@@ -2,11 +2,11 @@
 
     .venv/bin/python bench/atari.py --envs 16 --threads 2 --steps 60 --slices 60
 
-All play the same games with the same seeds and actions, the same steps in every slice: what a frame costs depends on
-what is in it. Slices alternate, because the machine's speed drifts, and take turns in being first; the median of the
-ratios to `bare` is what counts, beside it the interval in which 95 % of its bootstrap samples lie. `bare again` is a
-second AtariVectorEnv: how far its ratio is from 1 is what this machine cannot tell apart. Every
-contender is a process of its own; CPU time is of it, its threads and its children.
+All contenders play the same games with the same seeds and actions, and the same steps in every slice, because the
+cost of a frame depends on its content. Slices alternate, because the speed of a machine drifts, and contenders take
+turns in being first. The result is the median of the ratios to `bare` with its 95 % bootstrap interval. `bare again`
+is a second AtariVectorEnv: the distance of its ratio from 1 is the resolution of the measurement. Each contender is a
+separate process; CPU time includes its threads and children.
 """
 
 import argparse
@@ -28,7 +28,7 @@ NAMES = ("bare", "native", "bare again", "pool")
 
 
 def bare(spec, envs: int, threads: int, draw: Callable[[], np.ndarray]):
-    """As the native backend makes it."""
+    """Return the AtariVectorEnv with the settings of the native backend."""
     game = spec.game
     vector = AtariVectorEnv(
         game.rom,
@@ -60,7 +60,7 @@ def ours(spec, envs: int, threads: int, name: str, draw: Callable[[], np.ndarray
 
 
 def serve_one(name: str, env: str, envs: int, threads: int) -> None:
-    """One contender: slices of so many steps of every env."""
+    """Serve slices of one contender, each of a given number of steps of every env."""
     spec, generator = resolve(env), np.random.default_rng(0)
     actions = spec.build().action_space.n
 
@@ -83,9 +83,11 @@ def main() -> None:
     parser.add_argument("--env", default="ALE/Pong-v5")
     parser.add_argument("--envs", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=60, help="of every env in one slice")
+    parser.add_argument("--steps", type=int, default=60, help="steps of each env in one slice")
     parser.add_argument("--slices", type=int, default=60)
-    parser.add_argument("--pool", action="store_true", help="also the process pool, with as many workers as threads")
+    parser.add_argument(
+        "--pool", action="store_true", help="measure the process pool as well, with one worker per thread"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "atari.json")
     parser.add_argument("--serve", choices=NAMES, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -101,7 +103,7 @@ def main() -> None:
             turn = index % len(names)
             for name in names[turn:] + names[:turn]:
                 found, cpu = contenders[name].slice(given.steps)
-                if index:  # the first is for warming up
+                if index:  # the first turn is a warm-up
                     times[name].append((found[0]["seconds"], cpu))
     finally:
         for each in contenders.values():

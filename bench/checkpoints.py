@@ -26,11 +26,12 @@ SECONDS = 20
 
 def one(steps: int, every: int) -> dict[str, float]:
     watch = Stopwatch(2 * ROWS, steps)
+    remuda.keep_memory()  # as `remuda train` does
     with tempfile.TemporaryDirectory() as directory:
         run = remuda.train(
             "ppo",
             env="CartPole-v1",
-            steps=6 * ROWS + steps,  # the stopwatch ends it
+            steps=6 * ROWS + steps,  # more than needed: the stopwatch ends the run
             out=Path(directory) / "run",
             callbacks=watch,
             quiet=True,
@@ -41,7 +42,7 @@ def one(steps: int, every: int) -> dict[str, float]:
             checkpoint={"every": every, "keep": "all"},
             scheme={"name": "serial", "threads": 1},
         )
-        written = len(list((run.path / "checkpoints").glob("step-*"))) - 1  # the last one is not timed
+        written = len(list((run.path / "checkpoints").glob("step-*"))) - 1  # the last checkpoint is not timed
         parameters = sum(parameter.numel() for parameter in run.agent().parameters())
     return {**watch.result(), "checkpoints": written, "parameters": parameters}
 
@@ -49,8 +50,10 @@ def one(steps: int, every: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slices", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=0, help="of a slice (default: what takes about twenty seconds)")
-    parser.add_argument("--every", type=int, help=argparse.SUPPRESS)  # a slice, in a process of its own
+    parser.add_argument(
+        "--steps", type=int, default=0, help="steps of a slice (default: about twenty seconds of work)"
+    )
+    parser.add_argument("--every", type=int, help=argparse.SUPPRESS)  # runs one slice, in a separate process
     parser.add_argument("--out", type=Path, default=Path("runs/checkpoints.json"))
     given = parser.parse_args()
     if given.every is not None:

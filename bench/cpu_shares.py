@@ -30,7 +30,7 @@ WRITERS = Path(__file__).with_name("replay_writers.py")
 
 @contextmanager
 def control_group(share: float) -> Iterator[Path]:
-    """A group that may use so much of all cores; yields the file that takes its processes."""
+    """Create a cgroup that may use `share` of all cores, and yield the file to which process ids are written."""
     quota = int(share * usable_cores() * PERIOD)
     old = Path("/sys/fs/cgroup/cpu")
     group = (old if old.is_dir() else Path("/sys/fs/cgroup")) / f"remuda-{os.getpid()}-{share:g}"
@@ -54,13 +54,13 @@ def measure(env: str, batch: int, rounds: int, seconds: float) -> dict[str, Any]
     words = [sys.executable, WRITERS, "--env", env, "--batch", batch, "--serve", "ring"]
     command = " ".join(map(str, words))
     found: dict[float, dict[str, list[float]]] = {share: {"updates": [], "sampled": []} for share in SHARES}
-    for share in SHARES:  # one after the other: a contender that is stopped still fills its group
+    for share in SHARES:  # in sequence, because a stopped contender still counts for its cgroup
         with control_group(share) as members:
             contender = Contender([["sh", "-c", f"echo $$ > {members} && exec {command}"]])
             try:
                 for turn in range(rounds + 1):
                     (result,), _ = contender.slice(seconds)
-                    if turn:  # the first is for warming up
+                    if turn:  # the first turn is a warm-up
                         found[share]["updates"].append(result["updates"])
                         found[share]["sampled"].append(result["sampled"])
             finally:
@@ -77,10 +77,10 @@ def measure(env: str, batch: int, rounds: int, seconds: float) -> dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--envs", nargs="+", default=["Pendulum-v1", "Walker2d-v5"], help="ids")
+    parser.add_argument("--envs", nargs="+", default=["Pendulum-v1", "Walker2d-v5"], help="ids of the envs")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of every slice")
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of a slice")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     shares = {env: measure(env, given.batch, given.rounds, given.seconds) for env in given.envs}

@@ -4,19 +4,19 @@
     .venv/bin/python bench/end_to_end.py --rounds 20 --seconds 5 --out docs/speed/sac-end-to-end.json
     .venv/bin/python bench/end_to_end.py --only remuda sb3 sb3@1 sb3+fused tianshou+trainer   # other ways to run them
 
-One env, batches of 256, nets of 256x256 (relu), learning rate 3e-4, tau 0.005, a learned temperature, a replay for
-a million rows: `bench/peers/sac_common.py` has the settings, `bench/peers/sac_*.py` the other side. Every contender
-is a process of its own that waits for its turn; slices alternate, because the machine's speed drifts. Before its
-first slice it has taken 1,000 steps with random actions and 100 with updates; the first round is not counted. A
-contender counts the steps of its optimizers: a slice without exactly one update per env step ends the comparison.
+One env, batches of 256, nets of 256x256 (relu), learning rate 3e-4, tau 0.005, a learned temperature, a replay for a
+million rows: `bench/peers/sac_common.py` has the settings, `bench/peers/sac_*.py` the other libraries. Each contender
+is a separate process that waits for its turn; slices alternate, because the speed of a machine drifts. Before its
+first slice it takes 1,000 steps with random actions and 100 with updates; the first round is not counted. A contender
+counts the steps of its optimizers, and the comparison fails unless there is exactly one update per env step.
 
 `remuda` is `Synchronous.run` itself, with the sampler, replay and learner of `remuda train sac --env HalfCheetah-v5`,
-and a log that keeps nothing and, between slices, waits; peers log nothing either. `remuda+journal` is all of
-`remuda.train`, metrics files and TensorBoard included, which waits in a callback.
+and a log that stores nothing and waits between slices; peers log nothing either. `remuda+journal` is a complete
+`remuda.train` with metrics files and TensorBoard, which waits in a callback.
 
-Ratios are taken round by round, their medians are what counts; beside them lies 95 % of their bootstrap samples.
-`best` is whichever peer was fastest in a round. CPU seconds are of the contender's whole process tree. Two threads
-wait for each other: where anything else runs they may fall to a tenth of their rate, and only @1 says something.
+Ratios are taken in each round; results are medians with 95 % bootstrap intervals. `best` is the fastest peer of each
+round. CPU seconds include all descendants of a contender. Two threads wait for each other: while other processes run,
+their rate may fall to a tenth, and only contenders with @1 are meaningful.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ FLAGS = {"remuda": ("journal",), "sb3": ("fused",), "cleanrl-style": ("fused",),
 
 
 class Turns:
-    """A Log that keeps nothing: when a slice is over it answers, and waits for the next line on stdin.
+    """A Log that stores nothing; at the end of a slice it answers and waits for the next line on standard input.
 
-    It speaks as `remuda.bench.turns.serve` does, which cannot be used: here the scheme has the loop.
+    The protocol is that of `remuda.bench.turns.serve`, which cannot be used because the scheme runs the loop.
     """
 
     def __init__(self, note: str) -> None:
@@ -98,7 +98,7 @@ class Turns:
 
 
 def updates_of(learner: Any) -> int:
-    """How often each of its optimizers has stepped, which all must have done equally often."""
+    """Return the number of steps of the optimizers; raise if they differ."""
     counts = {int(optimizer.steps) for optimizer in learner.optimizers.values()}
     if counts != {learner.version}:
         raise TrainingError(f"not every optimizer stepped as often as the others: {sorted(counts)}.")
@@ -139,14 +139,14 @@ def serve_ours(threads: int, has_journal: bool) -> None:
         return
     config, spec, info = resolve_config({"algo": "sac", "env": common.ENV, "seed": 1}, groups)
     recipe = make_recipe(config, spec, info)
-    keep_memory()  # this and the next two as `remuda train` does
+    keep_memory()  # this and the next two lines as in `remuda train`
     gc.collect()
     gc.freeze()
     config.scheme_entry.make_scheme(config).run(recipe, turns)
 
 
 def parse(name: str, threads: int) -> tuple[str, list[str], int]:
-    """NAME, NAME+FLAG or NAME@THREADS: who, how, and with how many threads."""
+    """Parse NAME, NAME+FLAG or NAME@THREADS into contender, flag and number of threads."""
     rest, _, count = name.partition("@")
     who, *flags = rest.split("+")
     if who not in FLAGS or not set(flags) <= set(FLAGS[who]) or (count and not count.isdigit()):
@@ -179,7 +179,7 @@ def compare(names: Sequence[str], threads: int, rounds: int, seconds: float) -> 
                 if found["updates"] != found["steps"]:
                     raise TrainingError(f"{name} made {found['updates']} updates in {found['steps']} steps.")
                 notes[name] = found["note"]
-                if turn:  # the first is for warming up
+                if turn:  # the first turn is a warm-up
                     rates[name].append(found["steps"] / found["seconds"])
                     cpu[name].append(used / found["steps"])
                     steps[name] += found["steps"]
@@ -196,7 +196,7 @@ def compare(names: Sequence[str], threads: int, rounds: int, seconds: float) -> 
                 "steps_per_second": statistics.median(rates[name]),
                 "cpu_seconds_per_step": statistics.median(cpu[name]),
                 "steps": steps[name],
-                "updates": steps[name],  # as many, or it would have ended
+                "updates": steps[name],  # equal to the number of steps, which was checked
                 "note": notes[name],
                 "slices": rates[name],
             }
@@ -207,7 +207,7 @@ def compare(names: Sequence[str], threads: int, rounds: int, seconds: float) -> 
 
 
 def ratios(rates: dict[str, list[float]]) -> dict[str, tuple[float, float, float]]:
-    """Of each of ours to every peer, and to the best one of each round."""
+    """Return the ratios of each Remuda contender to each peer, and to the best peer of each round."""
     peers = {name: found for name, found in rates.items() if not name.startswith("remuda")}
     against = {**peers, "best": [max(found) for found in zip(*peers.values(), strict=True)]} if peers else {}
     return {
@@ -229,12 +229,12 @@ def show(found: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of every slice")
-    parser.add_argument("--threads", type=int, default=2, help="of torch, for those that are not named with @")
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of a slice")
+    parser.add_argument("--threads", type=int, default=2, help="torch threads of contenders that are named without @")
     parser.add_argument(
         "--only", nargs="+", metavar="NAME", help=f"of {', '.join(FLAGS)}; +FLAG and @THREADS vary it"
     )
-    parser.add_argument("--out", type=Path, help="JSON file for all of it")
+    parser.add_argument("--out", type=Path, help="JSON file for all results")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--journal", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()

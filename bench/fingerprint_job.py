@@ -27,18 +27,18 @@ import torch
 
 import remuda
 
-# Option of the cases: what it is called in the trees, newest name first.
+# Option of the cases: its names in the trees, newest name first.
 OPTION_NAMES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("sampler", "inference"): [("sampler", "inference"), ("sampler", "act")],
     ("agent", "fast_path"): [("agent", "fast_path"), ("agent", "fast"), ("agent", "quick")],
 }
-# What the fingerprint reads from a learner: where it is in the trees. A pair of brackets means a call.
+# Attribute of a learner: its paths in the trees. A pair of parentheses means a call.
 ATTRIBUTES: dict[str, list[str]] = {
     "parameter groups": ["parameters", "parameter_groups", "parameter_groups()", "algorithm.groups()"],
     "optimizers": ["optimizers"],
     "updates": ["version", "clock.version"],
 }
-STOP_AT = 0.5  # share of the rounds after which the second run is stopped and resumed
+STOP_AT = 0.5  # fraction of the rounds after which the second run is stopped and resumed
 
 
 # --- cases ------------------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ COMMON: Options = {
     "checkpoint": {"every": 0},
     "agent": {"hidden": (16, 16)},
 }
-ON_POLICY_ROWS, REPLAY_ROWS = 8, 4  # of each env in one round
+ON_POLICY_ROWS, REPLAY_ROWS = 8, 4  # rows of each env in one round
 ROLLOUT: Options = {"algo": {"n_steps": ON_POLICY_ROWS}}
 REPLAY: Options = {
     "algo": {"train_freq": REPLAY_ROWS, "batch_size": 16, "learning_starts": 48},
@@ -86,7 +86,7 @@ ALGORITHMS: dict[str, tuple[tuple[str, ...], list[Options]]] = {  # kinds of act
 }
 MEMORY: Options = {"agent": {"core": "lstm", "core_size": 8}}
 SEQUENCES: Options = {"algo": {"batch_size": 4}, "replay": {"sequence": 8, "burn_in": 4, "n_step": 2}}
-HAS_FAST_PATH = {  # of feed-forward agents, for vectors of numbers
+HAS_FAST_PATH = {  # applies to feed-forward agents with vector observations
     "cartpole": ("ppo", "a2c", "impala", "appo"),
     "pendulum": ("ppo", "a2c", "impala", "appo", "sac"),
 }
@@ -94,13 +94,13 @@ HAS_FAST_PATH = {  # of feed-forward agents, for vectors of numbers
 
 @dataclass(frozen=True)
 class Case:
-    """One training run: what it is called, and the arguments of `remuda.train`."""
+    """One training run: its name, and the arguments of `remuda.train`."""
 
     name: str
     algo: str
     env: str
     scheme: str
-    rows: int  # of all envs in one round
+    rows: int  # rows of all envs in one round
     groups: dict[str, dict[str, Any]]
 
 
@@ -246,7 +246,7 @@ def start(case: Case, rounds: int, seed: int, out: Path, stop: Stop) -> None:
     refusals = []
     for number, (groups, chosen) in enumerate(spellings(case.groups)):
         try:
-            # Rows after an episode's end are no steps, so the run has at least this many rounds.
+            # Rows after the end of an episode are not steps, so the run has at least this many rounds.
             steps = case.rows * rounds + 100
             remuda.train(
                 case.algo,
@@ -280,7 +280,7 @@ def run_case(case: Case, rounds: int, directory: Path, seed: int = 3) -> dict[st
 
 
 def attempt(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return what the work returns and its duration, or its error: one failed case does not end the others."""
+    """Return the result of `work` and its duration, or its error, so that the other cases still run."""
     started = time.perf_counter()
     try:
         found = work()
@@ -292,7 +292,7 @@ def attempt(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     rounds, directory = int(sys.argv[1]), Path(sys.argv[2])
     out = sys.stdout
-    sys.stdout = sys.stderr  # of runs and envs, which must not mix with the lines of JSON
+    sys.stdout = sys.stderr  # output of runs and envs must not mix with the lines of JSON
     torch.set_num_threads(1)
     print(json.dumps({"package": str(Path(remuda.__file__).parent)}), file=out, flush=True)
     for name in sys.stdin.read().split():

@@ -34,13 +34,13 @@ from typing import Any
 BENCH = Path(__file__).resolve().parent
 ROOT = BENCH.parent
 EQUAL, DIFFERENT, ONLY_BASE, ONLY_NEW, FAILED = "equal", "different", "only in base", "only in new", "failed in both"
-CASE_SECONDS = 300.0  # after which the process of a tree is replaced and its case counts as failed
-ROWS_PREFIX = "rows/"  # of the names of row-accounting cases
+CASE_SECONDS = 300.0  # time limit of a case; then the process of the tree is replaced and the case has failed
+ROWS_PREFIX = "rows/"  # prefix of the names of row-accounting cases
 
 
 @dataclass
 class Tree:
-    """A checkout, the interpreter that runs it, and what it has found."""
+    """A checkout, the interpreter that runs it, and its results."""
 
     name: str
     path: Path
@@ -55,7 +55,7 @@ class Tree:
 
 
 def run(command: Sequence[Any], cwd: Path = ROOT) -> str:
-    """Run a command and return its output; what it prints on failure is shown."""
+    """Run a command and return its output; exit with that output if the command fails."""
     done = subprocess.run([str(part) for part in command], cwd=cwd, text=True, capture_output=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(map(str, command))} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -208,7 +208,7 @@ def differences(base: Any, new: Any, path: str = "") -> Iterator[str]:
             yield from differences(base.get(name), new.get(name), f"{path}.{name}" if path else name)
     elif isinstance(base, list) and isinstance(new, list):
         for index, (left, right) in enumerate(itertools.zip_longest(base, new)):
-            if left != right:  # what follows the first difference follows from it
+            if left != right:  # later differences follow from the first
                 yield from differences(left, right, f"{path}[{index}]")
                 return
     elif base != new:
@@ -216,7 +216,7 @@ def differences(base: Any, new: Any, path: str = "") -> Iterator[str]:
 
 
 def shortened(value: Any) -> str:
-    """Return the value as text, and of a hash only its beginning."""
+    """Return the value as text; hashes are abbreviated."""
     text = str(value)
     if re.fullmatch(r"[0-9a-f]{64}", text):
         return text[:12]

@@ -1,4 +1,4 @@
-"""What a lag costs, with and without V-trace: returns after training with rollouts of older weights.
+"""Measure the cost of policy lag with and without V-trace: returns after training on rollouts of older weights.
 
     .venv/bin/python bench/lags.py --out docs/schemes/lags.json    # about fifteen minutes; lags.md too
 
@@ -26,7 +26,7 @@ LAGS, CORRECTIONS = (0, 4, 16), ("vtrace", "none")
 
 
 class LaggingWeights(SharedWeights):
-    """What was published `lag` updates ago; at first the initial weights."""
+    """Weights as they were `lag` updates ago; the initial weights at the start."""
 
     def __init__(self, module, version=0, lag=0):
         self._lag, self._kept = lag, deque()
@@ -47,7 +47,7 @@ class LaggingWeights(SharedWeights):
 
 
 def returns_of(algo, env, steps, settings, seed, lag, correction):
-    """Greedy returns of the final weights."""
+    """Train, and return the greedy returns of the final weights."""
     groups = {
         "algo": {**settings, "correction": correction},
         "sampler": {"inference": "workers"},
@@ -96,7 +96,9 @@ def main():
     parser.add_argument("--env", default="MinAtar/Breakout-v1")
     parser.add_argument("--steps", type=int, default=500_000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--settings", type=json.loads, default={}, help='of the algorithm: {"learning_rate": "1e-3"}')
+    parser.add_argument(
+        "--settings", type=json.loads, default={}, help='options of the algorithm: {"learning_rate": "1e-3"}'
+    )
     parser.add_argument("--lags", type=int, nargs="+", default=LAGS)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "schemes" / "lags.json")
     given = parser.parse_args()

@@ -6,13 +6,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RUNS = Path(os.environ.get("REMUDA_RESULTS", ROOT / "runs" / "results"))
-RECORDS = ROOT / "docs" / "results"  # what is kept of every run
+RECORDS = ROOT / "docs" / "results"  # records of all runs
 EPISODES = 100
 
 
 @dataclass(frozen=True)
 class Job:
-    """One row of the table: an algorithm on an env, with several seeds."""
+    """A row of the table: an algorithm on an env with several seeds."""
 
     name: str
     algo: str
@@ -45,7 +45,7 @@ class Peer:
     envs: int
     settings: dict = field(default_factory=dict)
     algo: str = "ppo"
-    mark: float | None = None  # a return: how many seconds each side took to it is told
+    mark: float | None = None  # return for which the page reports the seconds of both libraries
 
     def record(self, seed: int) -> Path:
         return RECORDS / f"{self.name}-{seed}.json"
@@ -57,12 +57,12 @@ FORMER = (
     *("--agent.normalize_obs false", "--algo.normalize_reward false"),
     *("--algo.n_steps 128", "--algo.batch_size 256", "--algo.n_epochs 4"),
 )
-AT_MOST_1000 = ("--eval.max_steps 1000",)  # a policy that has not learned to end an episode walks for ever
+AT_MOST_1000 = ("--eval.max_steps 1000",)  # an untrained policy may never end an episode
 FORMER_1000 = (*FORMER, *AT_MOST_1000)
 ASYNC = ("--scheme async",)
 LSTM = ("--agent.core lstm",)
 LAST_10 = ("--log.window 10",)
-MANY = (1, 2, 3, *range(11, 19))  # seeds of what goes wrong with one seed in ten
+MANY = (1, 2, 3, *range(11, 19))  # for jobs that fail with one seed in ten
 
 JOBS = [
     Job("ppo-cartpole", "ppo", "CartPole-v1", 200_000, (1, 2, 3, 4, 5), "every seed ≥ 475"),
@@ -71,7 +71,7 @@ JOBS = [
     Job("ppo-pendulum", "ppo", "Pendulum-v1", 500_000, (1, 2, 3), "mean ≥ −250"),
     Job("ppo-halfcheetah", "ppo", "HalfCheetah-v5", 1_000_000, (1, 2, 3), "mean ≥ 2,000"),
     Job("ppo-hopper", "ppo", "Hopper-v5", 1_000_000, (1, 2, 3), "mean ≥ 2,000"),
-    # The generic preset for discrete actions, beside the one it replaced.
+    # The generic preset for discrete actions, and the one that it replaced.
     Job("ppo-lunarlander", "ppo", "LunarLander-v3", 1_000_000, (1, 2, 3), "every seed ≥ 200"),
     Job("ppo-cliffwalking", "ppo", "CliffWalking-v1", 1_000_000, (1, 2, 3), "as the former preset", AT_MOST_1000),
     Job("ppo-frozenlake", "ppo", "FrozenLake-v1", 1_000_000, (1, 2, 3), "as the former preset"),
@@ -112,7 +112,7 @@ JOBS = [
     Job("ddpg-pendulum", "ddpg", "Pendulum-v1", 20_000, (1, 2, 3), "mean ≥ −200"),
     Job("td3-pendulum", "td3", "Pendulum-v1", 20_000, (1, 2, 3), "mean ≥ −200"),
     Job("sac-pendulum", "sac", "Pendulum-v1", 20_000, (1, 2, 3), "mean ≥ −200"),
-    # Three drawn rows for one of the preset's, and a net that costs a third: what 300,000 steps can show.
+    # Three times the replay ratio of the preset and a net of a third of the cost, to learn within 300,000 steps.
     Job(
         "dqn-pong",
         "dqn",
@@ -125,7 +125,7 @@ JOBS = [
             *("--scheme.threads 1", "--log.window 20"),
         ),
     ),
-    # Episodes have 1,000 steps: the mean of the last 100 would say nothing of when something was learned.
+    # Episodes have 1,000 steps, so a mean over the last 100 would hide when learning happened.
     Job("sac-halfcheetah", "sac", "HalfCheetah-v5", 100_000, (1, 2, 3), "beside Stable-Baselines3", LAST_10),
     Job("td3-halfcheetah", "td3", "HalfCheetah-v5", 100_000, (1, 2, 3), "none given", LAST_10),
     Job("impala-cartpole", "impala", "CartPole-v1", 500_000, (1, 2, 3), "mean ≥ 475", ASYNC),
@@ -183,7 +183,7 @@ PEERS = [
         16,
         {"n_steps": 128, "batch_size": 256, "n_epochs": 4, "gamma": 0.99, "gae_lambda": 0.94, "learning_rate": 3e-4},
     ),
-    # All else are SB3's own defaults, which our preset for MuJoCo has too.
+    # The other settings are defaults of SB3, which the preset for MuJoCo has as well.
     Peer(
         "sb3-sac-halfcheetah",
         "sac-halfcheetah",
@@ -197,7 +197,7 @@ PEERS = [
     ),
 ]
 
-# Written by hand from runs that were not kept: the only figures of the page that no command wrote.
+# Entered manually from runs that were not stored: the only figures of the page that no command wrote.
 HOW_PRESETS_WERE_CHOSEN = [
     "What was tried for each preset, and on which seeds. The figures were noted by hand; their runs were not kept.",
     "",

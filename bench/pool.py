@@ -4,14 +4,13 @@
     .venv/bin/python bench/pool.py --env CartPole-v1 --rounds 9 --out runs/pool-cartpole.json
     .venv/bin/python bench/pool.py --overlap busy                # EnvPool: two batches in flight against one
 
-Every contender is a process of its own that waits for its turn; slices alternate, because the machine's speed drifts.
-`share` is the rate against `workers` times that of `loop`: one process that makes its envs with gymnasium.make and
-does nothing but env.step and env.reset, taken round by round; its median is what counts, beside it the interval in
-which 95 % of its bootstrap samples lie. `bare loop` steps envs as
-this package makes them, without Gymnasium's checks of the order of calls; `bare loops` are as many of these as there
-are workers, side by side with a share of the envs each, and never talk: what this machine has to give. Rows on which
-an env of ours was reset are not counted as steps (those of peers are). CPU seconds are of the contender's whole
-process tree. SB3 takes part after `make peers`.
+Each contender is a separate process that waits for its turn; slices alternate, because the speed of a machine drifts.
+`share` is the rate divided by `workers` times the rate of `loop`, one process that makes its envs with gymnasium.make
+and only calls env.step and env.reset. The ratio is taken in each round; the result is its median with the 95 %
+bootstrap interval. `bare loop` steps envs as this package makes them, without Gymnasium's checks of the order of
+calls. `bare loops` runs one of these per worker, each with its part of the envs and without communication: an upper
+bound on this machine. Rows on which an env of Remuda is reset are not counted as steps (those of peers are). CPU
+seconds include all descendants of a contender. SB3 takes part after `make peers`.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 SB3 = ROOT / ".venv-sb3"
 OURS = ("loop", "bare loop", "bare loops", "local", "pool", "pool, 2 slots")
 ALL = (*OURS, "AsyncVectorEnv", "SubprocVecEnv")
-DRAWN = 1000  # rows of actions, used again and again
+DRAWN = 1000  # rows of random actions, which are used in rotation
 Round = Callable[[np.ndarray], int]
 
 
@@ -45,7 +44,7 @@ def draw_actions(space: Any, count: int) -> np.ndarray:
 
 
 def contender(name: str, env: str, count: int, workers: int) -> tuple[Round, Any]:
-    """A function that steps every env once and counts the steps, and the action space."""
+    """Return a function that steps each env once and returns the number of steps, and the action space."""
     if name == "AsyncVectorEnv":
         import gymnasium
 
@@ -97,7 +96,7 @@ def contender(name: str, env: str, count: int, workers: int) -> tuple[Round, Any
 
 
 def serve_one(name: str, env: str, count: int, workers: int) -> None:
-    """One contender: slices of so many seconds."""
+    """Serve slices of one contender, each of a given number of seconds."""
     step, space = contender(name, env, count, workers)
     actions = draw_actions(space, count)
     rounds = 0
@@ -123,7 +122,7 @@ def start(name: str, env: str, count: int, workers: int) -> Contender:
     arguments = ["--serve", served, "--env", env, "--workers", workers]
     return Contender(
         [
-            # peers' environments do not have this package
+            # This package is not installed in the environments of peers.
             ["env", f"PYTHONPATH={ROOT / 'src'}", python, __file__, *arguments, "--envs", n]
             for n in shares
         ]
@@ -172,7 +171,7 @@ def _ratios(mine: list[float], theirs: list[float]) -> list[float]:
 
 
 def overlap(rounds: int, seconds: float, kind: str) -> dict[str, Any]:
-    """EnvPool with an env and a model of 1 ms: two batches in flight against one."""
+    """Measure EnvPool with an env and a model of 1 ms each: two batches in flight against one."""
     from remuda.envs.pool_futures import EnvPool
 
     cost = {"seconds": 0.001, "wait": kind, "length": 1_000_000}
@@ -183,7 +182,7 @@ def overlap(rounds: int, seconds: float, kind: str) -> dict[str, Any]:
             for pool, found in zip(pools, rates, strict=True):
                 pool.reset()
                 rate = _rate_with_model(pool, seconds, kind)
-                if turn:  # the first is for warming up
+                if turn:  # the first turn is a warm-up
                     found.append(rate)
     finally:
         for pool in pools:
@@ -218,10 +217,12 @@ def main() -> None:
     parser.add_argument("--envs", type=int, default=32)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of every slice")
-    parser.add_argument("--only", nargs="+", choices=ALL[1:], help="contenders beside loop; all by default")
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of a slice")
+    parser.add_argument("--only", nargs="+", choices=ALL[1:], help="contenders in addition to loop (default: all)")
     parser.add_argument(
-        "--overlap", choices=["busy", "sleep"], help="measure EnvPool instead, with such a model and env"
+        "--overlap",
+        choices=["busy", "sleep"],
+        help="measure EnvPool instead, with a model and env that compute or sleep",
     )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--serve", choices=ALL, help=argparse.SUPPRESS)

@@ -3,9 +3,9 @@
     .venv/bin/python bench/replay.py                                   # all figures, 30 rounds: two minutes
     .venv/bin/python bench/replay.py --only prioritized --rounds 200 --out docs/speed/replay.json
 
-Every contender is a process of its own, with one thread, that waits for its turn: within a round each of them takes
-one slice. Of a round counts the ratio of cycles per second; its median over rounds, and beside it the interval in
-which 95 % of its bootstrap samples lie. The same ratio of CPU seconds says less of who else was running.
+Each contender is a separate process with one thread that waits for its turn; in each round every contender runs one
+slice. The result is the median over rounds of the ratio of cycles per second, with its 95 % bootstrap interval. The
+same ratio of CPU seconds depends less on other processes that were running.
 
 Both sides of `prioritized` and of `uniform` hold 1,000,000 rows of HalfCheetah's sizes, and 256 are drawn at a time.
 
@@ -70,7 +70,7 @@ def filled(is_prioritized: bool) -> Any:
 
     one = np.zeros((), np.float32)
     example = Row(np.zeros(OBS, np.float32), np.zeros(ACTION, np.float32), one, one, np.zeros((), bool))
-    ring = Ring(example, ROWS // ENVS + 1, ENVS)  # one place of each env is always empty
+    ring = Ring(example, ROWS // ENVS + 1, ENVS)  # one row of each env is always empty
     priorities = Priorities(ring, ALPHA) if is_prioritized else None
     options: dict[str, Any] = {"batch_size": BATCH, "ratio": 1.0, "warm_up": 0, "n_step": 1, "gamma": 0.99, "seed": 0}
     replay = TransitionReplay(ring, **options, priorities=priorities)
@@ -98,7 +98,7 @@ def tianshou(figure: str) -> Cycle:
     never = np.zeros(ROWS, bool)
     fields = {"obs": rand(ROWS, OBS), "inference": rand(ROWS, ACTION), "rew": rand(ROWS), "obs_next": rand(ROWS, OBS)}
     buffer = PrioritizedReplayBuffer(size=ROWS, alpha=ALPHA, beta=BETA)
-    # One by one, a million rows would take a quarter of an hour.
+    # Adding a million rows one at a time would take 15 minutes.
     buffer.update(ReplayBuffer.from_data(**fields, terminated=never, truncated=never, done=never))
     assert len(buffer) == ROWS
 
@@ -116,7 +116,7 @@ def sb3(figure: str) -> Cycle:
     spaces = (gymnasium.spaces.Box(-1, 1, (size,), np.float32) for size in (OBS, ACTION))
     buffer = ReplayBuffer(ROWS, *spaces, device="cpu", n_envs=ENVS)
     for array in (buffer.observations, buffer.next_observations, buffer.actions, buffer.rewards):
-        array[:] = rand(*array.shape)  # a quarter of a million calls of add otherwise
+        array[:] = rand(*array.shape)  # instead of 250,000 calls of add
     buffer.full = True
     return lambda: buffer.sample(BATCH)
 
@@ -162,7 +162,7 @@ def serve_one(who: str, figure: str) -> None:
 
 def start(who: str, figure: str) -> Contender:
     python = sys.executable if who == "ours" else ROOT / f".venv-{who}/bin/python"
-    # A peer's interpreter has no remuda; of it only the module that takes turns is imported there, which needs numpy.
+    # Remuda is not installed for a peer's interpreter, which imports only remuda.bench.turns; that needs numpy.
     words = ["env", f"PYTHONPATH={ROOT / 'src'}", "OMP_NUM_THREADS=1", "NUMBA_NUM_THREADS=1", python, __file__]
     return Contender([[*words, "--serve", who, "--only", figure]])
 
@@ -175,9 +175,9 @@ def compare(figure: str, rounds: int, seconds: float) -> dict[str, Any]:
         for name in names:
             contenders[name] = start(name, figure)
         for turn in range(rounds + 1):
-            for name in names if turn % 2 else names[::-1]:  # nobody always comes after the other
+            for name in names if turn % 2 else names[::-1]:  # so that no contender always follows the same one
                 (found,), _ = contenders[name].slice(seconds)
-                if turn:  # the first is for warming up
+                if turn:  # the first turn is a warm-up
                     slices[name].append(found)
     finally:
         for each in contenders.values():
@@ -199,7 +199,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(PEERS), default=list(PEERS))
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--seconds", type=float, default=0.25, help="of every slice")
+    parser.add_argument("--seconds", type=float, default=0.25, help="length of a slice")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--serve", choices=["ours", "tianshou", "sb3"], help=argparse.SUPPRESS)
     given = parser.parse_args()

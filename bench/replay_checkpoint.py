@@ -1,19 +1,20 @@
-"""What it takes to save a replay of a million rows of images and to read it back, against `dd` on the same disk.
+"""Measure saving and reading a replay of a million rows of images, against `dd` on the same disk.
 
     .venv/bin/python bench/replay_checkpoint.py --rows 1000000 --envs 8 --out runs/replay_checkpoint.json
 
-A FrameRing of stacks of four 84 x 84 frames, filled with noise, 7.2 GB of it. In each turn, one after the other:
+A FrameRing of stacks of four 84 x 84 frames is filled with 7.2 GB of noise. Each turn consists of, in this order:
 
     dd         zeros, and the ring's own bytes, to a file of the ring's size: bs=16M conv=fsync; and with oflag=direct
-    first      all of the ring, to an empty directory
-    second     after one row in sixteen was added
-    dd         the file of the first, read: it is not in the page cache (fadvise), nor are those of our own; with
-               iflag=direct; and that once more into memory (/dev/shm), which is most of the work if a disk is fast
-    read       both files into a new ring, whose memory no process has touched before
+    first      the whole ring, to an empty directory
+    second     the ring after one row in sixteen was added
+    dd         reading the file of the first, without the page cache (fadvise); with iflag=direct; and the same into
+               memory (/dev/shm), which is most of the work if a disk is fast
+    read       both files into a new ring, whose memory has not been touched before
 
-One process writes and another reads, so neither holds more than one ring. Its memory is the ring's, what the process
-has besides (anonymous, at its peak) and how much the page cache grew, which is not the process's own. Bytes are those
-of the files. Everything is in a directory beside `--out`, which is on the disk that is measured, and deleted at last.
+One process writes and another reads, so neither holds more than one ring. The memory that is reported is that of the
+ring, the peak of other anonymous memory of the process, and the growth of the page cache, which does not belong to
+the process. Bytes are those of the files. All files are in a directory next to `--out`, on the disk that is measured,
+and are deleted at the end.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from remuda.replay.ring import Row
 from remuda.replay.ring_files import RingFiles
 
 FRAMES, SIDE = 4, 84
-ADDED = 16  # one row in so many is new at the second checkpoint
+ADDED = 16  # one row in 16 is new at the second checkpoint
 Figures = dict[str, Any]
 
 
@@ -54,7 +55,7 @@ def make_ring(rows: int, envs: int) -> FrameRing:
 
 
 class Noise:
-    """Rows whose stacks are windows of a few thousand noisy frames: nothing that a disk could compress."""
+    """Source of rows whose stacks are windows of a few thousand frames of noise, which a disk cannot compress."""
 
     def __init__(self, envs: int, T: int = 128) -> None:
         self.envs, self.T, self.numbers = envs, T, np.random.default_rng(0)
@@ -85,14 +86,14 @@ def draws(ring: FrameRing) -> str:
 
 
 def dd(size: int, *words: str) -> float:
-    """Bytes in a second."""
+    """Copy `size` bytes with dd and return the rate in bytes per second."""
     start = time.perf_counter()
     subprocess.run(["dd", "bs=16M", f"count={size >> 24}", *words], check=True, capture_output=True)
     return (size >> 24 << 24) / (time.perf_counter() - start)
 
 
 def forget(path: Path) -> None:
-    """Of a file that is on the disk, nothing stays in the page cache."""
+    """Flush a file to the disk and drop it from the page cache."""
     fd = os.open(path, os.O_RDONLY)
     os.fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -111,7 +112,7 @@ def page_cache() -> int:
 
 @contextmanager
 def memory(ring: FrameRing, figures: Figures, name: str) -> Iterator[None]:
-    """What the process holds at its peak, the ring's pages once, as a share of the ring; and of the page cache."""
+    """Record the peak memory of the process and the growth of the page cache, both relative to the ring."""
     before, peak, is_over = page_cache(), [0, 0], threading.Event()
 
     def watch() -> None:
@@ -130,7 +131,7 @@ def memory(ring: FrameRing, figures: Figures, name: str) -> Iterator[None]:
 
 
 def written_by(saved: RingFiles, ring: FrameRing) -> tuple[float, int, dict[str, Any]]:
-    """Seconds, bytes of the files that are new, and what else has to be kept."""
+    """Save the ring, and return the seconds, the bytes of new files, and the state for the checkpoint."""
     before = set(saved.directory.glob("*"))
     start = time.perf_counter()
     state = saved.write(ring)
@@ -200,11 +201,11 @@ def read(given: argparse.Namespace) -> Figures:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1_000_000, help="of all envs together")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="number of rows over all envs")
     parser.add_argument("--envs", type=int, default=8)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("runs/replay_checkpoint.json"))
-    parser.add_argument("--part", choices=["write", "read"], help=argparse.SUPPRESS)  # in a process of its own
+    parser.add_argument("--part", choices=["write", "read"], help=argparse.SUPPRESS)  # runs in a separate process
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.part is not None:
@@ -224,7 +225,7 @@ def main() -> None:
 
 
 def compare(write: Figures, read: Figures) -> dict[str, float]:
-    """Medians of our rates divided by those of dd."""
+    """Return the medians of the rates divided by those of dd."""
     pairs = [("first", write, name) for name in write if name.startswith("dd")]
     pairs += [("read", read, name) for name in read if name.startswith("dd")]
     return {f"{ours} / {dd}": statistics.median(of[ours]) / statistics.median(of[dd]) for ours, of, dd in pairs}

@@ -1,18 +1,19 @@
-"""What a learner loses to receiving experience while it learns: SAC on HalfCheetah-v5, samplers beside it.
+"""Measure what receiving experience costs a learner: SAC on HalfCheetah-v5 with concurrent samplers.
 
-    .venv/bin/python bench/replay_writers.py --batch 256             # updates and sampled rows per second, at once
+    .venv/bin/python bench/replay_writers.py --batch 256             # updates and sampled rows per second
     .venv/bin/python bench/replay_writers.py --batch 8192 --seconds 6 --out docs/speed/replay-writers-8192.json
 
-Four contenders take turns, each a process with samplers of its own, which are stopped while it is not its turn:
+Four contenders take turns. Each is a process with its own samplers, which are stopped outside of its turns:
 
 | | |
 |---|---|
-| alone | no samplers: what the learner can do with a core of its own |
-| aside | samplers write to memory that nobody reads: the same load on the machine, and nothing is received |
-| ring | samplers write straight into the replay, as under --scheme async |
-| queue | samplers send pickled rollouts through a pipe, and the learner puts them into its replay |
+| alone | no samplers: the speed of the learner with a core of its own |
+| aside | samplers write to memory that is never read: the same load on the machine, and nothing is received |
+| ring | samplers write directly to the replay, as under --scheme async |
+| queue | samplers send pickled rollouts through a pipe, and the learner adds them to its replay |
 
-What receiving costs is `ring` and `queue` beside `aside`. Spreeze says 0 % for shared memory and 20 % for a queue.
+The cost of receiving is `ring` and `queue` relative to `aside`. Spreeze reports 0 % for shared memory and 20 % for a
+queue.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ PIPE_BYTES = 1 << 20
 
 
 class Pipes:
-    """The learner's end of the queue: one pipe for each worker."""
+    """The receiving end of the queue, with one pipe for each worker."""
 
     def __init__(self, workers: int, ring: Any) -> None:
         from remuda.replay import Row
@@ -53,7 +54,7 @@ class Pipes:
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     def take(self) -> None:
-        """All that is there goes to the ring."""
+        """Move all rollouts that have arrived to the ring."""
         for group, (fd, data) in enumerate(zip(self._read, self._data, strict=True)):
             try:
                 data += os.read(fd, PIPE_BYTES)
@@ -81,7 +82,7 @@ def serve_one(kind: str, env: str, batch: int, envs: int, workers: int) -> None:
         "algo": {"batch_size": batch, "learning_starts": 0, "train_freq": 8},
         "replay": {"capacity": 1_000_000, "ratio": None},
         "sampler": {"envs": envs, "workers": workers},
-        "envs": {"step_timeout": 3600.0},  # they are stopped while others have their turn
+        "envs": {"step_timeout": 3600.0},  # envs are stopped while other contenders have their turn
     }
     config, spec, info = resolve_config({"algo": "sac", "env": env, "scheme": "async", "seed": 1}, groups)
     learner = make_recipe(config, spec, info).make_learner()
@@ -98,7 +99,7 @@ def serve_one(kind: str, env: str, batch: int, envs: int, workers: int) -> None:
     )
     pids = [member.pid for member in feed._worker_pool.workers]
     fill(replay, info)
-    replay.sync()  # from now on rows are wanted
+    replay.sync()  # samplers may write from now on
     feed.start(1)
 
     def rest(is_resting: bool) -> None:
@@ -137,7 +138,7 @@ def serve_one(kind: str, env: str, batch: int, envs: int, workers: int) -> None:
 
 
 def fill(replay: Any, info: Any) -> None:
-    """Rows of any kind: an update costs the same whatever they hold."""
+    """Fill the replay with arbitrary rows, because the cost of an update does not depend on their values."""
     import numpy as np
 
     from remuda.replay import Row
@@ -160,7 +161,7 @@ def compare(env: str, batch: int, envs: int, workers: int, rounds: int, seconds:
         for turn in range(rounds + 1):
             for kind, each in contenders.items():
                 (result,), cpu = each.slice(seconds)
-                if turn:  # the first is for warming up
+                if turn:  # the first turn is a warm-up
                     found[kind]["updates"].append(result["updates"])
                     found[kind]["sampled"].append(result["sampled"])
                     found[kind]["cpu"].append(cpu)
@@ -194,7 +195,7 @@ def main() -> None:
     parser.add_argument("--envs", type=int, default=4)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of every slice")
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of a slice")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--serve", choices=KINDS, help=argparse.SUPPRESS)
     given = parser.parse_args()

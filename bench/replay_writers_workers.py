@@ -33,7 +33,7 @@ def main(fds: Sequence[int]) -> int:
 
 
 class PipeWriter:
-    """Rollouts as pickles, as multiprocessing's queues send them; waits where nobody takes them."""
+    """Send rollouts as pickles, as multiprocessing's queues do; block while the reader is busy."""
 
     def __init__(self, fd: int, prepare: Any) -> None:
         self.fd, self.prepare = fd, prepare
@@ -42,7 +42,7 @@ class PipeWriter:
         return True
 
     def num_written(self) -> int:
-        return 0  # nobody waits for them
+        return 0  # the reader has gone
 
     def write(self, rollout: Rollout, group: int = 0) -> None:
         batch = self.prepare(rollout)

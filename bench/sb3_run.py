@@ -39,7 +39,7 @@ class Curve(BaseCallback):
 
 
 def with_schedules(settings):
-    """[a, b] becomes a function that goes from a to b in a line."""
+    """Return a linear schedule from a to b for [a, b], and other values as they are."""
     return {
         name: (lambda left, ab=value: ab[1] + (ab[0] - ab[1]) * left) if isinstance(value, list) else value
         for name, value in settings.items()
@@ -54,7 +54,7 @@ def main():
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--envs", type=int, default=8)
     parser.add_argument(
-        "--settings", type=json.loads, default={}, help="the algorithm's arguments; [a, b] is a linear schedule"
+        "--settings", type=json.loads, default={}, help="arguments of the algorithm; [a, b] is a linear schedule"
     )
     parser.add_argument("--out", required=True)
     given = parser.parse_args()

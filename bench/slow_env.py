@@ -49,7 +49,7 @@ class SleepingEnv(gymnasium.Env):
 
 
 class Clock:
-    """Counts steps of all envs but the first from a while after the start on, and ends the run."""
+    """Callback that counts the steps of all envs but the first after a warm-up, and ends the run."""
 
     def __init__(self, warm_up, seconds):
         self._begin, self._seconds, self.steps = None, seconds, 0
@@ -67,7 +67,7 @@ class Clock:
 
 
 def rate(act, has_slow, seconds):
-    """Steps per second of the seven."""
+    """Return the steps per second of the other seven envs."""
     clock = Clock(2.0, seconds)
     kwargs = {"slow_seed": derive_seed(SEED, 0, 0)} if has_slow else {}
     with tempfile.TemporaryDirectory() as directory:

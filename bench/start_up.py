@@ -28,7 +28,7 @@ def to_first_update() -> float:
         with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:
             while not (lines.exists() and lines.stat().st_size):
                 if process.poll() is not None:
-                    raise SystemExit("the run ended before its first line")
+                    raise SystemExit("the run ended before its first line of metrics")
                 time.sleep(0.002)
             return time.perf_counter() - start
 

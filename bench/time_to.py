@@ -28,26 +28,26 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-LONGEST_SECONDS = 3600.0  # a run that has not come to the goal by then never will
+LONGEST_SECONDS = 3600.0  # a run that has not reached the goal by then counts as failed
 
 
 @dataclass(frozen=True)
 class Theirs:
-    """How SB3 is run."""
+    """Settings of a run of SB3."""
 
-    settings: dict[str, Any]  # [a, b]: from a to b, in a line
+    settings: dict[str, Any]  # [a, b] is a linear schedule from a to b
     n_envs: int = 1
     normalize: bool = False
-    threads: int = 1  # of torch
+    threads: int = 1  # torch threads
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be reached, and who tries: settings of remuda.train, and SB3's, by name."""
+    """A goal and its contenders: settings of remuda.train and of SB3, by name."""
 
     algo: str
     goal: float
-    window: int  # episodes
+    window: int  # number of episodes of the mean
     ours: dict[str, dict[str, Any]]
     theirs: dict[str, Theirs]
     steps: int = 1_000_000
@@ -115,7 +115,7 @@ PPO_TASKS = ("CartPole-v1", "Acrobot-v1")
 
 
 def remuda_seconds(env: str, name: str, seed: int) -> tuple[float, int] | None:
-    """Seconds and env steps to the goal."""
+    """Train, and return the seconds and env steps to the goal."""
     import remuda
 
     task = TASKS[env]
@@ -128,6 +128,7 @@ def remuda_seconds(env: str, name: str, seed: int) -> tuple[float, int] | None:
             found.append((since_start(), round.progress.steps))
         return bool(found)
 
+    remuda.keep_memory()  # as `remuda train` does
     with tempfile.TemporaryDirectory() as directory:
         remuda.train(
             task.algo,
@@ -166,7 +167,7 @@ def sb3_seconds(env: str, name: str, seed: int) -> tuple[float, int] | None:
             return not found
 
         def _on_rollout_end(self) -> None:
-            # As the monitor saw them, not normalised.
+            # The returns of the monitor, which are not normalized.
             returns = [episode["r"] for episode in self.model.ep_info_buffer]
             if len(returns) == task.window and statistics.fmean(returns) >= task.goal:
                 found.append((since_start(), self.num_timesteps))
@@ -176,13 +177,13 @@ def sb3_seconds(env: str, name: str, seed: int) -> tuple[float, int] | None:
 
 
 def since_start() -> float:
-    """Seconds since this process was started, interpreter included."""
+    """Return the seconds since the start of this process, including that of the interpreter."""
     ticks = float(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def take_turns(env: str, seeds: int, out: Path) -> None:
-    """Runs of all contenders; those that the file `out` has are not made again."""
+    """Run all contenders, except for the runs that the file `out` holds already."""
     task = TASKS[env]
     sb3 = str(ROOT / ".venv-sb3" / "bin" / "python")
     pythons = dict.fromkeys(task.ours, sys.executable) | dict.fromkeys(task.theirs, sb3)
@@ -219,9 +220,9 @@ def take_turns(env: str, seeds: int, out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--env", choices=TASKS, help="only this one")
-    parser.add_argument("--resume", action="store_true", help="keep the runs that --out has, and make the rest")
-    parser.add_argument("--one", help=argparse.SUPPRESS)  # a contender: one run, in a process of its own
+    parser.add_argument("--env", choices=TASKS, help="run only this env")
+    parser.add_argument("--resume", action="store_true", help="keep the runs in --out, and make the others")
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # makes one run of this contender, in a separate process
     parser.add_argument("--seed", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "time-to.json")
     given = parser.parse_args()

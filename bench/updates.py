@@ -5,9 +5,9 @@
     .venv/bin/python bench/updates.py dqn --batch 32             # stacks of four 84x84 frames, the Nature net
     .venv/bin/python bench/updates.py sac --out docs/speed/sac-256.json
 
-Every contender is a process of its own that waits for its turn; slices alternate. An update is all of it: draw a
-batch, losses, gradients, step, target nets. `products` are the matrix products of one SAC update and nothing else:
-the least that these sizes can take on this machine. SB3 takes part after `make peers`.
+Each contender is a separate process that waits for its turn; slices alternate. An update comprises drawing a batch,
+losses, gradients, the optimizer step and target nets. `products` computes only the matrix products of one SAC update:
+a lower bound of its time on this machine. SB3 takes part after `make peers`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from remuda.bench.turns import Contender, give_out, median_and_interval, serve
 ROOT = Path(__file__).parents[1]
 SB3 = ROOT / ".venv-sb3"
 STORED = 2_000  # transitions in each replay
-OBS, ACTION, WIDTH = 17, 6, 256  # of HalfCheetah, and of the nets
+OBS, ACTION, WIDTH = 17, 6, 256  # sizes of HalfCheetah, and width of the nets
 
 Update = Callable[[], Any]
 
@@ -44,7 +44,7 @@ def ours(algo: str, batch: int, threads: int, **settings: Any) -> Update:
     }
     env = "HalfCheetah-v5" if algo == "sac" else "ALE/Pong-v5"
     if algo == "dqn":
-        groups["algo"] |= {"double": False}  # SB3's is not
+        groups["algo"] |= {"double": False}  # as in SB3
     recipe = make_recipe(*resolve_config({"algo": algo, "env": env}, groups))
     learner = recipe.make_learner()
     agent = learner.algorithm.agent
@@ -75,7 +75,7 @@ def sb3(algo: str, batch: int) -> Update:
     else:
 
         class Images(gymnasium.Env):  # type: ignore[type-arg]
-            """Only its spaces count: the replay is filled by hand."""
+            """An env that only provides spaces, because the replay is filled directly."""
 
             observation_space = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8)
             action_space = gymnasium.spaces.Discrete(6)
@@ -94,7 +94,7 @@ def sb3(algo: str, batch: int) -> Update:
 
 
 def products(batch: int) -> Update:
-    """Forward: the actor on both observations, two critics on three; backward as far as gradients are needed."""
+    """Compute the forward products of actor and critics, and the backward products that their gradients need."""
     import torch
 
     def layers(width: int, outputs: int) -> list[tuple[int, int]]:
@@ -102,7 +102,7 @@ def products(batch: int) -> Update:
 
     actor, critic = layers(OBS, 2 * ACTION), layers(OBS + ACTION, 1)
     forward = [*actor * 2, *critic * 2 * 3]
-    # by weights: actor and both critics; by inputs: past their first layers, and to the action through both critics
+    # Gradients of weights: actor and both critics. Gradients of inputs: down to the first layers, and to the action.
     by_weights, by_inputs = [*actor, *critic * 2], [*actor[1:], *critic[1:] * 2, *critic * 2]
     x = {n: torch.randn(batch, n) for n in {size for pair in (*actor, *critic) for size in pair}}
     w = {pair: torch.randn(pair) for pair in (*actor, *critic)}
@@ -153,7 +153,7 @@ def compare(names: list[str], algo: str, batch: int, threads: int, rounds: int, 
         name: Contender(
             [
                 [
-                    *("env", f"PYTHONPATH={ROOT / 'src'}"),  # peers' environments do not have it
+                    *("env", f"PYTHONPATH={ROOT / 'src'}"),  # not installed in the environments of peers
                     SB3 / "bin/python" if name == "sb3" else sys.executable,
                     *(__file__, algo, "--serve", name, "--batch", batch, "--threads", threads),
                 ]
@@ -167,7 +167,7 @@ def compare(names: list[str], algo: str, batch: int, threads: int, rounds: int, 
         for turn in range(rounds + 1):
             for name, each in contenders.items():
                 (found,), used = each.slice(seconds)
-                if turn:  # the first is for warming up
+                if turn:  # the first turn is a warm-up
                     rates[name].append(found["updates"] / found["seconds"])
                     cpu[name].append(used / found["updates"])
     finally:
@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of every slice")
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of a slice")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--serve", choices=["remuda", "sb3", "products"], help=argparse.SUPPRESS)
     given = parser.parse_args()

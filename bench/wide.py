@@ -47,7 +47,7 @@ def milliseconds(rows: int, turns: int) -> dict[str, float]:
             elsewhere.fill_(turn)
             start = time.perf_counter()
             call()
-            if turn >= 2:  # before that they are made
+            if turn >= 2:  # the first two turns create the primitives
                 taken[name].append(1e3 * (time.perf_counter() - start))
     return {name: round(statistics.median(each), 3) for name, each in taken.items()}
 
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     if not HAS_ONEDNN:
-        raise SystemExit("this torch has no oneDNN: there is nothing to compare.")
+        raise SystemExit("this build of torch has no oneDNN: there is nothing to compare.")
     report = {}
     for threads in THREADS:
         torch.set_num_threads(threads)

@@ -102,7 +102,7 @@ BAD = [
         ["train", "ppo", "--env", "CartPole-v1", "--sampler.inference", "workers"],
         ["sampler.inference=workers", "--scheme parallel"],
     ),
-    (["train", "ppo", "--env", "CartPole-v1", "--envs.episodic_life"], ["episodic_life", "no Atari game"]),
+    (["train", "ppo", "--env", "CartPole-v1", "--envs.episodic_life"], ["episodic_life", "not an Atari game"]),
     (["train", "ppo", "--env", "CartPole-v1", "--envs.backend", "ale"], ["envs.backend=ale", "CartPole-v1"]),
     (["train", "ppo", "--env", "CartPole-v1", "--envs.backend", "gymnasum"], ["did you mean gymnasium"]),
     (["train", "ppo", "--env", "CartPole-v1", "--agent.net", "no_such_module:Net"], ["no_such_module", "install it"]),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -83,7 +85,11 @@ def _overview(parser: Parser, formatter: argparse.HelpFormatter, algo: str | Non
     _add_section(formatter, "common options", [by_name[name] for name in COMMON])
     titles = {group: section.title for group, section in parser.sections.items() if section.actions}
     width = max(map(len, titles))
-    groups = "\n".join(f"  {group:<{width}}  {title}" for group, title in titles.items())
+    columns = shutil.get_terminal_size().columns - 2  # as argparse wraps its own texts
+    groups = "\n".join(
+        textwrap.fill(title, columns, initial_indent=f"  {group:<{width}}  ", subsequent_indent=" " * (width + 4))
+        for group, title in titles.items()
+    )
     name = algo or "ppo"
     more = f"`remuda train {name} --help sampler` shows one group, `--help all` all options."
     text = formatter.format_help()

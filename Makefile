@@ -61,5 +61,12 @@ $(STAMP): pyproject.toml constraints.txt
 
 include bench/peers/Makefile.inc
 
+# The picture of the README: trains LunarLander-v3 for about four minutes, then draws agent and learning curve.
+.PHONY: picture
+picture: $(STAMP)
+	rm -rf runs/picture
+	$(BIN)/remuda train ppo --env LunarLander-v3 --seed 1 --steps 1_000_000 --checkpoint.every 50_000 --checkpoint.keep all --out runs/picture
+	$(BIN)/python bench/picture.py runs/picture --out docs/images/lunarlander.gif
+
 clean:
 	rm -rf .venv .venv-* runs build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

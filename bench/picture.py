@@ -1,7 +1,7 @@
 """Draw the picture of the README: an agent at several checkpoints of one run, beside the run's learning curve.
 
-    remuda train ppo --env LunarLander-v3 --seed 1 --checkpoint.every 50_000 --checkpoint.keep all --out runs/lander
-    python bench/picture.py runs/lander --checkpoints 50,200,1000 --out docs/images/lunarlander.gif
+    make picture                                                 # trains LunarLander-v3 and draws the picture
+    .venv/bin/python bench/picture.py runs/picture --checkpoints 50,200,1000 --out docs/images/lunarlander.gif
 
 `--checkpoints` are thousands of steps; the checkpoint nearest to each is used. Every checkpoint plays the same
 episode seed. The file is refused if it is larger than 300 kB, because a README is loaded over slow connections too.

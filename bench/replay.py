@@ -1,15 +1,15 @@
-"""Draws from a replay of a million rows: prioritised against Tianshou's (numba), uniform against Stable-Baselines3's.
+"""Draws from a replay of a million rows: prioritized against Tianshou's (numba), uniform against Stable-Baselines3's.
 
     .venv/bin/python bench/replay.py                                   # all figures, 30 rounds: two minutes
-    .venv/bin/python bench/replay.py --only prioritised --rounds 200 --out docs/speed/replay.json
+    .venv/bin/python bench/replay.py --only prioritized --rounds 200 --out docs/speed/replay.json
 
 Every contender is a process of its own, with one thread, that waits for its turn: within a round each of them takes
 one slice. Of a round counts the ratio of cycles per second; its median over rounds, and beside it the interval in
 which 95 % of its bootstrap samples lie. The same ratio of CPU seconds says less of who else was running.
 
-Both sides of `prioritised` and of `uniform` hold 1,000,000 rows of HalfCheetah's sizes, and 256 are drawn at a time.
+Both sides of `prioritized` and of `uniform` hold 1,000,000 rows of HalfCheetah's sizes, and 256 are drawn at a time.
 
-prioritised  A batch with observations, actions, rewards, what was seen next and importance weights is drawn, and
+prioritized  A batch with observations, actions, rewards, what was seen next and importance weights is drawn, and
              random positive errors of its rows are fed back. Ours does more of a learner's work: it adds up rewards
              over n steps (here 1), gives tensors, and leaves rows alone that were overwritten since.
 tree         Only the places to draw, in proportion to a million priorities, and setting new ones there.
@@ -36,7 +36,7 @@ from remuda.bench.turns import Contender, median_and_interval, serve
 
 ROOT = Path(__file__).parents[1]
 ROWS, BATCH, ENVS, OBS, ACTION, ALPHA, BETA = 1_000_000, 256, 8, 17, 6, 0.6, 0.4
-PEERS = {"prioritised": "tianshou", "tree": "tianshou", "uniform": "sb3"}
+PEERS = {"prioritized": "tianshou", "tree": "tianshou", "uniform": "sb3"}
 DRAWN = 1000  # batches of errors, used again and again
 WARM_UP = 4000  # cycles: then every priority was set about once
 Cycle = Callable[[], object]
@@ -53,7 +53,7 @@ def ours(figure: str) -> Cycle:
             tree.put(tree.find(numbers.random(BATCH) * tree.total), priority)
 
         return turn_over([each.numpy().astype(np.float64) for each in draw_errors()], find_and_set)
-    replay = filled(figure == "prioritised")
+    replay = filled(figure == "prioritized")
     if figure == "uniform":
         return replay.draw
 

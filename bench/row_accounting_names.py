@@ -1,6 +1,6 @@
 """Names of replays, their methods, arguments and counts in the trees that bench/row_accounting.py runs in.
 
-Every table lists alternatives: the coming name first, then that of 0.1. Each tree uses the first that it has.
+Every table lists alternatives, the newest name first and that of 0.1 last. Each tree uses the first one that it has.
 """
 
 import inspect

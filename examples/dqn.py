@@ -1,6 +1,6 @@
-"""Double DQN in one function, on remuda.EnvPool and remuda.ReplayBuffer: a loop of your own around Remuda's parts.
+"""Double DQN in one function, with remuda.EnvPool and remuda.ReplayBuffer in a loop of your own.
 
-python examples/dqn.py        # CartPole-v1, half a minute on an idle core
+python examples/dqn.py        # CartPole-v1, 30 seconds on an idle core
 """
 
 import copy
@@ -13,8 +13,8 @@ import remuda
 
 
 def train(env="CartPole-v1", steps=100_000, seed=1, num_envs=8, warm_up=2_000, batch_size=128, gamma=0.99):
-    """Return the net and the returns of all episodes."""
-    torch.set_num_threads(1)  # small networks are fastest on one
+    """Return the network and the returns of all episodes."""
+    torch.set_num_threads(1)  # small networks are fastest on one thread
     torch.manual_seed(seed)
     random, returns, width = np.random.default_rng(seed), [], 128
     with (
@@ -27,7 +27,7 @@ def train(env="CartPole-v1", steps=100_000, seed=1, num_envs=8, warm_up=2_000, b
         body = [nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
         net = nn.Sequential(*body, nn.Linear(width, actions))
         target, optimizer = copy.deepcopy(net), torch.optim.Adam(net.parameters())
-        obs = pool.reset()[0].obs.copy()  # arrays of a pool are overwritten by its next step
+        obs = pool.reset()[0].obs.copy()  # the pool overwrites its arrays in the next step
         for step in range(0, steps, num_envs):
             epsilon = max(0.01, 1 - step / (0.2 * steps))
             with torch.no_grad():

@@ -1,11 +1,11 @@
-"""IMPALA on CartPole, from Remuda's parts: MonoBeast's idea on one page, and the file to copy for your own.
+"""IMPALA on CartPole, built from Remuda's parts: MonoBeast on one page, to copy for your own loop.
 
     python examples/impala.py
 
-Workers act, each in envs of its own, and fill slots of shared memory; the learner takes what is full. Neither waits
-for the other, and V-trace makes up for the age of what is learned from. It is what
-`remuda train impala --env CartPole-v1 --scheme async --seed 1 --steps 100_000` does; with max_lag=0, where both wait,
-the parameters are equal bit for bit (tests/equivalence/test_example_impala.py).
+Each worker acts in its own envs and fills slots of shared memory; the learner takes full slots. Neither waits for the
+other, and V-trace corrects for the age of the rollouts. The command
+`remuda train impala --env CartPole-v1 --scheme async --seed 1 --steps 100_000` does the same. With max_lag=0, where
+both wait, the parameters are equal bit for bit (tests/equivalence/test_example_impala.py).
 """
 
 from itertools import pairwise
@@ -26,7 +26,7 @@ from remuda.sampling.exploration import Exploration
 from remuda.sampling.rollout_queue import RolloutQueue
 from remuda.sampling.sampler_worker import serve
 
-MODULE = Path(__file__).stem if __name__ == "__main__" else __name__  # by which workers find this file
+MODULE = Path(__file__).stem if __name__ == "__main__" else __name__  # the name under which workers import this file
 
 
 def make_agent(observation, action, seed):
@@ -36,57 +36,57 @@ def make_agent(observation, action, seed):
     return agent
 
 
-def make_parts(order, beat, tell):
-    """What a worker acts with; its weights are the learner's, which it copies before every rollout."""
+def make_parts(blueprint, beat, tell):
+    """Return envs, agent and exploration of a worker, which copies the learner's weights before every rollout."""
     envs = LocalEnvs(
-        resolve(order["env"]),
-        order["last"] - order["first"],
-        first_env=order["first"],
-        should_stop=beat,  # asked at every step, so that the learner hears that this worker lives
+        resolve(blueprint["env"]),
+        blueprint["last"] - blueprint["first"],
+        first_env=blueprint["first"],
+        should_stop=beat,  # called at every step: a heartbeat for the learner
         tell=tell,
     )
-    return envs, make_agent(envs.observation, envs.action, order["seed"]), Exploration()
+    return envs, make_agent(envs.observation, envs.action, blueprint["seed"]), Exploration()
 
 
 def main(fds):
-    """What a worker runs."""
+    """Run a worker."""
     return serve(fds, make_parts)
 
 
 def train(env="CartPole-v1", steps=100_000, seed=1, workers=2, num_envs=8, num_steps=20, max_lag=None):
-    torch.set_num_threads(1)  # small networks are fastest on one
+    torch.set_num_threads(1)  # small networks are fastest on one thread
     info = probe(resolve(env))
     agent = make_agent(info.observation, info.action, seed)
     impala = IMPALA(agent, num_envs, gamma=0.99, ent_coef=0.01)
     learner = Learner(
         impala, OptimizerOptions("adam", epsilon=1e-5), parse_schedule("linear(2e-3, 0)"), max_grad_norm=40.0
     )
-    weights = SharedWeights(agent)  # the first actions come from these
+    weights = SharedWeights(agent)
     bounds = [worker * num_envs // workers for worker in range(workers + 1)]
-    orders = [
+    blueprints = [
         {"env": env, "first": first, "last": last, "groups": 1, "wait_reset": False}
         for first, last in pairwise(bounds)
     ]
-    stream = RolloutQueue(
-        MODULE, orders, agent, info.observation, weights, num_steps, per_round=workers, seed=seed, max_lag=max_lag
+    queue = RolloutQueue(
+        MODULE, blueprints, agent, info.observation, weights, num_steps, per_round=workers, seed=seed, max_lag=max_lag
     )
     done, returns = 0, []
     try:
-        stream.start(seed)
+        queue.start(seed)
         while done < steps:
-            rollout = stream.take(learner.version, should_stop=lambda: False)  # [T, B], of some earlier version
+            rollout = queue.take(learner.version, should_stop=lambda: False)  # [T, B], sampled by an earlier version
             learner.set_progress(done / steps)
             learner.step(learner.prepare(rollout))  # losses, gradients, update
             learner.finish(rollout)
             weights.publish(learner.version)
-            stream.release(learner.version)  # its slots may be filled again
+            queue.release(learner.version)  # its slots may be reused
             done += int(rollout.steps.mask.sum())
-            returns = (returns + [episode.values["ep_rew"] for episode in stream.episodes()])[-20:]
+            returns = (returns + [episode.values["ep_rew"] for episode in queue.episodes()])[-20:]
             if learner.version % 100 == 0 and returns:
                 lag = learner.version - 1 - int(rollout.steps.version.min())
                 print(f"{done:7,} steps   lag {lag}   mean return {sum(returns) / len(returns):6.1f}")
     finally:
-        stream.close()
+        queue.close()
         weights.close()
     return impala
 

@@ -1,8 +1,8 @@
-"""PPO on CartPole in one loop, from Remuda's parts: the file to copy when you want your own.
+"""PPO on CartPole in one loop, built from Remuda's parts: copy this file to write your own loop.
 
     python examples/ppo.py
 
-It gives the same parameters, bit for bit, as
+It computes the same parameters, bit for bit, as
 `remuda train ppo --env CartPole-v1 --seed 1 --steps 50_000` (tests/equivalence/test_example.py).
 """
 
@@ -22,13 +22,13 @@ from remuda.sampling.sampler import EnvSampler
 
 
 def main(env: str = "CartPole-v1", steps: int = 50_000, seed: int = 1, num_envs: int = 8, num_steps: int = 32) -> PPO:
-    torch.set_num_threads(1)  # small networks are fastest on one
+    torch.set_num_threads(1)  # small networks are fastest on one thread
     torch.manual_seed(seed)
     spec = resolve(env)
     info = probe(spec)
     agent = PolicyAgent(info.observation, info.action, lambda shape: MLP(shape, (64, 64), "tanh"))
     ppo = PPO(agent, num_envs, gamma=0.98, gae_lambda=0.8, clip_range=parse_schedule("linear(0.2, 0)"))
-    agent.fast_policy = fast.find_policy(agent)  # twice as fast; without it and fast.find(), autograd does the same
+    agent.fast_policy = fast.find_policy(agent)  # optional, as is fast.find() below: half the time
     learner = Learner(
         ppo,
         OptimizerOptions("adam", epsilon=1e-5),
@@ -39,7 +39,7 @@ def main(env: str = "CartPole-v1", steps: int = 50_000, seed: int = 1, num_envs:
     replay = RolloutBuffer(num_epochs=20, batch_size=256, seed=seed)
     weights = LocalWeights()
 
-    envs = make_envs(spec, num_envs, num_workers=0, gamma=0.98)  # num_workers=2: the same, on two cores
+    envs = make_envs(spec, num_envs, num_workers=0, gamma=0.98)  # num_workers=2: the same result, on two cores
     sampler = EnvSampler(envs, agent, weights, num_steps, seed)
     done, returns = 0, []
     sampler.reset(seed)

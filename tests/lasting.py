@@ -1,4 +1,4 @@
-"""A fork server for all tests of a module: one that has torch loaded takes seconds to start."""
+"""A fork server that all tests of a module share, because one that imports torch takes seconds to start."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from remuda.processes import worker_pool as crew
+from remuda.processes import worker_pool
 from remuda.processes.fork_server import ForkServer
 
 
 class LastingServer(ForkServer):
-    """Outlives the crews that use it."""
+    """Outlives the worker pools that use it."""
 
     def close(self) -> None:
-        """Not yet."""
+        """Do nothing: the fixture ends the server."""
 
     def end(self) -> None:
         super().close()
@@ -23,9 +23,9 @@ class LastingServer(ForkServer):
 
 @contextmanager
 def shared_server(module: str) -> Iterator[None]:
-    """Whoever wants a fork server of this module gets the same one."""
+    """Give all worker pools of this module the same fork server."""
     lasting = LastingServer(module)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(crew, "ForkServer", lambda name: lasting if name == module else ForkServer(name))
+        patch.setattr(worker_pool, "ForkServer", lambda name: lasting if name == module else ForkServer(name))
         yield
     lasting.end()

@@ -1,4 +1,4 @@
-"""Samplers that feed a replay, without a learner, and rows that count themselves."""
+"""Samplers that write to a replay, without a learner, and checks of rows that count themselves."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def merged(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 class Setup:
-    """A feed and its replay, without a learner."""
+    """Replay writers and their replay, without a learner."""
 
     def __init__(self, env: str, **settings: Any) -> None:
         options = merged(settings)
@@ -49,26 +49,26 @@ class Setup:
         self.weights = SharedWeights(agent, 0)
         self.replay: Any = make_replay(config, info, agent.initial_state(1), 0, self.workers)
         self.prepare(self.replay)
-        self.feed = make_replay_writers(
+        self.writers = make_replay_writers(
             config, spec, agent_view(config, info), self.workers, self.weights, self.replay, lambda: False
         )
 
     def prepare(self, replay: Any) -> None:
-        """What it holds before anybody feeds it."""
+        """Fill the replay before the writers start."""
 
     def __enter__(self) -> Setup:
-        self.feed.start(3)
+        self.writers.start(3)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.feed.close()
+        self.writers.close()
         self.replay.close()
         self.weights.close()
 
     def wait(self, condition: Any) -> None:
         deadline = time.monotonic() + SOON
         while not condition():
-            self.feed.poll(0)
+            self.writers.poll(0)
             self.replay.sync()
             assert time.monotonic() < deadline, "waited too long"
             time.sleep(0.005)

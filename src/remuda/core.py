@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from remuda.data.arrays import ArrayTuple, namedarraytuple
+from remuda.data.arrays import ArrayTuple
 from remuda.data.rollout import Batch, Rollout
+from remuda.data.space import Array as Array
+from remuda.data.space import ArrayTree as ArrayTree
+from remuda.data.space import Space as Space
 
 if TYPE_CHECKING:  # env workers import this module, and must not import torch
     import torch
@@ -28,52 +30,10 @@ if TYPE_CHECKING:  # env workers import this module, and must not import torch
 
 # --- environments ---------------------------------------------------------------------------------------------
 
-Array: TypeAlias = NDArray[Any]
-# What a space describes for a batch of envs: one numpy array, or a named array tuple with one value per entry.
-ArrayTree: TypeAlias = Any
 # Actions of one slot, each leaf [B of the slot]: an ArrayTree of the action space, or a dict with the env's own keys.
 Actions: TypeAlias = Any
 # The state of envs for a checkpoint: plain values and arrays that data/packing.py can pack.
 EnvsState: TypeAlias = Mapping[str, Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Space:
-    """Describe an observation or action: what agents need to know of a Gymnasium space.
-
-    A leaf is one array per env. A dict or tuple has entries and describes a named array tuple of them.
-    """
-
-    kind: Literal["box", "discrete", "multidiscrete", "multibinary", "dict", "tuple"]
-    shape: tuple[int, ...] = ()
-    dtype: str = ""  # as stored in rollouts: float64 boxes become float32, discrete ones int64, multibinary int8
-    low: Array | None = None  # box only
-    high: Array | None = None
-    n: int = 0  # discrete only: the number of values
-    start: int = 0  # discrete only: the smallest value; rollouts and agents count from 0
-    sizes: Array | None = None  # multidiscrete only, of its shape: the number of values of each element
-    starts: Array | None = None  # multidiscrete only: the smallest value of each element
-    entries: Mapping[str, Space] = field(default_factory=dict)  # dict and tuple only, by field name
-    keys: tuple[str, ...] = ()  # dict only: the env's own keys of its entries, in the same order
-    env_dtype: str = ""  # integers only: the dtype of the env's own space
-
-    @property
-    def is_leaf(self) -> bool:
-        return self.kind not in ("dict", "tuple")
-
-    def leaves(self, path: str = "") -> Iterator[tuple[str, Space]]:
-        """Yield every leaf with its dotted path below `path`; a leaf yields itself under `path`."""
-        if self.is_leaf:
-            yield path, self
-        for name, entry in self.entries.items():
-            yield from entry.leaves(f"{path}.{name}" if path else name)
-
-    def tree(self, make: Callable[[str, Space], Any], path: str = "") -> ArrayTree:
-        """Return make(path, leaf) for a leaf, or a named array tuple of these values for a space with entries."""
-        if self.is_leaf:
-            return make(path, self)
-        values = [entry.tree(make, f"{path}.{name}" if path else name) for name, entry in self.entries.items()]
-        return namedarraytuple("Entries", tuple(self.entries))(*values)
 
 
 class Step(ArrayTuple):
@@ -125,49 +85,39 @@ class Envs(Protocol):
         Each env first takes up to `warm_up` random steps, a number drawn from the seed, so that episodes do not end
         in lockstep. Return the total number of these steps.
         """
-        ...
 
     def send(self, slot: int, action: Actions, hold: bool = False) -> None:
         """Send actions to all envs of a slot without waiting; the slot must have been received before."""
-        ...
 
     def renew(self, slot: int) -> None:
         """Start new episodes where `hold` prevented a reset; received like a `send`, with mask False everywhere."""
-        ...
 
     def recv(self) -> tuple[int, Step]:
         """Wait for the slot that was sent first among those not yet received; return its number and its step."""
-        ...
 
     def info(self, slot: int) -> dict[str, Array]:
         """Return the requested entries of `info` of the last received step, float64 [B of the slot].
 
         nan marks envs whose info has no such number. Implementations without entries of info return {}.
         """
-        ...
 
     def episodes(self) -> list[Episode]:
         """Return the episodes that finished since the last call."""
-        ...
 
     def restarts(self) -> int:
         """Return how many times an env was rebuilt so far, because it raised or its worker was lost."""
-        ...
 
     def waited(self) -> float:
         """Return the seconds spent in `recv` so far beyond the time that the fastest worker took to step."""
-        ...
 
     def get_state(self) -> EnvsState:
         """Return all that the coming steps depend on; every slot must have been received.
 
         Raise NoState where an env cannot be saved (envs/states.py).
         """
-        ...
 
     def set_state(self, state: EnvsState) -> None:
         """Continue from `get_state`, as if every slot had just been received: the next call is a `send`."""
-        ...
 
     def prepare(self, seed: int, restarts: int) -> None:
         """Take the place of envs that were lost `restarts` times: the next step of every env resets it.
@@ -175,11 +125,9 @@ class Envs(Protocol):
         Instead of `reset`, in a worker that replaces a lost one. Implementations that replace lost workers
         themselves, or cannot reset on demand, raise RuntimeError.
         """
-        ...
 
     def close(self) -> None:
         """Close all envs and end their processes; may be called twice."""
-        ...
 
 
 class AsyncEnvs(Envs, Protocol):
@@ -187,11 +135,9 @@ class AsyncEnvs(Envs, Protocol):
 
     def ready(self, seconds: float) -> list[int]:
         """Return the slots that `recv(slot)` returns at once; wait up to `seconds` for the first of them."""
-        ...
 
     def recv(self, slot: int | None = None) -> tuple[int, Step]:
         """Wait for this slot; None stands for the one that was sent first."""
-        ...
 
 
 # --- learning -------------------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
     draw = keyed_generator(Purpose.EXPLORATION, seed, env, row)     # numbers for `env` from `row` on
     draw.random(8)
 
-Two calls that differ in any argument give streams that share no numbers. Seeds of environments are not made here but
-by `core.env_seed`: envs have generators of their own, of another kind.
+Two calls that differ in any argument return independent streams. Seeds of environments come from `core.derive_seed`,
+because environments have their own generators.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 
 class Purpose(IntEnum):
-    """What random numbers are used for. The values are part of every run: changing one changes all its results."""
+    """What random numbers are used for. Changing a value changes the results of every run."""
 
     EXPLORATION = 0  # key: env, position: row
     RANDOM_ACTIONS = 1  # before learning starts; key: env, position: row
@@ -28,7 +28,7 @@ class Purpose(IntEnum):
 def keyed_generator(purpose: Purpose, seed: int, key: int, position: int = 0) -> np.random.Generator:
     """Return a generator for one use; all arguments are below 2**64.
 
-    Philox is a function of its key and a counter of four words. Drawing counts up the first word; 2**128 draws would
-    have to be made before `purpose` and `position` changed.
+    Philox is a function of its key and a counter of four words. Each draw increments the first word; only 2**128
+    draws would change `purpose` and `position`.
     """
     return np.random.Generator(np.random.Philox(key=[seed, key], counter=[0, 0, int(purpose), position]))

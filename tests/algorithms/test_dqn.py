@@ -471,3 +471,12 @@ def test_a_chain_reaches_its_known_values(agent: dict[str, Any], options: dict[s
         learner.step(Batch(steps, targets, next_obs=follows))
     values = net.expected(net.unroll(torch.tensor([0, 1]), None, None)[0]).detach()
     np.testing.assert_allclose(values, [[1.0, 1.5], [3.0, 1.0]], atol=0.06)
+
+
+@pytest.mark.parametrize("options", [{}, {"atoms": 5}, {"noisy": True}], ids=["scalar", "distribution", "noisy"])
+def test_priorities_without_a_target_are_those_with_a_fresh_one(options: dict[str, Any]) -> None:
+    """A sampler builds the agent alone."""
+    with_target, without = (DQN(make_agent(**options), 3, has_target=has_target) for has_target in (True, False))
+    assert without.target is without.agent
+    for batch in BATCHES:
+        assert torch.equal(with_target.td_error(batch), without.td_error(batch))

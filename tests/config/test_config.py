@@ -320,11 +320,12 @@ def test_yaml_and_back(algo, tmp_path):
     groups["sampler"].pop("threads")  # nor an inference process
     if algo in ("a2c", "appo", "impala", "ppo"):
         groups["replay"].clear()
-    if algo == "r2d1":
-        groups["algo"]["atoms"] = "1"
+    for name in ALGORITHMS[algo].unused_options:
+        groups["algo"].pop(name)
     for name in ("device", "max_lag", "publish_every", "throttle", "weights"):  # only async has them
         groups["scheme"].pop(name)
-    groups["eval"].pop("cpu_fraction")
+    for name in ("cpu_fraction", "video"):
+        groups["eval"].pop(name)
     groups["replay"].pop("initial_priority", None)
     if groups["replay"]:
         groups["sampler"].pop("wait_reset")

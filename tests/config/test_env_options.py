@@ -437,7 +437,7 @@ CONFIGS: dict[str, tuple[str, str, Groups]] = {
 @pytest.mark.parametrize("through", ["nothing", "json", "msgpack", "yaml"])
 def test_there_and_back_again(name: str, through: str) -> None:
     algo, env, groups = CONFIGS[name]
-    config, _, _ = resolved(groups, env, algo, seed=2**40, steps=10**7)
+    config, _, _ = resolved(groups, env, algo, seed=2**40, steps=10**7, scheme="parallel")
     values: Any = to_dict(config)
     if through == "json":
         values = json.loads(json.dumps(values))

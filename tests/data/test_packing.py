@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from remuda.data.packing import DEEPEST, Unpackable, pack, unpack
+from remuda.data.packing import MAX_DEPTH, Unpackable, pack, unpack
 
 
 def is_same(a: Any, b: Any) -> bool:
@@ -79,7 +79,7 @@ def test_anything_else_is_refused(value: Any) -> None:
 def test_what_is_nested_without_end_is_refused_both_ways() -> None:
     value: Any = 0
     node: Any = 0
-    for _ in range(DEEPEST + 1):
+    for _ in range(MAX_DEPTH + 1):
         value, node = [value], ["list", node]
     with pytest.raises(Unpackable):
         pack(value)

@@ -169,7 +169,7 @@ def test_a_thousand_blocks_leave_no_descriptor() -> None:
 def test_a_refused_block_leaves_no_descriptor() -> None:
     with SharedArrays({"few": ((4,), "uint8")}) as small:
         before = num_descriptors()
-        with pytest.raises(ValueError, match="has 64 bytes, and its layout 128"):
+        with pytest.raises(ValueError, match="has 64 bytes, and its layout needs 128"):
             SharedArrays.attach(small.fd, {"many": ((65,), "uint8")})
         with pytest.raises(ValueError, match="objects cannot be shared"):
             SharedArrays({"any": ((2,), "object")})

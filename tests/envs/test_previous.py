@@ -11,8 +11,8 @@ from counting import CountingEnv
 
 from remuda.core import Envs, Space, Step
 from remuda.data import leaves
-from remuda.envs import LocalEnvs, PooledEnvs, resolve
-from remuda.envs.previous import WithPrevious, action_width, encode_action, with_previous
+from remuda.envs import AsyncPooledEnvs, LocalEnvs, PooledEnvs, resolve
+from remuda.envs.previous import AsyncWithPrevious, WithPrevious, action_width, encode_action, with_previous
 from remuda.envs.spaces import action_space
 from remuda.errors import ConfigError, Interrupted
 
@@ -148,6 +148,20 @@ def test_slots_are_independent(kind: str) -> None:
         assert [actions for actions, _, _ in shown[slot]] == [none, both, both, none, both]
         rewards = [0.0, 101 + slot / 4, 102 + slot / 4, 0.0, 201 + slot / 4]
         assert [found[0] for _, found, _ in shown[slot]] == rewards
+    envs.close()
+
+
+def test_asynchronous_slots_are_received_in_any_order() -> None:
+    inner = AsyncPooledEnvs(resolve("counting:make", {"lengths": [2, 3]}), 4, 2, 2)
+    envs = AsyncWithPrevious(inner, action=True, reward=True)
+    envs.reset(seed=1)
+    assert envs.ready(seconds=60.0) == [0, 1]
+    for slot in (1, 0):
+        received, step = envs.recv(slot)
+        assert (received, seen(step)) == (slot, (one_hot(None, None), [0.0, 0.0], [False, False]))
+    envs.send(1, np.array([1, 3]))
+    assert envs.ready(seconds=60.0) == [1]
+    assert seen(envs.recv(1)[1]) == (one_hot(1, 3), [101.25, 101.75], [True, True])
     envs.close()
 
 

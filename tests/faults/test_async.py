@@ -32,7 +32,7 @@ from remuda.data import Rollout
 from remuda.envs import AsyncPooledEnvs, make_envs, resolve
 from remuda.errors import EnvError, WorkerError
 from remuda.learning.weights import SharedWeights
-from remuda.processes import worker_pool as crew
+from remuda.processes import worker_pool
 from remuda.processes.fork_server import ForkServer
 from remuda.sampling.rollout_queue import RolloutQueue
 
@@ -52,7 +52,7 @@ def _no_thread_is_left() -> Iterator[None]:
 def streaming(
     form: str, num_envs: int = 4, workers: int = 2, T: int = 6, per_round: int = 2, **options: Any
 ) -> Iterator[RolloutQueue]:
-    """Options of the env by their names, the others are those of the stream."""
+    """Options of the env by their names, the others are those of the queue."""
     names = ("fault", "at", "once", "only", "lengths", "raise_step", "raise_reset")
     kwargs = {"lengths": list(LENGTHS), **{name: options.pop(name) for name in names if name in options}}
     spec, agent = resolve(*options.pop("env", ("counting:make", kwargs))), CountingRNN()
@@ -67,25 +67,25 @@ def streaming(
     observation = make_envs(resolve("counting:make"), 1).observation
     with contextlib.closing(SharedWeights(agent, version=7)) as weights, contextlib.closing(
         RolloutQueue("counting_agents", orders, agent, observation, weights, T, per_round, SEED, **limits, **options)
-    ) as stream:  # fmt: skip
-        yield stream
+    ) as queue:  # fmt: skip
+        yield queue
 
 
-def actors(stream: RolloutQueue) -> list[psutil.Process]:
+def actors(queue: RolloutQueue) -> list[psutil.Process]:
     """Who acts: all workers, or the one for all groups."""
     found = []
-    for member in stream._worker_pool.workers:
+    for worker in queue._worker_pool.workers:
         with contextlib.suppress(psutil.NoSuchProcess):  # it is being replaced
-            found.append(psutil.Process(member.pid))
+            found.append(psutil.Process(worker.pid))
     return [process for process in found if is_alive(process)]
 
 
-def steppers(form: str, stream: RolloutQueue) -> list[psutil.Process]:
+def steppers(form: str, queue: RolloutQueue) -> list[psutil.Process]:
     """Who steps envs, oldest first: those who act, or the env workers below the one who does."""
     if form == "workers":
-        return actors(stream)
+        return actors(queue)
     with contextlib.suppress(psutil.NoSuchProcess, IndexError):
-        servers = actors(stream)[0].children()
+        servers = actors(queue)[0].children()
         return sorted((child for one in servers for child in one.children()), key=lambda child: child.create_time())
     return []
 
@@ -98,11 +98,11 @@ def kill(process: psutil.Process) -> None:
 class Witness:
     """Takes rollouts and follows every env from row to row; counts how often one began anew without having ended."""
 
-    def __init__(self, stream: RolloutQueue) -> None:
-        self.stream, self.begun_anew, self.rows, self.taken = stream, 0, 0, 0
+    def __init__(self, queue: RolloutQueue) -> None:
+        self.queue, self.begun_anew, self.rows, self.taken = queue, 0, 0, 0
         self.last: dict[int, tuple[list[float], float]] = {}  # by env: what it shows next, and the agent's rows
         self.noises: set[tuple[float, ...]] = set()
-        stream.start(SEED)
+        queue.start(SEED)
 
     def see_all(self, num_envs: int) -> None:
         """Who was never seen cannot be seen to begin anew."""
@@ -111,10 +111,10 @@ class Witness:
     def take(self, rollouts: int = 1) -> Rollout:
         for _ in range(rollouts):
             deadline = time.monotonic() + SOON
-            rollout = self.stream.take(7, lambda: time.monotonic() > deadline)  # noqa: B023  (asked at once)
+            rollout = self.queue.take(7, lambda: time.monotonic() > deadline)  # noqa: B023  (asked at once)
             for column, env in enumerate(rollout.envs.tolist()):
                 self.sync(rollout, column, env)
-            self.stream.release(7)
+            self.queue.release(7)
             self.taken += 1
         return rollout
 
@@ -171,40 +171,40 @@ def take_until(witness: Witness, condition: Any, seconds: float = SOON) -> None:
 def test_one_of_eight_killed_twenty_times_at_random_moments(form: str) -> None:
     """No rollout is lost or torn: envs of the one that was killed begin anew, all others go on."""
     chance = random.Random(4)
-    with streaming(form, num_envs=8, workers=8, T=20, per_round=4) as stream:
-        witness = Witness(stream)
+    with streaming(form, num_envs=8, workers=8, T=20, per_round=4) as queue:
+        witness = Witness(queue)
         witness.see_all(8)
         killed: list[psutil.Process] = []
         while len(killed) < 20:
-            take_until(witness, lambda: len(set(steppers(form, stream)) - set(killed)) > 4)
-            killed.append(chance.choice([process for process in steppers(form, stream) if process not in killed]))
+            take_until(witness, lambda: len(set(steppers(form, queue)) - set(killed)) > 4)
+            killed.append(chance.choice([process for process in steppers(form, queue) if process not in killed]))
             timer = threading.Timer(chance.random() * 0.05, kill, (killed[-1],))
             timer.start()
             witness.take(chance.randint(1, 4))
             timer.join()
-        take_until(witness, lambda: stream.restarts() == 20)
-        take_until(witness, lambda: len(steppers(form, stream)) == 8)
+        take_until(witness, lambda: queue.restarts() == 20)
+        take_until(witness, lambda: len(steppers(form, queue)) == 8)
         assert 0 < witness.begun_anew <= 20, "some are killed before their first rollout"
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_all_killed_at_once(form: str) -> None:
-    with streaming(form, num_envs=6, workers=3) as stream:
-        witness = Witness(stream)
+    with streaming(form, num_envs=6, workers=3) as queue:
+        witness = Witness(queue)
         witness.see_all(6)
-        old = steppers(form, stream)
+        old = steppers(form, queue)
         for process in old:
             kill(process)
         take_until(witness, lambda: witness.begun_anew == 6)
-        assert stream.restarts() == 6
-        assert not set(old) & set(steppers(form, stream))
+        assert queue.restarts() == 6
+        assert not set(old) & set(steppers(form, queue))
         assert not any(map(is_alive, old))
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_same_one_killed_again_and_again_ends_in_one_named_error(form: str) -> None:
-    with streaming(form, max_worker_restarts=2) as stream:
-        witness = Witness(stream)
+    with streaming(form, max_worker_restarts=2) as queue:
+        witness = Witness(queue)
         witness.see_all(4)
         sentence = r"worker 1 \(pid \d+\) was killed by SIGKILL, more than 2 times within 60 s: .*\.$"
         with pytest.raises(WorkerError, match=sentence) as caught:
@@ -215,32 +215,32 @@ def test_the_same_one_killed_again_and_again_ends_in_one_named_error(form: str) 
 
 def kill_thrice(form: str, witness: Witness) -> None:
     for times in range(1, 4):
-        take_until(witness, lambda: len(steppers(form, witness.stream)) == 2)
-        kill(second(form, witness.stream))
+        take_until(witness, lambda: len(steppers(form, witness.queue)) == 2)
+        kill(second(form, witness.queue))
         take_until(witness, lambda: witness.begun_anew == 2 * times)  # noqa: B023  (asked at once)
 
 
-def second(form: str, stream: RolloutQueue) -> psutil.Process:
+def second(form: str, queue: RolloutQueue) -> psutil.Process:
     """The worker of the last envs: the first one is never lost, and so the oldest."""
-    return actors(stream)[1] if form == "workers" else steppers(form, stream)[-1]
+    return actors(queue)[1] if form == "workers" else steppers(form, queue)[-1]
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_worker_that_dies_in_every_rollout_ends_in_one_too(form: str) -> None:
-    with streaming(form, num_envs=2, workers=2, fault="kill", at=3, max_worker_restarts=2) as stream:
-        stream.start(SEED)
+    with streaming(form, num_envs=2, workers=2, fault="kill", at=3, max_worker_restarts=2) as queue:
+        queue.start(SEED)
         with pytest.raises(WorkerError, match=r"worker [01] .* was killed by SIGKILL, more than 2 times"):
-            take_finite(stream)
+            take_finite(queue)
 
 
-def take_finite(stream: RolloutQueue) -> None:
+def take_finite(queue: RolloutQueue) -> None:
     """Until something is raised: whatever was taken before may be learned from."""
     deadline = time.monotonic() + SOON
     while time.monotonic() < deadline:
-        rollout = stream.take(7, lambda: time.monotonic() > deadline)
+        rollout = queue.take(7, lambda: time.monotonic() > deadline)
         assert torch.isfinite(rollout.steps.obs).all()
         assert torch.isfinite(rollout.steps.reward).all()
-        stream.release(7)
+        queue.release(7)
 
 
 # --- R3, R4: raising and hanging ------------------------------------------------------------------------------------
@@ -248,42 +248,42 @@ def take_finite(stream: RolloutQueue) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_envs_that_raise_by_chance_are_rebuilt_and_counted(form: str) -> None:
-    with streaming(form, T=50, raise_step=0.02, raise_reset=0.02) as stream:
-        witness = Witness(stream)
-        first = stream.restarts()  # an env may have failed in its first reset
+    with streaming(form, T=50, raise_step=0.02, raise_reset=0.02) as queue:
+        witness = Witness(queue)
+        first = queue.restarts()  # an env may have failed in its first reset
         take_until(witness, lambda: witness.begun_anew >= 30)
-        assert stream.restarts() - first >= witness.begun_anew
-        assert len(steppers(form, stream)) == 2
-        assert stream._worker_stats.lost == [0] * len(stream._worker_stats.lost)
+        assert queue.restarts() - first >= witness.begun_anew
+        assert len(steppers(form, queue)) == 2
+        assert queue._worker_stats.lost == [0] * len(queue._worker_stats.lost)
 
 
 @pytest.mark.parametrize(("form", "fault"), [("workers", "sleep"), ("workers", "hold"), ("central", "hold")])
 def test_an_env_that_hangs_is_replaced_and_the_others_go_on(form: str, fault: str, tmp_path: Path) -> None:
     """A round is of one worker's rollout: others have filled many when it comes back."""
     hung = {"fault": fault, "at": 30, "once": str(tmp_path / "done"), "step_timeout": 3.0}
-    with streaming(form, num_envs=6, workers=3, per_round=1, **hung) as stream:
-        witness = Witness(stream)
+    with streaming(form, num_envs=6, workers=3, per_round=1, **hung) as queue:
+        witness = Witness(queue)
         take_until(witness, lambda: (tmp_path / "done").exists())
         start, taken = time.monotonic(), witness.taken
         take_until(witness, lambda: witness.begun_anew >= 2)
         assert witness.taken - taken > 20
         assert time.monotonic() - start < 30.0, "the limit of 3 s, and what a busy machine adds"
-        assert stream.restarts() == 2
+        assert queue.restarts() == 2
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_an_env_that_always_hangs_ends_in_one_named_error(form: str) -> None:
     hung = {"fault": "sleep", "at": 2, "step_timeout": 0.4, "max_worker_restarts": 1}
-    with streaming(form, num_envs=2, workers=2, **hung) as stream:
-        stream.start(SEED)
+    with streaming(form, num_envs=2, workers=2, **hung) as queue:
+        queue.start(SEED)
         with pytest.raises(WorkerError, match=r"worker [01] \(pid \d+\) was silent for 0.4 s while it owed"):
-            take_finite(stream)
+            take_finite(queue)
 
 
 def test_a_worker_that_hangs_seldom_and_always_ends_in_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """With limits of 60 s there is one loss a minute: what others do meanwhile must not count for it."""
-    monkeypatch.setattr(crew, "WINDOW_SECONDS", 0.1)
-    monkeypatch.setattr(crew, "ForkServer", ForkServer)  # without torch
+    monkeypatch.setattr(worker_pool, "WINDOW_SECONDS", 0.1)
+    monkeypatch.setattr(worker_pool, "ForkServer", ForkServer)  # without torch
     spec = resolve("counting:make", {"lengths": [50]})
     with AsyncPooledEnvs(spec, 2, 2, 2, step_timeout=0.3, max_worker_restarts=2) as envs:
         envs.reset(SEED)
@@ -295,10 +295,10 @@ def step_while_suspended(envs: AsyncPooledEnvs) -> None:
     """Slot 0 is stepped all the time, and whoever serves slot 1 hangs from the beginning."""
     deadline, hung = time.monotonic() + SOON, 0
     while time.monotonic() < deadline:
-        member = envs._worker_pool.workers[1]
-        if member.pid != hung and member not in envs._building:
-            psutil.Process(member.pid).suspend()
-            hung = member.pid
+        worker = envs._worker_pool.workers[1]
+        if worker.pid != hung and worker not in envs._building:
+            psutil.Process(worker.pid).suspend()
+            hung = worker.pid
         for slot in envs.ready(0.02):
             envs.recv(slot)
             envs.send(slot, np.zeros(1, np.int64))
@@ -312,10 +312,10 @@ def step_while_suspended(envs: AsyncPooledEnvs) -> None:
 )
 def test_what_its_space_forbids_is_named_before_it_is_learned_from(form: str, fault: str) -> None:
     seed = derive_seed(SEED, 3, 0)
-    with streaming(form, fault=fault, at=5, only=seed % 1000, lengths=[50]) as stream:
-        stream.start(SEED)
+    with streaming(form, fault=fault, at=5, only=seed % 1000, lengths=[50]) as queue:
+        queue.start(SEED)
         with pytest.raises(EnvError) as caught:
-            take_finite(stream)
+            take_finite(queue)
     text = str(caught.value)
     assert re.search(FORBIDDEN[fault], text), text
     assert text.startswith("env 3 of counting:make")
@@ -330,27 +330,27 @@ def test_what_its_space_forbids_is_named_before_it_is_learned_from(form: str, fa
 def test_the_inference_process_killed_in_mid_batch(caplog: pytest.LogCaptureFixture) -> None:
     """Its env workers end with it, what it had not finished is filled again, and no step is there twice."""
     chance = random.Random(6)
-    with streaming("central", num_envs=8, workers=4, T=20, per_round=2) as stream:
-        witness = Witness(stream)
+    with streaming("central", num_envs=8, workers=4, T=20, per_round=2) as queue:
+        witness = Witness(queue)
         for times in range(1, 4):
             witness.see_all(8)
-            victim = actors(stream)[0]
+            victim = actors(queue)[0]
             below = victim.children(recursive=True)
             assert len(below) == 5
             threading.Timer(chance.random() * 0.05, kill, (victim,)).start()
             take_until(witness, lambda: witness.begun_anew == 8 * times)  # noqa: B023  (asked at once)
             wait_for(lambda: not any(map(is_alive, below)), 5.0)  # noqa: B023
-            assert stream.restarts() == 8 * times
+            assert queue.restarts() == 8 * times
         assert caplog.text.count("was killed by SIGKILL; it is replaced.") == 3
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_closing_while_somebody_hangs_needs_no_answer(form: str, tmp_path: Path) -> None:
     hung = {"fault": "hold", "at": 8, "once": str(tmp_path / "done")}
-    with streaming(form, **hung) as stream:
-        stream.start(SEED)
+    with streaming(form, **hung) as queue:
+        queue.start(SEED)
         wait_for((tmp_path / "done").exists)
-        everyone = [process for actor in actors(stream) for process in (actor, *actor.children(recursive=True))]
-        stream.close()
-        stream.close()
+        everyone = [process for actor in actors(queue) for process in (actor, *actor.children(recursive=True))]
+        queue.close()
+        queue.close()
         wait_for(lambda: not any(map(is_alive, everyone)), 5.0)

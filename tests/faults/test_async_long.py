@@ -29,23 +29,23 @@ def rate_of_others(form: str, hurt: Callable[[psutil.Process], None], times: int
     """Rollouts of three workers while the fourth is hurt and replaced, over what they fill in peace."""
     in_peace = beside_it = 0
     limits = {"step_timeout": 1.0, "env": ("Remuda/Mock-v0", MOCK)}
-    with streaming(form, num_envs=4, workers=4, T=10, per_round=1, **limits) as stream:
-        stream.start(SEED)
+    with streaming(form, num_envs=4, workers=4, T=10, per_round=1, **limits) as queue:
+        queue.start(SEED)
 
         def count(seconds: float) -> list[int]:
             counts, end = [0] * 4, time.monotonic() + seconds
             while time.monotonic() < end:
-                counts[int(stream.take(7, lambda: False).envs[0])] += 1
-                stream.release(7)
+                counts[int(queue.take(7, lambda: False).envs[0])] += 1
+                queue.release(7)
             return counts
 
         for _ in range(times):
             count(1.0)
             in_peace += sum(count(seconds)) * 3 // 4
-            hurt(steppers(form, stream)[0])
+            hurt(steppers(form, queue)[0])
             counts = sorted(count(seconds))
             beside_it += sum(counts[1:])  # whoever was hurt has filled the fewest
-            assert stream.restarts() > 0
+            assert queue.restarts() > 0
     return beside_it / in_peace
 
 

@@ -25,7 +25,7 @@ from remuda.core import Step, derive_seed
 from remuda.envs import PooledEnvs, resolve
 from remuda.errors import EnvSpecError, Interrupted, WorkerError
 from remuda.processes import fork_server as forkserver
-from remuda.processes import worker_pool as crew
+from remuda.processes import worker_pool
 from remuda.processes.requests import ON_LINK
 
 HERE = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ def scarce(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
     def refuse(numbers: str) -> None:
         monkeypatch.setenv("SCARCE_FORKS", numbers)
-        monkeypatch.setattr(crew, "ForkServer", lambda module: forkserver.ForkServer("scarce_forks"))
+        monkeypatch.setattr(worker_pool, "ForkServer", lambda module: forkserver.ForkServer("scarce_forks"))
 
     return refuse
 
@@ -78,7 +78,7 @@ def test_a_process_that_the_system_refuses_once_is_asked_for_again(scarce: Calla
     with contextlib.closing(pool()) as envs:
         envs.reset(0)
         step_often(envs, 3)
-        first, second = (member.pid for member in envs._worker_pool.workers)
+        first, second = (worker.pid for worker in envs._worker_pool.workers)
         os.kill(first, signal.SIGKILL)
         step_often(envs, 20)
         assert envs._worker_pool.workers[0].pid != first
@@ -119,7 +119,7 @@ def kill_and_wait(pid: int) -> None:
 
 
 def pids(envs: PooledEnvs) -> list[int]:
-    return [member.pid for member in envs._worker_pool.workers]
+    return [worker.pid for worker in envs._worker_pool.workers]
 
 
 def check_rows(previous: Any, step: Any) -> None:
@@ -354,7 +354,7 @@ def test_an_env_that_takes_its_worker_along_while_being_built(tmp_path: Path) ->
 
 
 def test_a_worker_that_hangs_again_and_again_is_given_up_although_it_is_lost_seldom(monkeypatch: Any) -> None:
-    monkeypatch.setattr(crew, "WINDOW_SECONDS", 0.1)  # as if its time limit were longer than the window
+    monkeypatch.setattr(worker_pool, "WINDOW_SECONDS", 0.1)  # as if its time limit were longer than the window
     spec = resolve("counting:make", {"fault": "sleep", "at": 1})
     with PooledEnvs(spec, 1, 1, step_timeout=0.3, max_worker_restarts=2) as envs:
         envs.reset(seed=1)
@@ -452,7 +452,7 @@ def start():
     if sys.argv[2] == "fork" and os.fork() == 0:
         time.sleep(3)  # keeps the parent's end of every link open
         os._exit(0)
-    print(envs._worker_pool._server.pid, *(member.pid for member in envs._worker_pool.workers), flush=True)
+    print(envs._worker_pool._server.pid, *(worker.pid for worker in envs._worker_pool.workers), flush=True)
     time.sleep(60)
 
 if sys.argv[2] == "thread":

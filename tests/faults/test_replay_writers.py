@@ -50,7 +50,7 @@ def counting(**options: Any) -> dict[str, Any]:
 
 def kill(setup: Setup, worker: int) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.kill(setup.feed._worker_pool.workers[worker].pid, signal.SIGKILL)
+        os.kill(setup.writers._worker_pool.workers[worker].pid, signal.SIGKILL)
 
 
 def test_one_of_eight_killed_twenty_times_at_random_moments() -> None:
@@ -66,8 +66,8 @@ def test_one_of_eight_killed_twenty_times_at_random_moments() -> None:
             kill(setup, worker)
         before = real.copy()
         setup.wait(lambda: (real > before + 50).all())
-        assert sum(setup.feed._worker_stats.lost) >= 15, "some were killed again before they were back"
-        assert setup.feed.restarts() == 2 * sum(setup.feed._worker_stats.lost)
+        assert sum(setup.writers._worker_stats.lost) >= 15, "some were killed again before they were back"
+        assert setup.writers.restarts() == 2 * sum(setup.writers._worker_stats.lost)
     assert check_rows(setup.replay) <= 40
 
 
@@ -79,7 +79,7 @@ def test_of_one_that_acts_for_all_env_workers_and_itself_are_killed_at_random_mo
         envs={"max_worker_restarts": 100},
     )
     with Setup("counting:make", **settings) as setup:
-        real, crew = setup.replay.ring.real, setup.feed._worker_pool
+        real, pool = setup.replay.ring.real, setup.writers._worker_pool
         killed = 0
         for number in range(12):
             before = real.copy()
@@ -88,15 +88,15 @@ def test_of_one_that_acts_for_all_env_workers_and_itself_are_killed_at_random_mo
             if number % 4 == 3:
                 kill(setup, 0)
                 continue
-            told = setup.feed.restarts()
-            children = psutil.Process(crew.workers[0].pid).children(recursive=True)
+            told = setup.writers.restarts()
+            children = psutil.Process(pool.workers[0].pid).children(recursive=True)
             rng.choice([child for child in children if not children_of(child)]).kill()
             killed += 1
-            setup.wait(lambda: setup.feed.restarts() == told + 2)  # noqa: B023
+            setup.wait(lambda: setup.writers.restarts() == told + 2)  # noqa: B023
         before = real.copy()
         setup.wait(lambda: (real > before + 50).all())
-        assert setup.feed._worker_stats.lost == [3]
-        assert setup.feed.restarts() == 8 * 3 + 2 * killed, "all envs of the one, two of each worker"
+        assert setup.writers._worker_stats.lost == [3]
+        assert setup.writers.restarts() == 8 * 3 + 2 * killed, "all envs of the one, two of each worker"
     assert check_rows(setup.replay) <= 8 * 3 + 2 * killed
 
 
@@ -108,7 +108,7 @@ def test_all_killed_at_once() -> None:
             kill(setup, worker)
         before = real.copy()
         setup.wait(lambda: (real > before + 50).all())
-        assert setup.feed._worker_stats.lost == [1] * 4
+        assert setup.writers._worker_stats.lost == [1] * 4
     assert check_rows(setup.replay) <= 8
 
 
@@ -130,11 +130,11 @@ def test_an_env_that_hangs_does_not_hold_up_the_groups_that_one_acts_for(tmp_pat
         real = setup.replay.ring.real
         setup.wait((tmp_path / "once").exists)
         before = real.copy()
-        setup.wait(lambda: setup.feed.restarts() >= 2)
+        setup.wait(lambda: setup.writers.restarts() >= 2)
         assert (real > before + 100).sum() >= 1, "of the other group"
         before = real.copy()
         setup.wait(lambda: (real > before + 50).all())
-        assert setup.feed._worker_stats.lost == [0], "only its worker was replaced"
+        assert setup.writers._worker_stats.lost == [0], "only its worker was replaced"
     check_rows(setup.replay)
 
 
@@ -144,8 +144,8 @@ def test_a_sampler_that_hangs_is_replaced_and_the_others_go_on(tmp_path: Path) -
         real = setup.replay.ring.real
         setup.wait((tmp_path / "once").exists)
         before = real.copy()
-        setup.wait(lambda: sum(setup.feed._worker_stats.lost) >= 1)
-        (lost,) = np.flatnonzero(setup.feed._worker_stats.lost)
+        setup.wait(lambda: sum(setup.writers._worker_stats.lost) >= 1)
+        (lost,) = np.flatnonzero(setup.writers._worker_stats.lost)
         assert real[1 - lost] > before[1 - lost] + 100
         before = real.copy()
         setup.wait(lambda: (real > before + 50).all())
@@ -164,7 +164,7 @@ def test_samplers_that_are_held_for_long_are_not_taken_for_dead(act: str) -> Non
             time.sleep(5.0)
             assert (real == before).all()
         setup.wait(lambda: (real > before + 50).all())
-        assert sum(setup.feed._worker_stats.lost) == setup.feed.restarts() == 0
+        assert sum(setup.writers._worker_stats.lost) == setup.writers.restarts() == 0
     assert check_rows(setup.replay) == 0
 
 

@@ -39,12 +39,12 @@ def test_the_others_keep_nine_tenths_of_their_rate(act: str, hurt: Any) -> None:
         for _ in range(8):
             count(1.0)
             in_peace += sum(count(3.0)) * 3 // 4
-            sampler = psutil.Process(setup.feed._worker_pool.workers[0].pid)
+            sampler = psutil.Process(setup.writers._worker_pool.workers[0].pid)
             stepping = [child for child in sampler.children(recursive=True) if not children_of(child)]
             hurt(stepping[0] if act == "central" else sampler)
             beside_it += sum(count(3.0)[1:])  # whoever was hurt has written the fewest
-        assert setup.feed.restarts() == 8
-        assert sum(setup.feed._worker_stats.lost) == (8 if act == "workers" else 0)
+        assert setup.writers.restarts() == 8
+        assert sum(setup.writers._worker_stats.lost) == (8 if act == "workers" else 0)
     print(f"{act}: {beside_it / in_peace:.1%} of their rate")
     assert beside_it >= 0.9 * in_peace
 

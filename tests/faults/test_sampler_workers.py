@@ -32,7 +32,7 @@ from remuda.data import Rollout
 from remuda.envs import LocalEnvs, make_envs, resolve
 from remuda.errors import EnvError, EnvSpecError, Interrupted, WorkerError
 from remuda.learning.weights import LocalWeights, SharedWeights
-from remuda.processes import worker_pool as crew
+from remuda.processes import worker_pool
 from remuda.processes.fork_server import ForkServer
 from remuda.sampling.sampler import EnvSampler
 from remuda.sampling.worker_sampler import WorkerSampler
@@ -61,7 +61,7 @@ def server() -> Iterator[LastingServer]:
 
 @pytest.fixture
 def one_server(server: LastingServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "ForkServer", lambda module: server)
+    monkeypatch.setattr(worker_pool, "ForkServer", lambda module: server)
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +113,7 @@ def acting(
 
 
 def pids(sampler: WorkerSampler) -> list[int]:
-    return [member.pid for member in sampler._worker_pool.workers]
+    return [worker.pid for worker in sampler._worker_pool.workers]
 
 
 def kill_and_wait(pid: int) -> None:
@@ -186,10 +186,10 @@ class Witness:
     def collect(self) -> Rollout:
         before = pids(self.sampler)
         rollout = self.sampler.collect()
-        for member, pid in zip(self.sampler._worker_pool.workers, before, strict=True):
-            for b in range(member.blueprint["first"], member.blueprint["last"]):
-                if member.pid != pid:
-                    self.hands[b].lose(self.sampler._worker_stats.lost[member.index])
+        for worker, pid in zip(self.sampler._worker_pool.workers, before, strict=True):
+            for b in range(worker.blueprint["first"], worker.blueprint["last"]):
+                if worker.pid != pid:
+                    self.hands[b].lose(self.sampler._worker_stats.lost[worker.index])
                     self.replaced += 1
                 check_column(rollout, b, self.hands[b])
         assert rollout.steps.version.unique().tolist() == [7]
@@ -449,7 +449,7 @@ def test_a_worker_that_always_hangs_ends_in_one_named_error() -> None:
 @pytest.mark.usefixtures("one_server")
 def test_hanging_too_seldom_for_a_budget_per_minute_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """With limits of 60 s, as is usual, there is one loss a minute: what counts then is that none led to anything."""
-    monkeypatch.setattr(crew, "WINDOW_SECONDS", 0.1)
+    monkeypatch.setattr(worker_pool, "WINDOW_SECONDS", 0.1)
     assert "more than 2 times without a step in between" in end_of_hanging(seconds=60)
 
 
@@ -544,8 +544,8 @@ def test_closing_may_be_repeated_and_needs_no_answer(tmp_path: Path) -> None:
     with acting(fault="hold", at=8, once=str(tmp_path / "done"), step_timeout=1.0) as sampler:
         sampler.reset(SEED)
         rollout = sampler.collect()
-        for member in sampler._worker_pool.workers:
-            member.send({"do": "collect", "row": 6})
+        for worker in sampler._worker_pool.workers:
+            worker.send({"do": "collect", "row": 6})
         time.sleep(0.2)
         sampler.close()
         sampler.close()
@@ -622,7 +622,7 @@ def test_the_fork_server_killed_takes_its_workers_and_all_come_back_and_closing_
 ) -> None:
     """The last test, as it kills the server that the others use; the one that replaces it is the sampler's own."""
     servers = [server]
-    monkeypatch.setattr(crew, "ForkServer", lambda module: servers.pop() if servers else ForkServer(module))
+    monkeypatch.setattr(worker_pool, "ForkServer", lambda module: servers.pop() if servers else ForkServer(module))
     with acting() as sampler:
         witness = Witness(sampler)
         witness.collect()

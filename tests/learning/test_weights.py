@@ -204,7 +204,7 @@ def test_a_copy_that_is_written_over_meanwhile_is_thrown_away(monkeypatch: pytes
 
 def test_a_module_of_another_size_is_refused() -> None:
     ours = SharedWeights(Net(2))
-    with pytest.raises(ValueError, match="it is another's"):
+    with pytest.raises(ValueError, match="it belongs to other arrays"):
         SharedWeights(Net(2000), fd=ours.fd)
     ours.close()
 

@@ -1,4 +1,4 @@
-"""The view on a real pseudo-terminal, in a pipe, and when either goes away."""
+"""The view on a pseudo-terminal, in a pipe, and when either is closed."""
 
 import fcntl
 import io
@@ -43,7 +43,7 @@ PROGRAM = """
 
 
 def on_a_terminal(program: str, columns: int, rows: int = 24, hang_up_after: str | None = None) -> tuple[int, str]:
-    """Exit code and output of `program` on a pseudo-terminal of that size."""
+    """Return exit code and output of `program` on a pseudo-terminal of that size."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color"}
@@ -190,7 +190,7 @@ def test_lines_come_every_five_seconds_or_tenth_of_the_run_and_at_the_end(monkey
     assert steps == [1, 6, 11, 16, 21, 250_000, 250_001]
 
 
-def test_no_line_twice_and_none_without_news() -> None:
+def test_no_line_is_printed_twice_and_none_without_an_update() -> None:
     file = io.StringIO()
     with Terminal(100, "t", plain=True, file=file) as terminal:
         terminal.update(METRICS, 100)
@@ -238,7 +238,7 @@ def test_rounds_that_are_longer_than_the_window_have_a_rate_too(monkeypatch: pyt
     assert terminal.parts() == ["11:40 left"]
 
 
-def test_a_long_rollout_is_seen_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_view_is_redrawn_during_a_long_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     file = io.StringIO()

@@ -1,4 +1,4 @@
-"""Requests and answers in memory, where every slot belongs to one worker: nobody hears of another's slots."""
+"""Requests and answers in shared memory, with slots that belong to one worker each."""
 
 from __future__ import annotations
 

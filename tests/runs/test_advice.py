@@ -1,4 +1,4 @@
-"""The line that says how to go on with a run."""
+"""The advice how to continue a run."""
 
 from typing import Any
 
@@ -27,5 +27,5 @@ def test_a_damaged_configuration_still_gives_the_command(config: dict[str, Any])
     assert resume_advice("runs/x", config) == "remuda train --resume runs/x"
 
 
-def test_a_name_to_write_for_what_has_none() -> None:
+def test_a_placeholder_for_a_callable_without_a_name() -> None:
     assert as_written("<<lambda>>", "Net") == "Net"

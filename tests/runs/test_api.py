@@ -201,7 +201,7 @@ class TestCallbacks:
         assert more.result["status"] == "complete"
         assert steps[2] > steps[1]
 
-    def test_a_false_or_nothing_goes_on(self, tmp_path):
+    def test_the_run_continues_after_false_or_none(self, tmp_path):
         run = train(tmp_path / "run", callbacks=[lambda round: None, lambda round: False, lambda round: 0])
         assert run.result["status"] == "complete"
 
@@ -231,7 +231,7 @@ class TestResume:
             assert values == sorted(set(values)), tag
         assert lines[-1]["rollout/episodes"] == after["episodes"]
 
-    def test_what_is_complete_stays_so(self, tmp_path):
+    def test_resuming_a_complete_run_changes_nothing(self, tmp_path):
         run = train(tmp_path / "run")
         before, tensors = run.result, weights(run)
         again = remuda.resume(run.path, quiet=True)
@@ -240,7 +240,7 @@ class TestResume:
         }
         assert weights(again) == tensors
 
-    def test_learning_goes_on_with_the_same_optimizer(self, tmp_path):
+    def test_learning_continues_with_the_same_optimizer(self, tmp_path):
         """From the checkpoint that a run left in passing: the same as resuming the run that was stopped there."""
         stopped = train(tmp_path / "stopped", rounds=6, callbacks=[lambda round: round.progress.rounds == 3])
         left = stopped.result["updates"]
@@ -278,7 +278,7 @@ class TestResume:
             {"algo": {"n_steps": "8"}},
         ],
     )
-    def test_the_same_value_in_other_words(self, tmp_path, same):
+    def test_the_same_value_in_another_notation(self, tmp_path, same):
         run = train(tmp_path / "run", rounds=1)
         assert remuda.resume(run.path, quiet=True, **same).result["status"] == "complete"
 

@@ -1,4 +1,4 @@
-"""A run directory is complete or not there, belongs to one process, and says nothing of the environment."""
+"""A run directory is created completely or not at all, belongs to one process, and holds no environment variables."""
 
 import json
 import math
@@ -65,7 +65,7 @@ def test_config_is_plain_yaml_that_reads_back_equal(tmp_path: Path) -> None:
     assert run.read_config() == {**config, "width": [64, 64], "where": "a/b", "array": [0, 1], "flag": True}
 
 
-def test_config_that_cannot_be_said_in_yaml_leaves_nothing(tmp_path: Path) -> None:
+def test_a_config_that_yaml_cannot_express_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be saved") as error:
         RunDirectory.create(tmp_path / "run", "x", {"env": len})
     one_sentence(error)
@@ -117,14 +117,14 @@ def test_latest_that_is_the_users_own_stays() -> None:
     assert not Path("runs/latest").is_symlink()
 
 
-def test_a_run_that_never_began_is_taken_back(tmp_path: Path) -> None:
+def test_discard_deletes_a_run_that_never_began(tmp_path: Path) -> None:
     run = RunDirectory.create(None, "x", CONFIG)
     (run.path / "metrics.jsonl").write_text("{}")
     run.discard()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_taking_back_spares_what_was_there_before(tmp_path: Path) -> None:
+def test_discard_keeps_files_that_existed_before(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep me")
     run = RunDirectory.create(tmp_path / "mine", "x", CONFIG)
@@ -217,7 +217,9 @@ def test_damaged_config_is_one_sentence(tmp_path: Path, text: str) -> None:
     one_sentence(error)
 
 
-def test_meta_says_what_ran_and_nothing_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_meta_describes_the_run_without_environment_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SOME_API_KEY", "canary-5f1e")
     git = ["git", "-c", "user.name=n", "-c", "user.email=e"]
     subprocess.run([*git, "init", "-q"], check=True)
@@ -288,7 +290,7 @@ def test_one_process_owns_a_run_until_it_dies(tmp_path: Path) -> None:
     RunDirectory.create(path, "x", CONFIG, resume=True).close()
 
 
-def test_taking_back_leaves_no_weights_nor_evaluations(tmp_path: Path) -> None:
+def test_discard_deletes_weights_and_evaluations(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", "x", CONFIG)
     run.add_evaluation({"steps": 10, "mean_reward": 1.0})
     (run.path / WEIGHTS).write_text("")
@@ -296,7 +298,7 @@ def test_taking_back_leaves_no_weights_nor_evaluations(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_evaluations_of_weights_that_are_gone_are_forgotten(tmp_path: Path) -> None:
+def test_evaluations_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path / "run", "x", CONFIG) as run:
         run.cut_evaluations(0)  # there is none
         for steps in (10, 20, 30):

@@ -1,4 +1,4 @@
-"""The evaluator process: greedy episodes of the newest weights while others train."""
+"""The evaluator process: greedy episodes of the newest weights during training."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def look_until(
 
 
 @pytest.mark.parametrize(("algo", "core"), [("dqn", None), ("r2d1", "lstm"), ("impala", None)])
-def test_it_says_what_an_evaluation_of_the_same_weights_says(algo: str, core: str | None) -> None:
+def test_it_equals_an_evaluation_of_the_same_weights(algo: str, core: str | None) -> None:
     config, spec, agent = settled(algo, agent={"core": core} if core else {})
     with closing(SharedWeights(agent, 0)) as weights, closing(EvaluatorProcess(config, spec, weights)) as evaluator:
         for version in (1, 2):
@@ -78,7 +78,7 @@ def test_weights_that_do_not_change_are_evaluated_once() -> None:
         assert evaluator.poll(0, 0) == []
 
 
-def test_a_lost_evaluator_is_replaced_and_one_that_is_lost_for_good_is_done_without(
+def test_a_killed_evaluator_is_replaced_until_its_restarts_are_used_up(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     config, spec, agent = settled(envs={"max_worker_restarts": 2})
@@ -111,11 +111,11 @@ def test_an_evaluator_that_hangs_is_replaced(caplog: pytest.LogCaptureFixture) -
     assert "was silent for 15 s while it evaluated" in caplog.text
 
 
-def test_a_run_has_a_dense_curve_and_a_film(tmp_path: Path) -> None:
+def test_a_run_has_many_evaluations_and_a_video(tmp_path: Path) -> None:
     path, lines_at = tmp_path / "run", []
 
     def has_seen_enough(round: Any) -> bool:
-        """Three evaluations, a film, and then some more steps, so that a line of metrics tells of them."""
+        """Stop after three evaluations, a video, and enough further steps for a metrics line with the results."""
         lines_at.extend([round.progress.steps] * len(round.evaluations))
         is_filmed = (path / "videos" / "newest.mp4").exists()
         return len(lines_at) >= 3 and is_filmed and round.progress.steps > lines_at[2] + 300
@@ -149,7 +149,7 @@ def test_a_run_has_a_dense_curve_and_a_film(tmp_path: Path) -> None:
     assert len(run.result["eval"]["returns"]) == 2, "the last evaluation is that of the final weights"
 
 
-def test_what_cannot_be_filmed_is_refused(tmp_path: Path) -> None:
+def test_video_of_an_env_without_rgb_array_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be filmed"):
         remuda.train(
             "dqn", "own_things:late", scheme="async", out=tmp_path / "run", eval={"cpu_fraction": 0.5, "video": True}
@@ -157,16 +157,14 @@ def test_what_cannot_be_filmed_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_net_that_other_processes_cannot_find_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_net_that_other_processes_cannot_import_is_refused_with_a_remedy(tmp_path: Path) -> None:
     net = lambda shape: torch.nn.Flatten()  # noqa: E731  (one that has no name)
     with pytest.raises(ConfigError, match=r"has no import path: define it .*, or use --scheme parallel\.$"):
         remuda.train("dqn", "CartPole-v1", scheme="async", out=tmp_path / "run", net=net, eval={"cpu_fraction": 0.5})
     assert not (tmp_path / "run").exists()
 
 
-def test_what_cannot_be_filmed_after_all_is_evaluated_all_the_same(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_evaluations_continue_if_recording_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config, spec, agent = settled()
     video = tmp_path / "file" / "newest.mp4"
     video.parent.write_text("where the folder should be")
@@ -180,7 +178,7 @@ def test_what_cannot_be_filmed_after_all_is_evaluated_all_the_same(
         assert evaluator._is_open
 
 
-def test_it_is_asked_whether_to_stop_while_it_is_built_and_not_later() -> None:
+def test_should_stop_is_polled_only_while_the_process_is_built() -> None:
     config, spec, agent = settled()
     with closing(SharedWeights(agent, 0)) as weights:
         with pytest.raises(Interrupted):
@@ -191,7 +189,7 @@ def test_it_is_asked_whether_to_stop_while_it_is_built_and_not_later() -> None:
             look_until(evaluator, bool, 0, 0)
 
 
-def test_it_plays_on_one_thread_whatever_the_learner_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_uses_one_thread_however_many_the_learner_has(monkeypatch: pytest.MonkeyPatch) -> None:
     config, spec, agent = settled(scheme={"threads": 2})
     seen = []
     evaluate = evaluation.evaluate

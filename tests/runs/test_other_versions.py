@@ -33,7 +33,7 @@ def train(path: Path | None, **settings: Any) -> Any:
 def test_an_entry_that_this_version_does_not_expect(
     blob: str, entry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is missing, or one that is too much: one sentence, and the agent can still be played."""
+    """An entry that is missing or unknown is one sentence, and the agent can still be evaluated."""
     snapshot = checkpoint.snapshot
 
     def of_another_version(step: int, learner: Any, progress: Any, blobs: dict[str, bytes], *rest: Any) -> Any:
@@ -52,7 +52,7 @@ def test_an_entry_that_this_version_does_not_expect(
 
 
 def without(saved: dict[str, Any], entry: str) -> dict[str, Any]:
-    """The same, an entry of it or of something in it left out."""
+    """Return a copy without one of its entries, at any depth."""
     assert entry in str(saved)
     return {
         name: without(value, entry) if isinstance(value, dict) and entry in str(value) else value

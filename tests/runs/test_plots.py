@@ -1,4 +1,4 @@
-"""Curves and bands against numbers known in advance, and pictures that show what they should."""
+"""Curves and bands against known numbers, and the texts of plots."""
 
 import math
 import struct
@@ -77,14 +77,14 @@ def test_seeds_of_one_group_and_a_single_run(tmp_path: Path) -> None:
 
 
 def drawn(paths: list[Path], tmp_path: Path, **options: Any) -> str:
-    """The texts of the picture, which an SVG keeps when told to."""
+    """Return the texts of the plot, which an SVG can store as text."""
     import matplotlib
 
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         return plot_runs(paths, tmp_path / "picture.svg", **options).read_text()
 
 
-def test_texts_say_what_is_shown(tmp_path: Path) -> None:
+def test_texts_of_the_plot(tmp_path: Path) -> None:
     pong = [make_run(tmp_path / f"p{seed}", {"algo": "ppo", "env": "Pong"}, learning(seed)) for seed in range(2)]
     text = drawn(pong, tmp_path)
     for expected in ("ppo: mean of 2 runs, lowest to highest", "ppo: eval", ">Pong<", "episode return", ">100k<"):
@@ -122,7 +122,7 @@ def test_other_metrics_and_a_single_point(tmp_path: Path) -> None:
         plot_runs([run], tmp_path / "x.png", metric="train/los")
 
 
-def test_nothing_to_draw_is_one_sentence(tmp_path: Path) -> None:
+def test_nothing_to_plot_is_one_sentence(tmp_path: Path) -> None:
     empty = make_run(tmp_path / "empty", {}, [])
     young = make_run(tmp_path / "young", {}, [(10, {"time/fps": 5.0, "rollout/ep_rew_mean": math.nan})])
     good = make_run(tmp_path / "good", {}, learning(1))
@@ -188,7 +188,9 @@ def test_ends_after_the_same_step_are_points_and_ends_far_apart_are_refused(tmp_
         plot_runs([one, later], tmp_path / "x.png", metric=EVALUATION)
 
 
-def test_a_run_without_the_metric_is_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_without_the_metric_is_left_out_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     good = make_run(tmp_path / "good", {"algo": "ppo"}, [(10, {"rollout/ep_rew_mean": 1.0})])
     bad = make_run(tmp_path / "bad", {"algo": "ppo"}, [(10, {"train/loss": 1.0})])
     for order in ([good, bad], [bad, good]):

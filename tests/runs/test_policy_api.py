@@ -1,4 +1,4 @@
-"""`Policy`: observations and actions as the env has them, one or many, with and without memory."""
+"""`Policy`: observations and actions as in the env, one or a batch, with and without memory."""
 
 from __future__ import annotations
 
@@ -228,8 +228,8 @@ def test_memory_is_carried_as_evaluation_carries_it(name: str, action: str) -> N
 
 
 @pytest.mark.parametrize("name", MEMORY)
-def test_a_state_that_is_not_handed_back_is_missed(name: str) -> None:
-    """The test above would notice."""
+def test_a_state_that_is_not_passed_on_changes_actions(name: str) -> None:
+    """This shows that the test above can fail."""
     _, _, _, policy = build(lambda: Noise("box"), **MEMORY[name])
     carried, dropped = (by_hand(policy, Noise("box"), (4,), is_carried) for is_carried in (True, False))
     assert same(carried[0], dropped[0]), "an episode's first observation"
@@ -361,8 +361,8 @@ def test_nested_observations_one_and_many() -> None:
             np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-def test_a_trained_run_gives_such_a_policy(tmp_path: Any) -> None:
-    """Through `remuda.load`: the env's own space is known to the policy, whatever the agent is shown besides."""
+def test_load_returns_this_policy_for_a_trained_run(tmp_path: Any) -> None:
+    """The policy knows the env's own space, also if the agent observes more than that."""
     run = remuda.train(
         "ppo",
         make_nested,

@@ -1,4 +1,4 @@
-"""What a run writes down: every tag, every interval and every count by hand."""
+"""What a run logs: every metric, interval and count against values worked out by hand."""
 
 import csv
 import io
@@ -50,7 +50,7 @@ def lines(run):
     return [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_resumed_with_shorter_intervals_they_count_at_once(tmp_path):
+def test_shorter_intervals_apply_at_once_to_a_resumed_run(tmp_path):
     train(tmp_path / "run", rounds=2)
     changes = {"steps": 6 * STEPS, "checkpoint": {"every": STEPS, "keep": "all"}}
     remuda.resume(tmp_path / "run", eval={"every": STEPS, "episodes": 1}, **changes)
@@ -61,8 +61,8 @@ def test_resumed_with_shorter_intervals_they_count_at_once(tmp_path):
 
 
 @pytest.mark.parametrize(("algo", "scheme"), [("a2c", "serial"), ("impala", "async"), ("dqn", "async")])
-def test_a_signal_just_after_a_round_was_written_down_loses_nothing(tmp_path, monkeypatch, algo, scheme):
-    """Nobody looks between a round and the next: that one ends, too, and is saved."""
+def test_a_signal_just_after_a_round_was_logged_loses_nothing(tmp_path, monkeypatch, algo, scheme):
+    """Signals are not polled between two rounds, so the next round ends, too, and is saved."""
     written_down, rounds = RunLog.round, []
 
     def round_and_signal(run_log, round):
@@ -85,7 +85,7 @@ def test_a_signal_just_after_a_round_was_written_down_loses_nothing(tmp_path, mo
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """One run with every interval at work."""
+    """One run that uses every interval."""
     return train(
         tmp_path_factory.mktemp("run_log") / "run",
         log={"every": 100, "tensorboard": True, "window": 12},
@@ -96,7 +96,7 @@ def run(tmp_path_factory):
 
 
 class TestTags:
-    def test_that_must_exist(self, run):
+    def test_required_metrics_exist(self, run):
         statistics = ("mean", "std", "median", "min", "max")
         expected = {f"rollout/{name}_{kind}" for name in ("ep_rew", "ep_len") for kind in statistics}
         expected |= {"time/fps", "time/total_timesteps", "time/iterations", "time/time_elapsed"}
@@ -127,13 +127,13 @@ class TestTags:
         assert {f"train/{name}" for name in expected} <= set(line)
         assert not any("clip_" in name for name in line)
 
-    def test_lag_tells_how_old_the_data_of_a_gradient_are(self, run, tmp_path):
+    def test_lag_is_the_age_of_the_data_of_a_gradient(self, run, tmp_path):
         assert {line["lag/collect_to_gradient"] for line in lines(run)} == {(EPOCHS * MINIBATCHES - 1) / 2}
         a2c = lines(train(tmp_path / "a2c", rounds=2, algo="a2c"))
         assert {line["lag/collect_to_gradient"] for line in a2c} == {0}
         assert {line["lag/gradient_to_update"] for line in [*lines(run), *a2c]} == {0}
 
-    def test_shares_of_what_limits_the_run(self, run):
+    def test_shares_of_time_by_activity(self, run):
         for line in lines(run):
             shares = {name: value for name, value in line.items() if name.startswith("limits/")}
             assert all(value >= 0 for value in shares.values())
@@ -149,7 +149,7 @@ class TestTags:
         assert [last[f"rollout/ep_len_{kind}"] for kind in ("median", "min", "max")] == [3, 2, 5]
         assert last["rollout/ep_nonzero_rew_mean"] == pytest.approx(mean)
 
-    def test_fields_of_info_and_statistics_of_the_users_own(self, run):
+    def test_fields_of_info_and_user_defined_statistics(self, run):
         last = lines(run)[-1]
         assert last["rollout/info/half_mean"] == pytest.approx(sum(LENGTHS) / 3 / 2)
         assert last["rollout/info/odd_mean"] == pytest.approx(2 / 3)
@@ -172,7 +172,7 @@ class TestIntervals:
         assert found[-1]["eval/mean_reward"] == run.result["eval"]["mean_reward"]
         assert found[-1]["eval/mean_length"] == run.result["eval"]["mean_length"]
 
-    def test_without_a_wish_there_are_about_200_lines(self, make_run_log):
+    def test_by_default_there_are_about_200_lines(self, make_run_log):
         config, *_ = resolve_config({"algo": "ppo", "env": "CartPole-v1", "steps": 20_000}, {})
         assert make_run_log(config).metrics.lines.every == 100
 
@@ -193,7 +193,7 @@ class TestIntervals:
         assert [int(path.name[5:]) for path in found] == steps
         assert (run.path / "checkpoints/latest").resolve() == found[-1].resolve()
 
-    def test_no_evaluation_is_one_too(self, tmp_path):
+    def test_a_run_may_have_no_evaluations(self, tmp_path):
         run = train(tmp_path / "run", rounds=2)
         assert run.result["eval"] is None
         assert not any("eval/" in name for line in lines(run) for name in line)
@@ -217,9 +217,9 @@ class TestCounts:
         )
         result = run.result
         assert seen[-1][0] == result["steps"]
-        # How far each env was sent is random; that it is more than one round could make is not.
+        # The number of warm-up steps is random, but larger than that of one round.
         assert seen[0][0] > ROWS * ENVS
-        assert result["episodes"] == sum(count for _, count in seen), "random play is nobody's result"
+        assert result["episodes"] == sum(count for _, count in seen), "episodes of the warm-up are not counted"
         trained = sum(seconds for name, seconds in result["time"].items() if name != "checkpoint")
         counted = result["steps_per_second"] * trained
         rounds = len(seen)
@@ -245,7 +245,7 @@ class TestFiles:
         assert result["steps_per_second"] > 0
         assert {"env", "inference", "update", "evaluation", "checkpoint"} <= set(result["time"])
 
-    def test_the_table_says_the_same(self, run):
+    def test_the_table_has_the_same_values(self, run):
         with (run.path / "metrics.csv").open() as file:
             rows = list(csv.DictReader(file))
         assert [float(row["train/loss"]) for row in rows] == [line["train/loss"] for line in lines(run)]
@@ -267,7 +267,7 @@ class TestFiles:
         assert "time: env" in text
 
 
-# --- alone, with a clock that the test turns ---
+# --- RunLog by itself, with a clock that the test sets ---
 
 
 class Clock:
@@ -384,11 +384,11 @@ class TestAlone:
             self.play_round(run_log, clock, 1.0, progress, learner)
             self.play_round(run_log, clock, 1.0, progress, learner, episodes=episodes)
         first, second = map(json.loads, (tmp_path / "alone/metrics.jsonl").read_text().splitlines())
-        assert "rollout/ep_rew_mean" not in first, "no episode has ended yet, and none is made up"
+        assert "rollout/ep_rew_mean" not in first, "no episode has ended yet"
         assert second["rollout/ep_rew_mean"] == 3.0
 
     def test_a_signal_during_an_evaluation(self, tmp_path, clock, make_run_log):
-        """The evaluation is left, nothing of it is written, the checkpoint is, and knows that it is owed."""
+        """No result of it is written; the checkpoint records that the metrics line is still to be written."""
         signals = StopSignals()
 
         def play(agent, must_stop):
@@ -412,8 +412,8 @@ class TestAlone:
         assert unpack(found.blobs[LOG_STATE])["is_owed"]
         assert (tmp_path / "alone/metrics.jsonl").read_text() == ""
 
-    def test_what_never_began_leaves_no_checkpoint(self, tmp_path, clock, make_run_log):
-        """Resumed, it begins anew: there is nothing to save."""
+    def test_a_run_that_never_began_leaves_no_checkpoint(self, tmp_path, clock, make_run_log):
+        """There is nothing to save: a resumed run starts from the beginning."""
         signals = StopSignals()
         signals.received = signal.SIGINT
         run_log, learner = make_run_log(resolved(), None, signals), make_learner()
@@ -432,7 +432,7 @@ class TestAlone:
 
 
 def test_what_a_callback_adds_to_the_metrics_is_logged(tmp_path):
-    """The mean over the rounds of a line, like every other metric; on the line of the very same round."""
+    """It is averaged over the rounds of a line, like every other metric, from the current round on."""
 
     def add(round):
         round.metrics["own/rounds"] = float(round.progress.rounds)
@@ -442,7 +442,7 @@ def test_what_a_callback_adds_to_the_metrics_is_logged(tmp_path):
 
 
 @pytest.mark.parametrize("value", ["x", None, [1.0, 2.0]])
-def test_a_callback_that_adds_no_number_is_told_so(tmp_path, value):
+def test_a_callback_that_adds_something_else_than_a_number_is_refused(tmp_path, value):
     def add(round):
         if round.progress.rounds == 2:
             round.metrics["own/x"] = value
@@ -472,12 +472,12 @@ class TestBestCheckpoint:
         options = {"eval": {"every": STEPS, "episodes": 1}, "checkpoint": {"keep": "best", "every": STEPS}}
         return train(tmp_path / "run", rounds=5, **options)
 
-    def test_it_outlives_newer_ones_and_the_first_of_equals_stays(self, run):
+    def test_it_is_kept_and_the_first_of_equal_ones_stays_the_best(self, run):
         names = [path.name for path in list_checkpoints(run.path / "checkpoints")]
         assert names == [f"step-{rounds * STEPS}" for rounds in (2, 4, 5)]
         assert (run.path / "checkpoints/best").resolve().name == f"step-{2 * STEPS}"
 
-    def test_a_resumed_run_knows_what_it_has_to_beat(self, run, monkeypatch):
+    def test_a_resumed_run_knows_the_best_evaluation_so_far(self, run, monkeypatch):
         found = iter((4.0, 4.5, 6.0, 2.0))  # the evaluation after the last step is made again
         monkeypatch.setattr("remuda.runs.train.play_episodes", lambda *arguments: Evaluation([next(found)], [1.0]))
         remuda.resume(run.path, steps=8 * STEPS, quiet=True)
@@ -485,8 +485,8 @@ class TestBestCheckpoint:
         names = [path.name for path in list_checkpoints(run.path / "checkpoints")]
         assert names == [f"step-{rounds * STEPS}" for rounds in (7, 8)]
 
-    def test_an_evaluation_that_is_made_up_for_counts_too(self, run, monkeypatch):
-        """The last evaluation is made again when a complete run goes on; it is the best, and stays so."""
+    def test_an_evaluation_that_is_repeated_after_resuming_counts_too(self, run, monkeypatch):
+        """The last evaluation is repeated when a complete run is resumed; it is the best, and stays the best."""
         found = iter((9.0, 4.5, 6.0, 2.0))
         monkeypatch.setattr("remuda.runs.train.play_episodes", lambda *arguments: Evaluation([next(found)], [1.0]))
         remuda.resume(run.path, steps=8 * STEPS, quiet=True)
@@ -494,7 +494,7 @@ class TestBestCheckpoint:
         names = [path.name for path in list_checkpoints(run.path / "checkpoints")]
         assert names == [f"step-{rounds * STEPS}" for rounds in (5, 7, 8)]
 
-    def test_it_can_be_chosen_to_evaluate_load_and_film(self, run, capsys):
+    def test_it_can_be_evaluated_loaded_and_recorded(self, run, capsys):
         from remuda.cli import main
 
         for chosen, step in ((None, 5), ("best", 2), (4 * STEPS, 4), (str(4 * STEPS), 4)):
@@ -518,14 +518,14 @@ class TestBestCheckpoint:
             train(tmp_path / "run", checkpoint={"keep": "best"})
 
 
-def test_a_run_without_a_best_checkpoint_says_how_to_get_one(tmp_path):
+def test_the_error_for_a_missing_best_checkpoint_names_the_options_it_needs(tmp_path):
     run = train(tmp_path / "run", rounds=1)
     with pytest.raises(CheckpointError, match=r"train with checkpoint\.keep=best and eval\.every"):
         remuda.load(run.path, checkpoint="best")
 
 
 def test_seconds_and_rate_of_a_run_are_those_of_all_its_processes(tmp_path):
-    """Resuming a complete run does nothing, and must not look like a run of no time."""
+    """Resuming a complete run does nothing, and must not reset its times."""
     first = train(tmp_path / "run", rounds=40).result
     again = remuda.resume(tmp_path / "run", quiet=True).result
     assert again["steps_per_second"] == pytest.approx(first["steps_per_second"], rel=1e-3)
@@ -537,7 +537,7 @@ def test_seconds_and_rate_of_a_run_are_those_of_all_its_processes(tmp_path):
 
 
 def test_a_long_first_rollout_is_named_with_its_size(tmp_path, monkeypatch, capsys):
-    """The envs are slow, so that the first rollout takes longer than the view stays silent."""
+    """The envs are slow, so that the first rollout takes longer than LINE_SECONDS."""
     for name in ("LINE_SECONDS", "LONG_SECONDS"):
         monkeypatch.setattr(f"remuda.logs.terminal.{name}", 0.1)
     slow = {"kwargs": {"seconds": 0.02}}

@@ -1,4 +1,4 @@
-"""Distributional runs on an env without a preset: their support is derived, saved, and used by whoever acts."""
+"""Distributional runs on an env without a preset: their support is derived, saved, and used by every process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL: dict[str, Any] = {
 
 
 def last_metrics(path: Path) -> dict[str, float]:
-    """Return the last line that tells of updates: under async there may be others after it."""
+    """Return the last line with metrics of updates: under async there may be others after it."""
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     found: dict[str, float] = next(line for line in reversed(lines) if "train/loss" in line)
     return found

@@ -43,15 +43,15 @@ def _one_server() -> Iterator[None]:
 
 
 class Streaming:
-    """A stream and a learner that only counts; what was taken of each env."""
+    """A queue and a learner that only counts; what was taken of each env."""
 
-    def __init__(self, stream: RolloutQueue, weights: SharedWeights, agent: Any) -> None:
-        self.stream, self.weights, self.agent, self.version = stream, weights, agent, 0
+    def __init__(self, queue: RolloutQueue, weights: SharedWeights, agent: Any) -> None:
+        self.queue, self.weights, self.agent, self.version = queue, weights, agent, 0
         self.columns: dict[int, list[Any]] = defaultdict(list)
 
     def take(self) -> Rollout:
         deadline = time.monotonic() + 60
-        rollout = self.stream.take(self.version, lambda: time.monotonic() > deadline)
+        rollout = self.queue.take(self.version, lambda: time.monotonic() > deadline)
         for place, env in enumerate(rollout.envs.tolist()):
             column = map_tree(lambda x, b=place: x[:, b].clone(), rollout.steps)
             step, begins = int(column.obs[0, 2]), bool(rollout.begins[place])
@@ -69,7 +69,7 @@ class Streaming:
     def release(self, updates: int = 1) -> None:
         self.version += updates
         self.weights.publish(self.version)
-        self.stream.release(self.version)
+        self.queue.release(self.version)
 
 
 @contextlib.contextmanager
@@ -95,13 +95,13 @@ def streaming(
     agent: Any = make_algorithm(config, agent_view(config, info), find_net(config.agent)).agent
     with contextlib.closing(SharedWeights(agent)) as weights:
         count = num_workers(config)
-        stream = make_rollout_queue(
+        queue = make_rollout_queue(
             config, spec, agent_view(config, info), count, agent, weights, 0, max_lag, lambda: False
         )
-        with contextlib.closing(stream):
+        with contextlib.closing(queue):
             if starts:
-                assert stream.start(SEED) == 0
-            yield Streaming(stream, weights, agent)
+                assert queue.start(SEED) == 0
+            yield Streaming(queue, weights, agent)
 
 
 def check_rows(column: Any, before: list[float] | None = None) -> None:
@@ -131,12 +131,12 @@ def check_all_rows(columns: dict[int, list[Any]], num_envs: int) -> None:
             before = next_obs.tolist()
 
 
-def slots_now(stream: RolloutQueue) -> list[int]:
+def slots_now(queue: RolloutQueue) -> list[int]:
     """Every slot, by whoever has it; those that are being put together are nowhere for a moment."""
-    with stream._changed:
-        held = [slot for slots in stream._held for slot in slots]
-        full = [each.slot for each in (*stream._full, *(stream._staged or ()), *stream._taken)]
-        return [*stream._free, *held, *full]
+    with queue._changed:
+        held = [slot for slots in queue._held for slot in slots]
+        full = [each.slot for each in (*queue._full, *(queue._staged or ()), *queue._taken)]
+        return [*queue._free, *held, *full]
 
 
 WAYS = [  # who acts, envs, workers, sequences of a round
@@ -152,7 +152,7 @@ WAYS = [  # who acts, envs, workers, sequences of a round
 @pytest.mark.parametrize(("act", "envs", "workers", "batch"), WAYS)
 def test_consecutive_rows_that_stay_as_they_are_until_released(act: str, envs: int, workers: int, batch: int) -> None:
     with streaming(envs, workers, batch, act) as found:
-        stream = found.stream
+        queue = found.queue
         for _ in found.rounds(12, envs):
             rollout = found.take()
             assert rollout.steps.mask.shape == (T, batch)
@@ -161,15 +161,15 @@ def test_consecutive_rows_that_stay_as_they_are_until_released(act: str, envs: i
             assert firsts == sorted(firsts), "shares in the order of their envs"
             parts = (rollout.steps, rollout.next_obs, rollout.last_value)
             kept = map_tree(lambda x: x.clone(), parts)
-            wait_for(lambda: stream.metrics()["async/slots_full"] >= batch * workers // envs)  # others go on
-            slots = slots_now(stream)
-            assert len(slots) == len(set(slots)) <= len(stream._slots)
+            wait_for(lambda: queue.metrics()["async/slots_full"] >= batch * workers // envs)  # others go on
+            slots = slots_now(queue)
+            assert len(slots) == len(set(slots)) <= len(queue._slots)
             for (path, now), (_, before) in zip(leaves(parts), leaves(kept), strict=True):
                 assert torch.equal(now, before), path
             assert int(rollout.steps.version.max()) <= found.version
             found.release()
     check_all_rows(found.columns, envs)
-    assert stream.dropped == 0
+    assert queue.dropped == 0
 
 
 @pytest.mark.parametrize("act", ["workers", "central"])
@@ -190,21 +190,21 @@ def test_memory_goes_with_each_rollout(act: str) -> None:
 def test_nothing_older_than_max_lag_is_taken(act: str, max_lag: int) -> None:
     """The learner leaps, so that what is full is too old."""
     with streaming(act=act, max_lag=max_lag) as found:
-        stream = found.stream
-        assert len(stream._slots) == slots_for(2, 2, max_lag)
+        queue = found.queue
+        assert len(queue._slots) == slots_for(2, 2, max_lag)
         for number in range(12):
             rollout = found.take()
             assert int(rollout.steps.version.min()) >= found.version - max_lag
             # After a round of more updates than max_lag nobody begins before the next weights are out.
-            wait_for(lambda: max_lag < stream._updates or stream.metrics()["async/slots_full"] > 0)
-            slots = slots_now(stream)
-            assert len(slots) == len(set(slots)) <= len(stream._slots)
+            wait_for(lambda: max_lag < queue._updates or queue.metrics()["async/slots_full"] > 0)
+            slots = slots_now(queue)
+            assert len(slots) == len(set(slots)) <= len(queue._slots)
             found.release(updates=5 if number % 2 else 1)
-        wait_for(lambda: len(slots_now(stream)) == len(stream._slots))
+        wait_for(lambda: len(slots_now(queue)) == len(queue._slots))
     for parts in found.columns.values():
         for column, _ in parts:
             check_rows(column)
-    assert (stream.dropped > 0) == (max_lag > 0), "with 0 nobody acts before the newest weights are out"
+    assert (queue.dropped > 0) == (max_lag > 0), "with 0 nobody acts before the newest weights are out"
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -216,19 +216,19 @@ def test_with_max_lag_0_nobody_acts_before_the_release(act: str, times: int) -> 
             assert rollout.steps.version.unique().tolist() == [found.version]
             assert times > 1 or rollout.envs.tolist() == [0, 1, 2, 3], "one share of each worker"
             time.sleep(0.05)
-            metrics = found.stream.metrics()
+            metrics = found.queue.metrics()
             assert (metrics["async/slots_free"], metrics["async/slots_full"]) == (0.0, 0.0)
-            assert all(not held for held in found.stream._held)
+            assert all(not held for held in found.queue._held)
             found.release()
     check_all_rows(found.columns, 4)
-    assert found.stream.dropped == 0
+    assert found.queue.dropped == 0
 
 
 @pytest.mark.parametrize("act", ["workers", "central"])
 @pytest.mark.parametrize("max_lag", [0, 1])
 def test_every_env_is_learned_from_although_there_are_fewer_slots_than_workers(act: str, max_lag: int) -> None:
     with streaming(envs=4, workers=4, batch=1, act=act, max_lag=max_lag) as found:
-        assert len(found.stream._slots) == max_lag + 1
+        assert len(found.queue._slots) == max_lag + 1
         for _ in found.rounds(16):
             found.take()
             found.release()
@@ -246,7 +246,7 @@ def test_lag_of_acting_weights() -> None:
     with streaming(max_lag=0) as found:
         for _ in range(3):
             found.take()
-            assert found.stream.metrics()["lag/acting_weights"] == 0.0
+            assert found.queue.metrics()["lag/acting_weights"] == 0.0
             found.release()
 
 
@@ -255,7 +255,7 @@ def test_episodes_are_told_once_and_of_every_env() -> None:
         episodes = []
         for _ in found.rounds(6):
             found.take()
-            episodes += found.stream.episodes()
+            episodes += found.queue.episodes()
             found.release()
     assert {episode.env for episode in episodes} == {0, 1, 2, 3}
     assert {episode.values["ep_len"] for episode in episodes} == {3.0}
@@ -265,7 +265,7 @@ def test_episodes_are_told_once_and_of_every_env() -> None:
 
 def test_warm_up_steps_are_counted() -> None:
     with streaming(starts=False) as found:
-        assert 0 < found.stream.start(SEED, 20) <= 4 * 20
+        assert 0 < found.queue.start(SEED, 20) <= 4 * 20
         rollout = found.take()
         assert len(rollout.steps.obs[0, :, 1:].unique(dim=0)) > 1, "not all at the same step"
 
@@ -297,19 +297,19 @@ def test_a_worker_that_is_lost_too_often_ends_it(caplog: pytest.LogCaptureFixtur
 @pytest.mark.parametrize("act", ["workers", "central"])
 def test_a_killed_worker_is_replaced_and_every_rollout_is_whole(act: str) -> None:
     with streaming(act=act) as found:
-        stream = found.stream
+        queue = found.queue
         for _ in range(2):
             found.take()
             found.release()
-        os.kill(stream._worker_pool.workers[-1].pid, signal.SIGKILL)
+        os.kill(queue._worker_pool.workers[-1].pid, signal.SIGKILL)
         first, envs = (2, 2) if act == "workers" else (0, 4)
-        wait_for(lambda: stream.restarts() == envs)
+        wait_for(lambda: queue.restarts() == envs)
         deadline = time.monotonic() + 60
         while sum(is_new(column, env) for env, (column, _) in last_columns(found, first)) < envs:
             assert time.monotonic() < deadline
             found.take()
             found.release()
-        assert len(slots_now(stream)) <= len(stream._slots)
+        assert len(slots_now(queue)) <= len(queue._slots)
     for parts in found.columns.values():
         for column, _ in parts:
             check_rows(column)
@@ -319,7 +319,7 @@ def test_a_killed_env_worker_is_replaced_by_the_process_that_acts() -> None:
     with streaming(act="central") as found:
         found.take()
         found.release()
-        (actor,) = found.stream._worker_pool.workers
+        (actor,) = found.queue._worker_pool.workers
         fork_server, *others = psutil.Process(actor.pid).children()
         assert others == []
         os.kill(fork_server.children()[1].pid, signal.SIGKILL)
@@ -328,7 +328,7 @@ def test_a_killed_env_worker_is_replaced_by_the_process_that_acts() -> None:
             assert time.monotonic() < deadline
             found.take()
             found.release()
-        assert found.stream.restarts() == 2, "its envs"
+        assert found.queue.restarts() == 2, "its envs"
 
 
 def last_columns(found: Streaming, first: int) -> list[Any]:
@@ -344,7 +344,7 @@ def test_who_asks_to_stop_is_heard() -> None:
     with streaming(max_lag=0) as found:
         found.take()
         with pytest.raises(Interrupted):  # nothing comes before the release
-            found.stream.take(0, lambda: True)
+            found.queue.take(0, lambda: True)
         asked: list[float] = []
 
         def after_a_while() -> bool:
@@ -352,21 +352,21 @@ def test_who_asks_to_stop_is_heard() -> None:
             return len(asked) > 2
 
         with pytest.raises(Interrupted):
-            found.stream.take(0, after_a_while)
+            found.queue.take(0, after_a_while)
 
 
 def test_closing_twice_leaves_nothing() -> None:
     with streaming(act="central") as found:
         found.take()
-        pids = [member.pid for member in found.stream._worker_pool.workers]
+        pids = [member.pid for member in found.queue._worker_pool.workers]
         children = [child.pid for pid in pids for child in psutil.Process(pid).children(recursive=True)]
         assert len(children) >= 2, "the envs of its groups"
-        found.stream.close()
-        found.stream.close()
+        found.queue.close()
+        found.queue.close()
         wait_for(lambda: all_gone(find([*pids, *children])))
-        assert "remuda-stream" not in {thread.name for thread in threading.enumerate()}
+        assert "remuda-workers" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_closing_before_it_was_started() -> None:
     with streaming(starts=False) as found:
-        found.stream.close()
+        found.queue.close()

@@ -107,8 +107,8 @@ def test_of_a_round_that_is_cut_short_episodes_and_restarts_are_counted(
 ) -> None:
     heard: list[Any] = []
     episodes = ReplayWriterPool.episodes
-    monkeypatch.setattr(ReplayWriterPool, "episodes", lambda feed: heard.append(episodes(feed)) or heard[-1])
-    monkeypatch.setattr(ReplayWriterPool, "restarts", lambda feed: len(heard))
+    monkeypatch.setattr(ReplayWriterPool, "episodes", lambda writers: heard.append(episodes(writers)) or heard[-1])
+    monkeypatch.setattr(ReplayWriterPool, "restarts", lambda writers: len(heard))
     stopped: list[bool] = []
 
     def look(round: Any) -> None:
@@ -136,13 +136,13 @@ def test_nobody_waits_to_hear_of_rows_of_another_run_or_of_a_sampler_that_is_los
     monkeypatch.setattr("remuda.sampling.replay_writers.DRAIN_SECONDS", 60.0)
     start = time.monotonic()
     with Resumed("CartPole-v1") as setup:
-        setup.feed.drain()
+        setup.writers.drain()
         setup.wait(lambda: setup.replay.ring.written.min() > 20)
         setup.replay.ring.counters.limit[0] = 0
         samplers()[-1].kill()
-        setup.wait(lambda: setup.feed.restarts() > 0)
+        setup.wait(lambda: setup.writers.restarts() > 0)
         setup.replay.ring.counters.limit[0] = 0
-        setup.feed.drain()
+        setup.writers.drain()
     assert time.monotonic() - start < 50.0
 
 

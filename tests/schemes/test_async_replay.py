@@ -1,4 +1,4 @@
-"""Asynchronous runs with a replay: samplers feed it at their own pace, and what is due is learned from it."""
+"""Asynchronous runs with a replay: samplers write to it at their own pace, and the learner draws what is due."""
 
 from __future__ import annotations
 
@@ -253,12 +253,12 @@ def test_a_lost_sampler_is_replaced_and_its_episodes_are_cut() -> None:
     with Setup("counting:make", **COUNTING) as setup:
         for number in range(4):
             setup.wait(lambda: (setup.replay.ring.real > 200 * (number + 1)).all())  # noqa: B023  (used at once)
-            member = setup.feed._worker_pool.workers[number % 2]
+            member = setup.writers._worker_pool.workers[number % 2]
             with contextlib.suppress(ProcessLookupError):
                 os.kill(member.pid, signal.SIGKILL)
             before = int(setup.replay.ring.real[number % 2])
             setup.wait(lambda: setup.replay.ring.real[number % 2] > before + 100)  # noqa: B023
-        assert setup.feed.restarts() >= 8  # two envs each time
+        assert setup.writers.restarts() >= 8  # two envs each time
         setup.wait(lambda: setup.replay.steps > 3000)
     assert check_rows(setup.replay) <= 8, "some were between two episodes anyway"
 
@@ -267,20 +267,20 @@ def test_a_learner_does_not_wait_while_a_sampler_is_replaced(monkeypatch: pytest
     """It may take seconds, if the fork server was lost too."""
     with Setup("counting:make", **COUNTING) as setup:
         setup.wait(lambda: (setup.replay.ring.real > 100).all())
-        has_begun, may_go_on, relaunch = threading.Event(), threading.Event(), setup.feed._worker_pool.relaunch
+        has_begun, may_go_on, relaunch = threading.Event(), threading.Event(), setup.writers._worker_pool.relaunch
 
         def relaunch_slowly(*given: Any) -> None:
             has_begun.set()
             may_go_on.wait(SOON)
             relaunch(*given)
 
-        monkeypatch.setattr(setup.feed._worker_pool, "relaunch", relaunch_slowly)
-        os.kill(setup.feed._worker_pool.workers[0].pid, signal.SIGKILL)
+        monkeypatch.setattr(setup.writers._worker_pool, "relaunch", relaunch_slowly)
+        os.kill(setup.writers._worker_pool.workers[0].pid, signal.SIGKILL)
         assert has_begun.wait(SOON)
         timer = threading.Timer(10, may_go_on.set)  # else who waits would wait for ever
         timer.start()
-        setup.feed.poll(0)
-        setup.feed.take_lag()
+        setup.writers.poll(0)
+        setup.writers.take_lag()
         assert not may_go_on.is_set(), "it has waited"
         timer.cancel()
         may_go_on.set()
@@ -304,7 +304,7 @@ def test_who_replaces_a_sampler_goes_on_with_the_rows_of_all_where_the_run_was_r
 
     with Uneven("counting:make", **COUNTING) as setup:
         setup.wait(lambda: setup.replay.ring.real[1] > 200)
-        member = setup.feed._worker_pool.workers[1]
+        member = setup.writers._worker_pool.workers[1]
         assert member.blueprint["row"] == 1000
         os.kill(member.pid, signal.SIGKILL)
         setup.wait(lambda: member.blueprint["row"] > 1000)
@@ -314,17 +314,17 @@ def test_who_replaces_a_sampler_goes_on_with_the_rows_of_all_where_the_run_was_r
 def test_who_replaces_one_that_acts_for_all_goes_on_from_the_row_of_the_furthest_group() -> None:
     """Twice, so that what was ahead the first time is ahead the second time too."""
     with Setup("counting:make", **acting("central", COUNTING)) as setup:
-        ring, (member,) = setup.replay.ring, setup.feed._worker_pool.workers
+        ring, (member,) = setup.replay.ring, setup.writers._worker_pool.workers
         for count in (1, 2):
             before = ring.real.copy()
             setup.wait(lambda: (ring.real > before + 200).all())  # noqa: B023  (used at once)
-            rows, ahead = member.blueprint["row"], np.array(setup.feed._ahead)
+            rows, ahead = member.blueprint["row"], np.array(setup.writers._ahead)
             os.kill(member.pid, signal.SIGKILL)
             setup.wait(lambda: member.blueprint["row"] > rows)  # noqa: B023
-            assert setup.feed.restarts() == 4 * count
+            assert setup.writers.restarts() == 4 * count
             assert member.blueprint["row"] >= rows + 100
-            assert (member.blueprint["row"] - np.array(setup.feed._ahead) <= ring.written).all()
-            assert min(setup.feed._ahead - ahead) == 0, "the furthest goes on with its own next row"
+            assert (member.blueprint["row"] - np.array(setup.writers._ahead) <= ring.written).all()
+            assert min(setup.writers._ahead - ahead) == 0, "the furthest goes on with its own next row"
         before = ring.real.copy()
         setup.wait(lambda: (ring.real > before + 100).all())
     assert check_rows(setup.replay) <= 8
@@ -365,11 +365,11 @@ def test_a_sampler_that_has_not_sampled_yet_has_no_weights_whose_age_could_be_to
             replay.ring.counters.limit[0] = 0
 
     with Waiting("counting:make", **acting(act, COUNTING)) as setup:
-        setup.feed.poll(50)
+        setup.writers.poll(50)
         time.sleep(0.5)
-        assert setup.feed.take_lag() == 0
-        assert not any(setup.feed._made_progress)
-        setup.wait(lambda: all(setup.feed._made_progress))  # and lets them go on
+        assert setup.writers.take_lag() == 0
+        assert not any(setup.writers._made_progress)
+        setup.wait(lambda: all(setup.writers._made_progress))  # and lets them go on
 
 
 def test_of_slow_envs_it_is_said_that_they_are_the_limit(tmp_path: Path) -> None:
@@ -429,7 +429,7 @@ def test_frames_of_samplers_are_those_that_were_seen(act: str) -> None:
     }
     with Setup("ALE/Pong-v5", **acting(act, settings)) as setup:
         setup.wait(lambda: setup.replay.steps > 600)
-        os.kill(setup.feed._worker_pool.workers[0].pid, signal.SIGKILL)
+        os.kill(setup.writers._worker_pool.workers[0].pid, signal.SIGKILL)
         before = int(setup.replay.ring.real[0])
         setup.wait(lambda: setup.replay.ring.real[0] > before + 100)
     ring = setup.replay.ring
@@ -447,11 +447,11 @@ def test_samplers_act_with_what_was_published(act: str) -> None:
                 for parameter in setup.learner.algorithm.agent.parameters():
                     parameter.add_(0.01)
             setup.weights.publish(version)
-            setup.feed.poll(version)
+            setup.writers.poll(version)
             time.sleep(0.005)
-        setup.feed.take_lag()
-        setup.wait(lambda: len(setup.feed._lags) > 4)
-        assert setup.feed.take_lag() < 199
+        setup.writers.take_lag()
+        setup.wait(lambda: len(setup.writers._lags) > 4)
+        assert setup.writers.take_lag() < 199
 
 
 @pytest.mark.parametrize("algo", ["dqn", "impala"])

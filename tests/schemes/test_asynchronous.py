@@ -24,7 +24,7 @@ from remuda.core import derive_seed
 from remuda.data import map_tree, resets
 from remuda.errors import ConfigError, Interrupted
 from remuda.learning.checkpoint import load_newest
-from remuda.learning.parts import Parts
+from remuda.learning.gradient_threads import GradientThreads
 from remuda.recipe import Progress
 from remuda.schemes.asynchronous import Asynchronous, shares
 
@@ -227,11 +227,11 @@ def first_rollout(act: str, core: str | None, sampler: Any = None, moves: bool =
         move(agent)
     with contextlib.ExitStack() as stack:
         shared = stack.enter_context(contextlib.closing(recipe.make_weights(agent, learner.version)))
-        stream = stack.enter_context(
+        source = stack.enter_context(
             contextlib.closing(recipe.make_source(agent, shared, num_workers(config), 0, None, lambda: False))
         )
-        stream.start(3)
-        rollout = stream.take(learner.version, lambda: False)
+        source.start(3)
+        rollout = source.take(learner.version, lambda: False)
         kept = map_tree(lambda x: x.clone(), (rollout.steps, rollout.next_obs, rollout.last_value, rollout.state))
     return type(rollout)(*kept, rollout.envs), agent
 
@@ -294,14 +294,14 @@ def test_a_callback_may_stop_it(tmp_path: Path) -> None:
 
 def test_parts_of_a_batch_learn_and_end_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[int] = []
-    original = Parts.close
-    monkeypatch.setattr(Parts, "close", lambda self: (closed.append(self.count), original(self)))
+    original = GradientThreads.close
+    monkeypatch.setattr(GradientThreads, "close", lambda self: (closed.append(self.count), original(self)))
     run = train(tmp_path / "run", scheme={"name": "async", "max_lag": 0, "threads": 2})
     assert closed == [2]
     assert run.result["updates"] >= ROUNDS
 
 
-class StreamOfPieces:
+class SourceOfPieces:
     """Writes down what is asked of it, in the calls of the other pieces."""
 
     def __init__(self, pieces: Any) -> None:
@@ -335,18 +335,18 @@ class StreamOfPieces:
         return self.pieces.restarts()
 
     def close(self) -> None:
-        self.pieces.did("close stream")
+        self.pieces.did("close source")
 
 
 class AsyncPieces(Pieces):
-    """As of the synchronous scheme, with a stream in place of a sampler."""
+    """As of the synchronous scheme, with a source in place of a sampler."""
 
     def make_source(
         self, agent: Any, weights: Any, workers: int, rounds: int, max_lag: int | None, should_stop: Any
     ) -> Any:
         assert (agent, weights, should_stop) == ("the agent", self.weights, self.must_stop)
-        self.did(f"stream {workers} {rounds} {max_lag}")
-        return StreamOfPieces(self)
+        self.did(f"source {workers} {rounds} {max_lag}")
+        return SourceOfPieces(self)
 
 
 ROUND = ["prepare", "add", "step", "feedback key 0", "step", "feedback key 1", "finish"]
@@ -356,10 +356,10 @@ def test_the_order_of_calls() -> None:
     pieces = AsyncPieces(steps=REAL * 2)
     assert Asynchronous(workers=2, max_lag=5).run(pieces.recipe, pieces) is pieces
     assert pieces.calls == [
-        *("learner", "resume", "weights", "replay 0", "stream 2 0 5", "restore", "start 3 0", "begin at 0"),
+        *("learner", "resume", "weights", "replay 0", "source 2 0 5", "restore", "start 3 0", "begin at 0"),
         *("take 0", "collect with 0", "progress 0.00", *ROUND, "release 2", "round"),
         *("take 2", "collect with 2", "progress 0.50", *ROUND, "release 4", "round"),
-        "close stream",
+        "close source",
     ]
     assert pieces.weights.closed == 1
     assert pieces.start == Progress(2 * REAL, rounds=2, episodes=2, restarts=4, dropped=2)
@@ -373,7 +373,7 @@ def test_a_resumed_run_starts_elsewhere_and_goes_on_counting() -> None:
     Asynchronous(workers=2).run(pieces.recipe, pieces)
     assert pieces.calls[3:8] == [
         "replay 7",
-        "stream 2 7 None",
+        "source 2 7 None",
         "restore",
         f"start {derive_seed(3, 7)} 0",
         "begin at 100",
@@ -386,10 +386,10 @@ def test_a_signal_while_it_waits_for_a_rollout_drops_nothing_that_was_learned() 
     pieces.fail_in, pieces.error = "take 4", Interrupted("now")
     assert Asynchronous(workers=2).run(pieces.recipe, pieces) is pieces
     assert (pieces.start.steps, pieces.start.rounds) == (2 * REAL, 2)
-    assert pieces.calls[-3:] == ["take 4", "save what was learned", "close stream"]
+    assert pieces.calls[-3:] == ["take 4", "save what was learned", "close source"]
 
 
-@pytest.mark.parametrize("place", ["stream", "restore", "start", "take", "prepare", "step", "release", "round"])
+@pytest.mark.parametrize("place", ["source", "restore", "start", "take", "prepare", "step", "release", "round"])
 def test_whatever_fails_what_was_made_is_closed(place: str) -> None:
     pieces, threads = AsyncPieces(), torch.get_num_threads()
     pieces.fail_in, pieces.error = place, ZeroDivisionError("here")
@@ -398,7 +398,7 @@ def test_whatever_fails_what_was_made_is_closed(place: str) -> None:
     assert pieces.weights.closed == 1
     assert pieces.closed == 2, "replay and learner"
     assert pieces.calls[-1] == "save what was learned", "when nobody samples any more"
-    assert (pieces.calls[-2] == "close stream") == (place != "stream")
+    assert (pieces.calls[-2] == "close source") == (place != "source")
     assert torch.get_num_threads() == threads
 
 

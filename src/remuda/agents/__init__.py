@@ -1,4 +1,4 @@
-"""Agents: the networks, and how they act."""
+"""Agents: the networks and how they act."""
 
 from remuda.agents.actor import ActorAgent, Critic
 from remuda.agents.heads import PolicyHead, PolicyOutput

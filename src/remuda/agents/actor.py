@@ -1,8 +1,8 @@
-"""Agents of Q-policy gradients: an actor that chooses one action, or a distribution over them; and critics of both.
+"""The actor of DDPG, TD3 and SAC, deterministic or stochastic, and its critics.
 
-action, _, state = agent.act(obs, state, explore, noise)         # of the env's size; explore [B], 0 is greedy
+action, _, state = agent.act(obs, state, explore, noise)         # in the env's bounds; explore [B], 0 is greedy
 features, _ = agent.features(obs, state, reset)                  # learning: rows [N] or sequences [T, B]
-action, log_prob = agent.choose(features, noise)                 # between -1 and 1, as critics take them
+action, log_prob = agent.choose(features, noise)                 # between -1 and 1, for critics
 q = critic(critic.features(obs)[0], action)
 """
 
@@ -22,20 +22,20 @@ from remuda.data import ArrayTuple
 from remuda.maths import SquashedGaussian
 from remuda.nets import MLP, Inputs
 
-LOG_STD = (-20.0, 2.0)  # of a stochastic actor's outputs, as in the code of 1812.05905
-DRIFT = 0.15  # of Ornstein-Uhlenbeck noise: the share of itself that it loses in each step (1509.02971)
-DRIFT_SCALE = math.sqrt(1 - (1 - DRIFT) ** 2)  # makes its stationary deviation 1
+LOG_STD = (-20.0, 2.0)  # bounds of a stochastic actor's log_std, as in the code of 1812.05905
+DRIFT = 0.15  # decay of Ornstein-Uhlenbeck noise per step (1509.02971)
+DRIFT_SCALE = math.sqrt(1 - (1 - DRIFT) ** 2)  # makes the stationary deviation 1
 
 
 class ActorState(ArrayTuple):
-    """What goes from row to row of an env: recurrent state, and noise that drifts."""
+    """State of an env between rows: recurrent state, and Ornstein-Uhlenbeck noise."""
 
     memory: Any
     drift: Any
 
 
 class ActorAgent(nn.Module):
-    """Actions between the bounds of a Box: by tanh, with noise added to them or drawn from a squashed Gaussian."""
+    """Actions within the bounds of a Box: tanh with added noise, or samples of a squashed Gaussian."""
 
     exploration = 1.0  # the noise is not scaled
     fast_policy: FastPolicy | None = None
@@ -70,7 +70,7 @@ class ActorAgent(nn.Module):
         self.register_buffer("reach", (high - low) / 2, persistent=False)
 
     def compile_nets(self) -> None:
-        """By torch.compile from their next call on; parameters and their names stay what they are."""
+        """Compile the network with torch at its next call; parameters keep their names."""
         self.trunk.net.compile(dynamic=True)
 
     def initial_state(self, batch: int) -> ActorState | None:
@@ -78,8 +78,10 @@ class ActorAgent(nn.Module):
         drift = torch.zeros(batch, self.width) if self.drifts else None
         return None if memory is None and drift is None else ActorState(memory, drift)
 
-    def act(self, obs: Any, state: Any, explore: Tensor | None, noise: Tensor) -> tuple[Tensor, None, Any]:
-        """Actions for [B] observations; explore [B] multiplies the noise, None is 1 everywhere."""
+    def act(
+        self, obs: Any, state: ActorState | None, explore: Tensor | None, noise: Tensor
+    ) -> tuple[Tensor, None, ActorState | None]:
+        """Return actions for [B] observations; explore [B] multiplies the noise, and None stands for 1."""
         memory, drift = (None, None) if state is None else state
         features, memory = self.trunk.step(self.inputs(obs), memory)
         if drift is not None:
@@ -95,7 +97,7 @@ class ActorAgent(nn.Module):
         return self.middle + self.reach * action, None, following
 
     def features(self, obs: Any, state: Any = None, reset: Tensor | None = None) -> tuple[Tensor, Any]:
-        """Of rows [N, ...], or of sequences [T, B, ...] from `state` [B]; and the state after them."""
+        """Return features of rows [N, ...] or of sequences [T, B, ...] from `state` [B], and the last state."""
         memory = None if state is None else state.memory
         features, memory = unroll_trunk(self.trunk, self.inputs, self.observation, obs, memory, reset)
         return features, None if memory is None else ActorState(memory, None)
@@ -105,19 +107,19 @@ class ActorAgent(nn.Module):
         return SquashedGaussian(mean, log_std.clamp(*LOG_STD))
 
     def choose(self, features: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Actions between -1 and 1, differentiable, and of a stochastic actor the logarithm of their density."""
+        """Return differentiable actions between -1 and 1 and, if the actor is stochastic, their log-densities."""
         if not self.stochastic:
             return self.head(features).tanh(), None
         assert noise is not None
         return self.distribution(features).sample_with_log_prob(noise)
 
     def normalized(self, action: Tensor) -> Tensor:
-        """The env's actions as critics take them."""
-        return (action - self.middle) / self.reach.clamp(min=1e-30)  # where only one action is allowed: 0
+        """Scale the env's actions to -1 to 1, as critics take them."""
+        return (action - self.middle) / self.reach.clamp(min=1e-30)  # 0 where both bounds are equal
 
 
 class Critic(nn.Module):
-    """The value of an action: what the observation is made into, beside the action, through an MLP."""
+    """The value of an action: an MLP over the features of the observation, concatenated with the action."""
 
     def __init__(
         self,
@@ -130,9 +132,9 @@ class Critic(nn.Module):
         core: Literal["lstm", "gru"] | None = None,
         core_size: int = 128,
     ) -> None:
-        """Without `make_net` a vector of observations goes beside the action as it is."""
+        """Without `make_net`, the observation must be a vector and is concatenated with the action directly."""
         super().__init__()
-        self.observation, self._inputs = observation, (inputs,)  # the agent's: not a part of the critic
+        self.observation, self._inputs = observation, (inputs,)  # in a tuple: they are parameters of the agent
         if make_net is None and core is None:
             self.trunk = Trunk(nn.Flatten(), math.prod(observation.shape), None, 0)
         else:
@@ -141,7 +143,7 @@ class Critic(nn.Module):
         self.head = nn.Linear(hidden[-1], 1)
 
     def features(self, obs: Any, state: Any = None, reset: Tensor | None = None) -> tuple[Tensor, Any]:
-        """Of rows [N, ...], or of sequences [T, B, ...] from `state` [B], None being an episode's beginning."""
+        """Return features of rows [N, ...], or of sequences [T, B, ...]; state None is the start of an episode."""
         if self.trunk.core is not None and state is None:
             assert reset is not None
             state = self.trunk.core.initial_state(reset.shape[1])

@@ -1,7 +1,7 @@
-"""Heads: from features to a distribution over the env's actions, whatever their space.
+"""The policy head: from features to a distribution over actions of any space.
 
 head = PolicyHead(action, width)
-policy = head(features)                        # [..., F] -> a distribution with the same leading axes
+policy = head(features)                        # [..., F] -> distribution with the same leading axes
 action = policy.choose(noise, explore)         # an array, or the named array tuple of a Dict or Tuple space
 """
 
@@ -21,14 +21,14 @@ NoiseParts = tuple[tuple[Literal["uniform", "normal"], int], ...]
 
 
 class PolicyOutput(ArrayTuple):
-    """What the policy said while acting; stored with every row."""
+    """What the policy computed for a step; stored with every row."""
 
     log_prob: Any
     value: Any
 
 
 class PolicyHead(nn.Module):
-    """One linear layer whose outputs are shared out among the leaves of the action space; Box actions are flat."""
+    """One linear layer whose outputs are divided among the leaves of the action space; Box actions are flat."""
 
     def __init__(self, action: Space, width: int, log_std_init: float = 0.0) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class PolicyHead(nn.Module):
         return policy
 
     def _branch(self, space: Space, outputs: Tensor, start: int, first_std: int) -> tuple[Joint, int, int]:
-        """The entries of a Dict or Tuple, which take their outputs from `start` on; returns where they ended."""
+        """Return the distribution of a Dict or Tuple from the outputs from `start` on, and where its outputs end."""
         parts: list[Distribution] = []
         widths = []
         for entry in space.entries.values():
@@ -78,7 +78,7 @@ class PolicyHead(nn.Module):
 
 
 def num_outputs(leaf: Space) -> int:
-    """Numbers that a net must give for a leaf of the action space."""
+    """Return the number of outputs for a leaf of the action space."""
     if leaf.kind == "discrete":
         return leaf.n
     if leaf.kind == "multidiscrete":
@@ -88,7 +88,7 @@ def num_outputs(leaf: Space) -> int:
 
 
 def noise_of(leaf: Space) -> tuple[Literal["uniform", "normal"], int]:
-    """What drawing an action of this leaf takes."""
+    """Return the kind and width of the noise that an action of this leaf is sampled from."""
     if leaf.kind == "box":
         return "normal", math.prod(leaf.shape)
     return "uniform", math.prod(leaf.shape)  # 1 for a discrete leaf, which has no axes

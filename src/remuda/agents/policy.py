@@ -1,11 +1,11 @@
 """The actor-critic agent: a policy and a value of every observation, with or without memory.
 
-    action, said, state = agent.act(obs, state, explore, noise)      # sampling: said.log_prob, said.value
+    action, output, state = agent.act(obs, state, explore, noise)    # sampling: output.log_prob, output.value
     outputs, state = agent.unroll(obs, state, reset)                 # learning: outputs.distribution, outputs.value
 
-A user's own network is a module whose constructor takes the observation's shape (of Dict and Tuple observations a
+A user's own network is a module whose constructor takes the observation's shape (for Dict and Tuple observations a
 dict {path: shape}) and whose forward maps float observations [N, *shape] (a named array tuple of them) to features
-[N, F]; the agent finds F by trying, and puts a recurrent core, if one is asked for, and the heads on top.
+[N, F]. The agent finds F by calling it, and adds a recurrent core, if configured, and the heads.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from remuda.nets import Inputs, orthogonal
 
 
 class Outputs(NamedTuple):
-    """What the agent says of rows when learning."""
+    """Outputs for rows, for learning."""
 
     distribution: Distribution
     value: Tensor
 
 
 class Memory(ArrayTuple):
-    """Recurrent state of policy and value, where each has a core of its own."""
+    """Recurrent states of policy and value; the latter is None if they share a core."""
 
     policy: Any
     value: Any
 
 
 class PolicyAgent(nn.Module):
-    """Policy and value trunks (one for both if `shared`), with linear heads."""
+    """Policy and value trunks, or one for both if `shared`, with linear heads."""
 
     exploration = 1.0  # actions are sampled; any amount above 0 means the same
     fast_policy: FastPolicy | None = None
@@ -66,19 +66,19 @@ class PolicyAgent(nn.Module):
         self.value_trunk = self.policy_trunk if shared else Trunk(value_net, width, core, core_size)
         self.policy_head = PolicyHead(action, self.policy_trunk.width, log_std_init)
         self.value_head = nn.Linear(self.value_trunk.width, 1)
-        if orthogonal_init:  # a small policy head starts near uniform or zero actions
+        if orthogonal_init:  # the small gain makes initial actions nearly uniform, or their means nearly 0
             orthogonal(self.policy_head.linear, 0.01)
             orthogonal(self.value_head, 1.0)
         self.noise = self.policy_head.noise
 
     def compile_nets(self) -> None:
-        """By torch.compile from their next call on; parameters and their names stay what they are."""
+        """Compile the networks with torch at their next call; parameters keep their names."""
         self.fast_policy = None  # it would not use the compiled networks
         for net in {id(trunk.net): trunk.net for trunk in (self.policy_trunk, self.value_trunk)}.values():
-            net.compile(dynamic=True)  # minibatches differ by a few rows
+            net.compile(dynamic=True)  # sizes of minibatches differ by a few rows
 
-    def initial_state(self, batch: int) -> Any:
-        """Of so many envs at the start of their episodes; None without a core."""
+    def initial_state(self, batch: int) -> Memory | None:
+        """Return the state of `batch` envs at the start of their episodes; None without a core."""
         if self.policy_trunk.core is None:
             return None
         policy = self.policy_trunk.core.initial_state(batch)
@@ -87,8 +87,10 @@ class PolicyAgent(nn.Module):
         assert self.value_trunk.core is not None
         return Memory(policy, self.value_trunk.core.initial_state(batch))
 
-    def act(self, obs: Any, state: Any, explore: Tensor | None, noise: Tensor) -> tuple[Any, PolicyOutput, Any]:
-        """Actions for [B] observations; explore [B] says which envs explore (0: greedy), None that all do."""
+    def act(
+        self, obs: Any, state: Memory | None, explore: Tensor | None, noise: Tensor
+    ) -> tuple[Any, PolicyOutput, Memory | None]:
+        """Return actions for [B] observations: sampled where explore [B] is not 0 or is None, else the mode."""
         inputs = self.inputs(obs)
         memory = state if state is not None else Memory(None, None)
         features, policy_state = self.policy_trunk.step(inputs, memory.policy)
@@ -98,21 +100,21 @@ class PolicyAgent(nn.Module):
             values, value_state = self.value_trunk.step(inputs, memory.value)
         distribution = self.policy_head(features)
         action = distribution.choose(noise, explore)
-        said = PolicyOutput(distribution.log_prob(action), self.value_head(values).squeeze(-1))
-        return action, said, Memory(policy_state, value_state) if self.is_recurrent else None
+        output = PolicyOutput(distribution.log_prob(action), self.value_head(values).squeeze(-1))
+        return action, output, Memory(policy_state, value_state) if self.is_recurrent else None
 
-    def value(self, obs: Any, state: Any) -> Tensor:
-        """Values [B] alone; no state is advanced."""
+    def value(self, obs: Any, state: Memory | None) -> Tensor:
+        """Return values [B]; `state` is not advanced."""
         memory = state if state is not None else Memory(None, None)
         is_shared = self.value_trunk is self.policy_trunk
         features, _ = self.value_trunk.step(self.inputs(obs), memory.policy if is_shared else memory.value)
         values: Tensor = self.value_head(features).squeeze(-1)
         return values
 
-    def unroll(self, obs: Any, state: Any, reset: Tensor | None) -> tuple[Outputs, Any]:
-        """Outputs for rows [N, ...], or for sequences [T, B, ...] that start from `state` [B].
+    def unroll(self, obs: Any, state: Memory | None, reset: Tensor | None) -> tuple[Outputs, Memory | None]:
+        """Return outputs for rows [N, ...], or for sequences [T, B, ...] that start from `state` [B].
 
-        Before row t the state of env b is put back where reset[t, b]. An agent without a core has no state to carry.
+        Where reset[t, b] is True, the state of env b is reset before row t. Agents without a core have no state.
         """
         leading = leading_axes(self.observation, obs)
         inputs = self.inputs(obs if len(leading) == 1 else map_tree(lambda x: x.flatten(0, 1), obs))

@@ -1,6 +1,6 @@
 """The agent of deep Q-learning: a value for every action, or a distribution over returns, with or without memory.
 
-action, _, state = agent.act(obs, state, explore, noise)         # explore [B]: the chance of a random action
+action, _, state = agent.act(obs, state, explore, noise)         # explore [B]: the probability of a random action
 outputs, state = agent.unroll(obs, state, reset)                 # [..., A], or logits [..., A, atoms]
 q = agent.expected(outputs)                                      # [..., A]
 """
@@ -18,10 +18,11 @@ from remuda.agents.support import DEFAULT_SUPPORT
 from remuda.agents.trunk import NetFactory, make_trunk, unroll_trunk
 from remuda.core import FastPolicy, Space
 from remuda.nets import Inputs, NoisyLinear
+from remuda.nets.recurrent import State
 
 
 class Stream(nn.Module):
-    """From features to so many outputs, through a hidden layer if one is asked for."""
+    """A linear layer from features to outputs, with a hidden layer before it if `hidden` is not 0."""
 
     def __init__(self, width: int, hidden: int, outputs: int, noisy: bool) -> None:
         super().__init__()
@@ -57,11 +58,11 @@ class QHead(nn.Module):
 
 
 class QAgent(nn.Module):
-    """Greedy but for a chance of random actions, or for the noise on its weights."""
+    """An epsilon-greedy agent, whose weights may have noise for exploration."""
 
     fast_policy: FastPolicy | None = None
     support: Tensor
-    has_support: Tensor  # whether an automatic support is known
+    has_support: Tensor  # whether an automatic support has been derived
 
     def __init__(
         self,
@@ -81,10 +82,11 @@ class QAgent(nn.Module):
         core_size: int = 128,
         exploration: float = 0.05,
     ) -> None:
-        """`head_hidden` None: as wide as the features in dueling and noisy heads, else 0, which is no such layer.
+        """`head_hidden` is the width of a hidden layer in the head, and 0 means none.
 
-        Two linear streams would only be one linear head in other words. A bound that is "auto" is the default's until
-        `set_support`; the support is then saved and published with the weights.
+        The default is the number of features for dueling and noisy heads, because two linear streams without a hidden
+        layer are equivalent to one linear head, and 0 for others. A bound "auto" is that of the default support until
+        `set_support` is called; the support is saved and published with the weights.
         """
         super().__init__()
         self.observation, self.action, self.is_recurrent = observation, action, core is not None
@@ -101,11 +103,11 @@ class QAgent(nn.Module):
         if self.is_auto:
             self.register_buffer("has_support", torch.zeros((), dtype=torch.bool))
         self.noise_width = sum(self.head.noise_widths)
-        parts: NoiseParts = (("uniform", 2),)  # whether to act at random, and how
+        parts: NoiseParts = (("uniform", 2),)  # whether to take a random action, and which
         self.noise: NoiseParts = (*parts, ("normal", self.noise_width)) if noisy else parts
 
     def set_support(self, low: float, high: float) -> None:
-        """Make the bounds that are "auto" these; the others stay as they are."""
+        """Set the bounds that are "auto"; given bounds do not change."""
         low, high = self._bounded(low, high)
         self.support.copy_(torch.linspace(low, high, len(self.support)))
         self.has_support.fill_(True)
@@ -114,18 +116,20 @@ class QAgent(nn.Module):
         v_min, v_max = self.bounds
         width = high - low
         low, high = (low if v_min == "auto" else v_min), (high if v_max == "auto" else v_max)
-        if low >= high and "auto" in self.bounds:  # a given bound beyond what was derived for the other
+        if low >= high and "auto" in self.bounds:  # the given bound is beyond the derived one
             low, high = (high - width, high) if v_min == "auto" else (low, low + width)
         return low, high
 
     def compile_nets(self) -> None:
-        """By torch.compile from their next call on; parameters and their names stay what they are."""
+        """Compile the network with torch at its next call; parameters keep their names."""
         self.trunk.net.compile(dynamic=True)
 
-    def initial_state(self, batch: int) -> Any:
+    def initial_state(self, batch: int) -> State | None:
         return None if self.trunk.core is None else self.trunk.core.initial_state(batch)
 
-    def act(self, obs: Any, state: Any, explore: Tensor | None, noise: Tensor) -> tuple[Tensor, None, Any]:
+    def act(
+        self, obs: Any, state: State | None, explore: Tensor | None, noise: Tensor
+    ) -> tuple[Tensor, None, State | None]:
         """Return epsilon-greedy actions for [B] observations; `explore` [B] holds the epsilons.
 
         Where it is 0, nothing is random: the weights of a noisy network have no noise there. None means
@@ -140,11 +144,13 @@ class QAgent(nn.Module):
         random = (noise[:, 1] * self.action.n).long()
         return torch.where(noise[:, 0] < chance, random, best), None, state
 
-    def unroll(self, obs: Any, state: Any, reset: Tensor | None, noise: Tensor | None = None) -> tuple[Tensor, Any]:
-        """Outputs of rows [N, ...], or of sequences [T, B, ...] from `state` [B]; one noise for all of them."""
+    def unroll(
+        self, obs: Any, state: State | None, reset: Tensor | None, noise: Tensor | None = None
+    ) -> tuple[Tensor, State | None]:
+        """Return outputs of rows [N, ...] or of sequences [T, B, ...] from `state` [B], all with the same noise."""
         features, state = unroll_trunk(self.trunk, self.inputs, self.observation, obs, state, reset)
         return self.head(features, noise), state
 
     def expected(self, outputs: Tensor) -> Tensor:
-        """Values [..., A] of outputs: means, where they are logits of distributions."""
+        """Return values [..., A]: the outputs, or the means of the distributions whose logits they are."""
         return outputs if len(self.support) == 1 else outputs.softmax(-1) @ self.support

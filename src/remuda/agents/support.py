@@ -1,4 +1,4 @@
-"""The support of distributions over returns: how it is derived from what was seen, and whether it is wide enough."""
+"""The support of distributions over returns: derivation from observed returns, and a check that it is wide enough."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 logger = logging.getLogger("remuda.agents")
 
-DEFAULT_SUPPORT = (-10.0, 10.0)  # where nothing is known
-MARGIN = 0.25  # on either side, as a share of the range seen
-GROWTH = 3.0  # by what the largest return seen may be multiplied: a learned policy earns more than a random one
-WATCHED_UPDATES = 200  # between two looks at the share of clipped targets, each of which waits for the device
-NEGLIGIBLE = 1e-3  # probability of an atom
-MOST_CLIPPED = 0.02  # share of clipped targets that is not worth a warning
+DEFAULT_SUPPORT = (-10.0, 10.0)  # used if no reward other than 0 was observed
+MARGIN = 0.25  # on either side, as a fraction of the observed range
+GROWTH = 3.0  # factor on the largest observed return: a learned policy earns more than a random one
+WATCHED_UPDATES = 200  # between two readings of the clipped fraction, each of which waits for the device
+NEGLIGIBLE = 1e-3  # probability below which an atom is ignored
+MAX_CLIPPED = 0.02  # fraction of clipped targets above which a warning is logged
 
 
 class ReturnRange(NamedTuple):
@@ -23,14 +23,14 @@ class ReturnRange(NamedTuple):
 
     low: float
     high: float
-    steady: float  # the return of going on forever with the mean reward
+    steady: float  # the discounted sum of the mean reward forever
 
 
 def derive_support(seen: ReturnRange) -> tuple[float, float]:
-    """Return v_min and v_max; the default, with a warning, if no reward other than 0 was seen.
+    """Return v_min and v_max; the default, with a warning, if no reward other than 0 was observed.
 
-    The range of 0, the returns and the steady return gets a margin on both sides. The steady return stands for what
-    follows where episodes are truncated or not over yet.
+    The range of 0, the returns and the steady return gets a margin on both sides. The steady return accounts for
+    rewards after episodes that were truncated or are not over yet.
     """
     low, high = min(0.0, seen.low, seen.steady), max(0.0, seen.high, seen.steady)
     if high == low:
@@ -45,7 +45,7 @@ def derive_support(seen: ReturnRange) -> tuple[float, float]:
 
 
 class ClippedTargets:
-    """Warn once when a noticeable share of target distributions lies beyond the support.
+    """Warn once if more than `MAX_CLIPPED` of the target distributions lies beyond the support.
 
     Sums stay on the device and are read every `WATCHED_UPDATES` updates.
     """
@@ -60,7 +60,7 @@ class ClippedTargets:
         self._highs: list[Tensor] = []
 
     def add(self, share: Tensor, low: Tensor, high: Tensor, support: Tensor) -> None:
-        """Count an update: what `clipped_share` says of it."""
+        """Add the results of `clipped_share` for one update."""
         if self._has_warned:
             return
         self._shares.append(share)
@@ -69,7 +69,7 @@ class ClippedTargets:
         if len(self._shares) < WATCHED_UPDATES:
             return
         clipped = float(torch.stack(self._shares).mean())
-        if clipped > MOST_CLIPPED:
+        if clipped > MAX_CLIPPED:
             self._has_warned = True
             logger.warning(
                 "%.0f %% of target distributions are clipped to the support %g..%g, as they reach from %.4g to %.4g: "
@@ -84,9 +84,9 @@ class ClippedTargets:
 
 
 def clipped_share(p: Tensor, r: Tensor, discount: Tensor, support: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the share of p [N, atoms] that r + discount * support puts beyond the support, and how far p reaches.
+    """Return the fraction of p [N, atoms] that r + discount * support moves beyond the support, and the range of p.
 
-    An atom of less than `NEGLIGIBLE` probability does not count as reached.
+    Atoms of a probability below `NEGLIGIBLE` do not count for the range.
     """
     rounding = 1e-5 * (support[-1] - support[0])
     shifted = r.unsqueeze(-1) + discount.unsqueeze(-1) * support

@@ -1,4 +1,4 @@
-"""What is under the heads of every agent: a net, and memory on top of it if it is asked for."""
+"""The trunk of every agent, under its heads: a network and, optionally, a recurrent core."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from remuda.core import Space
 from remuda.data import leaves, map_tree
 from remuda.nets import Core, Inputs
+from remuda.nets.recurrent import State
 
-NetFactory = Callable[[Any], nn.Module]  # shape of an observation, or {path: shape} -> net
+NetFactory = Callable[[Any], nn.Module]  # shape of an observation, or {path: shape} -> network
 
 
 class Trunk(nn.Module):
-    """A net, and the recurrent core on top of it if there is one."""
+    """A network, and the recurrent core on top of it if there is one."""
 
     def __init__(self, net: nn.Module, width: int, core: Literal["lstm", "gru"] | None, size: int) -> None:
         super().__init__()
@@ -24,22 +25,28 @@ class Trunk(nn.Module):
         self.core = Core(core, width, size) if core is not None else None
         self.width = width if core is None else size
 
-    def step(self, inputs: Any, state: Any) -> tuple[Tensor, Any]:
-        """Features of one row of each env."""
-        features = self.net(inputs)
-        return (features, None) if self.core is None else self.core.step(features, state)
-
-    def unroll(self, inputs: Any, leading: tuple[int, ...], state: Any, reset: Tensor | None) -> tuple[Tensor, Any]:
-        """Features of rows, or of sequences whose first two axes were made one for the net."""
-        features = self.net(inputs)
+    def step(self, inputs: Any, state: State | None) -> tuple[Tensor, State | None]:
+        """Return the features of one row of each env, and the next state."""
+        features: Tensor = self.net(inputs)
         if self.core is None:
             return features, None
+        assert state is not None
+        return self.core.step(features, state)
+
+    def unroll(
+        self, inputs: Any, leading: tuple[int, ...], state: State | None, reset: Tensor | None
+    ) -> tuple[Tensor, State | None]:
+        """Return the features of rows, or of sequences whose first two axes `leading` are flattened."""
+        features: Tensor = self.net(inputs)
+        if self.core is None:
+            return features, None
+        assert state is not None
         sequence, state = self.core.unroll(features.reshape(*leading, -1), state, reset)
         return sequence.flatten(0, 1), state
 
 
 def net_width(net: nn.Module, inputs: Inputs, observation: Space) -> int:
-    """Features that a net makes, found by trying."""
+    """Return the number of features of a network, by calling it on zeros."""
     blank = observation.tree(lambda _, leaf: torch.zeros(2, *leaf.shape, dtype=getattr(torch, leaf.dtype)))
     with torch.no_grad():
         return int(net(inputs(blank)).shape[-1])
@@ -53,9 +60,9 @@ def make_trunk(
 
 
 def unroll_trunk(
-    trunk: Trunk, inputs: Inputs, observation: Space, obs: Any, state: Any, reset: Tensor | None
-) -> tuple[Tensor, Any]:
-    """Features of rows [N, ...], or of sequences [T, B, ...] that start from `state` [B], with their leading axes."""
+    trunk: Trunk, inputs: Inputs, observation: Space, obs: Any, state: State | None, reset: Tensor | None
+) -> tuple[Tensor, State | None]:
+    """Return features of rows [N, ...] or of sequences [T, B, ...] from `state` [B], and the last state."""
     leading = leading_axes(observation, obs)
     seen = inputs(obs if len(leading) == 1 else map_tree(lambda x: x.flatten(0, 1), obs))
     features, state = trunk.unroll(seen, leading, state, reset)
@@ -63,6 +70,6 @@ def unroll_trunk(
 
 
 def leading_axes(observation: Space, obs: Any) -> tuple[int, ...]:
-    """Axes before those of the observation: [N] or [T, B]."""
+    """Return the axes before those of the observation: (N,) or (T, B)."""
     (_, leaf), (_, tensor) = next(observation.leaves()), next(leaves(obs))
     return tuple(tensor.shape[: tensor.dim() - len(leaf.shape)])

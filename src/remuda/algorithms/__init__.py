@@ -1,4 +1,4 @@
-"""Algorithms: the losses of a batch, and nothing else. One page each."""
+"""Algorithms: each module defines the losses of a batch, and nothing else."""
 
 from remuda.algorithms.a2c import A2C
 from remuda.algorithms.actor_critic import ActorCritic, Targets

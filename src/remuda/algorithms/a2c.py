@@ -1,4 +1,4 @@
-"""Advantage actor-critic: one gradient of each rollout, the synchronous form of 1602.01783."""
+"""Advantage actor-critic, the synchronous form of A3C (1602.01783): one gradient per rollout."""
 
 from __future__ import annotations
 

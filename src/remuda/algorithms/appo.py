@@ -1,4 +1,4 @@
-"""Asynchronous PPO: PPO's clipped surrogate (1707.06347) on targets and advantages of V-trace (1802.01561)."""
+"""Asynchronous PPO: the clipped surrogate of PPO (1707.06347) with targets and advantages of V-trace (1802.01561)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from remuda.maths import approximate_kl, clipped_surrogate, standardized, value_
 
 
 class APPO(IMPALA):
-    """Like IMPALA, but held near the policy that acted, so that a batch can be learned from more than once."""
+    """IMPALA with PPO's surrogate, which keeps the policy near the one that acted over several epochs."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class APPO(IMPALA):
         target_kl: float | None = None,
         **options: Any,
     ) -> None:
-        """`options` are those of IMPALA, without reduction: losses are means."""
+        """`options` are those of IMPALA except for `reduction`: losses are means."""
         super().__init__(agent, num_envs, reduction="mean", **options)
         self.clip_range, self.clip_range_vf = clip_range, clip_range_vf
         self.normalize_advantage, self.target_kl = normalize_advantage, target_kl
@@ -40,7 +40,7 @@ class APPO(IMPALA):
 
     def losses(self, batch: Batch, clock: Clock) -> Losses:
         rows = self.corrected_rows(batch)
-        # Not weighted by rho: the surrogate's ratio is that weight already.
+        # Not weighted by rho, because the ratio of the surrogate is that weight.
         advantage = standardized(rows.advantage) if self.normalize_advantage else rows.advantage
         clip = self.clip_range(clock.progress)
         value_clip = self.clip_range_vf(clock.progress) if self.clip_range_vf else None
@@ -65,6 +65,6 @@ class APPO(IMPALA):
                 "clip_range": clip,
                 **self.ratio_metrics(rows),
             },
-            # As PPO: half as much again as the target ends the round, before this batch is applied.
+            # As in PPO, 1.5 times the target ends the round before this batch is applied.
             stop=self.target_kl is not None and float(kl) > 1.5 * self.target_kl,
         )

@@ -1,8 +1,8 @@
-"""Deep Q-learning: DQN, double, dueling, distributional, noisy, prioritised, n-step, and all at once: Rainbow.
+"""Deep Q-learning: DQN, double, dueling, distributional, noisy, prioritized, n-step, and all together: Rainbow.
 
-What the agent's outputs are (scalars or distributions, dueling or not, noisy or not) is the agent's business, how
-rows are drawn and how many rewards are added up is the replay's; what is left is one loss. Every detail is listed
-with its test in docs/algorithms/dqn.md.
+The agent defines its outputs (scalars or distributions, dueling or not, noisy or not); the replay defines how rows
+are drawn and how many rewards are summed. The loss is the same for all. docs/algorithms/dqn.md lists every detail
+with its test.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from remuda.maths import huber, project
 
 
 class DQN(OffPolicy):
-    """The value of the action taken is brought near to what came of it, as a target network sees it."""
+    """Learns the values of actions from bootstrapped returns of a target network."""
 
     def __init__(
         self,
@@ -37,11 +37,15 @@ class DQN(OffPolicy):
         target_interval: int = 1000,
         clip_reward: bool = False,
         burn_in: int = 0,
+        has_target: bool = True,
     ) -> None:
-        """`delta` is where Huber's loss becomes straight, None never; `beta` corrects for prioritised draws."""
+        """`delta` is where Huber's loss becomes linear, None never; `beta` is the exponent of importance weights.
+
+        Without a target network, the agent takes its place: for `td_error` in samplers.
+        """
         super().__init__(agent, seed, tau, target_interval, clip_reward, burn_in)
         self.is_double, self.delta, self.beta = double, delta, over_progress(beta)
-        self.target = self.make_target(agent)
+        self.target = self.make_target(agent) if has_target else agent
         self.clipped: ClippedTargets | None = ClippedTargets()
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
@@ -53,9 +57,9 @@ class DQN(OffPolicy):
         rows = self.rows(batch)
         mine, theirs = self._noises(clock, rows.reward)
         online, target = partial(self.agent.unroll, noise=mine), partial(self.target.unroll, noise=theirs)
-        with torch.no_grad():  # first, so that what the gradient needs of the online net is still in the cache
+        with torch.no_grad():  # first, so that the online network's activations stay in the cache for its gradient
             later = self.after(batch, target, batch.state)
-        if self.is_double:  # the online net says which action is best, the target net how good it is (1509.06461)
+        if self.is_double:  # the online network selects the action, the target network evaluates it (1509.06461)
             outputs, chooser = self.now_and_after(batch, online, batch.state)
         else:
             outputs, chooser = self.now(batch, online, batch.state), later
@@ -78,7 +82,7 @@ class DQN(OffPolicy):
         return Losses({"q": loss}, metrics, self.priority(size, batch))
 
     def choose_support(self, seen: ReturnRange) -> None:
-        """Derive an automatic support from the returns that were stored when learning began, once in a run."""
+        """Derive an automatic support from the returns stored before learning started, once per run."""
         if not self.agent.is_auto or bool(self.agent.has_support):
             return
         low, high = derive_support(seen)
@@ -87,7 +91,7 @@ class DQN(OffPolicy):
 
     @torch.no_grad()
     def support_metrics(self, next_logits: Tensor, rows: Rows) -> dict[str, Tensor | float]:
-        """Return the share of clipped targets, and the support where it was derived."""
+        """Return the fraction of clipped targets and, if it was derived, the support."""
         support = self.agent.support
         share, low, high = clipped_share(next_logits.softmax(-1), rows.reward, rows.discount, support)
         if self.clipped is not None:
@@ -97,15 +101,15 @@ class DQN(OffPolicy):
 
     @torch.no_grad()
     def td_error(self, batch: Batch) -> Tensor:
-        """Return the priority of each row or sequence, for a sampler, which has the agent and no target."""
-        self.clipped = None  # the learner warns
+        """Return the priority of each row or sequence, with the agent in place of the target, for samplers."""
+        self.clipped = None  # only the learner warns
         self.move_targets(1.0)
         priority = self.losses(batch, Clock()).priority
         assert priority is not None
         return priority
 
     def scalar_loss(self, q: Tensor, next_q: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Of every row: its loss, and the size of its error."""
+        """Return the loss and the absolute error of every row."""
         error = self.target_value(rows, next_q) - q
         each = 0.5 * error.square() if self.delta is None else huber(error, self.delta)
         return each, error.detach().abs()
@@ -114,14 +118,14 @@ class DQN(OffPolicy):
         return rows.reward + rows.discount * next_q
 
     def categorical_loss(self, logits: Tensor, next_logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Cross-entropy with the projected distribution (1707.06887); the error is the KL divergence from it."""
+        """Return the cross-entropy with the projected target (1707.06887), and the KL divergence as the error."""
         goal = project(next_logits.softmax(-1), rows.reward, rows.discount, self.agent.support)
         each = -(goal * logits.log_softmax(-1)).sum(-1)
         own = -(goal * goal.clamp(min=1e-38).log()).sum(-1)
         return each, (each.detach() - own).clamp(min=0.0)
 
     def _noises(self, clock: Clock, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """On the weights of both nets, anew in every update and the same for all rows; None for quiet nets."""
+        """Return new noise for the weights of both networks, the same for all rows; None without noisy layers."""
         if not self.agent.noise_width:
             return None, None
         mine, theirs = torch.randn(2, self.agent.noise_width, generator=self.generator(clock))
@@ -129,5 +133,5 @@ class DQN(OffPolicy):
 
 
 def pick(outputs: Tensor, action: Tensor) -> Tensor:
-    """What is said of one action of each row: [N, A] or [N, A, atoms] without the axis A."""
+    """Select the outputs of one action per row: [N, A] or [N, A, atoms] without the axis A."""
     return outputs[torch.arange(len(action)), action]

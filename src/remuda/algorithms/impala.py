@@ -1,4 +1,4 @@
-"""IMPALA, 1802.01561: the policy gradient of sequences that a somewhat older policy sampled, corrected by V-trace."""
+"""IMPALA (1802.01561): the policy gradient of sequences that an older policy sampled, corrected by V-trace."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from remuda.maths import Distribution, one_step_advantages, vtrace
 
 
 class RealRows(NamedTuple):
-    """The real rows [N] of a batch: what the parameters of now say of them, and what they should say."""
+    """The real rows [N] of a batch, with the outputs of the present parameters and their targets."""
 
     steps: Steps
     policy: Distribution
     value: Tensor
     log_prob: Tensor
-    log_rho: Tensor  # against the policy that acted
-    target: Tensor  # of the value; a constant, as are the next two
+    log_rho: Tensor  # log-ratio to the policy that acted
+    target: Tensor  # of the value; no gradient, like the next two
     pg_advantage: Tensor  # weighted by the clipped ratio
     advantage: Tensor  # not weighted
 
 
 class IMPALA(ActorCritic):
-    """One gradient of each batch of whole sequences; targets are of the current values and probabilities."""
+    """One gradient per batch of whole sequences, with targets from the present values and probabilities."""
 
     def __init__(
         self,
@@ -60,13 +60,13 @@ class IMPALA(ActorCritic):
         return self.reduction if is_current else None
 
     def prepare(self, rollout: Rollout) -> Batch:
-        """Rewards alone: targets are of the parameters that learn, which move between two batches of a rollout."""
+        """Compute rewards only: targets depend on the parameters, which change between two batches of a rollout."""
         return Batch(
             rollout.steps.replace(reward=self.rewards(rollout)), state=rollout.state, next_obs=rollout.next_obs
         )
 
     def corrected_rows(self, batch: Batch) -> RealRows:
-        """One unroll over the T rows and the observation after them, and V-trace of what it says."""
+        """Unroll the T rows and the observation after them, and compute V-trace targets."""
         steps, mask = batch.steps, batch.steps.mask
         no_row = torch.zeros_like(mask[:1])
         obs = map_tree(lambda rows, last: torch.cat([rows, last.unsqueeze(0)]), steps.obs, batch.next_obs)
@@ -77,7 +77,7 @@ class IMPALA(ActorCritic):
         log_rho = log_prob - real.policy.log_prob
 
         log_rho_t = torch.zeros_like(steps.reward)
-        if self.correction == "vtrace":  # otherwise rows are taken as if this policy had sampled them
+        if self.correction == "vtrace":  # otherwise rows count as if this policy had sampled them
             log_rho_t[mask] = log_rho.detach()
         rows = (steps.reward, steps.discount, mask, v.detach())
         clips = (self.rho_clip, self.c_clip, self.pg_rho_clip)
@@ -105,14 +105,14 @@ class IMPALA(ActorCritic):
         )
 
     def reduced(self, rows: Tensor) -> Tensor:
-        """The sum or mean over real rows; 0 where there are none, as in a part of a batch there may be."""
+        """Return the sum or mean over real rows; 0 without rows, which may occur in a part of a batch."""
         return rows.sum() if self.reduction == "sum" else rows.sum() / max(1, len(rows))
 
     @torch.no_grad()
     def ratio_metrics(self, rows: RealRows) -> dict[str, Tensor | float]:
-        """How far the policy that acted is from this one: the mean ratio, and the share that V-trace clips."""
+        """Return the mean ratio to the policy that acted, and the fraction of ratios that V-trace clips."""
         rho, count = rows.log_rho.exp(), max(1, len(rows.log_rho))
-        # By more than rounding: data of this very policy is not clipped.
+        # With a margin for rounding: data of this very policy is not clipped.
         clipped = 0.0 if self.rho_clip is None else (rho > self.rho_clip * (1 + 1e-4)).sum() / count
         return {"rho": rho.sum() / count, "rho_clipped": clipped}
 

@@ -1,4 +1,4 @@
-"""What algorithms with a replay share: what goes into it, the rows that come out of it, and target networks."""
+"""The base of algorithms with a replay: preparing data for it, rows of its batches, and target networks."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from remuda.core import Clock
 from remuda.data import Batch, Rollout, map_tree, resets
 from remuda.randomness import Purpose, keyed_generator
 
-# obs, state, reset -> what is said of every row, and the state after the last
+# obs, state, reset -> outputs for every row, and the state after the last
 Unroll = Callable[[Any, Any, Tensor | None], tuple[Tensor, Any]]
 Module = TypeVar("Module", bound=nn.Module)
 
 
 class Rows(NamedTuple):
-    """The rows [N] that a loss is about."""
+    """The rows [N] of a loss."""
 
     action: Any
-    reward: Tensor  # over the next n steps
+    reward: Tensor  # sum over the next n steps
     discount: Tensor  # of the value after them
-    weight: Tensor | float  # of a prioritised draw, to be raised to beta
+    weight: Tensor | float  # importance weight of a prioritized draw, without the exponent beta
 
 
 class OffPolicy(nn.Module):
-    """Base of the algorithms that learn from a replay; each adds `groups` and `losses`."""
+    """Base of the algorithms that learn from a replay; subclasses define `groups` and `losses`."""
 
-    eta = 0.9  # the share of the largest error in the priority of a sequence, the rest being the mean's
+    eta = 0.9  # priority of a sequence: eta * largest error + (1 - eta) * mean error
 
     def __init__(
         self,
@@ -42,15 +42,15 @@ class OffPolicy(nn.Module):
         burn_in: int = 0,
         reward_scale: float = 1.0,
     ) -> None:
-        """Every `target_interval` updates the targets move by the share `tau` of the way."""
+        """Every `target_interval` updates, targets move toward the online networks by the fraction `tau`."""
         super().__init__()
         self.agent, self.seed, self.tau, self.target_interval = agent, seed, tau, target_interval
         self.clip_reward, self.burn_in, self.reward_scale = clip_reward, burn_in, reward_scale
-        self._online: list[Tensor] = []  # parameters, and their targets
+        self._online: list[Tensor] = []  # parameters, in the order of their targets
         self._targets: list[Tensor] = []
 
     def make_target(self, online: Module) -> Module:
-        """A copy that follows it; running statistics of observations stay those of the agent."""
+        """Return a copy of a network that will follow it; observation statistics stay shared with the agent."""
         inputs = self.agent.inputs
         target = deepcopy(online, {id(inputs): inputs})
         self._online += online.parameters()
@@ -59,7 +59,7 @@ class OffPolicy(nn.Module):
 
     def prepare(self, rollout: Rollout) -> Batch:
         steps = rollout.steps
-        if self.clip_reward:  # here and not in the env: what is logged is what the game gave
+        if self.clip_reward:  # here and not in the env, so that logs show the game's own scores
             steps = steps.replace(reward=steps.reward.clamp(-1.0, 1.0))
         if self.reward_scale != 1.0:
             steps = steps.replace(reward=steps.reward * self.reward_scale)
@@ -70,17 +70,19 @@ class OffPolicy(nn.Module):
         if clock.version % self.target_interval == 0:
             self.move_targets(self.tau)
 
-    def move_targets(self, share: float) -> None:
-        """By so much of the way."""
-        if share == 1.0:
+    def move_targets(self, tau: float) -> None:
+        """Move all targets toward the online networks by the fraction `tau`."""
+        if not self._targets:
+            return
+        if tau == 1.0:
             torch._foreach_copy_(self._targets, self._online)
         else:
-            torch._foreach_lerp_(self._targets, self._online, share)
+            torch._foreach_lerp_(self._targets, self._online, tau)
 
     def after_rollout(self, rollout: Rollout) -> bool:
-        """Merge real rows into the observation statistics, and return whether there are any.
+        """Merge the observations of real rows into the statistics, and return whether the agent keeps any.
 
-        A replay holds raw observations, so they may move at any time.
+        A replay stores raw observations, so statistics may change at any time.
         """
         if self.agent.inputs.has_statistics:
             self.agent.inputs.update(rollout.real_obs())
@@ -94,7 +96,7 @@ class OffPolicy(nn.Module):
     # --- rows of a batch ---
 
     def rows(self, batch: Batch) -> Rows:
-        """Drawn rows are all real; of sequences those after the burn-in on which an action was taken."""
+        """Return the rows of a batch: all drawn rows, or those of sequences that are real and after the burn-in."""
         steps, targets = batch.steps, batch.targets
         weight = 1.0 if batch.weight is None else batch.weight
         if batch.state is None:
@@ -106,24 +108,24 @@ class OffPolicy(nn.Module):
         return Rows(learned[real], targets.reward[real], targets.discount[real], weight)
 
     def real(self, batch: Batch) -> Tensor:
-        """Of sequences: which of the rows after the burn-in [T, B] are no reset rows."""
+        """Return which rows of sequences after the burn-in [T, B] are real."""
         mask: Tensor = batch.steps.mask[self.burn_in : self.burn_in + len(batch.targets.reward)]
         return mask
 
     def now(self, batch: Batch, unroll: Unroll, state: Any = None) -> Tensor:
-        """What is said of the rows."""
+        """Return the outputs for the rows."""
         if batch.state is None:
             return unroll(batch.steps.obs, None, None)[0]
         return self._sequence(batch, unroll, state)[: len(batch.targets.reward)][self.real(batch)]
 
     def after(self, batch: Batch, unroll: Unroll, state: Any = None) -> Tensor:
-        """What is said of the rows from which their values are taken, n steps later."""
+        """Return the outputs for the rows n steps later, from which returns are bootstrapped."""
         if batch.state is None:
             return unroll(batch.next_obs, None, None)[0]
         return self._later(batch, self._sequence(batch, unroll, state))
 
     def now_and_after(self, batch: Batch, unroll: Unroll, state: Any = None) -> tuple[Tensor, Tensor]:
-        """Both; no gradient goes through the latter."""
+        """Return both; the latter has no gradient."""
         if batch.state is None:
             with torch.no_grad():
                 after = self.after(batch, unroll)
@@ -133,7 +135,7 @@ class OffPolicy(nn.Module):
         return now, self._later(batch, sequence.detach())
 
     def priority(self, size: Tensor, batch: Batch) -> Tensor:
-        """Of each drawn row the size of its error; of a sequence a mixture of those of its real rows."""
+        """Return the absolute error of each row, or a mixture of those of a sequence's real rows (see `eta`)."""
         if batch.state is None:
             return size
         real = self.real(batch)
@@ -143,7 +145,7 @@ class OffPolicy(nn.Module):
         return self.eta * sizes.amax(0) + (1 - self.eta) * mean
 
     def _sequence(self, batch: Batch, unroll: Unroll, state: Any) -> Tensor:
-        """From the end of the burn-in on, which only brings the state up to date."""
+        """Return the outputs after the burn-in, which only computes the state."""
         obs, reset, burn_in = batch.steps.obs, resets(batch.steps.mask), self.burn_in
         if burn_in:
             with torch.no_grad():
@@ -156,5 +158,5 @@ class OffPolicy(nn.Module):
 
 
 def smallest(values: Sequence[Tensor]) -> Tensor:
-    """Of several critics: two that err differently seldom both say too much (1802.09477)."""
+    """Return the minimum over critics, which reduces overestimation (1802.09477)."""
     return values[0] if len(values) == 1 else torch.stack(list(values)).amin(0)

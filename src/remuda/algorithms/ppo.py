@@ -1,4 +1,4 @@
-"""Proximal policy optimisation, 1707.06347. Every detail is listed with its test in docs/algorithms/ppo.md."""
+"""Proximal policy optimization (1707.06347). docs/algorithms/ppo.md lists every detail with its test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from remuda.maths import approximate_kl, clipped_surrogate, standardized, value_
 
 
 class PPO(ActorCritic):
-    """Several epochs over each rollout, held near the policy that sampled it by a clipped ratio."""
+    """Several epochs over each rollout, with a clipped ratio that keeps the policy near the one that sampled it."""
 
     def __init__(
         self,
@@ -63,6 +63,6 @@ class PPO(ActorCritic):
                 "clip_fraction": clipped,
                 "clip_range": clip,
             },
-            # As in Stable-Baselines3: half as much again as the target ends the round, before this batch is applied.
+            # As in Stable-Baselines3, 1.5 times the target ends the round before this batch is applied.
             stop=self.target_kl is not None and float(kl) > 1.5 * self.target_kl,
         )

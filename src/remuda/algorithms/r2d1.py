@@ -1,8 +1,7 @@
-"""R2D1: deep Q-learning with memory, after R2D2 (OpenReview r1lyTjAqYX), on as many machines as there are.
+"""R2D1: recurrent deep Q-learning, the non-distributed form of R2D2 (OpenReview r1lyTjAqYX).
 
-Sequences start from the state that the acting agent had there; a burn-in brings it up to date with the weights of
-today. Values are learned on a compressed scale, and a sequence is drawn in proportion to a mixture of its largest and
-its mean error.
+Sequences start from the stored state of the agent that acted; a burn-in updates it to the present weights. Values are
+learned on a compressed scale, and the priority of a sequence is a mixture of its largest and its mean error.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from remuda.maths import rescale, unscale
 
 
 class R2D1(DQN):
-    """Sequences in place of rows."""
+    """DQN on sequences, with rescaled values."""
 
     def __init__(self, agent: QAgent, seed: int, *, rescaled: bool = True, eta: float = 0.9, **options: Any) -> None:
         super().__init__(agent, seed, **options)

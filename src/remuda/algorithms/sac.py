@@ -1,6 +1,6 @@
-"""Soft actor-critic, 1812.05905: reward and entropy, weighed by a temperature that is learned or fixed.
+"""Soft actor-critic (1812.05905): reward plus entropy, weighted by a temperature that is learned or fixed.
 
-All losses come from the same parameters, then all are stepped; elsewhere the critic is stepped before the actor.
+All losses of an update are computed from the same parameters; other implementations step the critic before the actor.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from remuda.data import Batch
 
 
 class SAC(OffPolicy):
-    """Two critics, their targets, and an actor whose entropy is held at `target_entropy`."""
+    """An actor whose entropy is kept at `target_entropy`, critics, and target critics."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class SAC(OffPolicy):
         burn_in: int = 0,
         reward_scale: float = 1.0,
     ) -> None:
-        """`ent_coef` fixes the temperature; None learns it. `target_entropy` None: minus the number of actions."""
+        """`ent_coef` fixes the temperature; None learns it. `target_entropy` defaults to minus the action's size."""
         super().__init__(agent, seed, tau, target_interval, clip_reward, burn_in, reward_scale)
         self.critics, self._critics = nn.ModuleList(critics), critics
         self.target_critics = self.make_target(self.critics)
@@ -77,7 +77,7 @@ class SAC(OffPolicy):
             "entropy": -log_prob.detach().mean(),
             "q_mean": values[0].detach().mean(),
         }
-        if self.learns_alpha:  # Eq. 18, by the logarithm of alpha as its authors' code does
+        if self.learns_alpha:  # Eq. 18, with respect to log alpha as in the authors' code
             groups["alpha"] = -(self.log_alpha * (log_prob.detach() + self.target_entropy)).mean()
             metrics["ent_coef_loss"] = groups["alpha"].detach()
         return Losses(groups, metrics, self.priority((goal - values[0]).detach().abs(), batch))

@@ -1,7 +1,7 @@
-"""Twin delayed deep deterministic policy gradients, 1802.09477: DDPG that distrusts its critics.
+"""Twin delayed deep deterministic policy gradients (1802.09477).
 
-Three changes, each an argument of DDPG: the smaller of two critics is believed; the value of a target action is that
-of a neighbour at random; actor and targets move in every second update only.
+Three changes, each an option of DDPG: targets use the smaller of two critics; target actions have noise; actor and
+targets change only in every second update.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from remuda.algorithms.ddpg import DDPG
 
 
 class TD3(DDPG):
-    """DDPG with the three changes as its defaults; `critics` are two."""
+    """DDPG with the three changes as defaults; pass two critics."""
 
     def __init__(
         self,

@@ -159,8 +159,8 @@ def parse_seeds(text: str, name: str) -> list[int]:
     for part in text.replace(" ", "").split(","):
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not (last.isdecimal() and int(first) <= int(last))):
-            raise ConfigError(f"{name}={text!r} is not a list of seeds: give numbers and ranges, as 0-199 or 3,5,8.")
+            raise ConfigError(f"{name}={text!r} is not a list of seeds: write numbers and ranges, as 0-199 or 3,5,8.")
         if int(last or first) - int(first) + len(seeds) >= MOST_SEEDS:
-            raise ConfigError(f"{name}={text!r} has more than {MOST_SEEDS:,} seeds: give fewer, or leave it out.")
+            raise ConfigError(f"{name}={text!r} has more than {MOST_SEEDS:,} seeds: leave it out instead.")
         seeds += range(int(first), int(last or first) + 1)
     return seeds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from remuda.errors import ConfigError
@@ -17,7 +18,7 @@ RENAMED = {  # group of options: {name in 0.1: name}
 
 
 def rename_options(groups: Mapping[str, Any], source: str = "") -> dict[str, Any]:
-    """Return `groups` with present names in place of those of 0.1, and log one sentence about them.
+    """Return `groups` with present names in place of those of 0.1, and log one sentence that names them.
 
     `source` names the file that the options come from, if any. Giving both names of one option is a ConfigError.
     """
@@ -33,6 +34,11 @@ def rename_options(groups: Mapping[str, Any], source: str = "") -> dict[str, Any
                 notices.append(f"{group}.{old} is now {group}.{new}")
         out[group] = {names.get(name, name): value for name, value in values.items()}
     if notices:
-        prefix = f"{source}: " if source else ""
-        logging.getLogger("remuda").warning("%s%s; please use the new name.", prefix, ", ".join(notices))
+        _notify(f"{source}: " * bool(source) + ", ".join(notices) + ".")
     return out
+
+
+@cache
+def _notify(notice: str) -> None:
+    """Log a notice once, although a command may read the same configuration several times."""
+    logging.getLogger("remuda").warning(notice)

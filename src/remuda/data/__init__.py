@@ -1,11 +1,12 @@
 """Arrays, trees, rollouts and shared memory; numpy only, so that env workers stay light."""
 
-from remuda.data.arrays import ArrayTuple, FieldError, namedarraytuple
+from remuda.data.arrays import Array, ArrayTuple, FieldError, namedarraytuple
 from remuda.data.rollout import Batch, Rollout, Steps, resets
 from remuda.data.shared import Fence, SharedArrays
-from remuda.data.trees import buffer_like, leading_shape, leaves, map_tree, stack
+from remuda.data.trees import Tree, buffer_like, leading_shape, leaves, map_tree, stack
 
 __all__ = [
+    "Array",
     "ArrayTuple",
     "Batch",
     "Fence",
@@ -13,6 +14,7 @@ __all__ = [
     "Rollout",
     "SharedArrays",
     "Steps",
+    "Tree",
     "buffer_like",
     "leading_shape",
     "leaves",

@@ -9,12 +9,12 @@
     >>> points[2].y
     array([7, 7])
 
-Fields hold arrays (numpy or torch), other named array tuples, or None as a placeholder that every operation
-passes over. Fixed types are written as classes, so that fields have a docstring and a type checker sees them:
+Fields hold arrays (numpy or torch), other named array tuples, or None as a placeholder that every operation skips.
+Write fixed types as classes, so that fields have comments and a type checker knows them:
 
     class Steps(ArrayTuple):
-        obs: Any
-        reward: Any
+        obs: Tree
+        reward: Array
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, ClassVar, Self
 
+Array = Any  # a numpy array or a torch tensor; this package does not import torch
 RESERVED = ("get", "items", "replace")
 PLAIN = frozenset((tuple, list, dict))
-# Python would answer steps[0] with the first entry of such a field: the wrong axis, without a word.
+# Indexing a plain tuple would silently select one of its entries instead of a row.
 PLAIN_RULE = "a plain tuple, list or dict has no axes; make it a named array tuple, or use map_tree"
 
 
 class ArrayTuple(tuple[Any, ...]):
-    """Base of every named array tuple; a subclass's annotations are its fields, after those it inherits."""
+    """Base of every named array tuple; the annotations of a subclass are its fields, after inherited ones."""
 
     _fields: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
-        # The attribute, not the entry of __dict__: Python 3.14 fills that one only when asked.
+        # The attribute and not the entry of __dict__, which Python 3.14 fills lazily.
         fields = tuple(name for name in cls.__annotations__ if name not in cls._fields)
         for name in fields:
             if not name.isidentifier() or name.startswith("_") or name in RESERVED:
@@ -62,7 +63,7 @@ class ArrayTuple(tuple[Any, ...]):
         return tuple.__new__(cls, values)
 
     def __getitem__(self, where: Any) -> Self:
-        """The same tuple with every field indexed; a string is not an index, use the attribute."""
+        """Return the same tuple with every field indexed; for a field by its name, use the attribute."""
         out = []
         for name, value in zip(self._fields, self, strict=True):
             try:
@@ -76,7 +77,7 @@ class ArrayTuple(tuple[Any, ...]):
     def __setitem__(self, where: Any, value: Any) -> None:
         """Assign to every field at once, from a tuple of the same shape or from one scalar for all.
 
-        A None on either side leaves that field as it is.
+        A None on either side leaves that field unchanged.
         """
         if isinstance(value, ArrayTuple) and value._fields != self._fields:
             raise ValueError(
@@ -86,13 +87,13 @@ class ArrayTuple(tuple[Any, ...]):
         if isinstance(value, (tuple, list)) and len(value) != len(self):
             raise ValueError(f"{type(self).__name__} has {len(self)} fields, got {len(value)} values")
         values: Sequence[Any] = value if isinstance(value, (tuple, list)) else (value,) * len(self)
-        for name, mine, theirs in zip(self._fields, self, values, strict=True):
-            if mine is None or theirs is None:
+        for name, array, new in zip(self._fields, self, values, strict=True):
+            if array is None or new is None:
                 continue
             try:
-                if type(mine) in PLAIN:
+                if type(array) in PLAIN:
                     raise TypeError(PLAIN_RULE)
-                mine[where] = theirs
+                array[where] = new
             except Exception as error:
                 raise _at(name, error) from error
 
@@ -100,7 +101,7 @@ class ArrayTuple(tuple[Any, ...]):
         return name in self._fields
 
     def get(self, index: int) -> Any:
-        """The field at this position (ordinary tuple indexing)."""
+        """Return the field at a position, as indexing an ordinary tuple does."""
         return tuple.__getitem__(self, index)
 
     def items(self) -> Iterator[tuple[str, Any]]:
@@ -116,7 +117,7 @@ class ArrayTuple(tuple[Any, ...]):
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.items())})"
 
     def __reduce__(self) -> Any:
-        # A type made by namedarraytuple() is rebuilt from its name and fields: it needs no module global.
+        # A type made by namedarraytuple() is rebuilt from its name and fields, so no module has to define it.
         if type(self).__dict__.get("_is_made"):
             return _rebuild, (type(self).__name__, self._fields, tuple(self))
         return type(self), tuple(self)
@@ -137,7 +138,7 @@ def _make(typename: str, fields: tuple[str, ...]) -> type[ArrayTuple]:
 
 
 def namedarraytuple(typename: str, fields: str | Sequence[str]) -> type[ArrayTuple]:
-    """A type by name and fields; the same name and fields give the same type, in any process."""
+    """Return a type by its name and fields; equal names and fields give the same type, in any process."""
     return _make(typename, tuple(fields.split() if isinstance(fields, str) else fields))
 
 

@@ -1,10 +1,11 @@
-"""Plain values and arrays to bytes and back, exactly as they were, and never code.
+"""Convert plain values and arrays to bytes and back exactly, without executing code.
 
     data = pack({"state": np.zeros(4), "rng": generator.bit_generator.state})
-    value = unpack(data)                      # Unpackable for anything that pack did not write
+    value = unpack(data)                      # raises Unpackable for bytes that pack did not write
 
-None, bools, ints of any size, floats, strings, bytes, lists, tuples, dicts, deques, numpy's arrays and scalars of
-numbers and strings. Types are kept: a float64 scalar and a Python float round differently in what follows.
+Supported are None, bools, ints of any size, floats, strings, bytes, lists, tuples, dicts, deques, and numpy arrays
+and scalars of numbers and strings. Types are preserved, because a numpy scalar and a Python float may round
+differently in later computations.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-DEEPEST = 32
-KINDS = "biufcSU"  # of numpy: numbers, bools and strings
+MAX_DEPTH = 32
+KINDS = "biufcSU"  # kinds of numpy dtypes: numbers, bools and strings
 
 
 class Unpackable(ValueError):
@@ -36,8 +37,8 @@ def unpack(data: bytes | bytearray | memoryview) -> Any:
 
 
 def _node(value: Any, depth: int) -> Any:
-    if depth > DEEPEST:
-        raise Unpackable(f"values are nested more than {DEEPEST} deep.")
+    if depth > MAX_DEPTH:
+        raise Unpackable(f"values are nested more than {MAX_DEPTH} deep.")
     deeper = depth + 1
     kind = type(value)
     if value is None or kind in (bool, float, str):
@@ -54,7 +55,7 @@ def _node(value: Any, depth: int) -> Any:
         return ["bytes", value]
     if kind is np.str_:
         return ["str_", str(value)]
-    is_array = kind is np.ndarray  # masked arrays and matrices are more than their numbers
+    is_array = kind is np.ndarray  # not subclasses: a masked array is more than its numbers
     if (is_array or isinstance(value, np.generic)) and value.dtype.kind in KINDS and value.dtype.itemsize:
         name = "array" if is_array else "scalar"
         return [name, value.dtype.str, list(value.shape), value.tobytes()]
@@ -62,8 +63,8 @@ def _node(value: Any, depth: int) -> Any:
 
 
 def _value(node: Any, depth: int) -> Any:
-    if depth > DEEPEST:
-        raise ValueError(f"nested more than {DEEPEST} deep")
+    if depth > MAX_DEPTH:
+        raise ValueError(f"nested more than {MAX_DEPTH} deep")
     if not isinstance(node, list):
         return node
     deeper = depth + 1
@@ -85,7 +86,7 @@ def _value(node: Any, depth: int) -> Any:
         case "array" | "scalar":
             array = _array(*parts)
             return array if kind == "array" else array[()]
-    raise ValueError(f"{kind!r} is no kind of value")
+    raise ValueError(f"{kind!r} is not a kind of value")
 
 
 def _array(name: str, shape: list[int], data: bytes) -> np.ndarray[Any, Any]:

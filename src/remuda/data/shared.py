@@ -1,11 +1,11 @@
-"""Shared memory without a name: it lives as long as some process maps it, so nothing can leak.
+"""Anonymous shared memory: it exists as long as some process maps it, so nothing can leak.
 
-    with SharedArrays({"reward": ((8,), "float32")}) as ours:
-        theirs = SharedArrays.attach(ours.fd, ours.layout)     # in another process, given the descriptor
-        theirs["reward"][3] = 1.0                              # the same bytes
+    with SharedArrays({"reward": ((8,), "float32")}) as memory:
+        attached = SharedArrays.attach(memory.fd, memory.layout)     # in another process, given the descriptor
+        attached["reward"][3] = 1.0                                  # the same bytes
 
-The creator owns the memory and closes it; whoever attaches closes its own view. numpy arrays and torch tensors
-made from them (`torch.from_numpy`) are views of the same bytes.
+The creator and every process that attaches close their own views. numpy arrays and torch tensors made from them
+(`torch.from_numpy`) are views of the same bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-ALIGNMENT = 64  # one cache line, so that two writers never share one
+ALIGNMENT = 64  # one cache line, so that arrays of two writers never share one
 
 Layout = dict[str, tuple[tuple[int, ...], str]]
 
@@ -36,10 +36,10 @@ def _offsets(layout: Mapping[str, tuple[tuple[int, ...], str]]) -> tuple[dict[st
     return offsets, max(end, ALIGNMENT)
 
 
-def _nameless_file(size: int) -> int:
+def _anonymous_file(size: int) -> int:
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("remuda", os.MFD_CLOEXEC)
-    else:  # macOS and other systems: a file that is unlinked while open has no name either
+    else:  # macOS and others: a file that is unlinked while it is open has no name either
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
     try:
@@ -51,17 +51,19 @@ def _nameless_file(size: int) -> int:
 
 
 class SharedArrays:
-    """Named arrays in one block of nameless shared memory."""
+    """Named arrays in one block of anonymous shared memory."""
 
     def __init__(self, layout: Mapping[str, tuple[tuple[int, ...], str]], fd: int | None = None) -> None:
         if any(np.dtype(dtype).hasobject for _, dtype in layout.values()):
             raise ValueError(f"layout {dict(layout)}: objects cannot be shared; use dtypes of plain numbers")
         self.layout: Layout = {name: (tuple(shape), str(dtype)) for name, (shape, dtype) in layout.items()}
         offsets, size = _offsets(self.layout)
-        self.fd = _nameless_file(size) if fd is None else os.dup(fd)
+        self.fd = _anonymous_file(size) if fd is None else os.dup(fd)
         try:
             if (found := os.fstat(self.fd).st_size) != size:
-                raise ValueError(f"shared memory has {found} bytes, and its layout {size}: it is another's")
+                raise ValueError(
+                    f"shared memory has {found} bytes, and its layout needs {size}: it belongs to other arrays"
+                )
             self._map: mmap.mmap | None = mmap.mmap(self.fd, size)
         except (OSError, ValueError):
             os.close(self.fd)
@@ -74,18 +76,18 @@ class SharedArrays:
 
     @classmethod
     def attach(cls, fd: int, layout: Mapping[str, tuple[tuple[int, ...], str]]) -> Self:
-        """A second view of memory that another SharedArrays created; the descriptor is duplicated."""
+        """Return another view of memory that a SharedArrays created; the descriptor is duplicated."""
         return cls(layout, fd)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self._arrays[name]
 
     def close(self) -> None:
-        """Let go of this view. Arrays handed out stay readable: the pages go when the last of them does."""
+        """Close this view. Arrays that were handed out stay readable until the last of them is deleted."""
         if self._map is None:
             return
         self._arrays.clear()
-        with contextlib.suppress(BufferError):  # somebody still holds an array; the mapping goes with it
+        with contextlib.suppress(BufferError):  # an array is still in use, and keeps the mapping
             self._map.close()
         self._map = None
         os.close(self.fd)
@@ -98,10 +100,10 @@ class SharedArrays:
 
 
 class Fence:
-    """Orders memory between processes, on every kind of processor: 0.2 us.
+    """A full memory barrier between processes, on every kind of processor; it takes 0.2 us.
 
-    A lock that is taken and released twice is a full barrier: the second taking cannot pass the first releasing, and
-    nothing passes either in its own direction.
+    Acquiring and releasing a lock twice is a full barrier: no later access moves before an acquire, no earlier one
+    after a release, and the second acquire cannot move before the first release.
     """
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@
     >>> [path for path, leaf in leaves(tree)]
     ['image', 'pair.0']
 
-None is a placeholder everywhere: it is kept and never handed to a function.
+None is a placeholder everywhere: it is kept and never passed to a function.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ import numpy as np
 
 from remuda.data.arrays import ArrayTuple
 
+Tree = Any  # an array, or dicts, tuples, lists and named array tuples of trees
 
-def is_branch(node: Any) -> bool:
+
+def is_branch(node: Tree) -> bool:
     return isinstance(node, (dict, tuple, list))
 
 
-def _entries(node: Any) -> Iterator[tuple[str, Any]]:
+def _entries(node: Tree) -> Iterator[tuple[str, Tree]]:
     if isinstance(node, dict):
         return ((str(key), value) for key, value in node.items())
     if isinstance(node, ArrayTuple):
@@ -32,7 +34,7 @@ def _entries(node: Any) -> Iterator[tuple[str, Any]]:
     return ((str(index), value) for index, value in enumerate(node))
 
 
-def _like(node: Any, values: list[Any]) -> Any:
+def _like(node: Tree, values: list[Tree]) -> Tree:
     if isinstance(node, dict):
         return dict(zip(node, values, strict=True))
     if isinstance(node, ArrayTuple) or hasattr(node, "_fields"):
@@ -40,7 +42,7 @@ def _like(node: Any, values: list[Any]) -> Any:
     return type(node)(values)
 
 
-def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+def map_tree(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """Apply `function` leaf by leaf; the other trees have the same structure as the first, or None."""
     if not others:
         return _map_one(function, tree)
@@ -63,8 +65,8 @@ def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     return _like(tree, values)
 
 
-def _map_one(function: Callable[..., Any], tree: Any) -> Any:
-    """Nothing to compare with: a third of the time, on a path that every minibatch takes."""
+def _map_one(function: Callable[..., Any], tree: Tree) -> Tree:
+    """Map a single tree, without comparisons: this takes a third of the time, and runs for every minibatch."""
     if tree is None:
         return None
     if not is_branch(tree):
@@ -74,12 +76,12 @@ def _map_one(function: Callable[..., Any], tree: Any) -> Any:
     return _like(tree, [_map_one(function, value) for _, value in _entries(tree)])
 
 
-def _names(node: Any) -> Any:
+def _names(node: Tree) -> list[str] | str:
     return [name for name, _ in _entries(node)] if is_branch(node) else type(node).__name__
 
 
-def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf with its dotted path, in a fixed order."""
+def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every leaf with its dotted path, in a fixed order."""
     if tree is None:
         return
     if not is_branch(tree):
@@ -89,13 +91,13 @@ def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield from leaves(value, f"{prefix}.{name}" if prefix else name)
 
 
-def stack(trees: Sequence[Any]) -> Any:
+def stack(trees: Sequence[Tree]) -> Tree:
     """Stack trees of numpy arrays along a new first axis."""
     return map_tree(lambda *values: np.stack(values), trees[0], *trees[1:])
 
 
-def buffer_like(example: Any, leading: tuple[int, ...], allocate: Callable[..., Any] = np.zeros) -> Any:
-    """Arrays of shape leading + example.shape and the example's dtype, for every leaf."""
+def buffer_like(example: Tree, leading: tuple[int, ...], allocate: Callable[..., Any] = np.zeros) -> Tree:
+    """Return arrays of shape leading + leaf.shape and of the leaf's dtype, for every leaf."""
 
     def make(leaf: Any) -> Any:
         array = np.asarray(leaf)
@@ -104,17 +106,17 @@ def buffer_like(example: Any, leading: tuple[int, ...], allocate: Callable[..., 
     return map_tree(make, example)
 
 
-def leading_shape(tree: Any, count: int) -> tuple[int, ...]:
-    """The first `count` axes that every leaf shares; an error names the leaf that differs."""
+def leading_shape(tree: Tree, count: int) -> tuple[int, ...]:
+    """Return the first `count` axes, which all leaves must share; an error names the leaf that differs."""
     shape: tuple[int, ...] | None = None
     for path, leaf in leaves(tree):
-        mine = tuple(leaf.shape[:count])
-        if len(mine) < count:
-            raise ValueError(f"leaf {path} has shape {mine}, and needs {count} leading axes")
+        found = tuple(leaf.shape[:count])
+        if len(found) < count:
+            raise ValueError(f"leaf {path} has shape {found}, and needs {count} leading axes")
         if shape is None:
-            shape = mine
-        elif mine != shape:
-            raise ValueError(f"leaf {path} starts with axes {mine}, the leaves before it with {shape}")
+            shape = found
+        elif found != shape:
+            raise ValueError(f"leaf {path} starts with axes {found}, the leaves before it with {shape}")
     if shape is None:
         raise ValueError("a tree without leaves has no axes")
     return shape

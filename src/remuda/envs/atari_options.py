@@ -73,7 +73,7 @@ class AtariGame:
     frame_skip: int | tuple[int, int]  # (low, high): drawn for every step, high excluded
     sticky: float
     full_action_set: bool
-    max_frames: int | None  # after which a game is truncated; None if it is not
+    max_frames: int | None  # limit after which a game is truncated; None for no limit
     mode: int | None
     difficulty: int | None
     options: AtariOptions

@@ -148,7 +148,7 @@ class EnvGroup:
         return [(self._num_steps, env.get_state()) for env in self.envs]
 
     def set_state(self, states: Sequence[tuple[int, bytes]]) -> None:
-        """Continue from these states at the next step; of the rows only observations are written until then."""
+        """Continue from these states at the next step; until then, only the observations of the rows are written."""
         self._num_steps = states[0][0]
         for env, (_, state) in zip(self.envs, states, strict=True):
             env.set_state(state)

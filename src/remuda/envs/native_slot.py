@@ -114,7 +114,7 @@ class NativeSlot:
         return Step(stored, row.astype(np.float32), terminated, truncated, mask)
 
     def _stored(self, obs: Array) -> Array:
-        """Return observations as rollouts store them; refuse what their space forbids."""
+        """Return observations as rollouts store them; raise an error for values that their space forbids."""
         array = np.asarray(obs)
         if np.any(self._obs_start):
             array = array - self._obs_start

@@ -149,7 +149,7 @@ class WithPrevious:
 
 
 class AsyncWithPrevious(WithPrevious):
-    """The same as `core.AsyncEnvs`, around envs whose slots are received as they become ready."""
+    """`core.AsyncEnvs` with the same entries, around other asynchronous envs."""
 
     def __init__(self, envs: AsyncEnvs, action: bool, reward: bool) -> None:
         super().__init__(envs, action, reward)

@@ -297,7 +297,7 @@ class SingleEnv:
             raise NoState(f"{self.spec.label}: {error}") from error
 
     def set_state(self, state: bytes) -> None:
-        """Continue from this state at the next step; of the row only the observation is written before."""
+        """Continue from this state at the next step; until then, only the observation of the row is written."""
         saved = unpack(state)
         for path, array in leaves(self._obs):
             array[...] = saved["obs"][path]

@@ -90,11 +90,9 @@ class Saveable(Protocol):
 
     def get_state(self) -> State:
         """Return plain values and arrays: all in which this object differs from a newly made one."""
-        ...
 
     def set_state(self, state: State) -> None:
         """Continue from a state that `get_state` returned."""
-        ...
 
 
 class Adapter(NamedTuple):

@@ -1,15 +1,15 @@
-"""Checkpoints: `step-<N>/` with tensors.safetensors (what was learned), blobs.safetensors (the packed state of envs
-and of the run log), state.json and a manifest of sha256 sums.
+"""Checkpoints: directories `step-<N>/` with tensors.safetensors (parameters and optimizers), blobs.safetensors
+(packed states of envs and logs), state.json, and a manifest of sha256 sums.
 
     save(directory, step, learner.state_dict(), {"rounds": 12}, keep="last")
-    found = load_newest(directory)           # the newest that is whole; damaged ones are named and passed over
+    found = load_newest(directory)           # the newest intact one; damaged ones are listed and skipped
 
-What is too large to be written every time lies in files in `replay/`, which several checkpoints may share (see
-replay/ring_files.py): the manifest names those that its checkpoint needs, and they are deleted with the last that
+Data too large to be written every time is in files in `replay/`, which several checkpoints may share (see
+replay/ring_files.py). A manifest names the files that its checkpoint needs; they are deleted with the last one that
 does.
 
-A checkpoint is written aside, flushed to disk and renamed, so it exists whole or not at all. Nothing in it is
-code: tensors and JSON only.
+A checkpoint is written under another name, flushed to disk and renamed, so it is complete or absent. It contains
+tensors and JSON only, no code.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ import torch
 from torch import Tensor
 
 from remuda.errors import CheckpointError
-from remuda.learning.tensor_file import Piece, safetensors, tensors_of
+from remuda.learning.tensor_file import Piece, read_tensors, safetensors
 
-FORMAT = 3  # 1 kept the optimizer of every parameter by itself, 2 had channels first
+FORMAT = 3  # 1 stored one optimizer state per parameter, 2 stored channels first
 ASIDE = ".writing-"
-REPLACED = ".replaced-"  # and its name: counts until another checkpoint of the same step has taken its place
+REPLACED = ".replaced-"  # prefix of a checkpoint that another one of the same step is about to replace
 NAME = re.compile(rf"(?:{re.escape(REPLACED)})?step-([0-9]+)")
 REPLAY = "replay"  # the directory of files that checkpoints share
-BETWEEN_CUTS = "between_cuts"  # in a manifest
-BEST = "best"  # a link to the checkpoint with the best evaluation, which is never pruned
-BLOBS = "blobs.safetensors"  # bytes, where there are any
-MOST_BYTES = {"manifest.json": 1 << 16, "state.json": 1 << 24}
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)  # of a manifest
+BETWEEN_CUTS = "between_cuts"  # key in a manifest
+BEST = "best"  # link to the checkpoint with the best evaluation, which is never pruned
+BLOBS = "blobs.safetensors"  # only written if there are any
+MAX_BYTES = {"manifest.json": 1 << 16, "state.json": 1 << 24}
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)  # raised by a bad manifest
 FILES = ("state.json", "tensors.safetensors")
 
 
@@ -54,14 +54,14 @@ class Checkpoint:
     step: int
     learner: dict[str, Any]
     progress: dict[str, Any]
-    blobs: dict[str, bytes]  # packed by whoever unpacks them
-    skipped: list[str]  # sentences about damaged checkpoints that are newer than this one
+    blobs: dict[str, bytes]  # packed states of other parts of the run
+    skipped: list[str]  # error messages of damaged newer checkpoints
     is_between_cuts: bool = False  # a run that cuts episodes is bit-equal only if it continues from an earlier one
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint will hold, apart from what goes on changing."""
+    """A copy of everything that a checkpoint will contain."""
 
     step: int
     state: bytes  # JSON
@@ -95,21 +95,21 @@ def save(
     blobs: Mapping[str, bytes] | None = None,
     files: Sequence[str] = (),
 ) -> Path:
-    """Write checkpoint `step`, point `latest` at it, and delete the old ones that `keep` does not want.
+    """Write checkpoint `step`, point `latest` at it, and delete old ones according to `keep`.
 
-    `number` counts the checkpoints of a run: with keep="10" every tenth stays. `files` are in `replay/` already, and
+    `number` counts the checkpoints of a run: keep="10" keeps every tenth. `files` are already in `replay/` and
     flushed to disk.
     """
     return write(directory, snapshot(step, learner, progress, blobs, files), keep, number)
 
 
 def write(directory: Path, snapshot: Snapshot, keep: str = "last", number: int = 0) -> Path:
-    """As `save`, of what was there when the snapshot was taken."""
+    """Write a snapshot as `save` does."""
     contents: dict[str, list[Piece]] = {
         "state.json": [snapshot.state],
         "tensors.safetensors": safetensors(snapshot.tensors),
     }
-    if snapshot.blobs:  # apart from the tensors: equal runs have equal tensors, however many workers they had
+    if snapshot.blobs:  # in another file, so that tensors of equal runs are equal for any number of workers
         contents[BLOBS] = safetensors(snapshot.blobs)
     manifest = {
         "format": FORMAT,
@@ -133,7 +133,7 @@ def write(directory: Path, snapshot: Snapshot, keep: str = "last", number: int =
             _write_through(aside / name, pieces)
         _write_through(aside / "manifest.json", [json.dumps(manifest, indent=1).encode()])
         _flush_directory(aside)
-        if final.exists():  # written before and resumed from, or of a round that was cut short: the same step again
+        if final.exists():  # the run was resumed from this step, or a round was interrupted before
             shutil.rmtree(replaced, ignore_errors=True)
             final.rename(replaced)
         aside.rename(final)
@@ -144,13 +144,13 @@ def write(directory: Path, snapshot: Snapshot, keep: str = "last", number: int =
     _point(directory, "latest", final.name)
     _flush_directory(directory)
     unused |= _prune(directory, keep, final)
-    if unused:  # only what some checkpoint has needed: the next one's files may be there already
+    if unused:  # only files of deleted checkpoints: those of the next one may already be there
         _delete_unnamed(directory, unused.__contains__)
     return final
 
 
 def sweep(directory: Path) -> None:
-    """Remove what a process that was killed while it wrote has left; for whoever alone may write there."""
+    """Remove the leftovers of a process that was killed while writing; only the directory's writer may call it."""
     for path in directory.glob(f"{REPLACED}step-*"):
         final = directory / path.name.removeprefix(REPLACED)
         if final.exists():
@@ -165,7 +165,7 @@ def sweep(directory: Path) -> None:
 
 
 def load(path: Path) -> Checkpoint:
-    """One checkpoint, verified against its manifest."""
+    """Load a checkpoint and verify it against its manifest."""
     try:
         manifest = _manifest(path)
         if manifest["format"] != FORMAT:
@@ -181,13 +181,13 @@ def load(path: Path) -> Checkpoint:
         contents = {}
         for name in (*FILES, *([BLOBS] if BLOBS in manifest["files"] else [])):
             expected = manifest["files"][name]
-            data = _read(path / name, MOST_BYTES.get(name, expected["bytes"]))
+            data = _read(path / name, MAX_BYTES.get(name, expected["bytes"]))
             if len(data) != expected["bytes"] or hashlib.sha256(data).hexdigest() != expected["sha256"]:
                 raise ValueError(f"{name} does not match its sha256 sum")
             contents[name] = data
         state = json.loads(contents["state.json"])
-        learner = _unpack(state["learner"], tensors_of(contents["tensors.safetensors"]))
-        found = tensors_of(contents[BLOBS]) if BLOBS in contents else {}
+        learner = _unpack(state["learner"], read_tensors(contents["tensors.safetensors"]))
+        found = read_tensors(contents[BLOBS]) if BLOBS in contents else {}
         blobs = {name: tensor.numpy().tobytes() for name, tensor in found.items()}
         is_between_cuts = bool(manifest.get(BETWEEN_CUTS, False))
         return Checkpoint(path, int(manifest["step"]), learner, state["progress"], blobs, [], is_between_cuts)
@@ -199,20 +199,20 @@ def load(path: Path) -> Checkpoint:
         ) from None
 
 
-def _read(path: Path, most: int) -> bytes:
-    """A file of a checkpoint: nothing else, and no more of it than there can be."""
+def _read(path: Path, max_bytes: int) -> bytes:
+    """Read a regular file of a checkpoint, of at most `max_bytes`."""
     found = path.lstat()
     if not stat.S_ISREG(found.st_mode):
         raise ValueError(f"{path.name} is not a file")
-    if found.st_size > most:
-        raise ValueError(f"{path.name} has {found.st_size:,} bytes, more than the {most:,} that it may have")
+    if found.st_size > max_bytes:
+        raise ValueError(f"{path.name} has {found.st_size:,} bytes, more than the {max_bytes:,} that it may have")
     return path.read_bytes()
 
 
 def load_newest(directory: Path, before: int | None = None, skipped: Sequence[str] = ()) -> Checkpoint:
-    """The newest whole checkpoint, of those before a step.
+    """Load the newest intact checkpoint, of those before a step if one is given.
 
-    What was damaged on the way there is told in its `skipped`, beside what the caller knows of newer ones.
+    Messages about damaged ones are appended to `skipped`, the caller's own, in the result.
     """
     skipped = list(skipped)
     for path in reversed(list_checkpoints(directory, before)):
@@ -228,7 +228,7 @@ def load_newest(directory: Path, before: int | None = None, skipped: Sequence[st
 def list_checkpoints(directory: Path, before: int | None = None) -> list[Path]:
     """Return all checkpoints, of those before a step if one is given, oldest first.
 
-    A checkpoint that was moved aside by a process that died before it could write its replacement is one of them.
+    This includes a checkpoint whose replacement was never written because the process was killed.
     """
     found: dict[int, Path] = {}
     for path in sorted(directory.glob("*")):  # replaced ones sort first, so that their replacements overwrite them
@@ -238,7 +238,7 @@ def list_checkpoints(directory: Path, before: int | None = None) -> list[Path]:
 
 
 def _pack(node: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """JSON with a reference wherever a tensor stood; dicts become pairs, because JSON has no integer keys."""
+    """Return JSON with references in place of tensors; dicts become pairs, because JSON has no integer keys."""
     if isinstance(node, Tensor):
         # A clone, because shared nets share memory; contiguous, because channels_last is not saved.
         tensors[path] = node.detach().cpu().clone(memory_format=torch.contiguous_format)
@@ -304,10 +304,10 @@ def _point(directory: Path, name: str, target: str) -> None:
 
 
 def _prune(directory: Path, keep: str, newest: Path) -> set[str]:
-    """Delete checkpoints that `keep` does not want; return the names in `replay/` that these needed.
+    """Delete checkpoints that `keep` excludes; return the names in `replay/` that they needed.
 
-    The newest two always stay, because one may be damaged, and so do the one that `best` points to and the newest
-    that does not lie between two cuts. "all" keeps every checkpoint, a number N every Nth.
+    The newest two are always kept, because one may be damaged, and so are the one that `best` points to and the
+    newest that is not between two cuts. "all" keeps every checkpoint, a number N every Nth.
     """
     names: set[str] = set()
     if keep == "all":
@@ -315,29 +315,29 @@ def _prune(directory: Path, keep: str, newest: Path) -> set[str]:
     found = list_checkpoints(directory)
     at_cut = next((path for path in reversed(found) if not _is_between_cuts(path)), None)
     for path in found[:-2]:
-        # Damaged ones of later steps, which the run was not resumed from, do not make the newest an old one.
+        # The one just written stays even if damaged checkpoints of later steps exist.
         if path in (newest, at_cut) or path.resolve() == (directory / BEST).resolve():
             continue
         if not keep.isdigit() or _number(path) % int(keep):
             names |= _files_of(path) or set()
-            with suppress(OSError):  # it takes space, and does no harm
+            with suppress(OSError):  # a checkpoint that cannot be deleted does no harm
                 _remove(path)
     return names
 
 
 def _remove(path: Path) -> None:
-    """Whoever is killed meanwhile leaves no half of it."""
+    """Delete a directory so that a killed process leaves no half of it under its name."""
     aside = path.rename(_aside(path.parent))
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def _aside(directory: Path) -> Path:
-    """A name that nobody reads."""
+    """Return a name that no reader considers."""
     return directory / f"{ASIDE}{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
 def _number(path: Path) -> int:
-    """Which checkpoint of the run this is; 0, which is always kept, where the manifest cannot be read."""
+    """Return the number of a checkpoint; 0, which is always kept, if its manifest cannot be read."""
     try:
         return int(_manifest(path)["number"])
     except UNREADABLE:
@@ -348,11 +348,11 @@ def _is_between_cuts(path: Path) -> bool:
     try:
         return bool(_manifest(path).get(BETWEEN_CUTS, False))
     except UNREADABLE:
-        return True  # a damaged checkpoint is none to continue from
+        return True  # a run cannot continue from a damaged checkpoint
 
 
 def _files_of(path: Path) -> set[str] | None:
-    """Names in `replay/` that a checkpoint needs; None where the manifest cannot be read."""
+    """Return the names in `replay/` that a checkpoint needs; None if its manifest cannot be read."""
     try:
         manifest = _manifest(path)
         return set(manifest.get(REPLAY, ())) if manifest.pop("sha256") == _manifest_sum(manifest) else None
@@ -361,11 +361,11 @@ def _files_of(path: Path) -> set[str] | None:
 
 
 def _manifest(path: Path) -> Any:
-    return json.loads(_read(path / "manifest.json", MOST_BYTES["manifest.json"]))
+    return json.loads(_read(path / "manifest.json", MAX_BYTES["manifest.json"]))
 
 
 def _delete_unnamed(directory: Path, may_go: Callable[[str], bool]) -> None:
-    """Files in `replay/` that no checkpoint needs; one that does not tell may need all that is older than itself."""
+    """Delete files in `replay/` that no checkpoint needs; an unreadable one may need all that are older."""
     if not (directory / REPLAY).is_dir():
         return
     named: set[str] = set()
@@ -378,12 +378,12 @@ def _delete_unnamed(directory: Path, may_go: Callable[[str], bool]) -> None:
             named |= names
     for path in (directory / REPLAY).iterdir():
         if path.name not in named and may_go(path.name) and path.lstat().st_mtime > kept_until:
-            with suppress(OSError):  # the checkpoint is written all the same
+            with suppress(OSError):  # the checkpoint is complete without this
                 path.unlink()
 
 
 def parameters_hash(state: dict[str, Any]) -> str:
-    """sha256 over every tensor of a (nested) state, for comparing runs bit by bit."""
+    """Return the sha256 of all tensors of a nested state, for comparing runs bit by bit."""
     tensors: dict[str, Tensor] = {}
     _pack(state, "", tensors)
     digest = hashlib.sha256()

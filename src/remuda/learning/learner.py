@@ -1,12 +1,12 @@
-"""The learner: gradients of a batch (G) and updates of the parameters (U), kept apart.
+"""The learner: computes gradients of a batch (G) and updates the parameters (U), as separate steps.
 
     batch = learner.prepare(rollout)
     for minibatch in ...:
         learner.step(minibatch)                     # = learner.apply(learner.gradients(minibatch))
     learner.finish(rollout)
 
-G reads parameters and writes none; U is the only place where they change. That is what lets a scheme compute
-gradients in one process and apply them in another.
+G only reads parameters; U is the only place where they change. A scheme can therefore compute gradients in one
+process and apply them in another.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from torch import Tensor, nn
 from remuda.core import Algorithm, Clock, FastPath, SeparableAlgorithm
 from remuda.data import Batch, Rollout, map_tree
 from remuda.errors import ConfigError, TrainingError
+from remuda.learning.gradient_threads import GradientThreads
 from remuda.learning.gradients import Gradients, norm
 from remuda.learning.optimizers import OptimizerOptions, make_optimizer
-from remuda.learning.parts import Parts
 from remuda.learning.schedules import Schedule
 
-MAX_BAD_UPDATES = 10  # not finite, in a row
+MAX_BAD_UPDATES = 10  # consecutive updates whose gradients are not finite
 
 
 def as_one_vector(parameters: list[nn.Parameter]) -> Tensor:
-    """All of them side by side, and from now on views of it: one call clips, steps or copies them all."""
+    """Concatenate parameters and make them views of the result: one call then clips, steps or copies all."""
     if len({parameter.dtype for parameter in parameters}) > 1:
         raise ConfigError("the networks mix parameters of different dtypes: make them all float32.")
-    vector = torch.cat([as_it_lies(parameter.detach(), parameter) for parameter in parameters])
-    places = torch.split(vector, [parameter.numel() for parameter in parameters])
-    for parameter, place in zip(parameters, places, strict=True):
+    vector = torch.cat([flatten_as(parameter.detach(), parameter) for parameter in parameters])
+    slices = torch.split(vector, [parameter.numel() for parameter in parameters])
+    for parameter, part in zip(parameters, slices, strict=True):
         if has_channels_last(parameter):
             out, channels, *sides = parameter.shape
-            parameter.data = place.view(out, *sides, channels).movedim(-1, 1)
+            parameter.data = part.view(out, *sides, channels).movedim(-1, 1)
         else:
-            parameter.data = place.view(parameter.shape)
+            parameter.data = part.view(parameter.shape)
     return vector
 
 
@@ -50,8 +50,8 @@ def has_channels_last(tensor: Tensor) -> bool:
     return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
 
 
-def as_it_lies(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """Its numbers in a row, in the order in which those of the parameter lie in memory."""
+def flatten_as(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """Flatten a tensor in the order in which the parameter's numbers are stored."""
     return (tensor.movedim(1, -1) if has_channels_last(parameter) else tensor).reshape(-1)
 
 
@@ -64,33 +64,33 @@ class Learner:
         optimizer: OptimizerOptions,
         learning_rate: Schedule,
         max_grad_norm: float | None,
-        num_parts: int = 1,  # of a batch, whose gradients are computed at the same time
-        own_rates: Mapping[str, Schedule] | None = None,  # of groups that do not take the learning rate
-        device: str = "cpu",  # of the nets, and of batches while they are learned from
-        fast_path: FastPath | None = None,
+        num_threads: int = 1,  # that compute gradients of parts of a batch
+        own_rates: Mapping[str, Schedule] | None = None,  # learning rates of groups that have their own
+        device: str = "cpu",  # of the networks; batches are copied to it
+        fast_path: FastPath | None = None,  # used on the CPU
     ) -> None:
         self.own_rates = own_rates or {}
-        self._elsewhere = None if device == "cpu" else torch.device(device)
-        if self._elsewhere is not None:
-            algorithm.to(self._elsewhere)
+        self._device = None if device == "cpu" else torch.device(device)
+        if self._device is not None:
+            algorithm.to(self._device)
         self.algorithm, self.learning_rate, self.max_grad_norm = algorithm, learning_rate, max_grad_norm
         self.parameters = algorithm.groups()
         self.vectors = {name: as_one_vector(group) for name, group in self.parameters.items()}
         self.optimizers = {name: make_optimizer(vector, optimizer) for name, vector in self.vectors.items()}
         self.clock = Clock()
-        self.skipped = 0  # updates left out because a gradient was not finite
-        self.statistics_version = 0  # how often `finish` has changed the agent, without an update
+        self.skipped = 0  # updates skipped because a gradient was not finite
+        self.statistics_version = 0  # number of times that `finish` has changed the agent
         self._bad_in_a_row = 0
         self._fast_path = fast_path
         reduction = algorithm.gradient_reduction if isinstance(algorithm, SeparableAlgorithm) else None
-        self._parts = Parts(num_parts, reduction) if num_parts > 1 and reduction is not None else None
+        self._threads = GradientThreads(num_threads, reduction) if num_threads > 1 and reduction else None
 
     @property
     def version(self) -> int:
         return self.clock.version
 
     def set_progress(self, progress: float) -> None:
-        """Tell the schedules how much of the run is done, 0 to 1."""
+        """Set the fraction of the run that is done, 0 to 1, for schedules."""
         self.clock = Clock(self.version, min(progress, 1.0))
 
     @torch.no_grad()
@@ -98,41 +98,41 @@ class Learner:
         return self.algorithm.prepare(rollout)
 
     def agent_on_cpu(self) -> Any:
-        """The agent, to act with; where it is on another device, a copy of it as it is now."""
+        """Return the agent for acting; if it is on another device, a copy of its present state."""
         agent = self.algorithm.agent
-        return agent if self._elsewhere is None else deepcopy(agent).cpu()
+        return agent if self._device is None else deepcopy(agent).cpu()
 
-    def _moved(self, tree: Any) -> Any:
-        return map_tree(lambda x: x.to(self._elsewhere), tree)
+    def _to_device(self, tree: Any) -> Any:
+        return map_tree(lambda x: x.to(self._device), tree)
 
     def gradients(self, batch: Batch) -> Gradients:
-        """G: all from the same parameters, by hand where the algorithm can and agrees with its own `losses`."""
-        if self._elsewhere is not None:
+        """G: compute the gradients of all groups from the same parameters."""
+        if self._device is not None:
             names = ("steps", "targets", "state", "next_obs", "weight")
-            moved = replace(batch, **{name: self._moved(getattr(batch, name)) for name in names})
+            moved = replace(batch, **{name: self._to_device(getattr(batch, name)) for name in names})
             found = self._by_autograd(moved)
             return replace(found, priority=None if found.priority is None else found.priority.cpu())
         if self._fast_path is not None:
             fast = self._fast_path.gradients(batch, self.clock, self._by_autograd)
             if fast is not None:
                 return fast
-        if self._parts is not None:
-            return self._parts.gradients(self._by_autograd, batch)
+        if self._threads is not None:
+            return self._threads.gradients(self._by_autograd, batch)
         return self._by_autograd(batch)
 
     def _by_autograd(self, batch: Batch) -> Gradients:
-        """One backward pass per group."""
+        """Run one backward pass for each group."""
         losses = self.algorithm.losses(batch, self.clock)
         pieces = {}
         for index, (name, loss) in enumerate(losses.groups.items()):
             last = index == len(losses.groups) - 1
             found = torch.autograd.grad(loss, self.parameters[name], retain_graph=not last, allow_unused=True)
             pairs = zip(found, self.parameters[name], strict=True)
-            pieces[name] = tuple(as_it_lies(torch.zeros_like(p) if g is None else g, p) for g, p in pairs)
+            pieces[name] = tuple(flatten_as(torch.zeros_like(p) if g is None else g, p) for g, p in pairs)
         return Gradients(pieces, self.version, losses.metrics, losses.priority, losses.stop)
 
     def apply(self, gradients: Gradients) -> dict[str, Tensor | float]:
-        """U: clip, step, count. Gradients that are not finite change nothing."""
+        """U: clip the gradients, step the optimizers, and count the update; skip it if a gradient is not finite."""
         norms = {name: norm(pieces) for name, pieces in gradients.pieces.items()}
         if not all(math.isfinite(size) for size in norms.values()):
             self._skip(gradients)
@@ -149,27 +149,27 @@ class Learner:
         return {"grad_norm": max(norms.values()), "learning_rate": rate}
 
     def step(self, batch: Batch) -> Gradients:
-        """G, then U unless the algorithm asked to stop; the metrics of both are in what is returned."""
+        """Run G, then U unless the algorithm asked to stop; return the gradients with the metrics of both."""
         gradients = self.gradients(batch)
         if not gradients.stop:
             skipped = self.skipped
             gradients.metrics.update(self.apply(gradients))
-            if self.skipped > skipped:  # errors that are not finite say nothing of how to draw
+            if self.skipped > skipped:  # priorities of such a batch may not be finite either
                 return replace(gradients, priority=None)
         return gradients
 
     def finish(self, rollout: Rollout) -> None:
-        """Update running statistics of observations, after the last gradient of a rollout."""
-        if self._elsewhere is not None:
-            rollout = replace(rollout, steps=rollout.steps.replace(obs=self._moved(rollout.steps.obs)))
-        # Algorithms that do not say whether the agent changed are taken to have changed it.
+        """Update observation statistics, after the last gradient of a rollout."""
+        if self._device is not None:
+            rollout = replace(rollout, steps=rollout.steps.replace(obs=self._to_device(rollout.steps.obs)))
+        # An algorithm that returns None may have changed the agent.
         self.statistics_version += self.algorithm.after_rollout(rollout) is not False
 
     def close(self) -> None:
-        """End its threads; what was learned stays."""
-        if self._parts is not None:
-            self._parts.close()
-            self._parts = None
+        """Stop the threads; the parameters stay usable."""
+        if self._threads is not None:
+            self._threads.close()
+            self._threads = None
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -1,4 +1,4 @@
-"""What is said where a state that was saved cannot be taken up."""
+"""Errors for saved states that cannot be restored, as context managers around the code that restores them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from remuda.errors import CheckpointError
 
 @contextmanager
 def must_fit(path: Path) -> Iterator[None]:
-    """Around the loading of weights: those of another env or net are the user's mistake."""
+    """Raise CheckpointError if weights of another env or network are loaded."""
     try:
         yield
     except (RuntimeError, ValueError, KeyError) as error:
@@ -22,7 +22,7 @@ def must_fit(path: Path) -> Iterator[None]:
 
 @contextmanager
 def of_this_version() -> Iterator[None]:
-    """Around what takes up a state that was saved: an entry more or less is of another version."""
+    """Raise CheckpointError if a saved state has missing or additional entries: another version wrote it."""
     try:
         yield
     except (KeyError, TypeError) as error:

@@ -1,8 +1,8 @@
-"""Checkpoints written in a thread of their own: training waits only while their tensors are copied.
+"""Checkpoints written by a background thread: training waits only while tensors are copied.
 
-saver = Saver(directory, keep="last", done=told)
-saver.save(snapshot(...), number=3)        # waits for the one before, if that is still being written
-saver.poll()                               # tells `done` of what has been written since
+saver = Saver(directory, keep="last", done=on_written)
+saver.save(snapshot(...), number=3)        # waits for the previous one if that is still being written
+saver.poll()                               # calls `done` for a checkpoint that has been written since
 saver.wait()
 """
 
@@ -16,7 +16,7 @@ from remuda.learning.checkpoint import Snapshot, sweep, write
 
 
 class Saver:
-    """The only writer of its directory; `done` hears in the caller's thread where each was written, or why not."""
+    """The only writer of a directory; calls `done` in the caller's thread with each checkpoint's path or error."""
 
     def __init__(self, directory: Path, keep: str, done: Callable[[Snapshot, Path | OSError], None]) -> None:
         self._directory, self._keep, self._done = directory, keep, done
@@ -26,7 +26,7 @@ class Saver:
 
     def save(self, snapshot: Snapshot, number: int) -> None:
         self.wait()
-        # a daemon: who is told twice to stop does not wait for a disk
+        # A daemon thread, so that a second stop signal does not wait for the disk.
         self._thread = threading.Thread(target=self._write, args=(snapshot, number), name="checkpoint", daemon=True)
         self._thread.start()
 
@@ -41,7 +41,7 @@ class Saver:
             self.wait()
 
     def wait(self) -> None:
-        """Until nothing is being written; raises what is not the disk's fault."""
+        """Wait until nothing is being written; raise errors other than those of the disk."""
         if self._thread is None:
             return
         self._thread.join()

@@ -1,8 +1,8 @@
-"""Numbers that change over a run, as functions of its progress from 0 to 1.
+"""Schedules: numbers as functions of a run's progress from 0 to 1.
 
 3e-4                                constant
-linear(3e-4, 0)                     from the first value to the second
-piecewise(0:3e-4, 0.5:1e-4, 1:0)    straight lines between the given points
+linear(3e-4, 0)                     a line from the first value to the second
+piecewise(0:3e-4, 0.5:1e-4, 1:0)    lines between the given points
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CALL = re.compile(r"^(linear|piecewise)\((.*)\)$")
 
 
 def parse_schedule(text: str | float, name: str = "schedule") -> Schedule:
-    """A schedule from its text; a plain number is constant."""
+    """Parse a schedule; `name` is the option that an error names."""
     try:
         points = _points(str(text).strip())
     except ValueError:
@@ -32,7 +32,7 @@ def parse_schedule(text: str | float, name: str = "schedule") -> Schedule:
 
 
 def largest_value(text: str | float) -> float:
-    """The most that a schedule ever is."""
+    """Return the largest value that a schedule takes."""
     return max(value for _, value in _points(str(text).strip()))
 
 

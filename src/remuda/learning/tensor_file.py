@@ -1,17 +1,16 @@
-"""Files of the safetensors format: written in pieces that are views of the tensors, and read whole."""
+"""Files in the safetensors format, written in pieces that are views of the tensors."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from safetensors.torch import load as tensors_from_bytes
 from torch import Tensor
 
-MOST_HEADER_BYTES = 1 << 22  # names, kinds and places of tensors
-DTYPES = {  # as safetensors calls them
+MAX_HEADER_BYTES = 1 << 22  # names, dtypes and offsets of tensors
+DTYPES = {  # their names in safetensors
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -28,15 +27,17 @@ Piece = bytes | memoryview  # of a file
 
 
 def safetensors(tensors: Mapping[str, Tensor]) -> list[Piece]:
-    """A file of that format, in pieces that are views of the tensors.
+    """Return the contents of a safetensors file, in pieces that are views of the tensors.
 
-    Its own library copies everything twice, and nothing else runs in this process meanwhile; hashing and writing of
-    large pieces let training go on.
+    The safetensors library copies everything twice and holds the interpreter's lock meanwhile; hashing and writing
+    large pieces release it, so that training goes on.
     """
-    header: dict[str, Any] = {}
+    header: dict[str, object] = {}
     pieces: list[Piece] = []
     end = 0
-    for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):  # so that all are aligned
+    for name in sorted(
+        tensors, key=lambda name: (-tensors[name].element_size(), name)
+    ):  # large elements first, so that all are aligned
         tensor = tensors[name].contiguous()
         pieces.append(tensor.reshape(-1).view(torch.uint8).numpy().data)
         start, end = end, end + len(pieces[-1])
@@ -46,8 +47,8 @@ def safetensors(tensors: Mapping[str, Tensor]) -> list[Piece]:
     return [len(text).to_bytes(8, "little"), text, *pieces]
 
 
-def tensors_of(data: bytes) -> dict[str, Tensor]:
-    if int.from_bytes(data[:8], "little") > MOST_HEADER_BYTES:
-        raise ValueError("the header of its tensors is too large to be one")
+def read_tensors(data: bytes) -> dict[str, Tensor]:
+    if int.from_bytes(data[:8], "little") > MAX_HEADER_BYTES:
+        raise ValueError("the header of its tensors is too large")
     found: dict[str, Tensor] = tensors_from_bytes(data)
     return found

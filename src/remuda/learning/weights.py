@@ -1,4 +1,4 @@
-"""Weights: a versioned cell between the learner and whoever acts."""
+"""Weights: versioned cells that carry parameters from the learner to samplers and evaluators."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from remuda.data import Fence, SharedArrays
 
 logger = logging.getLogger("remuda.learning")
 
-VERSION = "version"  # in the metadata of a file
+VERSION = "version"  # key in the metadata of a file
 
 
 class LocalWeights:
-    """For an agent that acts in the learner's own process: the parameters are the same, only the version moves."""
+    """Weights of an agent that acts in the learner's process: parameters are shared, only the version changes."""
 
     def __init__(self, version: int = 0) -> None:
         self.version = version
@@ -41,7 +41,7 @@ class LocalWeights:
         raise RuntimeError("LocalWeights stay in the learner's process: use SharedWeights or FileWeights.")
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to release."""
 
 
 class SharedWeights:
@@ -49,12 +49,12 @@ class SharedWeights:
 
         ours = SharedWeights(agent)                                  # the learner's process
         ours.publish(version)
-        theirs = SharedWeights(copy_of_agent, fd=ours.fd)            # an acting process, given the descriptor
-        version = theirs.pull(have=-1)                               # copies into its own agent, only what is newer
+        theirs = SharedWeights(copy_of_agent, fd=ours.fd)            # a sampler, which has received the descriptor
+        version = theirs.pull(have=-1)                               # copies newer ones into its own agent
 
-    Two copies take turns, and each carries the number of the publication it holds, odd while it is written. Whoever
-    pulls looks at that number before and after: it never keeps a torn copy, and nobody waits for a lock. A version
-    may be published again, with statistics that have moved without an update: what counts is the number.
+    Publications alternate between two copies. Each copy has a serial number, which is odd while the copy is written.
+    `pull` reads it before and after copying and starts again if it has changed, so it never keeps a torn copy and
+    needs no lock. A version may be published again with new observation statistics: the serial number decides.
     """
 
     def __init__(self, module: nn.Module, version: int = 0, fd: int | None = None) -> None:
@@ -76,7 +76,7 @@ class SharedWeights:
             self.publish(version)
 
     def _tensors(self) -> list[Tensor]:
-        """Those of this moment: a net may put another tensor in the place of a buffer."""
+        """Return the present tensors: a network may replace a buffer by another tensor."""
         return list(self._module.state_dict().values())
 
     @property
@@ -84,7 +84,7 @@ class SharedWeights:
         return self.memory.fd
 
     def invitation(self) -> tuple[dict[str, Any], list[int]]:
-        """What another process is told to join (`join_weights`), and descriptors for it."""
+        """Return the message and the descriptors with which another process joins (`join_weights`)."""
         return {"weights": None}, [self.fd]
 
     @classmethod
@@ -122,7 +122,7 @@ class SharedWeights:
                 for ours, theirs in zip(self._tensors(), self._copies[copy], strict=True):
                     ours.copy_(theirs)
             self._fence()
-            # Overtaken twice while copying: what was copied is a mixture, and something newer is there.
+            # If the serial number has changed, two publications took place meanwhile: copy the newer one.
             if before == 2 * turn and int(self._serial[copy]) == before:
                 self._pulled = turn
                 return version
@@ -137,23 +137,23 @@ class FileWeights:
     """Parameters and buffers of a module in a safetensors file: one process publishes, any number pull.
 
         ours = FileWeights(agent, run / "weights.safetensors", version=0)    # the learner's process
-        theirs = FileWeights(copy_of_agent, run / "weights.safetensors")     # whoever acts
-        version = theirs.pull(have=-1)                                       # reads it only if it is another one
+        theirs = FileWeights(copy_of_agent, run / "weights.safetensors")     # a sampler
+        version = theirs.pull(have=-1)                                       # reads the file only if it has changed
 
-    It is written aside and renamed: whoever opens it has a whole one, and nobody waits for anybody. Spreeze's way:
-    slower than memory, and what is there is the newest agent, also after the run.
+    The file is written under another name and renamed, so readers always open a complete one and need no lock. This
+    is how Spreeze does it: slower than shared memory, but the newest agent is on disk, also after the run.
     """
 
     def __init__(self, module: nn.Module, path: Path, version: int | None = None) -> None:
-        """With a version it is published at once."""
+        """Publish at once if a version is given."""
         self._module = module
         self.path, self._seen, self._is_written = path, (0, 0), True
         if version is not None:
             self.publish(version)
 
     def invitation(self) -> tuple[dict[str, Any], list[int]]:
-        """What another process is told to join, and descriptors for it."""
-        return {"weights": str(self.path.resolve())}, []  # whoever joins may be in another directory
+        """Return the message with which another process joins; it needs no descriptors."""
+        return {"weights": str(self.path.resolve())}, []  # the other process may be in another directory
 
     @classmethod
     def join(cls, module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> Self:
@@ -161,16 +161,16 @@ class FileWeights:
         return cls(module, Path(message["weights"]))
 
     def publish(self, version: int) -> None:
-        """On a full disk the file stays as it is, and whoever acts goes on with that."""
+        """Write the file; if the disk is full, the old one stays and samplers continue with it."""
         aside = self.path.with_name(f".writing-{self.path.name}")
         try:
-            # Copies: nets that share layers have these under two names, and images lie pixel by pixel.
+            # Copies, because safetensors takes neither layers that are shared under two names nor channels last.
             held = self._module.state_dict()
             copies = {n: x.cpu().clone(memory_format=torch.contiguous_format) for n, x in held.items()}
             aside.write_bytes(save(copies, metadata={VERSION: str(version)}))
             os.replace(aside, self.path)
         except OSError as error:
-            if not self.path.exists():  # nobody could act
+            if not self.path.exists():  # samplers would have no weights at all
                 raise
             if self._is_written:
                 logger.warning("weights of update %d were not written (%s): make room.", version, error)
@@ -183,17 +183,17 @@ class FileWeights:
         mark = (found.st_ino, found.st_mtime_ns)
         if mark == self._seen and have >= 0:
             return have
-        data = self.path.read_bytes()  # in one go: whoever opens it twice may have two versions of it
+        data = self.path.read_bytes()  # opened once, because a second time it may be another version
         read = load(data)
         with torch.no_grad():
             for name, tensor in self._module.state_dict().items():
                 tensor.copy_(read[name])
-        self._seen = mark  # of this file or of one before it: then it is read once more
+        self._seen = mark  # may be that of an older file, which is then read once more
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         return int(header["__metadata__"][VERSION])
 
     def close(self) -> None:
-        """The file stays."""
+        """Do nothing: the file stays."""
 
 
 def join_weights(module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> SharedWeights | FileWeights:

@@ -33,7 +33,7 @@ class Distribution(Protocol):
     def log_prob(self, action: Any) -> Tensor: ...  # [...], like entropy and kl: summed over the parts of an action
     def entropy(self) -> Tensor: ...
     def kl(self, other: Self) -> Tensor: ...  # KL(self || other)
-    def rows(self, index: Any) -> Self: ...  # for these rows: any index of the leading axes
+    def rows(self, index: Tensor) -> Self: ...  # for these rows: a mask or an index of the leading axes
 
     def perplexity(self) -> Tensor:
         return self.entropy().exp()
@@ -74,7 +74,7 @@ class Categorical(Distribution):
         # An action of probability 0 adds 0, even where the other's logit is -inf.
         return (probability * (self.logits - other.logits).masked_fill(probability == 0, 0.0)).sum(-1)
 
-    def rows(self, index: Any) -> Self:
+    def rows(self, index: Tensor) -> Self:
         part = copy(self)  # the constructor would normalize again
         part.logits = self.logits[index]
         return part
@@ -112,7 +112,7 @@ class MultiCategorical(Distribution):
     def kl(self, other: Self) -> Tensor:
         return self.each.kl(other.each).sum(-1)
 
-    def rows(self, index: Any) -> Self:
+    def rows(self, index: Tensor) -> Self:
         part = copy(self)
         part.each = self.each.rows(index)
         return part
@@ -158,7 +158,7 @@ class Gaussian(Distribution):
         distance = ((self.mean - other.mean) * (-other.log_std).exp()).square()
         return (0.5 * (ratio + distance - 1) + other.log_std - self.log_std).sum(-1)
 
-    def rows(self, index: Any) -> Self:
+    def rows(self, index: Tensor) -> Self:
         part = copy(self)
         part.mean = self.mean[index]
         if self.log_std.dim() > 1:  # one log_std for all rows has no rows to index
@@ -233,7 +233,7 @@ class Joint(Distribution):
     def kl(self, other: Self) -> Tensor:
         return _sum([mine.kl(theirs) for mine, theirs in zip(self.parts, other.parts, strict=True)])
 
-    def rows(self, index: Any) -> Self:
+    def rows(self, index: Tensor) -> Self:
         part = copy(self)
         part.parts = tuple(inner.rows(index) for inner in self.parts)
         return part

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from remuda.data import SharedArrays
+from remuda.data import SharedArrays, Tree
 from remuda.errors import ConfigError
 from remuda.replay.counters import Index, Layout
 from remuda.replay.ring import Ring, Row, Span, unbroken
@@ -112,7 +112,7 @@ class FrameRing(Ring):
 
     # --- writing ---
 
-    def append(self, rows: Row, next_obs: Any, group: int = 0) -> None:
+    def append(self, rows: Row, next_obs: Tree, group: int = 0) -> None:
         first = int(self.written[group])
         super().append(rows, next_obs, group)
         if first < self.checked_rows and len(rows.mask) < self.capacity:
@@ -132,7 +132,7 @@ class FrameRing(Ring):
         self.begins[columns] = ~mask[-1]
         super()._write(places, columns, rows.replace(obs=newest))
 
-    def _write_obs(self, place: int, columns: slice, obs: Any) -> None:
+    def _write_obs(self, place: int, columns: slice, obs: Tree) -> None:
         """Store the observation without counting its frames: the row that follows stores them again."""
         newest = self._write_frames(np.asarray(obs)[None], self.begins[None, columns], columns)
         super()._write_obs(place, columns, newest[0])
@@ -161,7 +161,7 @@ class FrameRing(Ring):
 
     # --- reading ---
 
-    def observed(self, group: int, rows: range) -> Iterator[tuple[Any, NDArray[np.bool_]]]:
+    def observed(self, group: int, rows: range) -> Iterator[tuple[Tree, NDArray[np.bool_]]]:
         """Yield stacked frames and masks; nothing for integer images, which have no running statistics."""
         if self.images.dtype.kind == "f":
             row, env = np.mgrid[rows.start : rows.stop, self.columns(group)].reshape(2, -1)

@@ -28,18 +28,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from remuda.data import ArrayTuple, SharedArrays, leaves, map_tree
+from remuda.data import Array, ArrayTuple, SharedArrays, Tree, leaves, map_tree
 from remuda.replay.counters import Index, RowCounters
 
 
 class Row(ArrayTuple):
     """The fields of a row that the ring stores: those of `Steps` that do not depend on the acting policy."""
 
-    obs: Any
-    action: Any
-    reward: Any
-    discount: Any  # 0 where the episode terminated with this row
-    mask: Any  # False on a reset row
+    obs: Tree
+    action: Tree
+    reward: Array
+    discount: Array  # 0 where the episode terminated with this row
+    mask: Array  # False on a reset row
 
 
 class NSteps(NamedTuple):
@@ -113,7 +113,7 @@ class Ring:
 
     # --- writing ---
 
-    def append(self, rows: Row, next_obs: Any, group: int = 0) -> None:
+    def append(self, rows: Row, next_obs: Tree, group: int = 0) -> None:
         """Append rows [T, B of the group]; if there are more than the ring holds, store the newest of them."""
         T, columns = len(rows.mask), self.columns(group)
         start = self.counters.begin(group, T)
@@ -126,7 +126,7 @@ class Ring:
         self._write_obs((start + T) % self.capacity, columns, next_obs)
         self.counters.finish(group, int(np.count_nonzero(rows.mask)))
 
-    def append_each(self, rows: Row, next_obs: Any, env: Index) -> Index:
+    def append_each(self, rows: Row, next_obs: Tree, env: Index) -> Index:
         """Append one row [N] to each of N envs and return the row numbers; every env is a group of its own, and this
         process is the only writer."""
 
@@ -148,7 +148,7 @@ class Ring:
             rows = self.counters.without_td_error(group)
             self.set_td_error(group, rows.start, np.full((len(rows), self.width), np.nan, np.float32))
 
-    def cut(self, next_obs: Any, group: int = 0) -> None:
+    def cut(self, next_obs: Tree, group: int = 0) -> None:
         """End all episodes of a group with a reset row, as truncations: what follows belongs to other episodes."""
         blank = map_tree(lambda x: np.zeros((1, self.width, *x.shape[2:]), x.dtype), self.rows.replace(obs=None))
         obs = map_tree(lambda x: np.asarray(x)[None], next_obs)
@@ -175,7 +175,7 @@ class Ring:
     def _write(self, places: slice, columns: slice, rows: Row) -> None:
         self.rows[places, columns] = rows
 
-    def _write_obs(self, place: int, columns: slice, obs: Any) -> None:
+    def _write_obs(self, place: int, columns: slice, obs: Tree) -> None:
         self.rows.obs[place, columns] = obs
 
     def _mark_gap(self, columns: slice) -> None:
@@ -199,12 +199,12 @@ class Ring:
         taken: Row = rest.replace(obs=self.obs(row, env))
         return taken
 
-    def obs(self, row: Index, env: Index) -> Any:
+    def obs(self, row: Index, env: Index) -> Tree:
         """Return copies of the observations of rows; the row after the newest has one, too."""
         place = self.place(row, env)
         return map_tree(lambda x: x.take(place, 0), self.flat_rows.obs)
 
-    def observed(self, group: int, rows: range) -> Iterator[tuple[Any, NDArray[np.bool_]]]:
+    def observed(self, group: int, rows: range) -> Iterator[tuple[Tree, NDArray[np.bool_]]]:
         """Yield observations and masks [T, B of the group] of a group's rows, as views, in one or two parts."""
         for places, _ in unbroken(rows.start, rows.stop, self.capacity):
             yield self.rows.obs[places, self.columns(group)], self.rows.mask[places, self.columns(group)]
@@ -351,13 +351,13 @@ class RingIndex:
         is_whole = self.ring.is_stored(key[:, 0], key[:, 1]) & is_real
         return len(key) - int(np.count_nonzero(is_whole))
 
-    def obs(self, place: Index, row: Index, env: Index) -> Any:
+    def obs(self, place: Index, row: Index, env: Index) -> Tree:
         if self._stores_obs:
             return take(self.rows.obs, place)
         return map_tree(torch.from_numpy, self.ring.obs(row, env))
 
 
-def take(rows: Any, place: Index) -> Any:
+def take(rows: Tree, place: Index) -> Tree:
     """Return copies of rows as tensors; the first place follows the last one."""
     if type(rows) is np.ndarray:
         return torch.from_numpy(rows.take(place, 0, None, "wrap"))

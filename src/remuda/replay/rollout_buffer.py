@@ -1,4 +1,4 @@
-"""The replay of algorithms that learn from fresh rollouts: each rollout is used for a few epochs, then forgotten."""
+"""The replay of on-policy algorithms: each rollout is used for a few epochs and then discarded."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remuda.data import Batch
+from remuda.data import Array, Batch
 from remuda.randomness import Purpose, keyed_generator
 
 
 class RolloutBuffer:
-    """`num_epochs` passes over the newest rollout, each in the same number of shuffled minibatches.
+    """The newest rollout, yielded in `num_epochs` passes of shuffled minibatches.
 
-    Rows of agents without memory are shuffled one by one, and reset rows are left out: the real rows are split as
-    evenly as they go into T * B / batch_size parts, so that the number of updates per rollout does not depend on
-    where episodes happened to end. Recurrent agents (the batch has a state) get whole sequences of some envs instead,
-    batch_size / T at a time, reset rows included. With `whole` every agent does, and batch_size counts sequences: no
-    minibatch has more of them, and all have as many as they evenly can.
+    Without memory, rows are shuffled one by one and reset rows are left out. The real rows are split as evenly as
+    possible into T * B / batch_size minibatches, so that the number of updates per rollout does not depend on where
+    episodes end. For recurrent agents (the batch has a state), a minibatch consists of the whole sequences of
+    batch_size / T envs, reset rows included. With `whole`, every agent gets whole sequences and batch_size counts
+    sequences: minibatches are of nearly equal size, and none has more than batch_size of them.
 
-    The order is drawn from (seed, round, epoch): nothing random has to be saved to resume.
+    The order is a function of (seed, round, epoch), so no random state has to be saved to resume.
     """
 
     def __init__(
         self, num_epochs: int, batch_size: int | None, seed: int, first_round: int = 0, whole: bool = False
     ) -> None:
+        """Create a buffer; a batch_size of None means the whole rollout."""
         self.num_epochs, self.batch_size, self.seed, self.whole = num_epochs, batch_size, seed, whole
         self.round = first_round
         self._batch: Batch | None = None
@@ -53,14 +54,14 @@ class RolloutBuffer:
         num_minibatches = max(1, len(mask) // (self.batch_size or len(mask)))
         real = mask.nonzero().squeeze(-1)
         num_minibatches = min(num_minibatches, len(real))
-        if num_minibatches == 1:  # nothing to shuffle
+        if num_minibatches == 1:  # no order to shuffle
             whole = flat if len(real) == len(mask) else flat.rows(real)
             for _ in range(self.num_epochs):
                 yield whole
             return
         bounds = np.linspace(0, len(real), num_minibatches + 1).astype(int).tolist()
         for epoch in range(self.num_epochs):
-            # One gather per epoch: minibatches are slices of it.
+            # One gather per epoch, of which minibatches are slices.
             shuffled = flat.rows(real[self._order(epoch, len(real))])
             for start, end in pairwise(bounds):
                 yield shuffled.rows(slice(start, end))
@@ -81,22 +82,22 @@ class RolloutBuffer:
         draw = keyed_generator(Purpose.MINIBATCHES, self.seed, epoch, self.round)
         return torch.from_numpy(draw.permutation(count))
 
-    def feedback(self, key: Any, priority: Any) -> None:
-        """Uniform: priorities change nothing."""
+    def feedback(self, key: Array, priority: Tensor | None) -> None:
+        """Ignore priorities: all rows are used equally often."""
 
     def cut(self) -> None:
-        """Rollouts are never put together."""
+        """Do nothing: rollouts are never concatenated."""
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Whoever samples waits for room by itself."""
+        """Do nothing: samplers wait by themselves until there is room for another rollout."""
         yield
 
     def save(self, directory: Path) -> None:
-        """Between two rounds there is nothing here."""
+        """Save nothing: the buffer is empty between two rounds."""
 
     def load(self, directory: Path, state: dict[str, Any]) -> None:
-        """Nothing was saved."""
+        """Load nothing, because nothing was saved."""
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: the buffer holds no resources."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from remuda.data import SharedArrays, leaves, map_tree
+from remuda.data import SharedArrays, Tree, leaves, map_tree
 from remuda.replay.counters import Index, Layout, StateCounters
 from remuda.replay.priorities import SumTree
 from remuda.replay.ring import Ring
@@ -28,7 +28,7 @@ class RecurrentStates:
     """
 
     def __init__(
-        self, ring: Ring, example: Any, interval: int, fd: int | None = None, has_td_error: bool = False
+        self, ring: Ring, example: Tree, interval: int, fd: int | None = None, has_td_error: bool = False
     ) -> None:
         """Allocate memory, or attach to that of `fd`.
 
@@ -54,7 +54,7 @@ class RecurrentStates:
         self.td_error = self.memory["error"] if has_td_error else None
         self.counters = StateCounters(self.memory["stored"], self.memory["td_errors"], has_td_error)
 
-    def store(self, state: Any, group: int = 0) -> None:
+    def store(self, state: Tree, group: int = 0) -> None:
         """Store the state before the next row, unless the newest state is less than `interval` rows back."""
         number, row = int(self.counters.written[group]), int(self.ring.written[group])
         if number and row < self.row[(number - 1) % self.room, group] + self.interval:

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from remuda.data import ArrayTuple, Batch, Steps, leaves, map_tree
+from remuda.data import Array, ArrayTuple, Batch, Steps, Tree, leaves, map_tree
 from remuda.errors import ConfigError
 from remuda.randomness import Purpose, keyed_generator
 from remuda.replay.counters import Index
@@ -43,9 +43,9 @@ from remuda.replay.transitions import TDErrorFunction, as_row, finite_or_nan
 class SequenceReturns(ArrayTuple):
     """N-step returns of learned rows, the factors of the values after them, and the rows of those values."""
 
-    reward: Any
-    discount: Any
-    row: Any  # int64, counted from the first of the R rows; never beyond a reset row
+    reward: Array
+    discount: Array
+    row: Array  # int64, counted from the first of the R rows; never beyond a reset row
 
 
 class SequenceReplay(RingReplay):
@@ -62,7 +62,7 @@ class SequenceReplay(RingReplay):
     def __init__(
         self,
         ring: Ring,
-        state_example: Any,
+        state_example: Tree,
         *,
         batch_size: int,
         ratio: float | None,
@@ -154,7 +154,7 @@ class SequenceReplay(RingReplay):
         number, env = batch.key.T
         return int(np.count_nonzero(~self.ring.is_stored(self.sequence_index.row_of(number, env), env)))
 
-    def feedback(self, key: Any, priority: torch.Tensor | None) -> None:
+    def feedback(self, key: Index, priority: torch.Tensor | None) -> None:
         """Set the priorities of drawn sequences to these absolute TD errors."""
         if self.sequence_index is not None and self.alpha is not None and priority is not None:
             self.sequence_index.sync()  # the ring may have been cut since

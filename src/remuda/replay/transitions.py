@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from remuda.data import ArrayTuple, Batch, Steps, map_tree
+from remuda.data import Array, ArrayTuple, Batch, Steps, Tree, map_tree
 from remuda.replay.counters import Index
 from remuda.replay.priorities import DrawNumbers, Priorities
 from remuda.replay.ring import NothingToDraw, Ring, RingIndex, Row, take
@@ -43,8 +43,8 @@ TDErrorFunction = Callable[[Batch], torch.Tensor]
 class Returns(ArrayTuple):
     """N-step returns of drawn rows, and the factors of the values after them."""
 
-    reward: Any
-    discount: Any
+    reward: Array
+    discount: Array
 
 
 class TransitionReplay(RingReplay):
@@ -87,7 +87,7 @@ class TransitionReplay(RingReplay):
         self.counters.mark_prioritized(0, int(self.ring.written[0]))
         self.counters.add_steps(int(rows.mask.sum()), self.can_draw())
 
-    def add_each(self, rows: Row, next_obs: Any, env: Index) -> None:
+    def add_each(self, rows: Row, next_obs: Tree, env: Index) -> None:
         """Append one row [N] to each of N envs, to a ring that has one group per env; `next_obs` comes after it."""
         row = self.ring.append_each(rows, next_obs, env)
         if self.priorities is not None:
@@ -144,7 +144,7 @@ class TransitionReplay(RingReplay):
             f"there is nothing to draw: after {MAX_ATTEMPTS} attempts, {len(bad)} rows are still not real."
         )
 
-    def feedback(self, key: Any, priority: torch.Tensor | None) -> None:
+    def feedback(self, key: Index, priority: torch.Tensor | None) -> None:
         """Set the priorities of drawn rows to these absolute TD errors."""
         if self.priorities is not None and priority is not None:
             self.priorities.feedback(key, priority.detach().numpy())

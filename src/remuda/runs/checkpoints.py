@@ -28,8 +28,8 @@ from remuda.runs.intervals import Interval
 
 CUT_SHORT = "its last round was stopped before all of its updates were made"
 LOG_STATE = "journal"  # the blob with the state of the run's log, by its name in all checkpoints so far
-# Seconds a round must have taken for the sampler's state to be kept in memory at its end. A stop signal may interrupt
-# the round after it, whose end would take longer than the signal allows.
+# After a round that took longer, the sampler's state is kept in memory: the next round may be as slow, and a stop
+# signal then interrupts it before its end.
 SLOW_ROUND_SECONDS = 1.0
 
 

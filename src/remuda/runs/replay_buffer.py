@@ -1,4 +1,4 @@
-"""A replay for training loops of one's own: add the steps of a batch of envs, sample transitions.
+"""A replay buffer for your own training loop: add the steps of a batch of envs, and sample transitions.
 
     buffer = ReplayBuffer(100_000, envs.single_observation_space, envs.single_action_space, envs.num_envs, n_step=3)
     obs, _ = envs.reset(seed=1)
@@ -10,8 +10,8 @@
         batch = buffer.sample(256)
         target = batch.reward + batch.discount * value(batch.next_obs)
 
-`discount` is all that a target needs to know of ends: gamma ** n, and 0 where the episode terminated. A truncated
-episode is bootstrapped from its final observation.
+`discount` covers all ends of episodes: it is gamma ** n, or 0 where the episode terminated. A truncated episode
+bootstraps from its final observation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remuda.core import Space
-from remuda.data import leaves, map_tree
+from remuda.data import Array, Tree, leaves, map_tree
 from remuda.envs.action_values import action_leaves
 from remuda.envs.spaces import action_space, observation_space
 from remuda.errors import ConfigError
@@ -34,19 +34,19 @@ from remuda.machine import free_memory
 from remuda.replay import Priorities, Ring, Row, TransitionReplay
 
 AUTORESETS = ("next_step", "same_step", "disabled")
-SPARE = 0.9  # the share of free memory that a buffer may take
+MAX_SHARE = 0.9  # of the free memory, that a buffer may take
 
 
 class ReplaySample(NamedTuple):
-    """Transitions, every field [N]; observations and actions are tensors, or trees of them, as the env has them."""
+    """Transitions, every field [N]; observations and actions are tensors, or trees of them as in the env's space."""
 
-    obs: Any
-    action: Any
-    reward: Tensor  # of the next n steps, discounted
-    next_obs: Any  # n steps later, or where the episode ended: the true final observation
-    discount: Tensor  # of the value of next_obs: gamma ** n, 0 after a termination
-    weight: Tensor  # importance weights of a prioritized draw, the largest is 1; all 1 otherwise
-    key: NDArray[np.int64]  # names the rows for `update_priorities`
+    obs: Tree
+    action: Tree
+    reward: Tensor  # discounted sum over the next n steps
+    next_obs: Tree  # n steps later, or the true final observation where the episode ended before
+    discount: Tensor  # factor of the value of next_obs: gamma ** n, 0 after a termination
+    weight: Tensor  # importance weights of a prioritized draw, of which the largest is 1; all 1 otherwise
+    key: NDArray[np.int64]  # identifies the rows for `update_priorities`
 
 
 class ReplayBuffer:
@@ -63,8 +63,8 @@ class ReplayBuffer:
         alpha: float = 0.6,
         n_step: int = 1,
         gamma: float = 0.99,
-        autoreset: str = "next_step",  # of the vector env; Gymnasium's modes
-        seed: int = 0,  # of the draws, which are a function of it and their number
+        autoreset: str = "next_step",  # the vector env's mode, by Gymnasium's names
+        seed: int = 0,  # a draw is a function of this seed and the number of the draw
     ) -> None:
         for name, value in {"capacity": capacity, "num_envs": num_envs, "n_step": n_step}.items():
             if value < 1:
@@ -83,7 +83,7 @@ class ReplayBuffer:
         example = Row(
             blank(self.observation_space), blank(self.action_space), *(np.zeros((), "float32"),) * 2, np.False_
         )
-        rows = -(-capacity // num_envs) + 1  # one row of each env holds what was seen last, and cannot be drawn
+        rows = -(-capacity // num_envs) + 1  # one row of each env holds the newest observation and cannot be drawn
         refuse_too_large(capacity, rows * num_envs * (sum(x.nbytes for _, x in leaves(example)) + 16 * prioritized))
         ring = Ring(example, rows, num_envs, groups=num_envs)
         self._finalize = weakref.finalize(self, ring.close)
@@ -92,31 +92,30 @@ class ReplayBuffer:
             ring, batch_size=1, ratio=None, warm_up=0, n_step=n_step, gamma=gamma, seed=seed, priorities=priorities
         )
         self._envs = np.arange(num_envs)
-        self._has_ended = np.zeros(num_envs, bool)  # with the newest row, which is real
-        self._goes_on = np.zeros(num_envs, bool)  # the newest row is real, so that what follows it is kept
+        self._has_ended = np.zeros(num_envs, bool)  # an episode ended with the newest row, which is real
+        self._goes_on = np.zeros(num_envs, bool)  # the newest row is real, so the ring holds its next observation
         self._size = 0
 
     def __len__(self) -> int:
-        """Return how many transitions can be drawn."""
+        """Return the number of transitions that can be drawn."""
         return self._size
 
     def add(
         self,
-        obs: Any,
-        action: Any,
-        reward: Any,
-        terminated: Any,
-        truncated: Any,
-        next_obs: Any,
-        mask: Any = None,
+        obs: Tree,
+        action: Tree,
+        reward: Array,
+        terminated: Array,
+        truncated: Array,
+        next_obs: Tree,
+        mask: Array = None,
     ) -> None:
-        """Add one step of every env, arrays [num_envs]; everything is copied.
+        """Add one step of every env, as arrays [num_envs], which are copied.
 
-        `next_obs` of an episode's last step is its final observation. `mask` is False where no action was taken
-        because the env was reset instead, as `EnvPool` says. Without it, and with autoreset "next_step", the step
-        after an end is taken for a reset if its `obs` is that final observation; with "same_step" and "disabled" (you
-        call reset() yourself) no step is. Where `obs` is not the `next_obs` of the step before, the episode was cut
-        by the caller: this counts as truncation.
+        `next_obs` of an episode's last step is its final observation. `mask` is False where the env was reset and no
+        action was taken, as `EnvPool` reports it. Without `mask` and with autoreset "next_step", the step after an
+        end is a reset if its `obs` is that final observation; with "same_step" and "disabled" (you call reset()
+        yourself), no step is. Where `obs` is not the `next_obs` of the step before, the episode counts as truncated.
         """
         count, ring = self.num_envs, self._replay.ring
         seen, after = (
@@ -131,7 +130,7 @@ class ReplayBuffer:
                 (truncated, "truncated", "bool"),
             )
         )
-        kept = ring.obs(ring.written[self._envs], self._envs)  # what followed the newest row of each env
+        kept = ring.obs(ring.written[self._envs], self._envs)  # the observation after the newest row of each env
         follows = same_rows(seen, kept, count)
         if mask is not None:
             is_real = self._column(mask, "mask", "bool")
@@ -139,14 +138,14 @@ class ReplayBuffer:
             is_real = ~(self._has_ended & follows)
         else:
             is_real = np.ones(count, bool)
-        # A reset row keeps the observation that the row before it is bootstrapped from.
+        # A reset row holds the observation that the row before it bootstraps from.
         is_cut = self._goes_on & (~is_real | self._has_ended | ~follows)
         self._append(is_cut, Row(kept, blank(self.action_space, count), *reset_values(count)), kept)
         discount = np.where(terminations, np.float32(0), np.float32(1))
         self._append(is_real, Row(seen, taken, rewards, discount, is_real), after)
         self._goes_on, self._has_ended = is_real, is_real & (terminations | truncations)
 
-    def _append(self, chosen: NDArray[np.bool_], rows: Row, next_obs: Any) -> None:
+    def _append(self, chosen: NDArray[np.bool_], rows: Row, next_obs: Tree) -> None:
         env = self._envs[chosen]
         if len(env) == 0:
             return
@@ -154,11 +153,11 @@ class ReplayBuffer:
         chosen_rows, following = map_tree(lambda x: x[chosen], (rows, next_obs))
         self._replay.add_each(chosen_rows, following, env)
         written = ring.written[env]
-        is_lost = (written >= ring.capacity) & ring.rows.mask[written % ring.capacity, env]
-        self._size += int(chosen_rows.mask.sum()) - int(is_lost.sum())
+        is_overwritten = (written >= ring.capacity) & ring.rows.mask[written % ring.capacity, env]
+        self._size += int(chosen_rows.mask.sum()) - int(is_overwritten.sum())
 
     def sample(self, batch_size: int, beta: float = 1.0) -> ReplaySample:
-        """Draw transitions; `beta` is the power of the importance weights of a prioritized draw."""
+        """Draw transitions; `beta` is the exponent of the importance weights of a prioritized draw."""
         if batch_size < 1:
             raise ConfigError(f"batch_size={batch_size} is too small: draw at least 1.")
         if self._size == 0:
@@ -170,14 +169,14 @@ class ReplayBuffer:
             steps.obs, steps.action, targets.reward, found.next_obs, targets.discount, weight, found.key
         )
 
-    def update_priorities(self, key: NDArray[np.int64], td_error: Any) -> None:
-        """Set the priorities of sampled rows to |td_error|; rows that were overwritten since are left alone."""
+    def update_priorities(self, key: NDArray[np.int64], td_error: Array) -> None:
+        """Set the priorities of sampled rows to |td_error|, except of rows that were overwritten since."""
         if self._replay.priorities is None:
             raise ConfigError("this replay buffer has no priorities: make it with prioritized=True.")
         self._replay.feedback(key, torch.as_tensor(td_error).abs().reshape(-1))
 
     def close(self) -> None:
-        """Free the memory; it is also freed with the buffer itself."""
+        """Free the memory, which otherwise happens when the buffer is garbage-collected."""
         self._finalize()
 
     def __enter__(self) -> Self:
@@ -186,10 +185,10 @@ class ReplayBuffer:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _tree(self, space: Space, values: Any, name: str) -> Any:
-        """Return arrays [num_envs] in the tree of a space, in the dtypes that are stored."""
+    def _tree(self, space: Space, values: Tree, name: str) -> Tree:
+        """Return arrays [num_envs] in the tree of a space, with the dtypes that the ring stores."""
         if self.num_envs == 1 and space.is_leaf and np.shape(values) == space.shape:
-            values = np.asarray(values)[None]  # of a single env that is no vector env
+            values = np.asarray(values)[None]  # a single env without an env axis
         try:
             arrays = iter(list(action_leaves(space, values, self.num_envs)))
         except ValueError as error:
@@ -197,8 +196,8 @@ class ReplayBuffer:
             raise ConfigError(reason.replace("one action", "give one")) from None
         return space.tree(lambda _, leaf: next(arrays).astype(leaf.dtype))
 
-    def _column(self, values: Any, name: str, dtype: str) -> NDArray[Any]:
-        array = np.array(values, dtype)  # a copy: arrays of an EnvPool are overwritten by its next step
+    def _column(self, values: Array, name: str, dtype: str) -> NDArray[Any]:
+        array = np.array(values, dtype)  # a copy, because an EnvPool overwrites its arrays in the next step
         if array.size != self.num_envs:
             raise ConfigError(
                 f"{name} has shape {array.shape} for num_envs={self.num_envs}: give one number for each env."
@@ -212,18 +211,19 @@ def as_space(space: Any, is_action: bool = False) -> Space:
     return (action_space if is_action else observation_space)(space, "the replay buffer")
 
 
-def blank(space: Space, count: int | None = None) -> Any:
+def blank(space: Space, count: int | None = None) -> Tree:
     """Return zeros in the tree of a space, for one env or for `count` of them."""
     axes = () if count is None else (count,)
     return space.tree(lambda _, leaf: np.zeros((*axes, *leaf.shape), leaf.dtype))
 
 
-def reset_values(count: int) -> tuple[Any, Any, Any]:
+def reset_values(count: int) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_]]:
     """Return reward, discount and mask of reset rows."""
     return np.zeros(count, np.float32), np.ones(count, np.float32), np.zeros(count, bool)
 
 
-def same_rows(left: Any, right: Any, count: int) -> NDArray[np.bool_]:
+def same_rows(left: Tree, right: Tree, count: int) -> NDArray[np.bool_]:
+    """Return which of `count` rows are equal in all arrays; NaN equals NaN."""
     same = np.ones(count, bool)
     for (_, a), (_, b) in zip(leaves(left), leaves(right), strict=True):
         same &= ((a == b) | ((a != a) & (b != b))).reshape(count, math.prod(a.shape[1:])).all(-1)
@@ -232,8 +232,8 @@ def same_rows(left: Any, right: Any, count: int) -> NDArray[np.bool_]:
 
 def refuse_too_large(capacity: int, needed: int) -> None:
     free = free_memory()
-    if needed > SPARE * free:
+    if needed > MAX_SHARE * free:
         raise ConfigError(
             f"capacity={capacity} takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free: "
-            f"use at most {int(SPARE * free / needed * capacity)}."
+            f"use at most {int(MAX_SHARE * free / needed * capacity)}."
         )

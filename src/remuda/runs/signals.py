@@ -36,7 +36,7 @@ class StopSignals:
     """
 
     def __init__(self, consequence: str = "stopping") -> None:
-        """`consequence` is printed after the first signal: what it does."""
+        """`consequence` tells the user what the first signal does; it is printed when the signal arrives."""
         self._consequence = consequence
         self.received: signal.Signals | None = None
         self.deadline = math.inf  # when the current round is cut short, on time.monotonic

@@ -1,4 +1,4 @@
-"""When a run ends before its last step: on a stop signal, or because a callback asked for it."""
+"""When a run ends before its last step: on a stop signal, or because a callback returned True."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StopConditions:
         self._by_callback = False
 
     def call_callbacks(self, round: Round) -> None:
-        """Call every callback, also after one that asked to stop: each may add metrics to the round."""
+        """Call every callback, also after one that returned True: each may add metrics to the round."""
         if True in [callback(round) for callback in self.callbacks]:
             self._by_callback = True
 

@@ -41,29 +41,24 @@ class NativeVectorEnv(Protocol):
 
     def begin(self, seeds: Sequence[int]) -> Array:
         """Start new episodes in all envs, one seed for each; return the first observations."""
-        ...
 
     def restart(self, which: NDArray[np.bool_]) -> Array | None:
         """Start new episodes where `which` [num_envs] is True; return the observations of all envs.
 
         Return None where the library cannot reset single envs.
         """
-        ...
 
     def send(self, actions: Array) -> None:
         """Take actions, counted from the `start` of the action space; may return before the envs are stepped."""
-        ...
 
     def recv(self) -> VectorStep:
         """Wait for the step and return it, in arrays that no later step writes to.
 
         Entries of info are arrays [num_envs]. "episode_continues" marks ends of an episode for the learner alone.
         """
-        ...
 
     def close(self) -> None:
         """End the library's threads and free its memory."""
-        ...
 
 
 class Backend(Protocol):
@@ -72,20 +67,16 @@ class Backend(Protocol):
     @property
     def NAME(self) -> str:
         """The value of `envs.backend` that selects it."""
-        ...
 
     @property
     def IS_SAME_GAME(self) -> bool:
         """Whether its envs give the same numbers as the single env of that id, so that "auto" may choose it."""
-        ...
 
     def offer(self, spec: EnvSpec) -> str | None:
         """Return None if the backend has this env, else the reason why not: "as it only knows MyGames/*"."""
-        ...
 
     def make(self, spec: EnvSpec, num_envs: int, threads: int) -> NativeVectorEnv:
         """Make a vector env with at most `threads` threads of its own; called only for specs that are offered."""
-        ...
 
 
 def choose(name: str, spec: EnvSpec, needs_single: str = "") -> Backend | None:

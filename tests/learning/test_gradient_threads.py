@@ -12,10 +12,10 @@ from rollouts import box, make_agent, make_rollout, move, somewhere
 
 from remuda.algorithms import IMPALA
 from remuda.data import Batch
+from remuda.learning.gradient_threads import GradientThreads
 from remuda.learning.gradients import Gradients
 from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
-from remuda.learning.parts import Parts
 
 
 def learner_of(algorithm: Any, num_parts: int) -> Learner:
@@ -108,7 +108,7 @@ def test_sums_means_and_shares_by_hand() -> None:
         metrics: dict[str, Any] = {"loss": rows, "rho": torch.tensor(rows)}
         return Gradients({"policy": (torch.full((2,), rows),)}, 6, metrics, None, stop=rows == 1)
 
-    by_mean, by_sum = Parts(2, "mean"), Parts(2, "sum")
+    by_mean, by_sum = GradientThreads(2, "mean"), GradientThreads(2, "sum")
     mean, total = by_mean.gradients(of, batch), by_sum.gradients(of, batch)
     by_mean.close()
     by_sum.close()
@@ -123,7 +123,7 @@ def test_sums_means_and_shares_by_hand() -> None:
 
 def test_an_error_in_a_part_is_raised() -> None:
     impala = IMPALA(make_agent(), 2, gamma=0.9)
-    parts, batch = Parts(2, "sum"), impala.prepare(make_rollout(impala.agent, 3, 2))
+    parts, batch = GradientThreads(2, "sum"), impala.prepare(make_rollout(impala.agent, 3, 2))
 
     def fail(part: Batch) -> Gradients:
         raise ZeroDivisionError("in a part")

@@ -1,7 +1,7 @@
-"""Gradients of a batch of sequences in parts, at the same time: each thread takes some columns.
+"""Gradients of a batch of sequences computed by several threads, each from some of its columns.
 
-Torch's own threads share every product and wait for each other after it: beside processes that are busy too, one that
-has lost its core holds up the rest. Parts wait for each other once in an update.
+Torch's own threads divide every matrix product and wait for each other after it, so with other busy processes one
+thread that has lost its core delays all others. The threads here wait for each other once per update.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from remuda.data import Batch
 from remuda.learning.gradients import Gradients
 
 
-class Parts:
-    """So many threads; close it."""
+class GradientThreads:
+    """A pool of `count` threads; close it."""
 
     def __init__(self, count: int, reduction: Literal["sum", "mean"]) -> None:
-        self.count, self.reduction = count, reduction  # a sum, or a mean over real rows
+        """`reduction` says whether a loss is a sum or a mean over real rows."""
+        self.count, self.reduction = count, reduction
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="remuda-gradients")
 
-    def gradients(self, of: Callable[[Batch], Gradients], batch: Batch) -> Gradients:
-        """What `of` says of the whole batch, from what it says of parts."""
+    def gradients(self, compute: Callable[[Batch], Gradients], batch: Batch) -> Gradients:
+        """Return compute(batch), combined from the results for parts of the batch."""
         columns = batch.steps.mask.shape[1]
         bounds = [part * columns // self.count for part in range(self.count + 1)]
         parts = [batch.columns(slice(first, last)) for first, last in pairwise(bounds) if first < last]
@@ -37,10 +38,10 @@ class Parts:
             [count for count in rows if count],
         )
         if not parts:
-            return of(batch)
-        found = list(self._pool.map(of, parts))
-        shares = [count / sum(rows) for count in rows]
-        weights = [1.0] * len(parts) if self.reduction == "sum" else shares
+            return compute(batch)
+        found = list(self._pool.map(compute, parts))
+        fractions = [count / sum(rows) for count in rows]
+        weights = [1.0] * len(parts) if self.reduction == "sum" else fractions
         pieces = {}
         for name, first in found[0].pieces.items():
             pieces[name] = total = torch._foreach_mul(first, weights[0])
@@ -48,8 +49,8 @@ class Parts:
                 torch._foreach_add_(total, part.pieces[name], alpha=weight)
         metrics: dict[str, Tensor | float] = {}
         for name in found[0].metrics:
-            of_parts = weights if name.endswith("loss") else shares
-            metrics[name] = sum(weight * part.metrics[name] for weight, part in zip(of_parts, found, strict=True))
+            part_weights = weights if name.endswith("loss") else fractions
+            metrics[name] = sum(w * part.metrics[name] for w, part in zip(part_weights, found, strict=True))
         return replace(found[0], pieces=pieces, metrics=metrics, stop=any(part.stop for part in found))
 
     def close(self) -> None:

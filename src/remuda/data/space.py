@@ -1,0 +1,60 @@
+"""`Space`: the shape, dtype and meaning of observations and actions, independent of Gymnasium.
+
+>>> image, gear = Space("box", (2, 2), "uint8"), Space("discrete", (), "int64", n=3)
+>>> space = Space("dict", entries={"image": image, "gear": gear})
+>>> [(path, leaf.kind) for path, leaf in space.leaves("obs")]
+[('obs.image', 'box'), ('obs.gear', 'discrete')]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from numpy.typing import NDArray
+
+from remuda.data.arrays import namedarraytuple
+
+Array: TypeAlias = NDArray[Any]
+# What a space describes for a batch of envs: one numpy array, or a named array tuple with one value per entry.
+ArrayTree: TypeAlias = Any
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """Describe an observation or action: what agents need to know of a Gymnasium space.
+
+    A leaf is one array per env. A dict or tuple has entries and describes a named array tuple of them.
+    """
+
+    kind: Literal["box", "discrete", "multidiscrete", "multibinary", "dict", "tuple"]
+    shape: tuple[int, ...] = ()
+    dtype: str = ""  # as stored in rollouts: float64 boxes become float32, discrete ones int64, multibinary int8
+    low: Array | None = None  # box only
+    high: Array | None = None
+    n: int = 0  # discrete only: the number of values
+    start: int = 0  # discrete only: the smallest value; rollouts and agents count from 0
+    sizes: Array | None = None  # multidiscrete only, of its shape: the number of values of each element
+    starts: Array | None = None  # multidiscrete only: the smallest value of each element
+    entries: Mapping[str, Space] = field(default_factory=dict)  # dict and tuple only, by field name
+    keys: tuple[str, ...] = ()  # dict only: the env's own keys of its entries, in the same order
+    env_dtype: str = ""  # integers only: the dtype of the env's own space
+
+    @property
+    def is_leaf(self) -> bool:
+        return self.kind not in ("dict", "tuple")
+
+    def leaves(self, path: str = "") -> Iterator[tuple[str, Space]]:
+        """Yield every leaf with its dotted path below `path`; a leaf yields itself under `path`."""
+        if self.is_leaf:
+            yield path, self
+        for name, entry in self.entries.items():
+            yield from entry.leaves(f"{path}.{name}" if path else name)
+
+    def tree(self, make: Callable[[str, Space], Any], path: str = "") -> ArrayTree:
+        """Return make(path, leaf) for a leaf, or a named array tuple of these values for a space with entries."""
+        if self.is_leaf:
+            return make(path, self)
+        values = [entry.tree(make, f"{path}.{name}" if path else name) for name, entry in self.entries.items()]
+        return namedarraytuple("Entries", tuple(self.entries))(*values)

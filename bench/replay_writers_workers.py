@@ -24,10 +24,11 @@ def main(fds: Sequence[int]) -> int:
     def make_writer(order: Mapping[str, Any], given: Sequence[int]) -> Writer:
         if order["into"] == "replay":
             return worker.make_writer(order, given)
+        prepare = worker.built.wrap_agent(needs_loss=False).prepare
         if order["into"] == "pipe":
-            return PipeWriter(os.dup(given[order["group"]]), worker.algorithm.prepare)
-        ring = make_ring(worker.config, worker.seen, None, order["all_groups"])
-        return RingWriter(ring, None, range(order["group"], order["group"] + 1), worker.algorithm.prepare)
+            return PipeWriter(os.dup(given[order["group"]]), prepare)
+        ring = make_ring(worker.built.config, worker.built.seen, None, order["all_groups"])
+        return RingWriter(ring, None, range(order["group"], order["group"] + 1), prepare)
 
     return serve(fds, worker.make_parts, make_writer)
 

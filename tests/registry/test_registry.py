@@ -145,6 +145,13 @@ class TestOldVariants:
         assert config.algo == "own_algorithms:Plain"
         assert "algo.variant=own_algorithms:Plain is now the algorithm itself" in caplog.text
 
+    def test_the_option_of_the_command_line(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        command = ["train", "a2c", "--env", "CartPole-v1", "--steps", "64", "--quiet", "--eval.episodes", "0"]
+        out = ["--out", str(tmp_path / "run")]
+        assert main([*command, *out, "--algo.variant", "own_algorithms:Plain"]) == 0
+        assert "is now the algorithm itself: remuda train own_algorithms:Plain" in caplog.text
+        assert "algo: own_algorithms:Plain" in (tmp_path / "run" / "config.yaml").read_text()
+
     def test_none_is_dropped_silently(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         run = remuda.train("a2c", "CartPole-v1", steps=64, out=tmp_path / "run", **QUIET)
         file = run.path / "config.yaml"

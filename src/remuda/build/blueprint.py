@@ -94,7 +94,7 @@ def make_blueprints(
 
 
 def make_async_blueprints(
-    config: RunConfig, spec: EnvSpec, seen: EnvInfo, workers: int, net: NetFactory | None
+    config: RunConfig, spec: EnvSpec, seen: EnvInfo, workers: int, net: NetFactory | None = None
 ) -> list[dict[str, Any]]:
     """Return the blueprints of workers that sample asynchronously.
 

@@ -125,6 +125,7 @@ def make_replay_writers(
 
 
 def main(fds: Sequence[int]) -> int:
+    """Serve the parent's requests until the worker is asked to leave; return the exit code of the process."""
     worker = SamplerWorker()
     return serve(fds, worker.make_parts, worker.make_writer)
 
@@ -158,7 +159,7 @@ def make_ring_writer(
     ring = make_ring(config, built.seen, state, blueprint["all_groups"], fds)
     ring.counters.while_paused = heartbeat
     states, priorities = None, list[TransitionPriority | SequencePriority]()
-    if replay.sequence:  # an agent may have a state and no memory: noise that drifts
+    if replay.sequence:  # an agent without memory may have a state as well: that of its Ornstein-Uhlenbeck noise
         states = RecurrentStates(ring, state, blueprint["num_steps"], fds[-1], has_td_error(config))
     if has_td_error(config) and states is not None:
         lengths = (replay.burn_in, replay.sequence, replay.n_step)

@@ -55,6 +55,7 @@ def make_parser(command: str, argv: Sequence[str]) -> Parser:
 
     title = _title(own) if algo else "the algorithm; its options depend on ALGO"
     add_group(parser, "algo", title, *kinds, is_shown=partial(is_shown, own, "algo"))
+    parser.add_argument("--algo.variant", help=argparse.SUPPRESS)  # of 0.1: config/legacy.py accepts it with a notice
     for other in entries:
         parser.elsewhere |= {f"--algo.{item.name}": f"{other.name}, not of {algo}" for item in fields(other.options)}
     for group, kind in KINDS.items():

@@ -276,7 +276,7 @@ class DQNOptions(OffPolicyOptions):
 
 @dataclass(frozen=True)
 class RainbowOptions(DQNOptions):
-    """DQN with double, dueling, distributional, noisy and n-step learning."""
+    """DQN with double, dueling, distributional, noisy, n-step learning."""
 
     epsilon: str = option("0", "probability of a random action: a number or a schedule", schedule=True, high=1.0)
     dueling: bool = option(True, "a state value and action advantages instead of action values")

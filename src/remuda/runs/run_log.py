@@ -151,7 +151,7 @@ class RunLog:
         """Start rates and intervals: warm-up is over."""
         self.directory.point_latest()
         size = self.config.algo_options.rows_per_round * self.config.sampler.envs
-        first = "" if self.config.scheme == "async" else f" from the first {size:,} steps"
+        first = "" if self.config.is_asynchronous else f" from the first {size:,} steps"
         self.terminal.begin(TRAINING + first)
         self.directory.log(f"training begins at {self.progress.steps:,} steps")
         self.stop.has_begun = True

@@ -18,13 +18,13 @@ from processes import children_of
 from writing import Setup, merged
 
 import remuda
+from remuda.build import recipe
 from remuda.errors import ConfigError, EnvSpecError, WorkerError
 from remuda.learning.checkpoint import load_newest
 from remuda.learning.learner import Learner
 from remuda.processes.fork_server import ForkFailed, ForkServer
 from remuda.replay import RowCounters
 from remuda.runs import signals
-from remuda.runs import train as recipe
 from remuda.runs.run_log import RunLog
 from remuda.sampling.replay_writers import ReplayWriterPool
 

@@ -166,7 +166,7 @@ REFUSED = [
     ("dqn", "serial", {"scheme": {"publish_every": 3}}, "leave it out"),
     ("impala", "async", {"scheme": {"throttle": False}}, "leave it out"),
     ("impala", "parallel", {"eval": {"cpu_fraction": 0.1}}, "use --scheme async"),
-    ("impala", "async", {"eval": {"video": True}}, "set eval.cpu_fraction"),
+    ("impala", "async", {"eval": {"video": True}}, "needs eval.cpu_fraction"),
     ("impala", "async", {"sampler": {"envs": 8, "workers": 4}, "algo": {"batch_size": 3}}, "use 8"),
     ("impala", "async", {"sampler": {"envs": 8, "workers": 3}, "algo": {"batch_size": 8}}, "use 2 or 4"),
     ("impala", "async", {"sampler": {"envs": 8, "workers": 2}, "algo": {"batch_size": 2}}, "use 4 or 8"),

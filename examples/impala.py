@@ -36,14 +36,14 @@ def make_agent(observation, action, seed):
     return agent
 
 
-def make_parts(blueprint, beat, tell):
+def make_parts(blueprint, heartbeat, notify):
     """Return envs, agent and exploration of a worker, which copies the learner's weights before every rollout."""
     envs = LocalEnvs(
         resolve(blueprint["env"]),
         blueprint["last"] - blueprint["first"],
         first_env=blueprint["first"],
-        should_stop=beat,  # called at every step: a heartbeat for the learner
-        tell=tell,
+        should_stop=heartbeat,  # called at every step: a heartbeat for the learner
+        on_notice=notify,
     )
     return envs, make_agent(envs.observation, envs.action, blueprint["seed"]), Exploration()
 

@@ -82,7 +82,9 @@ def test_nothing_old_is_left_alone():
     assert rename_options(groups) == groups
 
 
-@pytest.mark.parametrize("algo", ["ppo", "dqn", "r2d1", "sac"])
+@pytest.mark.parametrize(
+    "algo", ["ppo", "dqn", *(pytest.param(algo, marks=pytest.mark.long) for algo in ("r2d1", "sac"))]
+)
 def test_a_run_of_0_1_is_evaluated_resumed_and_repeated(algo, tmp_path, caplog):
     env = "Pendulum-v1" if algo == "sac" else "CartPole-v1"
     options = {"sampler": {"envs": 4}, **QUICK}

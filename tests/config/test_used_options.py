@@ -75,7 +75,13 @@ def check_reads(algo: str, scheme: str, read: set[str]) -> None:
                     resolve_config(settings, {group: {**extra, item.name: value}})
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize(
+    "algo",
+    [
+        pytest.param(algo, marks=() if algo in ("ppo", "impala", "dqn", "sac") else pytest.mark.long)
+        for algo in ALGORITHMS
+    ],
+)
 def test_what_serial_runs_read(algo, tmp_path, capsys):
     read: set[str] = set()
     stop = record_reads(read.add)

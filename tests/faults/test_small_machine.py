@@ -45,7 +45,7 @@ def test_one_sentence_and_exit_code_2(script: str, words: str, tmp_path: Path) -
     ("disk", "words", "is_kept"),
     [
         ("nr_inodes=2", ["run cannot be written (No space left on device)", "choose another directory"], False),
-        ("nr_inodes=9", ["run/metrics.jsonl: No space left on device", "make room"], False),
+        ("nr_inodes=9", ["run/metrics.jsonl: No space left on device", "free some space"], False),
         ("size=12k", ["what was learned could not be saved", "make room", "--resume"], True),
     ],
     ids=["no directory", "no metrics", "no checkpoint"],

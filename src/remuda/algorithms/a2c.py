@@ -41,10 +41,5 @@ class A2C(ActorCritic):
         loss = policy_loss + self.vf_coef * critic_loss - self.ent_coef(clock.progress) * entropy
         return Losses(
             groups={"policy": loss},
-            metrics={
-                "loss": loss.detach(),
-                "policy_loss": policy_loss.detach(),
-                "value_loss": critic_loss.detach(),
-                "entropy_loss": -entropy.detach(),
-            },
+            metrics=self.loss_metrics(loss, critic_loss, entropy, policy_loss=policy_loss),
         )

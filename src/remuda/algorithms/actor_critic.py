@@ -70,6 +70,14 @@ class ActorCritic(nn.Module):
         steps = steps.replace(obs=self.agent.inputs.arrange(steps.obs))
         return Batch(steps, targets, rollout.state, rollout.next_obs, metrics=metrics)
 
+    @staticmethod
+    def loss_metrics(
+        loss: Tensor, value_loss: Tensor, entropy: Tensor, **policy_loss: Tensor
+    ) -> dict[str, Tensor | float]:
+        """Return the metrics that all these algorithms log; each names its policy loss itself."""
+        losses = {"loss": loss, **policy_loss, "value_loss": value_loss, "entropy_loss": -entropy}
+        return {name: value.detach() for name, value in losses.items()}
+
     def real_rows(self, batch: Batch) -> tuple[Distribution, Tensor, Steps, Targets]:
         """Return policy and value of the batch's real rows, with their stored steps and targets.
 

@@ -56,10 +56,7 @@ class APPO(IMPALA):
         return Losses(
             groups={"policy": loss},
             metrics={
-                "loss": loss.detach(),
-                "policy_gradient_loss": policy_loss.detach(),
-                "value_loss": critic_loss.detach(),
-                "entropy_loss": -entropy.detach(),
+                **self.loss_metrics(loss, critic_loss, entropy, policy_gradient_loss=policy_loss),
                 "approx_kl": kl,
                 "clip_fraction": clipped,
                 "clip_range": clip,

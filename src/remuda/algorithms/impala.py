@@ -95,13 +95,7 @@ class IMPALA(ActorCritic):
         loss = policy_loss + self.vf_coef * value_loss - self.ent_coef(clock.progress) * entropy
         return Losses(
             groups={"policy": loss},
-            metrics={
-                "loss": loss.detach(),
-                "policy_loss": policy_loss.detach(),
-                "value_loss": value_loss.detach(),
-                "entropy_loss": -entropy.detach(),
-                **self.ratio_metrics(rows),
-            },
+            metrics=self.loss_metrics(loss, value_loss, entropy, policy_loss=policy_loss) | self.ratio_metrics(rows),
         )
 
     def reduced(self, rows: Tensor) -> Tensor:

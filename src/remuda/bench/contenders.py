@@ -18,6 +18,7 @@ import numpy as np
 
 from remuda.bench.job import complete, options, settings_for
 from remuda.bench.turns import REFUSAL, serve
+from remuda.core import Array, Space
 from remuda.envs import make_envs, resolve
 from remuda.errors import RemudaError
 from remuda.machine import usable_cores
@@ -80,11 +81,13 @@ def turn_over(drawn: Sequence[Any], step: Callable[[Any], int]) -> Turn:
     return turn
 
 
-def draw_actions(space: Any, count: int) -> list[Any]:
+def draw_actions(space: Space, count: int) -> list[Any]:
     rng = np.random.default_rng(0)
 
-    def leaf(_: str, of: Any) -> Any:
+    def leaf(_: str, of: Space) -> Array:
         if of.kind == "box":
+            assert of.low is not None
+            assert of.high is not None
             low, high = np.maximum(of.low, -1e3), np.minimum(of.high, 1e3)
             return rng.uniform(low, high, (count, *of.shape)).astype(of.dtype)
         most = of.n if of.kind == "discrete" else 2 if of.kind == "multibinary" else of.sizes

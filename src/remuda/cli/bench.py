@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -114,7 +115,7 @@ def ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def measure_parts(found: Any) -> tuple[Turns, str]:
+def measure_parts(found: argparse.Namespace) -> tuple[Turns, str]:
     """Measure contenders that run as one process each, for as long as the measurement takes."""
     from remuda.bench.contenders import NAMES, UNITS
 
@@ -140,7 +141,7 @@ def measure_parts(found: Any) -> tuple[Turns, str]:
     return turns, UNITS[found.what]
 
 
-def measure_runs(found: Any) -> tuple[Turns, str]:
+def measure_runs(found: argparse.Namespace) -> tuple[Turns, str]:
     """Measure contenders that start a new run for each turn; start and warm-up are not counted."""
     from remuda.bench.job import complete
 

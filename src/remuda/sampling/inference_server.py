@@ -17,12 +17,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from remuda.core import Agent, Weights
+from remuda.core import Agent, AsyncEnvs, Weights
 from remuda.data import map_tree
 from remuda.sampling.buffers import Buffers, Tree
 from remuda.sampling.exploration import Exploration
@@ -55,7 +55,7 @@ class InferenceServer:
 
     def __init__(
         self,
-        envs: Any,
+        envs: AsyncEnvs,
         agent: Agent,
         weights: Weights,
         num_steps: int,

@@ -84,7 +84,11 @@ QUICK = {
 del QUICK["a2c"][2]["algo"]["batch_size"]
 
 
-SLOW = ("serial, memory", "waiting, two slots")  # seconds each, and of kinds that the long cases have too
+SLOW = (
+    "serial, memory",
+    "waiting, two slots",
+    "appo, memory",
+)  # seconds each, and of kinds that the long cases have too
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.long if c in SLOW else ()) for c in QUICK])

@@ -61,7 +61,14 @@ def outcome(path: Path) -> tuple[Any, ...]:
     return parameters_hash(found.learner), counts, pack(replay["replay"]), pack(replay["rows"]["tail"]), kept
 
 
-SLOW = ("sac with memory", "rainbow, automatic support", "dqn, no state, so by the grid")  # stopped and resumed below
+# Each case is in one of the two tests below in `make test`, and in both in `make test-long`.
+SLOW = (
+    "rainbow",
+    "rainbow, automatic support",
+    "td3, prioritised",
+    "sac with memory",
+    "dqn, no state, so by the grid",
+)
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.long if c in SLOW else ()) for c in CASES])
@@ -75,7 +82,7 @@ def test_the_same_seed_twice_and_in_worker_processes(case: str, tmp_path: Path) 
     assert found[0] == found[2]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(c, marks=() if c in SLOW else pytest.mark.long) for c in CASES])
 def test_stopped_twice(case: str, tmp_path: Path) -> None:
     algo, env, changes = CASES[case]
     options = settings(*changes)

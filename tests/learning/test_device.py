@@ -93,7 +93,7 @@ def main(case: str) -> None:
         torch.testing.assert_close(copy.state_dict()[name], tensor, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.long if c == "td3" else ()) for c in CASES])
 def test_gradients_are_those_of_the_cpu_and_acting_stays_there(case: str) -> None:
     done = subprocess.run([sys.executable, __file__, case], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -21,7 +21,7 @@ class Purpose(IntEnum):
     RANDOM_ACTIONS = 1  # before learning starts; key: env, position: row
     EVALUATION = 2  # key: env, position: row
     MINIBATCHES = 3  # key: epoch, position: round
-    REPLAY = 4  # key: draw or block of draws, position: attempt
+    REPLAY = 4  # key: index of the draw or of a block of draws; position: index of the attempt
     LOSSES = 5  # key: update
 
 

@@ -174,7 +174,7 @@ class LocalEnvs:
             raise Interrupted("asked to stop while stepping envs")
 
     def _take_stats(self, rows: Rows) -> None:
-        """Move finished episodes and notices out of the rows of a group."""
+        """Collect finished episodes and notices from the rows of a group."""
         self._episodes.extend(Episode(env, values) for env, values in rows.episodes)
         rows.episodes.clear()
         if self._on_notice is None:

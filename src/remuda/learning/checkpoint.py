@@ -366,7 +366,7 @@ def _manifest(path: Path) -> Any:
 
 
 def _delete_unnamed(directory: Path, may_go: Callable[[str], bool]) -> None:
-    """Delete files in `replay/` that no checkpoint needs; an unreadable one may need all that are older."""
+    """Delete files in `replay/` that no checkpoint needs; keep all that an unreadable checkpoint may need."""
     if not (directory / REPLAY).is_dir():
         return
     named: set[str] = set()

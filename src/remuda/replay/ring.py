@@ -257,7 +257,7 @@ class Ring:
         return [self._memory[name][place, columns] for name in self._names for place, _ in places]
 
     def get_tail(self) -> dict[str, Any]:
-        """Return a copy of what belongs to no row yet: the counters, and the observations after the newest rows."""
+        """Return a copy of the state that rows do not hold: the counters, and the observations after the newest rows."""
         place = np.repeat(self.written % self.capacity, self.width)
         seen = [x[place, np.arange(self.envs)] for _, x in leaves(self.rows.obs)]
         return {"written": self.written.copy(), "obs": seen}

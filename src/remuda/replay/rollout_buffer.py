@@ -61,7 +61,7 @@ class RolloutBuffer:
             return
         bounds = np.linspace(0, len(real), num_minibatches + 1).astype(int).tolist()
         for epoch in range(self.num_epochs):
-            # One gather per epoch, of which minibatches are slices.
+            # Rows are gathered once per epoch; minibatches are slices of the result.
             shuffled = flat.rows(real[self._order(epoch, len(real))])
             for start, end in pairwise(bounds):
                 yield shuffled.rows(slice(start, end))

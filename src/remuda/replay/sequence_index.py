@@ -1,4 +1,4 @@
-"""Where the sequences of a replay begin: recurrent states beside the rows of a ring, and which can be drawn."""
+"""Start points of replay sequences: recurrent states beside the rows of a ring, and which sequences can be drawn."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ class RunDirectory:
     def close(self) -> None:
         """Close log.txt and release the lock."""
         if self._log is not None:
-            with contextlib.suppress(OSError):  # buffered lines that do not fit a full disk
+            with contextlib.suppress(OSError):  # closing writes buffered lines, which fails on a full disk
                 self._log.close()  # also releases the lock
             self._log = None
 

@@ -83,7 +83,7 @@ class Policy:
         return (first_of(out) if is_single else out), following
 
     def _rows(self, obs: Any) -> tuple[Any, bool]:
-        """Return observations as tensors with a first axis, and whether `obs` was a single one."""
+        """Return observations as tensors with a batch axis, and whether `obs` was a single observation."""
         arrays = from_user(self.observation, obs)
         (_, leaf), (_, first) = next(self.observation.leaves()), next(leaves(arrays))
         is_single = first.ndim == len(leaf.shape)

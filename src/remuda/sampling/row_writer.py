@@ -57,7 +57,7 @@ class AgentInputs:
         self.state[index] = self._initial_state[index]
 
     def finish(self, agent: Agent, buffers: Buffers, columns: slice = ALL) -> None:
-        """Complete the rollout of these envs: value of the next observation, and where the next rollout begins."""
+        """Complete the rollout of these envs: store the value of the next observation and the start of the next rollout."""
         if buffers.last_value is not None:
             state = None if self.state is None else self.state[columns]
             value: Tensor = agent.value(self.obs[columns], state)  # type: ignore[attr-defined]  # `allocate` checked

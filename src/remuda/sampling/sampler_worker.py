@@ -114,7 +114,7 @@ class SamplerWorker:
                 self._service = self._sample_to_replay(weights, fds)
         for fd in fds:
             os.close(fd)
-        if message["seed"] is not None and message["into"] != "columns":  # in place of a lost worker
+        if message["seed"] is not None and message["into"] != "columns":  # this worker replaces a lost one
             assert self._service is not None
             self._service.reset(derive_seed(message["seed"], self._blueprint["first"], message["restarts"]))
 

@@ -7,8 +7,8 @@
             slot, step = envs.recv()
             envs.send(slot, act(step.obs))
 
-The path from `make_envs` to a step of one env: pool.py and worker.py (or local.py), env_group.py, single.py. Native
-vector envs: native.py, native_slot.py, backends/.
+To follow the code from `make_envs` to a step of one env, read pool.py and worker.py (or local.py), env_group.py and
+single.py. Native vector envs are in native.py, native_slot.py and backends/.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class EnvInfo:
     action: Space
     max_episode_steps: int | None  # None if Gymnasium knows of no limit
     render_modes: tuple[str, ...]
-    fps: float  # frames per second for videos; 0 if the env does not set them
+    fps: float  # frames per second for videos; 0 if the env does not set this
     no_state: str | None = None  # why its state cannot be saved; None if it can
 
 
@@ -86,12 +86,12 @@ def make_envs(
 
     `limits` are max_restarts and, with workers, the time-outs and max_worker_restarts of PooledEnvs.
 
-    `backend` is "python" (single envs), the name of a native one (see `backends`), or "auto". The latter takes a
-    native backend if its envs are exactly the single env (Atari), or if there is no single env. Other implementations
-    of an env, such as Gymnasium's vectorized CartPole or those of envpool, give other numbers and must be named.
-    Seeds, levels, entries of info, statistics of every step and limits of steps need single envs.
+    `backend` is "python" (single envs), the name of a native backend (see `backends`), or "auto". "auto" takes a
+    native backend if it gives exactly the numbers of the single env (Atari), or if the id has no single env. Other
+    native envs, such as Gymnasium's vectorized CartPole or those of envpool, give different numbers and are used only
+    if they are named. Seeds, levels, entries of info, statistics of every step and step limits need single envs.
 
-    A native backend has one thread for each of `num_workers`, and at least one.
+    A native backend has up to `num_workers` threads for each slot, and at least one.
     """
     if num_workers < 0:
         raise ConfigError(
@@ -117,7 +117,7 @@ def choose_backend(
     info: Sequence[str] = (),
     levels: Sequence[int] | None = None,
 ) -> backends.Backend | None:
-    """Return the native backend that `make_envs` takes, None for single envs; ConfigError if it cannot be used."""
+    """Return the native backend that `make_envs` uses, or None; raise ConfigError if `backend` cannot be used."""
     return backends.choose(backend, spec, _needs_single(spec, stats, seeds, info, levels))
 
 
@@ -128,7 +128,7 @@ def _needs_single(
     info: Sequence[str],
     levels: Sequence[int] | None,
 ) -> str:
-    """Return which of these arguments only single envs support, in words; "" if none of them does."""
+    """Return a phrase for the first argument that only single envs support, or "" if there is none."""
     if seeds is not None:
         return "the seeds of an evaluation"
     if levels is not None:
@@ -184,7 +184,7 @@ def _probe_native(spec: EnvSpec) -> EnvInfo:
 def _why_no_state(envs: LocalEnvs | NativeEnvs) -> str | None:
     """Return why the state cannot be saved, or None.
 
-    Both methods are called, because an env may have methods of these names with another meaning.
+    `get_state` and `set_state` are both called, because an env may use these names for something else.
     """
     try:
         envs.set_state(envs.get_state())

@@ -1,10 +1,10 @@
-"""Actions for envs: converted between the arrays that are stored and the values that an env's own space has.
+"""Convert actions between the arrays that are stored and values of an env's own space.
 
     write = writer(env.action_space, action)
     for env, action in zip(envs, write(actions)):                # from arrays [B] to one action for each of B envs
         env.step(action)
 
-Stored discrete values count from 0, where an env counts from the `start` of its space.
+Stored discrete values count from 0, whereas an env counts from the `start` of its space.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Writer: TypeAlias = Callable[[ArrayTree], Sequence[Any]]
 
 
 def writer(raw: gymnasium.Space, space: Space) -> Writer:
-    """Return a function from stored actions [B] to B actions, one for each env, of its own space.
+    """Return a function that converts stored actions [B] to B actions of the env's own space, one for each env.
 
     The actions are copies, which envs may keep or modify.
     """

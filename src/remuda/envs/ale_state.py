@@ -1,12 +1,12 @@
-"""Save and restore the state of ale-py's console, so that the game continues exactly as it would have.
+"""Save and restore the state of ale-py's console, so that a restored game continues exactly as the original.
 
     state = get_console(ale, sticky=0.25, recent=[last_action, ...])
     set_console(another, state, sticky=0.25)
 
-A saved system state lacks the action that the console executed last, which a sticky console repeats. The console does
-not expose it, and it need not be the last requested action, because that may have been replaced by the one before. It
-is therefore found by experiment: of all actions, it is the one after which a console continues from the saved state
-just as this console does.
+A saved system state lacks the action that the console executed last, which a sticky console repeats. ale-py does not
+expose that action. It may differ from the last requested action, because a sticky console may have repeated an older
+one instead. It is therefore found by experiment: one action after another is executed, until one is found after which
+the console continues from the saved state just as it did at first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-ERROR_PROBABILITY = 1e-12  # of saving a wrong last action of a sticky console
+ERROR_PROBABILITY = 1e-12  # accepted probability of saving a wrong last action of a sticky console
 
 
 def get_console(ale: Any, sticky: float, recent: Sequence[Any]) -> dict[str, Any]:
@@ -45,21 +45,21 @@ def set_console(ale: Any, state: Mapping[str, Any], sticky: float) -> None:
 
 
 def _num_frames(sticky: float) -> int:
-    """Return after how many frames a requested action has almost surely been executed at least once."""
+    """Return the number of frames after which a requested action was almost surely executed at least once."""
     return math.ceil(math.log(ERROR_PROBABILITY) / math.log(min(sticky, 0.99)))
 
 
 def _press(ale: Any, action: Any, frames: int) -> None:
-    """Make this the last executed action; in a new game, because a console whose game is over executes none."""
+    """Make `action` the last executed one, in a new game, because after the end of a game none is executed."""
     ale.reset_game()
     for _ in range(frames):
         ale.act(action)
 
 
 def _continuation(ale: Any, system: Any, frames: int, action: Any) -> bytes:
-    """Return a hash of the states that follow `system`; the last executed action is a different one afterwards."""
+    """Return a hash of the states that follow `system`; this changes the action that was executed last."""
     ale.restoreSystemState(system)
-    hashed = hashlib.sha256()  # of every frame: a paddle at the wall would end alike after different actions
+    hashed = hashlib.sha256()  # covers every frame, because different actions may lead to the same last frame
     for _ in range(frames):
         ale.act(action)
         hashed.update(ale.cloneSystemState().serialize())

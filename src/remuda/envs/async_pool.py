@@ -29,7 +29,7 @@ class AsyncPooledEnvs(PooledEnvs):
         super().__init__(*args, **{**kwargs, "alone": True})
         self._building: list[Worker] = []  # replaced workers that have not built their envs yet
         self._polled_at = time.monotonic()
-        self._answers = [0] * self.num_slots  # answers received since the slot's worker was lost
+        self._answers = [0] * self.num_slots  # answers received from each slot since its worker was last lost
 
     def recv(self, slot: int | None = None) -> tuple[int, Step]:
         if self._sent:
@@ -41,10 +41,11 @@ class AsyncPooledEnvs(PooledEnvs):
         return slot, step
 
     def ready(self, seconds: float) -> list[int]:
-        """Return the slots that recv(slot) returns at once; wait up to `seconds` for the first of them."""
+        """Return the slots for which recv(slot) returns at once; wait up to `seconds` for the first of them."""
         deadline = time.monotonic() + seconds
         if slots := self._answered():
-            if time.monotonic() - self._polled_at > POLL_SECONDS:  # lost workers are found while others are fast
+            # Lost workers have to be found even if some slot is always ready.
+            if time.monotonic() - self._polled_at > POLL_SECONDS:
                 self._poll_workers(0.0)
             return slots
         self._sleep(lambda: bool(self._answered()), deadline)
@@ -64,7 +65,7 @@ class AsyncPooledEnvs(PooledEnvs):
     def _poll_workers(self, seconds: float) -> None:
         """Receive messages for up to `seconds` and supervise the workers.
 
-        The time since the last poll counts for time limits, but not if this process was suspended meanwhile.
+        The time since the last poll counts towards time limits, except while this process was suspended.
         """
         self._worker_pool.clock += min(time.monotonic() - self._polled_at, 2 * POLL_SECONDS)
         self._worker_pool.listen(seconds)
@@ -79,8 +80,8 @@ class AsyncPooledEnvs(PooledEnvs):
         for member in self._worker_pool.lost():
             self._discard(member)
             own = [slot for slot, servers in enumerate(self._requests.servers) if member.index in servers]
-            # The first answer of a new worker is a reset row, so a worker was useful from the second one on. Numbers
-            # of requests do not show this, because other slots advance independently.
+            # The first answer of a new worker is a reset row, so only a second answer shows that it was useful.
+            # Request numbers do not show this, because other slots advance independently.
             was_useful = any(self._answers[slot] > 1 for slot in own)
             for slot in own:
                 self._answers[slot] = 0

@@ -1,11 +1,11 @@
-"""Atari games with the usual preprocessing, as one plain env: the same as ale-py's native vector env gives for many.
+"""Atari games with the usual preprocessing, as a single env that gives the same frames as ale-py's vector env.
 
     game = resolve_game("ALE/Pong-v5", registered, {}, AtariOptions(episodic_life=True))
     env = AtariEnv(game)
     obs, info = env.reset(seed=1)                            # uint8 [4, 84, 84], the newest frame last
-    obs, reward, terminated, truncated, info = env.step(2)   # raw reward; info: lives
+    obs, reward, terminated, truncated, info = env.step(2)   # raw reward; info has "lives"
     if info.get("episode_continues"):                        # a life was lost and the game is not over:
-        obs, info = env.reset()                              # continues it
+        obs, info = env.reset()                              # continues the same game
 
 All random numbers are drawn as the native env draws them, so the same seed and actions give the same frames, rewards
 and ends. Three details therefore differ from other Atari wrappers: there are up to noop_max - 1 no-ops, the first
@@ -13,8 +13,8 @@ stack is empty except for its newest frame, and the last observation of a game r
 skipping stops where the game ends.
 
 A lost life is an end for the learner. The reset after it takes one no-op (or FIRE) action in the same game, whereas
-the native env's option for episodic life would start a new game. The reward of that action is added to the next one,
-so that scores stay complete.
+the native env's option for episodic life would start a new game. The reward of that action is added to that of the
+next step, so that scores stay complete.
 """
 
 from __future__ import annotations
@@ -105,7 +105,10 @@ class AtariEnv(gymnasium.Env):  # type: ignore[misc]
         self._show()
 
     def _count_no_ops(self) -> int:
-        """Draw as std::uniform_int_distribution over std::mt19937: the high word of draw x range, without bias."""
+        """Return a random number of no-ops, drawn as std::uniform_int_distribution draws from std::mt19937.
+
+        The result is the high word of draw times range; draws that would cause a bias are rejected.
+        """
         assert self._draws is not None
         count = max(1, self.game.options.noop_max)
         while True:
@@ -151,7 +154,7 @@ class AtariEnv(gymnasium.Env):  # type: ignore[misc]
         return float(reward), is_over
 
     def _show(self) -> None:
-        """Write the maximum of the last two frames, downscaled, to the newest place of the stack."""
+        """Write the maximum of the last two frames, downscaled, to the stack as its newest frame."""
         np.maximum(self._last, self._before, out=self._last)
         self._cv2.resize(self._last, self._size, dst=self._stack[-1], interpolation=self._interpolation)
 
@@ -195,7 +198,7 @@ class AtariEnv(gymnasium.Env):  # type: ignore[misc]
 
 
 def opening(codes: list[int], fire_reset: bool) -> int:
-    """Return the index of the action after a lost life: FIRE or no-op, or 0 in games whose set has no no-op."""
+    """Return the index of the action to take after a lost life: FIRE or no-op, or 0 if the game has no no-op."""
     wanted = FIRE if fire_reset and FIRE in codes else NO_OP
     return codes.index(wanted) if wanted in codes else 0
 

@@ -70,7 +70,7 @@ class AtariGame:
 
     label: str
     rom: str
-    frame_skip: int | tuple[int, int]  # (low, high): drawn for every step, high excluded
+    frame_skip: int | tuple[int, int]  # or a range (low, high) from which every step draws, high excluded
     sticky: float
     full_action_set: bool
     max_frames: int | None  # limit after which a game is truncated; None for no limit

@@ -10,7 +10,7 @@ from remuda.envs.families import FAMILIES, import_family, register_own
 
 
 def list_envs(filter: str = "") -> list[tuple[str, str, str]]:
-    """Return (id, step limit, module) of every env whose id contains `filter`, its newest version only."""
+    """Return (id, step limit, module) of the newest version of every env whose id contains `filter`."""
     register_own()
     for family in FAMILIES:
         with contextlib.suppress(ImportError):

@@ -3,7 +3,7 @@
     report = examine(resolve("CartPole-v1"))
     print(report.steps_per_second, *report.problems, sep="\\n")
 
-Nothing that the env does raises an error here; each problem becomes one sentence of the report.
+Exceptions of the env are caught; each problem becomes one sentence of the report.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class EnvReport:
     label: str
     observation: str = ""
     action: str = ""
-    steps_per_second: float = 0.0  # of one env with random actions, without resets
-    reset_seconds: float = 0.0  # mean
+    steps_per_second: float = 0.0  # speed of one env with random actions, not counting resets
+    reset_seconds: float = 0.0  # mean duration of a reset
     mean_episode_length: float | None = None  # None if no episode ended in the given time
     saw_termination: bool = False
     saw_truncation: bool = False
@@ -71,7 +71,7 @@ def examine(spec: EnvSpec, seconds: float = 1.0) -> EnvReport:
 
 
 def _guarded(report: EnvReport, spec: EnvSpec, check: Callable[[EnvSpec, gymnasium.Env, EnvReport], None]) -> bool:
-    """Run a check on a new env and add what it raises to the report; return False if the env cannot be built."""
+    """Run a check on a new env and add any exception to the report; return False if the env cannot be built."""
     try:
         env = spec.build()
     except EnvSpecError as error:
@@ -111,7 +111,7 @@ def _check_with_gymnasium(spec: EnvSpec, env: gymnasium.Env, report: EnvReport) 
 
 
 def _check_contract(spec: EnvSpec, env: gymnasium.Env, report: EnvReport) -> None:
-    """Find values that training refuses, warns of or casts: not finite, or different from what their space says."""
+    """Find values that training refuses, warns about or casts, as they are not finite or contradict their space."""
 
     def add_problem(text: str) -> None:
         problem = f"{spec.label}: {text}"
@@ -119,7 +119,7 @@ def _check_contract(spec: EnvSpec, env: gymnasium.Env, report: EnvReport) -> Non
             report.problems.append(problem)
 
     read = reader(env.observation_space, observation_space(env.observation_space, spec.label), on_cast=add_problem)
-    with contextlib.suppress(Forbidden):  # LocalEnvs refuses the value below, with seed and step
+    with contextlib.suppress(Forbidden):  # LocalEnvs refuses the same value below, and names seed and step
         read(env.reset(seed=0)[0])
         read(env.step(env.action_space.sample())[0])
     with LocalEnvs(spec, 1, max_restarts=0, on_notice=lambda notice: report.problems.append(notice.text)) as envs:

@@ -26,11 +26,11 @@ from remuda.envs.single import SingleEnv
 
 BLOCK = 1024  # steps after which collected rewards are added to the statistics
 CHUNK = 8192  # floats checked by one dot product; BLAS would start threads for longer ones
-MAX_REWARD_SUM = 1e38  # of one step; beyond it each reward is checked, because float32 ends at 3.4e38
+MAX_REWARD_SUM = 1e38  # if the rewards of one step sum to more, each is checked; float32 ends at 3.4e38
 
 
 def build_all(makers: Sequence[Callable[[], SingleEnv]]) -> list[SingleEnv]:
-    """Build all envs; if one cannot be built, close those before it and raise."""
+    """Build all envs; if one cannot be built, close those already built and raise."""
     envs: list[SingleEnv] = []
     try:
         for make in makers:
@@ -98,7 +98,7 @@ class EnvGroup:
             env.prepare(seed)
 
     def reset(self, seed: int, warm_up: int = 0, on_progress: Callable[[], None] | None = None) -> int:
-        """Write first observations; return the random steps taken. `on_progress` is called after each env."""
+        """Write first observations; return the number of random steps taken. Call `on_progress` after each env."""
         self._num_steps = 0
         self._hold(False)
         self.rows.episodes.clear()
@@ -137,14 +137,17 @@ class EnvGroup:
                 env.count()
 
     def renew(self) -> None:
-        """Start the next episode of envs whose episode has ended; the rows of all others have mask False."""
+        """Start the next episode of envs whose episode has ended; all rows get mask False."""
         self._hold(False)
         for env in self.envs:
             env.renew()
         self._require_finite_obs([0.0] * len(self.envs))
 
     def get_state(self) -> list[tuple[int, bytes]]:
-        """Return (steps of the group, state) of every env; sums of rewards round by blocks of the group's steps."""
+        """Return (steps of the group, state) for every env.
+
+        The steps are saved because rewards are summed in blocks of steps, on which the rounding depends.
+        """
         return [(self._num_steps, env.get_state()) for env in self.envs]
 
     def set_state(self, states: Sequence[tuple[int, bytes]]) -> None:

@@ -7,9 +7,9 @@
         def step(self, obs, action, reward, info) -> None:
             self.falls += info["fell"]
 
-There is one object per episode, from a reset to the first end without "episode_continues" in its info. Rewards are
-collected in a list and counted in blocks, which takes 0.1 us per step; updating four sums at every step would take
-0.4 us.
+There is one object per episode, which lasts from a reset to the first end whose info has no "episode_continues".
+Rewards are collected in a list and counted in blocks, which takes 0.1 us per step; updating four sums at every step
+would take 0.4 us.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import numpy as np
 from remuda.envs.import_paths import import_named
 from remuda.errors import ConfigError
 
-CONTINUES = "episode_continues"  # True in the info of an end for the learner that is not the end of the episode
+CONTINUES = "episode_continues"  # key of info, True where an episode ends for the learner only
 
 
 class EpisodeStats:
-    """Created for every episode, without arguments; subclasses need not call the methods of this class."""
+    """The statistics of one episode, created without arguments; subclasses need not call its methods."""
 
     ep_rew: float = 0.0
     ep_len: int = 0
@@ -36,7 +36,7 @@ class EpisodeStats:
     ep_nonzero_rew: int = 0
 
     def step(self, obs: Any, action: Any, reward: float, info: Mapping[str, Any]) -> None:
-        """Called after every step, including the last one; a hook for subclasses."""
+        """Do nothing; a hook for subclasses that is called after every step, including the last one."""
 
     def count(self, rewards: list[float], gamma: float) -> None:
         """Add the rewards of the next steps to the statistics."""
@@ -51,9 +51,9 @@ class EpisodeStats:
         self.ep_len += len(rewards)
 
     def values(self, info: Mapping[str, Any]) -> dict[str, float]:
-        """Return what is logged of the episode, given the info of its last step.
+        """Return the values to log for the episode, given the info of its last step.
 
-        Numbers of `info` that are not finite are left out, because one of them would make every mean useless.
+        Numbers of `info` that are not finite are left out, because a single one would make a mean useless.
         """
         values = {
             "ep_rew": self.ep_rew,

@@ -20,7 +20,7 @@ from remuda.processes.notices import Notice
 
 FAILURES = (Exception, SystemExit)  # an env that calls sys.exit() has failed too
 RESTARTS_IN_A_ROW = 20  # after more failures than this without a completed step, an env counts as broken
-FAILURES_WITHOUT_EPISODE = 20  # of one env, during which no env of the group finished an episode
+FAILURES_WITHOUT_EPISODE = 20  # limit on failures of one env while no env of the group finishes an episode
 LONGEST_TRACEBACK = 1 << 16  # characters; an exception may contain the text of a whole file
 
 
@@ -28,8 +28,8 @@ LONGEST_TRACEBACK = 1 << 16  # characters; an exception may contain the text of 
 class FailureCount:
     """Counts the failures of one env and decides when it is given up.
 
-    A run survives an env that fails randomly as long as some env finishes an episode between two failures. All envs
-    of one LocalEnvs or one pool are counted together.
+    A run survives an env that fails randomly as long as some env finishes an episode between two failures. The
+    episodes of all envs of one LocalEnvs or one pool count for this.
     """
 
     max_restarts: int
@@ -40,7 +40,7 @@ class FailureCount:
         """Count one failure; return why the env is given up, or None if it may be rebuilt.
 
         `in_a_row` is the number of failures without a completed step between them, including this one. `finished` is
-        the number of episodes that all envs counted together have finished so far.
+        the number of episodes that all these envs together have finished so far.
         """
         self.without_episode = self.without_episode + 1 if finished == self.finished else 1
         self.finished = finished
@@ -79,7 +79,10 @@ def find_place(error: BaseException) -> tuple[str, str] | None:
 
 
 def notice_of(error: BaseException, text: str, known: set[str]) -> Notice:
-    """Return a notice with this text, and with the traceback if its place is not `known` yet; add the place."""
+    """Return a notice with this text.
+
+    The first notice about a place in the code includes the traceback, and adds the place to `known`.
+    """
     place = (find_place(error) or ("unknown",))[0]
     if place in known:
         return Notice(text)

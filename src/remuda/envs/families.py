@@ -1,4 +1,4 @@
-"""Families of ids that another package registers, and the wrappers that their envs need.
+"""Families of env ids that other packages register, and the wrappers that their envs need.
 
     register("MiniGrid-Empty-5x5-v0")          # imports minigrid; the error names the extra that installs it
     env = adapt(gymnasium.make("MiniGrid-Empty-5x5-v0"))
@@ -51,7 +51,7 @@ def family_of(name: str) -> Family | None:
 
 
 def register(name: str) -> None:
-    """Import the package that registers this id; EnvSpecError names the extra to install if it is missing."""
+    """Import the package that registers this id; if it is missing, EnvSpecError names the extra to install."""
     if name in gymnasium.registry:
         return
     if name in OWN:
@@ -64,7 +64,7 @@ def register(name: str) -> None:
                 f"{name} needs the package {family.package}: pip install 'remuda[{family.extra}]'."
             ) from None
     elif LEGACY_ATARI.fullmatch(name):
-        with contextlib.suppress(ModuleNotFoundError):  # the id may be a misspelled one of Gymnasium's own
+        with contextlib.suppress(ModuleNotFoundError):  # the id may also be a misspelled id of Gymnasium
             import_family("ale_py")
 
 
@@ -81,7 +81,7 @@ def register_own() -> None:
 
 
 def is_registered_by_import(name: str, entry_point: object) -> bool:
-    """Return whether `register` in another process registers this id there."""
+    """Return whether another process can register this id by calling `register`."""
     family = family_of(name) or (FAMILIES[0] if LEGACY_ATARI.fullmatch(name) else None)
     return name in OWN or (family is not None and str(entry_point).startswith(f"{family.package}."))
 
@@ -97,7 +97,7 @@ def forward_mujoco_warnings() -> None:
     logged = set()
 
     def log_once(text: str) -> None:
-        kind = re.sub(r"[-+\d.]+", "", text)  # without times and positions, which differ
+        kind = re.sub(r"[-+\d.]+", "", text)  # without times and positions, which vary within one kind
         if kind not in logged:
             logged.add(kind)
             # Deprecated elements are in the model file, which only the author of the env can change.

@@ -52,7 +52,7 @@ class Unreachable(EnvSpecError):
 
 
 def describe(thing: object) -> dict[str, str]:
-    """Return a reference with which `find` gets this function or class in another process; Unreachable if none."""
+    """Return a reference with which `find` gets this function or class in another process, or raise Unreachable."""
     module_name, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     if not isinstance(module_name, str) or not isinstance(name, str):
         raise Unreachable(repr(thing), "it is neither a function nor a class and has no import path")
@@ -63,7 +63,7 @@ def describe(thing: object) -> dict[str, str]:
         raise Unreachable(f"{module_name}.{name}", f"{module_name} has another object of this name")
     if module_name == "__main__":
         return _describe_main(name)
-    # A worker that starts workers itself sends them the reference that it was sent.
+    # A worker that starts workers of its own passes on the reference that it received.
     module = sys.modules[module_name]
     if isinstance(module.__loader__, TextLoader):
         return {**module.__loader__.source, "name": name}
@@ -119,7 +119,7 @@ def import_named(path: str, option: str) -> Any:
 
 
 def missing(module: ModuleType, name: str) -> str:
-    """Return a sentence that a module has no such name, with the most similar ones."""
+    """Return a sentence that says that a module has no such name, and lists the most similar names."""
     names = [known for known in dir(module) if not known.startswith("_")]
     return f"{module.__name__} has no {name}: {nearest(name, names)}"
 
@@ -176,7 +176,7 @@ def _walk(root: Any, name: str) -> Any:
 
 
 def as_json(values: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """Return these keyword arguments as a dict; EnvSpecError if JSON would change one of them."""
+    """Return these keyword arguments as a dict; raise EnvSpecError if JSON would change one of them."""
     for key, value in values.items():
         try:
             same = json.loads(json.dumps(value)) == value

@@ -54,10 +54,10 @@ class LocalEnvs:
         first_env: int = 0,
         on_notice: Callable[[Notice], None] | None = None,
     ) -> None:
-        """`first_env` is the global index of the first env, from which its seed is derived.
+        """`first_env` is the global index of the first env; seeds are derived from global indices.
 
-        `on_notice` receives every notice of an env, such as that it was rebuilt; without it, notices are logged and
-        repetitions are left out.
+        `on_notice` is called with every notice of an env, such as that it was rebuilt. If it is None, notices are
+        logged without repetitions.
         """
         per_slot = envs_per_slot(num_envs, slots)
         check_seeds(seeds, levels, info, num_envs)
@@ -87,14 +87,14 @@ class LocalEnvs:
         self._targets = [[leaf for _, leaf in leaves(actions)] for actions in self._actions]
         self._restarts = arrays["restarts"]
         self._restarts_before = 0
-        self._is_in_flight = [False] * slots  # sent and not received
+        self._is_in_flight = [False] * slots  # whether each slot was sent and not yet received
         self._sent: deque[tuple[int, Callable[[], None] | None]] = deque()
         self._episodes: list[Episode] = []
         self._reporter = Reporter(logger)
         self._is_open = True
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
-        """Start new episodes everywhere; return the random steps taken."""
+        """Start new episodes in all envs; return the number of random steps taken."""
         self._restarts_before += int(self._restarts.sum())
         self._restarts.fill(0)
         self._sent.clear()
@@ -118,7 +118,7 @@ class LocalEnvs:
             env_group.prepare(seed)
 
     def get_state(self) -> EnvsState:
-        """Return all that the coming steps depend on; NoState if an env cannot be saved."""
+        """Return everything that later steps depend on; raise NoState if an env cannot be saved."""
         states = [state for env_group in self._env_groups for state in env_group.get_state()]
         return {"envs": states, "restarts": self._restarts.copy(), "restarts_before": self._restarts_before}
 

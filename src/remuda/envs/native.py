@@ -7,8 +7,8 @@
             envs.send(slot, act(step.obs))       # starts the library's threads, if it has any
 
 Rows are the same as those of the pool. A native env cannot be killed or rebuilt: an exception ends the run, and there
-is no time limit for one that hangs. It also cannot play given seeds, report entries of info, or be held at the end of
-an episode. Envs that may fail belong in the pool.
+is no time limit for an env that hangs. It also cannot play given seeds, report entries of info, or be held at the end
+of an episode. Envs that may fail belong in the pool.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class NativeEnvs:
         should_stop: Callable[[], bool] | None = None,
         first_env: int = 0,
     ) -> None:
-        """`first_env` is the global index of the first env, from which its seed is derived."""
+        """`first_env` is the global index of the first env; seeds are derived from global indices."""
         per_slot = envs_per_slot(num_envs, slots)
         self.num_envs, self.num_slots, self.should_stop = num_envs, slots, should_stop
         stats_class = resolve_stats(stats)
@@ -66,10 +66,10 @@ class NativeEnvs:
             raise
         self.observation, self.action = self._slots[0].observation, self._slots[0].action
         self._sent: deque[int] = deque()
-        self._is_in_flight = [False] * slots  # sent and not received
+        self._is_in_flight = [False] * slots  # whether each slot was sent and not yet received
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
-        """Start new episodes everywhere; return the random steps taken."""
+        """Start new episodes in all envs; return the number of random steps taken."""
         self._sent.clear()
         taken = sum(slot.reset(seed, warm_up, self._check_stop) for slot in self._slots)
         self._sent.extend(range(self.num_slots))
@@ -111,7 +111,7 @@ class NativeEnvs:
         return finished
 
     def info(self, slot: int) -> dict[str, Array]:
-        """Return no entries: `make_envs` takes single envs where entries of info are requested."""
+        """Return no entries: `make_envs` uses single envs if entries of info are requested."""
         return {}
 
     def waited(self) -> float:

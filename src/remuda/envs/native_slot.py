@@ -27,7 +27,7 @@ from remuda.envs.single import WARM_UP_KEY
 from remuda.envs.spaces import action_space, observation_space
 from remuda.errors import EnvError, EnvFailed, EnvSpecError
 
-BLOCK = 1024  # rows of rewards that are kept before they are added to the statistics
+BLOCK = 1024  # number of rows whose rewards are collected before they are added to the statistics
 T = TypeVar("T")
 
 
@@ -52,7 +52,7 @@ class NativeSlot:
             raise EnvSpecError(
                 f"{label} has spaces with entries, native envs have one array: use envs.backend=python."
             )
-        # Native envs count discrete values from the start of their space, rollouts from 0.
+        # Native envs count discrete values from the `start` of their space, whereas rollouts count from 0.
         self._obs_start = self.observation.starts if self.observation.starts is not None else self.observation.start
         self._action_start = self.action.starts if self.action.starts is not None else self.action.start
         self._has_starts = bool(np.any(self._action_start))
@@ -60,14 +60,14 @@ class NativeSlot:
         self._is_float = self.observation.dtype == "float32"
         self.finished: list[Episode] = []
         self._is_working = False
-        self._reset_step: Step | None = None  # until it is received
+        self._reset_step: Step | None = None  # first observations after a reset, until `recv` returns them
         self._clear()
 
     def _clear(self) -> None:
         """Forget all steps and statistics."""
         self._row = 0
         self._rewards = np.zeros((BLOCK, self._count))
-        self._starts = np.zeros(self._count, np.int64)  # row of this block in which the running episode starts
+        self._starts = np.zeros(self._count, np.int64)  # row of the block at which each env's episode starts
         self._stats = [self._stats_class() for _ in range(self._count)]
         self._episodes = [1] * self._count
         self._has_ended, self._is_plain = np.zeros(self._count, bool), True
@@ -93,7 +93,7 @@ class NativeSlot:
         row = self._rewards[self._row]
         row[:] = reward
         if not self._is_plain:
-            # An episode may end in the row that resets it; the env is then reset by the next row again.
+            # An episode may end in its reset row; the next row then resets the env again.
             for env in (ended & ~mask).nonzero()[0].tolist():
                 self._stats[env].count([float(row[env])], self._gamma)
                 self._report(env, info)
@@ -108,13 +108,13 @@ class NativeSlot:
                 self._count_until(env)
                 if CONTINUES not in info or not info[CONTINUES][env]:
                     self._report(env, info)
-            self._starts[ended] = self._row + 2  # the next row resets and is no step
+            self._starts[ended] = self._row + 2  # the next row is a reset, not a step
         self._has_ended = ended
         self._advance()
         return Step(stored, row.astype(np.float32), terminated, truncated, mask)
 
     def _stored(self, obs: Array) -> Array:
-        """Return observations as rollouts store them; raise an error for values that their space forbids."""
+        """Return observations as rollouts store them; raise EnvError for values that their space forbids."""
         array = np.asarray(obs)
         if np.any(self._obs_start):
             array = array - self._obs_start
@@ -156,11 +156,11 @@ class NativeSlot:
     # --- resetting ----------------------------------------------------------------------------------------------
 
     def reset(self, seed: int, warm_up: int, on_progress: Callable[[], None]) -> int:
-        """Start new episodes; return the random steps taken by all envs. `on_progress` is called before each step.
+        """Start new episodes; return the number of random steps of all envs. Call `on_progress` before each step.
 
-        A vector env steps all envs together, so each takes `warm_up` random steps and is reset after a number of them
-        that is drawn for it; otherwise episodes that start together would end together. Backends that cannot reset
-        single envs skip that reset.
+        A vector env steps all envs together, so every env takes `warm_up` random steps. Each env is reset once during
+        these, after a random number of steps, because episodes that start together would end together. Backends that
+        cannot reset single envs skip this reset.
         """
         on_progress()
         if self._is_working:
@@ -190,7 +190,7 @@ class NativeSlot:
         return taken
 
     def _restart(self, which: NDArray[np.bool_]) -> Array | None:
-        """Start new episodes in some envs; return None where the backend cannot do that."""
+        """Start new episodes where `which` is True; return all observations, or None if the backend cannot."""
         obs = self._guarded(lambda: self._vector.restart(which))
         if obs is not None:
             for env in which.nonzero()[0].tolist():
@@ -206,7 +206,7 @@ class NativeSlot:
     # --- failing ------------------------------------------------------------------------------------------------
 
     def _guarded(self, call: Callable[[], T]) -> T:
-        """Call the library; turn what it raises into EnvFailed."""
+        """Call the library; turn any exception into EnvFailed."""
         try:
             return call()
         except FAILURES as error:
@@ -229,7 +229,7 @@ class NativeSlot:
 
 
 def _has_value(info: Mapping[str, Any], name: str, env: int) -> bool:
-    """Return whether info[name] holds a number of this env; Gymnasium marks the envs that set it in info[_name]."""
+    """Return whether info[name] has a number for this env; Gymnasium marks the envs that have one in info[_name]."""
     value, is_set = info[name], info.get(f"_{name}")
     return (
         isinstance(value, np.ndarray)

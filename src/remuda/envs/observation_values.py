@@ -3,7 +3,7 @@
     read = reader(env.observation_space, observation)            # raises Forbidden for values that the space forbids
     views[...] = read(obs)                                       # one array, or a tuple with one value per entry
 
-Stored discrete values count from 0, where an env counts from the `start` of its space.
+Stored discrete values count from 0, whereas an env counts from the `start` of its space.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from remuda.core import Array, ArrayTree, Space
 from remuda.data.trees import leaves
 
 OnCast: TypeAlias = Callable[[str], None] | None
-# What is stored of one observation: an array, an int, or a tuple with one value for each entry of its space.
+# The stored form of one observation: an array, an int, or a tuple with one value for each entry of its space.
 Stored: TypeAlias = Any
 Reader: TypeAlias = Callable[[Any], Stored]
-ROUNDING = np.float32(1e-5)  # tolerance of float bounds, relative to those beyond 1
+ROUNDING = np.float32(1e-5)  # tolerance for float bounds, relative if the bound is beyond 1
 
 
 class Forbidden(ValueError):
@@ -29,10 +29,10 @@ class Forbidden(ValueError):
 
 
 def reader(raw: gymnasium.Space, space: Space, name: str = "observation", on_cast: OnCast = None) -> Reader:
-    """Return a function from an observation of an env to what is stored of it.
+    """Return a function that converts an observation of an env to its stored form.
 
-    Values of another dtype, lists and tuples are cast if only precision of floats is lost. `on_cast`, if given, is
-    then called with a sentence about it.
+    Values of another dtype, lists and tuples are cast if that loses nothing but float precision. `on_cast`, if given,
+    is then called with a sentence about the cast.
     """
     if space.kind == "dict":
         return _dict_reader(raw, space, name, on_cast)
@@ -189,7 +189,7 @@ class BoundsCheck:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the stored dtypes have any value out of bounds."""
+        """Whether the stored dtypes can hold values out of bounds."""
         return bool(self._bounds)
 
     def find(self, obs: ArrayTree) -> str | None:
@@ -207,7 +207,7 @@ class BoundsCheck:
 
 
 def _bounds_of(leaf: Space) -> tuple[Array, Array] | None:
-    """Return low and high of a box with a tolerance for rounding; None if its dtype has no value outside."""
+    """Return low and high of a box with a tolerance for rounding; None if its dtype cannot hold values outside."""
     assert leaf.low is not None
     assert leaf.high is not None
     low, high = leaf.low, leaf.high

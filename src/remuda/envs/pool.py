@@ -3,7 +3,7 @@
     with PooledEnvs(resolve("CartPole-v1"), num_envs=32, num_workers=2, slots=2) as envs:
         envs.reset(seed=1)
         while training:
-            slot, step = envs.recv()             # in the order of sending; views of shared memory
+            slot, step = envs.recv()             # slots come in the order of sending; step is a view of shared memory
             envs.send(slot, act(step.obs))       # copies the actions and wakes the workers
 
 Every worker steps its share of every slot; with `alone` it has slots of its own (envs/async_pool.py). A worker that
@@ -37,7 +37,7 @@ from remuda.errors import Interrupted, NoState
 from remuda.processes.requests import Requests, SpinWait, layout
 from remuda.processes.worker_pool import POLL_SECONDS, Worker, WorkerPool
 
-STATS_BYTES = 1024  # for the end of one episode; longer statistics are sent through the link
+STATS_BYTES = 1024  # shared memory for the statistics of one episode; longer ones are sent through the link
 
 
 class PooledEnvs:
@@ -62,7 +62,7 @@ class PooledEnvs:
         seed: int | None = None,  # makes reset() optional: the first send to a slot resets it
         alone: bool = False,
     ) -> None:
-        if not alone:  # an inference server is itself a worker, and has a pool of this kind
+        if not alone:  # an inference server is itself a worker, and its pool has alone=True
             worker.refuse_in_worker()
         per_slot, self._is_alone = envs_per_slot(num_envs, slots), alone
         check_seeds(seeds, levels, info, num_envs)
@@ -84,13 +84,13 @@ class PooledEnvs:
             own["seeds"] = self._seeds_left(index)
         self.num_envs, self.num_slots = num_envs, slots
         self._step_timeout, self._build_timeout = step_timeout, build_timeout
-        self._number = 0  # of the last request
-        self._is_in_flight = [False] * slots  # sent and not received
-        self._sent_at, self._received_at = [0.0] * slots, 0.0  # by the clock of the worker pool
+        self._number = 0  # number of the last request
+        self._is_in_flight = [False] * slots  # whether each slot was sent and not yet received
+        self._sent_at, self._received_at = [0.0] * slots, 0.0  # times on the clock of the worker pool
         self._seed = seed
         self._restarts_before = 0
         self._waited = 0.0
-        self._lost_at = [0] * num_workers  # number of the last request when each worker was last lost
+        self._lost_at = [0] * num_workers  # for each worker, the number of the newest request when it was last lost
         self._worker_pool = WorkerPool(
             worker.__name__, orders, ENV_WORKERS, build_timeout, max_worker_restarts, should_stop
         )
@@ -123,7 +123,7 @@ class PooledEnvs:
 
     @property
     def should_stop(self) -> Callable[[], bool] | None:
-        """Polled at least every 0.2 s while waiting; once it returns True, Interrupted is raised."""
+        """A function that is polled at least every 0.2 s while waiting; Interrupted is raised if it returns True."""
         return self._worker_pool.should_stop
 
     @should_stop.setter
@@ -133,7 +133,7 @@ class PooledEnvs:
     # --- the loop -----------------------------------------------------------------------------------------------
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
-        """Start new episodes everywhere; return the random steps taken."""
+        """Start new episodes in all envs; return the number of random steps taken."""
         while self._sent:
             self._wait(*self._sent[0])
             self._sent.popleft()
@@ -148,7 +148,7 @@ class PooledEnvs:
         for answer in answers:
             self._worker_stats.report(answer["notices"])
         for member in self._worker_pool.workers:
-            member.inbox.clear()  # statistics of requests that were given up above
+            member.inbox.clear()  # drop late statistics of the requests that were discarded above
         # Request number 0 is complete at once: the reset has written the rows of every slot.
         self._sent.extend((slot, 0) for slot in range(self.num_slots))
         self._is_in_flight = [True] * self.num_slots
@@ -182,7 +182,7 @@ class PooledEnvs:
             self._worker_pool.workers[index].bell.ring()
 
     def recv(self, slot: int | None = None) -> tuple[int, Step]:
-        """Wait for this slot, by default for the one that was sent first; return its number and its step."""
+        """Wait for `slot`, by default the one that was sent first; return the slot and its step."""
         if not self._sent:
             raise RuntimeError("recv() without a send() or reset() before it.")
         should_stop = self._worker_pool.should_stop
@@ -218,7 +218,7 @@ class PooledEnvs:
     def _wait(self, slot: int, number: int, seconds: float = math.inf) -> bool:
         """Wait up to `seconds` until all workers have answered this request; return whether they have.
 
-        Number 0 stands for a reset, which is complete.
+        Request number 0 stands for a reset, which is already complete.
         """
         requests, pool = self._requests, self._worker_pool
         if not number or requests.is_done(slot, number):
@@ -236,7 +236,7 @@ class PooledEnvs:
             requests.wake()
 
     def _wait_long(self, slot: int, number: int, seconds: float) -> bool:
-        """Wait while replacing workers that are lost, and those that take longer than `step_timeout`."""
+        """Wait as `_wait` does, and meanwhile replace workers that are lost or take longer than `step_timeout`."""
         pool = self._worker_pool
         deadline = time.monotonic() + seconds
         # The time limit starts when the slot was sent, or with the last answer of any slot if that came later.
@@ -285,7 +285,7 @@ class PooledEnvs:
     # --- lost workers -------------------------------------------------------------------------------------------
 
     def _replace(self, member: Worker) -> None:
-        """Start a new process that repeats the requests the lost one left unfinished; finished ones stay valid."""
+        """Start a new process in place of a lost worker; it also answers the requests that were left unfinished."""
         self._worker_pool.restart(member, self._discard(member))
         self._attach(member)
 
@@ -299,7 +299,7 @@ class PooledEnvs:
         for first, last in self._blocks[index]:
             self._restarts[first:last] += 1
         member.blueprint = {**member.blueprint, "seeds": self._seeds_left(index)}
-        # The first answer of a new worker to each slot is a reset row; it takes steps only after that.
+        # A new worker's first answer for each slot is a reset row; it takes steps only after that.
         was_useful = self._number > self._lost_at[index] + 2 * self.num_slots * worker.KINDS
         self._lost_at[index] = self._number
         return was_useful
@@ -321,9 +321,9 @@ class PooledEnvs:
         return {str(env): list(self._seeds[env][played[env] :]) for env in envs_in(self._blocks[index])}
 
     def _attach(self, member: Worker) -> None:
-        """Give a worker that has built its envs the shared memory and the seed."""
+        """Send the shared memory and the seed to a worker that has built its envs."""
         assert self._memory is not None
-        # With the seed in a second message, a pending request could be answered between the two.
+        # If the seed came in a second message, the worker could answer a pending request before it had the seed.
         order = {"do": "attach", "layout": self._memory.layout, "seed": self._seed, "alone": self._is_alone}
         member.send(order, [self._memory.fd])
         member.last_seen = self._worker_pool.clock
@@ -338,7 +338,7 @@ class PooledEnvs:
         return self._worker_stats.take_episodes()
 
     def waited(self) -> float:
-        """Return the seconds in `recv` beyond the stepping time of the fastest worker: hand-over and imbalance."""
+        """Return the seconds that `recv` took beyond the fastest worker's stepping time: hand-over and imbalance."""
         return self._waited
 
     def restarts(self) -> int:
@@ -352,7 +352,7 @@ class PooledEnvs:
         return self._worker_pool.ask([order] * len(self._worker_pool.workers), key, seconds, self._replace)
 
     def get_state(self) -> EnvsState:
-        """Return the state of all envs, and the global generators of Python and numpy of each worker."""
+        """Return the states of all envs, and of the global generators of Python and numpy in each worker."""
         answers = self._order_all({"do": "save"}, "saved", self._build_timeout)
         states: dict[int, Any] = {}
         for blocks, answer in zip(self._blocks, answers, strict=True):
@@ -377,7 +377,7 @@ class PooledEnvs:
             for blocks, own in zip(self._blocks, libraries, strict=True)
         ]
         self._worker_pool.ask(orders, "loaded", self._build_timeout, self._replace)
-        # Set after loading, because a worker that is lost meanwhile counts as a restart.
+        # The counts are set after loading, because a worker that is lost during loading increments them.
         self._restarts[:], self._restarts_before = state["restarts"], state["restarts_before"]
         self._sent.clear()
         self._is_in_flight = [False] * self.num_slots

@@ -33,7 +33,7 @@ from remuda.errors import ConfigError, EnvSpecError
 class BatchStep:
     """One step of one batch; every array is [batch_size]."""
 
-    obs: ArrayTree  # at the end of an episode, its true final observation
+    obs: ArrayTree  # in the last step of an episode, its true final observation
     reward: Array
     terminated: Array
     truncated: Array
@@ -53,7 +53,7 @@ class StepFuture:
         return self._pool._result(self, self._batch, timeout)
 
     def done(self) -> bool:
-        """Return whether result() returns at once, or is so late that result() must be called to replace workers."""
+        """Return whether result() returns at once, or is overdue and must be called so that workers are replaced."""
         return self._pool._is_done(self, self._batch, self._sent_at)
 
 
@@ -67,13 +67,13 @@ class EnvPool:
         batch_size: int,
         num_batches: int = 1,
         *,
-        kwargs: Mapping[str, Any] | None = None,  # of the env
+        kwargs: Mapping[str, Any] | None = None,  # keyword arguments of the env
         info: Sequence[str] = (),  # names of numbers in the env's info that results contain
         seed: int = 0,
         step_timeout: float = 60.0,  # seconds after which a process that has not answered is replaced
         build_timeout: float = 120.0,
-        max_restarts: int = 1000,  # of each env that raises
-        max_worker_restarts: int = 10,  # of each process within a minute
+        max_restarts: int = 1000,  # limit on how often each env is rebuilt after it raised
+        max_worker_restarts: int = 10,  # limit on how often each process is replaced within a minute
     ) -> None:
         if min(num_processes, batch_size, num_batches) < 1:
             given = f"num_processes={num_processes}, batch_size={batch_size}, num_batches={num_batches}"
@@ -85,7 +85,7 @@ class EnvPool:
             )
         self.batch_size, self.num_batches = batch_size, num_batches
         self._seed, self._resets, self._step_timeout = seed, 0, step_timeout
-        self._futures: list[StepFuture | None] = [None] * num_batches  # of the last step of each batch
+        self._futures: list[StepFuture | None] = [None] * num_batches  # the future of each batch's last step
         self._results: list[BatchStep | None] = [None] * num_batches  # None while in flight, or if never stepped
         try:
             self._envs = PooledEnvs(
@@ -105,7 +105,7 @@ class EnvPool:
         self.observation, self.action = self._envs.observation, self._envs.action
 
     def reset(self, seed: int | None = None) -> list[BatchStep]:
-        """Start new episodes everywhere and give up steps in flight; return the first observations, mask False.
+        """Start new episodes in all envs and drop steps in flight; return first observations, with mask False.
 
         Without a seed, the first call uses the pool's seed, and later calls use seeds derived from it.
         """
@@ -156,7 +156,7 @@ class EnvPool:
         return self._envs.episodes()
 
     def restarts(self) -> int:
-        """Return how many times an env was rebuilt so far, because it raised or its process was lost."""
+        """Return how often envs were rebuilt so far, because they raised or their process was lost."""
         return self._envs.restarts()
 
     def close(self) -> None:

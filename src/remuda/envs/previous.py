@@ -3,7 +3,7 @@
     envs = WithPrevious(envs, action=True, reward=True)
     envs.observation                       # a dict of "obs" (or the env's own entries), "prev_action", "prev_reward"
 
-Because they are part of the observation, rollouts, replays and evaluation need no code for them. Both are zero in the
+Because both are part of the observation, rollouts, replays and evaluation need no code for them. Both are zero in the
 first observation of an episode. Discrete actions are one-hot, so that "no action" differs from action 0.
 """
 
@@ -22,7 +22,7 @@ from remuda.errors import ConfigError
 
 
 def action_width(action: Space) -> int:
-    """Return the number of floats to which `encode_action` encodes one action."""
+    """Return the number of floats in one action as `encode_action` encodes it."""
     return sum(_leaf_width(leaf) for _, leaf in action.leaves())
 
 
@@ -78,7 +78,7 @@ class WithPrevious:
         self._type = namedarraytuple("Entries", tuple(self.observation.entries))
         per_slot = envs.num_envs // envs.num_slots
         widths = (action_width(envs.action), 1)
-        # Action and reward of each env's last step; zero where the observation is the first of an episode.
+        # For each slot, action and reward of each env's last step; zero at the first observation of an episode.
         self._previous = [[np.zeros((per_slot, n), np.float32) for n in widths] for _ in range(envs.num_slots)]
         self._is_over = [np.zeros((per_slot, 1), bool) for _ in range(envs.num_slots)]
         self._is_renewing = [False] * envs.num_slots
@@ -111,10 +111,10 @@ class WithPrevious:
         return slot, self._extend(slot, step)
 
     def _extend(self, slot: int, step: Step) -> Step:
-        """Add the entries to the observation of a step."""
+        """Add the previous action and reward, as requested, to the observation of a step."""
         is_over, mask = self._is_over[slot], step.mask[:, None]
         taken, reward = self._previous[slot]
-        if self._is_renewing[slot]:  # only envs whose episode had ended have started another one
+        if self._is_renewing[slot]:  # only envs whose episode had ended start a new one
             self._is_renewing[slot] = False
             self._previous[slot] = [taken * ~is_over, reward * ~is_over]
             is_over.fill(False)
@@ -149,7 +149,7 @@ class WithPrevious:
 
 
 class AsyncWithPrevious(WithPrevious):
-    """`core.AsyncEnvs` with the same entries, around other asynchronous envs."""
+    """`core.AsyncEnvs` around other asynchronous envs, with the same entries as WithPrevious."""
 
     def __init__(self, envs: AsyncEnvs, action: bool, reward: bool) -> None:
         super().__init__(envs, action, reward)

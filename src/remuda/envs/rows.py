@@ -12,19 +12,19 @@ from remuda.processes.notices import Notice
 
 @dataclass
 class Rows:
-    """Arrays of one `EnvGroup`, one row per env, and what its envs report beside them."""
+    """Arrays of one `EnvGroup`, one row per env, and the episodes and notices that its envs report."""
 
     step: Step
     restarts: Array  # int64: how many times each env was rebuilt since the last reset
-    finished: Array  # int64: episodes that each env has finished
+    finished: Array  # int64: number of episodes that each env has finished
     all_finished: Array  # the same for all envs of the pool, in this process and in others
     info: Mapping[str, Array] = field(default_factory=dict)  # float64; nan where info has no such number
-    marked: list[int] = field(default_factory=list)  # rows whose flags the next step clears: ends, or mask False
+    marked: list[int] = field(default_factory=list)  # rows with end flags or mask False; the next step clears both
     episodes: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # (env, values) of finished episodes
     notices: list[Notice] = field(default_factory=list)
     places: set[str] = field(default_factory=set)  # file:line of failures whose traceback was reported
 
 
 def scalar_view(array: Array) -> Any:
-    """Return a memoryview, through which writing one number takes half the time of writing it to the array."""
+    """Return a memoryview of the array; writing one number through it takes half the time of indexing the array."""
     return memoryview(array)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""One env that is stepped into a row of arrays, reset by the step after the end of its episode, rebuilt if it raises.
+"""One env that writes steps to a row of arrays, is reset by the step after an episode, and is rebuilt if it raises.
 
     env = SingleEnv(spec, index=3, gamma=0.99)
     env.attach(rows, row=0)                      # the row that it writes
@@ -7,11 +7,11 @@
     env.close()
 
 At the end of an episode `obs` is the true final observation. The next call ignores its action, resets the env, and
-writes the new episode's first observation with reward 0 and mask False. Envs may reuse arrays: rows are copies.
+writes the new episode's first observation with reward 0 and mask False. Envs may reuse arrays, as rows are copies.
 
 An env may end the learner's episode without ending its own: it sets info["episode_continues"] on a step that is
 terminated or truncated. The row is an end like any other and the next call resets, but the statistics of the episode
-continue. That reset is the env's own reset() without a seed, in which the env continues (one of its lives was lost).
+continue. For this reset the env's reset() is called without a seed, and continues the game (after a lost life).
 
 While `is_held`, an env whose episode has ended is not reset. It writes its last observation, reward 0 and mask False
 until `renew` starts its next episode. An env that fails or is lost while held counts as ended.
@@ -40,7 +40,7 @@ from remuda.envs.states import get_state, set_state
 from remuda.errors import EnvError, EnvFailed, NoState
 from remuda.processes.notices import Notice
 
-# Attributes that are saved beside the state of the env and its statistics.
+# Attributes of SingleEnv that are saved in addition to the state of the env and its statistics.
 COUNTS = (
     "is_held",
     "_seed",
@@ -53,8 +53,8 @@ COUNTS = (
     "_is_fresh",
     "_continues",
 )
-# The first observations of each env, and the last ones of its first episodes, are compared with their bounds.
-# Comparing four floats takes 2 us, an image 25 us. Checking all ends slowed CartPole's first episodes down by 9 %.
+# Bounds are checked only for an env's first observations, and for the final observations of its first episodes.
+# A check takes 2 us for four floats, 25 us for an image. Checking all ends slowed CartPole's first episodes by 9 %.
 CHECKED_OBSERVATIONS, CHECKED_ENDS = 200, 50
 WARM_UP_KEY = 1 << 20  # above every count of restarts, so that random actions and resets never share a seed
 
@@ -68,7 +68,7 @@ class SingleEnv:
         index: int,
         gamma: float = 0.99,
         stats: type[EpisodeStats] = EpisodeStats,
-        seeds: Sequence[int] | None = None,  # one episode for each, in this order; then the env stays idle
+        seeds: Sequence[int] | None = None,  # the env plays one episode for each, in this order, then stays idle
         levels: Sequence[int] | None = None,  # every reset draws its seed from these
         max_restarts: int = 1000,
     ) -> None:
@@ -83,7 +83,7 @@ class SingleEnv:
             self.action = action_space(self._env.action_space, spec.label)
             raw = self._env.observation_space
             self._read = reader(raw, self.observation)
-            # None matches no array, so that all spaces but boxes take the slower path that converts.
+            # The dtype None matches no array, so spaces other than boxes take the slower path through `_store`.
             self._quick_dtype = np.dtype(raw.dtype) if self.observation.kind == "box" else None
             self._bounds = BoundsCheck(self.observation)
             self._unchecked = CHECKED_OBSERVATIONS if self._bounds.is_needed else 0
@@ -115,7 +115,7 @@ class SingleEnv:
         try:
             obs, reward, terminated, truncated, info = result
         except (TypeError, ValueError):
-            self._rewards.append(0.0)  # so that the error counts the step that it is about
+            self._rewards.append(0.0)  # so that the step number in the error includes this step
             self._refuse("step() did not return (obs, reward, terminated, truncated, info): adapt it to Gymnasium.")
         self._rewards.append(reward)
         if type(obs) is ndarray and obs.dtype is self._dtype and obs.shape == self._shape:
@@ -170,9 +170,9 @@ class SingleEnv:
     # --- resetting ----------------------------------------------------------------------------------------------
 
     def prepare(self, seed: int) -> None:
-        """Use this seed from now on; the next step resets the env, and nothing is written before."""
+        """Use this seed from now on; the next step resets the env, and nothing is written until then."""
         self._seed, self._seeds_used, self._episode = seed, 0, 0
-        self._failures = 0  # consecutive ones, without a completed step between them
+        self._failures = 0  # failures in a row, without a completed step between them
         self._failure_count = FailureCount(self.max_restarts)
         self._is_waiting, self._is_idle, self._is_fresh, self._continues = True, False, True, False
         self._stats: EpisodeStats = self._stats_class()
@@ -181,7 +181,7 @@ class SingleEnv:
     def reset(self, seed: int, warm_up: int = 0) -> int:
         """Write the first observation, after up to `warm_up` random steps; return how many were taken.
 
-        The number is drawn for each env, because episodes that start together would end together.
+        The number is random and differs between envs, because episodes that start together would end together.
         """
         self.prepare(seed)
         self._begin()
@@ -192,7 +192,7 @@ class SingleEnv:
         return self.warm_up(draw % (warm_up + 1))
 
     def warm_up(self, steps: int) -> int:
-        """Take random steps; episodes that end during them are not reported, the running one includes them."""
+        """Take random steps. Episodes that end meanwhile are not reported; the running one includes these steps."""
         rows, row = self._rows, self._row
         taken = 0
         for _ in range(steps):
@@ -248,7 +248,7 @@ class SingleEnv:
         return self._levels[derive_seed(*keys, self._episode) % len(self._levels)]
 
     def _write_first(self, result: tuple[object, Mapping[str, object]]) -> None:
-        """Write the first observation of an episode from what reset() returned."""
+        """Write the first observation of an episode, given the result of reset()."""
         if not self._continues:
             self._stats, self._rewards = self._stats_class(), []
             self._episode += 1
@@ -282,11 +282,11 @@ class SingleEnv:
     # --- saving -------------------------------------------------------------------------------------------------
 
     def get_state(self) -> bytes:
-        """Return all that the coming steps depend on; NoState if the env or its statistics cannot be saved."""
+        """Return everything that later steps depend on; raise NoState if env or statistics cannot be saved."""
         is_new = self._is_waiting and self._is_fresh  # an env that was never reset has no state yet
         saved = {
             "env": None if is_new else get_state(self._env),
-            "obs": {path: np.array(array) for path, array in leaves(self._obs)},  # held envs write it again
+            "obs": {path: np.array(array) for path, array in leaves(self._obs)},  # a held env repeats it
             "counts": {name: getattr(self, name) for name in COUNTS},
             "stats": vars(self._stats),
             "rewards": self._rewards,
@@ -311,7 +311,7 @@ class SingleEnv:
     # --- failing ------------------------------------------------------------------------------------------------
 
     def _rebuild(self, error: BaseException) -> float:
-        """Write the first observation of a rebuilt env; EnvFailed if the env has failed too often."""
+        """Rebuild the env and write its first observation; raise EnvFailed if it has failed too often."""
         rows, row = self._rows, self._row
         if self._steps() > 0 or self._episode > 1:
             self._failures = 0
@@ -340,7 +340,7 @@ class SingleEnv:
             return 0.0
 
     def _wait_for_renewal(self) -> float:
-        """Leave a rebuilt env that is held without a reset until `renew`, which plays the seed of a list again."""
+        """Let `renew` reset a rebuilt env that is held; if it plays given seeds, it repeats the current one."""
         self._stats, self._rewards, self._is_waiting = self._stats_class(), [], True
         if self._seeds is not None:
             self._seeds_used -= 1
@@ -357,7 +357,7 @@ class SingleEnv:
     # --- checking what the env returns --------------------------------------------------------------------------
 
     def _store(self, obs: object) -> None:
-        """Write an observation to its row; raise an error for one that its space forbids."""
+        """Write an observation to its row; raise EnvError if its space forbids it."""
         try:
             self._obs[...] = self._read(obs)
         except Forbidden as error:

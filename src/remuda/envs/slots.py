@@ -1,4 +1,4 @@
-"""How envs are divided into slots and between workers, and the arguments that every `core.Envs` checks alike.
+"""Division of envs into slots and between workers, and argument checks that all `core.Envs` share.
 
 envs_per_slot(num_envs=8, slots=2)                                # 4
 worker_blocks(num_envs=8, slots=2, num_workers=2, alone=False)    # [[(0, 2), (4, 6)], [(2, 4), (6, 8)]]
@@ -16,11 +16,11 @@ from remuda.envs.action_values import action_leaves
 from remuda.errors import ConfigError
 from remuda.processes.requests import server_of
 
-Block = tuple[int, int]  # the first env of a contiguous range, and the one after its last
+Block = tuple[int, int]  # a contiguous range of envs: the index of the first, and one past the last
 
 
 def envs_per_slot(num_envs: int, slots: int) -> int:
-    """Return the number of envs in each slot; ConfigError unless `num_envs` is a multiple of `slots`."""
+    """Return the number of envs in each slot; raise ConfigError unless `num_envs` is a multiple of `slots`."""
     if num_envs < 1 or slots < 1:
         raise ConfigError(f"envs={num_envs} in slots={slots}: both are at least 1.")
     if num_envs % slots:

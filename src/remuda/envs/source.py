@@ -32,7 +32,7 @@ import numpy as np
 
 MODULE_NAMES = {"__builtins__", "__doc__", "__file__", "__loader__", "__name__", "__package__", "__spec__"}
 LITERALS = (bool, int, float, complex, str, bytes, type(None), tuple, list, dict, set)
-MAX_LITERAL = 1_000_000  # characters or bytes of one constant; a copy is sent to every worker
+MAX_LITERAL = 1_000_000  # limit in characters or bytes of one constant; a copy is sent to every worker
 COMPREHENSIONS = {"lambda", "listcomp", "setcomp", "dictcomp", "genexpr"}
 Definable = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -90,7 +90,7 @@ def is_defined_in_main(value: Any) -> bool:
 
 
 def find_definition(name: str, value: Any) -> Definition:
-    """Return the text of a function or class that `name` is bound to."""
+    """Return the definition of `value`, the function or class that `name` is bound to."""
     qualified = getattr(value, "__qualname__", "")
     if qualified != name:
         kind = "a lambda" if qualified == "<lambda>" else "a closure" if "<" in qualified else f"{qualified} renamed"
@@ -121,7 +121,7 @@ def places_of(value: Any) -> Iterator[tuple[str, int | None]]:
 
 
 def functions_of(value: Any) -> Iterator[Any]:
-    """Yield a function itself, or the functions that the body of a class defines; wrappers are removed."""
+    """Yield `value` itself if it is a function, or the functions in its body if it is a class, without wrappers."""
     if not isinstance(value, type):
         yield inspect.unwrap(value)
         return
@@ -133,7 +133,7 @@ def functions_of(value: Any) -> Iterator[Any]:
 
 
 def find_node(lines: list[str], name: str, line: int | None, is_class: bool) -> Definable | None:
-    """Return the last definition of `name` that contains `line`, or the last of all if `line` is None."""
+    """Return the last definition of `name` that contains `line`, or the last one at all if `line` is None."""
     try:
         tree = ast.parse("".join(lines))
     except SyntaxError:
@@ -149,7 +149,7 @@ def find_node(lines: list[str], name: str, line: int | None, is_class: bool) -> 
 
 
 def top_level(node: ast.AST) -> Iterator[Definable]:
-    """Yield the definitions of a module, also those inside `if`, `try` and `with`."""
+    """Yield the definitions of a module, including those inside `if`, `try` and `with`."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Definable):
             yield child
@@ -254,14 +254,14 @@ def literal(value: object) -> str | None:
 
 
 def import_of(name: str, value: object) -> tuple[str, str] | None:
-    """Return a module and the attribute of it that is `value`, preferably the module that defines it."""
+    """Return the names of a module and its attribute that is `value`, preferably of the module that defines it."""
     own = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     names = [each for each in (own[1], name) if isinstance(each, str) and each.isidentifier()]
     modules = [own[0]] if isinstance(own[0], str) else []
     modules += sorted(sys.modules, key=lambda module: (module.count("."), module))
     for module_name in modules:
         module = sys.modules.get(module_name)
-        if not isinstance(module, ModuleType) or module is sys.modules["__main__"]:  # also named __mp_main__
+        if not isinstance(module, ModuleType) or module is sys.modules["__main__"]:  # or __mp_main__, its alias
             continue
         for attribute in names:
             if vars(module).get(attribute) is value:
@@ -270,7 +270,7 @@ def import_of(name: str, value: object) -> tuple[str, str] | None:
 
 
 def submodule_imports(module: ModuleType, path: tuple[str, ...]) -> dict[str, str]:
-    """Return imports for `xml.dom.minidom` if only `xml` is a global name, because `import xml` does not load it."""
+    """Return imports of submodules along `path`, as `import xml` alone does not load `xml.dom.minidom`."""
     found, value = {}, module
     for attribute in path:
         value = vars(value).get(attribute)  # type: ignore[assignment]
@@ -299,7 +299,7 @@ def assemble(name: str, definitions: Mapping[str, Definition], statements: Mappi
     text = "\n".join(lines) + "\n"
     try:
         ast.parse(text)
-    except SyntaxError as error:  # for example, of a multi-line string in an indented definition
+    except SyntaxError as error:  # for example, a multi-line string prevents dedenting
         raise NoSource(f"its source cannot be taken out of {file}, {error.msg}") from None
     return {"source": text, "file": file}
 

@@ -4,7 +4,7 @@
     action = action_space(env.action_space, "CartPole-v1")
 
 Any other space, and a Dict or Tuple without entries, is refused with an EnvSpecError of one sentence. Workers send
-the spaces of their envs to the pool in wire form.
+the spaces of their envs to the pool as plain values (`space_to_wire`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def observation_space(space: gymnasium.Space, label: str) -> Space:
 
 
 def action_space(space: gymnasium.Space, label: str) -> Space:
-    """Convert an action space, whose boxes must be of floats, with or without finite bounds."""
+    """Convert an action space. Its boxes must hold floats; their bounds may be infinite."""
     return _convert(space, label, "action", "")
 
 
@@ -77,7 +77,7 @@ def _box(space: gymnasium.spaces.Box, dtype: str) -> Space:
 
 
 def _round_inwards(box: Space, space: gymnasium.spaces.Box) -> Space:
-    """Move bounds that float32 rounded outwards to the next float inside; envs may refuse actions beyond them."""
+    """Move bounds that float32 rounded outwards to the next float inside, as envs may refuse actions beyond them."""
     assert box.low is not None
     assert box.high is not None
     low, high = np.float32(np.inf), np.float32(-np.inf)
@@ -90,7 +90,7 @@ def _round_inwards(box: Space, space: gymnasium.spaces.Box) -> Space:
 
 
 def _names(keys: Sequence[str]) -> Iterator[str]:
-    """Yield a unique field name of a named array tuple for each key; keys that are valid names stay as they are."""
+    """Yield a unique field name for each key, for a named array tuple; keys that are valid names are kept."""
     taken = {key for key in keys if _is_name(key)}
     for key in keys:
         name = key

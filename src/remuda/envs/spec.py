@@ -38,7 +38,7 @@ class EnvSpec:
     name: str
     kwargs: Kwargs = field(default_factory=dict)
     make: Factory | None = None
-    max_steps: int | None = None  # episodes are truncated here, in addition to any limit of the env
+    max_steps: int | None = None  # episodes are truncated after this many steps, in addition to any limit of the env
     atari: AtariOptions | None = None  # None for other envs, and for ale-py's own Gymnasium env
 
     @property
@@ -47,7 +47,7 @@ class EnvSpec:
 
     @property
     def id(self) -> str:
-        """The id without the module before the colon, which `resolve` has imported."""
+        """The id without its `module:` prefix; `resolve` has imported that module."""
         return self.name.partition(":")[2] or self.name
 
     @property
@@ -72,7 +72,7 @@ class EnvSpec:
         return env if self.max_steps is None else gymnasium.wrappers.TimeLimit(env, self.max_steps)
 
     def _call(self, kwargs: Kwargs) -> object:
-        """Call the factory; an error of it becomes an EnvSpecError."""
+        """Call the factory; turn any exception into an EnvSpecError."""
         assert self.make is not None
         try:
             inspect.signature(self.make).bind(**kwargs)
@@ -81,7 +81,7 @@ class EnvSpec:
                 f"{self.label} cannot be called with ({_listed(kwargs)}), {error}: change envs.kwargs or the factory."
             ) from None
         except ValueError:
-            pass  # built-in callables have no signature; calling shows whether the arguments fit
+            pass  # built-in callables have no signature; the call below shows whether the arguments fit
         try:
             return self.make(**kwargs)
         except EnvSpecError:
@@ -149,7 +149,7 @@ class EnvSpec:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> EnvSpec:
-        """Return the spec that `to_json` described; registers ids that the parent's program had registered."""
+        """Return the spec that `to_json` described; register ids that the parent process had registered."""
         name, kwargs = values["name"], values["kwargs"]
         if "factory" in values:
             return cls(name, kwargs, find(values["factory"]), values["max_steps"])
@@ -231,7 +231,7 @@ def _require_registered(given: str, name: str) -> None:
     register(name)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Gymnasium warns of outdated versions again when they are made
+            warnings.simplefilter("ignore")  # Gymnasium warns about outdated versions again when an env is made
             gymnasium.spec(name)
     except gymnasium.error.DeprecatedEnv as error:
         raise EnvSpecError(f"{given} is a retired version ({sentence(error)}): use the newest one.") from None
@@ -243,7 +243,7 @@ def _require_registered(given: str, name: str) -> None:
 
 
 def _registration(name: str) -> dict[str, Any] | None:
-    """Return the arguments of `gymnasium.register` for an id of the user's program, None if workers know the id."""
+    """Return arguments of `gymnasium.register` for an id that the user registered; None if workers know the id."""
     known = gymnasium.registry.get(name)
     if known is None or str(known.entry_point or known.vector_entry_point).startswith("gymnasium."):
         return None

@@ -4,11 +4,11 @@
     set_state(another, state)                 # an env that was made in the same way; both then give the same bits
 
 An env is saved layer by layer, from its outermost wrapper to the env itself. This module knows Gymnasium's wrappers,
-classic control and toy text, MuJoCo, Atari, MinAtar, and the envs of this package. Any other class needs two methods;
-its generator, if it is Gymnasium's `np_random`, is saved in addition:
+classic control and toy text, MuJoCo, Atari, MinAtar, and the envs of this package. Any other class needs two methods,
+which need not save Gymnasium's generator `np_random`:
 
     class MyEnv(gymnasium.Env):
-        def get_state(self):                  # plain values and arrays: all that differs from a newly made env
+        def get_state(self):                  # plain values and arrays: everything that differs from a newly made env
             return {"position": self.position, "left": self.left}
 
         def set_state(self, state):
@@ -32,8 +32,8 @@ State: TypeAlias = Any
 
 WRAPPERS = "gymnasium.wrappers"
 MUJOCO = "gymnasium.envs.mujoco."
-# Attributes in which an env that was stepped differs from a new one, by module and class. They hold for exactly this
-# class, because a derived class may have more.
+# Attributes that change when an env is reset and stepped, by module and class. An entry is not used for derived
+# classes, because these may have more such attributes.
 SAVED: dict[str, dict[str, tuple[str, ...]]] = {
     "gymnasium.envs.classic_control": {
         "cartpole.CartPoleEnv": ("state", "steps_beyond_terminated"),
@@ -79,17 +79,17 @@ SAVED: dict[str, dict[str, tuple[str, ...]]] = {
 }
 ATTRIBUTES = {f"{package}.{name}": names for package, classes in SAVED.items() for name, names in classes.items()}
 STATELESS = tuple(f"{WRAPPERS}.{name}." for name in ("transform_observation", "transform_action", "transform_reward"))
-# Prefixes of MuJoCo's arrays that an env may read before the next step computes them again.
+# Name prefixes of the MuJoCo arrays that an env may read before the next step recomputes them.
 READABLE = ("x", "c", "q", "geom_", "site_", "actuator_", "sensordata", "subtree_", "ten_length", "ten_velocity")
 MOMENTS = ("mean", "var", "count")  # attributes of Gymnasium's RunningMeanStd
 
 
 @runtime_checkable
 class Saveable(Protocol):
-    """What a class of envs or wrappers offers so that its state can be saved."""
+    """The methods of an env or wrapper whose state can be saved."""
 
     def get_state(self) -> State:
-        """Return plain values and arrays: all in which this object differs from a newly made one."""
+        """Return plain values and arrays: everything in which this object differs from a newly made one."""
 
     def set_state(self, state: State) -> None:
         """Continue from a state that `get_state` returned."""
@@ -103,7 +103,7 @@ class Adapter(NamedTuple):
 
 
 def get_state(env: gymnasium.Env) -> list[State]:
-    """Return the state of each layer, the outermost first, and of the generator of the env itself."""
+    """Return the states of all layers, the outermost first, and then of the env's random generator."""
     layers = list(_layers(env))
     return [*(_adapter(layer).get(layer) for layer in layers), _get_random(layers[-1])]
 
@@ -128,7 +128,7 @@ def why_not(env: gymnasium.Env) -> str | None:
 
 
 def _layers(env: gymnasium.Env) -> Iterator[Layer]:
-    """Yield the env and all that it wraps, the outermost first."""
+    """Yield the env and everything that it wraps, the outermost layer first."""
     yield env
     while isinstance(env, gymnasium.Wrapper):
         env = env.env
@@ -136,10 +136,10 @@ def _layers(env: gymnasium.Env) -> Iterator[Layer]:
 
 
 def _adapter(layer: Layer) -> Adapter:
-    """Return how to save a layer of this class; NoState if that is unknown."""
+    """Return functions that save and restore this layer; raise NoState if its class is not known."""
     kind = type(layer)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if issubclass(kind, Saveable):  # the class, because wrappers forward attributes to the env inside
+    if issubclass(kind, Saveable):  # tests the class, because wrapper objects forward attributes to their env
         return Adapter(lambda layer: layer.get_state(), lambda layer, state: layer.set_state(state))
     if name in ATTRIBUTES:
         return _attribute_adapter(ATTRIBUTES[name])
@@ -156,7 +156,7 @@ def _adapter(layer: Layer) -> Adapter:
 
 
 def _get_random(env: Layer) -> State:
-    generator = env._np_random  # Gymnasium's class attributes are None until the first reset with a seed
+    generator = env._np_random  # None until the first reset with a seed (a class attribute of gymnasium.Env)
     if generator is None:
         return None
     return {"seed": env._np_random_seed, "state": generator.bit_generator.state}
@@ -176,7 +176,7 @@ def _set_random(env: Layer, state: State) -> None:
 
 
 def _attribute_adapter(names: tuple[str, ...]) -> Adapter:
-    """Return an adapter for these attributes; those that do not exist before the first reset are left out."""
+    """Return an adapter for these attributes; it skips attributes that a layer lacks before its first reset."""
 
     def get(layer: Layer) -> State:
         values = vars(layer)
@@ -201,7 +201,7 @@ def _get_moments(value: object) -> State:
 
 
 def _get_mujoco(env: Layer) -> State:
-    """Return the state of the simulation, and arrays that an env may read of the last step: positions, forces."""
+    """Return the simulation's state, and results of the last step that an env may read (positions, forces)."""
     mujoco = importlib.import_module("mujoco")
     spec = mujoco.mjtState.mjSTATE_INTEGRATION
     physics = np.zeros(mujoco.mj_stateSize(env.model, spec))

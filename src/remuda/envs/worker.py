@@ -1,13 +1,14 @@
 """The program of an env worker: build the envs, then answer requests for slots, the oldest first.
 
     number, slot = answers.oldest()       # the actions are in shared memory
-    env_groups[slot].step(actions[slot])  # writes the rows there
+    env_groups[slot].step(actions[slot])  # writes the rows to shared memory
     if answers.give(slot, number, seconds, stats):
         parent_bell.ring()
 
 The last two bits of a request's number are its kind: STEP, HOLD (step, but do not reset envs whose episode has ended)
-or RENEW (start the next episode of these envs). Shared memory carries steps and short statistics (finished episodes,
-rebuilt envs). The link carries everything else: commands to the worker; spaces, errors and long statistics back.
+or RENEW (start the next episode of the envs that HOLD did not reset). Shared memory carries steps and short
+statistics (finished episodes, rebuilt envs). The link carries everything else: commands to the worker, and spaces,
+errors and long statistics back to the parent.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class WorkerInfo(TypedDict):
 
 
 def refuse_in_worker() -> None:
-    """Raise EnvSpecError in a worker, which imports the user's script to find its env and must not start a run."""
+    """Raise EnvSpecError if this process is a worker, which loads the user's script only to find its env."""
     if serving.IN_WORKER:
         raise EnvSpecError(
             f"an env worker that loaded the user's script tried to start a run: put that under {GUARD}"
@@ -150,7 +151,7 @@ class _Service:
         self._link.send({"alive": True}, seconds=None)
 
     def _attach(self, order: Mapping[str, Any], fd: int) -> None:
-        """Map the shared memory; with a seed, take the place of a lost worker."""
+        """Map the shared memory; if there is a seed, prepare all envs so that their next step resets them."""
         memory = SharedArrays.attach(fd, order["layout"])
         os.close(fd)
         arrays = {name: memory[name] for name in memory.layout}
@@ -171,14 +172,14 @@ class _Service:
                 env_group.prepare(order["seed"])
 
     def _seed_libraries(self, seed: int) -> None:
-        """Seed the global generators, which forked workers share: envs that use them would draw the same numbers."""
+        """Seed the global generators; forked workers inherit equal ones and would all draw the same numbers."""
         first = self._blocks[0][0]
         own = derive_seed(seed, first, int(self._restarts[first]))
         random.seed(own)
         np.random.seed(own)
 
     def _reset(self, seed: int, warm_up: int) -> None:
-        """Reset all envs; send the random steps taken and the notices."""
+        """Reset all envs; send the number of random steps taken and the notices."""
         self._seed_libraries(seed)
         taken = sum(env_group.reset(seed, warm_up, self._report_progress) for env_group in self._env_groups)
         notices = [notice for env_group in self._env_groups for notice in env_group.rows.notices]
@@ -187,14 +188,14 @@ class _Service:
         self._link.send({"ready": taken, "notices": notices}, seconds=None)
 
     def _save(self) -> None:
-        """Send the states of all envs and of the global generators, or the reason why there are none."""
+        """Send the states of all envs and of the global generators, or the reason why they cannot be saved."""
         try:
             states = [state for env_group in self._env_groups for state in env_group.get_state()]
         except NoState as error:
             self._link.send({"saved": None, "why": str(error)})
             return
         libraries = pack((random.getstate(), np.random.get_state(legacy=False)))
-        # No time limit: this may be megabytes, and the parent may be busy.
+        # Sent without a time limit, because the states may take megabytes and the parent may be busy.
         self._link.send({"saved": states, "libraries": libraries}, seconds=None)
 
     def _load(self, states: Sequence[tuple[int, bytes]], libraries: bytes | None) -> None:
@@ -220,7 +221,7 @@ class _Service:
         seconds = time.perf_counter() - start
         stats: bytes | None = encode(env_group.rows)
         if stats and not answers.has_room(slot, stats):
-            # No time limit: the parent may learn for minutes before it reads.
+            # Sent without a time limit, because the parent may run the learner for minutes before it reads.
             self._link.send({"slot": slot, "number": number, "worker_stats": stats}, seconds=None)
             stats = None
         if answers.give(slot, number, seconds, stats):

@@ -1,10 +1,10 @@
-"""Statistics that env workers send beside their steps: finished episodes, and notices such as a rebuilt env.
+"""Statistics that env workers send along with their steps: finished episodes, and notices such as a rebuilt env.
 
-    stats = encode(rows)                    # in the worker; takes them out of the rows
+    stats = encode(rows)                    # in the worker; removes them from the rows
     worker_stats.add(stats)                 # in the parent
     worker_stats.take_episodes()
 
-The first byte says whether there are notices. They are reported at once; episodes are decoded when they are needed,
+The first byte says whether there are notices. Notices are logged at once; episodes are decoded when they are needed,
 because decoding many at once is cheaper than decoding at every step.
 """
 
@@ -22,7 +22,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def encode(rows: Rows) -> bytes:
-    """Take finished episodes and notices out of the rows; return b"" if there are none."""
+    """Encode finished episodes and notices, and remove them from the rows; return b"" if there are none."""
     if not (rows.episodes or rows.notices):
         return b""
     stats = (b"\1" if rows.notices else b"\0") + _encode((rows.episodes, rows.notices))

@@ -4,8 +4,8 @@
     vector = backend.make(spec, num_envs=8, threads=2)    # native.py turns this into `core.Envs`
 
 A backend is a module, or any object, with the members of `Backend`, registered by `remuda.register_env_backend`. It
-resets an env on the step after the end of its episode. An env for which a library cannot do that is not offered and
-runs in the pool.
+resets an env on the step after the end of its episode. If a library cannot do that for an env, the backend does not
+offer this env, which then runs in the pool.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from remuda.envs.spec import EnvSpec
 from remuda.errors import ConfigError
 from remuda.registry import all_env_backends, find_env_backend
 
-# obs, reward, terminated, truncated, info; arrays [num_envs]
+# (obs, reward, terminated, truncated, info); the first axis of every array is [num_envs]
 VectorStep: TypeAlias = tuple[Array, Array, Array, Array, Mapping[str, Any]]
 
 
 class NativeVectorEnv(Protocol):
-    """Envs that one call steps together; the step after the end of an episode resets it and ignores its action.
+    """Envs that one call steps together; the step after the end of an episode resets the env and ignores its action.
 
     obs = vector.begin(seeds)
     while training:
@@ -36,7 +36,7 @@ class NativeVectorEnv(Protocol):
     vector.close()
     """
 
-    observation_space: gymnasium.Space  # of one env
+    observation_space: gymnasium.Space  # the space of one env, not of the batch
     action_space: gymnasium.Space
 
     def begin(self, seeds: Sequence[int]) -> Array:
@@ -45,16 +45,19 @@ class NativeVectorEnv(Protocol):
     def restart(self, which: NDArray[np.bool_]) -> Array | None:
         """Start new episodes where `which` [num_envs] is True; return the observations of all envs.
 
-        Return None where the library cannot reset single envs.
+        Return None if the library cannot reset single envs.
         """
 
     def send(self, actions: Array) -> None:
-        """Take actions, counted from the `start` of the action space; may return before the envs are stepped."""
+        """Start a step with these actions; may return before the envs are stepped.
+
+        Discrete actions count from the `start` of the action space.
+        """
 
     def recv(self) -> VectorStep:
         """Wait for the step and return it, in arrays that no later step writes to.
 
-        Entries of info are arrays [num_envs]. "episode_continues" marks ends of an episode for the learner alone.
+        Entries of info are arrays [num_envs]. "episode_continues" is True where an episode ends for the learner only.
         """
 
     def close(self) -> None:
@@ -73,7 +76,7 @@ class Backend(Protocol):
         """Whether its envs give the same numbers as the single env of that id, so that "auto" may choose it."""
 
     def offer(self, spec: EnvSpec) -> str | None:
-        """Return None if the backend has this env, else the reason why not: "as it only knows MyGames/*"."""
+        """Return None if the backend has this env, else the reason as a clause: "as it only knows MyGames/*"."""
 
     def make(self, spec: EnvSpec, num_envs: int, threads: int) -> NativeVectorEnv:
         """Make a vector env with at most `threads` threads of its own; called only for specs that are offered."""
@@ -82,9 +85,9 @@ class Backend(Protocol):
 def choose(name: str, spec: EnvSpec, needs_single: str = "") -> Backend | None:
     """Return the backend of this name; None for "python", which stands for single envs.
 
-    For "auto", return one whose envs are the same as the single env, or the only one that has an env without single
-    envs. `needs_single` names a request that only single envs can fulfill: "auto" then takes these, and any other
-    backend is refused.
+    For "auto", return a backend whose envs give the same numbers as the single env, or None if there is no such
+    backend. An id that has no single env gets the backend "gymnasium". `needs_single` names a request that only
+    single envs can fulfill: "auto" then stands for single envs, and native backends are refused.
     """
     if name == "auto":
         name = "gymnasium" if spec.is_vector_only else "python"

@@ -1,13 +1,13 @@
-"""ale-py's own vector env: Atari games in C++ threads, frame for frame what AtariEnv gives.
+"""ale-py's own vector env: Atari games in C++ threads, with the same frames as AtariEnv.
 
     vector = make(resolve("ALE/Pong-v5"), num_envs=8, threads=2)
 
 Every option of AtariVectorEnv is set, because its defaults clip rewards, press FIRE and repeat no actions. Its
-option for episodic life would start a new game at every lost life. With life_loss_info it only reports lost lives;
-the reset of AtariEnv after a lost life, one action in the same game, is done here by replacing the agent's action.
+option for episodic life would start a new game at every lost life, so life_loss_info is used, which only reports lost
+lives. AtariEnv resets after a lost life by taking one action in the same game; here this action replaces the agent's.
 
-One difference to AtariEnv remains. If a game ends within that action (in practice, by its time limit), this backend
-gives a second reset row, and AtariEnv a step that ends at once. The statistics of the episode are the same.
+One difference from AtariEnv remains. If a game ends during that action (in practice, by its time limit), this backend
+gives a second reset row, whereas AtariEnv gives a step that ends at once. The statistics of the episode are the same.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class AleVectorEnv:
     def begin(self, seeds: Sequence[int]) -> Array:
         obs, info = self._vector.reset(seed=np.asarray(seeds))
         self._lives, self._first_frame = info["lives"], info["episode_frame_number"].copy()
-        self._has_lost = np.zeros(self._num_envs, bool)  # a life in the last step, and the game continues
+        self._has_lost = np.zeros(self._num_envs, bool)  # envs that just lost a life and whose game continues
         self._is_over = np.zeros(self._num_envs, bool)
         self._carried = np.zeros(self._num_envs, np.float32)
         return obs  # type: ignore[no-any-return]
@@ -120,7 +120,8 @@ class AleVectorEnv:
         lives, frames = info["lives"], info["episode_frame_number"]
         self._first_frame[self._is_over] = frames[self._is_over]
         is_within_limit = frames - self._first_frame < self._max_frames
-        # With random actions, none of ale-py's 104 games ever ended while lives were left.
+        # A termination with lives left is taken for a lost life, because with random actions none of ale-py's 104
+        # games ever ended while lives were left.
         is_lost = terminated & (lives > 0) & (lives < self._lives) & is_within_limit
         self._is_over = (terminated | truncated) & ~is_lost
         was_opening, self._lives = self._has_lost, lives

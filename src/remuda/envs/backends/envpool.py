@@ -1,9 +1,9 @@
-"""envpool's C++ envs, if that package is installed: many families, implemented differently than Gymnasium's.
+"""envpool's C++ envs, if that package is installed: many families, implemented differently from Gymnasium's.
 
     vector = make(resolve("HalfCheetah-v5"), num_envs=32, threads=2)
 
-"auto" never chooses this backend, because its envs have the same rules and other numbers. Its Atari games are not
-offered, because they are preprocessed differently. Seeds are only read when the envs are made and a later
+"auto" never chooses this backend, because its envs have the same rules but give different numbers. Its Atari games
+are not offered, because they are preprocessed differently. Seeds are only read when the envs are made and a later
 reset(seed=...) has no effect, so `begin` makes new envs.
 """
 
@@ -69,7 +69,7 @@ class EnvPoolVectorEnv:
                 seed=list(seeds),
                 **self._spec.kwargs,
             )
-            _ = pool.observation_space, pool.action_space  # created, with warnings, on first access and cached
+            _ = pool.observation_space, pool.action_space  # the first access creates and caches them, with warnings
         return pool
 
     def begin(self, seeds: Sequence[int]) -> Array:

@@ -1,8 +1,8 @@
-"""Vector envs that an id was registered with (`vector_entry_point`): Gymnasium's CartPole, and those of users.
+"""Vector envs that are registered for an id (`vector_entry_point`): Gymnasium's CartPole, and those of users.
 
     vector = make(resolve("CartPole-v1"), num_envs=8, threads=1)
 
-`recv` steps them, because Gymnasium's API has no separate `send`. The vectorized CartPole rounds differently than the
+`recv` steps them, because Gymnasium's API has no separate `send`. The vectorized CartPole rounds differently from the
 single env (it adds in another order), so "auto" chooses this backend only for ids that have no single env.
 """
 
@@ -71,7 +71,7 @@ class GymnasiumVectorEnv:
         return obs  # type: ignore[no-any-return]
 
     def restart(self, which: NDArray[np.bool_]) -> None:
-        """Return None: Gymnasium's API cannot reset single envs of a vector env that resets them itself."""
+        """Return None: Gymnasium's API cannot reset single envs of a vector env that has autoreset."""
         return
 
     def send(self, actions: Array) -> None:

@@ -37,7 +37,7 @@ EnvsState: TypeAlias = Mapping[str, Any]
 
 
 class Step(ArrayTuple):
-    """One step of one slot; numpy arrays [B of the slot], valid until the next `send` to that slot."""
+    """The result of one step of a slot: numpy arrays [B of the slot], valid until the next `send` to that slot."""
 
     obs: ArrayTree  # what the agent sees next; at the end of an episode, its true final observation
     reward: Array  # float32
@@ -55,7 +55,7 @@ class Episode:
 
 
 class Envs(Protocol):
-    """`num_envs` environments in `num_slots` slots of equal size; every slot is sent to and received as a whole.
+    """`num_envs` environments in `num_slots` slots of equal size; the envs of a slot are always stepped together.
 
     envs.reset(seed=1)                      # every slot will answer with first observations and mask False
     while training:
@@ -64,7 +64,7 @@ class Envs(Protocol):
     envs.close()
 
     An env is reset by the step after the end of its episode; that row has mask False. An env that raises, or whose
-    worker process is lost, is rebuilt and answers with such a row too.
+    worker process is lost, is rebuilt; its next row has mask False, too.
 
     With `hold` an env whose episode has ended is not reset. It answers with its last observation and mask False until
     `renew`, which starts the next episode of these envs and leaves the others alone. Implementations that cannot
@@ -80,25 +80,25 @@ class Envs(Protocol):
     )  # polled while waiting or stepping; once it returns True, Interrupted is raised
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
-        """Start new episodes in all envs and give up what was sent before; every slot can then be received.
+        """Start new episodes in all envs and discard what was sent before; every slot can then be received.
 
-        Each env first takes up to `warm_up` random steps, a number drawn from the seed, so that episodes do not end
-        in lockstep. Return the total number of these steps.
+        Each env first takes some random steps, so that episodes do not end in lockstep: their number is drawn from
+        the seed and is at most `warm_up`. Return the total number of these steps.
         """
 
     def send(self, slot: int, action: Actions, hold: bool = False) -> None:
         """Send actions to all envs of a slot without waiting; the slot must have been received before."""
 
     def renew(self, slot: int) -> None:
-        """Start new episodes where `hold` prevented a reset; received like a `send`, with mask False everywhere."""
+        """Start new episodes where `hold` prevented a reset; the slot is received next, with all masks False."""
 
     def recv(self) -> tuple[int, Step]:
         """Wait for the slot that was sent first among those not yet received; return its number and its step."""
 
     def info(self, slot: int) -> dict[str, Array]:
-        """Return the requested entries of `info` of the last received step, float64 [B of the slot].
+        """Return the requested entries of the last received step's `info`, as float64 [B of the slot].
 
-        nan marks envs whose info has no such number. Implementations without entries of info return {}.
+        An entry is nan for envs whose info has no number of that name. Implementations without entries return {}.
         """
 
     def episodes(self) -> list[Episode]:
@@ -111,7 +111,7 @@ class Envs(Protocol):
         """Return the seconds spent in `recv` so far beyond the time that the fastest worker took to step."""
 
     def get_state(self) -> EnvsState:
-        """Return all that the coming steps depend on; every slot must have been received.
+        """Return everything that the coming steps depend on; every slot must have been received.
 
         Raise NoState where an env cannot be saved (envs/states.py).
         """
@@ -122,7 +122,7 @@ class Envs(Protocol):
     def prepare(self, seed: int, restarts: int) -> None:
         """Take the place of envs that were lost `restarts` times: the next step of every env resets it.
 
-        Instead of `reset`, in a worker that replaces a lost one. Implementations that replace lost workers
+        A worker that replaces a lost one calls this instead of `reset`. Implementations that replace lost workers
         themselves, or cannot reset on demand, raise RuntimeError.
         """
 
@@ -155,7 +155,7 @@ class Clock:
 class Losses:
     """Losses of a batch, with metrics for the log and priorities for the replay."""
 
-    groups: dict[str, Tensor]  # scalar loss of each group of parameters that is updated now
+    groups: dict[str, Tensor]  # scalar loss of each parameter group to update
     metrics: dict[str, Tensor | float]
     priority: Tensor | None = None  # new priority of each drawn row, for a prioritized replay
     stop: bool = False  # end the round without applying this batch
@@ -172,7 +172,7 @@ class FastPolicy(Protocol):
 class FastPath(Protocol):
     """A faster way to the gradients of an algorithm's losses, for learners: see remuda.fast."""
 
-    # None: use `exact`, which computes them by autograd.
+    # Return None if the caller should use `exact`, which computes the gradients by autograd.
     def gradients(self, batch: Batch, clock: Clock, exact: Callable[[Batch], Gradients]) -> Gradients | None: ...
 
 
@@ -180,9 +180,9 @@ class Agent(Protocol):
     """The networks and how they act; an nn.Module."""
 
     noise: tuple[tuple[Literal["uniform", "normal"], int], ...]  # kinds and widths of the noise that `act` takes
-    exploration: float  # the amount that `explore=None` means
+    exploration: float  # the amount of exploration where `explore` is None
 
-    def initial_state(self, batch: int) -> Any: ...  # of B envs at the start of their episodes; None without memory
+    def initial_state(self, batch: int) -> Any: ...  # state of new episodes; None for agents without memory
     # Return actions [B], what is stored with each row (or None), and the next state. `explore` [B] is the amount of
     # exploration in each env: 0 is greedy, other values depend on the agent. None: `exploration` in every env.
     def act(
@@ -192,7 +192,7 @@ class Agent(Protocol):
 
 @runtime_checkable
 class ValueAgent(Agent, Protocol):
-    """An agent that estimates values; a rollout ends with that of the observation after its last row."""
+    """An agent that estimates values; a rollout then includes the value of the observation after its last row."""
 
     def value(self, obs: Any, state: Any) -> Tensor: ...  # [B]; `state` is not advanced
 
@@ -201,7 +201,7 @@ class ValueAgent(Agent, Protocol):
 class FastAgent(Agent, Protocol):
     """An agent that may have a faster form of `act`."""
 
-    fast_policy: FastPolicy | None  # set by what builds the agent
+    fast_policy: FastPolicy | None  # set by the code that builds the agent
 
 
 @runtime_checkable
@@ -217,10 +217,10 @@ class Algorithm(Protocol):
     agent: Any
 
     def groups(self) -> dict[str, list[nn.Parameter]]: ...
-    def prepare(self, rollout: Rollout) -> Batch: ...  # one pass over fresh data, before its first gradient
+    def prepare(self, rollout: Rollout) -> Batch: ...  # called once per rollout, before its first gradient
     def losses(self, batch: Batch, clock: Clock) -> Losses: ...
-    def after_update(self, clock: Clock) -> None: ...  # target networks
-    def after_rollout(self, rollout: Rollout) -> bool | None: ...  # normalizers; False: the agent did not change
+    def after_update(self, clock: Clock) -> None: ...  # updates target networks
+    def after_rollout(self, rollout: Rollout) -> bool | None: ...  # updates normalizers; False: agent unchanged
     def state_dict(self) -> dict[str, Tensor]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> Any: ...
     def to(self, device: torch.device) -> Any: ...
@@ -228,7 +228,7 @@ class Algorithm(Protocol):
 
 @runtime_checkable
 class SeparableAlgorithm(Algorithm, Protocol):
-    """An algorithm whose gradient of a batch can be computed from parts of its columns."""
+    """An algorithm whose gradient of a batch can be combined from the gradients of groups of its columns."""
 
     @property  # gradients of parts are added, or averaged over real rows; None: they cannot be combined
     def gradient_reduction(self) -> Literal["sum", "mean"] | None: ...
@@ -238,7 +238,7 @@ class SeparableAlgorithm(Algorithm, Protocol):
 class PrioritizingAlgorithm(Algorithm, Protocol):
     """An algorithm that can give new rows a priority, in a sampler that has no target networks."""
 
-    def td_error(self, batch: Batch) -> Tensor: ...  # of each row, or of each sequence
+    def td_error(self, batch: Batch) -> Tensor: ...  # one TD error per row, or per sequence
 
 
 class Replay(Protocol):
@@ -249,7 +249,7 @@ class Replay(Protocol):
 
     def add(self, batch: Batch) -> None: ...
     def batches(self) -> Iterator[Batch]: ...  # one finite round of the batches that are due now, possibly none
-    def feedback(self, key: Any, priority: Tensor | None) -> None: ...  # absolute TD errors of a batch with this key
+    def feedback(self, key: Any, priority: Tensor | None) -> None: ...  # absolute TD errors of a drawn batch
     def cut(self) -> None: ...  # ends all episodes, because the envs start anew
     def paused(self) -> AbstractContextManager[None]: ...  # no rows are added while the learner does something else
     # The state for a checkpoint: plain values, and names of the files that hold the rows. Only new rows are written.
@@ -262,14 +262,14 @@ class SharedReplay(Replay, Protocol):
     """A replay that other processes write to."""
 
     @property
-    def is_due(self) -> bool: ...  # whether `batches` yields any; it may leave others for the next round
+    def is_due(self) -> bool: ...  # whether `batches` yields a batch; it may leave some for the next round
     @property
-    def is_throttled(self) -> bool: ...  # whether writers wait for updates that are due
+    def is_throttled(self) -> bool: ...  # whether writers wait when updates fall behind
 
-    # Count what was written since the last call, and return the real steps; writers stop after `left` steps.
+    # Count the rows written since the last call; return how many are real steps. Writers stop after `left` steps.
     def sync(self, left: int | None = None) -> int: ...
-    def commit(self) -> None: ...  # ends the round: what was counted in it becomes part of the run
-    def new_observations(self) -> Iterator[Rollout]: ...  # written since the last call, to update normalizers
+    def commit(self) -> None: ...  # ends the round: the steps counted in it become part of the run
+    def new_observations(self) -> Iterator[Rollout]: ...  # those since the last call, to update normalizers
     def on_writer_lost(self, group: int) -> int: ...  # returns the row at which another writer of the group starts
     def metrics(self) -> dict[str, float]: ...
 
@@ -287,7 +287,7 @@ class Weights(Protocol):
 
     @classmethod
     def join(cls, module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> Self:
-        """Accept an invitation in another process, for a copy of the agent; removes its descriptors from `fds`."""
+        """Accept an invitation in another process, for a copy of the agent; remove its descriptors from `fds`."""
 
     def close(self) -> None: ...
 

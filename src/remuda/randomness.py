@@ -15,20 +15,23 @@ import numpy as np
 
 
 class Purpose(IntEnum):
-    """What random numbers are used for. Changing a value changes the results of every run."""
+    """What random numbers are used for. Changing a value changes the results of every run.
 
-    EXPLORATION = 0  # key: env, position: row
-    RANDOM_ACTIONS = 1  # before learning starts; key: env, position: row
-    EVALUATION = 2  # key: env, position: row
-    MINIBATCHES = 3  # key: epoch, position: round
-    REPLAY = 4  # key: index of the draw or of a block of draws; position: index of the attempt
-    LOSSES = 5  # key: update
+    Comments state which `key` and `position` of `keyed_generator` belong to each purpose.
+    """
+
+    EXPLORATION = 0  # the key is the env, and the position the row
+    RANDOM_ACTIONS = 1  # before learning starts; key and position as for exploration
+    EVALUATION = 2  # key and position as for exploration
+    MINIBATCHES = 3  # the key is the epoch, and the position the round
+    REPLAY = 4  # the key is the number of a draw or of a block of draws, and the position that of the attempt
+    LOSSES = 5  # the key is the number of updates so far
 
 
 def keyed_generator(purpose: Purpose, seed: int, key: int, position: int = 0) -> np.random.Generator:
     """Return a generator for one use; all arguments are below 2**64.
 
-    Philox is a function of its key and a counter of four words. Each draw increments the first word; only 2**128
-    draws would change `purpose` and `position`.
+    Philox is a function of its key and a counter of four words. Each draw increments the first word and carries
+    into the second. `purpose` and `position` are the last two words, so they change only after 2**128 draws.
     """
     return np.random.Generator(np.random.Philox(key=[seed, key], counter=[0, 0, int(purpose), position]))

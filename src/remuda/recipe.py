@@ -1,4 +1,4 @@
-"""What to learn, as factories (`Recipe`), the samplers that these make, and what a `Scheme` reports to the `Log`.
+"""Interfaces of a run: the factories of a `Recipe`, the samplers they make, and what a `Scheme` reports to a `Log`.
 
 These are dataclasses and protocols without behavior, as in core.py. A scheme calls the factories in the processes
 that need the results, and runs rounds of learning until the recipe's steps are done.
@@ -38,9 +38,9 @@ class Sampler(Protocol):
     def running(self) -> int: ...  # envs that were in the middle of an episode when the last rollout ended
 
     def get_state(self) -> bytes:
-        """Return the state between two rollouts, with which the next ones are bit-equal; may raise NoState."""
+        """Return the state between two rollouts; after `set_state` the next ones are bit-equal. May raise NoState."""
 
-    def set_state(self, state: bytes) -> None: ...  # instead of `reset`
+    def set_state(self, state: bytes) -> None: ...  # called instead of `reset`
     def close(self) -> None: ...
 
 
@@ -62,7 +62,7 @@ class RolloutSource(AsyncSampler, Protocol):
     dropped: int  # rollouts that were too old to be used
 
     def take(self, version: int, should_stop: ShouldStop) -> Rollout:
-        """Wait for a rollout that a learner of this version may use; raise Interrupted if `should_stop`."""
+        """Wait for a rollout that a learner of this version may use; raise Interrupted if `should_stop()`."""
 
     def release(self, version: int) -> None:
         """Allow the memory of the last rollout to be reused, once weights of this version are published."""
@@ -74,9 +74,9 @@ class ReplayWriters(AsyncSampler, Protocol):
     """Asynchronous samplers that write their rows to a replay."""
 
     def poll(self, version: int) -> None:
-        """Record the learner's version; raise the error of a worker that could not handle it."""
+        """Record the learner's version; raise the error that ended sampling, if there is one."""
 
-    def take_lag(self) -> float: ...  # updates by which acting weights were behind, on average since the last call
+    def take_lag(self) -> float: ...  # mean number of updates that the acting weights lagged since the last call
     def drain(self) -> None: ...  # wait, for a limited time, for the statistics of all rows that were written
 
 
@@ -108,18 +108,19 @@ class Recipe:
     seed: int
     steps: int  # real env steps after which the run is done
     make_learner: Callable[[], Learner]
-    make_replay: Callable[[Agent, int], Replay]  # agent, rounds done; a SharedReplay if samplers write to it
-    make_weights: Callable[[nn.Module, int], Weights]  # agent, its version
-    # agent, weights, env workers (0: envs in this process), rounds done, should_stop
+    # Arguments: agent, rounds done. Returns a SharedReplay if samplers write to it.
+    make_replay: Callable[[Agent, int], Replay]
+    make_weights: Callable[[nn.Module, int], Weights]  # arguments: agent, its version
+    # Arguments: agent, weights, env workers (0: envs in this process), rounds done, should_stop.
     make_sampler: Callable[[Agent, Weights, int, int, ShouldStop], Sampler]
-    # agent, weights, sampler workers, rounds done, max_lag, should_stop
+    # Arguments: agent, weights, sampler workers, rounds done, max_lag, should_stop.
     make_source: Callable[[Agent, Weights, int, int, int | None, ShouldStop], RolloutSource]
-    # weights, replay, sampler workers, rounds done, should_stop
+    # Arguments: weights, replay, sampler workers, rounds done, should_stop.
     make_writers: Callable[[Weights, SharedReplay, int, int, ShouldStop], ReplayWriters]
-    # weights, their version, steps done; returns None if the run has no evaluator
+    # Arguments: weights, their version, steps done. Returns None if the run has no evaluator.
     make_evaluator: Callable[[Weights, int, int], Evaluator | None] = lambda weights, version, steps: None
     num_threads: int = 1  # torch threads of the learner's process
-    warm_up: int = 0  # most random steps per env before the first rollout
+    warm_up: int = 0  # maximum number of random steps per env before the first rollout
     # Every `cut_every` rounds all envs start new episodes, so that a run resumed from there is bit-equal although the
     # state of its envs cannot be saved (checkpoint.cut_episodes). 0 means never.
     cut_every: int = 0
@@ -138,8 +139,8 @@ class Round:
     # Returns the sampler's state for a checkpoint, or raises NoState; None for asynchronous samplers.
     get_state: Callable[[], bytes] | None = None
     is_whole: bool = True  # False if a stop signal ended the round before all due updates were made
-    was_cut: bool = False  # all envs have just started new episodes, so that this round's checkpoint is exact
-    cut_follows: bool = False  # a later round will be cut, and its checkpoint is exact, while this round's is not
+    was_cut: bool = False  # True if all envs have just started new episodes: this round's checkpoint is exact
+    cut_follows: bool = False  # True if a later round will be cut: its checkpoint is exact, this round's is not
     evaluations: list[dict[str, Any]] = field(default_factory=list)  # new results of the Evaluator
 
 
@@ -153,12 +154,12 @@ class Log(Protocol):
     def begin(self) -> None: ...  # start the clock for rates, after warm-up
     def round(self, round: Round) -> bool: ...  # record a round; True: stop now
     def should_stop(self) -> bool: ...  # True once a signal has arrived: stop at the end of this round
-    def must_stop(self) -> bool: ...  # True some time after a signal: give this round up
+    def must_stop(self) -> bool: ...  # True some time after a signal: abandon this round
 
     def save_if_failed(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Save what was learned if an error ends the run; an `__exit__` to call while learner and replay are open."""
+        """Save what was learned if an error ends the run; called like `__exit__`, before learner and replay close."""
 
     def save_if_stopped(self, error: Interrupted) -> None: ...  # a signal interrupted a round: save what was learned
 

@@ -36,7 +36,7 @@ class ArrayTuple(tuple[Any, ...]):
     _fields: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
-        # The attribute and not the entry of __dict__, which Python 3.14 fills lazily.
+        # Read the attribute and not the entry of __dict__, which Python 3.14 fills lazily.
         fields = tuple(name for name in cls.__annotations__ if name not in cls._fields)
         for name in fields:
             if not name.isidentifier() or name.startswith("_") or name in RESERVED:
@@ -75,7 +75,7 @@ class ArrayTuple(tuple[Any, ...]):
         return tuple.__new__(type(self), out)
 
     def __setitem__(self, where: Any, value: Any) -> None:
-        """Assign to every field at once, from a tuple of the same shape or from one scalar for all.
+        """Assign to every field at once, from a tuple with one value per field, or from one value for all fields.
 
         A None on either side leaves that field unchanged.
         """
@@ -124,7 +124,7 @@ class ArrayTuple(tuple[Any, ...]):
 
 
 def _getter(index: int) -> Any:
-    # tuple.__getitem__ directly: ArrayTuple.__getitem__ means "index every field".
+    # Call tuple.__getitem__ directly, because ArrayTuple.__getitem__ indexes every field.
     get = tuple.__getitem__
     return lambda self: get(self, index)
 

@@ -22,7 +22,7 @@ KINDS = "biufcSU"  # kinds of numpy dtypes: numbers, bools and strings
 
 
 class Unpackable(ValueError):
-    """A value that cannot be packed, or bytes that were not packed here."""
+    """A value that cannot be packed, or bytes that `pack` did not write."""
 
 
 def pack(value: Any) -> bytes:

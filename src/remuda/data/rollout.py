@@ -28,11 +28,11 @@ class Steps(ArrayTuple):
 
     obs: Tree
     action: Tree
-    reward: Array  # of this row's action; 0 on a reset row
+    reward: Array  # reward for this row's action; 0 on a reset row
     discount: Array  # 0 where the episode terminated with this row, 1 otherwise
     mask: Array  # False on a reset row
     policy: Tree  # output of the acting policy: log_prob, value, ...
-    version: Array  # of the weights that acted
+    version: Array  # version of the weights that chose the action
 
 
 def resets(mask: Array) -> Array:
@@ -50,13 +50,13 @@ class Rollout:
 
     steps: Steps  # [T, B]
     next_obs: Tree  # [B]: the observation after the last row
-    last_value: Array = None  # [B]: its value, computed without advancing any state; None for agents without values
+    last_value: Array = None  # [B]: value of next_obs, without advancing any state; None for agents without values
     state: Tree = None  # [B]: recurrent state before row 0, after any reset
     envs: Array = None  # [B]: the env of each column; None: all envs, in order
     begins: Array = None  # [B]: True where row 0 starts a new episode; None: not known
 
     def real_obs(self) -> Tree:
-        """Return the observations [N, ...] of all rows with an action, which are those that statistics count."""
+        """Return the observations [N, ...] of all rows with an action, for observation statistics."""
         mask = self.steps.mask
         return map_tree(lambda x: x[mask], self.steps.obs)
 
@@ -97,7 +97,7 @@ class Batch:
     state: Tree = None  # [B]: recurrent state before the first row; sequences only
     next_obs: Tree = None  # observation to bootstrap from after the last row: [B] for sequences, [N] for rows
     weight: Array = None  # importance weight of a prioritized draw: [N] for rows, [B] for sequences
-    key: Array = None  # identifies each drawn row or sequence for feedback, and is never reused; axes as weight
+    key: Array = None  # identifies each drawn row or sequence for feedback, and is never reused; same axes as weight
     metrics: Mapping[str, Any] = field(default_factory=dict)  # metrics of the rollout, from `prepare`
     # Range of the returns of all stored rows, in a run's first batch; see `return_range` in replay/ring_replay.py.
     returns: tuple[float, float, float] | None = None
@@ -120,7 +120,7 @@ class Batch:
         return type(self)(steps, targets, self.state, next_obs, weight, key, self.metrics)
 
     def columns(self, b: Any) -> Self:
-        """Return whole sequences of these envs, as minibatches of recurrent agents are."""
+        """Return the whole sequences of these envs, as a minibatch for recurrent agents."""
         steps, targets = map_tree(lambda x: x[:, b], (self.steps, self.targets))
         parts = (self.state, self.next_obs, self.weight, self.key)
         state, next_obs, weight, key = map_tree(lambda x: x[b], parts)

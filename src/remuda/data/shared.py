@@ -4,8 +4,8 @@
         attached = SharedArrays.attach(memory.fd, memory.layout)     # in another process, given the descriptor
         attached["reward"][3] = 1.0                                  # the same bytes
 
-The creator and every process that attaches close their own views. numpy arrays and torch tensors made from them
-(`torch.from_numpy`) are views of the same bytes.
+The creator and every process that attaches close their own views. The numpy arrays, and torch tensors made from
+them by `torch.from_numpy`, are views of the same bytes.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class SharedArrays:
         if self._map is None:
             return
         self._arrays.clear()
-        with contextlib.suppress(BufferError):  # an array is still in use, and keeps the mapping
+        with contextlib.suppress(BufferError):  # an array is still in use, and keeps the mapping open
             self._map.close()
         self._map = None
         os.close(self.fd)

@@ -23,7 +23,7 @@ ArrayTree: TypeAlias = Any
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """Describe an observation or action: what agents need to know of a Gymnasium space.
+    """The description of an observation or action: what agents need to know of a Gymnasium space.
 
     A leaf is one array per env. A dict or tuple has entries and describes a named array tuple of them.
     """
@@ -35,10 +35,10 @@ class Space:
     high: Array | None = None
     n: int = 0  # discrete only: the number of values
     start: int = 0  # discrete only: the smallest value; rollouts and agents count from 0
-    sizes: Array | None = None  # multidiscrete only, of its shape: the number of values of each element
+    sizes: Array | None = None  # multidiscrete only: the number of values of each element
     starts: Array | None = None  # multidiscrete only: the smallest value of each element
     entries: Mapping[str, Space] = field(default_factory=dict)  # dict and tuple only, by field name
-    keys: tuple[str, ...] = ()  # dict only: the env's own keys of its entries, in the same order
+    keys: tuple[str, ...] = ()  # dict only: the keys that the env itself uses, in the order of `entries`
     env_dtype: str = ""  # integers only: the dtype of the env's own space
 
     @property

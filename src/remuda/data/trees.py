@@ -66,7 +66,7 @@ def map_tree(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
 
 
 def _map_one(function: Callable[..., Any], tree: Tree) -> Tree:
-    """Map a single tree, without comparisons: this takes a third of the time, and runs for every minibatch."""
+    """Map a single tree without comparing structures, in a third of the time; this runs for every minibatch."""
     if tree is None:
         return None
     if not is_branch(tree):
@@ -107,7 +107,7 @@ def buffer_like(example: Tree, leading: tuple[int, ...], allocate: Callable[...,
 
 
 def leading_shape(tree: Tree, count: int) -> tuple[int, ...]:
-    """Return the first `count` axes, which all leaves must share; an error names the leaf that differs."""
+    """Return the sizes of the first `count` axes, which must be equal in all leaves; an error names the leaf."""
     shape: tuple[int, ...] | None = None
     for path, leaf in leaves(tree):
         found = tuple(leaf.shape[:count])

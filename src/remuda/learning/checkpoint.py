@@ -5,8 +5,8 @@
     found = load_newest(directory)           # the newest intact one; damaged ones are listed and skipped
 
 Data too large to be written every time is in files in `replay/`, which several checkpoints may share (see
-replay/ring_files.py). A manifest names the files that its checkpoint needs; they are deleted with the last one that
-does.
+replay/ring_files.py). A manifest names the files that its checkpoint needs. A file is deleted together with the last
+checkpoint that needs it.
 
 A checkpoint is written under another name, flushed to disk and renamed, so it is complete or absent. It contains
 tensors and JSON only, no code.
@@ -34,14 +34,14 @@ from remuda.errors import CheckpointError
 from remuda.learning.tensor_file import Piece, read_tensors, safetensors
 
 StateDict = dict[str, Any]  # nested dicts and lists of tensors and plain values
-FORMAT = 3  # 1 stored one optimizer state per parameter, 2 stored channels first
+FORMAT = 3  # format 1 stored one optimizer state per parameter, format 2 stored channels first
 ASIDE = ".writing-"
 REPLACED = ".replaced-"  # prefix of a checkpoint that another one of the same step is about to replace
 NAME = re.compile(rf"(?:{re.escape(REPLACED)})?step-([0-9]+)")
 REPLAY = "replay"  # the directory of files that checkpoints share
-BETWEEN_CUTS = "between_cuts"  # key in a manifest
+BETWEEN_CUTS = "between_cuts"  # key in a manifest, see `Checkpoint.is_between_cuts`
 BEST = "best"  # link to the checkpoint with the best evaluation, which is never pruned
-BLOBS = "blobs.safetensors"  # only written if there are any
+BLOBS = "blobs.safetensors"  # only written if there are blobs
 MAX_BYTES = {"manifest.json": 1 << 16, "state.json": 1 << 24}
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)  # raised by a bad manifest
 FILES = ("state.json", "tensors.safetensors")
@@ -57,7 +57,7 @@ class Checkpoint:
     progress: StateDict
     blobs: dict[str, bytes]  # packed states of other parts of the run
     skipped: list[str]  # error messages of damaged newer checkpoints
-    is_between_cuts: bool = False  # a run that cuts episodes is bit-equal only if it continues from an earlier one
+    is_between_cuts: bool = False  # True: resuming is bit-equal only from an earlier checkpoint, at a cut
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Snapshot:
     state: bytes  # JSON
     tensors: dict[str, Tensor]  # clones
     blobs: dict[str, Tensor]  # bytes
-    files: tuple[str, ...] = ()  # names in replay/ that were written for it or before
+    files: tuple[str, ...] = ()  # names of the files in replay/ that the checkpoint needs
     is_between_cuts: bool = False
 
 
@@ -110,7 +110,7 @@ def write(directory: Path, snapshot: Snapshot, keep: str = "last", number: int =
         "state.json": [snapshot.state],
         "tensors.safetensors": safetensors(snapshot.tensors),
     }
-    if snapshot.blobs:  # in another file, so that tensors of equal runs are equal for any number of workers
+    if snapshot.blobs:  # in a separate file, so that tensors.safetensors does not depend on the number of workers
         contents[BLOBS] = safetensors(snapshot.blobs)
     manifest = {
         "format": FORMAT,
@@ -145,7 +145,7 @@ def write(directory: Path, snapshot: Snapshot, keep: str = "last", number: int =
     _point(directory, "latest", final.name)
     _flush_directory(directory)
     unused |= _prune(directory, keep, final)
-    if unused:  # only files of deleted checkpoints: those of the next one may already be there
+    if unused:  # delete no other files, because those of the next checkpoint may already be there
         _delete_unnamed(directory, unused.__contains__)
     return final
 
@@ -211,9 +211,9 @@ def _read(path: Path, max_bytes: int) -> bytes:
 
 
 def load_newest(directory: Path, before: int | None = None, skipped: Sequence[str] = ()) -> Checkpoint:
-    """Load the newest intact checkpoint, of those before a step if one is given.
+    """Load the newest intact checkpoint, of those before step `before` if that is given.
 
-    Messages about damaged ones are appended to `skipped`, the caller's own, in the result.
+    The result's `skipped` holds the messages given by the caller and one message for each damaged checkpoint.
     """
     skipped = list(skipped)
     for path in reversed(list_checkpoints(directory, before)):
@@ -227,7 +227,7 @@ def load_newest(directory: Path, before: int | None = None, skipped: Sequence[st
 
 
 def list_checkpoints(directory: Path, before: int | None = None) -> list[Path]:
-    """Return all checkpoints, of those before a step if one is given, oldest first.
+    """Return all checkpoints, or those before step `before`, oldest first.
 
     This includes a checkpoint whose replacement was never written because the process was killed.
     """
@@ -241,7 +241,7 @@ def list_checkpoints(directory: Path, before: int | None = None) -> list[Path]:
 def _pack(node: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """Return JSON with references in place of tensors; dicts become pairs, because JSON has no integer keys."""
     if isinstance(node, Tensor):
-        # A clone, because shared nets share memory; contiguous, because channels_last is not saved.
+        # Clone it, because shared nets share memory; make it contiguous, because channels_last is not saved.
         tensors[path] = node.detach().cpu().clone(memory_format=torch.contiguous_format)
         return {"tensor": path}
     if isinstance(node, dict):
@@ -307,8 +307,8 @@ def _point(directory: Path, name: str, target: str) -> None:
 def _prune(directory: Path, keep: str, newest: Path) -> set[str]:
     """Delete checkpoints that `keep` excludes; return the names in `replay/` that they needed.
 
-    The newest two are always kept, because one may be damaged, and so are the one that `best` points to and the
-    newest that is not between two cuts. "all" keeps every checkpoint, a number N every Nth.
+    The newest two are always kept, because one may be damaged. So are the checkpoint that `best` points to and the
+    newest one that is not between two cuts. "all" keeps every checkpoint, and a number N keeps every Nth.
     """
     names: set[str] = set()
     if keep == "all":
@@ -327,13 +327,13 @@ def _prune(directory: Path, keep: str, newest: Path) -> set[str]:
 
 
 def _remove(path: Path) -> None:
-    """Delete a directory so that a killed process leaves no half of it under its name."""
+    """Rename and delete a directory, so that a killed process leaves no incomplete checkpoint under its name."""
     aside = path.rename(_aside(path.parent))
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def _aside(directory: Path) -> Path:
-    """Return a name that no reader considers."""
+    """Return a new temporary name, which readers ignore."""
     return directory / f"{ASIDE}{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
@@ -366,7 +366,10 @@ def _manifest(path: Path) -> Any:
 
 
 def _delete_unnamed(directory: Path, may_go: Callable[[str], bool]) -> None:
-    """Delete files in `replay/` that no checkpoint needs; keep all that an unreadable checkpoint may need."""
+    """Delete files in `replay/` that no checkpoint needs and that `may_go` accepts.
+
+    A checkpoint whose manifest cannot be read may need any file that was written before it, so those are kept.
+    """
     if not (directory / REPLAY).is_dir():
         return
     named: set[str] = set()
@@ -379,7 +382,7 @@ def _delete_unnamed(directory: Path, may_go: Callable[[str], bool]) -> None:
             named |= names
     for path in (directory / REPLAY).iterdir():
         if path.name not in named and may_go(path.name) and path.lstat().st_mtime > kept_until:
-            with suppress(OSError):  # the checkpoint is complete without this
+            with suppress(OSError):  # a file that cannot be deleted does no harm
                 path.unlink()
 
 

@@ -20,7 +20,7 @@ from remuda.learning.gradients import Gradients
 
 
 class GradientThreads:
-    """A pool of `count` threads; close it."""
+    """A pool of `count` threads; call `close` at the end."""
 
     def __init__(self, count: int, reduction: Literal["sum", "mean"]) -> None:
         """`reduction` is "sum" or "mean" if the loss is a sum or a mean over real rows."""

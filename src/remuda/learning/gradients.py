@@ -8,18 +8,18 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-Pieces: TypeAlias = tuple[Tensor, ...]  # vectors which, concatenated, have the order of a group's parameters
+Pieces: TypeAlias = tuple[Tensor, ...]  # consecutive parts of one vector, in the order of a group's parameters
 
 
 @dataclass(frozen=True)
 class Gradients:
     """The gradient of one batch for each parameter group.
 
-    Autograd leaves one piece for each parameter; concatenating them here would cost a copy of all gradients.
+    Autograd returns one piece for each parameter; concatenating them here would cost a copy of all gradients.
     """
 
     pieces: dict[str, Pieces]
-    version: int  # of the parameters from which they were computed
+    version: int  # version of the parameters from which the gradients were computed
     metrics: dict[str, Tensor | float]
     priority: Tensor | None
     stop: bool
@@ -30,7 +30,7 @@ class Gradients:
         return {name: torch.cat(pieces) for name, pieces in self.pieces.items()}
 
 
-LARGE, ROWS = 1 << 18, 8  # from this size on a piece is divided into this many rows, for several threads
+LARGE, ROWS = 1 << 18, 8  # a piece of at least LARGE numbers is divided into ROWS rows, for several threads
 
 
 def norm(pieces: Pieces) -> float:

@@ -32,7 +32,7 @@ MAX_BAD_UPDATES = 10  # consecutive updates whose gradients are not finite
 
 
 def as_one_vector(parameters: list[nn.Parameter]) -> Tensor:
-    """Concatenate parameters and make them views of the result: one call then clips, steps or copies all."""
+    """Concatenate parameters and make them views of the result: one call then clips, steps or copies all of them."""
     if len({parameter.dtype for parameter in parameters}) > 1:
         raise ConfigError("the networks mix parameters of different dtypes: make them all float32.")
     vector = torch.cat([flatten_as(parameter.detach(), parameter) for parameter in parameters])
@@ -64,10 +64,10 @@ class Learner:
         optimizer: OptimizerOptions,
         learning_rate: Schedule,
         max_grad_norm: float | None,
-        num_threads: int = 1,  # that compute gradients of parts of a batch
+        num_threads: int = 1,  # threads, each of which computes the gradient of a part of a batch
         own_rates: Mapping[str, Schedule] | None = None,  # learning rates of groups that have their own
-        device: str = "cpu",  # of the networks; batches are copied to it
-        fast_path: FastPath | None = None,  # used on the CPU
+        device: str = "cpu",  # device of the networks; batches are copied to it
+        fast_path: FastPath | None = None,  # only used on the CPU
     ) -> None:
         self.own_rates = own_rates or {}
         self._device = None if device == "cpu" else torch.device(device)

@@ -4,8 +4,8 @@
     optimizer.step((gradient,), rate=3e-4)           # one piece or several; changes the vector in place
     optimizer.load_state_dict(optimizer.state_dict())
 
-For a small agent, torch.optim.Adam spends most of its time outside of its fused kernel, so only that is called here.
-For a large one, taking gradients in pieces saves the time to concatenate them.
+For a small agent, torch.optim.Adam spends most of its time outside of its fused kernel, so only the kernel is called
+here. For a large agent, taking gradients in pieces saves the time to concatenate them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Optimizer(Protocol):
 
 
 class Adam:
-    """Adam (1412.6980), or AdamW (1711.05101), whose weight decay does not pass through the moments."""
+    """Adam (arXiv 1412.6980), or AdamW (arXiv 1711.05101), whose weight decay does not pass through the moments."""
 
     def __init__(self, vector: Tensor, options: OptimizerOptions) -> None:
         self.vector, self.options = vector, options

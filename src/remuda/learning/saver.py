@@ -1,7 +1,7 @@
 """Checkpoints written by a background thread: training waits only while tensors are copied.
 
 saver = Saver(directory, keep="last", done=on_written)
-saver.save(snapshot(...), number=3)        # waits for the previous one if that is still being written
+saver.save(snapshot(...), number=3)        # waits if the previous checkpoint is still being written
 saver.poll()                               # calls `done` for a checkpoint that has been written since
 saver.wait()
 """
@@ -41,7 +41,7 @@ class Saver:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until nothing is being written; raise errors other than those of the disk."""
+        """Wait until nothing is being written; raise an error of the thread unless it is an OSError."""
         if self._thread is None:
             return
         self._thread.join()

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load as tensors_from_bytes
 from torch import Tensor
 
-MAX_HEADER_BYTES = 1 << 22  # names, dtypes and offsets of tensors
-DTYPES = {  # their names in safetensors
+MAX_HEADER_BYTES = 1 << 22  # the header holds names, dtypes and offsets of tensors
+DTYPES = {  # names of dtypes in safetensors
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -23,14 +23,14 @@ DTYPES = {  # their names in safetensors
     torch.bool: "BOOL",
 }
 
-Piece = bytes | memoryview  # of a file
+Piece = bytes | memoryview  # consecutive bytes of a file
 
 
 def safetensors(tensors: Mapping[str, Tensor]) -> list[Piece]:
     """Return the contents of a safetensors file, in pieces that are views of the tensors.
 
     The safetensors library copies everything twice and holds the interpreter's lock meanwhile; hashing and writing
-    large pieces release it, so that training goes on.
+    large pieces release the lock, so that training goes on.
     """
     header: dict[str, object] = {}
     pieces: list[Piece] = []

@@ -50,7 +50,7 @@ class SharedWeights:
         ours = SharedWeights(agent)                                  # the learner's process
         ours.publish(version)
         theirs = SharedWeights(copy_of_agent, fd=ours.fd)            # a sampler, which has received the descriptor
-        version = theirs.pull(have=-1)                               # copies newer ones into its own agent
+        version = theirs.pull(have=-1)                               # copies newer parameters into its own agent
 
     Publications alternate between two copies. Each copy has a serial number, which is odd while the copy is written.
     `pull` reads it before and after copying and starts again if it has changed, so it never keeps a torn copy and
@@ -76,7 +76,7 @@ class SharedWeights:
             self.publish(version)
 
     def _tensors(self) -> list[Tensor]:
-        """Return the present tensors: a network may replace a buffer by another tensor."""
+        """Return the current tensors, because a network may replace a buffer by another tensor."""
         return list(self._module.state_dict().values())
 
     @property
@@ -140,7 +140,7 @@ class FileWeights:
         theirs = FileWeights(copy_of_agent, run / "weights.safetensors")     # a sampler
         version = theirs.pull(have=-1)                                       # reads the file only if it has changed
 
-    The file is written under another name and renamed, so readers always open a complete one and need no lock. This
+    The file is written under another name and renamed, so readers always open a complete file and need no lock. This
     is how Spreeze does it: slower than shared memory, but the newest agent is on disk, also after the run.
     """
 
@@ -156,10 +156,10 @@ class FileWeights:
         return {"weights": str(self.path.resolve())}, []  # the other process may be in another directory
 
     def publish(self, version: int) -> None:
-        """Write the file; if the disk is full, the old one stays and samplers continue with it."""
+        """Write the file; if the disk is full, the old file stays and samplers continue with it."""
         aside = self.path.with_name(f".writing-{self.path.name}")
         try:
-            # Copies, because safetensors takes neither layers that are shared under two names nor channels last.
+            # Make copies: safetensors accepts neither layers that are shared under two names nor channels last.
             held = self._module.state_dict()
             copies = {n: x.cpu().clone(memory_format=torch.contiguous_format) for n, x in held.items()}
             aside.write_bytes(save(copies, metadata={VERSION: str(version)}))
@@ -183,12 +183,12 @@ class FileWeights:
         mark = (found.st_ino, found.st_mtime_ns)
         if mark == self._seen and have >= 0:
             return have
-        data = self.path.read_bytes()  # opened once, because a second time it may be another version
+        data = self.path.read_bytes()  # read in one call, because the file may be replaced at any time
         read = load(data)
         with torch.no_grad():
             for name, tensor in self._module.state_dict().items():
                 tensor.copy_(read[name])
-        self._seen = mark  # may be that of an older file, which is then read once more
+        self._seen = mark  # if the file was replaced after `stat`, the next call reads it again
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         return int(header["__metadata__"][VERSION])
 
@@ -197,7 +197,7 @@ class FileWeights:
 
 
 def join_weights(module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> SharedWeights | FileWeights:
-    """In a process that acts: what an invitation is to; its descriptor is the last of `fds`, and is taken."""
+    """Accept an invitation in a process that acts; its descriptor, if any, is the last of `fds`, and is removed."""
     if message.get("weights"):
         return FileWeights.join(module, message, fds)
     return SharedWeights.join(module, message, fds)

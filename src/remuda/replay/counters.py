@@ -27,7 +27,7 @@ from remuda.errors import WorkerError
 
 Index = NDArray[np.int64]
 Layout = dict[str, tuple[tuple[int, ...], str]]
-PAUSE_TIMEOUT = 30.0  # seconds after which a writer that does not stop is an error
+PAUSE_TIMEOUT = 30.0  # seconds to wait for writers to stop before an error is raised
 POLL_SECONDS = 0.001
 NO_LIMIT = int(np.iinfo(np.int64).max)
 
@@ -57,7 +57,7 @@ class GroupCounters:
         return int(written) if isinstance(group, int) else written
 
     def usable(self, group: int) -> int:
-        """Return the number of items that a reader may use: where writers compute TD errors, those with one."""
+        """Return how many items a reader may use: all written ones, or with `has_td_error` those with a TD error."""
         count = int(self.td_errors[group] if self.has_td_error else self.written[group])
         self.fence()
         return count
@@ -80,7 +80,7 @@ class GroupCounters:
 class RowCounters(GroupCounters):
     """Rows of each group of a ring, in memory that all processes share.
 
-    The writer of a group changes four counters; after its death the reader does so in its place (`takeover`):
+    The writer of a group changes four counters. If it dies, the reader changes them instead (`takeover`):
 
     - `begun`: rows that the writer has announced. It is set before the rows are stored, so a reader can tell that row
       `begun - capacity` and all rows before it may have been overwritten.
@@ -106,7 +106,7 @@ class RowCounters(GroupCounters):
         self._is_paused = memory["is_paused"]
         self.pause_timeout = PAUSE_TIMEOUT
         self.while_paused: Callable[[], object] = lambda: None  # a writer calls it repeatedly while it is paused
-        # Between threads of this process: one that relies on a pause excludes another that replaces a dead writer.
+        # While one thread of this process relies on a pause, no other thread may write in place of a dead writer.
         self._pause_lock = threading.RLock()
         self._ignores_pause = False
         if is_new:
@@ -143,7 +143,7 @@ class RowCounters(GroupCounters):
         return max(0, int(self.written[group]) - self.capacity + 1)
 
     def is_stored(self, row: Index, env: Index) -> NDArray[np.bool_]:
-        """Return whether rows are stored; what was copied from them before this call was then intact."""
+        """Return whether rows are still stored; if so, copies of them made before this call are intact."""
         self.fence()
         group = env // self.width
         found: NDArray[np.bool_] = (row < self.written[group]) & (row > self.begun[group] - self.capacity)
@@ -155,7 +155,7 @@ class RowCounters(GroupCounters):
         if self.groups == 1:
             row, env = np.divmod(index, self.width)
             return row + self.oldest(0), env
-        stored, written = self.stored, self.written.copy()  # once, because writers may change them
+        stored, written = self.stored, self.written.copy()  # read once, because writers may change them
         self.fence()  # rows are read next, see `published`
         ends = (stored * self.width).cumsum()
         index = np.minimum(index, ends[-1] - 1)  # fewer rows may be stored by now
@@ -196,7 +196,7 @@ class RowCounters(GroupCounters):
         self.publish(group, end)
 
     def append_each(self, env: Index, mask: NDArray[np.bool_], write: Callable[[Index], None]) -> Index:
-        """Count one row for each of some envs and call write(rows) in between; return their row numbers.
+        """Announce one row for each of these envs, call write(rows), count the rows and return their numbers.
 
         Every env is a group of its own, and this process is the only writer.
         """
@@ -250,7 +250,7 @@ class RowCounters(GroupCounters):
         return range(self.published(group), int(self.begun[group]))
 
     def reset(self, written: Index | int = 0) -> None:
-        """Start with these rows of each group, all of them complete."""
+        """Set the number of rows of each group, all of them complete."""
         self.written[:] = self.begun[:] = self.td_errors[:] = written
 
 
@@ -261,15 +261,15 @@ class ReplayCounters:
     - `credit`: rows that are due to be drawn. Each real step after the first `warm_up` earns `ratio` of them, if
       anything can be drawn when it is counted; each batch spends `rows_per_batch`. With a ratio of None, batches are
       always due after the warm-up.
-    - `draws`: draws so far, which number the random numbers; `wasted_draws` of them were repeated, because
-      `torn_rows` of their rows or sequences were overwritten while they were copied.
-    - `prioritized` and `observed`: rows of each group that have a priority, and those that were handed out to update
-      statistics of observations.
+    - `draws`: draws so far, on which the random numbers of the next draw depend. `wasted_draws` of them were
+      repeated, because `torn_rows` of their rows or sequences were overwritten while they were copied.
+    - `prioritized` and `observed`: rows of each group that have a priority, and rows that were handed out to update
+      observation statistics.
 
     Steps and credit are provisional until `commit`: a checkpoint in the middle of a round stores the rows of that
     round as not counted, so that the resumed run counts them once.
 
-    With `max_lead` above 0, writers wait when they are more than `max_lead` steps ahead of what was learned.
+    With `max_lead` above 0, writers wait when they are more than `max_lead` steps ahead of the learner.
     """
 
     def __init__(
@@ -346,7 +346,7 @@ class ReplayCounters:
         self.draws += 1
 
     def waste_draw(self, torn: int) -> None:
-        """Count a draw of which `torn` rows or sequences were overwritten meanwhile."""
+        """Count a draw that has to be repeated, because `torn` of its rows or sequences were overwritten."""
         self.torn_rows += torn
         self.wasted_draws += 1
 
@@ -356,7 +356,7 @@ class ReplayCounters:
         return {"replay/ratio": drawn / max(1, self.steps - self.warm_up), "replay/redrawn": float(self.torn_rows)}
 
     def take_unobserved(self, group: int) -> range:
-        """Return the stored rows of a group since the last call."""
+        """Return the rows of a group that were written since the last call and are still stored."""
         first, end = max(int(self.observed[group]), self.rows.oldest(group)), self.rows.published(group)
         self.observed[group] = end
         return range(first, end)
@@ -370,7 +370,7 @@ class ReplayCounters:
         """Note that all rows of a group up to `end` have their priority."""
         self.prioritized[group] = end
 
-    # --- checkpoints; the keys are those of the format ---
+    # --- checkpoints; the keys are part of the file format ---
 
     def get_state(self) -> dict[str, Any]:
         return {

@@ -21,14 +21,16 @@ from remuda.errors import ConfigError
 from remuda.replay.counters import Index, Layout
 from remuda.replay.ring import Ring, Row, Span, unbroken
 
-ROWS_PER_EXTRA_FRAME = 64  # room for whole stacks; with more of them, the oldest rows can no longer be drawn
+# The ring has room for one extra frame per 64 rows, for the whole stacks with which episodes begin. If short episodes
+# need more, the oldest rows lose their frames and can no longer be drawn.
+ROWS_PER_EXTRA_FRAME = 64
 
 
 class FrameCounters:
-    """Frames of each env in a ring of `room` frames, of which every row uses `frames`.
+    """Counters of the frames of each env, in a ring of `room` frames; the stack of a row consists of `frames` frames.
 
     - `kept`: frames of the rows that are written. The writer sets it after the frames are stored.
-    - `announced`: frames that the writer is about to store. It exceeds `kept` by up to `frames`, because the
+    - `announced`: frames that are stored or about to be stored. It exceeds `kept` by up to `frames`, because the
       observation after the newest row is stored as well, and stored again when its row follows.
 
     A frame is intact if it is not older than `oldest`.
@@ -43,7 +45,10 @@ class FrameCounters:
         return dict.fromkeys(("kept", "announced"), ((envs,), "int64"))
 
     def newest(self, columns: slice, begins: NDArray[np.bool_]) -> Index:
-        """Return the number of the newest frame of each of the next rows [T, B]; a whole stack where one begins."""
+        """Return the number of the newest frame of each of the next rows [T, B].
+
+        A row adds a whole stack where `begins` is True, and one frame elsewhere.
+        """
         newest: Index = self.kept[columns] - 1 + np.where(begins, self.frames, 1).cumsum(0)
         return newest
 
@@ -53,15 +58,15 @@ class FrameCounters:
         self.fence()
 
     def keep(self, columns: slice, newest: Index) -> None:
-        """Count all frames up to these as parts of rows."""
+        """Count all frames up to these as frames of written rows."""
         self.kept[columns] = newest + 1
 
     def skip_announced(self, columns: slice) -> None:
-        """Continue after all frames that may have been stored: a reader may be reading those of the newest row."""
+        """Continue after all frames that may have been stored, because a reader may still read some of them."""
         self.kept[columns] = np.maximum(self.kept[columns] + self.frames, self.announced[columns])
 
     def oldest(self, env: Index | slice) -> Index:
-        """Return the first frame that is intact, if the observation after the newest row is a whole new stack."""
+        """Return the first frame that stays intact even if the next observation stores a whole new stack."""
         found: Index = self.kept[env] + self.frames - self.room
         return found
 
@@ -192,7 +197,7 @@ class FrameRing(Ring):
         return {**super().layout(), "frames": self.frames, "room for frames": self._room, "stacks": stacks}
 
     def span(self, group: int, first: int, last: int) -> Span:
-        """Include the frames before the first row that its stack consists of, so that no other span is needed."""
+        """Describe stored rows and all frames of their stacks, including those that earlier rows added."""
         columns = self.columns(group)
         oldest = self.rows.obs[first % self.capacity, columns] - self.frames + 1
         end = self.rows.obs[(last - 1) % self.capacity, columns] + 1
@@ -211,7 +216,7 @@ class FrameRing(Ring):
         return views
 
     def get_tail(self) -> dict[str, Any]:
-        """Include the frames of the observations after the newest rows."""
+        """Return the tail of a ring, with the frames of the observations after the newest rows."""
         kept = self.frame_counters.kept
         env, place = self._uncounted(kept)
         frames = self.images[env, place]
@@ -235,7 +240,7 @@ class FrameRing(Ring):
     def _begin_empty(self) -> None:
         self.frame_counters.reset()
         self.begins[:] = True
-        # The first stack there can be: it stands in for an observation if a writer is lost in its first rows.
+        # Refer to the first stack, which stands in for an observation if a writer is lost in its first rows.
         self.rows.obs[0] = self.frames - 1
 
     def close(self) -> None:

@@ -6,7 +6,7 @@
 
 A draw costs about the same for any number of priorities. The tree has three levels instead of the usual twenty:
 groups of 16 priorities, blocks of 16 groups, and running sums over all blocks. One numpy call takes two microseconds,
-in which numpy adds a thousand numbers, so few calls matter more than few numbers.
+as long as adding a thousand numbers, so few calls matter more than few numbers.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from remuda.randomness import Purpose, keyed_generator
 from remuda.replay.counters import Index
 from remuda.replay.ring import NothingToDraw, Ring, RingIndex
 
-WIDTH = 16  # of a group and of a block: two cache lines, and their flags are two bytes
-MANY = 1000  # indices in one call from which on removing duplicate groups pays off
+WIDTH = 16  # entries of a group and of a block: they fill two cache lines, and their flags fill two bytes
+MANY = 1000  # with more indices than this in one call, removing duplicate groups pays off
 
 Floats = NDArray[np.float64]
 Errors = NDArray[np.floating[Any]]
@@ -78,7 +78,7 @@ class Priorities:
         td_error: Errors | None = None,
         is_known: NDArray[np.bool_] | bool = True,
     ) -> None:
-        """Set the priorities of rows [T, B] from `first` on, and clear that of the place after them.
+        """Set the priorities of rows [T, B] from `first` on, and clear the priority of the place after them.
 
         `td_error` has the absolute TD errors of the rows that have one, which is where `is_known` is True.
         """
@@ -95,7 +95,7 @@ class Priorities:
         self.largest = max(self.largest, largest)
 
     def append_each(self, row: Index, env: Index, mask: NDArray[np.bool_]) -> None:
-        """Set the priorities of one new row [N] of each of N envs, and clear that of the place after it."""
+        """Set the priorities of one new row [N] of each of N envs, and clear those of the places after them."""
         key = np.stack([np.concatenate([row, row + 1]), np.concatenate([env, env])], -1)
         self.tree.put(self.index.place(key), np.concatenate([mask * self.largest, np.zeros(len(row))]))
 
@@ -110,7 +110,7 @@ class Priorities:
             else:
                 error = ring.td_error[places, columns]
                 self.append(rows.start, mask, group, error, is_known=~np.isnan(error))
-        # Rows that are written and lack their TD error have overwritten others, and have no priority yet.
+        # Rows that still lack a TD error cannot be drawn yet, but have already overwritten older rows.
         if (written := int(ring.written[group])) > rows.stop:
             pending = np.arange(rows.stop, written)
             row, env = np.meshgrid(pending, np.arange(columns.start, columns.stop), indexing="ij")
@@ -126,7 +126,7 @@ class Priorities:
             key, overwritten = self.index.newest_keys(place)
             if len(overwritten) == 0:
                 break
-            self.tree.put(place[overwritten], 0.0)  # their frames are overwritten before they are
+            self.tree.put(place[overwritten], 0.0)  # their frames were overwritten before the rows themselves
         self._last_draw = (key, place, self.ring.written.tobytes())
         return place, key, priority
 
@@ -134,7 +134,7 @@ class Priorities:
         """Set the priorities of rows that were drawn earlier, except those that were overwritten since."""
         priority, largest = self._from_error(td_error)
         drawn, place, written = self._last_draw
-        if key is not drawn or written != self.ring.written.tobytes():  # skipped for the last draw: 15 us
+        if key is not drawn or written != self.ring.written.tobytes():  # skipping this for the last draw saves 15 us
             overwritten = self.index.overwritten(key)
             if len(overwritten):
                 key, priority = np.delete(key, overwritten, 0), np.delete(priority, overwritten)
@@ -168,7 +168,7 @@ class SumTree:
     """Priorities of `capacity` places, all 0 at first."""
 
     def __init__(self, capacity: int) -> None:
-        # One block more than is used, so that a mass beyond the end has a block to be looked for in.
+        # One spare block at the end is searched if rounding puts a mass beyond the total.
         blocks = -(-capacity // WIDTH**2) + 1
         self.capacity = capacity
         self._places, self._groups = _aligned_zeros(blocks * WIDTH**2), _aligned_zeros(blocks * WIDTH)
@@ -201,7 +201,8 @@ class SumTree:
         """Set priorities that are known to be finite and not negative."""
         self._places[index] = priority
         group = index // SIXTEEN
-        if len(group) > MANY and group[-1] - group[0] < len(group) // 2:  # neighbors: few groups, each once
+        # Neighboring indices belong to the same groups, and the sum of each group has to be computed only once.
+        if len(group) > MANY and group[-1] - group[0] < len(group) // 2:
             group = np.unique(group)
         # Sums are computed anew and never corrected, so that no rounding error accumulates over millions of changes.
         # A product with ones takes 3 us, a sum over rows 10 us.
@@ -247,7 +248,7 @@ class SumTree:
         return self._starts
 
     def _nearest_with_priority(self, place: Index) -> Index:
-        """Return the last place with a priority up to each place: rounding may put a mass beyond its row."""
+        """Move places without a priority back to the nearest one that has some: rounding may put a mass too far."""
         some = np.flatnonzero(self._places)
         if len(some) == 0:
             raise ValueError("there is nothing to find: no place has a priority above 0.")
@@ -255,7 +256,7 @@ class SumTree:
         return found
 
     def get_state(self) -> dict[str, Any]:
-        """Include the sums, because adding the priorities up again may round differently."""
+        """Return the priorities and their sums, because adding the priorities up again may round differently."""
         return {"places": self[:].copy(), "groups": self._groups.copy(), "blocks": self._blocks.copy()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -276,9 +277,9 @@ class _Search:
         self._first, self._flat, self._tensor = self._sums[:, 0], self._sums.reshape(-1), torch.from_numpy(self._sums)
 
     def pick(self, rows: Floats, row: Index, mass: Floats) -> Index:
-        """Return the position in each of these rows at which the running sum passes the mass, or the last one."""
+        """Return the position in each row at which the running sum passes the mass, or else the last position."""
         rows.take(row, 0, self._sums, "clip")
-        # Subtracting the mass first and comparing with 0 takes a third of comparing all sums with a column of masses.
+        # Subtracting the mass first and comparing with 0 is three times as fast as comparing the sums with masses.
         np.subtract(self._first, mass, self._first)
         self._tensor.cumsum_(1)  # takes a third of numpy's time
         np.less_equal(self._sums, ZERO, self._flags)
@@ -290,7 +291,10 @@ class _Search:
 
 
 def _count_flags() -> Index:
-    """Return how many of 16 flags are set, at most 15, by the two bytes they are packed into; set ones come first."""
+    """Return a table: for the two bytes into which 16 flags are packed, how many of the flags are set, at most 15.
+
+    The set flags always come before the others.
+    """
     flags = np.tril(np.ones((WIDTH + 1, WIDTH), bool), -1)
     numbers = np.zeros(1 << WIDTH, np.int64)
     numbers[np.packbits(flags).view(np.uint16)] = np.minimum(np.arange(WIDTH + 1), WIDTH - 1)
@@ -299,7 +303,7 @@ def _count_flags() -> Index:
 
 NUM_FLAGS = _count_flags()  # a lookup takes 7 us, adding up the flags 20 us
 ONES = np.ones(WIDTH)
-# As arrays, because numpy converts a Python number in every call, which takes 0.5 us.
+# These are arrays, because numpy would convert a Python number in every call, which takes 0.5 us.
 SIXTEEN, ZERO = np.array(WIDTH), np.array(0.0)
 
 

@@ -1,7 +1,7 @@
 """The ring: the newest rows of every env in shared memory, where new rows overwrite the oldest ones.
 
-    ring = Ring(example, capacity=100_000, envs=8)         # rows of each env, in the shape of one row of `example`
-    ring.append(steps, next_obs)                           # [T, B] for any T, and the observation after its last row
+    ring = Ring(example, capacity=100_000, envs=8)         # `capacity` rows of each env, shaped like `example`
+    ring.append(steps, next_obs)                           # [T, B] for any T, and the observation after the last row
     row, env = ring.counters.locate(np.array([17, 40]))    # the 17th and 40th of the stored rows, oldest first
     found = ring.n_steps(row, env, n=3, gamma=0.99)        # return, product of discounts, row to bootstrap from
     obs = ring.obs(found.row, env)
@@ -47,16 +47,16 @@ class NSteps(NamedTuple):
 
     reward: NDArray[np.float32]  # discounted sum of the next n rewards
     discount: NDArray[np.float32]  # factor of the value after them: gamma ** k, or 0 after a termination
-    row: Index  # whose observation the value is taken of
+    row: Index  # row whose observation that value belongs to
 
 
 class Span(NamedTuple):
-    """Rows `first` to `last` of a group, and the frames that they use where frames are stored apart from rows."""
+    """Rows `first` to `last - 1` of a group, and the frames that they use if frames are stored apart from rows."""
 
     group: int
     first: int
     last: int
-    frames: Index  # [envs of the group, 2], first and last; empty where observations are stored whole
+    frames: Index  # [envs of the group, 2]: first frame and end; empty if observations are stored whole
 
 
 class NothingToDraw(ValueError):
@@ -104,7 +104,7 @@ class Ring:
 
     @property
     def real(self) -> Index:
-        """Real steps among them, since this memory was created."""
+        """Real steps that were written to each group since this memory was created."""
         return self.counters.real
 
     def columns(self, group: int) -> slice:
@@ -143,7 +143,7 @@ class Ring:
         self.counters.publish_td_errors(group, first + len(error))
 
     def waive_td_error(self, group: int) -> None:
-        """Mark the TD errors that no writer will compute any more as unknown."""
+        """Mark missing TD errors as unknown, because no writer will compute them any more."""
         if self.td_error is not None:
             rows = self.counters.without_td_error(group)
             self.set_td_error(group, rows.start, np.full((len(rows), self.width), np.nan, np.float32))
@@ -157,11 +157,11 @@ class Ring:
     def abandon(self, group: int) -> None:
         """Replace the rows that a lost writer has begun by reset rows, at which returns and sequences stop.
 
-        These rows may already lie over older ones, which are lost as well. Call it inside `counters.takeover`.
+        These rows may already have overwritten older ones, which are lost as well. Call this in `counters.takeover`.
         """
         begun, columns = self.counters.begun_rows(group), self.columns(group)
         start, end = begun.start, begun.stop
-        seen = map_tree(lambda x: x[start % self.capacity, columns].copy(), self.rows.obs)  # always complete
+        seen = map_tree(lambda x: x[start % self.capacity, columns].copy(), self.rows.obs)  # they are always complete
         self.rows.obs[end % self.capacity, columns] = seen  # in case the next writer is lost in its first rows
         for places, _ in unbroken(max(start, end - self.capacity + 1), end, self.capacity):
             for _, array in leaves(self.rows.replace(obs=None, discount=None)):
@@ -184,7 +184,7 @@ class Ring:
     # --- reading ---
 
     def is_stored(self, row: Index, env: Index) -> NDArray[np.bool_]:
-        """Return whether rows can still be drawn; what was copied from them before this call was then intact."""
+        """Return whether rows can still be drawn; if so, copies of them made before this call are intact."""
         return self.counters.is_stored(row, env)
 
     def is_real(self, row: Index, env: Index) -> NDArray[np.bool_]:
@@ -217,7 +217,7 @@ class Ring:
     def n_steps(self, row: Index, env: Index, n: int, gamma: float, end: Index | None = None) -> NSteps:
         """Return n-step returns of real rows, over fewer than n rewards where the episode or the ring ends.
 
-        `end` is the number of rows of each row's group, where the caller has read it already.
+        `end` is the number of rows that were written to each row's group; if it is None, it is read here.
         """
         reward, discount = np.zeros(len(row), np.float32), np.ones(len(row), np.float32)
         end = self.counters.published(env // self.width) if end is None else end
@@ -239,7 +239,7 @@ class Ring:
         return [self._memory]
 
     def layout(self) -> dict[str, Any]:
-        """Return what another ring must have in common with this one for its bytes to mean the same."""
+        """Return what another ring must have in common with this one to load its files."""
         arrays = {name: self._memory[name] for name in self._names}
         sizes = {"capacity": self.capacity, "envs": self.envs, "groups": self.groups}
         return {**sizes, **{name: f"{array.dtype.str}{list(array.shape)}" for name, array in arrays.items()}}
@@ -249,7 +249,7 @@ class Ring:
         return Span(group, first, last, np.zeros((0, 2), np.int64))
 
     def views(self, span: Span) -> list[NDArray[Any]]:
-        """Return the memory of a span, as arrays whose first axis is time; ValueError if it cannot exist here."""
+        """Return the memory of a span, as arrays whose first axis is time; raise ValueError if it does not fit."""
         rows = span.last - span.first
         if not (0 <= span.group < self.groups and span.first >= 0 and 0 <= rows < self.capacity):
             raise ValueError(f"rows {span.first} to {span.last} of group {span.group} have no place")
@@ -257,13 +257,13 @@ class Ring:
         return [self._memory[name][place, columns] for name in self._names for place, _ in places]
 
     def get_tail(self) -> dict[str, Any]:
-        """Return a copy of the state that rows do not hold: the counters, and the observations after the newest rows."""
+        """Return a copy of the state that is not in rows: the counters, and the observation after each newest row."""
         place = np.repeat(self.written % self.capacity, self.width)
         seen = [x[place, np.arange(self.envs)] for _, x in leaves(self.rows.obs)]
         return {"written": self.written.copy(), "obs": seen}
 
     def set_tail(self, tail: Mapping[str, Any]) -> None:
-        """Restore a tail after the rows; ValueError if it belongs to another ring."""
+        """Restore a tail, after the rows; raise ValueError if it belongs to another ring."""
         if (tail["written"] < 0).any():
             raise ValueError("rows cannot be fewer than none")
         place = np.repeat(tail["written"] % self.capacity, self.width)
@@ -280,7 +280,7 @@ class Ring:
 
 
 class RingIndex:
-    """Rows of a ring by place, which is (row * envs + env) % (capacity * envs), and by keys [N, 2] of row and env.
+    """Access to rows by place, which is (row * envs + env) % (capacity * envs), or by keys [N, 2] of row and env.
 
     np.take by one index costs a quarter of x[row, env]: 16 us instead of 60 us for 256 scattered observations.
     """
@@ -289,8 +289,8 @@ class RingIndex:
 
     def __init__(self, ring: Ring, is_shared: bool = False) -> None:
         self.ring, self.rows = ring, ring.flat_rows
-        self.is_shared = is_shared  # other processes may write to it at any time
-        # As arrays, because numpy converts a Python number in every call, which takes 0.5 us.
+        self.is_shared = is_shared  # whether other processes may write to the ring at any time
+        # These are arrays, because numpy would convert a Python number in every call, which takes 0.5 us.
         self._envs, self._num_places = np.array(ring.envs), np.array(ring.envs * ring.capacity)
         # A ring of frames assembles observations itself, and may lose frames before it loses their rows.
         self._stores_obs, self._loses_rows_only = type(ring).obs is Ring.obs, type(ring).is_stored is Ring.is_stored
@@ -309,12 +309,12 @@ class RingIndex:
         age = place - oldest
         age %= self._num_places
         key = self._key(age + oldest)
-        # The oldest of as many rows as there are places cannot be drawn. argmin takes a third of the time of min.
+        # Of the last `capacity` rows, the oldest cannot be drawn. argmin takes a third of the time of min.
         is_quick = self._loses_rows_only and not self.is_shared
         return key, self.NONE if is_quick and age[age.argmin()] >= ring.envs else self.overwritten(key)
 
     def at(self, share: NDArray[np.float64]) -> tuple[Index, Index]:
-        """Return places and keys of the rows at these shares, in [0, 1), of all stored rows."""
+        """Return places and keys of rows, given as fractions in [0, 1) of the way from the oldest to the newest."""
         ring, counters = self.ring, self.ring.counters
         written = counters.published(0)
         stored = written - counters.oldest(0)
@@ -328,7 +328,7 @@ class RingIndex:
         return number % self._num_places, self._key(number)
 
     def _key(self, number: Index) -> Index:
-        """Return keys of row * envs + env, column by column in memory, as they are used."""
+        """Return the keys of rows numbered row * envs + env; each column is contiguous, as it is used by itself."""
         key = np.empty((2, len(number)), np.int64)
         np.divmod(number, self._envs, key[0], key[1])
         return key.T
@@ -346,8 +346,9 @@ class RingIndex:
 
     def count_torn(self, key: Index) -> int:
         """Return how many of these rows were overwritten before they had been copied, or are not real."""
-        is_real = self.rows.mask.take(self.place(key))  # first: the place of an overwritten row holds another row
-        # A draw begins with its oldest row: if that row was stored, so were the rows after it.
+        # The mask is read before `is_stored` is checked: read later, it may be that of a newer row in the same place.
+        is_real = self.rows.mask.take(self.place(key))
+        # A key names the oldest row of a return: if that row is still stored, so are the rows after it.
         is_whole = self.ring.is_stored(key[:, 0], key[:, 1]) & is_real
         return len(key) - int(np.count_nonzero(is_whole))
 
@@ -358,14 +359,14 @@ class RingIndex:
 
 
 def take(rows: Tree, place: Index) -> Tree:
-    """Return copies of rows as tensors; the first place follows the last one."""
+    """Return copies of rows as tensors; places beyond the end wrap around."""
     if type(rows) is np.ndarray:
         return torch.from_numpy(rows.take(place, 0, None, "wrap"))
     return map_tree(lambda x: torch.from_numpy(x.take(place, 0, None, "wrap")), rows)
 
 
 def unbroken(first: int, last: int, room: int) -> list[tuple[slice, int]]:
-    """Split rows `first` to `last` where a ring wraps around; return the places and the first row of each part."""
+    """Split rows `first` to `last - 1` where a ring wraps around; return places and first row of each part."""
     turn = (first // room + 1) * room
     parts = [(first, last)] if last <= turn else [(first, turn), (turn, last)]
     return [(slice(a % room, a % room + b - a), a) for a, b in parts]

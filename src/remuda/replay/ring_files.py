@@ -39,15 +39,15 @@ from remuda.replay.counters import Index
 from remuda.replay.ring import Ring, Span
 
 TEMPORARY = ".writing-"
-O_DIRECT = getattr(os, "O_DIRECT", 0)  # macOS has none
+O_DIRECT = getattr(os, "O_DIRECT", 0)  # macOS does not define it
 NAME = re.compile(r"rows-\d+-\d+-\d+-[0-9a-f]{16}")
 PART = 8 << 20  # bytes of a part, unless one row is larger
-LARGEST_PART = 1 << 26  # in files that were written with another value of PART
+LARGEST_PART = 1 << 26  # the largest part that is accepted: files may have been written with another value of PART
 BLOCK = 4096  # alignment of parts, which direct I/O requires
-# Files of a ring. The newest file is rewritten together with the rows after it while it holds less than this fraction
-# of the ring, so that frequent checkpoints do not leave thousands of small files.
+# Approximate limit on the files of a ring. While a group's newest file holds less than 1 / MAX_FILES of the ring,
+# it is rewritten together with the rows after it, so that frequent checkpoints do not leave thousands of small files.
 MAX_FILES = 256
-MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)  # raised by foreign states
+MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)  # raised by a bad state
 
 Bytes = NDArray[np.uint8]
 
@@ -57,7 +57,7 @@ class Part(NamedTuple):
 
     begin: int  # offset in the file
     end: int
-    pieces: list[NDArray[Any]]  # of the ring's memory; zeros fill up the last block
+    pieces: list[NDArray[Any]]  # views of the ring's memory; in the file, zeros fill up the last block
 
 
 class DamagedReplay(CheckpointError):
@@ -71,7 +71,7 @@ class Segment:
     name: str
     span: Span
     part: int  # largest size of a part in bytes
-    sums: NDArray[np.uint32]  # crc32 of every part: as fast as the disk, which sha256 is not
+    sums: NDArray[np.uint32]  # crc32 of every part, which keeps up with the disk; sha256 does not
 
     def state(self) -> dict[str, Any]:
         return {"name": self.name, "part": self.part, "sums": self.sums, **self.span._asdict()}
@@ -98,7 +98,7 @@ class RingFiles:
 
     @property
     def files(self) -> list[str]:
-        """Names of all files that the newest state needs, oldest rows of a group first."""
+        """Names of all files that the newest state needs; within a group, files with older rows come first."""
         return [segment.name for segment in self._segments]
 
     def write(self, ring: Ring) -> dict[str, Any]:
@@ -178,7 +178,7 @@ class RingFiles:
                     _transfer(os.pwritev, fd, buffer, part.begin)
                     sums[number] = zlib.crc32(buffer.data)
                 os.fsync(fd)
-            # A run that was resumed from before these rows writes other rows with the same numbers.
+            # The hash is needed because a run resumed from before these rows writes other rows with the same numbers.
             name = f"rows-{span.group}-{span.first}-{span.last}-{hashlib.sha256(sums.data).hexdigest()[:16]}"
             temporary.rename(self.directory / name)
         finally:
@@ -242,7 +242,7 @@ def _check_coverage(segments: Sequence[Segment], written: Index, ring: Ring) -> 
 
 
 def _split(views: Sequence[NDArray[Any]], largest: int) -> list[Part]:
-    """Split memory into parts of at most `largest` bytes, or of one row, and lay them out in a file."""
+    """Split memory into parts of a file, of at most `largest` bytes each, or of one row if that is larger."""
     parts: list[Part] = []
     pieces: list[NDArray[Any]] = []
     begin = size = 0
@@ -281,10 +281,10 @@ def _with_buffer(parts: Sequence[Part]) -> Iterator[tuple[Part, Bytes]]:
 def _copy_to_ring(data: Bytes, piece: NDArray[Any], ring: Ring) -> None:
     """Copy into memory that no process has touched yet, through its descriptor.
 
-    The kernel then neither clears the pages nor handles a page fault for each of them: reading a ring is 1.5 times as
-    fast as by assignment.
+    The kernel then neither clears the pages nor handles a page fault for each of them, so reading a ring is 1.5 times
+    as fast as with an assignment.
     """
-    if not piece.flags.c_contiguous:  # one group of envs among others
+    if not piece.flags.c_contiguous:  # the piece holds one of several groups of envs
         piece[...] = _as(piece, data)
         return
     for memory in ring.memory:
@@ -326,7 +326,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        fd = os.open(path, flags & ~os.O_EXCL, 0o644)  # the refused call may have created it
+        fd = os.open(path, flags & ~os.O_EXCL, 0o644)  # the call that failed may have created the file
     try:
         yield fd
     finally:

@@ -20,9 +20,10 @@ from remuda.replay.counters import POLL_SECONDS, ReplayCounters
 from remuda.replay.ring import NothingToDraw, Ring
 from remuda.replay.ring_files import RingFiles
 
-# To draw rows that are real and intact. If one row in a hundred is, a batch of 256 fails once in a hundred cases.
+# Attempts to draw rows that are real and intact. If only one row in a hundred is, they suffice for 99% of all batches
+# of 256 rows.
 MAX_ATTEMPTS = 1000
-EAGER_ATTEMPTS = 10  # without a pause in between
+EAGER_ATTEMPTS = 10  # first attempts, which are made without a pause
 
 
 class RingReplay(ABC):
@@ -43,7 +44,7 @@ class RingReplay(ABC):
         self,
         ring: Ring,
         batch_size: int,
-        rows_per_batch: int,  # that are learned from
+        rows_per_batch: int,  # rows of a batch that are learned from
         ratio: float | None,
         warm_up: int,
         seed: int,
@@ -56,7 +57,7 @@ class RingReplay(ABC):
         self.counters = ReplayCounters(ring.counters, ratio, warm_up, rows_per_batch, max_lead)
         self._files: RingFiles | None = None
         if is_shared:
-            ring.counters.limit[0] = 0  # until the first `sync`
+            ring.counters.limit[0] = 0  # writers wait until the first `sync`
 
     @property
     def fds(self) -> list[int]:
@@ -70,7 +71,7 @@ class RingReplay(ABC):
 
     @abstractmethod
     def _sync_rows(self) -> None:
-        """Update what is kept beside the ring (priorities, sequences) for rows that were appended since."""
+        """Update what is kept beside the ring (priorities, sequences) for rows appended since the last call."""
 
     @abstractmethod
     def _draw_once(self) -> Batch:
@@ -94,7 +95,7 @@ class RingReplay(ABC):
     # --- what is due ---
 
     def sync(self, left: int | None = None) -> int:
-        """Take into account what other processes have appended; return the number of real steps among it.
+        """Take into account the rows that other processes have appended; return how many of them are real steps.
 
         `left` is the number of real steps that are still wanted, including those that this call returns: writers wait
         after that. None sets no limit.
@@ -107,7 +108,7 @@ class RingReplay(ABC):
     def commit(self) -> None:
         """End a round: the steps synchronized in it are now part of the run.
 
-        A checkpoint in the middle of a round holds its rows as not counted, and the resumed run counts them.
+        A checkpoint in the middle of a round stores its rows as not counted, and the resumed run counts them.
         """
         self.counters.commit()
 
@@ -122,7 +123,7 @@ class RingReplay(ABC):
 
     @property
     def is_due(self) -> bool:
-        """Whether `batches` would yield any."""
+        """Whether `batches` would yield a batch."""
         return self.counters.is_due and self.can_draw()
 
     def batches(self) -> Iterator[Batch]:
@@ -136,7 +137,7 @@ class RingReplay(ABC):
             except NothingToDraw:
                 if not self.is_shared:
                     raise
-                return  # all was overwritten since `is_due`
+                return  # all rows were overwritten since `is_due` was read
             self.counters.spend()
             yield batch if returns is None else replace(batch, returns=returns)
 
@@ -184,7 +185,7 @@ class RingReplay(ABC):
             self.ring.cut(self.ring.obs(np.full(len(env), written), env), group)
 
     def on_writer_lost(self, group: int) -> int:
-        """Complete the rows of a dead writer and end its episodes; return the row at which another one starts.
+        """Complete the rows of a dead writer and end its episodes; return the row at which the next writer starts.
 
         Any thread may call this, because it changes nothing but the ring.
         """
@@ -196,7 +197,7 @@ class RingReplay(ABC):
     # --- checkpoints ---
 
     def save(self, directory: Path) -> dict[str, Any]:
-        """Write the rows since the last call to files in a directory; return the rest, with all file names."""
+        """Write the rows since the last call to files; return the rest of the state, with the names of all files."""
         if self._files is None or self._files.directory != directory:
             self._files = RingFiles(directory)
         with self.ring.counters.pause_writers():
@@ -215,10 +216,10 @@ class RingReplay(ABC):
 
 
 def return_range(ring: Ring, gamma: float) -> tuple[float, float, float]:
-    """Return the smallest and largest discounted return of all real rows, and that of the mean reward forever.
+    """Return the smallest and largest discounted return of all real rows, and the return of a constant mean reward.
 
-    Returns end where episodes do and with the newest row, without a bootstrap. With a gamma of 1, rewards do not add
-    up to a finite return forever, and the last number is 0.
+    Returns end with the episode or with the newest row, without a bootstrap. The last number is the discounted sum of
+    the mean reward over infinitely many steps; with a gamma of 1 this is not finite, and 0 is returned instead.
     """
     low, high, total, count = 0.0, 0.0, 0.0, 0
     for group in range(ring.groups):

@@ -23,7 +23,7 @@ class RolloutBuffer:
     possible into T * B / batch_size minibatches, so that the number of updates per rollout does not depend on where
     episodes end. For recurrent agents (the batch has a state), a minibatch consists of the whole sequences of
     batch_size / T envs, reset rows included. With `whole`, every agent gets whole sequences and batch_size counts
-    sequences: minibatches are of nearly equal size, and none has more than batch_size of them.
+    sequences: minibatches are of nearly equal size, and none has more than batch_size sequences.
 
     The order is a function of (seed, round, epoch), so no random state has to be saved to resume.
     """
@@ -54,7 +54,7 @@ class RolloutBuffer:
         num_minibatches = max(1, len(mask) // (self.batch_size or len(mask)))
         real = mask.nonzero().squeeze(-1)
         num_minibatches = min(num_minibatches, len(real))
-        if num_minibatches == 1:  # no order to shuffle
+        if num_minibatches == 1:  # a single minibatch needs no shuffling
             whole = flat if len(real) == len(mask) else flat.rows(real)
             for _ in range(self.num_epochs):
                 yield whole

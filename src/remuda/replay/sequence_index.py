@@ -36,8 +36,8 @@ class RecurrentStates:
         sequence (`set_td_error`).
         """
         self.ring, self.interval = ring, interval
-        # As many states as can have their first row in the ring, and one that is stored before its rows are: when it
-        # is written, the first row of the state in the same place is no longer in the ring.
+        # There is room for all states whose first row can be in the ring, and for one more that is stored before its
+        # rows. The state that this one overwrites has lost its first row already.
         self.room = -(-(ring.capacity - 1) // interval) + 1
         layout: Layout = {
             f"state.{path}": ((self.room, ring.envs, *x.shape[1:]), str(np.asarray(x).dtype))
@@ -50,7 +50,7 @@ class RecurrentStates:
         self.memory = SharedArrays(layout, fd)
         names = iter([path for path, _ in leaves(example)])
         self.states = map_tree(lambda _: self.memory[f"state.{next(names)}"], example)
-        self.row = self.memory["row"]  # of each state, in each group
+        self.row = self.memory["row"]  # the row that follows each state, in each group
         self.td_error = self.memory["error"] if has_td_error else None
         self.counters = GroupCounters(self.memory["stored"], self.memory["td_errors"], has_td_error)
 
@@ -78,7 +78,7 @@ class RecurrentStates:
         self.counters.publish_td_errors(group, number + 1)
 
     def waive_td_error(self, group: int) -> None:
-        """Mark the TD errors that no writer will compute any more as unknown."""
+        """Mark missing TD errors as unknown, because no writer will compute them any more."""
         if self.td_error is not None:
             for number in self.counters.without_td_error(group):
                 self.set_td_error(group, number, np.nan)
@@ -107,8 +107,8 @@ class SequenceIndex:
         index.sync()                                   # after every change of the ring
         number, env, probability = index.draw(uniform)
 
-    A sequence is a state and an env. It has a priority, and can be drawn, from when its last row is written until its
-    first row is overwritten, if at least one of its learned rows is real.
+    A sequence is identified by a state and an env. It can be drawn between the time when its last row is written and
+    the time when its first row is overwritten, if at least one of its learned rows is real.
     """
 
     def __init__(self, states: RecurrentStates, burn_in: int, length: int, priority_of: PriorityFunction) -> None:
@@ -116,10 +116,10 @@ class SequenceIndex:
         self.states, self.ring, self.room, self.priority_of = states, states.ring, states.room, priority_of
         self.burn_in, self.length = burn_in, length
         self.tree = SumTree(self.room * self.ring.envs)
-        self.largest = 1.0  # of all priorities so far
+        self.largest = 1.0  # the largest of all priorities so far
         groups = self.ring.groups
         self.row = np.zeros((self.room, groups), np.int64)  # copies of `states.row`, which writers may overwrite
-        # Sequences `first` of each env to `complete` of its group can be drawn.
+        # For each env, sequences `first[env]` to `complete[group] - 1` can be drawn.
         self.complete = np.zeros(groups, np.int64)
         self.first = np.zeros(self.ring.envs, np.int64)
 
@@ -133,7 +133,7 @@ class SequenceIndex:
     def _add_completed(self, group: int) -> None:
         end, columns = self.ring.counters.published(group), self.ring.columns(group)
         usable, env = self.states.counters.usable(group), np.arange(columns.start, columns.stop)
-        # If this is called too rarely, newer states have taken the places of some.
+        # If this is called too rarely, newer states have overwritten some: skip those.
         self.complete[group] = max(self.complete[group], self.states.counters.published(group) - self.room + 1)
         while self.complete[group] < usable:
             number = int(self.complete[group])
@@ -148,7 +148,7 @@ class SequenceIndex:
             self.complete[group] += 1
 
     def _initial_priority(self, number: int, columns: slice) -> NDArray[np.float64] | float:
-        """Return the priorities of new sequences: by the TD error that their writer computed, or the largest."""
+        """Return priorities of new sequences, from the TD errors that their writer computed or the largest so far."""
         if self.states.td_error is None:
             return self.largest
         error = self.states.td_error[number % self.room, columns]
@@ -159,8 +159,8 @@ class SequenceIndex:
     def _drop_overwritten(self) -> None:
         """Remove the sequences whose first row is overwritten.
 
-        Rows and frames are overwritten oldest first, so the first row of a sequence decides, and sequences go in
-        order. Each env has its own order, because short episodes use up frames before rows.
+        The oldest rows and frames are overwritten first, so a sequence is intact as long as its first row is, and an
+        env loses its sequences in order. Envs may differ, because short episodes use up frames before rows.
         """
         group = np.arange(self.ring.envs) // self.ring.width
         while True:
@@ -173,7 +173,7 @@ class SequenceIndex:
             self.first[env] += 1
 
     def draw(self, uniform: NDArray[np.float64]) -> tuple[Index, Index, NDArray[np.float64]]:
-        """Return numbers, envs and probabilities of a stratified draw of N sequences, by N numbers in [0, 1)."""
+        """Return numbers, envs and probabilities of a stratified draw of N sequences, from N numbers in [0, 1)."""
         total = self.tree.total
         leaf = self.tree.find((np.arange(len(uniform)) + uniform) * (total / len(uniform)))
         place, env = np.divmod(leaf, self.ring.envs)

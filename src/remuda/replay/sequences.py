@@ -11,11 +11,11 @@
 
 A batch of S sequences has R = burn_in + length + n_step rows:
 
-    0 .. burn_in                 bring the state up to date that was stored before row 0, and are not learned from
-    burn_in .. burn_in + length  are learned from: `targets` [length, S] are n-step returns, the factors of the values
-                                 after them, and the rows, of these R, that those values belong to
-    the last n_step              serve as bootstraps; those that are not written yet have mask False, zeros, and the
-                                 newest observation
+    0 .. burn_in                 update the state that was stored before row 0, and are not learned from
+    burn_in .. burn_in + length  are learned from: `targets` [length, S] are n-step returns, the factors for the
+                                 values that they bootstrap from, and which of the R rows have these values
+    the last n_step              serve as bootstraps; rows that are not written yet have mask False, the newest
+                                 observation, and zeros
 
 States are stored once per rollout, not once per row, so sequences begin where rollouts began. A draw is a function of
 (seed, number of the draw), so no random state has to be saved to resume.
@@ -41,7 +41,7 @@ from remuda.replay.transitions import TDErrorFunction, as_row, finite_or_nan
 
 
 class SequenceReturns(ArrayTuple):
-    """N-step returns of learned rows, the factors of the values after them, and the rows of those values."""
+    """N-step returns of learned rows, and the rows and factors of the values that they bootstrap from."""
 
     reward: Array
     discount: Array
@@ -80,8 +80,8 @@ class SequenceReplay(RingReplay):
         max_lead: int = 0,
         has_td_error: bool = False,
     ) -> None:
-        """Where other processes write, they store a state with each rollout, and `interval` is its length; with
-        `has_td_error` they also compute the TD errors of their sequences (`SequencePriority`)."""
+        """If other processes write, they store a state with each rollout, and `interval` is the length of a rollout;
+        with `has_td_error` they also compute the TD errors of their sequences (`SequencePriority`)."""
         _check(ring, n_step, burn_in, length, interval)
         super().__init__(
             ring, batch_size, batch_size * length, ratio, warm_up, seed, is_shared, max_batches_per_round, max_lead
@@ -89,7 +89,7 @@ class SequenceReplay(RingReplay):
         self.state_example, self.alpha, self.epsilon = state_example, priorities, epsilon
         self.n_step, self.gamma, self.burn_in, self.length, self.interval = n_step, gamma, burn_in, length, interval
         self.has_td_error = has_td_error
-        # The number of states depends on the length of the first rollout, unless that is known.
+        # The number of states depends on the length of a rollout, which is known here only if other processes write.
         self.sequence_index = self._make_sequence_index(interval) if is_shared and interval is not None else None
 
     @property
@@ -157,7 +157,7 @@ class SequenceReplay(RingReplay):
     def feedback(self, key: Index, priority: torch.Tensor | None) -> None:
         """Set the priorities of drawn sequences to these absolute TD errors."""
         if self.sequence_index is not None and self.alpha is not None and priority is not None:
-            self.sequence_index.sync()  # the ring may have been cut since
+            self.sequence_index.sync()  # the ring may have been cut since the draw
             number, env = key.T
             self.sequence_index.set_priority(number, env, self._priority_of(priority.detach().numpy()))
 
@@ -221,14 +221,14 @@ def sequence_rows(
 ) -> tuple[Steps, SequenceReturns]:
     """Return rows [R, S] from the start of each sequence on, and targets [length, S].
 
-    Rows after the newest one have the observation that follows it, and zeros.
+    Rows that are not written yet have the observation after the newest row, and zeros in all other fields.
     """
     row = start + np.arange(burn_in + length + n_step)[:, None]
     newest = ring.counters.published(env // ring.width)
     taken = ring.take(np.minimum(row, newest).reshape(-1), np.broadcast_to(env, row.shape).reshape(-1))
     rows: Row = map_tree(lambda x: x.reshape(*row.shape, *x.shape[1:]), taken)
     for _, part in leaves(rows.replace(obs=None)):
-        part[row >= newest] = 0  # an overwritten row lies there, except for its observation
+        part[row >= newest] = 0  # the place after the newest row still holds an old row, except for `obs`
     learned = row[burn_in : burn_in + length]
     flat = [np.broadcast_to(x, learned.shape).reshape(-1) for x in (learned, env, newest)]
     found = ring.n_steps(flat[0], flat[1], n_step, gamma, flat[2])

@@ -5,7 +5,7 @@
     for batch in replay.batches():                 # what is due: `ratio` drawn rows for every real step
         replay.feedback(batch.key, td_error)
 
-A batch has rows [N]. Its `targets` are n-step returns and the factors of the value of `next_obs`. With priorities,
+A batch has rows [N]. Its `targets` are n-step returns and the factors for the value of `next_obs`. With priorities,
 `weight` is the smallest of the drawn probabilities divided by each row's own; an algorithm raises it to the power
 beta. A draw is a function of (seed, number of the draw), so no random state has to be saved to resume.
 
@@ -41,7 +41,7 @@ TDErrorFunction = Callable[[Batch], torch.Tensor]
 
 
 class Returns(ArrayTuple):
-    """N-step returns of drawn rows, and the factors of the values after them."""
+    """N-step returns of drawn rows, and the factors for the values that they bootstrap from."""
 
     reward: Array
     discount: Array
@@ -79,7 +79,7 @@ class TransitionReplay(RingReplay):
 
     def add(self, batch: Batch) -> None:
         rows, next_obs = map_tree(lambda x: x.numpy(), (as_row(batch.steps), batch.next_obs))
-        if self.priorities is not None:  # first, because it may refuse the priorities
+        if self.priorities is not None:  # before the ring changes, because this may raise
             is_given = batch.targets is not None and "priority" in batch.targets
             given = batch.targets.priority.detach().numpy() if is_given else None
             self.priorities.append(int(self.ring.written[0]), rows.mask, td_error=given)
@@ -88,7 +88,7 @@ class TransitionReplay(RingReplay):
         self.counters.add_steps(int(rows.mask.sum()), self.can_draw())
 
     def add_each(self, rows: Row, next_obs: Tree, env: Index) -> None:
-        """Append one row [N] to each of N envs, to a ring that has one group per env; `next_obs` comes after it."""
+        """Append one row to each of N envs of a ring that has one group per env; `next_obs` follows each row."""
         row = self.ring.append_each(rows, next_obs, env)
         if self.priorities is not None:
             self.priorities.append_each(row, env, rows.mask)
@@ -109,8 +109,8 @@ class TransitionReplay(RingReplay):
     def can_draw(self) -> bool:
         """Return whether there is a row to draw.
 
-        This is always True if no other process writes: drawing from an empty replay is then an error of a
-        configuration without warm-up, which the draw reports.
+        This is always True if no other process writes. Then a replay can only be empty if it is configured without
+        warm-up, and drawing from it raises an error.
         """
         if not self.is_shared:
             return True
@@ -169,9 +169,9 @@ class TransitionPriority:
 
         priority = TransitionPriority(ring, group=1, n_step=3, gamma=0.99, td_error=algorithm.td_error)
         ring.append(rows, next_obs, group=1)
-        priority.update()                          # of all rows appended since; a reader waits for it
+        priority.update()                          # for all new rows; a reader waits for their TD errors
 
-    The newest rows have fewer than n rewards, and their errors are computed over those.
+    The newest rows have fewer than n rewards so far, and their TD errors are computed from those.
     """
 
     def __init__(self, ring: Ring, group: int, n_step: int, gamma: float, td_error: TDErrorFunction) -> None:
@@ -196,7 +196,7 @@ class TransitionPriority:
 
 
 def finite_or_nan(error: torch.Tensor) -> NDArray[np.float32]:
-    """Replace errors that are not finite by NaN, for unknown: a diverging net must not set priorities."""
+    """Replace errors that are not finite by NaN, which means unknown: a diverging net must not set priorities."""
     found: NDArray[np.float32] = torch.where(error.isfinite(), error, torch.nan).numpy()
     return found
 
@@ -210,7 +210,7 @@ def batch_of_rows(
     mask: torch.Tensor,
     weight: torch.Tensor | None = None,
 ) -> Batch:
-    """Return copies of rows [N], their n-step returns, and the observations after those."""
+    """Return copies of rows [N], their n-step returns, and the observations to bootstrap from."""
     ring, rows, row, env = index.ring, index.rows, key[:, 0], key[:, 1]
     obs, action = index.obs(place, row, env), take(rows.action, place)
     discount = rows.discount.take(place)

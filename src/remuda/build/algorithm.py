@@ -1,7 +1,7 @@
 """The agent and the algorithm of a run, from its configuration.
 
 `make_algorithm` makes both; `make_agent` makes the agent alone, with the same initial weights, for processes that act
-and do not learn. A `Builder` does the work for one family of algorithms; the options of an algorithm name theirs.
+and do not learn. Each family of algorithms has a `Builder`, which the options of an algorithm name.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from remuda.learning.schedules import parse_schedule
 from remuda.registry import find_algorithm
 from remuda.schemes.learning_round import torch_threads
 
-FARTHEST = 1e30  # bounds beyond which a Box has none
+FARTHEST = 1e30  # a Box with bounds of this magnitude or larger counts as unbounded
 
 
 @dataclass(frozen=True)
 class Builder:
     """Two functions that make the agent and the algorithm of one family.
 
-    The agent is drawn first: it has the same initial weights where no algorithm is made.
+    The agent is made first, so that its initial weights are the same in processes that make no algorithm.
     """
 
     make_agent: Callable[[RunConfig, EnvInfo, NetFactory], Any]
-    # class of the algorithm, agent, ... -> algorithm
+    # The first two arguments are the class of the algorithm and the agent.
     make_algorithm: Callable[[type[Any], Any, RunConfig, EnvInfo, NetFactory], Algorithm]
 
 
 def make_algorithm(config: RunConfig, info: EnvInfo, make_net: NetFactory) -> Algorithm:
-    """Return the algorithm of a run with its agent, drawn from the run's seed; the caller's generator is not used."""
+    """Return the algorithm of a run with its agent, drawn from the run's seed and not from the caller's generator."""
     entry = find_algorithm(config.algo)
     builder = entry.load_builder()
     with drawn_from_seed(config), net_must_fit(config, info):
@@ -61,10 +61,11 @@ def make_agent(config: RunConfig, info: EnvInfo, make_net: NetFactory) -> Any:
 
 
 def wrap_agent(config: RunConfig, agent: Any, info: EnvInfo, make_net: NetFactory, needs_loss: bool) -> Any:
-    """Return an algorithm around an agent that was made before, for a process that writes to a replay.
+    """Return an algorithm around an existing agent, for a process that writes to a replay.
 
-    It can `prepare` rollouts, and with `needs_loss` compute losses, for which its targets and critics have arbitrary
-    weights. Where only `prepare` is needed and is not overridden, the base class does without targets and critics.
+    The algorithm can `prepare` rollouts and, with `needs_loss`, compute losses; its targets and critics then have
+    newly initialized weights. If only `prepare` is needed and the class does not override it, the result is an
+    instance of the base class, which has no targets and critics.
     """
     entry = find_algorithm(config.algo)
     kind, options = entry.load_class(), config.replay_algo_options
@@ -86,7 +87,7 @@ def drawn_from_seed(config: RunConfig) -> Iterator[None]:
 
 @contextmanager
 def net_must_fit(config: RunConfig, info: EnvInfo) -> Iterator[None]:
-    """Turn any exception into a ConfigError: the net cannot be made or does not accept these observations."""
+    """Turn any exception into a ConfigError about a net that does not fit the observations."""
     try:
         yield
     except ConfigError:
@@ -106,9 +107,9 @@ def net_must_fit(config: RunConfig, info: EnvInfo) -> Iterator[None]:
 def keyword_arguments(kind: type[Any], options: AlgoOptions, **given: Any) -> dict[str, Any]:
     """Return the keyword arguments with which an algorithm is constructed.
 
-    Every option with the name of a keyword-only parameter is passed, schedules as functions of the progress, so that
-    an algorithm outside of this package receives its own options. `options.algorithm_arguments()` and then `given`
-    take precedence.
+    Every option that has the name of a keyword-only parameter is passed, so that an algorithm outside of this package
+    receives its own options. Schedules are passed as functions of the progress. `options.algorithm_arguments()` takes
+    precedence over the options, and `given` over both.
     """
     accepted = keyword_parameters(kind)
     values: dict[str, Any] = {}
@@ -121,7 +122,7 @@ def keyword_arguments(kind: type[Any], options: AlgoOptions, **given: Any) -> di
 
 
 def keyword_parameters(kind: type[Any]) -> set[str]:
-    """Return the names of the keyword-only parameters of a class, those that it passes on to its bases included."""
+    """Return the names of a class's keyword-only parameters, including those that it passes on to its bases."""
     names: set[str] = set()
     for each in kind.__mro__:
         if "__init__" not in vars(each):
@@ -140,7 +141,7 @@ def replay_arguments(kind: type[Any], config: RunConfig, **given: Any) -> dict[s
 
 
 def construct(kind: type[Any], *arguments: Any, **options: Any) -> Algorithm:
-    """Return an algorithm of this class, or raise ConfigError where its constructor has other parameters."""
+    """Return an algorithm of this class; raise ConfigError if its constructor does not accept these arguments."""
     try:
         inspect.signature(kind).bind(*arguments, **options)
     except TypeError as error:
@@ -153,7 +154,7 @@ def construct(kind: type[Any], *arguments: Any, **options: Any) -> Algorithm:
 
 
 def agent_arguments(options: AgentOptions) -> dict[str, Any]:
-    """Return the keyword arguments that all agents have."""
+    """Return the keyword arguments that all agents accept."""
     return {name: getattr(options, name) for name in ("normalize_obs", "center_images", "core", "core_size")}
 
 
@@ -201,7 +202,7 @@ def make_q_agent(config: RunConfig, info: EnvInfo, make_net: NetFactory) -> QAge
 
 
 def final_epsilon(options: AlgoOptions) -> float:
-    """Return the probability of a random action at the end of a run, with which an agent that is loaded explores."""
+    """Return the probability of a random action at the end of a run; a loaded agent explores with it."""
     epsilon, _ = options.epsilon_greedy or ("0", 0.0)
     return max(HARDLY, parse_schedule(epsilon)(1.0))
 
@@ -236,7 +237,7 @@ def make_continuous(
 ) -> Algorithm:
     options = config.algo_options
     assert isinstance(options, ActorCriticOptions)
-    # A vector is concatenated with the action and enters one net; other observations get a net of their own first.
+    # A vector is concatenated with the action and enters one net; other observations first pass a net of their own.
     is_vector = info.observation.kind == "box" and len(info.observation.shape) == 1
     own_net = None if is_vector and config.agent.net in ("auto", "mlp") and config.agent.core is None else make_net
     width = {"core": config.agent.core, "core_size": config.agent.core_size}

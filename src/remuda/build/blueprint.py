@@ -1,13 +1,13 @@
 """Blueprints: JSON from which another process builds its part of a run.
 
-    blueprints = make_blueprints(config, spec, seen, workers=2, net=None)     # where the run was started
+    blueprints = make_blueprints(config, spec, seen, workers=2, net=None)     # in the run's own process
     ...                                                                       # any transport that carries JSON
     built = build(blueprint, "sampler")                                       # in a worker
     built.envs, built.agent, built.exploration
 
-A blueprint holds the configuration, the env, its share of the run's envs (`first` to `last`, by which noise and env
-seeds are keyed), the spaces that shared memory is laid out by, and how the net and the algorithm are found if they
-were passed as objects.
+A blueprint holds the configuration, the env, and the range of the run's envs that the process has: `first` to `last`,
+exclusive. Noise and env seeds are keyed by these indices. It also holds the spaces, which determine the layout of
+shared memory, and how to find the net and the algorithm if they were passed as objects.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from remuda.registry import algorithm_reference, register_reference
 from remuda.sampling.exploration import Exploration
 
 Blueprint = Mapping[str, Any]
-Role = Literal["agent", "envs", "sampler"]  # "sampler" is both, with the exploration of its share of the envs
+Role = Literal["agent", "envs", "sampler"]  # a "sampler" has envs and an agent
 
 
 @dataclass(frozen=True)
 class Built:
-    """What a process has built from a blueprint; what its role does not need is None."""
+    """The parts that a process has built from a blueprint; parts that its role does not need are None."""
 
     config: RunConfig
     seen: EnvInfo  # the env as the agent sees it
@@ -48,7 +48,7 @@ class Built:
     exploration: Exploration | None = None
 
     def wrap_agent(self, needs_loss: bool) -> Any:
-        """Return an algorithm around the agent, which prepares rollouts and, if it `needs_loss`, computes losses."""
+        """Return an algorithm around the agent, to prepare rollouts and, with `needs_loss`, to compute losses."""
         return wrap_agent(self.config, self.agent, self.seen, self.make_net, needs_loss)
 
 
@@ -60,7 +60,7 @@ def build(
 ) -> Built:
     """Build the part of a run that a process needs for its role.
 
-    Envs call `heartbeat` at every step and stop where it returns True; `notify` receives notices of rebuilt envs.
+    Envs call `heartbeat` at every step and stop if it returns True; `notify` receives notices about rebuilt envs.
     """
     register_reference(blueprint.get("algorithm"))
     config = from_dict(blueprint["config"])
@@ -98,7 +98,7 @@ def make_async_blueprints(
 ) -> list[dict[str, Any]]:
     """Return the blueprints of workers that sample asynchronously.
 
-    With central inference there is one blueprint, of the inference process, and `workers` groups of envs in it.
+    With central inference there is only one blueprint, for the inference process, with `workers` groups of envs.
     """
     is_central = config.sampler.inference == "central"
     blueprints = make_blueprints(config, spec, seen, 1 if is_central else workers, net)
@@ -106,7 +106,7 @@ def make_async_blueprints(
 
 
 def describe_algorithm(config: RunConfig) -> dict[str, Any] | None:
-    """Return how other processes find an algorithm that was registered at run time; None: by its name."""
+    """Return how other processes find an algorithm registered at run time, or None if its name is enough."""
     try:
         return algorithm_reference(config.algo)
     except Unreachable as error:
@@ -117,20 +117,20 @@ def describe_algorithm(config: RunConfig) -> dict[str, Any] | None:
 
 
 def described(seen: EnvInfo) -> dict[str, str]:
-    """Return a description of every leaf of the spaces that nets and shared memory are laid out by."""
+    """Return a description of every leaf of the observation and action spaces, by path."""
     spaces = [*seen.observation.leaves("observation"), *seen.action.leaves("action")]
     return {path: f"{leaf.kind} {leaf.dtype}{list(leaf.shape)}{num_values(leaf)}" for path, leaf in spaces}
 
 
 def num_values(leaf: Space) -> str:
-    """Return how many values a space has, in words, where that number is fixed."""
+    """Return a phrase with the number of values that a space has; empty for a space without a fixed number."""
     if leaf.sizes is not None:
         return f" of {leaf.sizes.tolist()} values"
     return f" of {leaf.n} values" if leaf.kind == "discrete" else ""
 
 
 def must_be_same(env: str, here: Mapping[str, str], there: Mapping[str, str]) -> None:
-    """Raise EnvSpecError where a worker's env has other spaces than the run's, which would garble shared memory."""
+    """Raise EnvSpecError if a worker's env has other spaces than the run's, which would corrupt shared memory."""
     for path in [*there, *here]:
         mine, others = here.get(path, "missing"), there.get(path, "missing")
         if mine != others:
@@ -148,7 +148,7 @@ def worker_limits(config: RunConfig) -> dict[str, Any]:
 def make_own_envs(
     config: RunConfig, blueprint: Blueprint, heartbeat: Callable[[], bool], notify: Callable[[Notice], None]
 ) -> Any:
-    """Return the envs of one process, with previous actions and rewards in their observations where asked for."""
+    """Return the envs of one process; observations include previous actions and rewards if the options ask for it."""
     envs = make_plain_envs(config, blueprint, heartbeat, notify)
     shown = (config.agent.prev_action, config.agent.prev_reward)
     if not any(shown):

@@ -18,7 +18,7 @@ WORKER_LIMITS = ("step_timeout", "build_timeout", "max_worker_restarts")
 
 
 def agent_view(config: RunConfig, info: EnvInfo) -> EnvInfo:
-    """Return the env as the agent sees it: with its previous action and reward where agent options ask for them."""
+    """Return the env as the agent sees it: observations may include the previous action and reward (AgentOptions)."""
     options = config.agent
     if not (options.prev_action or options.prev_reward):
         return info
@@ -35,7 +35,7 @@ def make_some_envs(
     should_stop: Callable[[], bool],
     seeds: Sequence[Sequence[int]] | None = None,
 ) -> Envs:
-    """Return envs of this run: for training or, where `seeds` gives those of each env's episodes, for evaluation."""
+    """Return envs of this run: for training, or for evaluation if `seeds` holds the episode seeds of each env."""
     options = config.envs
     levels = training_seeds(config) if seeds is None else None
     backend = options.backend if seeds is None and not config.sampler.wait_reset else python_only(config, seeds)
@@ -59,7 +59,7 @@ def make_some_envs(
 
 
 def check_envs(config: RunConfig, spec: EnvSpec) -> bool:
-    """Return whether the envs will be native ones; raise ConfigError for options that this env does not allow."""
+    """Return whether the envs will be native; raise ConfigError for options that this env does not allow."""
     options = config.envs
     resolve_stats(options.stats)
     backend = python_only(config, None) if config.sampler.wait_reset else options.backend
@@ -67,7 +67,7 @@ def check_envs(config: RunConfig, spec: EnvSpec) -> bool:
 
 
 def frame_skip_warning(spec: EnvSpec) -> str | None:
-    """Return a warning for an Atari game in which every frame is a step, which slows learning down severalfold."""
+    """Return a warning if every frame of an Atari game is a step, which makes learning several times slower."""
     game = spec.game
     if game is None or game.frame_skip != 1:
         return None
@@ -78,7 +78,7 @@ def frame_skip_warning(spec: EnvSpec) -> str | None:
 
 
 def why_no_state(config: RunConfig, info: EnvInfo, is_native: bool) -> str | None:
-    """Return the reason for which the state of the envs cannot be saved, or None if it can."""
+    """Return the reason why the state of the envs cannot be saved, or None if it can be saved."""
     if is_native:
         return "native envs keep their state to themselves"
     try:
@@ -89,7 +89,7 @@ def why_no_state(config: RunConfig, info: EnvInfo, is_native: bool) -> str | Non
 
 
 def rounds_between_cuts(config: RunConfig, no_state: str | None) -> int:
-    """Return the rounds after which all episodes are cut (checkpoint.cut_episodes); 0 if they never are."""
+    """Return the number of rounds between two cuts of all episodes (checkpoint.cut_episodes); 0 means no cuts."""
     if no_state is None or not config.checkpoint.cut_episodes:
         return 0
     rows = config.sampler.envs * config.algo_options.rows_per_round
@@ -97,12 +97,16 @@ def rounds_between_cuts(config: RunConfig, no_state: str | None) -> int:
 
 
 def training_seeds(config: RunConfig) -> list[int] | None:
-    """Return the env seeds to train on (envs.seeds), or None where each env draws its own."""
+    """Return the env seeds to train on (envs.seeds), or None if each env draws its own."""
     return None if config.envs.seeds is None else parse_seeds(config.envs.seeds, "envs.seeds")
 
 
 def python_only(config: RunConfig, seeds: Sequence[Sequence[int]] | None) -> str:
-    """Return "python": native envs do not play given seeds, and reset an ended episode at once."""
+    """Return "python", the backend for envs with given seeds or with sampler.wait_reset.
+
+    Native envs cannot play given seeds, and they reset as soon as an episode ends. Raises ConfigError if envs.backend
+    names a native backend for training.
+    """
     if seeds is None and config.envs.backend not in ("auto", "python"):
         raise ConfigError(
             f"envs.backend={config.envs.backend} with sampler.wait_reset: native envs cannot wait, use python."
@@ -111,7 +115,10 @@ def python_only(config: RunConfig, seeds: Sequence[Sequence[int]] | None) -> str
 
 
 def num_workers(config: RunConfig) -> int:
-    """Return the number of env workers: sampler.workers, or one per usable core if every slot has an env for each."""
+    """Return the number of env workers: sampler.workers or, if that is 0, one per usable core.
+
+    There are never more workers than envs in a slot.
+    """
     asked, per_slot = config.sampler.workers, config.sampler.envs // config.sampler.slots
     if asked > per_slot:
         raise ConfigError(
@@ -124,7 +131,7 @@ def num_workers(config: RunConfig) -> int:
 
 
 def num_async_workers(config: RunConfig, asked: int) -> int:
-    """Return the number of workers that share the envs equally, so that a whole number of shares makes a round."""
+    """Return a number of workers that divides the envs equally and gives each round a whole number of shares."""
     envs = config.sampler.envs
     columns = config.algo_options.columns_per_round(envs)
     fitting = [count for count in range(1, envs + 1) if envs % count == 0 and columns % (envs // count) == 0]

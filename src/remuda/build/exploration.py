@@ -12,13 +12,13 @@ from remuda.config.run_config import RunConfig
 from remuda.learning.schedules import parse_schedule
 from remuda.sampling.exploration import Exploration
 
-HARDLY = 1e-9  # a probability of random actions so small that none occurs
+HARDLY = 1e-9  # a probability above 0, but so small that no random action occurs
 
 
 def make_exploration(config: RunConfig) -> Exploration:
     """Return the exploration of all envs of a run, as a function of the row.
 
-    Progress is computed from the number of the row as if no row were a reset row.
+    The progress of the run is estimated from the row number, as if every row were a real step and not a reset.
     """
     options, envs = config.algo_options, config.sampler.envs
     random_rows = -(-options.random_steps // envs)
@@ -30,11 +30,11 @@ def make_exploration(config: RunConfig) -> Exploration:
 def epsilons(options: AlgoOptions, envs: int, steps: int) -> Callable[[int], Tensor]:
     """Return a function from the row to the probabilities of a random action [B].
 
-    With a power above 0 they are log-spaced over all envs of the run, as in Ape-X (arXiv 1803.00933).
+    With a power above 0, the probabilities are log-spaced over all envs of the run, as in Ape-X (arXiv 1803.00933).
     """
     assert options.epsilon_greedy is not None
     epsilon, power = options.epsilon_greedy
     schedule = parse_schedule(epsilon, "algo.epsilon")
     powers = 1 + power * torch.arange(envs) / max(1, envs - 1)
-    # A probability of 0 would mean greedy actions, while a noisy net explores through its weights.
+    # A probability of exactly 0 would switch off the noise in the weights of a noisy net, with which it explores.
     return lambda row: torch.pow(schedule(min(1.0, row * envs / steps)), powers).clamp(min=HARDLY)

@@ -1,4 +1,4 @@
-"""The one place that imports `remuda.fast`; without that package everything trains by autograd."""
+"""The only module that imports `remuda.fast`. Without that package, all gradients are computed by autograd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The net of a run's agent: found by its options, and described to other processes."""
+"""The net of a run's agent: how its options name it, and how other processes find it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def find_net(options: AgentOptions, reference: Mapping[str, str] | None = None) 
 
 
 def describe_net(config: RunConfig, net: NetFactory | None) -> dict[str, str] | None:
-    """Return how other processes find a net that was given as an object; None where the options name it."""
+    """Return how other processes find a net that was passed as an object, or None if the options name the net."""
     if not config.agent.net.startswith("<"):
         return None
     remedy = "--scheme parallel" if config.is_asynchronous else "sampler.inference=central"

@@ -1,4 +1,4 @@
-"""The recipe of a run: what a scheme needs to run it, as factories."""
+"""The recipe of a run: factories for everything that a scheme needs to run it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from remuda.sampling.sampler import EnvSampler
 
 
 def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory | None = None) -> Recipe:
-    """Return what to learn, as factories; raise ConfigError for what cannot be built, before anything is started."""
+    """Return the recipe of a run; raise ConfigError before any process is started if a part cannot be built."""
     options, seed = config.algo_options, config.seed
     has_worker_inference = config.sampler.inference == "workers"
     if has_worker_inference and not config.has_workers:
@@ -47,7 +47,7 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
     make_net = net or find_net(config.agent)
     seen = agent_view(config, info)
     check_machine(config)
-    # Built once to refuse a net or a replay that does not fit before a process is started.
+    # Build the algorithm once here, so that a net or a replay that does not fit is refused before a process starts.
     algorithm = make_algorithm(config, seen, make_net)
     refuse_too_large(config, seen, algorithm.agent.initial_state(1))
     num_parts, num_threads = split_threads(config, algorithm)
@@ -112,18 +112,18 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
 
 
 def check_machine(config: RunConfig) -> None:
-    """Raise ConfigError where this machine lacks the compiler or the device that the options ask for."""
+    """Raise ConfigError if this machine lacks the compiler or the device that the options ask for."""
     if config.agent.compile and not has_compiler():
         raise ConfigError("agent.compile=true needs a C++ compiler: install g++, or leave it out.")
     device = config.scheme_options.device
     try:
         torch.zeros(1, device=device).cpu()
-    except (RuntimeError, AssertionError, ImportError):  # unknown to torch, absent, or without storage ("meta")
+    except (RuntimeError, AssertionError, ImportError):  # device is unknown, absent, or has no storage ("meta")
         raise ConfigError(f"scheme.device={device} is not on this machine: use cpu.") from None
 
 
 def split_threads(config: RunConfig, algorithm: Algorithm) -> tuple[int, int]:
-    """Return the number of parts into which the learner splits a batch, and the threads of torch in each.
+    """Return the number of parts into which the learner splits a batch, and the number of torch threads for each.
 
     While samplers keep the cores busy, one thread per part of a batch is faster than several per matrix product.
     """
@@ -132,6 +132,6 @@ def split_threads(config: RunConfig, algorithm: Algorithm) -> tuple[int, int]:
     is_split = config.is_asynchronous and config.scheme_options.device == "cpu" and is_separable
     if not is_split or config.algo_options.uses_replay:
         return 1, threads
-    # No more parts than a batch has columns; the remaining threads are torch's.
+    # There are no more parts than a batch has columns; torch uses the remaining threads.
     parts = min(threads, config.algo_options.columns_per_round(config.sampler.envs))
     return parts, max(1, threads // max(1, parts))

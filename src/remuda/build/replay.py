@@ -1,4 +1,4 @@
-"""The replay of a run from its configuration. One that does not fit into memory is refused before its allocation."""
+"""The replay of a run from its configuration. A replay that does not fit into memory is refused before allocation."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from remuda.errors import ConfigError
 from remuda.machine import free_memory
 from remuda.replay import FrameRing, Priorities, Ring, RolloutBuffer, Row, SequenceReplay, TransitionReplay
 
-CHECKED_ROWS = 100  # first rows of each env in which observations are checked to be stacks of frames
+CHECKED_ROWS = 100  # check that observations are stacks of frames in this many first rows of each env
 SPARE = 0.9  # fraction of free memory that a replay may take
 
 
 def make_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int, writers: int = 0) -> Replay:
     """Return the replay of a run.
 
-    `state` is the recurrent state of one env, None without memory. `writers` is the number of groups of envs whose
-    rows other processes write to the replay.
+    `state` is the recurrent state of one env, None for agents without memory. `writers` is the number of groups of
+    envs whose rows other processes write to the replay; 0 if the learner's process writes all rows.
     """
     if config.algo_options.uses_replay:
         return make_ring_replay(config, info, state, writers)
@@ -33,7 +33,7 @@ def make_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int, 
 
 
 def make_ring_replay(config: RunConfig, info: EnvInfo, state: Any, writers: int) -> SequenceReplay | TransitionReplay:
-    """Return a replay of sequences or of single transitions; arguments as of `make_replay`."""
+    """Return a replay of sequences or of single transitions. The arguments are those of `make_replay`."""
     options, replay = config.replay_algo_options, config.replay
     settings: dict[str, Any] = {
         "batch_size": options.batch_size,
@@ -65,7 +65,7 @@ def make_ring_replay(config: RunConfig, info: EnvInfo, state: Any, writers: int)
 
 
 def max_lead(config: RunConfig) -> int:
-    """Return the steps by which throttled samplers may run ahead: enough that neither side waits within a round."""
+    """Return how many steps throttled samplers may run ahead, chosen so that no side waits within a round."""
     options, replay = config.replay_algo_options, config.replay
     assert replay.ratio is not None
     rows = config.sampler.envs * options.rows_per_round
@@ -74,7 +74,7 @@ def max_lead(config: RunConfig) -> int:
 
 
 def ratio(config: RunConfig) -> float | None:
-    """Return the rows drawn per env step: replay.ratio, or what algo.gradient_steps updates per round amount to."""
+    """Return the rows drawn per env step: replay.ratio, or the ratio that follows from algo.gradient_steps."""
     options = config.replay_algo_options
     if options.gradient_steps is None:
         return config.replay.ratio
@@ -85,23 +85,23 @@ def ratio(config: RunConfig) -> float | None:
 def make_ring(
     config: RunConfig, info: EnvInfo, state: Any, groups: int = 1, fds: Sequence[int] | None = None
 ) -> Ring:
-    """Return the ring of a replay, in new memory or, with `fds`, over that of another process."""
+    """Return the ring of a replay, in new memory or, with `fds`, in the memory of another process."""
     if not fds:
         refuse_too_large(config, info, state)
     envs, frames = config.sampler.envs, num_frames(config, info.observation)
-    rows = -(-config.replay.capacity // envs) + 1  # one of them cannot be drawn
+    rows = -(-config.replay.capacity // envs) + 1  # one more, because the oldest row of a full ring cannot be drawn
     example = example_row(info)
-    td_errors = has_td_error(config) and not config.replay.sequence  # sequences have one error as a whole
+    td_errors = has_td_error(config) and not config.replay.sequence  # a sequence has a single error
     if frames > 1:
         ring: Ring = FrameRing(example, rows, envs, frames, groups, fds, td_errors, CHECKED_ROWS)
     else:
         ring = Ring(example, rows, envs, groups, fds, td_errors)
-    ring.counters.pause_timeout += config.envs.step_timeout  # by then, a writer that hangs has been replaced
+    ring.counters.pause_timeout += config.envs.step_timeout  # so that a writer that hangs is replaced first
     return ring
 
 
 def has_td_error(config: RunConfig) -> bool:
-    """Return whether samplers compute the TD errors of what they sample."""
+    """Return whether samplers compute the TD errors of the rows that they sample."""
     return config.replay.initial_priority == "error"
 
 
@@ -119,7 +119,7 @@ def bytes_per_step(config: RunConfig, info: EnvInfo, state: Any) -> int:
 
 
 def example_row(info: EnvInfo) -> Row:
-    """Return a row of one env as the sampler stores it; Box actions are flat."""
+    """Return a row of one env in the form in which samplers store it; Box actions are flat."""
     action = info.action
     is_box = action.kind == "box"
     return Row(
@@ -132,7 +132,10 @@ def example_row(info: EnvInfo) -> Row:
 
 
 def num_frames(config: RunConfig, observation: Space) -> int:
-    """Return the number of images stacked in an observation, all but the newest of which the previous one has too."""
+    """Return the number of images stacked in an observation; 1 if observations are stored whole.
+
+    Consecutive observations share all images but the newest, so the replay stores each image only once.
+    """
     asked, stack = config.replay.frames, config.envs.frame_stack
     is_stack = observation.kind == "box" and len(observation.shape) == 3
     if asked == 0:
@@ -153,7 +156,7 @@ def num_frames(config: RunConfig, observation: Space) -> int:
 def refuse_too_large(config: RunConfig, info: EnvInfo, state: Any) -> None:
     """Raise ConfigError for a replay that exceeds the free memory.
 
-    The allocation itself would succeed, because shared memory is only taken page by page as it is written.
+    The allocation itself would succeed, because the system provides a page of shared memory only when it is written.
     """
     if not config.algo_options.uses_replay:
         return

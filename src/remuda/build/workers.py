@@ -1,7 +1,7 @@
-"""Worker processes that run the policy: how a run starts them, and what runs in them.
+"""Worker processes that run the policy: how a run starts them, and the code that they run.
 
-The run sends every worker a blueprint (build/blueprint.py). A worker runs this module: `main` serves requests to
-build and to sample (sampling/sampler_worker.py).
+The run sends every worker a blueprint (build/blueprint.py). A worker runs `main` of this module, which serves
+requests to build and to sample (sampling/sampler_worker.py).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def make_worker_sampler(
     should_stop: Callable[[], bool],
     net: NetFactory | None = None,
 ) -> WorkerSampler:
-    """Return the sampler of a synchronous scheme whose workers run the policy on even shares of the envs."""
+    """Return a sampler for a synchronous scheme. Its workers run the policy, each on an even share of the envs."""
     if config.envs.backend not in ("auto", "python"):
         raise ConfigError(
             f"envs.backend={config.envs.backend} with sampler.inference=workers: they step single envs, use python."
@@ -74,7 +74,7 @@ def make_rollout_queue(
 ) -> RolloutQueue:
     """Return the queue of rollouts that asynchronous workers, or one inference process, fill.
 
-    Workers have equal shares of the envs, and a fixed number of their rollouts makes a round.
+    Workers have equal shares of the envs, and the learner takes a fixed number of their rollouts in each round.
     """
     options, envs = config.algo_options, config.sampler.envs
     per_round = max(1, options.columns_per_round(envs) * workers // envs)
@@ -86,7 +86,7 @@ def make_rollout_queue(
         weights,
         options.rows_per_round,
         per_round,
-        # A resumed run draws other noise: which rows each worker had drawn depends on its speed and is not stored.
+        # A resumed run draws different noise, because it is not stored how many rows each worker had drawn.
         config.seed if first_row == 0 else derive_seed(config.seed, first_row),
         updates_per_round=options.updates_per_round(per_round * envs // workers),
         max_lag=max_lag,
@@ -106,9 +106,9 @@ def make_replay_writers(
     should_stop: Callable[[], bool],
     net: NetFactory | None = None,
 ) -> ReplayWriterPool:
-    """Return the workers, or the inference process, that write the rows of their envs to the replay themselves.
+    """Return the workers, or the inference process, that write the rows of their envs straight to the replay.
 
-    Workers have equal shares of the envs, each of which is a group of the replay.
+    Workers have equal shares of the envs. Each share is a group of the replay.
     """
     return ReplayWriterPool(
         __name__,
@@ -131,7 +131,7 @@ def main(fds: Sequence[int]) -> int:
 
 
 class SamplerWorker:
-    """What one worker has built: its envs, its agent and, where it writes to a replay, its writer."""
+    """Builds the parts of one worker: its envs, its agent and, if it writes to a replay, its writer."""
 
     def make_parts(
         self, blueprint: Blueprint, heartbeat: Callable[[], bool], notify: Callable[[Notice], None]
@@ -143,14 +143,14 @@ class SamplerWorker:
         return self.built.envs, self.built.agent, self.built.exploration
 
     def make_writer(self, blueprint: Blueprint, fds: Sequence[int]) -> RingWriter:
-        """Return the writer to the replay whose memory `fds` are."""
+        """Return a writer to the replay whose memory has the descriptors `fds`."""
         return make_ring_writer(self.built, blueprint, fds, self.heartbeat)
 
 
 def make_ring_writer(
     built: Built, blueprint: Blueprint, fds: Sequence[int], heartbeat: Callable[[], bool]
 ) -> RingWriter:
-    """Return the writer of one worker's groups of envs to a replay in the memory of another process."""
+    """Return a writer that appends the rows of one worker's groups to a replay of another process."""
     config = built.config
     algorithm = built.wrap_agent(needs_loss=has_td_error(config))
     groups = range(blueprint["group"], blueprint["group"] + blueprint["groups"])
@@ -159,7 +159,7 @@ def make_ring_writer(
     ring = make_ring(config, built.seen, state, blueprint["all_groups"], fds)
     ring.counters.while_paused = heartbeat
     states, priorities = None, list[TransitionPriority | SequencePriority]()
-    if replay.sequence:  # an agent without memory may have a state as well: that of its Ornstein-Uhlenbeck noise
+    if replay.sequence:  # even an agent without memory may have a state: that of its Ornstein-Uhlenbeck noise
         states = RecurrentStates(ring, state, blueprint["num_steps"], fds[-1], has_td_error(config))
     if has_td_error(config) and states is not None:
         lengths = (replay.burn_in, replay.sequence, replay.n_step)
@@ -170,7 +170,7 @@ def make_ring_writer(
 
 
 class RingWriter:
-    """Writes the rollouts of one worker to its groups of a ring, with the recurrent state before each of them."""
+    """Writes the rollouts of one worker to its groups of a ring, with the recurrent state before each rollout."""
 
     def __init__(
         self,
@@ -180,7 +180,11 @@ class RingWriter:
         prepare: Callable[[Rollout], Batch],
         priorities: Sequence[TransitionPriority | SequencePriority] = (),
     ) -> None:
-        """`priorities` compute the initial priorities of each group's rows; empty where the learner assigns them."""
+        """Create a writer for these groups.
+
+        `priorities` has one entry for each group, which computes the initial priorities of its rows. It is empty if
+        the learner assigns them.
+        """
         self.ring, self.states, self.groups = ring, states, groups
         self.prepare, self.priorities = prepare, priorities
 
@@ -189,11 +193,11 @@ class RingWriter:
         return self.ring.counters.may_write()
 
     def num_written(self) -> int:
-        """Return the rows that all groups of this writer have ever received."""
+        """Return the number of rows that all groups of this writer have received since the replay was created."""
         return int(self.ring.counters.written[self.groups].sum())
 
     def write(self, rollout: Rollout, group: int = 0) -> None:
-        """Append a rollout to the ring; `group` counts the groups of this writer."""
+        """Append a rollout to the ring. `group` is an index into the groups of this writer."""
         batch, of_all = self.prepare(rollout), self.groups[group]
         rows, next_obs = map_tree(lambda x: x.numpy(), (as_row(batch.steps), batch.next_obs))
         if self.states is not None:

@@ -1,1 +1,1 @@
-"""Worker processes of this host: fork server, worker pool, links, requests. Nothing here knows envs or learning."""
+"""Worker processes on this host: fork server, worker pool, links, requests. Independent of envs and learning."""

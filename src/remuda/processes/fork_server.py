@@ -1,14 +1,14 @@
 """A single-threaded process that has imported the workers' module and forks workers on request.
 
     server = ForkServer("package.worker")
-    pid = server.fork([link.fileno(), *bell.fds, *parent_bell.fds])    # 5 ms; the worker runs that module's main
+    pid = server.fork([link.fileno(), *bell.fds, *parent_bell.fds])    # takes 5 ms; the worker runs the module's main
     ...
     print(server.exit_reason(pid))                                     # "was killed by SIGKILL"
     server.close()
 
-The fork server of multiprocessing does not serve here: it imports the user's main module, notices the death of its
-parent only through an open pipe, and is shared by the whole program. This one belongs to the object that created it
-and ends with it, and all workers end with their fork server.
+The fork server of multiprocessing is not suitable: it imports the user's main module, notices the death of its parent
+only through an open pipe, and is shared by the whole program. This one belongs to the object that created it and ends
+with that object, and all workers end with their fork server.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from collections.abc import Callable, Sequence
 
 from remuda.processes.links import Link, die_with_parent
 
-START_SECONDS = 120.0  # importing numpy takes 0.2 s and torch 2 s, and far longer from a cold and busy disk
+START_SECONDS = 120.0  # time for imports: numpy takes 0.2 s and torch 2 s, but far longer from a busy disk
 FORK_SECONDS = 20.0
 LEAVE_SECONDS = 1.0
 EXIT_REASON_SECONDS = 5.0
-DEATH_SECONDS = 20.0  # after SIGKILL, which takes effect only once the process gets a core
+DEATH_SECONDS = 20.0  # longest wait after SIGKILL, which takes effect only once the process gets a core
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 # The server is started by -c because -m would put a folder first on the path that may shadow standard modules.
 COMMAND = (
@@ -40,7 +40,7 @@ COMMAND = (
 
 
 class ForkFailed(Exception):
-    """The system refused to create a process; the server and its workers live on."""
+    """The system refused to create a process; the server and its workers keep running."""
 
 
 class ForkServer:
@@ -104,7 +104,7 @@ class ForkServer:
         return forked
 
     def exit_reason(self, pid: int, seconds: float = EXIT_REASON_SECONDS) -> str:
-        """Return a phrase that says how this worker died, waiting up to `seconds` for the server to report it."""
+        """Return a phrase that describes how this worker died; wait up to `seconds` for the server's report."""
         deadline = time.monotonic() + seconds
         with contextlib.suppress(EOFError, OSError):
             while pid not in self._statuses and self._link.wait(deadline - time.monotonic()):
@@ -140,9 +140,9 @@ def main(module: str, fd: int, parent: int, is_tied: int) -> None:
     poll = select.poll()
     poll.register(link, select.POLLIN)
     poll.register(woken, select.POLLIN)
-    with contextlib.suppress(OSError):  # the parent is gone
+    with contextlib.suppress(OSError):  # raised if the parent is gone
         while not link.has_ended:
-            poll.poll()  # without a time-out: the end of the link wakes it when the parent is gone
+            poll.poll()  # needs no time-out: the link ends when the parent is gone, which wakes this call
             with contextlib.suppress(BlockingIOError):
                 os.read(woken, 4096)
             _report_deaths(link)

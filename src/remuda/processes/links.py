@@ -1,8 +1,8 @@
 """Communication between a pool and its processes: `Link` carries messages and descriptors, `Bell` wakes a process.
 
     ours, theirs = Link.pair()
-    ours.send({"reset": 1}, fds=[memory.fd])          # msgpack with a length header
-    messages, fds = theirs.receive()                  # all that has arrived; sets theirs.has_ended at the end
+    ours.send({"reset": 1}, fds=[memory.fd])          # encoded as msgpack, after a length header
+    messages, fds = theirs.receive()                  # all that has arrived; theirs.has_ended tells if ours is closed
     bell = Bell()
     bell.ring()                                       # never blocks; makes bell.fileno() readable
     bell.clear()
@@ -27,10 +27,10 @@ import msgspec
 
 HEADER = struct.Struct("<I")
 CHUNK = 1 << 16
-MAX_FDS = 8  # descriptors of one message
+MAX_FDS = 8  # the most descriptors that one message may carry
 SEND_SECONDS = 10.0
-Message = dict[str, Any]  # as msgpack decodes it
-ONE = (1).to_bytes(8, sys.byteorder)  # the increment of an eventfd; a pipe accepts any bytes
+Message = dict[str, Any]  # a decoded msgpack map
+ONE = (1).to_bytes(8, sys.byteorder)  # what `Bell.ring` writes: the increment of an eventfd; a pipe accepts any bytes
 
 
 class Link:
@@ -56,7 +56,8 @@ class Link:
     def send(self, message: object, fds: Sequence[int] = (), seconds: float | None = SEND_SECONDS) -> None:
         """Send one message with descriptors.
 
-        Raises TimeoutError if the other side does not read it within `seconds`, and another OSError if it is gone.
+        Raises TimeoutError if the other process does not read it within `seconds`, or another OSError if that process
+        is gone.
         """
         payload = msgspec.msgpack.encode(message)
         data = HEADER.pack(len(payload)) + payload
@@ -76,7 +77,7 @@ class Link:
             except ConnectionResetError:
                 data, more = b"", []
             for fd in more:
-                os.set_inheritable(fd, False)  # programs that a worker starts must not inherit it
+                os.set_inheritable(fd, False)  # programs started by a worker must not inherit the descriptor
             fds += more
             self._buffer += data
             self.has_ended = not data
@@ -155,9 +156,9 @@ class Bell:
 
 
 def die_with_parent(parent: int) -> None:
-    """Arrange to be killed when the thread that created this process ends; exit at once if it has ended already.
+    """Ask the system to kill this process when the thread that created it ends; exit if the parent is gone already.
 
-    This works on Linux only (PR_SET_PDEATHSIG). Elsewhere a process leaves when it reads the end of its link.
+    Only Linux offers this (PR_SET_PDEATHSIG). On other systems a process exits when it reads the end of its link.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)

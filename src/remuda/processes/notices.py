@@ -2,7 +2,7 @@
 
 reporter = Reporter(logging.getLogger("remuda"))
 reporter.report(notices)                  # in the process that owns the run's log
-notices = collect_warnings()              # in a worker: warnings that its parent reports
+notices = collect_warnings()              # in a worker, whose parent reports them
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 
 class Notice(NamedTuple):
-    """One warning. `traceback` and `place` are empty if the process has sent a warning of the same place before."""
+    """One warning. `traceback` and `place` are empty if the process has sent a warning from this place before."""
 
     text: str
     traceback: str = ""
-    place: str = ""  # file:line of the traceback; without a traceback, a key that limits the warning to one per run
+    place: str = ""  # file:line of the traceback. Without a traceback, a key: the warning is shown once per run
 
     @property
     def is_once(self) -> bool:
@@ -26,13 +26,13 @@ class Notice(NamedTuple):
 
 
 class Reporter:
-    """Logs notices 1, 2, 4, 8, ... and the first of each place, so that frequent warnings do not hide all others."""
+    """Logs the 1st, 2nd, 4th, 8th, ... notice and the first of each place, so that frequent ones hide no others."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger, self._count, self._places = logger, 0, set[str]()
 
     def report(self, notices: Iterable[Notice]) -> None:
-        """Count these notices, which may have arrived over a link as plain lists, and log those that are due."""
+        """Count these notices and log those that are due. Notices that arrived over a link may be plain lists."""
         for notice in map(Notice._make, notices):
             is_new = bool(notice.place) and notice.place not in self._places
             if is_new:

@@ -1,28 +1,28 @@
 """Requests and answers as sequence numbers in shared memory; a process is woken only if it sleeps.
 
-    requests = Requests(arrays)                                  # the parent; `layout` describes the arrays
-    for worker in requests.ask(slot, number=8):                  # the content of a request lies in other arrays
-        bells[worker].ring()                                     # only workers that sleep
+    requests = Requests(arrays)                                  # in the parent; `layout` describes the arrays
+    for worker in requests.ask(slot, number=8):                  # the request's content lies in other arrays
+        bells[worker].ring()                                     # `ask` returns only workers that sleep
     if not requests.is_done(slot, 8):
-        requests.sleep(8)                                        # the last worker to answer rings
+        requests.sleep(8)                                        # the last worker to answer rings the parent's bell
         ...                                                      # check once more, then poll the bell
         requests.wake()
 
-    answers = Answers(arrays, worker)                            # a worker
+    answers = Answers(arrays, worker)                            # in a worker
     while (request := answers.oldest()) is not None:
         number, slot = request
         ...                                                      # carry it out
         if answers.give(slot, number, seconds, stats=b""):
             parent_bell.ring()
-    if answers.sleep():                                          # no request has arrived meanwhile: poll the bell
+    if answers.sleep():                                          # True if no request has arrived: poll the bell
         ...
         answers.wake()
 
-A slot has one request at a time. By default all workers serve every slot, each a share of it; with `exclusive` every
-slot belongs to one worker, which never waits for the others. There are no locks that a dying process could hold: each
-number has one writer. A side that is about to sleep announces it and then checks once more for work; the other side
-writes first and then checks for a sleeper. A memory fence between the two steps, on both sides, prevents lost
-wake-ups.
+A slot has one request at a time. By default all workers serve every slot, and each worker serves a share of it. With
+`exclusive` every slot belongs to one worker, which never waits for the others. There are no locks that a dying
+process could hold: each number in memory has one writer. A process that is about to sleep announces it and then
+checks once more for work; the other process writes first and then checks for a sleeping process. A memory fence
+between the two steps, in both processes, prevents lost wake-ups.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from numpy.typing import NDArray
 from remuda.data import Fence
 from remuda.machine import usable_cores
 
-ANY = -1  # passed to `Requests.sleep` to be woken by the completion of any request
-ON_LINK = -1  # size of statistics that did not fit into memory and travel over the link
+ANY = -1  # passed to `Requests.sleep`: wake the parent when any request is complete
+ON_LINK = -1  # stored as the size of statistics that do not fit into memory and travel over the link
 SPIN_SECONDS = 4e-4  # how long to spin before sleeping
 FAILED_SPINS = 3  # after more unsuccessful spins in a row than this, only every RARELY-th wait spins
 RARELY = 32
@@ -47,10 +47,10 @@ _yield_core: Callable[[], None] = os.sched_yield if hasattr(os, "sched_yield") e
 
 
 class SpinWait:
-    """Spins briefly before its owner sleeps, as long as that pays: being woken costs up to 100 us.
+    """Spins briefly before a process sleeps, as long as that pays off: being woken costs up to 100 us.
 
-    The core is yielded between two polls, because with one worker per core the parent has no core of its own. With
-    more workers than cores nothing spins. After four unsuccessful spins in a row only every 32nd wait spins.
+    It yields the core between two polls, because with one worker per core the parent has no core of its own. With
+    more workers than cores it never spins. After four unsuccessful spins in a row it spins only on every 32nd wait.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -73,13 +73,13 @@ class SpinWait:
 
 
 def layout(num_slots: int, num_workers: int, stats_bytes: int) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return shapes and dtypes of the shared arrays, with `stats_bytes` for the statistics of one answer."""
+    """Return shapes and dtypes of the shared arrays; `stats_bytes` is the space for the statistics of one answer."""
     each = (num_slots, num_workers)
     return {
         "todo": ((num_slots,), "int64"),  # number of the last request
         "done": (each, "int64"),  # number of the last answer
         "stats_of": (each, "int64"),  # number of the last answer that came with statistics
-        "stats_size": (each, "int64"),  # their size in bytes, or ON_LINK
+        "stats_size": (each, "int64"),  # size of these statistics in bytes, or ON_LINK
         "busy": (each, "float64"),  # seconds that the last answer took
         "asleep": ((num_workers,), "int64"),
         "awaited": ((1,), "int64"),  # the request for which the parent sleeps; 0 while it is awake
@@ -98,7 +98,7 @@ def _view(array: NDArray[Any]) -> Any:
 
 
 class Requests:
-    """The parent's side."""
+    """The parent's side: publishes requests and reads answers."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]], exclusive: bool = False) -> None:
         self._todo, self._asleep, self._awaited = (_view(arrays[name]) for name in ("todo", "asleep", "awaited"))
@@ -138,7 +138,7 @@ class Requests:
         return [slot for slot in own if self._done[slot][worker - self.servers[slot].start] != self._todo[slot]]
 
     def sleep(self, number: int) -> None:
-        """Ask to be rung when this request is complete, or ANY request; check once more before sleeping."""
+        """Ask workers to ring when request `number` (or ANY) is complete. Check once more before sleeping."""
         self._awaited[0] = number
         self._fence()
 
@@ -146,7 +146,7 @@ class Requests:
         self._awaited[0] = 0
 
     def busy(self, slot: int) -> float:
-        """Return the seconds that the last answer took the fastest worker."""
+        """Return the seconds that the fastest worker took for its last answer to this slot."""
         self._fence()  # answers must be read after the number that announces them
         return float(min(self._busy[slot].tolist()))
 
@@ -154,7 +154,7 @@ class Requests:
         return number in self._stats_of[slot].tolist()
 
     def stats(self, worker: int, slot: int, number: int) -> bytes | None:
-        """Return the statistics that came with an answer: empty if there were none, None if the link carries them."""
+        """Return the statistics that came with an answer: b"" if there are none, None if they come over the link."""
         place = worker - self.servers[slot].start
         if self._stats_of[slot][place] != number:
             return b""
@@ -162,12 +162,12 @@ class Requests:
         return None if size == ON_LINK else bytes(self._stats[slot][place][:size])
 
     def discard_stats(self, worker: int, slot: int) -> None:
-        """Discard the statistics of an answer that will be given again."""
+        """Discard the statistics of an answer, because the request will be answered again."""
         self._stats_of[slot][worker - self.servers[slot].start] = 0
 
 
 class Answers:
-    """A worker's side."""
+    """A worker's side: reads requests and publishes answers."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]], worker: int, exclusive: bool = False) -> None:
         self._worker, self._is_exclusive = worker, exclusive
@@ -205,9 +205,9 @@ class Answers:
         return len(stats) <= len(self._stats[slot])
 
     def give(self, slot: int, number: int, seconds: float, stats: bytes | None) -> bool:
-        """Publish the answer, which lies in memory; return whether the parent sleeps for it.
+        """Announce an answer whose content is already in shared memory; return whether the parent must be woken.
 
-        Pass None for statistics that travel over the link.
+        Pass None as `stats` if the statistics travel over the link.
         """
         if stats is None or stats:
             self._stats_size[slot][self._worker] = ON_LINK if stats is None else len(stats)
@@ -218,12 +218,12 @@ class Answers:
         self._fence()
         self._done[slot][self._worker] = self._given[self.slots.index(slot)] = number
         self._fence()
-        # Only the last worker wakes the parent, which would otherwise take a core from those that still work.
+        # Only the last worker wakes the parent, because an earlier wake-up would take a core from a busy worker.
         is_done = self._is_exclusive or self._done[slot].tolist() == [number] * self.num_workers
         return is_done and self._awaited[0] in (number, ANY)
 
     def sleep(self) -> bool:
-        """Announce that the worker sleeps; return False, and stay awake, if a request has arrived."""
+        """Announce that the worker is about to sleep and return True; return False if a request has arrived."""
         self._asleep[self._worker] = 1
         self._fence()
         if not self.is_asked():

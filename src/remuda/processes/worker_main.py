@@ -1,8 +1,8 @@
-"""The frame of every worker process: mark the process as a worker, and send its parent the error that ended it.
+"""The main function of every worker process: it runs a service and sends the parent the error that ended it.
 
-def main(fds):                               # of the module that a fork server loads
+def main(fds):                               # called in the worker, from the module that the fork server has loaded
     link = Link.from_fd(fds[0])
-    return serve(link, Service(link))        # service.run() until the parent asks it to leave, then service.close()
+    return serve(link, Service(link))        # calls service.run(), which returns when the worker is to leave
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ IN_WORKER = False  # True in worker processes, where functions that start worker
 
 
 class Service(Protocol):
-    """What one kind of worker does."""
+    """The work of one kind of worker."""
 
     def run(self) -> None: ...
     def close(self) -> None: ...

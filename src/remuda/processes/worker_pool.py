@@ -5,10 +5,10 @@
     pool.listen(0.2)                              # reads messages into inboxes and reaps workers that died
     for worker in pool.lost():
         pool.restart(worker, made_progress=True)  # WorkerError once the budget is exhausted
-    pool.close()                                  # leaves nothing in the process table
+    pool.close()                                  # ends and reaps every process
 
-The pool knows processes and messages. What the workers do, and what to call them in a sentence for the user, is
-described by the caller's `WorkerKind`.
+The pool knows only processes and messages. The caller's `WorkerKind` holds the words with which errors and log lines
+refer to the workers.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ Blueprint = Mapping[str, Any]  # what a worker builds, as plain values
 
 @dataclass(frozen=True)
 class WorkerKind:
-    """How sentences refer to the workers of a pool, and which of their errors reach the user unchanged."""
+    """How errors and log lines refer to the workers of a pool, and which of their errors reach the user unchanged."""
 
     name: str  # plural: "env workers"
     building: str  # what a worker does until it sends "built": "building its envs"
-    remedy: str  # how to find out why a worker is lost again and again
+    remedy: str  # advice for the user on how to find out why a worker is lost repeatedly
     count_option: str  # the option that sets the number of workers
     logger: logging.Logger
-    errors: tuple[type[RemudaError], ...] = ()  # raised again in the parent, under the class that the worker raised
-    build_errors: tuple[type[RemudaError], ...] = ()  # the same, until all workers have been built once
+    errors: tuple[type[RemudaError], ...] = ()  # classes of errors that the parent raises again, unchanged
+    build_errors: tuple[type[RemudaError], ...] = ()  # as `errors`, but only until all workers have been built once
 
 
 class Worker:
-    """One worker as its parent sees it. The process behind it changes when it is replaced."""
+    """The parent's view of one worker. A replacement is a new process for the same Worker object."""
 
     def __init__(self, index: int, blueprint: Blueprint) -> None:
         self.index, self.blueprint = index, blueprint
@@ -58,9 +58,9 @@ class Worker:
         self.pid = 0
         self.pidfd: int | None = None
         self.inbox: list[Message] = []
-        self.last_seen = 0.0  # when its last message arrived or it was started, by `WorkerPool.clock`
+        self.last_seen = 0.0  # time on `WorkerPool.clock` of its start or of its last message
         self.exit_reason: str | None = None  # a phrase such as "was killed by SIGKILL"; None while it lives
-        self.traceback = ""  # the last one that it sent
+        self.traceback = ""  # the traceback that the worker sent last
         self.deaths: deque[float] = deque()
         self.losses_without_progress = 0
 
@@ -69,7 +69,7 @@ class Worker:
         return self.exit_reason is not None
 
     def send(self, message: Mapping[str, object], fds: Sequence[int] = ()) -> None:
-        """Send a message; a worker that has died is left for `WorkerPool.listen` to find."""
+        """Send a message. If the worker has died, do nothing: `WorkerPool.listen` will notice it."""
         if self.link is not None:
             with contextlib.suppress(OSError):
                 self.link.send(message, fds)
@@ -109,14 +109,14 @@ class WorkerPool:
         self._num_lost = 0
         self._has_started = False
         self._is_open = True
-        # Seconds spent in `listen`. Time-outs are measured on this clock, so that a worker is not blamed for the
-        # time in which its parent learns or is suspended.
+        # Seconds spent in `listen`. Time-outs are measured on this clock, so that time in which the parent learns or
+        # is suspended does not count as a worker's silence.
         self.clock = 0.0
 
     # --- starting and replacing ---------------------------------------------------------------------------------
 
     def start(self) -> Any:
-        """Build all workers concurrently; return what the first one sent as "built"."""
+        """Build all workers concurrently; return the value of "built" in the first worker's message."""
         for worker in self.workers:
             self._launch(worker)
         built: dict[int, Any] = {}
@@ -137,8 +137,8 @@ class WorkerPool:
     def restart(self, worker: Worker, made_progress: bool) -> None:
         """Start a new process for a lost worker and wait until it is built.
 
-        `made_progress` says whether the worker did anything useful since its last restart. A worker that hangs is
-        lost too seldom for a budget per minute, so losses in a row without progress have a budget of their own.
+        `made_progress` tells whether the worker has answered since its last restart. A worker that hangs is lost too
+        rarely to exceed a budget per minute, so consecutive losses without progress have a budget of their own.
         """
         while True:
             self.relaunch(worker, made_progress)
@@ -182,7 +182,7 @@ class WorkerPool:
         self._num_lost -= worker.is_lost
         worker.link, worker.pid, worker.exit_reason, worker.last_seen = link, pid, None, self.clock
         if hasattr(os, "pidfd_open"):
-            # The system may reuse a pid once its process is reaped; a pidfd always means the same process.
+            # The system may reuse a pid once its process is reaped; a pidfd always refers to the same process.
             with contextlib.suppress(ProcessLookupError):
                 worker.pidfd = os.pidfd_open(pid)
         for fd in self._fds(worker):
@@ -232,9 +232,9 @@ class WorkerPool:
     # --- messages -----------------------------------------------------------------------------------------------
 
     def listen(self, seconds: float) -> None:
-        """Sleep until a worker rings, writes or dies, for at most `seconds`, and read what it sent.
+        """Sleep for at most `seconds`, or until a worker rings, writes or dies, and read the messages of workers.
 
-        Raises Interrupted if `should_stop` returns True, and the error of a worker that could not handle it.
+        Raises Interrupted if `should_stop` returns True, and the error of a worker if a restart cannot fix it.
         """
         if self.should_stop is not None and self.should_stop():
             raise Interrupted(f"asked to stop while waiting for {self.kind.name}")
@@ -251,7 +251,7 @@ class WorkerPool:
                     self.reap(worker)
 
     def _pause(self, seconds: float) -> None:
-        """Keep listening for `seconds`, however many messages arrive."""
+        """Listen for the whole of `seconds`, even if messages arrive earlier."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             self.listen(left)
@@ -273,7 +273,7 @@ class WorkerPool:
         name, text = message["error"], message["text"]
         build_errors = {error.__name__: error for error in self.kind.build_errors}
         if name in build_errors and self._has_started:
-            return  # the worker was built before: its process is about to end, which is charged to its budget
+            return  # it was built before, so it is restarted: its process is about to end and counts as a loss
         known = {error.__name__: error for error in self.kind.errors} | build_errors
         error: RemudaError
         if name in known:
@@ -356,7 +356,7 @@ class WorkerPool:
 
     @staticmethod
     def _wait_for_death(worker: Worker, seconds: float) -> bool:
-        """Return whether the process ends within `seconds`, by its pidfd or else by the end of its link."""
+        """Return whether the process ends within `seconds`, as reported by its pidfd or, without one, by its link."""
         poll = select.poll()
         if worker.pidfd is not None:
             poll.register(worker.pidfd, select.POLLIN)
@@ -376,7 +376,7 @@ class WorkerPool:
         worker.link = worker.pidfd = None
 
     def close(self) -> None:
-        """Ask all workers to leave, kill those that stay, and reap all of them. Calling it again does nothing."""
+        """Ask all workers to leave, kill those that do not, and reap all of them. Calling it again does nothing."""
         if not self._is_open:
             return
         self._is_open = False

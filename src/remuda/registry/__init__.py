@@ -1,15 +1,15 @@
-"""Registries of algorithms, schemes and env backends: what can be named on the command line and where it is found.
+"""Registries of algorithms, schemes and env backends, which map the names on the command line to the code.
 
     remuda.register_algorithm("mine", MyAlgorithm)          # or "mypackage.algorithms:MyAlgorithm"
     remuda.register_scheme("mine", "mypackage.schemes:make", "what it does", is_asynchronous=False)
     remuda.register_env_backend("mine", "mypackage.games")
 
-Remuda's own entries are registered by the same functions (registry/builtin.py). A package registers its entries
-without being imported first through entry points of the groups `remuda.algorithms`, `remuda.schemes` and
+Remuda's own entries are registered by the same functions (registry/builtin.py). A package that is only installed, and
+not imported, can register entries through entry points of the groups `remuda.algorithms`, `remuda.schemes` and
 `remuda.env_backends`. An import path, `package.module:Name`, is accepted wherever a registered name is.
 
-Help and tables read the registries, so importing this package stays cheap: it imports neither torch nor numpy, and
-import paths are resolved when the thing behind them is used.
+Help texts and tables read the registries, so importing this package must be cheap: it imports neither torch nor
+numpy, and an import path is resolved only when the object that it names is used.
 """
 
 from __future__ import annotations
@@ -61,10 +61,12 @@ def register_algorithm(
 
     `algorithm` is its class, or the import path of the class. `options` is a frozen dataclass derived from those of
     `remuda.config.algo_options`, `presets` maps patterns of env ids to values (config/presets.py), `builder` is
-    the import path of what makes agent and algorithm (`remuda.build.algorithm.Builder`), and `description` is one
+    the import path of the `remuda.build.algorithm.Builder` that makes agent and algorithm, and `description` is one
     line for `remuda algos`.
-    What is left out is taken from the class attributes `Options`, `presets` and `builder` and from the docstring of
-    the class, and what these lack from the registered algorithm that the class is derived from.
+
+    Arguments that are left out are taken from the class attributes `Options`, `presets` and `builder` and from the
+    docstring of the class. If these are missing too, options and presets are those of the registered algorithm that
+    the class is derived from.
     """
     if isinstance(algorithm, str) and options is not None:
         entry = AlgorithmEntry(name, algorithm, options, presets or {}, builder or options.builder, description or "")
@@ -95,9 +97,9 @@ def all_algorithms() -> list[AlgorithmEntry]:
 
 
 def algorithm_reference(name: str) -> dict[str, Any] | None:
-    """Return, as JSON, how another process registers an algorithm that was registered at run time.
+    """Return, as JSON, a description with which another process can register an algorithm registered at run time.
 
-    None: that process finds the algorithm by itself. Raises Unreachable for a class that has no import path.
+    Returns None if that process finds the algorithm by itself. Raises Unreachable for a class without an import path.
     """
     from remuda.envs.import_paths import describe
 
@@ -113,7 +115,7 @@ def algorithm_reference(name: str) -> dict[str, Any] | None:
 
 
 def register_reference(reference: Mapping[str, Any] | None) -> None:
-    """Register, in another process, what `algorithm_reference` described."""
+    """Register the algorithm that `algorithm_reference` has described in another process."""
     from remuda.envs.import_paths import find
 
     if reference is not None:
@@ -142,9 +144,9 @@ def register_scheme(
 ) -> SchemeEntry:
     """Register a scheme under `name`, and return its entry.
 
-    `make`, a callable or the import path of one, is given the run's configuration and returns a `core.Scheme`.
-    `has_workers` says whether envs are stepped in worker processes, and `is_asynchronous` whether samplers run ahead
-    of the learner, so that the learner receives rollouts, or rows of a replay, that older weights have sampled.
+    `make`, a callable or the import path of one, is given the run's configuration and returns a `recipe.Scheme`.
+    `has_workers` tells whether envs are stepped in worker processes. `is_asynchronous` tells whether samplers run
+    ahead of the learner, which then learns from rollouts or replay rows that older weights have sampled.
     """
     return _schemes.add(SchemeEntry(name, make, description, has_workers, is_asynchronous))
 
@@ -181,8 +183,8 @@ def _scheme_of(name: str, found: Any) -> SchemeEntry:
 def register_env_backend(name: str, backend: Any) -> EnvBackendEntry:
     """Register a library of native vector envs under `name`, and return its entry.
 
-    `backend` is an object with the members of `envs.backends.Backend`, such as a module, or an import path of one:
-    `package.module`, or `package.module:name`.
+    `backend` is an object or a module with the members of `envs.backends.Backend`, or its import path:
+    `package.module:name` for an object, `package.module` for a module.
     """
     return _env_backends.add(EnvBackendEntry(name, backend))
 

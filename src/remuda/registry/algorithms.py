@@ -1,4 +1,4 @@
-"""Entries of algorithms: registered ones, and those read off a class that an import path names."""
+"""Entries of algorithms, and how an entry is derived from the class of an algorithm."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class AlgorithmEntry:
 
     name: str
     algorithm: type[Any] | str  # its class, or the import path of the class
-    options: type[AlgoOptions]  # a frozen dataclass: what the command line shows as --algo.NAME
-    preset_table: Mapping[str, Any] | str  # pattern of env ids: values of options; or the import path of the mapping
+    options: type[AlgoOptions]  # a frozen dataclass, whose fields the command line shows as --algo.NAME
+    preset_table: Mapping[str, Any] | str  # option values by pattern of env ids, or the import path of such a mapping
     builder: str  # import path of the `Builder` that makes the agent and the algorithm from a configuration
     description: str = ""  # one line
 
@@ -36,17 +36,17 @@ class AlgorithmEntry:
 
     @property
     def data(self) -> str:
-        """What it learns from: "rollouts" (rows of fresh rollouts), "sequences" (whole columns) or "replay"."""
+        """The data it learns from: "rollouts" (rows of new rollouts), "sequences" (whole columns) or "replay"."""
         return self.options.data
 
     @property
     def actions(self) -> str:
-        """The kind of action spaces it can learn: "any", "Discrete" or "Box"."""
+        """The kind of action space it supports: "any", "Discrete" or "Box"."""
         return self.options.actions
 
     @property
     def may_run_async(self) -> bool:
-        """Whether it may learn, with its default options, from what older weights have sampled."""
+        """Whether it may learn, with its default options, from steps that older weights have sampled."""
         return not self.options().is_on_policy
 
     @property
@@ -60,7 +60,7 @@ class AlgorithmEntry:
         return found
 
     def load_builder(self) -> Builder:
-        """Return what makes its agent and itself."""
+        """Return the builder that makes the agent and the algorithm."""
         found: Builder = load(self.builder)
         return found
 
@@ -81,8 +81,8 @@ def entry_for_class(
 ) -> AlgorithmEntry:
     """Return the entry of an algorithm's class.
 
-    What is not given is taken from its class attributes `Options`, `presets` and `builder`, which subclasses inherit,
-    and then from the entry among `known` that the class is derived from.
+    Arguments that are not given are taken from the class attributes `Options`, `presets` and `builder`, which
+    subclasses inherit. If these are missing too, options and presets are those of the base class's entry in `known`.
     """
     if not isinstance(kind, type) or not _attribute(kind, "losses"):
         raise ConfigError(
@@ -106,7 +106,7 @@ def entry_for_class(
 
 
 def check_options(name: str, options: Any) -> None:
-    """Raise ConfigError where the options of an algorithm are not declared as the command line needs them."""
+    """Raise ConfigError if the options of an algorithm are not declared in the way that the command line requires."""
     from remuda.config.algo_base import AlgoOptions
 
     label = f"the options of {name}"
@@ -123,7 +123,7 @@ def check_options(name: str, options: Any) -> None:
 
 
 def _base(kind: type[Any], known: Iterable[AlgorithmEntry]) -> AlgorithmEntry | None:
-    """Return the entry of the nearest class that `kind` is or is derived from; of several, the first registered."""
+    """Return the entry of `kind` or else of its nearest base class; if a class has several, the first registered."""
     by_path: dict[str, AlgorithmEntry] = {}
     for entry in known:
         by_path.setdefault(entry.path, entry)
@@ -131,5 +131,5 @@ def _base(kind: type[Any], known: Iterable[AlgorithmEntry]) -> AlgorithmEntry | 
 
 
 def _attribute(kind: type[Any], name: str) -> Any:
-    """Return an attribute that the class may have, or None."""
+    """Return an attribute of the class as it is declared, without binding it; None if there is none."""
     return next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)

@@ -1,4 +1,4 @@
-"""Remuda's own algorithms, schemes and env backends, registered as those of any other package are."""
+"""Remuda's own algorithms, schemes and env backends, registered in the same way as those of any other package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from remuda import registry
 
 
 def register_algorithms() -> None:
-    """Register the ten algorithms. Of two with the same class, subclasses inherit from the first."""
+    """Register the ten algorithms. If two have the same class (dqn, rainbow), subclasses use the first entry."""
     from remuda.config import algo_options as options
     from remuda.config.algo_base import AlgoOptions
 

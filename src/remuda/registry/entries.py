@@ -1,4 +1,4 @@
-"""What a registry holds: entries by name, those of entry points among them."""
+"""Registries, which hold entries by name, and the entries of schemes and env backends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from remuda.envs.backends import Backend
     from remuda.recipe import Scheme
 
-BUILTIN = "remuda.registry.builtin"  # registers Remuda's own entries
+BUILTIN = "remuda.registry.builtin"  # the module that registers Remuda's own entries
 
 
 class Named(Protocol):
@@ -32,23 +32,24 @@ Entry = TypeVar("Entry", bound=Named)
 class Registry(Generic[Entry]):
     """Entries of one kind by name: Remuda's own, those of entry points, and those registered at run time.
 
-    Remuda's own entries are loaded at the first access. An entry point is loaded when its name is asked for, or when
-    all entries are; one that fails to load is reported in the log and left out of lists, so that a broken package
-    does not take the others with it.
+    Remuda's own entries are loaded at the first access. An entry point is loaded when `find` is called with its name,
+    or when `all` is called. In `all`, an entry point that fails to load is logged and left out, so that a broken
+    package does not hide the others.
     """
 
     def __init__(self, kind: str, group: str, own: str, convert: Callable[[str, Any], Entry]) -> None:
-        """`own` is the function of `BUILTIN` that registers Remuda's own entries.
+        """Create a registry for entry points of this group.
 
-        `convert` makes an entry of an entry point's name and of the object that the entry point names.
+        `own` is the name of the function in `BUILTIN` that registers Remuda's own entries. `convert` makes an entry
+        from the name of an entry point and the object that it loads.
         """
         self._kind, self._group, self._own, self._convert = kind, group, own, convert
         self._entries: dict[str, Entry] = {}
-        self._builtin: frozenset[str] | None = None  # None: they have not been loaded yet
+        self._builtin: frozenset[str] | None = None  # names of Remuda's own entries; None until they are loaded
         self._is_loading = False
 
     def add(self, entry: Entry) -> Entry:
-        """Add an entry, and return it. Only a name that is not one of Remuda's own may be registered twice."""
+        """Add an entry and return it. It may replace an earlier one of the same name, but not one of Remuda's own."""
         self._load_builtin()
         if not entry.name or ":" in entry.name:
             raise ConfigError(f"{entry.name!r} is not a name for an {self._kind}: use a word without a colon.")
@@ -58,7 +59,7 @@ class Registry(Generic[Entry]):
         return entry
 
     def find(self, name: str) -> Entry | None:
-        """Return the entry of this name, or None where there is none."""
+        """Return the entry with this name, or None if there is none."""
         self._load_builtin()
         if name in self._entries:
             return self._entries[name]
@@ -66,18 +67,18 @@ class Registry(Generic[Entry]):
         return None if point is None else self._load_point(point)
 
     def names(self, is_sorted: bool = True) -> list[str]:
-        """Return all names, sorted or in the order of registration; no entry point is loaded for it."""
+        """Return all names, sorted or in the order of registration, without loading any entry point."""
         self._load_builtin()
         names = list(dict.fromkeys([*self._entries, *self._points]))
         return sorted(names) if is_sorted else names
 
     def is_installed(self, name: str) -> bool:
-        """Return whether every process of this installation finds the name: Remuda's own, or an entry point's."""
+        """Return whether every process of this installation finds the name: it is built in or an entry point."""
         self._load_builtin()
         return name in self._points or (self._builtin is not None and name in self._builtin)
 
     def all(self, is_sorted: bool = True) -> list[Entry]:
-        """Load and return all entries; those of entry points that fail to load are logged and left out."""
+        """Load and return all entries. Entry points that fail to load are logged and left out."""
         found = []
         for name in self.names(is_sorted):
             try:
@@ -120,13 +121,13 @@ class Registry(Generic[Entry]):
 
 @dataclass(frozen=True)
 class SchemeEntry:
-    """A registered scheme and what configurations have to know about it."""
+    """A registered scheme, with the properties by which configurations are checked."""
 
     name: str
-    make: Callable[[Any], Scheme] | str  # from the configuration, or the import path of such a callable
+    make: Callable[[Any], Scheme] | str  # makes the scheme from the configuration; or its import path
     description: str
-    has_workers: bool = True  # envs are stepped in worker processes
-    is_asynchronous: bool = False  # samplers run ahead of the learner
+    has_workers: bool = True  # whether envs are stepped in worker processes
+    is_asynchronous: bool = False  # whether samplers run ahead of the learner
 
     def make_scheme(self, config: Any) -> Scheme:
         """Return the scheme for a run with this configuration."""
@@ -140,7 +141,7 @@ class EnvBackendEntry:
     """A registered library of native vector envs."""
 
     name: str
-    backend: Any  # with the members of `envs.backends.Backend`, or the import path of such an object or module
+    backend: Any  # an object or module with the members of `envs.backends.Backend`, or its import path
 
     def load(self) -> Backend:
         """Return the backend itself."""
@@ -149,7 +150,7 @@ class EnvBackendEntry:
 
 
 def load(path: str) -> Any:
-    """Return what the import path of an entry names: `package.module:name`, or `package.module` for the module."""
+    """Return the object that an import path names: `package.module:name`, or `package.module` for a module."""
     module, _, name = path.partition(":")
     found = importlib.import_module(module)
     return getattr(found, name) if name else found

@@ -1,12 +1,12 @@
 """Workers that sample asynchronously, and the thread of the learner's process that supervises them.
 
-    class RolloutQueue(AsyncWorkers):           # rollouts in slots; ReplayWriterPool: rows straight into a replay
-        answer_key = "filled"                   # of the message that a worker sends when it has sampled something
+    class RolloutQueue(AsyncWorkers):           # collects rollouts in slots; see also ReplayWriterPool
+        answer_key = "filled"                   # marks the messages in which a worker reports what it has sampled
         def _attach_message(self): ...          # describes the memory that workers write to
         def _on_answer(self, index, answer): ...
         def _on_lost(self, index): ...
 
-No queue and no lock is shared with a worker: requests and answers travel over a link of its own.
+No worker shares a queue or a lock with the learner: each has its own link for requests and answers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from remuda.sampling.worker_stats import WorkerStats
 
 
 class AsyncWorkers(ABC):
-    """The learner's side. `blueprints` describe the workers, all of which have equal shares of the envs."""
+    """The learner's side of the workers. `blueprints` describe them; all workers have equal shares of the envs."""
 
     answer_key: ClassVar[str]
 
@@ -46,10 +46,10 @@ class AsyncWorkers(ABC):
         self._worker_stats = WorkerStats(len(blueprints))
         self._changed = threading.Condition()  # guards all state that both threads use
         self._is_ready = [True] * len(blueprints)  # False while a replacement builds its envs
-        self._made_progress = [False] * len(blueprints)  # since the worker was last replaced
+        self._made_progress = [False] * len(blueprints)  # whether each worker has answered since it was last replaced
         self._to_relaunch: list[Worker] = []
-        self._version, self._lags = 0, [0.0]  # version of the learner; lags of the acting weights behind it
-        self._seconds: dict[str, float] = {}  # how workers spent their time, by the last statistics
+        self._version, self._lags = 0, [0.0]  # the learner's version, and by how many updates acting weights lag it
+        self._seconds: dict[str, float] = {}  # how workers spent their time, from the newest statistics
         self._is_closing = False
         self._error: BaseException | None = None
         self._worker_pool = WorkerPool(
@@ -68,23 +68,23 @@ class AsyncWorkers(ABC):
 
     @abstractmethod
     def _attach_message(self) -> tuple[Message, list[int]]:
-        """Return the description of the memory that workers write to, and its descriptors."""
+        """Return a message that describes the memory that workers write to, and the memory's file descriptors."""
 
     @abstractmethod
     def _on_answer(self, index: int, answer: Message) -> None:
-        """Handle a worker's message that it has sampled something."""
+        """Handle a message in which a worker reports what it has sampled."""
 
     @abstractmethod
     def _on_lost(self, index: int) -> None:
-        """Give up what a lost worker had begun."""
+        """Discard the work that a lost worker had begun and not completed."""
 
     @abstractmethod
     def _must_answer(self, index: int) -> bool:
-        """Return whether the step time-out applies to a worker."""
+        """Return whether the worker has work to do, so that the step time-out applies to it."""
 
     @abstractmethod
     def _next_row(self, index: int) -> int:
-        """Return the first row of this worker whose noise was not drawn."""
+        """Return the first row for which this worker has not drawn noise yet; its replacement starts there."""
 
     @abstractmethod
     def _on_ready(self, worker: Worker) -> None:
@@ -92,16 +92,16 @@ class AsyncWorkers(ABC):
 
     @abstractmethod
     def _dispatch(self) -> None:
-        """Hand out work after messages were read; called with the lock held."""
+        """Give work to the workers after their messages were read; called with the lock held."""
 
     @abstractmethod
     def _assemble(self) -> None:
-        """Put together what the learner takes next; called without the lock."""
+        """Assemble the data that the learner takes next; called without the lock."""
 
     # --- called by the learner's thread -------------------------------------------------------------------------
 
     def start(self, seed: int, warm_up: int = 0, version: int = 0) -> int:
-        """Start every env and the supervising thread; return the random steps that were taken to spread the envs."""
+        """Start every env and the supervising thread; return how many random steps decorrelated the envs."""
         self._seed, self._version = seed, version
         requests = [{"do": "reset", "seed": seed, "warm_up": warm_up}] * len(self._is_ready)
         answers = self._worker_pool.ask(requests, "ready", self._build_timeout, self._replace_at_start)
@@ -118,13 +118,13 @@ class AsyncWorkers(ABC):
         self._attach(worker)
 
     def take_lag(self) -> float:
-        """Return by how many updates acting weights were behind the learner, on average since the last call."""
+        """Return the mean number of updates by which acting weights lagged the learner since the last call."""
         with self._changed:
             lags, self._lags = self._lags, self._lags[-1:]
         return sum(lags) / len(lags)
 
     def take_seconds(self) -> dict[str, float]:
-        """Return how workers spent their time since the last call, on average; the last known shares if unknown."""
+        """Return a worker's mean seconds per activity since the last call, or the last result if nothing is new."""
         with self._changed:
             self._seconds = self._worker_stats.take_seconds() or self._seconds
             return {"env": 0.0, "inference": 0.0, "wait": 0.0, **self._seconds}
@@ -155,7 +155,7 @@ class AsyncWorkers(ABC):
                     for worker in self._worker_pool.workers:
                         self._check(worker)
                     self._dispatch()
-                while self._to_relaunch:  # without the lock, because a fork server may have to be started first
+                while self._to_relaunch:  # done without the lock, because it may have to start a fork server
                     self._relaunch(self._to_relaunch.pop())
                 self._assemble()
         except BaseException as error:  # raised again in the learner's thread, at its next call
@@ -164,7 +164,7 @@ class AsyncWorkers(ABC):
                 self._changed.notify_all()
 
     def _check(self, worker: Worker) -> None:
-        """Handle the messages of one worker, and its loss or silence."""
+        """Handle the messages of one worker, and retire or reap it if it is lost or silent."""
         index = worker.index
         while (answer := worker.take(self.answer_key)) is not None:
             self._made_progress[index] = True
@@ -184,7 +184,7 @@ class AsyncWorkers(ABC):
             self._worker_pool.reap_if_silent(worker, self._step_timeout, "while it owed a rollout")
 
     def _retire(self, worker: Worker) -> None:
-        """Give up what a lost worker had begun, and schedule its replacement."""
+        """Discard the unfinished work of a lost worker, and schedule its replacement."""
         index = worker.index
         worker.inbox.clear()
         self._on_lost(index)
@@ -193,14 +193,17 @@ class AsyncWorkers(ABC):
         self._to_relaunch.append(worker)
 
     def _relaunch(self, worker: Worker) -> None:
-        """Start a replacement that continues with the worker's envs; other workers do not wait until it is built."""
+        """Start a new process for the worker's envs, without waiting until it is built."""
         index = worker.index
         worker.blueprint = {**worker.blueprint, "row": self._next_row(index)}
         self._worker_pool.relaunch(worker, self._made_progress[index])
         self._made_progress[index] = False
 
     def _attach(self, worker: Worker, seed: int | None = None) -> None:
-        """Send a worker the memory and the weights; with a seed, it replaces a lost worker and resets its envs."""
+        """Send a worker the memory and the weights.
+
+        A worker that replaces a lost one is also sent a seed, with which it resets its envs at once.
+        """
         (memory, fds), (weights, weights_fds) = self._attach_message(), self._weights.invitation()
         restarts = self._worker_stats.lost[worker.index]
         message = {"do": "attach", "seed": seed, "restarts": restarts, **memory, **weights}

@@ -2,10 +2,10 @@
 
 buffers = allocate(agent, envs.observation, T, B)          # torch tensors [T, B, ...] and [B, ...]
 memory, shared = share(buffers)                            # the same trees, over a SharedArrays
-theirs = attach(buffers, memory)                           # in another process, which has buffers of the same shape
-theirs.columns(4, 8)                                       # the part that the worker of envs 4 to 7 writes
+theirs = attach(buffers, memory)                           # in another process, whose buffers have the same shape
+theirs.columns(4, 8)                                       # the part for a worker with envs 4 to 7
 
-memory, slots = share_slots(buffers, 6)                    # six copies, each for a rollout of its own
+memory, slots = share_slots(buffers, 6)                    # six buffers of this shape, for one rollout each
 theirs = attach_slots(buffers, memory)                     # in another process
 """
 
@@ -40,12 +40,12 @@ class Buffers(NamedTuple):
 
 
 def blank_obs(observation: Space, B: int) -> Tree:
-    """Return observations of B envs that are all zero."""
+    """Return observations of B envs, filled with zeros."""
     return observation.tree(lambda _, leaf: torch.zeros(B, *leaf.shape, dtype=getattr(torch, leaf.dtype)))
 
 
 def allocate(agent: Agent, observation: Space, T: int, B: int) -> Buffers:
-    """Return buffers in the shapes of what the agent returns for one batch."""
+    """Return zeroed buffers for T rows of B envs; a call of `agent.act` yields the shapes of actions and outputs."""
     obs = blank_obs(observation, B)
     width = sum(width for _, width in agent.noise)
     with torch.no_grad():
@@ -66,7 +66,7 @@ def allocate(agent: Agent, observation: Space, T: int, B: int) -> Buffers:
 
 
 def share(buffers: Buffers) -> tuple[SharedArrays, Buffers]:
-    """Return shared memory for buffers of this shape, which the caller closes, and the buffers in it."""
+    """Return shared memory for buffers of this shape, and the buffers in it. The caller closes the memory."""
     named = dict(leaves(buffers._asdict()))
     memory = SharedArrays({path: (tuple(x.shape), str(x.numpy().dtype)) for path, x in named.items()})
     return memory, attach(buffers, memory)
@@ -78,14 +78,14 @@ def attach(buffers: Buffers, memory: SharedArrays) -> Buffers:
 
 
 def share_slots(buffers: Buffers, count: int) -> tuple[SharedArrays, list[Buffers]]:
-    """Return shared memory for `count` buffers of this shape, which the caller closes, and the buffers in it."""
+    """Return shared memory for `count` buffers of this shape, and these buffers. The caller closes the memory."""
     named = dict(leaves(buffers._asdict()))
     memory = SharedArrays({path: ((count, *x.shape), str(x.numpy().dtype)) for path, x in named.items()})
     return memory, attach_slots(buffers, memory)
 
 
 def attach_slots(buffers: Buffers, memory: SharedArrays) -> list[Buffers]:
-    """Return all buffers in memory that `share_slots` made."""
+    """Return the buffers of all slots in memory that `share_slots` has created."""
 
     def slot(number: int) -> Buffers:
         return _like(buffers, lambda path: torch.from_numpy(memory[path][number]))

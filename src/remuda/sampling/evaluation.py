@@ -1,7 +1,7 @@
 """Evaluate an agent by complete episodes with given seeds and greedy actions.
 
-Every episode is played to its end in an env that is reset with the episode's own seed. The result does therefore not
-depend on the number of envs, and short episodes are not preferred to long ones.
+Every episode is played to its end in an env that is reset with the episode's own seed. The result therefore does not
+depend on the number of envs, and is not biased towards short episodes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from remuda.randomness import Purpose
 from remuda.sampling.noise import Noise
 from remuda.sampling.sampler import ToEnv
 
-NOISE_BLOCK = 128  # rows drawn at once, because a generator for each env and row would cost more than the policy
+NOISE_BLOCK = 128  # rows of noise drawn at once: a generator for each single row would cost more than the policy
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def evaluate(
             for episode in envs.episodes():
                 played[episode.env].append(episode.values)
                 done += 1
-            obs = map_tree(torch.from_numpy, step.obs)  # views, which are valid until the next send
+            obs = map_tree(torch.from_numpy, step.obs)  # these views are valid until the next send
             if state is not None and not step.mask.all():
                 was_reset = torch.from_numpy(~step.mask)
                 state[was_reset] = initial[was_reset]

@@ -1,7 +1,7 @@
-"""The amount of exploration of every env, as a function of the row, so that checkpoints need not save it.
+"""The amount of exploration of every env. It is a function of the row, so that checkpoints need not save it.
 
     explore = Exploration(amount, random_rows=100)
-    explore.at(row)                     # [B], an argument of Agent.act: epsilon for Q-learning
+    explore.at(row)                     # [B], passed to Agent.act as `explore`: epsilon for Q-learning
     sampler = EnvSampler(envs, agent, weights, T, seed, explore=explore)
 
 Before row `random_rows` actions are drawn uniformly from their space, and the agent's actions are not used.
@@ -46,7 +46,7 @@ class RandomActions:
         self._noise = Noise(seed, envs, [("uniform", width)], Purpose.RANDOM_ACTIONS)
 
     def rows(self, first: int, count: int) -> NDArray[np.int64] | NDArray[np.float32]:
-        """Return actions [count, B] as agents make them: flat for a Box."""
+        """Return actions [count, B] in the form that agents return: Box actions are flat."""
         uniform = self._noise.rows(first, count).numpy()
         if self.action.kind == "discrete":
             return (uniform[..., 0] * self.action.n).astype(np.int64)

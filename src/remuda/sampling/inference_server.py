@@ -1,15 +1,15 @@
-"""One process that runs inference for all envs: the groups of envs that are ready form a batch.
+"""Inference for all envs in one process: all groups of envs that wait for actions form one batch.
 
     server = InferenceServer(envs, agent, weights, num_steps, seed, slots)  # envs: an AsyncPooledEnvs
     server.reset(seed)
-    server.give(3)                                    # the buffers of slot 3 may be filled by the next group
+    server.give(3)                                    # the next group may fill the buffers of slot 3
     while working:
-        for filled in server.receive(seconds=0.02):   # answers of envs, and the rollouts that they complete
+        for filled in server.receive(seconds=0.02):   # reads answers of envs; returns complete rollouts
             ...
-        server.act()                                  # one batch
+        server.act()                                  # sends the next actions, computed in one batch
 
 Every group of envs fills a rollout of its own, row by row, and no group waits for another. Weights are pulled before
-each batch: a rollout may be sampled by several versions, and `Steps.version` holds the one that acted in each row.
+each batch, so a rollout may be sampled by several versions. `Steps.version` holds the version that acted in each row.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from remuda.sampling.sampler import ToEnv
 
 
 class Filled(NamedTuple):
-    """A rollout that is complete."""
+    """A complete rollout in a slot."""
 
     slot: int
-    first_env: int
-    version: int  # the oldest version that acted in it
+    first_env: int  # the env of the rollout's first column
+    version: int  # the oldest version of the weights that acted in the rollout
 
 
 @dataclass(eq=False)
@@ -44,10 +44,10 @@ class Group:
 
     number: int
     writer: RowWriter
-    row: int  # first row of the next rollout
-    is_waiting: bool = False  # its envs have answered and wait for actions
-    slot: int | None = None  # of its rollout; None between two rollouts
-    t: int = 0  # complete rows of its rollout
+    row: int  # number of the next rollout's first row
+    is_waiting: bool = False  # whether the envs have answered and wait for actions
+    slot: int | None = None  # the slot that the group fills; None between two rollouts
+    t: int = 0  # number of complete rows in the current rollout
 
 
 class InferenceServer:
@@ -73,21 +73,24 @@ class InferenceServer:
         self._seconds = {"env": 0.0, "inference": 0.0}
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
-        """Start every env; return the number of random steps that were taken to spread the envs."""
+        """Start every env; return the number of random steps that decorrelated the envs."""
         self._inputs.reset()
         return int(self.envs.reset(seed, warm_up))
 
     def give(self, slot: int) -> None:
-        """Allow the buffers of this slot to be filled."""
+        """Allow a group to fill the buffers of this slot."""
         self._free.append(slot)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing can happen before a slot is given, because every group waits for one."""
+        """Whether every group waits for a slot, so that nothing can be sampled before `give` is called."""
         return not self._free and all(group.is_waiting and group.slot is None for group in self._groups)
 
     def receive(self, seconds: float) -> list[Filled]:
-        """Receive the answers of groups; if no group can act, wait up to `seconds` for the first answer."""
+        """Read the answers of groups and return the rollouts that are complete now.
+
+        If no group can act, wait up to `seconds` for the first answer.
+        """
         start = time.perf_counter()
         can_act = any(group.is_waiting and (group.slot is not None or self._free) for group in self._groups)
         for number in self.envs.ready(0.0 if can_act else seconds):
@@ -97,12 +100,12 @@ class InferenceServer:
             return [self._finish(group) for group in self._groups if group.t == self.num_steps]
 
     def act(self) -> None:
-        """Act once, in one batch, for all groups that wait for actions."""
+        """Compute and send one action for each env of the groups that wait and have a slot, in one batch."""
         start = time.perf_counter()
         with torch.inference_mode():
             if self._free:
                 waiting = [group for group in self._groups if group.is_waiting and group.slot is None]
-                # Groups with the fewest rows come first. Otherwise the first group would get all of a few slots.
+                # Groups with the fewest rows come first. Otherwise the first group would get all free slots.
                 for group in sorted(waiting, key=lambda group: group.row)[: len(self._free)]:
                     self._begin(group, self._free.popleft())
             acting = [group for group in self._groups if group.is_waiting and group.slot is not None]
@@ -111,7 +114,7 @@ class InferenceServer:
         self._seconds["inference"] += time.perf_counter() - start
 
     def take_seconds(self) -> dict[str, float]:
-        """Return where the time went since the last call."""
+        """Return the seconds spent on envs and on inference since the last call."""
         seconds, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
         return seconds
 
@@ -131,7 +134,7 @@ class InferenceServer:
         group.row += self.num_steps
 
     def _exploration(self, groups: list[Group]) -> Tensor | None:
-        """Return the exploration of each env of these groups, by the row at which its group is."""
+        """Return the amount of exploration for each env of these groups, at the current row of its group."""
         rows = [group.row - self.num_steps + group.t for group in groups]
         found = {row: self._explore.at(row) for row in set(rows)}
         amounts = [(found[row], group.writer.columns) for row, group in zip(rows, groups, strict=True)]

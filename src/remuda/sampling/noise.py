@@ -1,4 +1,4 @@
-"""Noise of acting agents, keyed by (purpose, seed, env, row), so that it does not depend on the env's process."""
+"""The noise with which agents act. It is keyed by (purpose, seed, env, row), whichever process the env runs in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from remuda.randomness import Purpose, keyed_generator
 
 
 class Noise:
-    """Uniform or standard normal numbers for each env and row, in parts of a kind and width that lie side by side."""
+    """Random numbers for each env and row.
+
+    Each of the `parts` is a kind of numbers, uniform or standard normal, and their count per row.
+    """
 
     def __init__(
         self,
@@ -25,7 +28,10 @@ class Noise:
         self.seed, self.envs, self.parts, self.purpose = seed, envs, parts, purpose
 
     def rows(self, first: int, count: int) -> Tensor:
-        """Return noise [count, B, width] of the rows from `first` on, which depends on where this block starts."""
+        """Return noise [count, B, width] for `count` rows from `first` on.
+
+        A block is drawn from a generator keyed by its first row, so a row's noise depends on where its block starts.
+        """
         out = np.empty((count, len(self.envs), sum(width for _, width in self.parts)), dtype=np.float32)
         for column, env in enumerate(self.envs):
             draw = keyed_generator(self.purpose, self.seed, env, first)

@@ -1,4 +1,4 @@
-"""The link of a sampler worker to its parent: heartbeats, answers, and the statistics that go with them."""
+"""The link of a sampler worker to its parent: it carries heartbeats, answers and statistics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ParentLink:
         self._last_sent = 0.0
 
     def beat(self) -> bool:
-        """Report that the worker is alive, if it is time. Envs call this as `should_stop`, so it returns False."""
+        """Send a heartbeat if one is due. Envs call this method as `should_stop`, so it returns False."""
         if time.monotonic() - self._last_sent > BEAT_SECONDS:
             self.send({"alive": True})
         return False
@@ -36,7 +36,7 @@ class ParentLink:
         self.notices.clear()
 
     def send_with_stats(self, message: Message, envs: Envs, seconds: Mapping[str, float]) -> None:
-        """Send an answer with the statistics since the last one; `seconds` say where the time went."""
+        """Send an answer with the statistics since the last one; `seconds` is the time spent on each activity."""
         episodes = [(episode.env, episode.values) for episode in envs.episodes()]
         stats = {"episodes": episodes, "restarts": envs.restarts(), "seconds": seconds}
         self.send_with_notices({**message, **stats})

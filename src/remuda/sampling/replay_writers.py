@@ -3,10 +3,10 @@
     writers = ReplayWriterPool("remuda.build.workers", blueprints, weights, fds, num_steps, seed, on_lost=...)
     writers.start(seed)
     while training:
-        writers.poll(learner.version)          # raises the error of a worker that could not handle it
+        writers.poll(learner.version)          # raises the error that ended sampling, if there is one
         ...                                    # draw, learn, publish
 
-Only statistics pass through the learner's process: episodes, how workers spend their time, and which ones were lost.
+The learner's process receives only statistics: episodes, how workers spend their time, and which workers were lost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DRAIN_POLL_SECONDS = 0.005
 
 
 class ReplayWriterPool(AsyncWorkers):
-    """Workers that write to the groups of a replay's envs, `groups` of them for each worker."""
+    """Workers that write to a replay. Each worker writes the rows of `groups` groups of envs (a blueprint entry)."""
 
     answer_key = "sampled"
 
@@ -47,7 +47,7 @@ class ReplayWriterPool(AsyncWorkers):
     ) -> None:
         """Start workers that write to the replay with these descriptors.
 
-        `on_lost(group)` prepares the replay for another writer of the group, and returns the group's next row.
+        `on_lost(group)` prepares the replay for a new writer of the group, and returns the group's number of rows.
         `written` is the live count of rows of each group. Noise and schedules of all groups continue from the largest
         count. `limits` are arguments of AsyncWorkers.
         """
@@ -55,10 +55,10 @@ class ReplayWriterPool(AsyncWorkers):
         self._width = width = blueprints[0]["groups"]
         self._written = written if written is not None else np.zeros(width * len(blueprints), np.int64)
         before: list[int] = self._written.tolist()
-        self._reported = self._written.reshape(-1, width).sum(1)  # rows whose statistics each worker has sent
+        self._reported = self._written.reshape(-1, width).sum(1)  # for each worker, rows whose statistics it has sent
         first_row = max(before)
         self._rows = [first_row] * len(blueprints)
-        self._ahead = [first_row - rows for rows in before]  # of each group: its row number minus its count of rows
+        self._ahead = [first_row - rows for rows in before]  # for each group, its row number minus its row count
         common = {"num_steps": num_steps, "seed": seed, "row": first_row, "all_groups": len(before)}
         complete = [{**blueprint, **common, "group": width * i} for i, blueprint in enumerate(blueprints)]
         super().__init__(module, complete, weights, seed, **limits)
@@ -84,7 +84,7 @@ class ReplayWriterPool(AsyncWorkers):
         super().close()
         on_writer_lost, self._on_writer_lost = self._on_writer_lost, lambda group: 0
         for group in range(len(self._ahead)):
-            on_writer_lost(group)  # a worker that was stopped while it wrote has left incomplete rows
+            on_writer_lost(group)  # discards the incomplete rows of a worker that was stopped while it wrote
 
     def _attach_message(self) -> tuple[Message, list[int]]:
         return {"into": "replay"}, self._fds
@@ -102,7 +102,7 @@ class ReplayWriterPool(AsyncWorkers):
         """Do nothing: the rows are in the replay already."""
 
     def _on_lost(self, index: int) -> None:
-        """Let the replacement continue, in all groups of the worker, from the row of the most advanced group."""
+        """Let the replacement continue all groups of the worker from the row of the most advanced group."""
         own = range(index * self._width, (index + 1) * self._width)
         written = [self._on_writer_lost(group) for group in own]
         self._rows[index] = max(rows + self._ahead[group] for group, rows in zip(own, written, strict=True))

@@ -1,18 +1,18 @@
-"""Rollouts as workers complete them: sampling goes on while the learner learns, as long as a slot is free.
+"""A queue of the rollouts that workers complete. They sample while the learner learns, as long as a slot is free.
 
     queue = RolloutQueue("remuda.build.workers", blueprints, agent, observation, weights, ...)
     queue.start(seed)
     while training:
-        rollout = queue.take(learner.version, should_stop)    # some slots side by side, none older than max_lag
+        rollout = queue.take(learner.version, should_stop)    # `per_round` slots, none older than max_lag
         ...                                                   # learn, publish weights
         queue.release(learner.version)                        # these slots may be filled again
 
-A slot is shared memory for one rollout of one worker. This process alone decides which worker may write to which
-slot, by messages over each worker's own link: there is no queue and no lock that a dying process could hold. Slots
-that a lost worker had not completed become free again, and its replacement begins new episodes.
+A slot is shared memory for one rollout of one worker. The learner's process alone decides which worker may write to
+which slot, and sends its decisions over each worker's own link: there is no queue and no lock that a dying process
+could hold. Slots that a lost worker had not completed become free again, and its replacement begins new episodes.
 
-The supervising thread hands out slots, replaces workers, and copies the next rollout together while the learner is
-still busy with the last one.
+The supervising thread hands out slots, replaces workers, and assembles the next rollout while the learner is still
+busy with the previous one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from remuda.processes.worker_pool import POLL_SECONDS, Blueprint, Worker
 from remuda.sampling.async_workers import AsyncWorkers
 from remuda.sampling.buffers import Buffers, allocate, share_slots
 
-SLOTS_PER_GROUP = 2  # a worker holds, for each of its groups of envs, the slot that it fills and the next one
+SLOTS_PER_GROUP = 2  # for each group of envs, a worker holds the slot that it fills and the next one
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class FullSlot:
     """A slot that a worker has filled."""
 
     slot: int
-    first_env: int  # the env of its first column
-    version: int  # the oldest version of the weights that acted in it
+    first_env: int  # the env of the slot's first column
+    version: int  # the oldest version of the weights that acted in the rollout
 
 
 class RolloutQueue(AsyncWorkers):
-    """A `RolloutSource` of workers, each of which fills slots for its `groups` of envs."""
+    """A `RolloutSource` whose workers fill slots, each for one or more groups of envs."""
 
     answer_key = "filled"
 
@@ -65,27 +65,27 @@ class RolloutQueue(AsyncWorkers):
         first_row: int = 0,
         **limits: Any,
     ) -> None:
-        """Start workers whose rollouts are taken `per_round` at a time.
+        """Start workers; the learner takes `per_round` of their rollouts at a time.
 
-        `updates_per_round` is the number of updates of a round in which none is skipped. `limits` are arguments of
+        `updates_per_round` is the number of updates in a round that skips none. `limits` are arguments of
         AsyncWorkers.
         """
         self._per_round, self._max_lag, self._num_steps = per_round, max_lag, num_steps
-        self._held: list[list[int]] = [[] for _ in blueprints]  # slots that each worker fills, in this order
-        self._rows = [first_row] * len(blueprints)  # of each worker, the first row whose noise was not drawn
+        self._held: list[list[int]] = [[] for _ in blueprints]  # slots of each worker, in the order of filling
+        self._rows = [first_row] * len(blueprints)  # for each worker, the first row whose noise is not drawn yet
         self._full: deque[FullSlot] = deque()
         self._staged: list[FullSlot] | None = None  # what `take` returns next
         self._taken: list[FullSlot] = []
         self.dropped = 0
-        self._waiting = list(range(len(blueprints)))  # workers, by when they were last given a slot
-        self._taken_at, self._usual_updates = 0, updates_per_round  # version at the last `take`; updates of a round
-        self._updates = updates_per_round  # most updates to expect of the next round
+        self._waiting = list(range(len(blueprints)))  # workers, the one whose last slot was given longest ago first
+        self._taken_at, self._usual_updates = 0, updates_per_round  # `_taken_at` is the version at the last `take`
+        self._updates = updates_per_round  # the number of updates to expect in the next round
         groups = blueprints[0]["groups"]
         self._max_held = SLOTS_PER_GROUP * groups
         num_slots = slots_for(per_round, groups * len(blueprints), max_lag)
         self._free = deque(range(num_slots))
         self._width = width = (blueprints[0]["last"] - blueprints[0]["first"]) // groups
-        # Allocate the memory before starting processes: it is what may fail.
+        # Allocate the memory before starting processes, because the allocation may fail.
         self._memory, self._slots = share_slots(allocate(agent, observation, num_steps, width), num_slots)
         self._stages = deque(allocate(agent, observation, num_steps, width * per_round) for _ in range(2))
         common = {"num_steps": num_steps, "seed": seed, "row": first_row}
@@ -98,7 +98,7 @@ class RolloutQueue(AsyncWorkers):
     # --- called by the learner's thread -------------------------------------------------------------------------
 
     def take(self, version: int, should_stop: Callable[[], bool]) -> Rollout:
-        """Wait for the next rollout for a learner of this version; drop and count rollouts that are too old."""
+        """Wait for the next rollout; drop and count rollouts that are too old for a learner of this version."""
         with self._changed:
             while (taken := self._usable(version)) is None:
                 if self._error is not None:
@@ -127,7 +127,7 @@ class RolloutQueue(AsyncWorkers):
         return self._max_lag is not None and self._version - full.version > self._max_lag
 
     def release(self, version: int) -> None:
-        """Free the slots that were taken last, once weights of this version are published."""
+        """Free the slots of the last `take`. Call this when the weights of `version` have been published."""
         with self._changed:
             self._free.extend(full.slot for full in self._taken)
             self._updates = max(self._usual_updates, version - self._taken_at)
@@ -135,7 +135,7 @@ class RolloutQueue(AsyncWorkers):
         self._worker_pool.bell.ring()
 
     def metrics(self) -> dict[str, float]:
-        """Return the numbers of slots, and the mean lag of the weights that acted since the last call."""
+        """Return the numbers of free and full slots, and the mean lag of the acting weights since the last call."""
         with self._changed:
             free, full = len(self._free), len(self._full) + len(self._staged or ())
         return {
@@ -183,7 +183,7 @@ class RolloutQueue(AsyncWorkers):
             self._full = deque(kept)
 
     def _hand_out_slots(self) -> None:
-        """Give free slots to the workers that hold the fewest, and among these to the one that waited longest."""
+        """Give each free slot to the worker that holds the fewest, or among equals to the one that waited longest."""
         while self._free and len(self._slots) - len(self._free) < self._max_in_use():
             ready = [index for index in self._waiting if self._is_ready[index]]
             index = min(ready, key=lambda index: len(self._held[index]), default=None)
@@ -200,18 +200,18 @@ class RolloutQueue(AsyncWorkers):
             worker.send({"do": "fill", "slot": slot})
 
     def _max_in_use(self) -> int:
-        """Return the number of slots that can be learned from before max_lag makes them stale."""
+        """Return how many slots may be in use, so that each is learned from before max_lag makes it stale."""
         if self._max_lag is None:
             return len(self._slots)
         return (self._max_lag // self._updates + 1) * self._per_round
 
     def _assemble(self) -> None:
-        """Copy the slots of the next rollout together, sorted by env, so that equal slots make equal rollouts."""
+        """Copy full slots into the next rollout, sorted by env, so that their order of completion has no effect."""
         with self._changed:
             if self._staged is not None or len(self._full) < self._per_round:
                 return
             chosen = sorted((self._full.popleft() for _ in range(self._per_round)), key=lambda full: full.first_env)
-            stage = self._stages[1]  # the learner learns from the other one
+            stage = self._stages[1]  # the learner uses the other stage
         for place, full in enumerate(chosen):
             copy_columns(self._slots[full.slot], stage, place)
         with self._changed:
@@ -220,17 +220,17 @@ class RolloutQueue(AsyncWorkers):
 
 
 def slots_for(per_round: int, num_groups: int, max_lag: int | None) -> int:
-    """Return the number of slots: for the round in use, the next one, and one for each group of envs to fill.
+    """Return the number of slots: those of the current and of the next round, and one for each group of envs to fill.
 
-    When a rollout begins, at most all other slots are learned from before it. With the number returned here, a
-    rollout becomes older than max_lag only if others overtake it.
+    While a rollout is sampled, the learner can learn at most from all other slots. With the number returned here, a
+    rollout becomes older than max_lag only if rollouts that began later are complete before it.
     """
     wanted = 2 * per_round + num_groups
     return wanted if max_lag is None else min(wanted, (max_lag + 1) * per_round)
 
 
 def copy_columns(source: Buffers, target: Buffers, place: int) -> None:
-    """Copy all columns of a slot to the columns of slot number `place` in the target."""
+    """Copy a slot to position `place` of the target, which holds several slots side by side."""
     width = source.steps.mask.shape[1]
     own = target.columns(place * width, (place + 1) * width)
     own.steps[...] = source.steps

@@ -1,4 +1,4 @@
-"""Write the rows of a rollout: what the agent saw and did, and how the envs answered.
+"""Write the rows of a rollout: the agent's observations and actions, and the answers of the envs.
 
     inputs = AgentInputs(agent, envs.observation, num_envs)     # what the agent sees next in every env
     (writer,) = make_writers(inputs, envs, agent, seed, explore)  # one for each slot of the envs
@@ -7,10 +7,11 @@
     for t in range(num_steps):
         writer.write_action(t, actions, policy_output)
         envs.send(...)
-        writer.write_step(t, step)                              # the envs' answer; also the next inputs of the agent
-    inputs.finish(agent, buffers, writer.columns)               # what follows the last row
+        writer.write_step(t, step)                              # writes the envs' answer and updates `inputs`
+    inputs.finish(agent, buffers, writer.columns)               # writes what follows the last row
 
-All samplers write their rows with these two classes. They differ in when a slot acts and in which buffers it fills.
+All samplers write their rows with these two classes. The samplers differ in when they act for a slot of the envs, and
+in which buffers they fill.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ ALL = slice(None)
 
 
 class AgentInputs:
-    """What the agent sees next in each of B envs: the observation and, with memory, the recurrent state.
+    """The next inputs of the agent for each of B envs: the observation and, with memory, the recurrent state.
 
-    The state of an env is put back to its initial value exactly where the env was reset.
+    The state of an env returns to its initial value exactly where the env was reset.
     """
 
     def __init__(self, agent: Agent, observation: Space, num_envs: int) -> None:
@@ -52,12 +53,12 @@ class AgentInputs:
         self.begins.fill_(True)
 
     def reset_state(self, envs: NDArray[np.int64]) -> None:
-        """Put back the state of these envs, whose next observation is the first of an episode."""
+        """Reset the recurrent state of these envs, whose next observation is the first of an episode."""
         index = torch.from_numpy(envs)
         self.state[index] = self._initial_state[index]
 
     def finish(self, agent: Agent, buffers: Buffers, columns: slice = ALL) -> None:
-        """Complete the rollout of these envs: store the value of the next observation and the start of the next rollout."""
+        """Complete the rollout of these envs: store the next observation, its value, and the next recurrent state."""
         if buffers.last_value is not None:
             state = None if self.state is None else self.state[columns]
             value: Tensor = agent.value(self.obs[columns], state)  # type: ignore[attr-defined]  # `allocate` checked
@@ -80,15 +81,15 @@ class RowWriter:
         self.obs, self.obs_arrays = inputs.obs[columns], inputs.obs_arrays[columns]
         self._noise, self._random, self._random_rows = noise, random, random_rows
         self.buffers: Buffers | None = None
-        self.noise: Sequence[Tensor] = ()  # of each row of the rollout
-        # Random actions of the first rows of the rollout, as long as the run is at its random rows.
+        self.noise: Sequence[Tensor] = ()  # the noise of each row of the rollout
+        # Random actions for the first rows of the rollout; empty once the run has passed row `random_rows`.
         self.random: Sequence[NDArray[Any]] | NDArray[Any] = ()
 
     def write_to(self, buffers: Buffers) -> None:
         """Set the buffers of the next rollout; they have one column for each env of the slot."""
         self.buffers, self.steps = buffers, buffers.steps
         arrays = map_tree(lambda tensor: tensor.numpy(), buffers.steps)  # the same memory
-        # A field of an ArrayTuple is a property, which costs a call: hold the arrays of the hot path directly.
+        # Reading a field of an ArrayTuple calls a property, so keep the arrays of the hot path as attributes.
         self._obs, self._action, self._reward = arrays.obs, arrays.action, arrays.reward
         self._discount, self._mask = arrays.discount, arrays.mask
 
@@ -103,14 +104,14 @@ class RowWriter:
             self.buffers.state[...] = self.inputs.state[self.columns]
 
     def write_action(self, t: int, action: Tree, output: ArrayTuple | None) -> None:
-        """Write what the agent saw, the action as the agent made it, and the policy output, if it is known by now."""
+        """Write the observation, the agent's action and, if it is known yet, the policy output to row t."""
         self._obs[t] = self.obs_arrays
         self._action[t] = action
         if output is not None:
             self.steps.policy[t] = output
 
     def write_step(self, t: int, step: Step) -> None:
-        """Write the envs' answer to row t, and keep what the agent sees next."""
+        """Write the envs' answer to row t, and store their observations as the agent's next inputs."""
         mask = step.mask
         self._reward[t] = step.reward
         self._discount[t] = ~step.terminated

@@ -1,4 +1,4 @@
-"""Sample rollouts with one agent that acts for all envs.
+"""Sample rollouts: one agent acts for all envs.
 
     sampler = EnvSampler(envs, agent, weights, num_steps, seed)
     sampler.reset(seed)
@@ -6,9 +6,9 @@
         rollout = sampler.collect()      # num_steps rows of every env; the next call reuses the arrays
     sampler.close()
 
-In-process envs, native vector envs, a process pool with central inference (one slot) and alternating groups (two
-slots, of which one acts while the other steps) run the same loop over different `Envs`. Sampler workers run it too,
-each over envs of its own (sampler_worker.py).
+The same loop runs over all kinds of `Envs`: in-process envs, native vector envs, a process pool with central
+inference (one slot), and alternating groups (two slots: the agent acts for one while the envs of the other step).
+Sampler workers run it too, each with its own envs (sampler_worker.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from remuda.sampling.row_writer import AgentInputs, RowWriter, make_writers
 
 
 class ToEnv:
-    """Converts actions as the agent makes them, flat and unbounded, to actions as the envs take them."""
+    """Converts actions of the agent, which are flat and unbounded, to the shapes and bounds of the envs."""
 
     def __init__(self, action: Space) -> None:
         self.space = action
@@ -53,10 +53,10 @@ def has_bounds(leaf: Space) -> bool:
 
 
 class EnvSampler:
-    """One agent that acts for all slots of an Envs, with the weights that it held when the rollout began.
+    """Samples rollouts with one agent for all slots of an `Envs`, each rollout with one version of the weights.
 
-    With `wait_reset` an env whose episode ends is reset only when the next rollout begins: every column holds rows of
-    one episode, padded with masked rows, as models that attend over a whole rollout need it.
+    With `wait_reset` an env whose episode ends is reset only when the next rollout begins. Every column then holds
+    rows of one episode, padded with masked rows; models that attend over a whole rollout need this.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class EnvSampler:
         buffers: Buffers | None = None,
         explore: Exploration = Exploration(),  # noqa: B008  (immutable)
     ) -> None:
-        """Start at row `first_row` of the run; `first_env` is the index of the first env among those of the run."""
+        """Start at row `first_row` of the run; `first_env` is the run-wide index of this sampler's first env."""
         self.envs, self.agent, self.weights, self.num_steps = envs, agent, weights, num_steps
         self.seed, self.row, self.wait_reset = seed, first_row, wait_reset
         self.version = -1
@@ -86,9 +86,9 @@ class EnvSampler:
         self._writers = make_writers(self._inputs, envs, agent, seed, explore, first_env)
         self.write_to(buffers or allocate(agent, envs.observation, num_steps, B))
         self._fast_policy: FastPolicy | None = None
-        self._is_checked = False  # whether the agent's fast policy agrees with `act`
-        self._is_over = np.zeros(B, bool)  # with wait_reset: the episode has ended, and the env waits
-        self._is_running = np.zeros(B, bool)  # in the middle of an episode after the last row of a rollout
+        self._is_checked = False  # whether `collect` has compared the agent's fast policy with `act`
+        self._is_over = np.zeros(B, bool)  # True for envs that wait for a reset (with wait_reset)
+        self._is_running = np.zeros(B, bool)  # True for envs that are in the middle of an episode
 
     def write_to(self, buffers: Buffers) -> None:
         """Set the buffers of the next rollout."""
@@ -98,7 +98,7 @@ class EnvSampler:
             writer.write_to(buffers if len(self._writers) == 1 else buffers.columns(own.start, own.stop))
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
-        """Start every env; return the number of random steps that were taken to spread the envs."""
+        """Start every env; return the number of random steps that decorrelated the envs."""
         taken = self.envs.reset(seed, warm_up)
         for _ in self._writers:
             slot, step = self.envs.recv()
@@ -110,7 +110,7 @@ class EnvSampler:
         return taken
 
     def resume(self) -> None:
-        """Continue after the rollout in the buffers, in place of a worker that was lost.
+        """Continue where the rollout in the buffers ends; called in a worker that replaces a lost one.
 
         The envs answer row 0 with a reset, which masks that row: no episode begins there.
         """
@@ -122,7 +122,7 @@ class EnvSampler:
         self._is_over.fill(True)  # the envs are new and wait for their first reset
 
     def get_state(self) -> bytes:
-        """Return what the coming rollouts depend on, except weights and the number of rows done."""
+        """Return the state that later rollouts depend on, without the weights and the row number."""
         inputs = self._inputs
         obs, memory = (_as_arrays(tree) for tree in (inputs.obs, inputs.state))
         own = {"is_over": self._is_over, "begins": inputs.begins.numpy()}
@@ -171,7 +171,7 @@ class EnvSampler:
                 self._is_running[writers[received].columns] = step.mask & ~(step.terminated | step.truncated)
             self._seconds["env"] += env_seconds + clock() - start
             if self.wait_reset:
-                # A masked last row is padding after an end, or an env that was lost, which waits as well.
+                # An env with a masked last row waits too: its episode ended earlier, or its worker was lost.
                 np.logical_not(self._is_running, out=self._is_over)
             if self._fast_policy is not None:
                 self._evaluate_actions(self._fast_policy)
@@ -181,7 +181,7 @@ class EnvSampler:
         return Rollout(buffers.steps, buffers.next_obs, buffers.last_value, buffers.state, begins=buffers.begins)
 
     def take_seconds(self) -> dict[str, float]:
-        """Return where the time went since the last call: stepping envs, waiting for them, inference."""
+        """Return the seconds spent on stepping envs, waiting for them, and inference since the last call."""
         waited, seconds = self.envs.waited() - self._waited, self._seconds
         self._waited += waited
         self._seconds = dict.fromkeys(seconds, 0.0)

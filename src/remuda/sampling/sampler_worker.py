@@ -1,11 +1,12 @@
 """The process of a sampler worker: builds its envs and its agent, attaches to shared memory, then samples.
 
-How it samples, and where the rows go, depends on the message "attach" and is one service each (worker_services.py).
-A module that a fork server loads names what is built:
+The message "attach" selects a service (worker_services.py): how the worker samples, and where the rows go. The
+module that a fork server loads provides the functions that build envs, agent and writer:
 
     def main(fds):
-        return serve(fds, make_parts)                # make_parts(blueprint, beat, report) -> envs, agent, exploration
-        return serve(fds, make_parts, make_writer)   # make_writer(blueprint, descriptors) -> Writer
+        # make_parts(blueprint, beat, report) returns envs, agent and exploration. make_writer(blueprint, descriptors)
+        # returns a Writer, and is needed only by workers that write to a replay.
+        return serve(fds, make_parts, make_writer)
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from remuda.sampling.worker_services import (
     Writer,
 )
 
-# Arguments: blueprint, heartbeat (called at every step), receiver of notices about rebuilt envs.
+# The arguments are the blueprint, a heartbeat to call at every step, and a receiver of notices about rebuilt envs.
 MakeParts = Callable[[Blueprint, Callable[[], bool], Callable[[Notice], None]], tuple[Any, Agent, Exploration]]
 MakeWriter = Callable[[Blueprint, Sequence[int]], Writer]
 
@@ -53,7 +54,7 @@ def serve(fds: Sequence[int], make_parts: MakeParts, make_writer: MakeWriter | N
 
 
 class SamplerWorker:
-    """Reads the parent's messages, builds what they describe, and lets a service sample in between."""
+    """Reads the parent's messages, builds what they describe, and lets the service sample between two messages."""
 
     def __init__(self, link: Link, make_parts: MakeParts, make_writer: MakeWriter | None) -> None:
         self._parent = ParentLink(link)
@@ -63,7 +64,7 @@ class SamplerWorker:
         self._is_leaving = False
 
     def run(self) -> None:
-        torch.set_num_threads(1)  # there is one worker for each core
+        torch.set_num_threads(1)  # one thread is enough: there is one worker for each core
         keep_memory()
         server, link = os.getppid(), self._parent.link
         poll = select.poll()
@@ -103,7 +104,7 @@ class SamplerWorker:
                 self._service.handle(message)
 
     def _attach(self, message: Message, fds: list[int]) -> None:
-        """Join the weights and the memory that the rows go to, and start the service that writes them."""
+        """Attach to the shared weights and to the memory for the rows, and start the service that writes them."""
         weights = join_weights(self._agent, message, fds)  # type: ignore[arg-type]  # an Agent is an nn.Module
         match message["into"]:
             case "columns":
@@ -120,7 +121,7 @@ class SamplerWorker:
 
     @property
     def _has_groups(self) -> bool:
-        """Whether the envs are in other processes, in one group for each slot."""
+        """Whether the envs run in other processes, as several groups with one slot each."""
         return bool(self._envs.num_slots > 1)
 
     def _sample_columns(self, weights: Weights, message: Message, fds: list[int]) -> ColumnService:
@@ -128,7 +129,7 @@ class SamplerWorker:
         width = memory["steps.mask"].shape[-1]
         buffers = attach(self._allocate(width), memory).columns(self._blueprint["first"], self._blueprint["last"])
         sampler = self._make_sampler(weights, buffers)
-        if message["seed"] is not None:  # in place of a lost worker
+        if message["seed"] is not None:  # this worker replaces a lost one
             self._envs.prepare(message["seed"], message["restarts"])
             sampler.resume()
         return ColumnService(self._parent, self._envs, sampler)

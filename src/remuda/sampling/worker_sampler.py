@@ -2,15 +2,15 @@
 
     sampler = WorkerSampler("remuda.build.workers", blueprints, agent, observation, weights, num_steps, seed)
     sampler.reset(seed)
-    rollout = sampler.collect()          # every worker fills its columns, with the weights published last
+    rollout = sampler.collect()          # every worker fills its columns with the newest weights
 
 There is one request and one answer per rollout instead of per step. This suits envs that step faster than a message
 travels, machines with many cores, and networks that are small enough to run on each core. Steps and weights lie in
-shared memory (learning/weights.py). Exploration noise is keyed by env and row, so the actions are those of central
-inference, up to the rounding of matrix products of another height.
+shared memory (learning/weights.py). Exploration noise is keyed by env and row, so the actions equal those of central
+inference, except that matrix products of smaller batches may round differently.
 
-A lost worker is replaced, and its replacement samples the columns of the current rollout again: its envs answer row 0
-with a reset, which ends their episodes as truncations, and no update is lost.
+If a worker is lost, its replacement samples the worker's columns of the current rollout again. Its envs answer row 0
+with a reset, which ends the previous episodes as truncations. No update is lost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from remuda.sampling.worker_stats import WorkerStats
 
 
 class WorkerSampler:
-    """The parent's side. `blueprints` describe the workers; the envs of each are `first` to `last`, exclusive."""
+    """The parent's side. Each of the `blueprints` describes a worker with envs `first` to `last`, exclusive."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class WorkerSampler:
         self._made_progress = [False] * len(blueprints)  # whether each worker has answered since it was last replaced
         self._waited, self._running = 0.0, 0
         common = {"num_steps": num_steps, "seed": seed}
-        # Allocate the memory before starting processes: it is what may fail.
+        # Allocate the memory before starting processes, because the allocation may fail.
         self._memory, self._buffers = share(allocate(agent, observation, num_steps, self.num_envs))
         try:
             complete = [{**blueprint, **common} for blueprint in blueprints]
@@ -76,14 +76,14 @@ class WorkerSampler:
             raise
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
-        """Start every env; return the number of random steps that were taken to spread the envs."""
+        """Start every env; return the number of random steps that decorrelated the envs."""
         self._seed = seed
         answers = self._ask({"do": "reset", "seed": seed, "warm_up": warm_up}, "ready", self._build_timeout)
         self._keep_next()
         return sum(int(answer["ready"]) for answer in answers)
 
     def collect(self) -> Rollout:
-        """Sample num_steps rows of every env with the weights published last."""
+        """Sample num_steps rows of every env with the newest published weights."""
         start = time.perf_counter()
         answers = self._ask({"do": "collect", "row": self.row}, "collected", self._step_timeout)
         busy = [answer["seconds"]["env"] + answer["seconds"]["inference"] for answer in answers]
@@ -97,7 +97,10 @@ class WorkerSampler:
         return Rollout(buffers.steps, buffers.next_obs, buffers.last_value, buffers.state, begins=buffers.begins)
 
     def _keep_next(self) -> None:
-        """Copy where the next rollout begins: a worker that is lost may have overwritten it in the shared buffers."""
+        """Copy the observations and states at which the next rollout begins.
+
+        A worker may overwrite them in the shared buffers before it is lost.
+        """
         self._next = map_tree(torch.clone, (self._buffers.next_obs, self._buffers.next_state))
 
     def _ask(self, request: Message, key: str, seconds: float) -> list[Message]:
@@ -136,7 +139,7 @@ class WorkerSampler:
         self._keep_next()
 
     def _replace(self, worker: Worker, continues: bool) -> None:
-        """Restart a lost worker; if it `continues`, from the end of the last rollout."""
+        """Restart a lost worker; with `continues`, it starts from the end of the last rollout."""
         index, own = worker.index, slice(worker.blueprint["first"], worker.blueprint["last"])
         worker.inbox.clear()
         self._worker_stats.on_lost(index, own.stop - own.start)
@@ -149,7 +152,7 @@ class WorkerSampler:
         self._attach(worker, self._seed if continues else None)
 
     def _attach(self, worker: Worker, seed: int | None = None) -> None:
-        """Send a worker the memory and the weights; with a seed, it replaces a lost worker."""
+        """Send a worker the memory and the weights, and a seed if it has to continue for a lost worker."""
         weights, fds = self._weights.invitation()
         message = {"do": "attach", "layout": self._memory.layout, "into": "columns", "seed": seed}
         message |= {"restarts": self._worker_stats.lost[worker.index], **weights, "fds": 1 + len(fds)}
@@ -157,7 +160,7 @@ class WorkerSampler:
         worker.last_seen = self._worker_pool.clock
 
     def take_seconds(self) -> dict[str, float]:
-        """Return where the time went since the last call, on average over the workers."""
+        """Return the mean seconds that workers spent on each activity since the last call."""
         waited, self._waited = self._waited, 0.0
         return {"env": 0.0, "inference": 0.0, **self._worker_stats.take_seconds(), "wait": waited}
 

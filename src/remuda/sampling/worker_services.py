@@ -1,14 +1,14 @@
-"""What a sampler worker does, one service for each way in which its steps reach the learner.
+"""The services of a sampler worker: one for each way in which its steps reach the learner.
 
 | service | samples | into |
 |---|---|---|
 | ColumnService | when it is asked for a rollout | its columns of the parent's rollout |
-| SlotService | when it is given a slot | a slot for a rollout of its own |
+| SlotService | when it is given a slot | that slot, one rollout at a time |
 | ReplayService | all the time | a replay |
 | GroupSlotService | when it is given slots, for groups of envs in other processes | a slot for each group |
 | GroupReplayService | all the time, for groups of envs in other processes | a replay |
 
-The message loop around a service is sampler_worker.py.
+The message loop that drives a service is in sampler_worker.py.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from remuda.sampling.inference_server import Filled, InferenceServer
 from remuda.sampling.parent_link import ParentLink
 from remuda.sampling.sampler import EnvSampler
 
-IDLE_SECONDS = 1.0  # how long an idle worker waits for messages before it checks that its fork server lives
-GROUP_SECONDS = 0.02  # how long to wait for groups of envs before messages are read
+IDLE_SECONDS = 1.0  # how long an idle worker waits for messages before it checks that its fork server is alive
+GROUP_SECONDS = 0.02  # how long to wait for groups of envs before the worker reads messages again
 STATS_SECONDS = 0.1  # how often a worker that is not asked for rollouts sends statistics
 THROTTLED_SECONDS = 0.002  # how long to wait before asking again whether the replay may be written to
 
@@ -36,9 +36,9 @@ THROTTLED_SECONDS = 0.002  # how long to wait before asking again whether the re
 class Writer(Protocol):
     """Puts rollouts into a replay."""
 
-    def may_write(self) -> bool: ...  # False: samplers must wait for the learner
-    def write(self, rollout: Rollout, group: int = 0) -> None: ...  # the rollout of one of the worker's groups
-    def num_written(self) -> int: ...  # rows of all its groups, since the replay was created
+    def may_write(self) -> bool: ...  # returns False while samplers must wait for the learner
+    def write(self, rollout: Rollout, group: int = 0) -> None: ...  # `group` counts the worker's own groups
+    def num_written(self) -> int: ...  # rows of all groups of the worker since the replay was created
 
 
 class SamplingService(ABC):
@@ -46,7 +46,7 @@ class SamplingService(ABC):
 
     @abstractmethod
     def reset(self, seed: int, warm_up: int = 0) -> int:
-        """Start every env; return the number of random steps that were taken to spread the envs."""
+        """Start every env; return the number of random steps that decorrelated the envs."""
 
     @abstractmethod
     def handle(self, message: Message) -> None:
@@ -57,7 +57,7 @@ class SamplingService(ABC):
         return IDLE_SECONDS
 
     def work(self) -> None:  # noqa: B027  (most services only answer requests)
-        """Sample for a moment, if the service does so without a request."""
+        """Sample for a short time, if this service samples without being asked."""
 
 
 class ColumnService(SamplingService):
@@ -88,7 +88,7 @@ class ColumnService(SamplingService):
 
 
 class SlotService(SamplingService):
-    """Fills a slot with a rollout when it is given one."""
+    """Fills each slot that it is given with a rollout."""
 
     def __init__(
         self, parent: ParentLink, envs: Envs, sampler: EnvSampler, slots: list[Buffers], first_env: int
@@ -143,7 +143,7 @@ class ReplayService(SamplingService):
         self._has_written = True
 
     def _send_stats(self) -> None:
-        """Send statistics now and then; before the first rows, only a heartbeat."""
+        """Send statistics every STATS_SECONDS; before the first rows are written, send only heartbeats."""
         now = time.monotonic()
         if not self._has_written:
             self._parent.beat()
@@ -154,7 +154,7 @@ class ReplayService(SamplingService):
 
 
 class GroupSlotService(SamplingService):
-    """Runs inference for groups of envs in other processes, each of which fills the slots that it is given."""
+    """Runs inference for groups of envs in other processes, which fill the slots that this worker is given."""
 
     def __init__(self, parent: ParentLink, envs: Envs, server: InferenceServer) -> None:
         self._parent, self._envs, self._server = parent, envs, server
@@ -183,7 +183,7 @@ class GroupReplayService(ReplayService):
     ) -> None:
         super().__init__(parent, envs, server, writer)
         self._server, self._slots = server, slots
-        self._spare = list(range(len(slots)))  # slots whose rollouts are in the replay
+        self._spare = list(range(len(slots)))  # slots that no group fills: their rollouts are in the replay
         self._width = envs.num_envs // envs.num_slots
 
     def wait_seconds(self) -> float:
@@ -196,7 +196,7 @@ class GroupReplayService(ReplayService):
             rollout = Rollout(slot.steps, slot.next_obs, slot.last_value, slot.state)
             self._write(rollout, filled.first_env // self._width)
             if self._writer.may_write():
-                self._server.give(filled.slot)  # at once, so that its group is in the next batch
+                self._server.give(filled.slot)  # given back at once, so that its group is in the next batch
             else:
                 self._spare.append(filled.slot)
 
@@ -206,7 +206,7 @@ class GroupReplayService(ReplayService):
 
 
 def serve_groups(server: InferenceServer, parent: ParentLink) -> Iterator[Filled]:
-    """Receive what groups of envs have answered, yield the rollouts that are complete, then act for all that wait."""
+    """Read the answers of groups of envs, yield the complete rollouts, and then act for all groups that wait."""
     if server.is_idle:
         return
     parent.beat()

@@ -1,4 +1,4 @@
-"""Statistics that sampler workers send with their answers: episodes, rebuilt envs, and where their time went."""
+"""Statistics that sampler workers send with their answers: episodes, rebuilt envs, and the time per activity."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class WorkerStats:
 
     def __init__(self, num_workers: int) -> None:
         self.lost = [0] * num_workers  # number of times that each worker was replaced
-        self.restarts_before = 0  # envs of lost workers, and those that these workers had rebuilt
-        self._restarts = [0] * num_workers  # envs rebuilt by each worker, by its last answer
+        self.restarts_before = 0  # the envs of lost workers, plus the envs that these workers had rebuilt
+        self._restarts = [0] * num_workers  # envs rebuilt by each worker, from its last answer
         self._episodes: list[Episode] = []
         self._seconds: dict[str, float] = {}
         self._reporter = Reporter(logger)
@@ -31,7 +31,7 @@ class WorkerStats:
             self._seconds[name] = self._seconds.get(name, 0.0) + seconds / len(self.lost)
 
     def report(self, notices: Sequence[Notice]) -> None:
-        """Log those of a worker's notices that are due."""
+        """Log the notices of a worker that are due; a `Reporter` suppresses frequent ones."""
         self._reporter.report(notices)
 
     def on_lost(self, worker: int, num_envs: int) -> None:
@@ -52,6 +52,6 @@ class WorkerStats:
         return finished
 
     def take_seconds(self) -> dict[str, float]:
-        """Return where the time went since the last call, on average over the workers."""
+        """Return the mean seconds that workers spent on each activity since the last call."""
         seconds, self._seconds = self._seconds, {}
         return seconds

@@ -1,12 +1,12 @@
 """The scheme `async`: samplers, learner and evaluator run asynchronously.
 
-`Asynchronous`: workers fill slots with rollouts, each with the newest weights at the time it begins; the learner
-takes the slots that are full, learns, and publishes. Every batch knows its age: `lag/*` is on every metrics line, and
-rollouts older than `max_lag` updates are dropped. With max_lag=0 no worker begins a rollout before the newest weights
-are published, and the run equals the synchronous one.
+`Asynchronous`: workers fill slots with rollouts, each sampled with the weights that are newest when it begins. The
+learner takes the slots that are full, learns from them, and publishes its weights. Every metrics line shows the age
+of the data as `lag/*`, and rollouts older than `max_lag` updates are dropped. With max_lag=0 no worker begins a
+rollout before the newest weights are published, and the run equals the synchronous one.
 
-`AsynchronousReplay`: workers write rows straight into the learner's replay; the learner draws the batches that are
-due, learns, and publishes after some updates, or once its statistics of observations have changed.
+`AsynchronousReplay`: workers write rows straight into the learner's replay. The learner draws the batches that are
+due, learns from them, and publishes its weights after a few updates, or when its observation statistics have changed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from remuda.learning.learner import Learner
 from remuda.recipe import AsyncSampler, Evaluator, Log, Progress, Recipe, ReplayWriters, RolloutSource, Round
 from remuda.schemes.learning_round import learn, learn_due, torch_threads
 
-POLL_SECONDS = 0.001  # between two checks for something to learn from
-ROUND_SECONDS = 0.05  # after which a round without due updates ends
+POLL_SECONDS = 0.001  # time between two checks whether updates are due
+ROUND_SECONDS = 0.05  # time after which a round ends if no update is due
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Asynchronous:
     """Runs a recipe whose sampler workers hand rollouts to the learner."""
 
     workers: int
-    max_lag: int | None = None  # most updates by which a rollout may be behind the learner; None for any number
+    max_lag: int | None = None  # the most updates by which a rollout may lag the learner; None sets no limit
 
     def run(self, recipe: Recipe, log: Log) -> Learner:
         with ExitStack() as stack:
@@ -52,7 +52,7 @@ class Asynchronous:
                 while progress.steps < recipe.steps and not must_end:
                     try:
                         round = self._round(recipe, learner, replay, source, progress, log)
-                    finally:  # also publish what an interrupted round has learned
+                    finally:  # publish the updates of an interrupted round, too
                         weights.publish(learner.version)
                     source.release(learner.version)
                     progress.dropped, progress.restarts = dropped + source.dropped, restarts + source.restarts()
@@ -64,7 +64,7 @@ class Asynchronous:
     def _round(
         recipe: Recipe, learner: Learner, replay: Replay, source: RolloutSource, progress: Progress, log: Log
     ) -> Round:
-        """Learn from one rollout, as soon as one is ready."""
+        """Wait for a rollout and learn from it."""
         start = time.perf_counter()
         rollout = source.take(learner.version, log.must_stop)
         waited = time.perf_counter() - start
@@ -88,7 +88,7 @@ class AsynchronousReplay:
     def run(self, recipe: Recipe, log: Log) -> Learner:
         with ExitStack() as stack:
             learner, progress, weights, opened, evaluator = open_parts(recipe, log, stack)
-            replay = cast(SharedReplay, opened)  # recipes for this scheme make one
+            replay = cast(SharedReplay, opened)  # recipes for this scheme make a SharedReplay
             # The inner stack closes the samplers before an interrupted run is saved, so that no worker writes then.
             with saved_when_stopped(log), ExitStack() as sampling:
                 log.restore(replay)
@@ -105,7 +105,7 @@ class AsynchronousReplay:
                     before = learner.version, learner.statistics_version
                     try:
                         round = self._round(recipe, learner, replay, writers, progress, log)
-                    except BaseException:  # these episodes will be in no Round
+                    except BaseException:  # no Round will report these episodes, so count them here
                         progress.episodes += len(writers.episodes())
                         raise
                     finally:
@@ -120,7 +120,7 @@ class AsynchronousReplay:
     def _round(
         recipe: Recipe, learner: Learner, replay: SharedReplay, writers: ReplayWriters, progress: Progress, log: Log
     ) -> Round:
-        """Make some updates as soon as they are due; make none if none becomes due for ROUND_SECONDS."""
+        """Make updates as soon as some are due, or none if none becomes due within ROUND_SECONDS."""
         begin = time.perf_counter()
         left = recipe.steps - progress.steps
         steps = replay.sync(left)
@@ -142,7 +142,7 @@ class AsynchronousReplay:
         try:
             metrics = learn_due(learner, replay, acted, int(acted), must_stop)
             before = -1
-            # The last steps of a run are due as many updates as all others, so the last round makes all of them.
+            # The last steps of a run call for as many updates as others, so the last round makes all that are due.
             while steps >= left and replay.is_throttled and replay.is_due and before < learner.version:
                 before = learner.version
                 metrics = learn_due(learner, replay, acted, int(acted), must_stop)
@@ -163,7 +163,10 @@ class AsynchronousReplay:
 
 @contextmanager
 def saved_when_stopped(log: Log) -> Iterator[None]:
-    """Save what an interrupted round has learned: asynchronous runs do not resume bit for bit in any case."""
+    """Save the run when it is interrupted, even in the middle of a round.
+
+    Asynchronous runs do not resume bit for bit in any case, so nothing is lost by saving an incomplete round.
+    """
     try:
         yield
     except Interrupted as error:
@@ -173,7 +176,7 @@ def saved_when_stopped(log: Log) -> Iterator[None]:
 def open_parts(
     recipe: Recipe, log: Log, stack: ExitStack
 ) -> tuple[Learner, Progress, Weights, Replay, Evaluator | None]:
-    """Make or resume the parts that both classes have; `stack` closes them."""
+    """Make or resume the parts that both schemes of this module need; `stack` closes them."""
     stack.enter_context(torch_threads(recipe.num_threads))
     learner = recipe.make_learner()
     stack.callback(learner.close)
@@ -186,7 +189,7 @@ def open_parts(
 
 
 def start(recipe: Recipe, sampler: AsyncSampler, progress: Progress, version: int) -> None:
-    """Start the samplers; a resumed run starts its envs with other seeds."""
+    """Start the samplers. A resumed run starts its envs with different seeds than a new one."""
     if progress.steps >= recipe.steps:
         return
     is_new = progress.rounds == 0
@@ -195,6 +198,6 @@ def start(recipe: Recipe, sampler: AsyncSampler, progress: Progress, version: in
 
 
 def shares(waited: float, busy: dict[str, float]) -> dict[str, float]:
-    """Divide the time that the learner waited in proportion to how its workers spent theirs."""
+    """Divide the time that the learner waited among activities, in proportion to how its workers spent their time."""
     total = sum(busy.values())
     return {name: waited * seconds / total if total else 0.0 for name, seconds in busy.items()}

@@ -17,7 +17,9 @@ from remuda.learning.learner import Learner
 def learn(
     learner: Learner, replay: Replay, rollout: Rollout, must_stop: Callable[[], bool] = lambda: False
 ) -> tuple[dict[str, float], bool]:
-    """Learn what is due after a new rollout; return the mean of each metric, and whether all of it was learned.
+    """Add a rollout to the replay and make the updates that are due.
+
+    Returns the mean of each metric, and whether all of these updates were made.
 
     If `must_stop` becomes true between two updates, the round ends there and keeps the updates it has made.
     """
@@ -39,8 +41,8 @@ def learn_due(
 ) -> dict[str, float]:
     """Learn from all batches that are due, and return the mean of each metric.
 
-    `collected_by` and `oldest` are the mean and the lowest version of the weights that sampled last. Raises
-    Interrupted, after a complete update, if `must_stop` becomes true.
+    `collected_by` and `oldest` are the mean and the lowest version of the weights that sampled the newest rows.
+    Raises Interrupted, after a complete update, if `must_stop` becomes true.
     """
     seen: dict[str, list[torch.Tensor | float]] = defaultdict(list)
     for minibatch in replay.batches():
@@ -59,7 +61,7 @@ def learn_due(
 
 
 def mean(values: list[torch.Tensor | float]) -> float:
-    """Return the mean of tensors or floats. Reading a tensor waits for its device, so it is done once per round."""
+    """Return the mean of tensors or floats. Reading a tensor waits for its device, so call this once per round."""
     if len(values) == 1:
         return float(values[0])
     if not any(isinstance(value, torch.Tensor) for value in values):
@@ -69,7 +71,7 @@ def mean(values: list[torch.Tensor | float]) -> float:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Set the number of torch threads for a while; 0 means one thread, on which small networks are fastest."""
+    """Set the number of torch threads within a context; 0 means one thread, which is fastest for small networks."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or 1)
     try:

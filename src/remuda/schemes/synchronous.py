@@ -2,7 +2,7 @@
 
 `serial` steps the envs in this process and `parallel` in worker processes. Inference and learning are the same code
 on the same batches, so both give the same parameters, bit for bit. Sampler workers that run the policy themselves
-(sampler.inference=workers) use smaller batches, whose products may round differently.
+(sampler.inference=workers) use smaller batches, whose matrix products may round differently.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from remuda.schemes.learning_round import learn, torch_threads
 
 @dataclass(frozen=True)
 class Synchronous:
-    """Runs a recipe with this many env workers; 0 keeps the envs in this process."""
+    """Runs a recipe with `workers` env workers; 0 keeps the envs in this process."""
 
     workers: int = 0
 
@@ -59,13 +59,16 @@ class Synchronous:
                     )
                     self._cut_if_due(round, recipe, sampler)
                     must_end = log.round(round)
-            except Interrupted as error:  # raised while sampling: the learner is as the last round left it
+            except Interrupted as error:  # raised while sampling, so the learner is at the end of a round
                 log.save_if_stopped(error)
             return learner
 
     @staticmethod
     def _start(recipe: Recipe, sampler: Sampler, replay: Replay, progress: Progress, state: bytes | None) -> int:
-        """Start the envs, or continue where the run stopped; return the restarts that the sampler does not count."""
+        """Start the envs, or continue where the run stopped.
+
+        Returns the number of restarts so far that `sampler.restarts()` does not include.
+        """
         if progress.steps >= recipe.steps:
             return progress.restarts
         if state is not None:
@@ -81,7 +84,7 @@ class Synchronous:
 
     @staticmethod
     def _cut_if_due(round: Round, recipe: Recipe, sampler: Sampler) -> None:
-        """Every `cut_every` rounds, start new episodes in all envs: a run resumed from there repeats this one."""
+        """Start new episodes in all envs every `cut_every` rounds, so that a run resumed there repeats this one."""
         if not recipe.cut_every:
             return
         round.was_cut = round.progress.rounds % recipe.cut_every == 0

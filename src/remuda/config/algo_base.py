@@ -1,8 +1,8 @@
-"""Options that every algorithm has, and the questions that the options of an algorithm answer.
+"""Base class of the options of an algorithm: the options that every algorithm has, and a description of it.
 
-Class variables and methods tell the rest of Remuda what it has to know about an algorithm: what it learns from, which
-builder makes it, which values of other options it excludes. Options of an algorithm outside of this package are
-derived from a class of algo_options.py and override what differs (docs/extending.md).
+Class variables and methods describe an algorithm to the rest of Remuda: what it learns from, which builder makes it,
+which values of other options it excludes. Options of an algorithm outside of this package are derived from a class of
+algo_options.py and override what differs (docs/extending.md).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class AlgoOptions(Checked):
     """Options of every algorithm."""
 
     _group = "algo."
-    # Rows of fresh rollouts, whole sequences of fresh rollouts, or what is drawn from a replay.
+    # What the algorithm learns from: rows of fresh rollouts, sequences of fresh rollouts, or a replay.
     data: ClassVar[Data]
     builder: ClassVar[str]  # import path of the `remuda.build.algorithm.Builder` that makes agent and algorithm
-    actions: ClassVar[str] = "any"  # kind of action space
-    unused_agent_options: ClassVar[tuple[str, ...]] = ()  # names in `AgentOptions` that its agent does not have
-    unused_options: ClassVar[tuple[str, ...]] = ()  # inherited options of its own that have no effect
-    has_td_error: ClassVar[bool] = False  # samplers can compute the TD error of what they sample
+    actions: ClassVar[str] = "any"  # kind of action space that the algorithm supports
+    unused_agent_options: ClassVar[tuple[str, ...]] = ()  # fields of `AgentOptions` that its agent ignores
+    unused_options: ClassVar[tuple[str, ...]] = ()  # inherited options of this class that have no effect
+    has_td_error: ClassVar[bool] = False  # whether samplers can compute the TD error of rows
 
     learning_rate: str = option("3e-4", "step size: a number or a schedule such as linear(3e-4, 0)", schedule=True)
     gamma: float = option(0.99, "discount per step", low=0.0, high=1.0)
@@ -48,7 +48,7 @@ class AlgoOptions(Checked):
 
     @property
     def is_on_policy(self) -> bool:
-        """Whether the algorithm may only learn from what the newest weights have sampled."""
+        """Whether the algorithm may learn only from rollouts that were sampled with the newest weights."""
         return False
 
     @property
@@ -63,17 +63,17 @@ class AlgoOptions(Checked):
 
     @property
     def epsilon_greedy(self) -> tuple[str, float] | None:
-        """Schedule of the probability of a random action and its power over the envs; None: the agent explores."""
+        """The options `epsilon` and `epsilon_power`; None if the algorithm is not epsilon-greedy."""
         return None
 
     @property
     def needs_returns(self) -> bool:
-        """Whether the replay has to report returns, from which an automatic support of values is derived."""
+        """Whether the replay has to report observed returns, from which `v_min` and `v_max` are derived."""
         return False
 
     @property
     def group_learning_rates(self) -> dict[str, str]:
-        """Schedules of parameter groups that do not use `learning_rate`, by group."""
+        """Learning rate schedules of the parameter groups that do not use `learning_rate`, by group name."""
         return {}
 
     def agent_arguments(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class AlgoOptions(Checked):
         return envs
 
     def updates_per_round(self, columns: int) -> int:
-        """Return the number of updates in a round over `columns` sequences, if none of them stops the round."""
+        """Return the number of updates in a round over `columns` sequences, unless the round ends early."""
         return 1
 
     def faster_updates(self) -> list[str]:
@@ -97,7 +97,7 @@ class AlgoOptions(Checked):
         return []
 
     def shortened(self, steps: int, envs: int) -> Self:
-        """Return these options for a run of only `steps` steps, so that it still makes updates."""
+        """Return these options, changed so that a run of only `steps` steps still makes updates."""
         return self
 
     def with_memory(self) -> Self:

@@ -41,7 +41,7 @@ class OnPolicyOptions(AlgoOptions):
 
     @property
     def minibatches(self) -> tuple[int, int | None]:
-        """Epochs over each rollout, and rows (or sequences) of a minibatch; None: the whole rollout."""
+        """Number of epochs over each rollout, and of rows (or sequences) in a minibatch; None: the whole rollout."""
         return 1, None
 
     def shortened(self, steps: int, envs: int) -> Self:
@@ -84,7 +84,7 @@ class PPOOptions(GAEOptions):
         short = super().shortened(steps, envs)
         if short.n_steps == self.n_steps:
             return self
-        return replace(short, batch_size=short.n_steps * envs)  # the only size that fits every rollout
+        return replace(short, batch_size=short.n_steps * envs)  # minibatches of whole rollouts are always valid
 
     def with_memory(self) -> Self:
         """Enlarge minibatches to whole sequences, because presets are chosen for agents without memory."""
@@ -146,7 +146,7 @@ class VTraceOptions(OnPolicyOptions):
         return 1, self.batch_size
 
     def columns_per_round(self, envs: int) -> int:
-        """Return the sequences of one update, which may come from any envs."""
+        """Return the number of sequences in one update; they may come from any envs."""
         return self.batch_size
 
     def updates_per_round(self, columns: int) -> int:
@@ -385,7 +385,7 @@ class SACOptions(ActorCriticOptions):
         return {**super().algorithm_arguments(), "ent_coef": fixed, "ent_coef_init": start}
 
     def entropy_weight(self) -> tuple[float | None, float]:
-        """Return the fixed weight, None if it is learned, and the initial value of a learned weight."""
+        """Return the fixed weight (None if the weight is learned) and the initial value of a learned weight."""
         learned, _, start = self.ent_coef.partition("_")
         try:
             found = (None, float(start or 1.0)) if learned == "auto" else (float(self.ent_coef), 1.0)

@@ -1,4 +1,4 @@
-"""Checks where options of several groups meet: each raises ConfigError with the value, the rule and a remedy."""
+"""Checks that involve options of several groups. Each raises ConfigError with the value, the rule and a remedy."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def check_replay(config: RunConfig) -> None:
 
 
 def check_scheme(config: RunConfig) -> None:
-    """Check that the scheme has every option that is set, and that the algorithm may run under it."""
+    """Check that every option that is set applies to the scheme, and that the algorithm may run under it."""
     if config.is_asynchronous:
         check_asynchronous(config)
     else:
@@ -121,7 +121,7 @@ def check_synchronous(config: RunConfig) -> None:
 
 
 def check_asynchronous(config: RunConfig) -> None:
-    """Check that the algorithm may learn from what older weights have sampled."""
+    """Check that the algorithm may learn from data of older weights; refuse options of synchronous schemes."""
     check_device_name(config.scheme_options.device)
     if config.algo_options.is_on_policy:
         raise ConfigError(
@@ -147,7 +147,7 @@ def check_device_name(device: str) -> None:
 
 
 def check_inference_process(sampler: SamplerOptions, envs: EnvsOptions) -> None:
-    """Refuse what envs in the workers of an asynchronous inference process cannot do."""
+    """Refuse options that are not supported with central inference under an asynchronous scheme."""
     if sampler.wait_reset:
         raise ConfigError(
             "sampler.wait_reset with sampler.inference=central under --scheme async: use sampler.inference=workers."

@@ -16,7 +16,7 @@ def option(default: Any, help: str, **checks: Any) -> Any:
     """Declare a field with its default, its help text and its rules.
 
     Rules are `low` and `high` (inclusive), `above` (exclusive), `choices`, `schedule` (a number or a schedule) and
-    `used_by` (features of a run that uses the option, see used_options.py).
+    `used_by` (features that a run must have to use the option, see used_options.py).
     """
     metadata = {"help": help, **checks}
     if isinstance(default, (dict, list)):
@@ -32,12 +32,12 @@ class Checked:
             check_value(f"{getattr(self, '_group', '')}{item.name}", getattr(self, item.name), item.metadata)
 
 
-# Limits of every number, because larger ones overflow as int64 or float32 somewhere, and smaller ones become 0.
+# Limits of all numbers: larger ones would overflow int64 or float32, and floats closer to 0 would become 0.
 LARGEST_INT, LARGEST_FLOAT, SMALLEST_FLOAT = 10**15, 1e30, 1e-30
 
 
 def check_value(name: str, value: Any, rules: Mapping[str, Any]) -> None:
-    """Raise ConfigError if `value` breaks one of the rules of `option`, or has an absurd size."""
+    """Raise ConfigError if `value` breaks one of the rules of `option`, or exceeds the limits of all numbers."""
     if "choices" in rules and value is not None and value not in rules["choices"]:
         choices = ", ".join(map(str, rules["choices"]))
         raise ConfigError(f"{name}={value!r} is not one of {choices}: choose one of these.")
@@ -65,7 +65,7 @@ def check_value(name: str, value: Any, rules: Mapping[str, Any]) -> None:
 
 
 def fill(options: Any, values: Mapping[str, Any], group: str) -> Any:
-    """Return a copy of an options dataclass with these values; unknown names and wrong types are a ConfigError."""
+    """Return a copy of an options dataclass with these values; raise ConfigError for unknown names or wrong types."""
     known = {item.name: item for item in fields(options)}
     changed: dict[str, Any] = {name: getattr(options, name) for name in known}
     for name, value in values.items():
@@ -76,11 +76,11 @@ def fill(options: Any, values: Mapping[str, Any], group: str) -> Any:
 
 
 def annotation_of(item: Field[Any]) -> str:
-    """Return the type of a dataclass field as text, also where its module does not postpone annotations."""
+    """Return the type of a dataclass field as text, whether or not its module postpones annotations."""
     return item.type.__name__ if isinstance(item.type, type) else str(item.type)
 
 
-Auto = Literal["auto"]  # value of options that a run can determine by itself
+Auto = Literal["auto"]  # the value with which the run determines an option by itself
 
 WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
@@ -126,7 +126,7 @@ def _as(kind: str, value: Any) -> Any:
         text = str(value).replace("_", "")
         if text.lstrip("+-").isdigit():
             return int(text)
-        if not float(text).is_integer():  # 1e6 is a whole number as well
+        if not float(text).is_integer():  # "1e6" is accepted as a whole number
             raise ValueError(value)
         return int(float(text))
     if kind == "float" or (kind == "float | Auto" and str(value).lower() != "auto"):

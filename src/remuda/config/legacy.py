@@ -1,4 +1,4 @@
-"""Settings of earlier versions that have another form now."""
+"""Converts settings of earlier versions that have a different form now."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Groups = Mapping[str, Mapping[str, Any]]
 def without_variant(values: Mapping[str, Any], groups: Groups) -> tuple[dict[str, Any], Groups]:
     """Return settings and groups of options in which the algorithm is named by the import path of its class.
 
-    Version 0.1 had the class in the option `algo.variant`, which every config.yaml of that version holds.
+    In version 0.1 the class was the value of the option `algo.variant`, which every config.yaml of 0.1 contains.
     """
     options = groups.get("algo", {})
     if not isinstance(options, Mapping) or "variant" not in options:

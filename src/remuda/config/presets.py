@@ -1,10 +1,11 @@
-"""Presets: defaults per algorithm and family of envs, with which `remuda train ALGO --env ID` learns untouched.
+"""Presets: defaults per algorithm and family of envs, so that `remuda train ALGO --env ID` learns as it is.
 
 A table of presets maps patterns of env ids to the values that differ from the defaults of the options, by group:
 
     {"CartPole-*": {"run": {"steps": 200_000}, "sampler": {"envs": 8}, "algo": {"n_steps": 32}}, "discrete": {...}}
 
-The first pattern that matches an id is used; an env without one gets the preset "discrete" or "box", by its actions.
+The first pattern that matches an id is used. If no pattern matches, the action space of the env selects the preset
+"discrete" or "box".
 The tables are in rollout_presets.py and replay_presets.py, or in the file of an algorithm outside of this package.
 """
 
@@ -18,11 +19,11 @@ from remuda.core import Space
 from remuda.envs import is_atari
 from remuda.registry import find_algorithm
 
-DEFAULT_STEPS = 1_000_000  # of a run whose preset names none
+DEFAULT_STEPS = 1_000_000  # used where the preset does not set the steps
 
 
 def find_preset(algo: str, env: str, action: Space) -> Preset:
-    """Return the preset for an env: by its id without any module prefix, else by its action space.
+    """Return the preset for an env, found by its id (without any module prefix) or else by its action space.
 
     All ids of Atari games, such as PongNoFrameskip-v4 and Pong-v4, match `ALE/*`.
     """

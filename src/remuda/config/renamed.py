@@ -1,4 +1,4 @@
-"""Options of 0.1 that have another name now: what was written with the old names is still accepted."""
+"""Options that had another name in version 0.1. The old names are still accepted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from remuda.errors import ConfigError
 
-RENAMED = {  # group of options: {name in 0.1: name}
+RENAMED = {  # {group of options: {name in version 0.1: present name}}
     "agent": {"quick": "fast_path"},
     "eval": {"share": "cpu_fraction"},
     "replay": {"first_priority": "initial_priority"},
@@ -18,9 +18,9 @@ RENAMED = {  # group of options: {name in 0.1: name}
 
 
 def rename_options(groups: Mapping[str, Any], source: str = "") -> dict[str, Any]:
-    """Return `groups` with present names in place of those of 0.1, and log one sentence that names them.
+    """Return `groups` with the present names of all options, and log one warning that lists the old names found.
 
-    `source` names the file that the options come from, if any. Giving both names of one option is a ConfigError.
+    `source` is the file that the options come from, if any. Raise ConfigError if both names of an option are given.
     """
     out, notices = dict(groups), []
     for group, names in RENAMED.items():

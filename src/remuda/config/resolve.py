@@ -1,4 +1,4 @@
-"""Make a complete configuration from option defaults, presets, a file and what the user sets; or read a run's."""
+"""Makes a complete configuration from defaults, presets, a file and the user's options, or reads that of a run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def resolve_config(
     """Return a complete configuration, the env and its spaces.
 
     Option defaults are overridden by the preset of the env, by a file, and by `settings` and `groups`, in this order.
-    REMUDA_MAX_STEPS shortens the run. Options that the user sets and the run does not use are a ConfigError.
+    REMUDA_MAX_STEPS shortens the run. If the user sets an option that the run does not use, raise ConfigError.
     """
     from_file = read_config_file(file) if file is not None else {}
     from_file, file_groups = without_variant(from_file, from_file.pop("options", {}))
@@ -52,7 +52,7 @@ def resolve_config(
     check_groups(file_groups)
     check_groups(groups)
     config, spec, info = _resolve(settings, merge(file_groups, groups), env)
-    # A file with every group is a run's config.yaml, which lists unused options as well.
+    # A file with every group is the config.yaml of a run. It lists all options, so unused ones are not refused.
     set_by_user = groups if set(GROUPS) <= set(file_groups) else merge(file_groups, groups)
     refuse_unused(set_by_user, options_classes(config.algo), config.algo, config.scheme)
     return _shorten(config, max_steps()), spec, info
@@ -81,7 +81,7 @@ def _shorten(config: RunConfig, limit: int | None) -> RunConfig:
 
 
 def merge(first: Groups, second: Groups) -> dict[str, dict[str, Any]]:
-    """Return the options of both, by group; those of `second` count where both set one."""
+    """Return the options of both, by group; where both set an option, the value of `second` is used."""
     return {group: {**first.get(group, {}), **second.get(group, {})} for group in GROUPS}
 
 
@@ -91,7 +91,7 @@ def options_classes(algo: str) -> dict[str, type[Any]]:
 
 
 def _resolve(settings: Mapping[str, Any], wanted: Groups, env: Callable[..., Any] | None) -> Setup:
-    """Build the configuration from settings and options that are checked for their names alone."""
+    """Return configuration, env and spaces; the caller has only checked that `wanted` has known groups."""
     values = {"seed": 0, "scheme": "serial", **settings}
     for name in ("algo", "env"):
         if not values.get(name) and not (name == "env" and env is not None):
@@ -120,7 +120,7 @@ def fill_config(values: Mapping[str, Any], wanted: Groups, label: str, info: Env
     if filled["agent"].core and "batch_size" not in wanted["algo"]:
         filled["algo_options"] = filled["algo_options"].with_memory()
     if filled["scheme_options"].threads == 0:
-        # Stored in config.yaml, so that a run that is resumed on another number of cores computes the same numbers.
+        # config.yaml stores the number, so that a run resumed on another machine computes the same values.
         filled["scheme_options"] = replace(filled["scheme_options"], threads=num_threads(info))
     if filled["sampler"].inference == "auto":
         filled["sampler"] = replace(
@@ -142,7 +142,7 @@ def fill_config(values: Mapping[str, Any], wanted: Groups, label: str, info: Env
 def stored_config(path: Path, net: Callable[..., Any] | None, call: str) -> tuple[RunConfig, EnvInfo] | None:
     """Return configuration and spaces of a run from its directory alone; None if the spaces are not stored there.
 
-    The env is neither imported nor built. Where the net must be passed again, the error suggests `call`.
+    The env is neither imported nor built. If a net without an import path is not passed, the error suggests `call`.
     """
     stored = RunDirectory.open(path).read_config()
     spaces = read_spaces(path)
@@ -236,9 +236,9 @@ def resume_config(
     net: Callable[..., Any] | None = None,
     call: str = RESUME,
 ) -> Setup:
-    """Return the configuration of an existing run; only `steps` and options of the groups MAY_CHANGE may change.
+    """Return the configuration of an existing run; only `steps` and the groups in MAY_CHANGE may change.
 
-    An env or net without an import path has to be passed again; otherwise the error suggests `call`.
+    An env or net without an import path has to be passed again; if it is not, the error suggests `call`.
     """
     run = RunDirectory.open(path)
     path, stored = run.path, run.read_config()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from remuda.config.replay_presets import Preset
 
 PPO: dict[str, Preset] = {
-    # Chosen among eleven candidates on seeds 11 to 16. Half the learning rate takes 1.5 times as long to reach 475.
+    # These values were chosen among eleven candidates on seeds 11 to 16. With half the learning rate, it takes 1.5
+    # times as long to reach a return of 475.
     "CartPole-*": {
         "run": {"steps": 200_000},
         "sampler": {"envs": 8},
@@ -44,7 +45,8 @@ PPO: dict[str, Preset] = {
         },
     },
     # Without center_images, Pong learned nothing in 50,000 to 600,000 steps at learning rates of 4e-4 to 1e-3. With
-    # it, a learning rate of 5e-4 and a clip_range of 0.2, the paddle stuck to a wall, where actions have no effect.
+    # center_images, a learning rate of 5e-4 and a clip_range of 0.2, the paddle got stuck at a wall, where actions
+    # have no effect.
     "ALE/*": {
         "run": {"steps": 10_000_000},
         "sampler": {"envs": 16},
@@ -88,9 +90,9 @@ PPO: dict[str, Preset] = {
         "agent": {"shared": True},
         "algo": {"n_steps": 128, "batch_size": 512, "n_epochs": 10, "learning_rate": "linear(1e-3, 0)"},
     },
-    # Chosen on seeds 11 and 12 of LunarLander-v3, CliffWalking-v1, FrozenLake-v1 and Acrobot-v1, among three
-    # candidates (docs/results/candidates). With rollouts of 128 rows, 4 epochs and no normalization, LunarLander
-    # ended at a return of -60.
+    # These values were chosen among three candidates (docs/results/candidates), on seeds 11 and 12 of
+    # LunarLander-v3, CliffWalking-v1, FrozenLake-v1 and Acrobot-v1. With rollouts of 128 rows, 4 epochs and no
+    # normalization, LunarLander ended at a return of -60.
     "discrete": {
         "run": {"steps": 1_000_000},
         "agent": {"normalize_obs": True},
@@ -103,7 +105,7 @@ PPO: dict[str, Preset] = {
             "normalize_reward": True,
         },
     },
-    # The first values tried, on seed 11 of HalfCheetah-v5 and Hopper-v5.
+    # These are the first values tried, on seed 11 of HalfCheetah-v5 and Hopper-v5.
     "box": {
         "run": {"steps": 1_000_000},
         "sampler": {"envs": 8, "decorrelate": 200},
@@ -159,7 +161,7 @@ IMPALA: dict[str, Preset] = {
             "normalize_reward": True,
         },
     },
-    # The values of TorchBeast. Those of moolib are in docs/algorithms/impala.md.
+    # These are the values of TorchBeast; docs/algorithms/impala.md lists those of moolib.
     "ALE/*": {
         "run": {"steps": 10_000_000},
         "sampler": {"envs": 16},

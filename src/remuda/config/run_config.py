@@ -93,7 +93,8 @@ KINDS: dict[str, type[Checked]] = {
     "checkpoint": CheckpointOptions,
     "log": LogOptions,
 }
-# Field of RunConfig for each group: `algo` and `scheme` are fields that hold names.
+# Field of RunConfig that holds each group. The fields `algo` and `scheme` hold names, so the options of these two
+# groups are in `algo_options` and `scheme_options`.
 GROUPS = {group: f"{group}_options" if group in ("algo", "scheme") else group for group in ("algo", *KINDS)}
 
 

@@ -14,12 +14,12 @@ from remuda.envs import EnvInfo
 from remuda.errors import ConfigError
 from remuda.machine import free_memory
 
-USABLE = 0.9  # fraction of the free memory that one of these may need
-WEIGHT_BYTES = 16  # a float32 with its gradient and the two moments of Adam
+USABLE = 0.9  # fraction of the free memory that a rollout, a batch or a net may need
+WEIGHT_BYTES = 16  # bytes of one weight: a float32 with its gradient and the two moments of Adam
 
 
 def refuse_large_sizes(config: RunConfig, info: EnvInfo) -> None:
-    """Raise ConfigError where the smallest possible need of memory is more than what is free.
+    """Raise ConfigError if a rollout, a batch or the net is estimated to need more memory than is free.
 
     The estimates are lower bounds, so nothing that would run is refused. The replay has a check of its own.
     """

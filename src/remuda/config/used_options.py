@@ -1,6 +1,6 @@
 """Which options a run uses, by its algorithm and its scheme; others are refused where the user sets them.
 
-An option that only some runs use declares the features that such a run must have, all of them:
+An option that only some runs use declares all features that such a run must have:
 `option(..., used_by="async replay")`. The options class of an algorithm names what it learns from (`data`), the
 options of the agent that it does not use (`unused_agent_options`) and inherited options of its own that it does not
 use (`unused_options`). tests/config/test_used_options.py compares all this with the options that runs really read.
@@ -15,8 +15,8 @@ from typing import Any
 from remuda.errors import ConfigError
 from remuda.registry import find_scheme
 
-GROUP_FEATURES = {"replay": "replay"}  # group of options: feature that all its options require
-OWNERS = {  # feature: the runs that have it
+GROUP_FEATURES = {"replay": "replay"}  # {group of options: feature that all its options require}
+OWNERS = {  # {feature: phrase for the runs that have it}
     "replay": "algorithms with a replay",
     "rollouts": "algorithms without a replay",
     "workers": "--scheme parallel and --scheme async",
@@ -43,7 +43,7 @@ def scheme_features(scheme: str) -> list[str]:
 
 
 def is_used_by(algo: type[Any], kind: type[Any], group: str, name: str) -> bool:
-    """Return whether algorithms with options of class `algo` use option `name` of a group under any scheme."""
+    """Return whether algorithms with options of class `algo` use option `name` of a group under some scheme."""
     if group == "algo":
         return name not in algo.unused_options
     if group == "agent" and name in algo.unused_agent_options:

@@ -42,7 +42,7 @@ class Window:
         self._episodes.extend(dict(values) for values in episodes)
 
     def summary(self) -> dict[str, float]:
-        """Return statistics of each field over the episodes that have a number for it; omit fields without any."""
+        """Return statistics of each field over the episodes that have a number for it; omit fields that have none."""
         fields: dict[str, list[float]] = {}
         for episode in self._episodes:
             for name, value in episode.items():
@@ -61,8 +61,8 @@ class Window:
 def summarize(name: str, values: Sequence[float]) -> float:
     """Reduce a metric's values of several rounds to one.
 
-    Metrics in replay/ are counts and ratios of the whole run, so the last value counts. Metrics that end in _max are
-    reduced to their maximum, all others to their mean.
+    Metrics in replay/ are counts and ratios of the whole run, so the last value is returned. Metrics that end in
+    _max are reduced to their maximum, all others to their mean.
     """
     if name.startswith("replay/"):
         return values[-1]

@@ -13,7 +13,7 @@ from remuda.processes.notices import notice_of
 def warnings_go_to(log: Callable[[str, str], None]) -> Iterator[None]:
     """Call `log` with the text and traceback (or "") of every warning while the context lasts.
 
-    The traceback of an exception is passed once for each line of the user's code.
+    If the same line of the user's code raises again, its traceback is not passed a second time.
     """
     handler, logger = _NoticeHandler(log), logging.getLogger("remuda")
     logger.addHandler(handler)

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 0.25
 LINE_SECONDS = 5.0
-LINES_PER_RUN = 10  # a run that takes only seconds still prints this many
-TICK_SECONDS = 0.5  # between two draws while there is no update
+LINES_PER_RUN = 10  # a run that takes only seconds still prints this many lines
+TICK_SECONDS = 0.5  # time between two draws while there is no update
 LONG_SECONDS = 1.0  # an activity that takes longer is shown with its duration
-SILENT_SECONDS = 60.0  # between two lines in a file or pipe while there is no update, after the first
+SILENT_SECONDS = 60.0  # time between lines in a file or pipe without an update; the first comes after LINE_SECONDS
 RATE_SECONDS = 30.0  # the remaining time is computed from the rate over this period
 SAMPLE_SECONDS = 0.5
 TRAINING = "sampling and learning"  # the activity after an update, unless `begin` names another
@@ -72,8 +72,9 @@ class Terminal:
         self.total_steps = max(1, total_steps)
         self.title = title
         now = time.monotonic()
-        # Times and steps of updates within the last RATE_SECONDS, and the last one before these. The first entry is
-        # the start of this process, so that the rate of a resumed run does not include earlier processes.
+        # Times and steps of the updates within the last RATE_SECONDS, preceded by the last update before that
+        # period. Initially the first entry is the start of this process, so that the rate of a resumed run does not
+        # include earlier processes.
         self._rates: deque[tuple[float, int]] = deque([(now, start_steps)])
         self._updated = (now, start_steps)
         self._activity, self._since = "starting up", now
@@ -88,7 +89,7 @@ class Terminal:
         self._live = None if plain else self._start_live()
 
     def update(self, metrics: Mapping[str, float], steps: int) -> None:
-        """Show any metrics of the run; those that are not given keep their last value."""
+        """Show these metrics of the run; metrics that are not given keep their last value."""
         self._metrics.update(metrics)
         self._steps = steps
         now = time.monotonic()
@@ -114,7 +115,7 @@ class Terminal:
             self._rates[0] = (now, self._steps)
 
     def tick(self) -> None:
-        """Redraw while the next update takes long; a call costs 0.2 us, mostly for reading the clock."""
+        """Redraw if the last update was long ago; a call costs 0.2 us, mostly for reading the clock."""
         now = time.monotonic()
         if now < self._tick_at:
             return
@@ -185,7 +186,7 @@ class Terminal:
         return f"{text} ± {number(self._metrics[deviation])}" if self._has(deviation) else text
 
     def _seconds_left(self) -> float | None:
-        """Return the remaining steps divided by the recent rate; None before there is one."""
+        """Return the remaining steps divided by the recent rate; None while no rate is known."""
         since, steps_then = self._rates[0]
         now, steps = self._updated
         if steps <= steps_then or now <= since:
@@ -214,7 +215,7 @@ class Terminal:
             redirect_stdout=self._output.wraps(
                 sys.stdout
             ),  # so that a `print` in the user's code appears above the bar
-            redirect_stderr=sys.stderr is not None and sys.stderr.isatty(),  # but 2> FILE keeps receiving it
+            redirect_stderr=sys.stderr is not None and sys.stderr.isatty(),  # with 2> FILE, errors go to the file
         )
         live.start(refresh=True)
         return live
@@ -275,7 +276,7 @@ class _Output(io.TextIOBase):
     def isatty(self) -> bool:
         try:
             return self._file.isatty()
-        except ValueError:  # closed
+        except ValueError:  # the file is closed
             return False
 
     def fileno(self) -> int:

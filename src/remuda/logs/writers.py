@@ -86,7 +86,7 @@ class MetricsFile:
         else:  # new columns appear a few times at the start of a run, while the file is short and quick to read
             self._write_csv(read_metrics(self._jsonl.parent))
             self._files[1] = io.FileIO(self._csv, "a")
-            table.close()  # only now: it stays in use if the new table could not be written
+            table.close()  # last, because it stays in use if the new table could not be written
 
     def resume(self, step: int) -> None:
         """Drop the rows after `step`, which the earlier process wrote after its last checkpoint."""
@@ -129,10 +129,10 @@ def _csv_text(rows: Iterable[Mapping[str, object]], columns: list[str]) -> str:
 class TensorBoard:
     """Writes scalars to a TensorBoard event file below `directory`.
 
-    tensorboard's `RecordWriter` encodes the records. Each is one write, so a killed process leaves whole records.
-    Its `EventFileWriter` and torch's `SummaryWriter` are not used: they write from a thread that ends for good at the
-    first error, so that a disk that is full for a moment costs all later metrics, and they load tensorflow where it
-    is installed. tensorboard is imported with the first event (70 ms) and delays no command that writes none.
+    tensorboard's `RecordWriter` encodes the records. Each record is one write, so a killed process leaves no partial
+    record. tensorboard's `EventFileWriter` and torch's `SummaryWriter` are not used for two reasons: they write from
+    a thread that ends at the first error, so all later metrics are lost if the disk is full for a moment, and they
+    load tensorflow where it is installed. Importing tensorboard takes 70 ms and is left to the first event.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -144,7 +144,7 @@ class TensorBoard:
         self._add(step=int(step), summary={"value": values})
 
     def resume(self, step: int) -> None:
-        """Start a new event file that makes readers drop earlier values after `step`."""
+        """Start a new event file, with an event that makes readers drop older values of steps after `step`."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
         self.close()
@@ -205,7 +205,7 @@ class WandB:
             raise ConfigError(
                 f"log.wandb={project} needs the package wandb, which is not installed: pip install 'remuda[wandb]'."
             ) from None
-        identity = run / "wandb-id.txt"  # a resumed run continues the same curves
+        identity = run / "wandb-id.txt"  # stored, so that a resumed run continues the same curves
         if not identity.exists():
             write_atomic(identity, secrets.token_hex(8))
         self._run = wandb.init(
@@ -216,7 +216,7 @@ class WandB:
             config=plain(config),
             resume="allow",
         )
-        # wandb's own step may not decrease, but that of a resumed run does.
+        # wandb's own step counter must not decrease, but the steps of a resumed run do.
         self._run.define_metric("*", step_metric=STEP)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -23,13 +23,13 @@ def resume_advice(path: Path | str, config: Mapping[str, object]) -> str:
 
 
 def python_call(call: str, path: Path | str, needed: Mapping[str, str]) -> str:
-    """Return `call` with the path of the run, and the env and net that it `needed`, as arguments."""
+    """Return `call` with its arguments filled in: the path of the run, and the env and net in `needed`."""
     arguments = [json.dumps(str(path), ensure_ascii=False)]
     return call.format(", ".join([*arguments, *(f"{name}={as_written(label)}" for name, label in needed.items())]))
 
 
 def without_path(config: Mapping[str, object]) -> dict[str, str]:
-    """Return the env and net that have no import path, by argument of `remuda.resume`, as config.yaml labels them."""
+    """Return the labels of the env and net that have no import path, by argument name of `remuda.resume`."""
     options = config.get("options")
     agent = options.get("agent") if isinstance(options, Mapping) else None
     labels = {"env": config.get("env"), "net": agent.get("net") if isinstance(agent, Mapping) else None}

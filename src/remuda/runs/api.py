@@ -35,9 +35,9 @@ EnvFactory = Callable[..., object]  # returns a Gymnasium env
 
 
 class Run:
-    """A run directory, of a run that is finished, stopped or still training.
+    """A run in its directory: finished, stopped or still training.
 
-    `remuda.train` and `remuda.resume` return one. Any other is opened by its path:
+    `remuda.train` and `remuda.resume` return a `Run`. To open an existing run, give its path:
 
         run = remuda.Run("runs/latest", checkpoint="best")
         run.result["status"]                    # "complete"
@@ -224,7 +224,7 @@ def resume(
     steps: a new total number of steps; by default the run's own.
     env, net: needed if the run's own have no import path, such as classes defined in a script or notebook.
     callbacks, quiet: as in `train`.
-    groups: options to change; only eval={...}, checkpoint={...} and log={...} may differ from the first start.
+    groups: new values of options; only those in eval={...}, checkpoint={...} and log={...} may be changed.
     """
     path = RunDirectory.open(path).path  # a link such as runs/latest may move while the run continues
     setup = resume_config(path, {} if steps is None else {"steps": steps}, groups, env, net)

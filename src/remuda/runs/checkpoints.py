@@ -27,9 +27,9 @@ from remuda.runs.directory import RunDirectory
 from remuda.runs.intervals import Interval
 
 CUT_SHORT = "its last round was stopped before all of its updates were made"
-LOG_STATE = "journal"  # the blob with the state of the run's log, by its name in all checkpoints so far
-# After a round that took longer, the sampler's state is kept in memory: the next round may be as slow, and a stop
-# signal then interrupts it before its end.
+LOG_STATE = "journal"  # name of the blob with the state of the run's log; existing checkpoints use it
+# After a round that took longer than this, the sampler's state is kept in memory: the next round may be as slow, and
+# a stop signal would then interrupt it before its end.
 SLOW_ROUND_SECONDS = 1.0
 
 
@@ -39,7 +39,7 @@ class SamplerState:
 
     blob: bytes | None
     inexact: str | None = None
-    is_between_cuts: bool = False  # with checkpoint.cut_episodes the resumed run goes back to the last cut
+    is_between_cuts: bool = False  # if True, a resumed run that cuts episodes goes back to its last cut
 
 
 FAILED = SamplerState(None, "a round failed, so new episodes start")
@@ -51,7 +51,7 @@ def state_of(round: Round) -> SamplerState:
     if round.get_state is None:
         return SamplerState(None, "asynchronous samplers start new episodes")
     if round.was_cut and round.is_whole:
-        return SamplerState(None)  # a run that is never stopped starts new episodes here, too
+        return SamplerState(None)  # an uninterrupted run starts new episodes here, too
     cuts = round.was_cut or round.cut_follows
     try:
         blob = None if round.was_cut else round.get_state()
@@ -62,7 +62,7 @@ def state_of(round: Round) -> SamplerState:
 
 
 def state_in(found: checkpoint.Checkpoint | None) -> SamplerState:
-    """Return the sampler's state that the checkpoint of a resumed run holds."""
+    """Return the sampler's state in the checkpoint that a run is resumed from."""
     assert found is not None
     return SamplerState(found.blobs.get("sampler"), found.progress.get("inexact"), found.is_between_cuts)
 
@@ -91,7 +91,7 @@ class RunCheckpoints:
         self._saver = Saver(directory.checkpoints, options.keep, self._on_written)
 
     def resume(self, found: checkpoint.Checkpoint, version: int) -> Progress:
-        """Continue the counts of the run that wrote this checkpoint; return its progress."""
+        """Restore the counts in this checkpoint; return the progress of the run."""
         saved = dict(found.progress)
         self._count, self.best = saved.pop("checkpoints", 0), saved.pop("best", None)
         saved.pop("inexact", None)
@@ -100,7 +100,7 @@ class RunCheckpoints:
         return progress
 
     def restore_replay(self, found: checkpoint.Checkpoint | None, replay: Replay) -> None:
-        """Save `replay` from now on, and load what it held when checkpoint `found` was written."""
+        """Include `replay` in checkpoints from now on, and load what it held when checkpoint `found` was written."""
         self.replay = replay
         if found is not None and "replay" in found.blobs:
             with of_this_version():
@@ -110,7 +110,7 @@ class RunCheckpoints:
     # --- when to save ---
 
     def save_if_due(self, round: Round, is_last: bool) -> None:
-        """Write a checkpoint where `checkpoint.every` or a cut asks for one; the last round is saved without this."""
+        """Write a checkpoint if `checkpoint.every` or a cut requires one; the last round is saved separately."""
         steps = round.progress.steps
         if (round.was_cut or (self.interval.is_due(steps) and not round.cut_follows)) and not is_last:
             self.interval.restart(steps)
@@ -119,29 +119,33 @@ class RunCheckpoints:
     def save_if_best(
         self, learner: Learner, progress: Progress, mean_reward: float, get_sampler_state: Callable[[], SamplerState]
     ) -> None:
-        """With checkpoint.keep=best, keep a checkpoint of the weights just evaluated if none before did better."""
+        """With checkpoint.keep=best, keep a checkpoint of the weights just evaluated if they are the best so far."""
         is_worse = self.best is not None and mean_reward <= self.best["mean_reward"]
         if self._options.keep != "best" or is_worse:
             return
         self.best = {"step": progress.steps, "mean_reward": mean_reward}
-        with self._stopwatch.timed("checkpoint"):  # again if it exists: its counts do not name it as the best yet
+        # If this step has a checkpoint already, it is written again, because its counts do not name it as the best.
+        with self._stopwatch.timed("checkpoint"):
             self._write(learner, progress, get_sampler_state())
             self._mark_best(progress.steps, mean_reward)
 
     def save(self, round: Round, line_pending: bool = False) -> None:
-        """Write a checkpoint of this round's end unless there is one; `line_pending`: before its metrics line."""
+        """Write a checkpoint of this round's end unless there is one.
+
+        `line_pending` is whether the metrics line of this round is still to be written.
+        """
         if not self._has(round.progress, round.learner):
             with self._stopwatch.timed("checkpoint"):
                 self._write(round.learner, round.progress, state_of(round), line_pending)
 
     def hold_if_slow(self, round: Round, seconds: float) -> None:
-        """Keep the sampler's state in memory if rounds are slow, in case a signal interrupts the next one."""
+        """Keep the sampler's state in memory if this round was slow, in case a signal interrupts the next one."""
         if seconds > SLOW_ROUND_SECONDS:
             with self._stopwatch.timed("checkpoint"):
                 self._held = (round.progress.rounds, state_of(round))
 
     def save_interrupted(self, learner: Learner | None, progress: Progress, is_between_cuts: bool) -> None:
-        """Save what was learned when a signal interrupted a round, with the sampler's state before it if held."""
+        """Save what was learned before a signal interrupted a round, with the held state of the sampler, if any."""
         if self._held is not None and self._held[0] == progress.rounds:
             state = self._held[1]
         else:
@@ -149,7 +153,7 @@ class RunCheckpoints:
         self._save_within_round(learner, progress, state)
 
     def save_failed(self, learner: Learner | None, progress: Progress) -> None:
-        """Save what was learned before a round failed; new episodes start from there."""
+        """Save what was learned before a round failed; a resumed run starts new episodes."""
         self._save_within_round(learner, progress, FAILED)
 
     def _save_within_round(self, learner: Learner | None, progress: Progress, state: SamplerState) -> None:
@@ -167,13 +171,13 @@ class RunCheckpoints:
         return self._saved == (progress.rounds, learner.version)
 
     def _write(self, learner: Learner, progress: Progress, sampler: SamplerState, line_pending: bool = False) -> None:
-        """Copy everything, and write it in a thread; a full disk costs this checkpoint and not the run."""
+        """Copy everything, and write the copy in a thread; if the disk is full, only this checkpoint is lost."""
         self._count += 1
         blobs = {LOG_STATE: pack(self._get_log_state(line_pending))}
         if sampler.blob is not None:
             blobs["sampler"] = sampler.blob
         files: list[str] = []
-        self._saver.wait()  # pruning must know all files that are there
+        self._saver.wait()  # the thread must not prune while the replay writes its files
         try:
             directory = self._directory.checkpoints / checkpoint.REPLAY
             replay_state = None if self.replay is None else self.replay.save(directory)
@@ -190,7 +194,7 @@ class RunCheckpoints:
         self._saver.save(snapshot, self._count)
 
     def _mark_best(self, step: int, mean_reward: float) -> None:
-        """Keep the checkpoint of this step, if the disk had room for it, until a better one is marked."""
+        """Mark the checkpoint of this step, if it was written, so that it is kept until a better one is marked."""
         self._saver.wait()
         if (self._directory.checkpoints / f"step-{step}").is_dir():
             checkpoint.point_best(self._directory.checkpoints, step)
@@ -212,16 +216,16 @@ class RunCheckpoints:
         self._directory.log(f"wrote {found.name}")
 
     def _on_full_disk(self, step: int, error: OSError) -> None:
-        """Log that a checkpoint was not written; the run continues, and the checkpoint before this one is whole."""
+        """Log that a checkpoint was not written; the run continues, and the previous checkpoint remains."""
         self._log(f"warning: no checkpoint was written at {step:,} steps ({error}): make room.")
         self._saved = None
 
 
 class CutWatch:
-    """Follows the cuts of checkpoint.cut_episodes, and warns once if episodes are too long to end between two."""
+    """Follows the cuts of checkpoint.cut_episodes, and warns once if episodes are too long to end between cuts."""
 
     def __init__(self, num_envs: int, every: int, log: Callable[[str], None]) -> None:
-        self.is_between = False  # episodes are cut in this run, but were not after the last round
+        self.is_between = False  # the last round was not cut, but a later one will be
         self.last_steps = 0  # steps done at the last cut
         self._num_envs, self._every, self._log = num_envs, every, log
         self._finished: set[int] = set()  # envs that have finished an episode since the last cut

@@ -1,13 +1,13 @@
 """The directory of a run: its configuration, log, metrics, checkpoints, videos and result.
 
     with RunDirectory.create(None, "ppo-CartPole-v1-1", config) as run:      # runs/ppo-CartPole-v1-1-20260131-120000
-        run.point_latest()                                                   # before this, `discard` may remove it
+        run.point_latest()                                                   # before this, `discard` may delete it
         run.log("training starts")
         ...                                                                  # run.checkpoints, run.videos, run.tb
         run.write_result({"status": "complete", "steps": 200_000})
     RunDirectory.open("runs/latest").read_config()
 
-One process at a time may write to a run: it holds a lock on log.txt, which the system releases when it dies.
+One process at a time may write to a run: it holds a lock on log.txt, which the system releases when the process ends.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ if sys.platform != "win32":
 
 RUNS = "runs"
 LATEST = "latest"
-MAX_LINKS = 40  # the number of links that Linux follows
+MAX_LINKS = 40  # the limit of Linux
 RUN_FILES = ("config.yaml", "meta.json", "metrics.jsonl", "result.json", "checkpoints")  # any of these marks a run
 EVALUATIONS = "evaluations.jsonl"
 SPACES = "spaces.json"  # the env's spaces, so that a policy can be loaded without building the env
 WEIGHTS = "weights.safetensors"  # the newest weights, with scheme.weights=file
-# Files that a run adds to those that `create` makes.
+# Files and directories that a run writes in addition to those that `create` makes.
 WRITTEN = ("metrics.jsonl", "metrics.csv", "result.json", "wandb-id.txt", "profile", EVALUATIONS, SPACES, WEIGHTS)
 PACKAGES = ("remuda", "torch", "numpy", "gymnasium")
 
@@ -54,7 +54,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.has_traceback = False  # this process has written one to log.txt
+        self.has_traceback = False  # whether this process has written a traceback to log.txt
         self._log: IO[str] | None = None
         self._made: list[Path] = []  # what `create` made, for `discard`
 
@@ -77,7 +77,7 @@ class RunDirectory:
         run = cls(directory)
         try:
             _make_directories(directory, made)
-            with (directory / "config.yaml").open("x", encoding="utf-8") as file:  # "x": of two processes one fails
+            with (directory / "config.yaml").open("x", encoding="utf-8") as file:  # fails if it exists already
                 made.append(directory / "config.yaml")
                 file.write(settings)
             for child in (run.checkpoints, run.videos, run.tb):
@@ -106,8 +106,8 @@ class RunDirectory:
         path = run.path
         try:
             run._lock()
-            write_atomic(path / "config.yaml", settings)  # it may have more steps, for example
-            (path / "result.json").unlink(missing_ok=True)  # that of the earlier process
+            write_atomic(path / "config.yaml", settings)  # the resumed run may have more steps, for example
+            (path / "result.json").unlink(missing_ok=True)  # the result of the earlier process
             meta = run.read_meta()
             meta.setdefault("resumed", []).append(_start())
             write_atomic(path / "meta.json", to_json(meta, indent=2) + "\n")
@@ -123,7 +123,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path | str) -> RunDirectory:
-        """Open an existing run for reading; its `path` is the real directory where the given one is a link."""
+        """Open an existing run for reading; if `path` is a link, the `path` of the run is the target of the link."""
         given, path = Path(path), follow_links(Path(path))
         if not (path / "config.yaml").is_file():
             there = "holds no config.yaml" if path.is_dir() else "is not a directory"
@@ -160,7 +160,7 @@ class RunDirectory:
             append_atomic(file, (to_json(found) + "\n").encode())
 
     def cut_evaluations(self, steps: int) -> None:
-        """Drop evaluations of weights after `steps`, which a resumed run does not have."""
+        """Drop evaluations of weights from after `steps` steps, because a resumed run learns those again."""
         path = self.path / EVALUATIONS
         if path.exists():
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -201,7 +201,7 @@ class RunDirectory:
             self._log = None
 
     def discard(self) -> None:
-        """Delete a run that `create` made and that has learned nothing, but no other files in its directory."""
+        """Delete a run that has learned nothing; files that were in its directory before `create` are kept."""
         self.close()
         inside = [path for path in self._made if self.path in path.parents]
         for path in (*inside, *(self.path / name for name in WRITTEN)):
@@ -237,7 +237,7 @@ class RunDirectory:
         try:
             partial.symlink_to(self.path.name, target_is_directory=True)
             os.replace(partial, latest)
-        except OSError as error:  # a file system without links; the run is not affected
+        except OSError as error:  # such as a file system without links; the run is not affected
             self.log(f"the link {latest} could not be created: {error}")
 
 
@@ -378,7 +378,7 @@ def _git() -> dict[str, str | bool] | None:
     command = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=5, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.TimeoutExpired):  # a huge repository on a slow disk
+    except (OSError, subprocess.TimeoutExpired):  # such as a huge repository on a slow disk
         return None
     if answer.returncode != 0:
         return None

@@ -1,4 +1,4 @@
-"""The evaluations of a run: when they are due, which episodes are played, and what came out.
+"""The evaluations of a run: when they are due, which episodes are played, and their results.
 
 evaluations = Evaluations(config, play, directory, terminal, stopwatch)
 if evaluations.is_due(steps):
@@ -29,7 +29,8 @@ from remuda.sampling.evaluation import Evaluation, evaluate
 from remuda.schemes.learning_round import torch_threads
 
 MAX_EVAL_ENVS = 8
-EvaluateAgent = Callable[[Agent, Callable[[], bool]], Evaluation]  # given the agent and whether to stop
+# Evaluates an agent; the second argument is a function that returns whether to stop.
+EvaluateAgent = Callable[[Agent, Callable[[], bool]], Evaluation]
 
 
 class Evaluations:
@@ -47,7 +48,7 @@ class Evaluations:
         stopwatch: Stopwatch,
     ) -> None:
         self.interval = Interval(config.eval.every)
-        # Summary of the newest evaluation until it is in a metrics line; that of the last step remains.
+        # Summary of the newest evaluation; None once a metrics line holds it, except after the last step.
         self.result: dict[str, Any] | None = None
         self.evaluate_agent = evaluate_agent
         self._concurrent: Mapping[str, Any] | None = None  # the newest result of the evaluator process
@@ -59,9 +60,9 @@ class Evaluations:
         return bool(self._config.eval.episodes) and (is_last or self.interval.is_due(steps))
 
     def run(self, learner: Learner, replay: Replay | None, must_stop: Callable[[], bool]) -> float:
-        """Play the episodes of one evaluation while nothing is sampled; return their mean return.
+        """Play the episodes of one evaluation while sampling is paused; return their mean return.
 
-        Raise Interrupted if it is stopped.
+        Raise Interrupted if `must_stop` returns True.
         """
         self._terminal.begin("evaluating")
         paused = replay.paused() if replay is not None else nullcontext()
@@ -75,11 +76,11 @@ class Evaluations:
     def add_concurrent(self, found: Mapping[str, Any]) -> None:
         """Add a result of the evaluator process, which refers to the weights after `found["steps"]` steps."""
         self._concurrent = found
-        with suppress(OSError):  # the next metrics line holds the newest result, and reports the full disk
+        with suppress(OSError):  # a full disk is reported with the next metrics line, which holds the newest result
             self._directory.add_evaluation(found)
 
     def take_metrics(self, steps: int) -> dict[str, float]:
-        """Return the results that no metrics line holds yet; `result` remains set after the last step only."""
+        """Return the results that no metrics line holds yet; clear `result`, except after the last step."""
         metrics: dict[str, float] = {}
         if self._concurrent is not None:
             metrics |= _metrics_of(self._concurrent, self._concurrent["steps"])

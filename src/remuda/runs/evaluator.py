@@ -47,13 +47,13 @@ from remuda.runs.video import VideoWriter, record_episode, use_headless_renderin
 logger = logging.getLogger("remuda.runs")
 
 POLL_SECONDS = 0.2  # how often an idle evaluator polls for messages and new weights
-HEARTBEAT_SECONDS = 1.0  # how often it sends a sign of life
+HEARTBEAT_SECONDS = 1.0  # how often the evaluator tells the learner that it does not hang
 
 
 class EvaluatorProcess:
-    """The evaluator process as the learner sees it: polled by `look`, which does not wait for it.
+    """The evaluator process as the learner sees it: `poll` returns its results without waiting for it.
 
-    One exception: if the fork server was killed, `look` waits the seconds that another one needs to load torch.
+    One exception: if the fork server was killed, `poll` waits the seconds that a new one needs to load torch.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class EvaluatorProcess:
     ) -> None:
         """Start the process; `version` and `steps` are those of the current weights.
 
-        `should_stop` is polled until the process has built its env. `video` is the file that the first episode of
-        each evaluation is recorded to.
+        `should_stop` is polled until the process has built its env. `video` is the file to which an episode is
+        recorded after each evaluation.
         """
         blueprint = {
             "config": to_dict(config),
@@ -80,7 +80,7 @@ class EvaluatorProcess:
             "video": None if video is None else str(video.resolve()),
         }
         self._weights = weights
-        self._versions, self._steps = [version], [steps]  # of published weights, and the steps done by then
+        self._versions, self._steps = [version], [steps]  # versions of published weights, and the steps done by then
         self._was_useful, self._is_open, self._polled = False, True, time.monotonic()
         self._reporter = Reporter(logger)
         options = config.envs
@@ -106,7 +106,7 @@ class EvaluatorProcess:
         found = []
         (member,) = self._worker_pool.workers
         try:
-            # The pool's clock counts the time it listens, so that a slow learner does not make the worker time out.
+            # The pool's clock counts only the time spent listening, so that a slow learner causes no timeout.
             now = time.monotonic()
             self._worker_pool.clock += min(now - self._polled, POLL_SECONDS)
             self._polled = now
@@ -125,7 +125,7 @@ class EvaluatorProcess:
                 self._was_useful = True
                 place = max(0, bisect_right(self._versions, answer["version"]) - 1)
                 found.append({**answer["evaluated"], "steps": self._steps[place]})
-                del self._versions[:place], self._steps[:place]  # later results are not of older weights
+                del self._versions[:place], self._steps[:place]  # no later result is of older weights
         except RemudaError as error:
             logger.warning("the evaluator process has failed, training continues without it: %s", error)
             self.close()
@@ -157,7 +157,7 @@ class _Service:
         self._weights: SharedWeights | FileWeights | None = None
         self._version, self._idle_until, self._last_heartbeat = -1, 0.0, 0.0
         self._server = os.getppid()
-        self._notices = collect_warnings()  # of envs that raised, for example; the parent logs them
+        self._notices = collect_warnings()  # warnings, such as of envs that raised; the parent logs them
 
     def run(self) -> None:
         """Evaluate whenever there are new weights, until asked to leave."""
@@ -183,7 +183,7 @@ class _Service:
     def _should_stop(self, seconds: float = 0.0) -> bool:
         """Handle messages and return whether to leave; wait up to `seconds` for a message.
 
-        Called at every env step, so that heartbeats stop when an env hangs.
+        This is called at every env step, so that heartbeats stop when an env hangs.
         """
         if time.monotonic() - self._last_heartbeat > HEARTBEAT_SECONDS:
             self._last_heartbeat = time.monotonic()

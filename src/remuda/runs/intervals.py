@@ -1,4 +1,4 @@
-"""When something recurs in a run, counted in env steps.
+"""Intervals, in env steps, of what recurs in a run: metrics lines, checkpoints and evaluations.
 
 interval = Interval(every=1_000)
 interval.start(steps=200)          # due from 1,200 steps on
@@ -20,8 +20,8 @@ class Interval:
     def start(self, steps: int, saved: int | None = None) -> None:
         """Count from `steps`.
 
-        `saved` is the `next_steps` of a resumed run. The earlier of both applies, because the user may have resumed
-        the run with a shorter interval.
+        `saved` is the `next_steps` of a resumed run. The earlier of the two points applies, because the user may
+        have resumed the run with a shorter interval.
         """
         self.restart(steps)
         if saved is not None:

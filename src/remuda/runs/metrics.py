@@ -9,7 +9,7 @@
                 metrics.write_line(round.progress, learner.version, {"eval/mean_reward": 21.5})
 
 Episode statistics cover the last `log.window` episodes. Every other metric of a line is the mean over the rounds
-since the line before; `logs/meters.py` has the exceptions.
+since the previous line, with the exceptions in `logs/meters.py`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ LINES_PER_RUN = 200
 
 
 class MetricsState(TypedDict):
-    """What a checkpoint holds of a run's metrics."""
+    """State of a run's metrics in a checkpoint."""
 
     window: list[dict[str, float]]  # the last episodes
     sums: dict[str, list[float]]  # values of the rounds since the last line
     first_steps: int
     total: dict[str, float]  # seconds by activity
-    elapsed: float  # seconds
+    elapsed: float  # seconds since the run started
 
 
 class RunMetrics:
@@ -48,10 +48,10 @@ class RunMetrics:
         self.latest: dict[str, float] = {}  # the newest value of every metric written so far
         self._config, self._stopwatch, self._log = config, stopwatch, log
         self._window = Window(config.log.window)
-        self._values: dict[str, list[float]] = defaultdict(list)  # by metric, of the rounds since the last line
+        self._values: dict[str, list[float]] = defaultdict(list)  # one value per round since the last line, by metric
         self._writers: list[Writer] = []
-        self._first_steps = 0  # done before the first round: warm-up is not part of the run's rate
-        self._line_steps = 0  # done when the last line was written
+        self._first_steps = 0  # steps before the first round: warm-up is not part of the run's rate
+        self._line_steps = 0  # steps done when the last line was written
 
     @contextmanager
     def open(self, directory: RunDirectory, resumed_at: int | None) -> Iterator[None]:
@@ -73,7 +73,7 @@ class RunMetrics:
             yield
 
     def start(self, steps: int, saved: MetricsState | None = None) -> None:
-        """Start counting at the first round, with what `get_state` returned in the process that is resumed."""
+        """Start counting at the first round; `saved` is what `get_state` returned in the process that is resumed."""
         self._first_steps = self._line_steps = steps
         self._stopwatch.restart()
         if saved is None:
@@ -101,7 +101,7 @@ class RunMetrics:
             self._values[name].append(as_number(name, value))
 
     def write_line(self, progress: Progress, updates: int, evaluation: Mapping[str, float]) -> None:
-        """Write one line with everything since the last one, and the results of a new `evaluation`, if any."""
+        """Write one line with everything since the last line, and the results of a new `evaluation`, if any."""
         steps, interval = progress.steps, self._stopwatch.interval
         seconds = sum(interval.values()) or 1.0
         line = self._window.summary()

@@ -4,11 +4,11 @@
 
 Runs of the same algorithm, env and label that differ only in their seed form one group. Their curves are interpolated
 on the steps that all of them cover. The band is the 95 % t interval of the mean, which is wide for few seeds; for two
-seeds it is the area between their curves. The legend names it.
+seeds it is the area between their curves. The legend says which of the two is shown.
 
-Runs that were evaluated only at their end have one point each. The numbers of steps differ a little, because a run
-ends with a whole rollout. If curves have no steps in common but end within 10 % of each other's steps, the last point
-of each is drawn, and their mean with its interval at the mean of their steps. Nothing is interpolated.
+Runs that were evaluated only at their end have one point each, at slightly different numbers of steps, because a run
+ends with a whole rollout. If the curves of a group share no steps but end within 10 % of each other's steps, nothing
+is interpolated: the plot shows the last point of each curve, and at their mean step the mean with its interval.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from remuda.runs.directory import RunDirectory, follow_links
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-IRRELEVANT_GROUPS = ("eval", "checkpoint", "log", "scheme")  # options that do not change what is learned
+IRRELEVANT_GROUPS = ("eval", "checkpoint", "log", "scheme")  # groups of options that do not change what is learned
 # Where actions are computed does not change a curve either; sampler.act is the name of sampler.inference in 0.1.
 IRRELEVANT_OPTIONS = ("sampler.inference", "sampler.act", "sampler.workers", "sampler.slots")
 MAX_NAME_LENGTH = 70  # characters that fit a legend
@@ -38,7 +38,8 @@ AXIS_LABELS = {RETURN: "episode return", "rollout/ep_len_mean": "episode length"
 COLORS = ("#1f5fa8", "#d1603d", "#2e8b57", "#8a56a8", "#b8860b", "#c2458f", "#4aa3b5", "#5f6b76")
 GRID_POINTS = 200
 END_TOLERANCE = 0.1  # largest relative difference in steps between last points that are compared
-SEEDS_FOR_INTERVAL = 3  # with two seeds it spans nine standard deviations to either side and hides the curves
+# With two seeds, the interval would span nine standard deviations to either side and hide the curves.
+SEEDS_FOR_INTERVAL = 3
 # Two-sided 95 % quantiles of Student's t for 1 to 10 degrees of freedom.
 T_95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
 
@@ -57,7 +58,7 @@ def t_quantile(degrees: int) -> float:
 
 
 def mean_and_band(curves: Sequence[Curve]) -> tuple[Array, Array, Array, Array]:
-    """Return a grid over the steps that every curve covers, and there the mean and both edges of the band."""
+    """Return a grid over the steps that every curve covers, and the mean and both edges of the band on that grid."""
     first = max(steps[0] for steps, _ in curves)
     last = min(steps[-1] for steps, _ in curves)
     if first > last:
@@ -74,7 +75,7 @@ def mean_and_band(curves: Sequence[Curve]) -> tuple[Array, Array, Array, Array]:
 def mean_and_bar(curves: Sequence[Curve]) -> tuple[Array, Array, float, float, float]:
     """Return steps and values of the curves' last points, their mean, and both ends of its interval.
 
-    Raise ValueError if the curves end after too different numbers of steps.
+    Raise ValueError if the steps of the last points differ by more than END_TOLERANCE.
     """
     steps, values = (np.array([curve[part][-1] for curve in curves]) for part in (0, 1))
     if steps.max() - steps.min() > END_TOLERANCE * steps.max():
@@ -95,7 +96,7 @@ def plot_runs(
     labels: Sequence[str] | None = None,
     title: str | None = None,
 ) -> Path:
-    """Plot `metric` of the runs at `paths` to `out`; `labels`, one per path, replace the differences of configs."""
+    """Plot `metric` of the runs at `paths` to `out`; `labels`, one per path, name groups instead of their options."""
     if not paths:
         raise UsageError("there is nothing to plot: name one or more run directories.")
     if labels is not None and len(labels) != len(paths):
@@ -152,7 +153,7 @@ def plot_curves(
 
 
 def _curve(path: Path, rows: Sequence[Mapping[str, float | None]], metric: str) -> Curve:
-    """Return steps and values of a metric; of several rows for the same step, the last counts."""
+    """Return steps and values of a metric; if several rows have the same step, the last one is used."""
     points = {row[STEP]: row[metric] for row in rows if row.get(metric) is not None}
     if not points:
         known = sorted({key for row in rows for key, value in row.items() if value is not None} - {STEP})
@@ -165,7 +166,7 @@ def _curve(path: Path, rows: Sequence[Mapping[str, float | None]], metric: str) 
 
 
 def _group(runs: Sequence[RunDirectory], labels: Sequence[str] | None) -> tuple[dict[str, list[int]], str]:
-    """Return the indices of runs by the name of their group, and the env if all runs have the same.
+    """Return the indices of runs by the name of their group, and the env, or "" if there are several.
 
     Runs that differ only in their seed, or in options that do not change what is learned, form one group. Its name
     contains the options in which it differs from other groups of its algorithm.
@@ -201,7 +202,7 @@ def _differences(settings: Sequence[Mapping[str, str]]) -> list[str]:
 def _settings(config: Mapping[str, Any]) -> dict[str, str]:
     """Return what determines a run's curve as flat strings, with options named as on the command line.
 
-    Synchronous schemes give the same curve, whichever process samples.
+    All synchronous schemes give the same curve, so they are not distinguished.
     """
     flat = {str(key): str(value) for key, value in config.items() if key not in ("seed", "scheme", "options")}
     if "scheme" in config:

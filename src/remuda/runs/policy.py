@@ -2,7 +2,7 @@
 
 policy = remuda.load("runs/latest")
 obs, _ = env.reset()
-state, is_over = None, False                     # None for the first observation of an episode
+state, is_over = None, False                     # the state is None for the first observation of an episode
 while not is_over:
     action, state = policy.act(obs, state)
     obs, reward, terminated, truncated, _ = env.step(action)
@@ -28,7 +28,7 @@ from remuda.sampling.sampler import ToEnv
 
 
 class PolicyState(NamedTuple):
-    """What `Policy.act` must be given with the next observation of the same episode."""
+    """State to pass to `Policy.act` with the next observation of the same episode."""
 
     memory: Any  # the recurrent state
     action: NDArray[np.float32]  # the action taken, encoded as an entry of the next observation (agent.prev_action)
@@ -41,7 +41,7 @@ class Policy:
         """Wrap an agent.
 
         observation: the env's own space, if the agent also observes its previous action or reward.
-        seed: of the actions that are drawn with `deterministic=False`.
+        seed: the seed for actions that are drawn with `deterministic=False`.
         """
         self.agent = agent.eval()
         self.observation = observation or agent.observation
@@ -60,7 +60,7 @@ class Policy:
         obs: as the env returns it; a batch has an additional first axis.
         state: what the last call of the same episode returned; None for its first observation.
         deterministic: whether to act greedily; False explores as in training.
-        reward: that of the last step, for agents that observe it (agent.prev_reward).
+        reward: the reward of the last step, for agents that observe it (agent.prev_reward).
         """
         rows, is_single = self._rows(obs)
         count = len(next(leaves(rows))[1])

@@ -10,12 +10,15 @@ from pathlib import Path
 from remuda.recipe import Round
 from remuda.runs.stopping import Callback
 
-FIRST, LAST = 3, 6  # rounds that are traced: after start-up, and few enough for a viewer to open
+FIRST, LAST = 3, 6  # the rounds to trace: they exclude start-up, and are few enough for a viewer to open
 
 
 @contextmanager
 def profiled(directory: Path | None) -> Iterator[Callback]:
-    """Yield a callback for every round; write trace.json.gz and a table of the slowest calls to `directory`."""
+    """Yield a callback for every round; write trace.json.gz and a table of the slowest calls to `directory`.
+
+    Without a directory, the callback does nothing.
+    """
     if directory is None:
         yield lambda round: False
         return

@@ -34,18 +34,21 @@ from remuda.machine import free_memory
 from remuda.replay import Priorities, Ring, Row, TransitionReplay
 
 AUTORESETS = ("next_step", "same_step", "disabled")
-MAX_SHARE = 0.9  # of the free memory, that a buffer may take
+MAX_SHARE = 0.9  # share of the free memory that a buffer may take
 
 
 class ReplaySample(NamedTuple):
-    """Transitions, every field [N]; observations and actions are tensors, or trees of them as in the env's space."""
+    """A batch of transitions, along the first axis of every field.
+
+    Observations and actions are tensors, or trees of tensors as in the env's spaces.
+    """
 
     obs: Tree
     action: Tree
     reward: Tensor  # discounted sum over the next n steps
-    next_obs: Tree  # n steps later, or the true final observation where the episode ended before
+    next_obs: Tree  # observation n steps later, or the final observation if the episode ended before
     discount: Tensor  # factor of the value of next_obs: gamma ** n, 0 after a termination
-    weight: Tensor  # importance weights of a prioritized draw, of which the largest is 1; all 1 otherwise
+    weight: Tensor  # importance weight of a prioritized draw, scaled to a maximum of 1; always 1 without priorities
     key: NDArray[np.int64]  # identifies the rows for `update_priorities`
 
 
@@ -54,8 +57,8 @@ class ReplayBuffer:
 
     def __init__(
         self,
-        capacity: int,  # over all envs
-        observation_space: Any,  # of one env: Gymnasium's, or remuda.Space such as EnvPool.observation
+        capacity: int,  # number of transitions, over all envs
+        observation_space: Any,  # of a single env: a Gymnasium space, or a remuda.Space such as EnvPool.observation
         action_space: Any,
         num_envs: int = 1,
         *,
@@ -63,8 +66,8 @@ class ReplayBuffer:
         alpha: float = 0.6,
         n_step: int = 1,
         gamma: float = 0.99,
-        autoreset: str = "next_step",  # the vector env's mode, by Gymnasium's names
-        seed: int = 0,  # a draw is a function of this seed and the number of the draw
+        autoreset: str = "next_step",  # autoreset mode of the vector env, named as in Gymnasium
+        seed: int = 0,  # the k-th draw depends only on this seed, on k and on the content
     ) -> None:
         for name, value in {"capacity": capacity, "num_envs": num_envs, "n_step": n_step}.items():
             if value < 1:
@@ -92,8 +95,8 @@ class ReplayBuffer:
             ring, batch_size=1, ratio=None, warm_up=0, n_step=n_step, gamma=gamma, seed=seed, priorities=priorities
         )
         self._envs = np.arange(num_envs)
-        self._has_ended = np.zeros(num_envs, bool)  # an episode ended with the newest row, which is real
-        self._goes_on = np.zeros(num_envs, bool)  # the newest row is real, so the ring holds its next observation
+        self._has_ended = np.zeros(num_envs, bool)  # the newest row is the last step of an episode
+        self._goes_on = np.zeros(num_envs, bool)  # the newest row is a step, so the ring holds its next observation
         self._size = 0
 
     def __len__(self) -> int:
@@ -113,9 +116,10 @@ class ReplayBuffer:
         """Add one step of every env, as arrays [num_envs], which are copied.
 
         `next_obs` of an episode's last step is its final observation. `mask` is False where the env was reset and no
-        action was taken, as `EnvPool` reports it. Without `mask` and with autoreset "next_step", the step after an
-        end is a reset if its `obs` is that final observation; with "same_step" and "disabled" (you call reset()
-        yourself), no step is. Where `obs` is not the `next_obs` of the step before, the episode counts as truncated.
+        action was taken, as `EnvPool` reports it. Without `mask`, resets are detected: with autoreset "next_step", a
+        step is a reset if the step before ended an episode and `obs` is its final observation. With "same_step" and
+        "disabled" (you call reset() yourself), no step is a reset. If `obs` is not the `next_obs` of the step before,
+        the episode before it counts as truncated.
         """
         count, ring = self.num_envs, self._replay.ring
         seen, after = (
@@ -170,7 +174,7 @@ class ReplayBuffer:
         )
 
     def update_priorities(self, key: NDArray[np.int64], td_error: Array) -> None:
-        """Set the priorities of sampled rows to |td_error|, except of rows that were overwritten since."""
+        """Set the priorities of sampled rows to |td_error|; rows that were overwritten meanwhile are skipped."""
         if self._replay.priorities is None:
             raise ConfigError("this replay buffer has no priorities: make it with prioritized=True.")
         self._replay.feedback(key, torch.as_tensor(td_error).abs().reshape(-1))

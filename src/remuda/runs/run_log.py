@@ -45,10 +45,10 @@ from remuda.runs.verdict import remedies_for, verdict
 
 
 class LogState(MetricsState):
-    """What a checkpoint holds of the run's log."""
+    """State of the run's log in a checkpoint."""
 
     next: tuple[int, int, int]  # steps at which a metrics line, a checkpoint and an evaluation are due
-    is_owed: bool  # the metrics line of the checkpoint's step is still to be written
+    is_owed: bool  # whether the metrics line of the checkpoint's step is still to be written
 
 
 class RunLog:
@@ -148,7 +148,7 @@ class RunLog:
         self.checkpoints.restore_replay(self._resume_from, replay)
 
     def begin(self) -> None:
-        """Start rates and intervals: warm-up is over."""
+        """Start counting rates and intervals, now that warm-up is over."""
         self.directory.point_latest()
         size = self.config.algo_options.rows_per_round * self.config.sampler.envs
         first = "" if self.config.is_asynchronous else f" from the first {size:,} steps"
@@ -224,12 +224,12 @@ class RunLog:
     def save_if_failed(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Save what was learned before a round failed, if anything was; new episodes start from there."""
+        """Save what was learned before a round failed, if anything; a resumed run starts new episodes."""
         if isinstance(error, RemudaError) and not isinstance(error, Interrupted):
             self.checkpoints.save_failed(self.learner, self.progress)
 
     def save_if_stopped(self, error: Interrupted) -> None:
-        """Save what was learned before a signal interrupted a round; name an env that did not return."""
+        """Save what was learned before a signal interrupted a round; log a warning if an env did not return."""
         if isinstance(error.__cause__, Abandoned):
             self.log(f"warning: {error}; worker processes (--scheme parallel) are replaced when they hang.")
         self.checkpoints.save_interrupted(self.learner, self.progress, self._cuts.is_between)
@@ -249,7 +249,7 @@ class RunLog:
     # --- the end of the run ---
 
     def finish(self, learner: Learner) -> dict[str, Any]:
-        """Evaluate the final agent unless that is done; return the content of result.json."""
+        """Evaluate the final agent unless that was done already; return the content of result.json."""
         self.checkpoints.wait()
         steps, is_complete = self.progress.steps, self.progress.steps >= self.config.steps
         advice = resume_advice(self.directory.path, to_dict(self.config))
@@ -287,14 +287,14 @@ class RunLog:
         }
 
     def _describe_lost_steps(self) -> str:
-        """Name the steps that a resumed run samples again, if any: those since the last cut, or on a full disk."""
+        """Return a phrase with the number of steps that a resumed run repeats, or "" if it repeats none."""
         saved = self._cuts.last_steps if self._cuts.is_between else self.checkpoints.saved_steps
         lost = self.progress.steps - saved
         return f", of which the last {lost:,} will be done again" if lost else ""
 
 
 def _state_in(found: checkpoint.Checkpoint | None) -> LogState | None:
-    """Return the state of the run's log in a checkpoint; None without one."""
+    """Return the state of the run's log in a checkpoint; None if there is none."""
     if found is None or LOG_STATE not in found.blobs:
         return None
     with of_this_version():

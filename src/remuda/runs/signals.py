@@ -15,8 +15,8 @@ from typing import Any, Self
 from remuda.envs.local import LocalEnvs
 from remuda.errors import Abandoned
 
-PATIENCE_SECONDS = 5.0  # in which a round may end by itself; a checkpoint is promised within 10 s of the signal
-ENV_SECONDS = 1.0  # after that, in which an env of this process may return from its current call
+PATIENCE_SECONDS = 5.0  # time for a round to end by itself; a checkpoint is promised within 10 s of the signal
+ENV_SECONDS = 1.0  # additional time for an env of this process to return from its current call
 STOPPING = (
     f"stopping when this round ends, after {PATIENCE_SECONDS:.0f} s at the latest, and saving what was learned; "
     "a second signal stops at once, without saving"
@@ -39,7 +39,7 @@ class StopSignals:
         """`consequence` tells the user what the first signal does; it is printed when the signal arrives."""
         self._consequence = consequence
         self.received: signal.Signals | None = None
-        self.deadline = math.inf  # when the current round is cut short, on time.monotonic
+        self.deadline = math.inf  # value of time.monotonic() at which the current round is cut short
         self._previous: dict[signal.Signals, Any] = {}
         self._timer: threading.Timer | None = None
         self._is_from_timer = False  # the next signal is sent by the timer, not by the user

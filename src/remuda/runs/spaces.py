@@ -25,10 +25,10 @@ from remuda.errors import CheckpointError
 from remuda.logs.files import to_json, write_atomic
 from remuda.runs.directory import SPACES
 
-ARRAYS = {"box": ("low", "high"), "multidiscrete": ("sizes", "starts")}  # by kind of space
+ARRAYS = {"box": ("low", "high"), "multidiscrete": ("sizes", "starts")}  # names of the arrays of a space, by kind
 KINDS = ("box", "discrete", "multidiscrete", "multibinary", "dict", "tuple")
-MAX_NUMBERS = 1 << 22  # in all arrays together; larger observations cannot be learned from
-MAX_BYTES = 1 << 26  # of the file
+MAX_NUMBERS = 1 << 22  # maximum in all arrays together; larger observations cannot be learned from
+MAX_BYTES = 1 << 26  # maximum size of the file
 MAX_DEPTH = 32
 
 
@@ -118,7 +118,7 @@ def _nested(kind: Literal["dict", "tuple"], values: Mapping[str, Any], depth: in
 
 
 def _count(values: Mapping[str, Any], depth: int = 0) -> int:
-    """Return the number of elements in a space's arrays, before any is allocated."""
+    """Return the number of elements in a space's arrays, without allocating them."""
     if depth > MAX_DEPTH:
         raise ValueError("a space that is nested too deeply")
     if "entries" in values:

@@ -1,4 +1,4 @@
-"""When a run ends before its last step: on a stop signal, or because a callback returned True."""
+"""Conditions under which a run ends before its last step: on a stop signal, or because a callback returned True."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Callback = Callable[[Round], object]  # called with every round; returning True 
 
 
 class StopConditions:
-    """Knows whether the run should stop, how urgently, and why."""
+    """Determines whether the run should stop, how soon, and why."""
 
     def __init__(self, signals: StopSignals) -> None:
         self.signals = signals
         self.callbacks: Sequence[Callback] = ()
-        self.has_begun = False  # training: until then nothing can be lost, and a signal stops the run at once
+        self.has_begun = False  # whether training has begun; before that, a signal stops the run at once
         self._by_callback = False
 
     def call_callbacks(self, round: Round) -> None:
-        """Call every callback, also after one that returned True: each may add metrics to the round."""
+        """Call every callback, even after one has returned True, because each may add metrics to the round."""
         if True in [callback(round) for callback in self.callbacks]:
             self._by_callback = True
 

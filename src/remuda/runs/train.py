@@ -1,7 +1,8 @@
-"""Training from a configuration: build what it names, run it under its scheme, leave a run directory.
+"""Training from a configuration: build what it names, run it under its scheme, and write a run directory.
 
-`remuda train` and `remuda.train` both end here. From here to the loss: `scheme.run` (schemes/synchronous.py) calls
-`learner.step` (learning/learner.py), which calls `algorithm.losses` (algorithms/ppo.py).
+`remuda train` and `remuda.train` both call `train`. The path from here to the loss: `scheme.run`
+(schemes/synchronous.py) calls `learner.step` (learning/learner.py), which calls `algorithm.losses`
+(algorithms/ppo.py).
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def train(
     """Run a configuration to its end, or until a signal; return the content of result.json and the run's path."""
     refuse_in_worker()
     if config.has_replay_writers or (config.has_workers and config.sampler.inference == "workers"):
-        # Stored in config.yaml, because checkpoints hold one state per worker and another machine has other cores.
+        # config.yaml stores the number of workers, because its default depends on the machine and a checkpoint holds
+        # one state per worker.
         config = replace(config, sampler=replace(config.sampler, workers=num_workers(config)))
     refuse_unfilmable(config, spec, info)
     recipe = make_recipe(config, spec, info, net)
@@ -64,7 +66,7 @@ def train(
     while True:
         try:
             return train_from(found, scheme, recipe, config, spec, info, net, out, resume, callbacks, quiet, profile)
-        except DamagedReplay as error:  # the files of the replay are only read once there is a replay to fill
+        except DamagedReplay as error:  # found only now, when the replay is built and reads its files
             assert found is not None
             found = load_newest(found.path.parent, found.step, [*found.skipped, str(error)])
 
@@ -85,7 +87,7 @@ def train_from(
 ) -> dict[str, Any]:
     """Open the run directory and run the scheme, from the checkpoint `found` if there is one.
 
-    By now most mistakes of the user have been refused, so that they neither create nor change a directory.
+    Most invalid configurations are refused before this is called, so that they create or change no directory.
     """
     name = f"{config.algo}-{config.env}-{config.seed}"
     with (
@@ -97,7 +99,7 @@ def train_from(
         play = partial(play_episodes, config, spec, eval_episodes(config))
         journal = RunLog(directory, config, play, terminal, signals)
         try:
-            if not (directory.path / SPACES).exists():  # a resumed run keeps its own, which its env must match
+            if not (directory.path / SPACES).exists():  # a resumed run keeps its file, which its env must match
                 write_spaces(directory.path, info.observation, info.action)
             with (
                 journal.open(resume, found),
@@ -166,5 +168,5 @@ def refuse_unfilmable(config: RunConfig, spec: EnvSpec, info: EnvInfo) -> None:
 
 
 def sink(quiet: bool) -> io.StringIO | None:
-    """Return the file that the terminal view is written to: one that is discarded if quiet; None: standard output."""
+    """Return the file for the terminal view: one that is discarded if `quiet`, else None for standard output."""
     return io.StringIO() if quiet else None

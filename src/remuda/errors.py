@@ -1,7 +1,7 @@
 """The exceptions that Remuda raises.
 
 RemudaError
-├── UsageError           a mistake of the user: one sentence with value, rule and remedy; exit code 2
+├── UsageError           a mistake by the user: one sentence with value, rule and remedy; exit code 2
 │   ├── ConfigError      an option's value, or two options that do not fit together
 │   ├── EnvSpecError     an env that cannot be found or built, or that has unsupported spaces
 │   └── CheckpointError  a run or checkpoint that is missing, damaged, or made for another env
@@ -27,7 +27,7 @@ class RemudaError(Exception):
 
 
 class UsageError(RemudaError):
-    """A mistake of the user; the command line prints only the message and exits with code 2."""
+    """A mistake by the user; the command line prints only the message and exits with code 2."""
 
 
 class ConfigError(UsageError):

@@ -25,20 +25,20 @@ from remuda.nets.recurrent import State
 
 LOG_STD = (-20.0, 2.0)  # bounds of a stochastic actor's log_std, as in the code of 1812.05905
 DRIFT = 0.15  # decay of Ornstein-Uhlenbeck noise per step (1509.02971)
-DRIFT_SCALE = math.sqrt(1 - (1 - DRIFT) ** 2)  # makes the stationary deviation 1
+DRIFT_SCALE = math.sqrt(1 - (1 - DRIFT) ** 2)  # gives the noise a stationary deviation of 1
 
 
 class ActorState(ArrayTuple):
-    """State of an env between rows: recurrent state, and Ornstein-Uhlenbeck noise."""
+    """State that an env carries from row to row: the recurrent state and the Ornstein-Uhlenbeck noise."""
 
     memory: State | None
     drift: Tensor | None
 
 
 class ActorAgent(nn.Module):
-    """Actions within the bounds of a Box: tanh with added noise, or samples of a squashed Gaussian."""
+    """An agent for Box actions, either deterministic (tanh, with added noise) or stochastic (squashed Gaussian)."""
 
-    exploration = 1.0  # the noise is not scaled
+    exploration = 1.0  # default of `explore`: the noise is not scaled
     fast_policy: FastPolicy | None = None
     middle: Tensor
     reach: Tensor
@@ -100,7 +100,10 @@ class ActorAgent(nn.Module):
     def features(
         self, obs: Any, state: ActorState | None = None, reset: Tensor | None = None
     ) -> tuple[Tensor, ActorState | None]:
-        """Return features of rows [N, ...] or of sequences [T, B, ...] from `state` [B], and the last state."""
+        """Return features and the last state.
+
+        `obs` holds rows [N, ...], or sequences [T, B, ...] that start from `state` [B].
+        """
         memory = None if state is None else state.memory
         features, memory = unroll_trunk(self.trunk, self.inputs, self.observation, obs, memory, reset)
         return features, None if memory is None else ActorState(memory, None)
@@ -117,8 +120,8 @@ class ActorAgent(nn.Module):
         return self.distribution(features).sample_with_log_prob(noise)
 
     def normalized(self, action: Tensor) -> Tensor:
-        """Scale the env's actions to -1 to 1, as critics take them."""
-        return (action - self.middle) / self.reach.clamp(min=1e-30)  # 0 where both bounds are equal
+        """Scale the env's actions to the range from -1 to 1, which critics expect."""
+        return (action - self.middle) / self.reach.clamp(min=1e-30)  # gives 0 where both bounds are equal
 
 
 class Critic(nn.Module):
@@ -137,7 +140,7 @@ class Critic(nn.Module):
     ) -> None:
         """Without `make_net`, the observation must be a vector and is concatenated with the action directly."""
         super().__init__()
-        self.observation, self._inputs = observation, (inputs,)  # in a tuple: they are parameters of the agent
+        self.observation, self._inputs = observation, (inputs,)  # in a tuple, so that only the agent registers them
         if make_net is None and core is None:
             self.trunk = Trunk(nn.Flatten(), math.prod(observation.shape), None, 0)
         else:
@@ -148,7 +151,7 @@ class Critic(nn.Module):
     def features(
         self, obs: Any, state: State | None = None, reset: Tensor | None = None
     ) -> tuple[Tensor, State | None]:
-        """Return features of rows [N, ...], or of sequences [T, B, ...]; state None is the start of an episode."""
+        """Return features of rows [N, ...], or of sequences [T, B, ...]; state None means the start of an episode."""
         if self.trunk.core is not None and state is None:
             assert reset is not None
             state = self.trunk.core.initial_state(reset.shape[1])

@@ -28,7 +28,7 @@ class PolicyOutput(ArrayTuple):
 
 
 class PolicyHead(nn.Module):
-    """One linear layer whose outputs are divided among the leaves of the action space; Box actions are flat."""
+    """One linear layer whose outputs are divided among the leaves of the action space; Box actions are flattened."""
 
     def __init__(self, action: Space, width: int, log_std_init: float = 0.0) -> None:
         super().__init__()
@@ -47,7 +47,10 @@ class PolicyHead(nn.Module):
         return policy
 
     def _branch(self, space: Space, outputs: Tensor, start: int, first_std: int) -> tuple[Joint, int, int]:
-        """Return the distribution of a Dict or Tuple from the outputs from `start` on, and where its outputs end."""
+        """Return the distribution of a Dict or Tuple, and the positions after its outputs and its log_stds.
+
+        Its outputs begin at position `start`, and its log_stds at position `first_std`.
+        """
         parts: list[Distribution] = []
         widths = []
         for entry in space.entries.values():

@@ -1,11 +1,11 @@
-"""The actor-critic agent: a policy and a value of every observation, with or without memory.
+"""The actor-critic agent: a policy and a value for every observation, with or without memory.
 
     action, output, state = agent.act(obs, state, explore, noise)    # sampling: output.log_prob, output.value
     outputs, state = agent.unroll(obs, state, reset)                 # learning: outputs.distribution, outputs.value
 
-A user's own network is a module whose constructor takes the observation's shape (for Dict and Tuple observations a
-dict {path: shape}) and whose forward maps float observations [N, *shape] (a named array tuple of them) to features
-[N, F]. The agent finds F by calling it, and adds a recurrent core, if configured, and the heads.
+A user's own network is a module. Its constructor takes the observation's shape, or a dict {path: shape} for Dict and
+Tuple observations. Its forward maps float observations [N, *shape], or a named array tuple of them, to features
+[N, F]. The agent finds F by calling the network, and adds the heads and, if configured, a recurrent core.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from remuda.nets.recurrent import State
 
 
 class Outputs(NamedTuple):
-    """Outputs for rows, for learning."""
+    """What the agent computes for each row while learning."""
 
     distribution: Distribution
     value: Tensor
@@ -38,9 +38,9 @@ class Memory(ArrayTuple):
 
 
 class PolicyAgent(nn.Module):
-    """Policy and value trunks, or one for both if `shared`, with linear heads."""
+    """An agent with linear heads on two trunks, one for policy and one for value, or on a single one if `shared`."""
 
-    exploration = 1.0  # actions are sampled; any amount above 0 means the same
+    exploration = 1.0  # above 0, actions are sampled; the amount makes no difference
     fast_policy: FastPolicy | None = None
 
     def __init__(
@@ -91,7 +91,10 @@ class PolicyAgent(nn.Module):
     def act(
         self, obs: Any, state: Memory | None, explore: Tensor | None, noise: Tensor
     ) -> tuple[Any, PolicyOutput, Memory | None]:
-        """Return actions for [B] observations: sampled where explore [B] is not 0 or is None, else the mode."""
+        """Return actions for [B] observations, with their outputs and the next state.
+
+        Where `explore` [B] is 0, the action is the mode; elsewhere it is sampled. None samples everywhere.
+        """
         inputs = self.inputs(obs)
         memory = state if state is not None else Memory(None, None)
         features, policy_state = self.policy_trunk.step(inputs, memory.policy)

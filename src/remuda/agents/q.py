@@ -39,7 +39,7 @@ class Stream(nn.Module):
 
 
 class QHead(nn.Module):
-    """Values [..., A], or logits [..., A, atoms]; dueling (1511.06581) adds a stream for the value of the state."""
+    """Compute values [..., A] or logits [..., A, atoms]; dueling (1511.06581) adds a stream for the state's value."""
 
     def __init__(self, width: int, actions: int, atoms: int, hidden: int, dueling: bool, noisy: bool) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class QHead(nn.Module):
 
 
 class QAgent(nn.Module):
-    """An epsilon-greedy agent, whose weights may have noise for exploration."""
+    """An epsilon-greedy agent; its weights may have noise, which explores as well."""
 
     fast_policy: FastPolicy | None = None
     support: Tensor
@@ -84,9 +84,9 @@ class QAgent(nn.Module):
     ) -> None:
         """`head_hidden` is the width of a hidden layer in the head, and 0 means none.
 
-        The default is the number of features for dueling and noisy heads, because two linear streams without a hidden
-        layer are equivalent to one linear head, and 0 for others. A bound "auto" is that of the default support until
-        `set_support` is called; the support is saved and published with the weights.
+        For dueling and noisy heads the default is the number of features, because two linear streams without a hidden
+        layer are equivalent to one linear head. For others it is 0. A bound of "auto" has the value of the default
+        support until `set_support` is called; the support is saved and published with the weights.
         """
         super().__init__()
         self.observation, self.action, self.is_recurrent = observation, action, core is not None
@@ -107,7 +107,7 @@ class QAgent(nn.Module):
         self.noise: NoiseParts = (*parts, ("normal", self.noise_width)) if noisy else parts
 
     def set_support(self, low: float, high: float) -> None:
-        """Set the bounds that are "auto"; given bounds do not change."""
+        """Set the bounds that are "auto"; bounds that were given as numbers do not change."""
         low, high = self._bounded(low, high)
         self.support.copy_(torch.linspace(low, high, len(self.support)))
         self.has_support.fill_(True)
@@ -132,7 +132,7 @@ class QAgent(nn.Module):
     ) -> tuple[Tensor, None, State | None]:
         """Return epsilon-greedy actions for [B] observations; `explore` [B] holds the epsilons.
 
-        Where it is 0, nothing is random: the weights of a noisy network have no noise there. None means
+        Where `explore` is 0, nothing is random: the weights of a noisy network have no noise there. None means
         `self.exploration` in every env.
         """
         features, state = self.trunk.step(self.inputs(obs), state)
@@ -147,10 +147,13 @@ class QAgent(nn.Module):
     def unroll(
         self, obs: Any, state: State | None, reset: Tensor | None, noise: Tensor | None = None
     ) -> tuple[Tensor, State | None]:
-        """Return outputs of rows [N, ...] or of sequences [T, B, ...] from `state` [B], all with the same noise."""
+        """Return outputs and the last state; all rows have the same noise.
+
+        `obs` holds rows [N, ...], or sequences [T, B, ...] that start from `state` [B].
+        """
         features, state = unroll_trunk(self.trunk, self.inputs, self.observation, obs, state, reset)
         return self.head(features, noise), state
 
     def expected(self, outputs: Tensor) -> Tensor:
-        """Return values [..., A]: the outputs, or the means of the distributions whose logits they are."""
+        """Return values [..., A]: the outputs themselves or, if they are logits, the means of their distributions."""
         return outputs if len(self.support) == 1 else outputs.softmax(-1) @ self.support

@@ -11,26 +11,26 @@ from torch import Tensor
 logger = logging.getLogger("remuda.agents")
 
 DEFAULT_SUPPORT = (-10.0, 10.0)  # used if no reward other than 0 was observed
-MARGIN = 0.25  # on either side, as a fraction of the observed range
+MARGIN = 0.25  # added on either side, as a fraction of the observed range
 GROWTH = 3.0  # factor on the largest observed return: a learned policy earns more than a random one
-WATCHED_UPDATES = 200  # between two readings of the clipped fraction, each of which waits for the device
+WATCHED_UPDATES = 200  # updates between two reads of the clipped fraction; a read waits for the device
 NEGLIGIBLE = 1e-3  # probability below which an atom is ignored
 MAX_CLIPPED = 0.02  # fraction of clipped targets above which a warning is logged
 
 
 class ReturnRange(NamedTuple):
-    """Discounted returns of stored rows, to the end of their episodes or as far as these are stored."""
+    """Range of the discounted returns of stored rows, each up to the end of its episode or of the stored part."""
 
     low: float
     high: float
-    steady: float  # the discounted sum of the mean reward forever
+    steady: float  # the return if every reward from now on were the mean reward
 
 
 def derive_support(seen: ReturnRange) -> tuple[float, float]:
-    """Return v_min and v_max; the default, with a warning, if no reward other than 0 was observed.
+    """Return v_min and v_max; if no reward other than 0 was observed, log a warning and return the default.
 
-    The range of 0, the returns and the steady return gets a margin on both sides. The steady return accounts for
-    rewards after episodes that were truncated or are not over yet.
+    The support covers 0, the observed returns and the steady return, with a margin on both sides. The steady return
+    accounts for the later rewards of episodes that were truncated or are not over yet.
     """
     low, high = min(0.0, seen.low, seen.steady), max(0.0, seen.high, seen.steady)
     if high == low:
@@ -45,9 +45,9 @@ def derive_support(seen: ReturnRange) -> tuple[float, float]:
 
 
 class ClippedTargets:
-    """Warn once if more than `MAX_CLIPPED` of the target distributions lies beyond the support.
+    """Warn once if more than `MAX_CLIPPED` of the target distributions' probability lies beyond the support.
 
-    Sums stay on the device and are read every `WATCHED_UPDATES` updates.
+    Results stay on the device and are read only every `WATCHED_UPDATES` updates.
     """
 
     def __init__(self) -> None:
@@ -84,9 +84,9 @@ class ClippedTargets:
 
 
 def clipped_share(p: Tensor, r: Tensor, discount: Tensor, support: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the fraction of p [N, atoms] that r + discount * support moves beyond the support, and the range of p.
+    """Return the fraction of p [N, atoms] that r + discount * support moves beyond the support.
 
-    Atoms of a probability below `NEGLIGIBLE` do not count for the range.
+    Also return the lowest and highest moved atom among those whose probability is at least `NEGLIGIBLE`.
     """
     rounding = 1e-5 * (support[-1] - support[0])
     shifted = r.unsqueeze(-1) + discount.unsqueeze(-1) * support

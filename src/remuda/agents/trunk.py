@@ -1,4 +1,4 @@
-"""The trunk of every agent, under its heads: a network and, optionally, a recurrent core."""
+"""The part of every agent below its heads: a network and, optionally, a recurrent core."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remuda.data import leaves, map_tree
 from remuda.nets import Core, Inputs
 from remuda.nets.recurrent import State
 
-NetFactory = Callable[[Any], nn.Module]  # shape of an observation, or {path: shape} -> network
+NetFactory = Callable[[Any], nn.Module]  # makes a network from the shape of an observation or from {path: shape}
 
 
 class Trunk(nn.Module):
@@ -36,7 +36,10 @@ class Trunk(nn.Module):
     def unroll(
         self, inputs: Any, leading: tuple[int, ...], state: State | None, reset: Tensor | None
     ) -> tuple[Tensor, State | None]:
-        """Return the features of rows, or of sequences whose first two axes `leading` are flattened."""
+        """Return the features of flat rows [N, ...], and the last state.
+
+        `leading` is the shape of the rows before they were flattened: (N,), or (T, B) for sequences.
+        """
         features: Tensor = self.net(inputs)
         if self.core is None:
             return features, None
@@ -62,7 +65,10 @@ def make_trunk(
 def unroll_trunk(
     trunk: Trunk, inputs: Inputs, observation: Space, obs: Any, state: State | None, reset: Tensor | None
 ) -> tuple[Tensor, State | None]:
-    """Return features of rows [N, ...] or of sequences [T, B, ...] from `state` [B], and the last state."""
+    """Return features and the last state.
+
+    `obs` holds rows [N, ...], or sequences [T, B, ...] that start from `state` [B].
+    """
     leading = leading_axes(observation, obs)
     seen = inputs(obs if len(leading) == 1 else map_tree(lambda x: x.flatten(0, 1), obs))
     features, state = trunk.unroll(seen, leading, state, reset)

@@ -22,7 +22,7 @@ class Targets(ArrayTuple):
 
 
 def over_progress(value: float | Callable[[float], float]) -> Callable[[float], float]:
-    """Return a schedule; a number becomes a constant one."""
+    """Return `value` as a function of the run's progress; a number becomes a constant function."""
     return value if callable(value) else lambda progress: value
 
 
@@ -74,7 +74,7 @@ class ActorCritic(nn.Module):
     def loss_metrics(
         loss: Tensor, value_loss: Tensor, entropy: Tensor, **policy_loss: Tensor
     ) -> dict[str, Tensor | float]:
-        """Return the metrics that all these algorithms log; each names its policy loss itself."""
+        """Return the metrics that all subclasses log; each passes its policy loss under a name of its own."""
         losses = {"loss": loss, **policy_loss, "value_loss": value_loss, "entropy_loss": -entropy}
         return {name: value.detach() for name, value in losses.items()}
 
@@ -96,10 +96,10 @@ class ActorCritic(nn.Module):
         """Do nothing: there are no target networks."""
 
     def after_rollout(self, rollout: Rollout) -> bool:
-        """Merge the observations of real rows into the statistics, and return whether the agent keeps any.
+        """Merge the observations of real rows into the statistics, and return whether the agent has statistics.
 
-        Statistics do not change while a rollout is learned from, so all of its gradients use those that were used
-        for sampling.
+        Statistics do not change while a rollout is learned from, so all of its gradients use the statistics that
+        were used for sampling.
         """
         if self.agent.inputs.has_statistics:
             self.agent.inputs.update(rollout.real_obs())

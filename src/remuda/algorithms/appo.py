@@ -15,7 +15,7 @@ from remuda.maths import approximate_kl, clipped_surrogate, standardized, value_
 
 
 class APPO(IMPALA):
-    """IMPALA with PPO's surrogate, which keeps the policy near the one that acted over several epochs."""
+    """IMPALA with PPO's surrogate, which keeps the policy near the one that acted, even over several epochs."""
 
     def __init__(
         self,
@@ -35,12 +35,12 @@ class APPO(IMPALA):
 
     @property
     def gradient_reduction(self) -> Literal["sum", "mean"] | None:
-        """None where the loss needs statistics of the whole batch: the advantages' deviation or the KL."""
+        """None if the loss needs statistics of the whole batch: the advantages' deviation or the KL divergence."""
         return None if self.normalize_advantage or self.target_kl is not None else super().gradient_reduction
 
     def losses(self, batch: Batch, clock: Clock) -> Losses:
         rows = self.corrected_rows(batch)
-        # Not weighted by rho, because the ratio of the surrogate is that weight.
+        # The advantage is not weighted by rho, because the ratio in the surrogate is that weight.
         advantage = standardized(rows.advantage) if self.normalize_advantage else rows.advantage
         clip = self.clip_range(clock.progress)
         value_clip = self.clip_range_vf(clock.progress) if self.clip_range_vf else None
@@ -62,6 +62,6 @@ class APPO(IMPALA):
                 "clip_range": clip,
                 **self.ratio_metrics(rows),
             },
-            # As in PPO, 1.5 times the target ends the round before this batch is applied.
+            # As in PPO, a KL above 1.5 times the target ends the round before this batch is applied.
             stop=self.target_kl is not None and float(kl) > 1.5 * self.target_kl,
         )

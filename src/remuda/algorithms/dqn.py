@@ -1,8 +1,8 @@
-"""Deep Q-learning: DQN, double, dueling, distributional, noisy, prioritized, n-step, and all together: Rainbow.
+"""Deep Q-learning: DQN with any of its extensions, up to Rainbow, which combines all of them.
 
-The agent defines its outputs (scalars or distributions, dueling or not, noisy or not); the replay defines how rows
-are drawn and how many rewards are summed. The loss is the same for all. docs/algorithms/dqn.md lists every detail
-with its test.
+The extensions are double, dueling, distributional, noisy, prioritized and n-step. The agent defines its outputs
+(scalars or distributions, dueling or not, noisy or not); the replay defines how rows are drawn and how many rewards
+are summed. The loss is the same for all. docs/algorithms/dqn.md lists every detail with its test.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ class DQN(OffPolicy):
         burn_in: int = 0,
         has_target: bool = True,
     ) -> None:
-        """`delta` is where Huber's loss becomes linear, None never; `beta` is the exponent of importance weights.
+        """`delta` is the error above which Huber's loss is linear; with None the loss is quadratic everywhere.
 
-        Without a target network, the agent takes its place: for `td_error` in samplers.
+        `beta` is the exponent of importance weights. Samplers, which call only `td_error`, need no target network:
+        with `has_target=False` the agent takes its place.
         """
         super().__init__(agent, seed, tau, target_interval, clip_reward, burn_in)
         self.is_double, self.delta, self.beta = double, delta, over_progress(beta)
@@ -57,7 +58,7 @@ class DQN(OffPolicy):
         rows = self.rows(batch)
         mine, theirs = self._noises(clock, rows.reward)
         online, target = partial(self.agent.unroll, noise=mine), partial(self.target.unroll, noise=theirs)
-        with torch.no_grad():  # first, so that the online network's activations stay in the cache for its gradient
+        with torch.no_grad():  # comes first, so that the online activations stay in the cache for the gradient
             later = self.after(batch, target, batch.state)
         if self.is_double:  # the online network selects the action, the target network evaluates it (1509.06461)
             outputs, chooser = self.now_and_after(batch, online, batch.state)
@@ -91,7 +92,7 @@ class DQN(OffPolicy):
 
     @torch.no_grad()
     def support_metrics(self, next_logits: Tensor, rows: Rows) -> dict[str, Tensor | float]:
-        """Return the fraction of clipped targets and, if it was derived, the support."""
+        """Return the fraction of clipped targets and, if the support was derived, its bounds."""
         support = self.agent.support
         share, low, high = clipped_share(next_logits.softmax(-1), rows.reward, rows.discount, support)
         if self.clipped is not None:
@@ -101,7 +102,7 @@ class DQN(OffPolicy):
 
     @torch.no_grad()
     def td_error(self, batch: Batch) -> Tensor:
-        """Return the priority of each row or sequence, with the agent in place of the target, for samplers."""
+        """Return the priority of each row or sequence, for samplers; the agent replaces the target network."""
         self.clipped = None  # only the learner warns
         self.move_targets(1.0)
         priority = self.losses(batch, Clock()).priority
@@ -133,5 +134,5 @@ class DQN(OffPolicy):
 
 
 def pick(outputs: Tensor, action: Tensor) -> Tensor:
-    """Select the outputs of one action per row: [N, A] or [N, A, atoms] without the axis A."""
+    """Select the outputs of one action per row, from [N, A] or [N, A, atoms]."""
     return outputs[torch.arange(len(action)), action]

@@ -16,20 +16,20 @@ from remuda.maths import Distribution, one_step_advantages, vtrace
 
 
 class RealRows(NamedTuple):
-    """The real rows [N] of a batch, with the outputs of the present parameters and their targets."""
+    """The real rows [N] of a batch, with the outputs of the current network and the targets."""
 
     steps: Steps
     policy: Distribution
     value: Tensor
     log_prob: Tensor
-    log_rho: Tensor  # log-ratio to the policy that acted
-    target: Tensor  # of the value; no gradient, like the next two
+    log_rho: Tensor  # log-ratio of the action's probability to that under the policy that acted
+    target: Tensor  # target of the value; this and the two advantages have no gradient
     pg_advantage: Tensor  # weighted by the clipped ratio
     advantage: Tensor  # not weighted
 
 
 class IMPALA(ActorCritic):
-    """One gradient per batch of whole sequences, with targets from the present values and probabilities."""
+    """One gradient per batch of whole sequences, with targets from the current values and probabilities."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class IMPALA(ActorCritic):
 
     @property
     def gradient_reduction(self) -> Literal["sum", "mean"] | None:
-        """How gradients of some columns are combined into that of a batch; None if a subclass changes the loss."""
+        """How to combine the gradients of parts of a batch, split by columns; None if a subclass changes the loss."""
         is_current = describes(type(self), "gradient_reduction", "losses", "corrected_rows", "reduced")
         return self.reduction if is_current else None
 
@@ -77,7 +77,7 @@ class IMPALA(ActorCritic):
         log_rho = log_prob - real.policy.log_prob
 
         log_rho_t = torch.zeros_like(steps.reward)
-        if self.correction == "vtrace":  # otherwise rows count as if this policy had sampled them
+        if self.correction == "vtrace":  # otherwise the ratio is 1, as if this policy had sampled the rows
             log_rho_t[mask] = log_rho.detach()
         rows = (steps.reward, steps.discount, mask, v.detach())
         clips = (self.rho_clip, self.c_clip, self.pg_rho_clip)
@@ -99,22 +99,23 @@ class IMPALA(ActorCritic):
         )
 
     def reduced(self, rows: Tensor) -> Tensor:
-        """Return the sum or mean over real rows; 0 without rows, which may occur in a part of a batch."""
+        """Return the sum or mean over real rows; 0 if there are none, as may happen in a part of a batch."""
         return rows.sum() if self.reduction == "sum" else rows.sum() / max(1, len(rows))
 
     @torch.no_grad()
     def ratio_metrics(self, rows: RealRows) -> dict[str, Tensor | float]:
         """Return the mean ratio to the policy that acted, and the fraction of ratios that V-trace clips."""
         rho, count = rows.log_rho.exp(), max(1, len(rows.log_rho))
-        # With a margin for rounding: data of this very policy is not clipped.
+        # The margin for rounding keeps data of the current policy from counting as clipped.
         clipped = 0.0 if self.rho_clip is None else (rho > self.rho_clip * (1 + 1e-4)).sum() / count
         return {"rho": rho.sum() / count, "rho_clipped": clipped}
 
 
 def describes(kind: type, claim: str, *methods: str) -> bool:
-    """Return whether a class that defines `claim` has seen the definitions of all these methods.
+    """Return whether attribute `claim` of the class `kind` still describes these methods.
 
-    A subclass that overrides one of them, and not the claim, may have made the claim wrong.
+    It does if the class that defines the claim also defines or inherits them as they are in `kind`. A subclass that
+    overrides one of the methods, but not the claim, may have made the claim wrong.
     """
 
     def owner(name: str) -> type:

@@ -1,4 +1,4 @@
-"""The base of algorithms with a replay: preparing data for it, rows of its batches, and target networks."""
+"""The base of algorithms with a replay: preparation of rollouts, selection of rows from batches, target networks."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from remuda.core import Clock
 from remuda.data import Batch, Rollout, map_tree, resets
 from remuda.randomness import Purpose, keyed_generator
 
-# obs, state, reset -> outputs for every row, and the state after the last
+# Takes obs, state and reset; returns the outputs for every row, and the state after the last row.
 Unroll = Callable[[Any, Any, Tensor | None], tuple[Tensor, Any]]
 Module = TypeVar("Module", bound=nn.Module)
 
 
 class Rows(NamedTuple):
-    """The rows [N] of a loss."""
+    """The rows [N] from which a loss is computed."""
 
     action: Any
     reward: Tensor  # sum over the next n steps
-    discount: Tensor  # of the value after them
-    weight: Tensor | float  # importance weight of a prioritized draw, without the exponent beta
+    discount: Tensor  # factor on the value after these n steps
+    weight: Tensor | float  # importance weight of a prioritized draw, before it is raised to the power beta
 
 
 class OffPolicy(nn.Module):
@@ -46,11 +46,11 @@ class OffPolicy(nn.Module):
         super().__init__()
         self.agent, self.seed, self.tau, self.target_interval = agent, seed, tau, target_interval
         self.clip_reward, self.burn_in, self.reward_scale = clip_reward, burn_in, reward_scale
-        self._online: list[Tensor] = []  # parameters, in the order of their targets
+        self._online: list[Tensor] = []  # online parameters, in the same order as `_targets`
         self._targets: list[Tensor] = []
 
     def make_target(self, online: Module) -> Module:
-        """Return a copy of a network that will follow it; observation statistics stay shared with the agent."""
+        """Return a copy for `move_targets` to update; observation statistics stay shared with the agent."""
         inputs = self.agent.inputs
         target = deepcopy(online, {id(inputs): inputs})
         self._online += online.parameters()
@@ -59,7 +59,7 @@ class OffPolicy(nn.Module):
 
     def prepare(self, rollout: Rollout) -> Batch:
         steps = rollout.steps
-        if self.clip_reward:  # here and not in the env, so that logs show the game's own scores
+        if self.clip_reward:  # clipped here and not in the env, so that logs show the game's own scores
             steps = steps.replace(reward=steps.reward.clamp(-1.0, 1.0))
         if self.reward_scale != 1.0:
             steps = steps.replace(reward=steps.reward * self.reward_scale)
@@ -80,7 +80,7 @@ class OffPolicy(nn.Module):
             torch._foreach_lerp_(self._targets, self._online, tau)
 
     def after_rollout(self, rollout: Rollout) -> bool:
-        """Merge the observations of real rows into the statistics, and return whether the agent keeps any.
+        """Merge the observations of real rows into the statistics, and return whether the agent has statistics.
 
         A replay stores raw observations, so statistics may change at any time.
         """
@@ -96,7 +96,7 @@ class OffPolicy(nn.Module):
     # --- rows of a batch ---
 
     def rows(self, batch: Batch) -> Rows:
-        """Return the rows of a batch: all drawn rows, or those of sequences that are real and after the burn-in."""
+        """Return the rows of a batch; of sequences, only the real rows after the burn-in."""
         steps, targets = batch.steps, batch.targets
         weight = 1.0 if batch.weight is None else batch.weight
         if batch.state is None:
@@ -108,24 +108,24 @@ class OffPolicy(nn.Module):
         return Rows(learned[real], targets.reward[real], targets.discount[real], weight)
 
     def real(self, batch: Batch) -> Tensor:
-        """Return which rows of sequences after the burn-in [T, B] are real."""
+        """Return a mask [T, B] of the rows of sequences after the burn-in, True where a row is real."""
         mask: Tensor = batch.steps.mask[self.burn_in : self.burn_in + len(batch.targets.reward)]
         return mask
 
     def now(self, batch: Batch, unroll: Unroll, state: Any = None) -> Tensor:
-        """Return the outputs for the rows."""
+        """Return the outputs for the rows of the loss."""
         if batch.state is None:
             return unroll(batch.steps.obs, None, None)[0]
         return self._sequence(batch, unroll, state)[: len(batch.targets.reward)][self.real(batch)]
 
     def after(self, batch: Batch, unroll: Unroll, state: Any = None) -> Tensor:
-        """Return the outputs for the rows n steps later, from which returns are bootstrapped."""
+        """Return the outputs n steps after the rows of the loss, from which returns are bootstrapped."""
         if batch.state is None:
             return unroll(batch.next_obs, None, None)[0]
         return self._later(batch, self._sequence(batch, unroll, state))
 
     def now_and_after(self, batch: Batch, unroll: Unroll, state: Any = None) -> tuple[Tensor, Tensor]:
-        """Return both; the latter has no gradient."""
+        """Return the results of `now` and of `after`; the latter has no gradient."""
         if batch.state is None:
             with torch.no_grad():
                 after = self.after(batch, unroll)
@@ -135,7 +135,7 @@ class OffPolicy(nn.Module):
         return now, self._later(batch, sequence.detach())
 
     def priority(self, size: Tensor, batch: Batch) -> Tensor:
-        """Return the absolute error of each row, or a mixture of those of a sequence's real rows (see `eta`)."""
+        """Return the absolute error of each row, or a mixture of the errors in each sequence (see `eta`)."""
         if batch.state is None:
             return size
         real = self.real(batch)
@@ -145,7 +145,7 @@ class OffPolicy(nn.Module):
         return self.eta * sizes.amax(0) + (1 - self.eta) * mean
 
     def _sequence(self, batch: Batch, unroll: Unroll, state: Any) -> Tensor:
-        """Return the outputs after the burn-in, which only computes the state."""
+        """Return the outputs for the rows after the burn-in; the burn-in itself only computes the state."""
         obs, reset, burn_in = batch.steps.obs, resets(batch.steps.mask), self.burn_in
         if burn_in:
             with torch.no_grad():

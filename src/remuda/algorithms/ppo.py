@@ -60,6 +60,6 @@ class PPO(ActorCritic):
                 "clip_fraction": clipped,
                 "clip_range": clip,
             },
-            # As in Stable-Baselines3, 1.5 times the target ends the round before this batch is applied.
+            # As in Stable-Baselines3, a KL above 1.5 times the target ends the round before this batch is applied.
             stop=self.target_kl is not None and float(kl) > 1.5 * self.target_kl,
         )

@@ -1,7 +1,8 @@
 """R2D1: recurrent deep Q-learning, the non-distributed form of R2D2 (OpenReview r1lyTjAqYX).
 
-Sequences start from the stored state of the agent that acted; a burn-in updates it to the present weights. Values are
-learned on a compressed scale, and the priority of a sequence is a mixture of its largest and its mean error.
+Sequences start from the recurrent state that was stored while sampling; a burn-in recomputes it with the current
+weights. Values are learned on a compressed scale, and the priority of a sequence is a mixture of its largest and its
+mean error.
 """
 
 from __future__ import annotations

@@ -33,10 +33,11 @@ class RewardScale(nn.Module):
     def forward(
         self, r_t: Tensor, mask_t: Tensor, envs: Tensor | None = None, begins: Tensor | None = None
     ) -> Tensor:
-        """Return scaled rewards [T, B] of these envs (by default of all), and update the statistics.
+        """Return the scaled rewards [T, B], and update the statistics.
 
-        Call it once per rollout. `begins` [B] is True where row 0 does not continue an earlier rollout although no
-        masked row precedes it: the running return starts from 0 there.
+        Call it once per rollout. `envs` [B] holds the index of each column's env; None means all envs, in order.
+        `begins` [B] is True where row 0 does not continue an earlier rollout although no masked row precedes it: the
+        running return starts from 0 there.
         """
         returns = torch.empty(r_t.shape, dtype=torch.float64)
         envs = torch.arange(len(self.carry)) if envs is None else envs
@@ -54,7 +55,7 @@ class RewardScale(nn.Module):
 
 
 def unique_envs(envs: Tensor) -> list[Tensor]:
-    """Group columns so that no group contains an env twice; of two rollouts of an env the first comes first."""
+    """Group columns so that no group contains an env twice; the rollouts of one env keep their order."""
     groups: dict[int, list[int]] = defaultdict(list)
     times: Counter[int] = Counter()
     for column, env in enumerate(envs.tolist()):

@@ -1,7 +1,7 @@
 """Twin delayed deep deterministic policy gradients (1802.09477).
 
-Three changes, each an option of DDPG: targets use the smaller of two critics; target actions have noise; actor and
-targets change only in every second update.
+It makes three changes to DDPG, each of them an option there: targets use the smaller of two critics; target actions
+have noise; actor and targets change only in every second update.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def envs_turn(job: Mapping[str, Any]) -> Turn:
 
 
 def gymnasium_turn(job: Mapping[str, Any]) -> Turn:
-    """Step the same envs by Gymnasium, counting as Remuda does: a call that resets an env is not a step."""
+    """Step the same envs with Gymnasium, counting as Remuda does: a call that resets an env is not a step."""
     import gymnasium
 
     kind = gymnasium.vector.SyncVectorEnv if job["name"] == "gymnasium sync" else gymnasium.vector.AsyncVectorEnv
@@ -111,7 +111,7 @@ def sampler_turn(job: Mapping[str, Any]) -> Turn:
     settings = {"algo": "ppo", "env": job["env"], "scheme": scheme}
     setup = resolve_config(settings, any_net(options(complete(job["env"], own)), job["env"]))
     recipe = make_recipe(*setup)
-    torch.set_num_threads(recipe.num_threads or 1)  # as in a run
+    torch.set_num_threads(recipe.num_threads or 1)  # as many as in a run
     learner = recipe.make_learner()
     agent = learner.algorithm.agent
     weights = recipe.make_weights(agent, 0)
@@ -168,7 +168,7 @@ def main() -> None:
     job = json.loads(sys.argv[1])
     try:
         turn = TURNS[job["bench"]](job)
-        turn()  # work that is done only once is not measured
+        turn()  # before the measurement, so that work that is done only once is not measured
     except RemudaError as error:
         print(f"{REFUSAL}{job['name']}: {error}", flush=True)
         return

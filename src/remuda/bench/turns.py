@@ -25,7 +25,7 @@ REFUSAL = "cannot: "  # prefix of the line with which a contender refuses to run
 
 
 def serve(take: Callable[[float], dict[str, Any]]) -> None:
-    """Run one slice for each line on standard input, which holds its amount, and print the result as JSON."""
+    """Read one amount per line of standard input, take a slice of that amount, and print its result as JSON."""
     print("ready", flush=True)
     for line in sys.stdin:
         print(json.dumps(take(float(line))), flush=True)
@@ -62,7 +62,7 @@ class Contender:
         return line
 
     def slice(self, amount: float) -> tuple[list[dict[str, Any]], float]:
-        """Return the result of each process, and the CPU seconds of all of them and their children."""
+        """Take a slice; return the result of each process, and the CPU seconds of all, including their children."""
         before = self._cpu()
         for process in self._processes:
             with suppress(BrokenPipeError):  # the process has died; reading its answer will raise

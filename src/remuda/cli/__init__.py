@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         complete()
     try:
         code = run(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()  # here, where a BrokenPipeError can be caught, not while the interpreter exits
+        sys.stdout.flush()  # while a BrokenPipeError can be caught, and not when the interpreter exits
         return code
     except RemudaError as error:
         print(f"remuda: {error}", file=sys.stderr)
@@ -88,7 +88,7 @@ def run(arguments: list[str]) -> int:
     if arguments[0] not in COMMANDS:
         raise UsageError(f"{arguments[0]!r} is not a command: {nearest(arguments[0], COMMANDS)}")
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # finds the user's own envs and nets, as `python` would
+        sys.path.insert(0, os.getcwd())  # makes the user's own envs and nets importable, as `python` does
     # Imported only now, because `remuda --help` must not wait for torch.
     module = importlib.import_module(f"remuda.cli.{COMMANDS[arguments[0]][0]}")
     return int(module.run(arguments[0], arguments[1:]))

@@ -41,7 +41,7 @@ near 1 need ten slices.
 PEERS = ("sb3", "cleanrl", "sample-factory", "tianshou", "rllib")
 LONGEST_RUN_SECONDS = 3600.0
 
-Turns = dict[str, list[dict[str, Any]]]  # contender: the results of its turns, in order
+Turns = dict[str, list[dict[str, Any]]]  # the results of each contender's turns, in order
 
 
 def make_parser(command: str, argv: Sequence[str]) -> Parser:
@@ -116,7 +116,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def measure_parts(found: argparse.Namespace) -> tuple[Turns, str]:
-    """Measure contenders that run as one process each, for as long as the measurement takes."""
+    """Measure contenders that are one process each, which lives as long as the measurement."""
     from remuda.bench.contenders import NAMES, UNITS
 
     envs = found.envs or (32 if found.what == "envs" else 8)
@@ -170,7 +170,7 @@ def leave_out(only: str, error: ConfigError | TrainingError) -> None:
 
 
 def ours_and_peers(place: Path, env: str) -> dict[str, tuple[list[str], dict[str, Any]]]:
-    """Return the command of each contender, and the settings in which its job differs."""
+    """Return the command of each contender, and the settings in which its job differs from that of the others."""
     from remuda.envs import choose_backend, resolve
 
     ours = [sys.executable, "-m", "remuda.bench.job"]
@@ -216,7 +216,7 @@ def run_to_the_end(words: list[str], log: Path) -> str:
             ) from None
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with all its children
+                os.killpg(process.pid, signal.SIGKILL)  # kills its children as well
             process.wait()
         stderr.seek(0)
         return (stderr.read().strip().splitlines() or ["no message"])[-1]

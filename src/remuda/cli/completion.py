@@ -23,7 +23,7 @@ def complete() -> None:
     start = int(os.environ["_ARGCOMPLETE"])
     command, arguments = words[start : start + 1], words[start + 1 :]
     if command and command[0] in COMMANDS:
-        # Only the parser of this command is built; argcomplete is to take the command for the program.
+        # Only the parser of this command is built, so argcomplete must treat `remuda COMMAND` as the program's name.
         os.environ["_ARGCOMPLETE"] = str(start + 1)
         parser = importlib.import_module(f"remuda.cli.{COMMANDS[command[0]][0]}").make_parser(command[0], arguments)
     else:

@@ -21,7 +21,7 @@ from remuda.registry import algorithm_names, all_algorithms, find_algorithm, sch
 def make_parser(command: str, argv: Sequence[str]) -> Parser:
     """Return the parser for `argv`, whose first word may name the algorithm.
 
-    Without an algorithm, that of --config or --resume counts, and an option of any algorithm may follow.
+    If it does not, --config or --resume determines the algorithm, and the parser accepts options of any algorithm.
     """
     entries, names = all_algorithms(), algorithm_names()
     algo = argv[0] if argv and (argv[0] in names or ":" in argv[0]) else None
@@ -55,7 +55,8 @@ def make_parser(command: str, argv: Sequence[str]) -> Parser:
 
     title = _title(own) if algo else "the algorithm; its options depend on ALGO"
     add_group(parser, "algo", title, *kinds, is_shown=partial(is_shown, own, "algo"))
-    parser.add_argument("--algo.variant", help=argparse.SUPPRESS)  # of 0.1: config/legacy.py accepts it with a notice
+    # An option of version 0.1, which config/legacy.py accepts with a notice.
+    parser.add_argument("--algo.variant", help=argparse.SUPPRESS)
     for other in entries:
         parser.elsewhere |= {f"--algo.{item.name}": f"{other.name}, not of {algo}" for item in fields(other.options)}
     for group, kind in KINDS.items():

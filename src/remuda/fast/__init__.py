@@ -5,8 +5,8 @@
 
 For a network of two layers of 64 units, calling torch takes far longer than the arithmetic. This package makes fewer
 calls. It contains nothing that the rest of the library needs: every algorithm defines its loss once, for autograd,
-and `agent.fast_path=false` (or deleting this directory) trains with that. While a run goes on, gradients and actions
-from here are compared with those of autograd and `Agent.act`; where they differ, they are dropped with a warning.
+and `agent.fast_path=false` (or deleting this directory) trains with that. During a run, gradients and actions from
+here are compared with those of autograd and `Agent.act`; if they differ, the fast path is dropped with a warning.
 
 To add gradients for an algorithm of your own, see `register` in registry.py.
 """

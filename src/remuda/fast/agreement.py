@@ -1,4 +1,4 @@
-"""Comparison of hand-written gradients with those of autograd, while a run goes on."""
+"""Comparison of hand-written gradients with those of autograd, during a run."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ logger = logging.getLogger("remuda.fast")
 GradientFunction = Callable[[Batch, Clock], Gradients | None]
 Groups = dict[str, Tensor]  # the gradient of each parameter group, as one vector
 
-RECHECK_AFTER = 10  # updates after a batch that could not decide whether the gradients agree
-RELATIVE, SMALLEST = 1e-3, 1e-6  # differences that come from summing in another order
-SMALLEST_SCALAR = 1e-4  # for a group of one number, which may be a sum that cancels, as SAC's alpha gradient is
-# Targets are perturbed by this fraction; a difference may be this many times what the perturbation changes.
+RECHECK_AFTER = 10  # updates until the next comparison, if a batch could not decide
+RELATIVE, SMALLEST = 1e-3, 1e-6  # tolerated differences, which come from summing in another order
+SMALLEST_SCALAR = 1e-4  # replaces SMALLEST for a single number, whose terms may cancel, as in SAC's alpha gradient
+# Targets are perturbed by the fraction PERTURBATION. A difference of up to NOISE_FACTOR times the
+# change that this causes in the gradient may be rounding.
 PERTURBATION, NOISE_FACTOR = 1e-6, 10.0
 
 
@@ -33,10 +34,10 @@ class CheckedGradients:
     """
 
     def __init__(self, name: str, compute: GradientFunction) -> None:
-        """`name` is the algorithm's, for the warning."""
+        """`name` is the name of the algorithm in the warning."""
         self._name = name
-        self.compute: GradientFunction | None = compute  # None once they have disagreed
-        self._compare_at = 0  # the version at which both are computed
+        self.compute: GradientFunction | None = compute  # None once the gradients have disagreed
+        self._compare_at = 0  # version (number of updates) of the next comparison
 
     def gradients(self, batch: Batch, clock: Clock, exact: Callable[[Batch], Gradients]) -> Gradients | None:
         """Return the gradients of a batch, or None to use `exact`, which computes them by autograd."""
@@ -65,15 +66,15 @@ class Agreement(Enum):
 
     SAME = "same"
     DIFFERENT = "different"
-    UNKNOWN = "unknown"  # the batch amplifies rounding so much that any two gradients of it differ
+    UNKNOWN = "unknown"  # the batch amplifies rounding so much that any two ways to compute its gradient differ
 
 
 def compare(found: Groups, exact: Groups, batch: Batch, gradient: Callable[[Batch], Groups]) -> Agreement:
     """Compare a hand-written gradient with `exact`, which is gradient(batch) by autograd.
 
-    Where they differ, gradient(batch) is computed again from targets that are perturbed by about their rounding. If
-    that changes it as much, the batch decides nothing. This happens, for example, when all advantages are nearly
-    equal: dividing them by their standard deviation leaves only rounding errors.
+    If they differ, gradient(batch) is computed again with targets that are perturbed by about their rounding error.
+    If the perturbation explains the difference, the batch decides nothing. This happens, for example, when all
+    advantages are nearly equal: dividing them by their standard deviation leaves only rounding errors.
     """
     if {name: x.shape for name, x in exact.items()} != {name: x.shape for name, x in found.items()}:
         return Agreement.DIFFERENT

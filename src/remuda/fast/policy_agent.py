@@ -1,10 +1,10 @@
 """Small fully connected policy agents without modules and autograd: the same numbers with a third of the calls.
 
     fast = fast_policy_agent(agent)                  # None if the agent is of another kind
-    action = fast.choose(obs, noise)                 # while sampling: as PolicyAgent.act, except for rounding
+    action = fast.choose(obs, noise)                 # while sampling: equal to PolicyAgent.act, except for rounding
     output = fast.evaluate_actions(obs, action)      # for all rows at once, when the rollout is complete
     rows = fast.forward(obs, action)                 # log_prob, entropy and value of many rows
-    vector = fast.gradient(rows, row_gradients)      # of all parameters, concatenated
+    vector = fast.gradient(rows, row_gradients)      # gradients of all parameters, concatenated
 
 Matrix products and activations run in torch on the agent's own parameters; everything that concerns single rows runs
 in numpy, whose calls cost less.
@@ -32,7 +32,7 @@ from remuda.nets import MLP
 
 logger = logging.getLogger("remuda.fast")
 
-MAX_WIDTH = 128  # of a layer; in wider ones the arithmetic dominates, and autograd is as fast
+MAX_WIDTH = 128  # largest width of a layer; in wider layers the arithmetic dominates, and autograd is as fast
 Rows = NDArray[np.float32]
 Parameters = tuple[Tensor, Tensor]  # weight and bias of a layer, or their gradients
 Kept = tuple[Any, ...]  # what a distribution keeps of its forward pass for the backward pass
@@ -48,7 +48,7 @@ class Activations(NamedTuple):
 
 @dataclass(frozen=True)
 class RowOutputs:
-    """Outputs of the agent for N rows, and what `gradient` needs of the forward pass."""
+    """Outputs of the agent for N rows, and what `gradient` needs from the forward pass."""
 
     log_prob: Rows
     entropy: Rows
@@ -70,7 +70,7 @@ class FastDistribution(Protocol):
 
     def sample(self, outputs: Rows, noise: Rows) -> NDArray[Any]: ...
     def forward(self, outputs: Rows, action: NDArray[Any]) -> tuple[Rows, Rows, Kept]: ...  # log_prob, entropy, kept
-    def backward(self, kept: Kept, log_prob: Rows, entropy: float) -> Rows: ...  # with respect to the outputs
+    def backward(self, kept: Kept, log_prob: Rows, entropy: float) -> Rows: ...  # gradient with respect to outputs
 
 
 class FastCategorical:
@@ -134,24 +134,24 @@ class FastMLP:
         self.is_tanh = isinstance(net.layers[-1], nn.Tanh)
 
     def features(self, x: Tensor) -> Tensor:
-        """Return the features of a few rows, without what a backward pass needs."""
+        """Return the features of a few rows, without keeping what a backward pass needs."""
         for weight, bias in self.layers:
             x = F.linear(x, weight, bias)
             x = x.tanh_() if self.is_tanh else x.relu_()
         return x
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """Return the input and the output of every layer; the last are the features."""
+        """Return the input, followed by the output of every layer; the last output is the features."""
         outputs = [x]
         for weight, bias in self.layers:
             x = F.linear(x, weight, bias)
-            # On many rows a sigmoid takes a third of the time of tanh: tanh(x) = 2 sigmoid(2 x) - 1, to 2e-7.
+            # On many rows a sigmoid takes a third of the time of tanh: tanh(x) = 2 sigmoid(2 x) - 1, within 2e-7.
             x = x.mul_(2).sigmoid_().mul_(2).sub_(1) if self.is_tanh else x.relu_()
             outputs.append(x)
         return outputs
 
     def backward(self, outputs: list[Tensor], gradient: Tensor) -> None:
-        """Compute the gradients of all parameters from that of the features."""
+        """Compute the gradients of all parameters from `gradient`, that of the features."""
         for index in reversed(range(len(self.layers))):
             output = outputs[index + 1]
             if self.is_tanh:
@@ -188,7 +188,7 @@ class FastPolicyAgent:
         )
 
     def agrees_with(self, agent: Agent, obs: Tensor, noise: Tensor) -> bool:
-        """Return whether actions and outputs are those of `agent.act`; log a warning if they are not."""
+        """Return whether actions and outputs equal those of `agent.act`; log a warning if they do not."""
         action, output, _ = agent.act(obs, None, None, noise)
         assert output is not None
         pairs = [(self.choose(obs, noise), action), *zip(self.evaluate_actions(obs, action), output, strict=True)]
@@ -247,7 +247,7 @@ def log_softmax(logits: Rows) -> Rows:
 
 
 def needs_inputs(agent: PolicyAgent) -> bool:
-    """Return whether observations are anything but float32 vectors that the network takes as they are."""
+    """Return whether observations need conversion by `Inputs`; float32 vectors without statistics do not."""
     space = agent.observation
     return agent.inputs.has_statistics or space.kind != "box" or space.dtype != "float32" or len(space.shape) != 1
 

@@ -1,7 +1,7 @@
-"""The losses of A2C and PPO with their derivatives by hand, for the agents of policy_agent.py.
+"""The losses of A2C and PPO with hand-written derivatives, for the agents of policy_agent.py.
 
 Each function here repeats `losses` of its algorithm in numpy and adds the derivative with respect to the agent's
-output for each row. The definition stays in algorithms/.
+output for each row. The definitions of the losses stay in algorithms/.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Learned = TypeVar("Learned", bound=ActorCritic)
 
 
 class RowLosses(NamedTuple):
-    """The derivative of a loss by rows, with the metrics and the stop flag of `core.Losses`."""
+    """Derivatives of a loss with respect to each row's outputs, and the metrics and stop flag of `core.Losses`."""
 
     by_rows: RowGradients
     metrics: dict[str, Tensor | float]
@@ -37,7 +37,7 @@ class RowLosses(NamedTuple):
 def policy_gradients(
     algorithm: Learned, losses: Callable[[Learned, RowOutputs, Batch, Clock], RowLosses]
 ) -> GradientFunction | None:
-    """Combine the row-wise losses of an algorithm with its agent's backward pass; None if the agent has none."""
+    """Combine the row-wise losses of an algorithm with its agent's backward pass; None without a fast agent."""
     agent = fast_policy_agent(algorithm.agent)
     if agent is None:
         return None
@@ -67,7 +67,7 @@ def ppo_gradients(ppo: PPO) -> GradientFunction | None:
 
 
 def a2c_losses(a2c: A2C, rows: RowOutputs, batch: Batch, clock: Clock) -> RowLosses:
-    """Compute `A2C.losses` and its derivative by rows."""
+    """Compute `A2C.losses` and the derivatives with respect to each row's outputs."""
     n, ent_coef = len(rows.value), a2c.ent_coef(clock.progress)
     advantage, target = (tensor.numpy() for tensor in batch.targets)
     if a2c.normalize_advantage:
@@ -90,7 +90,7 @@ def a2c_losses(a2c: A2C, rows: RowOutputs, batch: Batch, clock: Clock) -> RowLos
 
 
 def ppo_losses(ppo: PPO, rows: RowOutputs, batch: Batch, clock: Clock) -> RowLosses:
-    """Compute `PPO.losses` and its derivative by rows."""
+    """Compute `PPO.losses` and the derivatives with respect to each row's outputs."""
     steps, n, progress = batch.steps, len(rows.value), clock.progress
     clip, ent_coef = ppo.clip_range(progress), ppo.ent_coef(progress)
     advantage, target = (tensor.numpy() for tensor in batch.targets)

@@ -24,8 +24,8 @@ def register(algorithm: type, agent: type) -> Callable[[Made], Made]:
         @register(PPO, PolicyAgent)
         def ppo_gradients(ppo: PPO) -> GradientFunction | None: ...
 
-    The gradient function takes a batch and a clock, and returns what autograd finds from `losses`, or None to leave
-    this batch to autograd.
+    The gradient function takes a batch and a clock, and returns the gradients that autograd would compute from
+    `losses`, or None to leave this batch to autograd.
     """
 
     def add(make: Made) -> Made:

@@ -1,12 +1,13 @@
-"""Fully connected ReLU networks by hand, for large batches: only the gradients that are needed.
+"""Hand-written forward and backward passes of fully connected ReLU networks, for large batches.
 
-    net = ReluNet(layers, views)                     # `views`: where the gradients of its parameters are accumulated
+    net = ReluNet(layers, views)                     # `views` receive the gradients of its parameters
     outputs = net.forward(x)                         # x, the output of every hidden layer, the output of the last
     by_first = net.backward(outputs, by_output, len(x), accumulate=False)      # gradients of all parameters
     by_action = net.to_input(by_first, slice(17, 23))
 
-Autograd takes twice the time for the same: it keeps tensors that are not needed and moves them through memory, where
-this code stays in the cache. Callers pass at most `MAX_ROWS` rows at a time.
+Only the gradients that are needed are computed. Autograd takes twice the time for the same: it keeps tensors that are
+not needed and moves them through memory, while the data of this code stays in the cache. Callers pass at most
+`MAX_ROWS` rows at a time.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from torch.nn import functional as F
 from remuda.agents.trunk import Trunk
 from remuda.nets import MLP
 
-MAX_ROWS = 2048  # of one pass: with 512 the products are too small, with 8192 the activations leave the cache
+MAX_ROWS = 2048  # rows of one pass: with 512 the products are too small, with 8192 the activations leave the cache
 
-FEW_ROWS = 1024  # up to which one more call costs more than the products that it would save
+FEW_ROWS = 1024  # up to this number, one more call costs more than the products that it would save
 
 
 class ReluNet:
-    """Linear layers with ReLU between them, which share the parameters of modules."""
+    """Linear layers with ReLU between them, with the parameters of existing modules."""
 
     def __init__(self, layers: Sequence[nn.Linear], views: dict[int, Tensor] | None = None) -> None:
         self.layers = [(layer.weight, layer.bias) for layer in layers]
         self.into = None if views is None else [(views[id(weight)], views[id(bias)]) for weight, bias in self.layers]
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """Return the input and the output of every layer."""
+        """Return the input, followed by the output of every layer."""
         outputs = [x]
         for weight, bias in self.layers[:-1]:
             x = F.linear(x, weight, bias).relu_()
@@ -43,8 +44,8 @@ class ReluNet:
     def backward(self, outputs: list[Tensor], by_output: Tensor, rows: int, accumulate: bool) -> Tensor:
         """Compute the gradients of all parameters from the first `rows` rows.
 
-        They are added to those already there if `accumulate`. Return the gradient with respect to the first layer's
-        output, for all rows.
+        If `accumulate`, they are added to the gradients already in the views. Return the gradient with respect to the
+        first layer's output, for all rows.
         """
         assert self.into is not None
         for index in reversed(range(len(self.layers))):
@@ -62,24 +63,24 @@ class ReluNet:
         return by_output
 
     def to_first(self, hidden: list[Tensor], by_output: Tensor) -> Tensor:
-        """Return the gradient with respect to the first layer's output, which is the first of `hidden`."""
+        """Return the gradient with respect to hidden[0], where `hidden` holds the outputs of the hidden layers."""
         for index in reversed(range(1, len(self.layers))):
             by_output = self._to_previous(index, hidden[index - 1], by_output)
         return by_output
 
     def to_input(self, by_first: Tensor, columns: slice) -> Tensor:
-        """Return the gradient with respect to some columns of the input, from that of the first layer's output."""
+        """Return the gradient with respect to `columns` of the input, given that of the first layer's output."""
         return by_first @ self.layers[0][0][:, columns]
 
     def _to_previous(self, index: int, x: Tensor, by_output: Tensor) -> Tensor:
-        """Pass through layer `index` and the ReLU whose output `x` is the layer's input."""
+        """Pass a gradient back through layer `index` and through the ReLU before it, whose output is `x`."""
         by_input = by_output @ self.layers[index][0]
         torch.ops.aten.threshold_backward.grad_input(by_input, x, 0, grad_input=by_input)
         return by_input
 
 
 def linear_layers(trunk: Trunk, *more: nn.Module) -> list[nn.Linear] | None:
-    """Return the layers of a trunk and of the modules on top of it; None if there are others than Linear and ReLU."""
+    """Return the linear layers of a trunk and the modules on top, or None if they are not a plain ReLU network."""
     found: list[nn.Linear] = []
     for part in [trunk.net, *more]:
         steps = list(part.layers) if type(part) is MLP else [part]
@@ -92,7 +93,7 @@ def linear_layers(trunk: Trunk, *more: nn.Module) -> list[nn.Linear] | None:
 
 
 def gradient_views(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, dict[int, Tensor]]:
-    """Return a vector for the gradient of all parameters, and the view of it that belongs to each, by id."""
+    """Return a vector for the gradient of all parameters, and a view of it for each parameter, by id."""
     sizes = [parameter.numel() for parameter in parameters]
     vector = torch.zeros(sum(sizes))
     views = torch.split(vector, sizes)

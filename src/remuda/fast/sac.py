@@ -1,6 +1,6 @@
-"""The gradients of `SAC.losses` by hand, for fully connected networks with two critics.
+"""Hand-written gradients of `SAC.losses`, for fully connected networks with two critics.
 
-Batches are processed in pieces of `MAX_ROWS` rows, whose activations stay in the cache.
+Batches are processed in pieces of `MAX_ROWS` rows, so that activations stay in the cache.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class Transitions(NamedTuple):
 
 
 class RowResults(NamedTuple):
-    """Numbers of every row, for metrics and priorities."""
+    """Results for every row, from which metrics and priorities are computed."""
 
-    log_prob: Tensor  # of the action that the actor chooses
+    log_prob: Tensor  # log-density of the action that the actor chooses
     best: Tensor  # the lower of the critics' values of that action
     q: Tensor  # the first critic's value of the action that was taken
-    error: Tensor  # of both critics [N, 2]
+    error: Tensor  # errors of both critics [N, 2]
 
 
 class FastSAC:
-    """Gradients of a SAC whose parameters it shares."""
+    """Computes the gradients of a `SAC` object; shares its parameters."""
 
     def __init__(
         self, sac: SAC, actor: list[nn.Linear], critics: list[list[nn.Linear]], targets: list[list[nn.Linear]]
@@ -97,7 +97,10 @@ class FastSAC:
         return Gradients(vectors, clock.version, metrics, found.error[:, 0].abs(), stop=False)
 
     def _piece(self, drawn: Transitions, alpha: float, count: int, accumulate: bool) -> RowResults:
-        """Compute the gradients of a piece of `count` rows; add them to those of earlier pieces if `accumulate`."""
+        """Compute the gradients of a piece of a batch, which has `count` rows in all.
+
+        If `accumulate`, they are added to the gradients of earlier pieces.
+        """
         obs, next_obs, noise, taken, reward, discount, weight = drawn
         n, noise = len(obs), noise.flatten(0, 1)
         outputs = self.actor.forward(torch.cat([obs, next_obs]))
@@ -119,7 +122,7 @@ class FastSAC:
         by_taken = error * (weight / count).unsqueeze(-1)
         by_chosen = torch.zeros_like(by_taken).scatter_(1, lower, -1 / count)
         by_action = self._through_critics(critic_outputs, by_taken, by_chosen, accumulate, slice(obs.shape[1], None))
-        # The actor: back through tanh, with d log_prob / du = 2 tanh(u).
+        # Actor: the gradient passes back through tanh, with d log_prob / du = 2 tanh(u).
         by_u = torch.ops.aten.tanh_backward(by_action, action).add_(action, alpha=2 * alpha / count)
         by_log_std = (by_u * scaled[:n]).sub_(alpha / count)
         by_raw = torch.ops.aten.hardtanh_backward(by_log_std, raw[:n], *LOG_STD)
@@ -129,7 +132,10 @@ class FastSAC:
     def _through_critics(
         self, outputs: list[list[Tensor]], by_taken: Tensor, by_chosen: Tensor, accumulate: bool, actions: slice
     ) -> Tensor:
-        """Compute the critics' gradients from the actions taken; return that of the chosen actions [N, A]."""
+        """Compute the gradients of the critics' parameters, from the actions taken.
+
+        Return the gradient with respect to the actions that the actor chooses [N, A].
+        """
         n = len(by_taken)
         if n <= FEW_ROWS:
             by_both = torch.split(torch.cat([by_taken, by_chosen]), 1, -1)
@@ -156,7 +162,7 @@ def squashed_log_prob(u: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
 
 
 def critic_layers(critics: nn.ModuleList) -> list[list[nn.Linear]] | None:
-    """Return the linear layers of each critic, or None if one is more than a ReLU network."""
+    """Return the linear layers of each critic, or None if a critic is not a plain ReLU network."""
     found = []
     for critic in critics:
         layers = linear_layers(critic.trunk, critic.body, critic.head) if type(critic) is Critic else None
@@ -168,9 +174,9 @@ def critic_layers(critics: nn.ModuleList) -> list[list[nn.Linear]] | None:
 
 @register(SAC, ActorAgent)
 def sac_gradients(sac: SAC) -> GradientFunction | None:
-    """Return the gradients of a SAC with two critics and ReLU networks over vectors, on the CPU.
+    """Return the gradient function of a SAC with two critics and ReLU networks over vectors, on the CPU.
 
-    Subclasses are left to autograd: `losses` calls many methods that one may override.
+    Subclasses are left to autograd: `losses` calls many methods that a subclass may override.
     """
     actor = linear_layers(sac.agent.trunk, sac.agent.head)
     critics, targets = critic_layers(sac.critics), critic_layers(sac.target_critics)

@@ -33,7 +33,7 @@ class Distribution(Protocol):
     def log_prob(self, action: Any) -> Tensor: ...  # [...], like entropy and kl: summed over the parts of an action
     def entropy(self) -> Tensor: ...
     def kl(self, other: Self) -> Tensor: ...  # KL(self || other)
-    def rows(self, index: Tensor) -> Self: ...  # for these rows: a mask or an index of the leading axes
+    def rows(self, index: Tensor) -> Self: ...  # selects rows by a mask or an index of the leading axes
 
     def perplexity(self) -> Tensor:
         return self.entropy().exp()
@@ -81,10 +81,10 @@ class Categorical(Distribution):
 
 
 class MultiCategorical(Distribution):
-    """k independent choices, the i-th among sizes[i], from logits [..., sum(sizes)]; actions int64 [..., k].
+    """k independent choices, the i-th among sizes[i], from logits [..., sum(sizes)]; actions are int64 [..., k].
 
-    All choices are one Categorical [..., k, max(sizes)], padded with logits of -inf, so the number of torch calls
-    does not grow with k, except in the constructor if sizes differ.
+    All choices are computed as one Categorical [..., k, max(sizes)], padded with logits of -inf, so the number of
+    torch calls does not grow with k, except in the constructor if sizes differ.
     """
 
     def __init__(self, logits: Tensor, sizes: Sequence[int]) -> None:
@@ -183,7 +183,10 @@ class SquashedGaussian:
         return (self.mean + self.log_std.exp() * noise).tanh()
 
     def sample_with_log_prob(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Return actions and log-densities, both from u, which an action near 1 no longer determines."""
+        """Return actions and log-densities.
+
+        Both are computed from u, because near 1 the rounding of an action makes atanh(action) differ from u.
+        """
         u = self.mean + self.log_std.exp() * noise
         log_prob = -(0.5 * noise.square() + self.log_std + LOG_SQRT_2_PI + self._log_slope(u)).sum(-1)
         return u.tanh(), log_prob

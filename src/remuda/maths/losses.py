@@ -8,7 +8,7 @@ from torch import Tensor
 # Bounds log-ratios of rows whose advantage is not negative. Beyond the clip range such a row has no gradient, but
 # exp overflows at 88.7 in float32, and the backward pass would multiply that zero by infinity.
 MAX_LOG_RATIO = 60.0
-ROUNDING = 1e-6  # largest ratio of deviation to mean of float32 numbers that differ by rounding alone
+ROUNDING = 1e-6  # if deviation / mean of float32 numbers is at most this, they differ by rounding alone
 
 
 def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:

@@ -1,8 +1,8 @@
 """Returns and advantages of [T, B] rows whose reset rows are masked (see remuda.data.rollout).
 
-Inputs: r_t, discount_t, mask_t are [T, B]; v is [T + 1, B], the value of every row's observation and of the one
-after the last row. A truncated episode bootstraps from the reset row that follows it, whose observation is the
-episode's true final one; a terminated episode has discount 0; the end of the rollout bootstraps from v[T].
+Inputs: r_t, discount_t, mask_t are [T, B]; v is [T + 1, B], the value of every row's observation and of the
+observation after the last row. A truncated episode bootstraps from the reset row that follows it, whose observation
+is the episode's true final one; a terminated episode has discount 0; the end of the rollout bootstraps from v[T].
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def gae(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, gamma: float
 
 
 def discounted_returns(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, gamma: float) -> Tensor:
-    """Return Monte-Carlo returns, bootstrapped only where an episode is truncated; reset rows have their value."""
+    """Return Monte-Carlo returns, bootstrapped only at truncations and at the rollout's end; v on reset rows."""
     _check(r_t, discount_t, mask_t, v)
     returns = torch.empty_like(v[:-1])
     g_tp1 = v[-1]
@@ -52,7 +52,10 @@ def discounted_returns(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tenso
 
 
 def n_step_returns(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, gamma: float, n: int) -> Tensor:
-    """Return sums of at most n rewards and the value after them; fewer where an episode or the rollout ends first."""
+    """Return the discounted sum of n rewards and the value after them, for each row.
+
+    Where an episode or the rollout ends before n rewards, the sum has fewer.
+    """
     _check(r_t, discount_t, mask_t, v)
     if n < 1:
         raise ValueError(f"n={n}: an n-step return takes at least one reward")
@@ -64,7 +67,10 @@ def n_step_returns(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, g
 
 
 def explained_variance(prediction: Tensor, target: Tensor) -> Tensor:
-    """Return 1 - Var[target - prediction] / Var[target]: 1 is perfect, 0 a constant, NaN if targets do not vary."""
+    """Return 1 - Var[target - prediction] / Var[target].
+
+    The result is 1 for a perfect prediction, 0 for a constant one, and NaN if the targets do not vary.
+    """
     if target.numel() == 0:  # a rollout of reset rows only, for which torch would warn
         return target.new_full((), torch.nan)
     variance = target.var(unbiased=False)

@@ -28,8 +28,8 @@ def unscale(x: Tensor, epsilon: float = 1e-3) -> Tensor:
 def project(p: Tensor, r: Tensor, discount: Tensor, support: Tensor) -> Tensor:
     """Project the distribution of r + discount * Z onto the evenly spaced support of Z (1707.06887, Algorithm 1).
 
-    p is [N, atoms] over `support` [atoms]. The probability of each shifted atom is divided between its two neighbors
-    in proportion to their distance; atoms beyond either end are moved to it.
+    p is [N, atoms] over `support` [atoms]. The probability of each shifted atom is divided between the two
+    nearest atoms of the support, the nearer one getting more; beyond an end of the support, that end gets all of it.
     """
     low, high, last = support[0], support[-1], len(support) - 1
     shifted = (r.unsqueeze(-1) + discount.unsqueeze(-1) * support).clamp(low, high)

@@ -1,4 +1,4 @@
-"""V-trace (1802.01561): value targets and advantages of a policy from rows of an older one.
+"""V-trace (1802.01561): value targets and advantages of a policy, from rows that an older policy sampled.
 
 Rows are as in returns.py: [T, B] with reset rows masked, v is [T + 1, B]. With rho_t = pi(a_t) / mu(a_t), the ratio
 of the action's probability under the learned policy to that under the policy that acted:
@@ -7,7 +7,7 @@ of the action's probability under the learned policy to that under the policy th
     vs_t        = v_t + delta_t + gamma * discount_t * lambda * min(c_clip, rho_t) * (vs_{t+1} - v_{t+1})
     advantage_t = min(pg_rho_clip, rho_t) * (r_t + gamma * discount_t * vs_{t+1} - v_t)
 
-On a reset row vs equals v, from which a truncated episode is bootstrapped, and the advantage is 0.
+On a reset row, the advantage is 0 and vs equals v, so that a truncated episode is bootstrapped from v.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def vtrace(
     rho_t, continues, is_reset = log_rho_t.exp(), gamma * discount_t, ~mask_t.bool()
     delta_t = at_most(rho_t, rho_clip) * (r_t + continues * v[1:] - v[:-1])
     decay_t = at_most(rho_t, c_clip) * lambda_ * continues
-    # Filled, not multiplied by 0, because numbers in a reset row may not be finite.
+    # Reset rows are filled with 0, not multiplied by it, because their numbers may not be finite.
     vs_t = v[:-1] + accumulated(delta_t.masked_fill(is_reset, 0.0), decay_t.masked_fill(is_reset, 0.0))
     weight_t = at_most(rho_t, pg_rho_clip).masked_fill(is_reset, 0.0)
     return vs_t, weight_t * one_step_advantages(vs_t, r_t, discount_t, mask_t, v, gamma)
@@ -63,7 +63,7 @@ def at_most(rho_t: Tensor, clip: float | None) -> Tensor:
 
 
 def accumulated(delta_t: Tensor, decay_t: Tensor) -> Tensor:
-    """Return acc_t = delta_t + decay_t * acc_{t+1}, in numpy: a call of torch takes longer than one row."""
+    """Return acc_t = delta_t + decay_t * acc_{t+1}, in numpy, where one row takes less time than a call of torch."""
     delta, decay = delta_t.cpu().numpy(), decay_t.cpu().numpy()
     out = np.empty_like(delta)
     acc = np.zeros_like(delta[0])

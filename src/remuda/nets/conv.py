@@ -16,8 +16,8 @@ channels last, medians of 12 to 30 alternating slices, on two Zen 3 cores with o
 | ImpalaNet, 4x84x84 | 64, forward and backward | 642 / 484 | 757 / 637 |
 | ImpalaNet, 4x84x84 | 8, forward | 33 / 18 | 80 / 47 |
 
-It is therefore the default of the large networks and not of the small one. (Two threads had to wait for cores, so
-compare the numbers within a row only.)
+`channels_last` is therefore the default of the large networks, but not of SmallCNN. (Two threads had to wait for
+cores, so compare only the two numbers of a cell.)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from remuda.nets.wide import WideLinear
 
 NATURE_LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # channels, kernel and stride
 A3C_LAYERS = ((16, 8, 4), (32, 4, 2))
-NATURE_SIDE = 36  # the smallest image that leaves one pixel
+NATURE_SIDE = 36  # smallest height and width of an image: the convolutions leave one pixel of it
 SMALL_SIDE = 3
 
 

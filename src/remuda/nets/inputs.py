@@ -15,8 +15,8 @@ A leaf becomes:
 | box of ints or bools with three axes: an image | divided by the box's `high`, where that is a bound above 1 |
 | any other box | unchanged, or standardized by running statistics if `normalize` |
 
-With `center`, the mean of each image is subtracted from it: on a plain background the network then sees mainly what
-is drawn on it, and not a grey that saturates half of its units whatever happens.
+With `center`, the mean of each image is subtracted from it. If the background is plain, the network then sees mainly
+the objects in front of it, and not a constant gray that saturates half of the network's units.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from remuda.data import leaves, map_tree
 from remuda.nets.conv import is_channels_first
 from remuda.nets.normalize import Standardize
 
-Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]  # of a leaf, or by the dotted path of every leaf
+Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]  # the shape of a leaf, or {dotted path: shape} of all leaves
 
 
 class Inputs(nn.Module):
@@ -47,7 +47,7 @@ class Inputs(nn.Module):
         self.leaf_inputs = nn.ModuleList(
             leaf for _, leaf in leaves(tree)
         )  # torch does not register modules in a tuple
-        self.tree = (tree,)  # in a tuple: a single module would be registered twice
+        self.tree = (tree,)  # a tuple, because a tree that is a single module would be registered twice
         self.shapes: Shapes = tree.shape if space.is_leaf else {path: leaf.shape for path, leaf in leaves(tree)}
 
     @property
@@ -69,8 +69,8 @@ class Inputs(nn.Module):
 class LeafInput(nn.Module):
     """Convert rows [N, *space.shape] of one leaf to float32 [N, *shape]."""
 
-    offsets: Tensor  # multidiscrete: where the one-hot of each number begins
-    high: Tensor  # images: what to divide by
+    offsets: Tensor  # for multidiscrete leaves: where the one-hot of each number begins
+    high: Tensor  # for images: the divisor
 
     def __init__(self, space: Space, normalize: bool, center: bool) -> None:
         super().__init__()
@@ -105,10 +105,10 @@ class LeafInput(nn.Module):
             self.standardize.update(rows.float())
 
     def arrange(self, obs: Tensor) -> Tensor:
-        """Move the channels of images last in memory, as bytes: a quarter of the size of floats."""
+        """Move the channels of images last in memory, before bytes become floats of four times the size."""
         if not self.is_channels_first or obs.movedim(-3, -1).is_contiguous():
             return obs
-        return torch.stack(obs.unbind(-3), -1).movedim(-1, -3)  # half the time of contiguous()
+        return torch.stack(obs.unbind(-3), -1).movedim(-1, -3)  # takes half the time of contiguous()
 
     def forward(self, obs: Tensor) -> Tensor:
         if self.kind == "discrete":
@@ -128,16 +128,16 @@ class LeafInput(nn.Module):
 
 
 def is_image(space: Space) -> bool:
-    """Return whether a space is a box of ints or bools with three axes; floats may be anything, so they are not."""
+    """Return whether a space is an image: a box of ints or bools with three axes. Floats could mean anything."""
     return space.kind == "box" and len(space.shape) == 3 and not np.issubdtype(np.dtype(space.dtype), np.floating)
 
 
 def image_bound(space: Space) -> NDArray[np.float32]:
-    """Return the largest value of each pixel, 1 if no bound above 1 is known; one number if all are equal."""
+    """Return the largest value of each pixel, or 1 if no bound above 1 is known; a single number if all are equal."""
     assert space.high is not None
     high = space.high.astype(np.float64)
     is_bound = high > 1
-    if np.dtype(space.dtype).itemsize > 2:  # a wide integer without a bound has about the maximum of its type
+    if np.dtype(space.dtype).itemsize > 2:  # if unbounded, `high` is about the maximum of the integer type
         is_bound &= high < np.iinfo(space.dtype).max - 2.0
     bound = np.where(is_bound, high, 1.0).astype(np.float32)
     return bound.reshape(-1)[:1].reshape(()) if (bound == bound.flat[0]).all() else bound

@@ -1,7 +1,7 @@
 """Layers with noise on their weights (1706.10295), whose scale is learned: a form of exploration.
 
     layer = NoisyLinear(64, 6)
-    y = layer(x, noise)                     # noise [..., layer.noise_width] is standard normal; None: mean weights
+    y = layer(x, noise)                  # noise [..., layer.noise_width] is standard normal; None uses mean weights
 
 The noise of a weight is the product of one number for its input and one for its output, so every row can have its own
 noise without its own weight matrix: y = W x + b + e_out * (S (e_in * x) + s).

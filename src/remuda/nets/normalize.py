@@ -1,4 +1,4 @@
-"""Running statistics of observations, and standardization by them.
+"""Running statistics of observations, and their use to standardize observations.
 
     standardize = Standardize((8,))
     features = net(standardize(obs))            # sampling and learning: the statistics do not change
@@ -44,7 +44,7 @@ class Standardize(nn.Module):
     """Scale observations to mean 0 and deviation 1 by running statistics, and clip them to +-10 deviations.
 
     Statistics do not change while sampling and learning, and are merged once per rollout. The float32 shift and scale
-    are stored as well, which takes two calls per step instead of seven.
+    are stored as well, so that a step takes two calls of torch instead of seven.
     """
 
     shift: Tensor

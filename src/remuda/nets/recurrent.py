@@ -52,7 +52,7 @@ class Core(nn.Module):
                         nn.init.orthogonal_(gate)
                 else:
                     nn.init.zeros_(parameter)
-                if kind == "lstm" and name == "bias_ih_l0":  # gates: input, forget, cell, output; bias_hh is added
+                if kind == "lstm" and name == "bias_ih_l0":  # gates: input, forget, cell, output; bias_hh stays 0
                     parameter[size : 2 * size] = 1.0
 
     def initial_state(self, batch: int) -> State:
@@ -67,14 +67,15 @@ class Core(nn.Module):
     def unroll(self, x: Tensor, state: State, reset: Tensor | None = None) -> tuple[Tensor, State]:
         """Return features [T, B, size] of rows x [T, B, width], and the state after the last.
 
-        All rows up to the next one in which any env is reset are one call of torch: long calls cost far less per row.
+        The rows between two resets (of any env) are computed in one call of torch: long calls cost far less per row.
         """
         if reset is None:
             return self._run(x, state)
         starts = sorted({0, *reset.any(1).nonzero().flatten().tolist()})  # the only point that waits for the device
         outputs: list[Tensor] = []
         for start, end in zip(starts, [*starts[1:], len(x)], strict=True):
-            # Filled, not multiplied by 0: this also resets states that are not finite, and ends gradients.
+            # The state is filled with 0, not multiplied by it. This ends gradients, and also resets states that are
+            # not finite.
             state = type(state)(*(part.masked_fill(reset[start].unsqueeze(-1), 0.0) for part in state))
             y, state = self._run(x[start:end], state)
             outputs.append(y)

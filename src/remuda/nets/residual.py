@@ -3,15 +3,16 @@
     net = ImpalaNet((4, 84, 84))                # 15 convolutions; features [N, 256]
     net = ImpalaNet((64, 64, 3), fixup=True)
 
-Fixup (1901.09321) initializes a residual network without normalization as if it had some. With L residual blocks of m
-convolutions each, every block starts as the identity, and the size of its first update does not grow with L:
+Fixup (1901.09321) is an initialization for residual networks without normalization layers. With L residual blocks of
+m convolutions each, every block starts as the identity, and the size of its first update does not grow with L:
 
     last convolution of each block      0
     its other m - 1 convolutions        usual initialization * L ^ (-1 / (2 m - 2))
     scalar multiplier of each block     1
     scalar bias                         0, one before every convolution, linear layer and activation
 
-Here m = 2, so the factor is 1 / sqrt(L). The paper also sets the last layer to 0; here that is part of the agent.
+Here m = 2, so the factor is 1 / sqrt(L). The paper also sets the last layer to 0; here that layer belongs to the
+agent.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class ResidualBlock(nn.Module):
 
 
 class FixupBlock(nn.Module):
-    """A residual block with Fixup's scalars, initially the identity; `num_blocks` is L, of the whole network."""
+    """A residual block with Fixup's scalars, initially the identity; `num_blocks` is the whole network's L."""
 
     def __init__(self, channels: int, orthogonal_init: bool, num_blocks: int) -> None:
         super().__init__()
@@ -77,7 +78,8 @@ class ImpalaNet(nn.Module):
     """One section for each of `channels`: a 3x3 convolution, 3x3 max-pooling of stride 2, and two residual blocks.
 
     ReLU, a linear layer and ReLU follow. Orthogonal convolutions have gain 1, not the sqrt(2) of networks without
-    shortcuts: with images in 0..1 (4x84x84) that gave features of size 25, because shortcuts add up; 1 gives 1.7.
+    shortcuts: with images in 0..1 (4x84x84), gain sqrt(2) gave features of size 25, because shortcuts add up; gain 1
+    gives features of size 1.7.
     """
 
     def __init__(
@@ -126,7 +128,10 @@ def convolution(depth: int, out: int, orthogonal_init: bool) -> nn.Conv2d:
 
 
 def fixup_convolution(depth: int, out: int, orthogonal_init: bool) -> nn.Conv2d:
-    """Make a convolution without bias, orthogonal or by He's rule (1502.01852); torch's default is smaller."""
+    """Make a convolution without bias, initialized orthogonally or by He's rule (1502.01852).
+
+    Torch's default weights would be smaller.
+    """
     layer = nn.Conv2d(depth, out, 3, padding=1, bias=False)
     if not orthogonal_init:
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")

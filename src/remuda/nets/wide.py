@@ -1,10 +1,10 @@
 """A linear layer for the thousands of outputs of convolutions, with oneDNN's matrix products instead of MKL's.
 
-    layer = WideLinear(3136, 512)           # an nn.Linear: the same parameters and, except for rounding, numbers
+    layer = WideLinear(3136, 512)           # an nn.Linear with, except for rounding, the same results
 
 On x86, torch uses MKL for matrices and oneDNN for convolutions. MKL divides a product badly between threads if most
-of it is weights. Milliseconds of MKL / oneDNN, 3136 to 512 features, weights not in the cache, on two Zen 4 cores
-(torch 2.13; bench/wide.py):
+of its data are weights. Milliseconds of MKL / oneDNN, 3136 to 512 features, weights not in the cache, on two Zen 4
+cores (torch 2.13; bench/wide.py):
 
 | rows | threads | forward | gradient by inputs | gradient by weights |
 |---|---|---|---|---|
@@ -17,7 +17,7 @@ of it is weights. Milliseconds of MKL / oneDNN, 3136 to 512 features, weights no
 | 256 | 1 | 9.52 / 8.53 | 10.31 / 8.50 | 10.44 / 8.88 |
 | 256 | 2 | 6.06 / 4.65 | 7.81 / 4.79 | 7.82 / 4.98 |
 
-Other layers are torch's own.
+All other layers use torch's own products.
 """
 
 from __future__ import annotations

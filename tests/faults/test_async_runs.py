@@ -135,9 +135,10 @@ def interrupt_twice(process: subprocess.Popen[str]) -> None:
     for _ in range(2):
         process.send_signal(signal.SIGINT)
         time.sleep(0.1)  # or both would be one
-    # The first is still being obeyed when the second comes; whichever way it ends, it ends now.
+    # Usually the run is still stopping when the second signal arrives. If it has just ended, the interpreter is
+    # exiting, and the signal ends it by its default action; shells report both as 130.
     process.communicate(timeout=20)
-    assert process.returncode == 130
+    assert process.returncode in (130, -signal.SIGINT)
     wait_for(lambda: all_gone(members), 2)
 
 

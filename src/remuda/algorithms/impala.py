@@ -25,7 +25,7 @@ class RealRows(NamedTuple):
     log_rho: Tensor  # log-ratio of the action's probability to that under the policy that acted
     target: Tensor  # target of the value; this and the two advantages have no gradient
     pg_advantage: Tensor  # weighted by the clipped ratio
-    advantage: Tensor  # not weighted
+    advantage: Tensor  # before it is multiplied by rho
 
 
 class IMPALA(ActorCritic):

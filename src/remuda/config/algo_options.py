@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -96,8 +97,9 @@ class PPOOptions(GAEOptions):
             raise ConfigError("algo.batch_size=1 leaves nothing to normalize advantages over: use 2 or more.")
         if config.agent.core is None:
             if rows % size:
-                near = [divisor for divisor in range(1, rows + 1) if rows % divisor == 0]
-                near.sort(key=lambda divisor: abs(divisor - size))
+                small = [divisor for divisor in range(1, math.isqrt(rows) + 1) if rows % divisor == 0]
+                divisors = {*small, *(rows // divisor for divisor in small)}
+                near = sorted(divisors, key=lambda divisor: (abs(divisor - size), divisor))
                 raise ConfigError(
                     f"algo.batch_size={size} does not divide the {rows} rows of a rollout "
                     f"(n_steps={self.n_steps} x envs={envs}): use for example {' or '.join(map(str, near[:2]))}."

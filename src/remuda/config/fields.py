@@ -37,7 +37,7 @@ LARGEST_INT, LARGEST_FLOAT, SMALLEST_FLOAT = 10**15, 1e30, 1e-30
 
 
 def check_value(name: str, value: Any, rules: Mapping[str, Any]) -> None:
-    """Raise ConfigError if `value` breaks one of the rules of `option`, or exceeds the limits of all numbers."""
+    """Raise ConfigError if `value` breaks a rule of `option`, or is a number outside the range of all options."""
     if "choices" in rules and value is not None and value not in rules["choices"]:
         choices = ", ".join(map(str, rules["choices"]))
         raise ConfigError(f"{name}={value!r} is not one of {choices}: choose one of these.")

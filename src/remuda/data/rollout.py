@@ -36,8 +36,9 @@ class Steps(ArrayTuple):
 
 
 def resets(mask: Array) -> Array:
-    """Return the rows [T, B] before which recurrent state is reset: those after a reset row, but never row 0, whose
-    state is stored with the rollout."""
+    """Return a mask [T, B] of the rows that start from a fresh recurrent state: each row that follows a reset row.
+
+    Row 0 is never marked, because its state is stored with the rollout."""
     flags = ~mask
     flags[1:] = flags[:-1].clone() if hasattr(flags, "clone") else flags[:-1].copy()
     flags[0] = False
@@ -82,7 +83,7 @@ class Rollout:
 
 
 def pick_rows(x: Array, index: Array) -> Array:
-    """Return x[index] for int64 tensors, copying whole rows, which is much faster for images."""
+    """Return x[index] for an int64 tensor `index`. Whole rows are copied, which is much faster for images."""
     if x.dim() == 4 and not x.is_contiguous():  # keeps the memory format of channels-last images
         return x.movedim(1, -1).index_select(0, index).movedim(-1, 1)
     return x.index_select(0, index)

@@ -13,7 +13,7 @@ def huber(error: Tensor, delta: float) -> Tensor:
 
 
 def rescale(x: Tensor, epsilon: float = 1e-3) -> Tensor:
-    """Return h(x) of 1805.11593, about the square root of large values: one network then fits returns of any size."""
+    """Return h(x) of arXiv 1805.11593; it grows like a square root, so that one net fits returns of any scale."""
     return x.sign() * ((x.abs() + 1).sqrt() - 1) + epsilon * x
 
 

@@ -156,7 +156,7 @@ class RowCounters(GroupCounters):
             row, env = np.divmod(index, self.width)
             return row + self.oldest(0), env
         stored, written = self.stored, self.written.copy()  # read once, because writers may change them
-        self.fence()  # rows are read next, see `published`
+        self.fence()  # the counter is read before the rows; see `published`
         ends = (stored * self.width).cumsum()
         index = np.minimum(index, ends[-1] - 1)  # fewer rows may be stored by now
         group = ends.searchsorted(index, "right")
@@ -233,7 +233,7 @@ class RowCounters(GroupCounters):
 
     @contextmanager
     def takeover(self) -> Iterator[None]:
-        """Let this process write in place of dead writers, even while it waits for writers to pause.
+        """Let this process write in place of dead writers, also during a pause of all writers.
 
         A pause waits until all rows that were begun are complete, those of dead writers included. While a takeover
         lasts, no other thread of this process enters the body of `pause_writers`.

@@ -109,7 +109,7 @@ class Run:
         return algorithm.agent, info.observation
 
     def policy(self) -> Policy:
-        """Return the agent as a `Policy`, which takes observations and returns actions as the env does."""
+        """Return the agent as a `Policy`; its observations and actions have the format of the env."""
         return Policy(*self._agent("remuda.load({})"))
 
     def evaluate(self, episodes: int = 20, seed: int | None = None, deterministic: bool = True) -> dict[str, Any]:

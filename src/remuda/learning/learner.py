@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remuda.core import Algorithm, Clock, FastPath, SeparableAlgorithm
+from remuda.core import Algorithm, Clock, FastPath, HasTargetNetworks, SeparableAlgorithm
 from remuda.data import Batch, Rollout, map_tree
 from remuda.errors import ConfigError, TrainingError
 from remuda.learning.gradient_threads import GradientThreads
-from remuda.learning.gradients import Gradients, norm
-from remuda.learning.optimizers import OptimizerOptions, make_optimizer
+from remuda.learning.gradients import Gradients
+from remuda.learning.optimizers import OptimizerOptions, make_optimizer, norm
 from remuda.learning.schedules import Schedule
 
 MAX_BAD_UPDATES = 10  # consecutive updates whose gradients are not finite
@@ -74,6 +74,7 @@ class Learner:
         if self._device is not None:
             algorithm.to(self._device)
         self.algorithm, self.learning_rate, self.max_grad_norm = algorithm, learning_rate, max_grad_norm
+        self._target_networks = algorithm if isinstance(algorithm, HasTargetNetworks) else None
         self.parameters = algorithm.groups()
         self.vectors = {name: as_one_vector(group) for name, group in self.parameters.items()}
         self.optimizers = {name: make_optimizer(vector, optimizer) for name, vector in self.vectors.items()}
@@ -145,7 +146,8 @@ class Learner:
             own_rate = self.own_rates.get(name)
             self.optimizers[name].step(pieces, rate if own_rate is None else own_rate(self.clock.progress))
         self.clock = Clock(self.version + 1, self.clock.progress)
-        self.algorithm.after_update(self.clock)
+        if self._target_networks is not None:
+            self._target_networks.after_update(self.clock)
         return {"grad_norm": max(norms.values()), "learning_rate": rate}
 
     def step(self, batch: Batch) -> Gradients:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from itertools import pairwise
 
 from remuda.errors import ConfigError
@@ -28,7 +29,8 @@ def parse_schedule(text: str | float, name: str = "schedule") -> Schedule:
             f"{name}={text!r} is not a schedule: give a number, linear(START, END) or "
             "piecewise(0:VALUE, ..., 1:VALUE), with values of at least 0 and rising positions from 0 to 1."
         ) from None
-    return lambda progress: _interpolate(points, progress)
+    # All updates of a round have the same progress, so the last value is kept.
+    return lru_cache(maxsize=1)(lambda progress: _interpolate(points, progress))
 
 
 def largest_value(text: str | float) -> float:

@@ -158,19 +158,33 @@ def main(module: str, fd: int, parent: int, is_tied: int) -> None:
 
 
 def stay_when_terminated() -> None:
-    """Ignore SIGTERM in this process, but not in programs that it starts.
+    """Ignore SIGTERM in this process, but not in processes that it forks or programs that it starts.
 
     SIGTERM often goes to a whole process group (timeout, systemd, Slurm). The parent handles it and decides when its
     workers leave.
     """
-    me = os.getpid()
+    global _has_fork_hooks
+    signal.signal(signal.SIGTERM, lambda number, frame: None)  # started programs would inherit SIG_IGN
+    if not _has_fork_hooks:
+        # Python drops signals that arrive in a forked process before it has set itself up, so they are held back.
+        os.register_at_fork(
+            before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}),
+            after_in_parent=_unblock_sigterm,
+            after_in_child=_obey_sigterm,
+        )
+        _has_fork_hooks = True
 
-    def stay(number: int, frame: object) -> None:
-        if os.getpid() != me:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
 
-    signal.signal(signal.SIGTERM, stay)
+_has_fork_hooks = False  # True once this process, or one that it was forked from, has registered its hooks
+
+
+def _unblock_sigterm() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def _obey_sigterm() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _unblock_sigterm()
 
 
 def _report_deaths(link: Link) -> None:

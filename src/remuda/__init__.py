@@ -89,5 +89,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the public names and those that Python adds, without the imports of this module."""
+    """Return the names in `__all__` and names such as `__version__`, but not the modules imported here."""
     return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

@@ -1,4 +1,4 @@
-"""`python -m remuda` is the `remuda` command."""
+"""Run the `remuda` command as `python -m remuda`."""
 
 import sys
 

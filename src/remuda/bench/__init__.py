@@ -1,1 +1,1 @@
-"""Benchmarks whose contenders take turns, because the speed of a shared machine drifts."""
+"""Benchmarks. The programs that they compare run in turns, because the speed of a shared machine drifts."""

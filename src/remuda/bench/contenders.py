@@ -2,7 +2,7 @@
 
     python -m remuda.bench.contenders '{"bench": "envs", "name": "pool", "env": "Hopper-v5", "envs": 8, "workers": 2}'
 
-For each number of seconds on its standard input, a contender works that long and answers with one line,
+A contender reads numbers of seconds from standard input. For each one it works that long and prints one line,
 {"count": env steps or updates, "seconds": time taken}.
 """
 
@@ -23,12 +23,15 @@ from remuda.envs import make_envs, resolve
 from remuda.errors import RemudaError
 from remuda.machine import usable_cores
 
-DRAWN = 1000  # rows of random actions, which are used in rotation
-Turn = Callable[[], int]  # does a small amount of work and returns the number of env steps or updates
+DRAWN = 1000  # number of random actions drawn in advance for each env, used in rotation
+Turn = Callable[[], int]  # does a little work and returns the number of env steps or updates made
 
 
 def envs_turn(job: Mapping[str, Any]) -> Turn:
-    """Step envs with random actions: in this process, in a pool of workers, or in Gymnasium's vector envs."""
+    """Return a turn that steps envs with random actions.
+
+    The envs are in this process, in a pool of workers, or in one of Gymnasium's vector envs.
+    """
     count = job["envs"]
     if job["name"].startswith("gymnasium"):
         return gymnasium_turn(job)
@@ -51,7 +54,7 @@ def envs_turn(job: Mapping[str, Any]) -> Turn:
 
 
 def gymnasium_turn(job: Mapping[str, Any]) -> Turn:
-    """Step the same envs with Gymnasium, counting as Remuda does: a call that resets an env is not a step."""
+    """Return a turn that steps a Gymnasium vector env. As in Remuda, a call that resets an env is not a step."""
     import gymnasium
 
     kind = gymnasium.vector.SyncVectorEnv if job["name"] == "gymnasium sync" else gymnasium.vector.AsyncVectorEnv
@@ -97,7 +100,7 @@ def draw_actions(space: Space, count: int) -> list[Any]:
 
 
 def sampler_turn(job: Mapping[str, Any]) -> Turn:
-    """Collect rollouts of a new agent; the contenders differ in where envs and policy run."""
+    """Return a turn that collects a rollout with a new agent. Contenders differ in where envs and policy run."""
     import torch
 
     from remuda.build.envs import num_workers
@@ -111,7 +114,7 @@ def sampler_turn(job: Mapping[str, Any]) -> Turn:
     settings = {"algo": "ppo", "env": job["env"], "scheme": scheme}
     setup = resolve_config(settings, any_net(options(complete(job["env"], own)), job["env"]))
     recipe = make_recipe(*setup)
-    torch.set_num_threads(recipe.num_threads or 1)  # as many as in a run
+    torch.set_num_threads(recipe.num_threads or 1)  # as many threads as a run uses
     learner = recipe.make_learner()
     agent = learner.algorithm.agent
     weights = recipe.make_weights(agent, 0)
@@ -122,7 +125,7 @@ def sampler_turn(job: Mapping[str, Any]) -> Turn:
 
 
 def update_turn(job: Mapping[str, Any]) -> Turn:
-    """Make updates from the minibatches of one rollout, which is used repeatedly."""
+    """Return a turn that makes updates from the minibatches of one rollout, the same in every turn."""
     import torch
 
     from remuda.build.recipe import make_recipe
@@ -139,7 +142,7 @@ def update_turn(job: Mapping[str, Any]) -> Turn:
     sampler = recipe.make_sampler(agent, recipe.make_weights(agent, 0), 0, 0, lambda: False)
     sampler.reset(0)
     rollout, replay = sampler.collect(), recipe.make_replay(agent, 0)
-    learner.learning_rate = lambda progress: 1e-6  # so that the work of each update stays the same
+    learner.learning_rate = lambda progress: 1e-6  # so small that the work of an update does not change over time
 
     def turn() -> int:
         replay.add(learner.prepare(rollout))
@@ -149,7 +152,7 @@ def update_turn(job: Mapping[str, Any]) -> Turn:
 
 
 def any_net(groups: dict[str, Any], env: str) -> dict[str, Any]:
-    """Return `groups` with the default net if no job is defined for the env."""
+    """Set the option `agent.net` to auto if `JOBS` has no entry for the env; return `groups`."""
     if settings_for(env) is None:
         groups["agent"] |= {"net": "auto"}
     return groups
@@ -168,7 +171,7 @@ def main() -> None:
     job = json.loads(sys.argv[1])
     try:
         turn = TURNS[job["bench"]](job)
-        turn()  # before the measurement, so that work that is done only once is not measured
+        turn()  # not measured, because the first turn includes one-time work
     except RemudaError as error:
         print(f"{REFUSAL}{job['name']}: {error}", flush=True)
         return

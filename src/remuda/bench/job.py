@@ -25,7 +25,8 @@ from remuda.bench.turns import cpu_seconds
 from remuda.envs import is_atari
 from remuda.recipe import Round
 
-# Settings that all libraries have in common. An env that matches no pattern gets the settings of CartPole-v1.
+# Settings for all libraries, by env id or pattern. The settings of CartPole-v1 are the defaults: they apply to envs
+# that match no pattern, and fill in what another entry lacks.
 JOBS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {
         "envs": 8,
@@ -63,7 +64,7 @@ JOBS: dict[str, dict[str, Any]] = {
 
 
 def complete(env: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the complete job for an env: default settings, overridden by `given`."""
+    """Return the complete job for an env: the defaults, overridden by the env's entry in `JOBS` and by `given`."""
     return {**JOBS["CartPole-v1"], **(settings_for(env) or {}), "env": env, "seed": 1, **given}
 
 
@@ -72,7 +73,7 @@ def settings_for(env: str) -> dict[str, Any] | None:
 
 
 class Stopwatch:
-    """A callback that reads the clock after `warm_up` steps and again `steps` later, when it ends the run."""
+    """Callback that reads the clock after `warm_up` env steps, and again `steps` later, when it stops the run."""
 
     def __init__(self, warm_up: int, steps: int) -> None:
         self.due, self.steps = warm_up, steps
@@ -91,7 +92,7 @@ class Stopwatch:
 
 
 def options(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a job, by group."""
+    """Convert a job to Remuda's options, as {group: {option: value}}."""
     is_image = job["net"] == "nature"
     workers = {"workers": job["workers"]} if job.get("workers") and job.get("scheme", "serial") != "serial" else {}
     return {
@@ -120,7 +121,7 @@ def options(job: Mapping[str, Any]) -> dict[str, Any]:
         },
         "envs": {"backend": job.get("backend", "auto"), **({"sticky": 0.0} if is_atari(job["env"]) else {})},
         "eval": {"episodes": 0},
-        # A short run would write metrics after every round, and the other libraries write none.
+        # By default, a short run writes metrics after every round. The other libraries write none.
         "log": {"every": job["warm_up"] + job["steps"]},
     }
 
@@ -133,14 +134,14 @@ def main() -> None:
     job = json.loads(given.job.read_text())
     watch = Stopwatch(job["warm_up"], job["steps"])
     scheme = {"name": job.get("scheme", "serial"), "threads": job["threads"]}
-    remuda.keep_memory()  # as `remuda train` does
+    remuda.keep_memory()  # `remuda train` does the same
     with tempfile.TemporaryDirectory() as directory:
         remuda.train(
             "ppo",
             env=job["env"],
             steps=job["warm_up"]
             + job["steps"]
-            + 2 * job["envs"] * job["n_steps"],  # more than needed: the stopwatch ends the run
+            + 2 * job["envs"] * job["n_steps"],  # an upper limit: the stopwatch stops the run earlier
             seed=job["seed"],
             scheme=scheme,
             out=Path(directory) / "run",

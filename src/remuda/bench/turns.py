@@ -1,6 +1,6 @@
-"""Contenders that take turns: processes that wait for their slice, because the speed of a shared machine drifts.
+"""Contenders of a benchmark: processes that run in turns (slices), because the speed of a shared machine drifts.
 
-contender = Contender([[sys.executable, __file__, "--serve", "pool"]])   # several commands run at the same time
+contender = Contender([[sys.executable, __file__, "--serve", "pool"]])   # one or more commands, run simultaneously
 found, cpu = contender.slice(0.5)          # each process reads "0.5" and answers with one line of JSON
 
 serve(lambda amount: {"steps": ...})       # in the process of a contender, once it is ready
@@ -21,11 +21,11 @@ import numpy as np
 
 from remuda.errors import ConfigError, TrainingError
 
-REFUSAL = "cannot: "  # prefix of the line with which a contender refuses to run; the reason follows
+REFUSAL = "cannot: "  # start of the line that a contender prints if it cannot run; the reason follows
 
 
 def serve(take: Callable[[float], dict[str, Any]]) -> None:
-    """Read one amount per line of standard input, take a slice of that amount, and print its result as JSON."""
+    """Print "ready"; then call `take` with each number read from standard input, and print the result as JSON."""
     print("ready", flush=True)
     for line in sys.stdin:
         print(json.dumps(take(float(line))), flush=True)
@@ -64,7 +64,7 @@ class Contender:
         return line
 
     def slice(self, amount: float) -> tuple[list[dict[str, Any]], float]:
-        """Take a slice; return the result of each process, and the CPU seconds of all, including their children."""
+        """Run one slice in all processes; return their results, and the CPU seconds of all with their children."""
         before = self._cpu()
         for process in self._processes:
             with suppress(BrokenPipeError):  # the process has died; reading its answer will raise
@@ -89,7 +89,7 @@ class Contender:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return user and system time of a process and all its descendants."""
+    """Return the CPU seconds, user plus system, of a process and all its descendants."""
     try:
         import psutil
     except ImportError:
@@ -113,7 +113,7 @@ def give_out(report: dict[str, Any], out: Path | None) -> None:
 
 
 def median_and_interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median and its 95 % bootstrap interval."""
+    """Return the median of `ratios`, and the lower and upper end of its 95 % bootstrap interval."""
     array = np.asarray(ratios)
     draws = np.random.default_rng(0).integers(0, len(array), (10_000, len(array)))
     low, high = np.percentile(np.median(array[draws], axis=1), [2.5, 97.5])

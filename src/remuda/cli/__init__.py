@@ -41,14 +41,14 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0, 1 (failed), 2 (wrong usage) or 128 + the number of a signal."""
-    if "_ARGCOMPLETE" in os.environ and argv is None:  # set by the shell while it completes a line
+    """Run a command and return its exit code: 0, 1 (failed), 2 (wrong usage), or 128 + N if signal N stopped it."""
+    if "_ARGCOMPLETE" in os.environ and argv is None:  # the shell sets this while it completes a line
         from remuda.cli.completion import complete
 
         complete()
     try:
         code = run(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()  # while a BrokenPipeError can be caught, and not when the interpreter exits
+        sys.stdout.flush()  # flush here, because a BrokenPipeError at interpreter exit cannot be caught
         return code
     except RemudaError as error:
         print(f"remuda: {error}", file=sys.stderr)
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader of standard output has exited, as in `remuda algos | head`
         devnull = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(devnull, sys.stdout.fileno())  # discards what is still in the buffer
+        os.dup2(devnull, sys.stdout.fileno())  # the output that is still in the buffer goes to /dev/null
         os.close(devnull)
         return 0
     except MemoryError:
@@ -88,7 +88,7 @@ def run(arguments: list[str]) -> int:
     if arguments[0] not in COMMANDS:
         raise UsageError(f"{arguments[0]!r} is not a command: {nearest(arguments[0], COMMANDS)}")
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # makes the user's own envs and nets importable, as `python` does
+        sys.path.insert(0, os.getcwd())  # as `python` does, so that the user's own envs and nets can be imported
     # Imported only now, because `remuda --help` must not wait for torch.
     module = importlib.import_module(f"remuda.cli.{COMMANDS[arguments[0]][0]}")
     return int(module.run(arguments[0], arguments[1:]))

@@ -1,4 +1,4 @@
-"""`remuda bench`: measure speed, with contenders that take turns."""
+"""`remuda bench`: measure speed. The programs that are compared (contenders) run in turns."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def check_env(env: str) -> None:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Raise Interrupted on SIGINT and SIGTERM, so that every started process is ended on the way out."""
+    """Raise Interrupted on SIGINT and SIGTERM, so that the callers' `finally` blocks end all started processes."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         stopped = Interrupted(f"stopped by {signal.Signals(number).name} before the measurement was complete.")
@@ -116,7 +116,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def measure_parts(found: argparse.Namespace) -> tuple[Turns, str]:
-    """Measure contenders that are one process each, which lives as long as the measurement."""
+    """Measure contenders that keep one process for all their turns; return the turns and the unit of their counts."""
     from remuda.bench.contenders import NAMES, UNITS
 
     envs = found.envs or (32 if found.what == "envs" else 8)
@@ -142,7 +142,10 @@ def measure_parts(found: argparse.Namespace) -> tuple[Turns, str]:
 
 
 def measure_runs(found: argparse.Namespace) -> tuple[Turns, str]:
-    """Measure contenders that start a new run for each turn; start and warm-up are not counted."""
+    """Measure contenders that start a new run for each turn; return the turns and the unit of their counts.
+
+    Start-up and warm-up of a run are not measured.
+    """
     from remuda.bench.job import complete
 
     commands = ours_and_peers(found.peers_at, found.env)
@@ -163,14 +166,14 @@ def measure_runs(found: argparse.Namespace) -> tuple[Turns, str]:
 
 
 def leave_out(only: str, error: ConfigError | TrainingError) -> None:
-    """Report that a contender cannot run, or raise if the user has named it."""
+    """Print that a contender is left out, and why; raise the error instead if the user chose contenders by --only."""
     if only:
         raise error
     print(f"  left out: {error}", file=sys.stderr)
 
 
 def ours_and_peers(place: Path, env: str) -> dict[str, tuple[list[str], dict[str, Any]]]:
-    """Return the command of each contender, and the settings in which its job differs from that of the others."""
+    """Return for each contender its command, and the settings in which its job differs from the common one."""
     from remuda.envs import choose_backend, resolve
 
     ours = [sys.executable, "-m", "remuda.bench.job"]
@@ -179,7 +182,7 @@ def ours_and_peers(place: Path, env: str) -> dict[str, tuple[list[str], dict[str
         "remuda parallel": (ours, {"scheme": "parallel"}),
         "remuda workers act": (ours, {"scheme": "parallel", "sampler": {"inference": "workers"}}),
     }
-    if choose_backend(resolve(env)) is not None:  # the other libraries step Python envs only
+    if choose_backend(resolve(env)) is not None:  # the other libraries have no native envs
         found["remuda single envs"] = ours, {"scheme": "parallel", "backend": "python"}
     for peer in PEERS:
         python, scripts = place / f".venv-{peer}" / "bin" / "python", place / "bench" / "peers"
@@ -205,7 +208,7 @@ def one_run(command: list[str], job: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_to_the_end(words: list[str], log: Path) -> str:
-    """Run a command to its end, kill all processes that it leaves, and return its last line on stderr."""
+    """Run a command to its end, kill all processes that it left running, and return the last line of its stderr."""
     with log.open("w+") as stderr:
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True)
         try:
@@ -216,7 +219,7 @@ def run_to_the_end(words: list[str], log: Path) -> str:
             ) from None
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # kills its children as well
+                os.killpg(process.pid, signal.SIGKILL)  # kills the children of the process as well
             process.wait()
         stderr.seek(0)
         return (stderr.read().strip().splitlines() or ["no message"])[-1]
@@ -236,7 +239,7 @@ def rate(turn: dict[str, Any]) -> float:
 
 
 def summary(turns: Turns, unit: str) -> dict[str, Any]:
-    """Return speeds, and the ratios of the first contender to each of the others."""
+    """Return the median speed of each contender, and the speed of the first contender divided by it."""
     if not turns:
         raise TrainingError("no contender could run: the reasons are above.")
     first = next(iter(turns))

@@ -1,7 +1,8 @@
 """Shell completion of the `remuda` command, by argcomplete.
 
-The shell runs the command itself to complete a line: it sets _ARGCOMPLETE to the number of words up to the name of
-the program, COMP_LINE to the line and COMP_POINT to the cursor, and reads the completions from file descriptor 8.
+To complete a line, the shell runs `remuda` with these environment variables: _ARGCOMPLETE is the number of words up
+to and including the program's name, COMP_LINE is the line, and COMP_POINT is the position of the cursor. The shell
+reads the completions from file descriptor 8.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from remuda.cli.options import Parser, complete_with
 
 
 def complete() -> None:
-    """Write the completions of the line in the environment, and exit."""
+    """Write the completions of the line in COMP_LINE, and exit."""
     line, point = os.environ["COMP_LINE"], int(os.environ["COMP_POINT"])
     _, _, _, words, _ = split_line(line, point)  # the words before the one at the cursor
     start = int(os.environ["_ARGCOMPLETE"])

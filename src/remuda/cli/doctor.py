@@ -52,7 +52,7 @@ def run(command: str, argv: Sequence[str]) -> int:
         spec = resolve(found.env, coerce(found.kwargs, "dict[str, Any]", "envs.kwargs"))
         chosen = choose_backend(spec)
         report = {**asdict(examine(spec)), "backend": "python" if chosen is None else chosen.NAME}
-        if chosen is not None:  # `examine` has checked a single env, whose state can perhaps be saved
+        if chosen is not None:  # `examine` has checked a Python env; the state of native envs cannot be saved
             report["resume"] = f"{WITH_NEW_EPISODES}, because native envs keep their state to themselves"
         problems = report.pop("problems")
     if found.json:
@@ -74,7 +74,7 @@ def _shown(value: Any) -> str:
 
 
 def examine_machine() -> tuple[dict[str, str], list[str]]:
-    """Return facts about this machine, and its problems as one sentence each."""
+    """Return facts about this machine by name, and a list of problems, one sentence each."""
     problems = []
     report = {"python": platform.python_version(), "system": platform.platform()}
     for package in ("remuda", "torch", "gymnasium", "numpy"):

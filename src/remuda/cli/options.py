@@ -22,7 +22,7 @@ PLACEHOLDERS = {
     "tuple[int, ...]": "N,N",
     "dict[str, Any]": "JSON",
 }
-# Argparse itself takes -1e3 for the name of an option.
+# Without this pattern, argparse mistakes -1e3 for the name of an option.
 NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$", re.IGNORECASE)
 LONGEST_PLACEHOLDER = 24  # characters; longer lists of choices appear in the help text instead
 
@@ -34,12 +34,12 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=30, **settings)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        """Wrap help texts, but not inside of names such as impala-fixup."""
+        """Wrap a help text without breaking it at the hyphens of names such as impala-fixup."""
         return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
 class Section(NamedTuple):
-    """A group of options as the help shows it."""
+    """A section of the help, with the options of one group."""
 
     title: str
     arguments: argparse._ArgumentGroup
@@ -60,11 +60,11 @@ class Parser(argparse.ArgumentParser):
         settings.setdefault("formatter_class", Formatter)
         super().__init__(allow_abbrev=False, **settings)
         self._negative_number_matcher = NEGATIVE_NUMBER
-        self.elsewhere: dict[str, str] = {}  # owners of other algorithms' options, for error messages
+        self.elsewhere: dict[str, str] = {}  # maps options of other algorithms to their algorithm, for errors
         self.sections: dict[str, Section] = {}  # the section of each group of options
 
     def add_section(self, group: str, title: str) -> argparse._ArgumentGroup:
-        """Add a section of the help for a group of options."""
+        """Add a section for a group of options to the help; return its argparse group."""
         arguments = self.add_argument_group(f"{group} ({title})")
         self.sections[group] = Section(title, arguments)
         return arguments
@@ -73,11 +73,11 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}: see {self.prog} --help.")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        sys.stdout.flush()  # now, while `main` can still handle the BrokenPipeError of `--help | head`
+        sys.stdout.flush()  # flush here, where `main` can still handle the BrokenPipeError of `--help | head`
         super().exit(status, message)
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse `argv`, and suggest the nearest option where one is unknown."""
+        """Parse `argv`; raise ConfigError for an unknown option, and suggest the most similar one."""
         found, unknown = self.parse_known_args(argv)
         if unknown:
             known = [text for action in self._actions for text in action.option_strings]
@@ -93,7 +93,7 @@ class Parser(argparse.ArgumentParser):
 def complete_with(action: argparse.Action, values: Iterable[str] | Callable[[], Iterable[str]]) -> None:
     """Let shell completion offer `values` for an argument, without restricting what the parser accepts.
 
-    Argparse's own `choices` would replace our error sentences by its own.
+    Argparse's `choices` would print its own error messages instead of those of the package.
     """
 
     def completer(**_: Any) -> list[str]:
@@ -145,7 +145,7 @@ def _shown(default: Any) -> str:
 
 
 def given(found: argparse.Namespace, groups: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the options that the user set, by group."""
+    """Return the options that the user set, as {group: {option: value}}."""
     out: dict[str, dict[str, Any]] = {group: {} for group in groups}
     for name, value in vars(found).items():
         group, dot, option = name.partition(".")

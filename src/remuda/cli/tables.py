@@ -1,4 +1,4 @@
-"""`remuda algos`, `schemes` and `envs`: list what is available as a table."""
+"""`remuda algos`, `remuda schemes` and `remuda envs`: print a table of what is available."""
 
 from __future__ import annotations
 

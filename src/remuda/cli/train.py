@@ -55,7 +55,7 @@ def make_parser(command: str, argv: Sequence[str]) -> Parser:
 
     title = _title(own) if algo else "the algorithm; its options depend on ALGO"
     add_group(parser, "algo", title, *kinds, is_shown=partial(is_shown, own, "algo"))
-    # An option of version 0.1, which config/legacy.py accepts with a notice.
+    # Version 0.1 had this option; config/legacy.py converts it and logs a warning.
     parser.add_argument("--algo.variant", help=argparse.SUPPRESS)
     for other in entries:
         parser.elsewhere |= {f"--algo.{item.name}": f"{other.name}, not of {algo}" for item in fields(other.options)}
@@ -68,13 +68,13 @@ def make_parser(command: str, argv: Sequence[str]) -> Parser:
 
 
 def _title(kind: type) -> str:
-    """Return the first sentence of a docstring as a title."""
+    """Return the first line of a class's docstring, in the form of a title."""
     sentence = (kind.__doc__ or "").strip().splitlines()[0].rstrip(".")
     return sentence if sentence[:2].isupper() else sentence[:1].lower() + sentence[1:]
 
 
 def list_ids() -> list[str]:
-    """Return the ids of registered environments; imports Gymnasium."""
+    """Return the ids of all registered envs. Calling this imports Gymnasium."""
     from remuda.envs.catalog import list_envs
 
     return [str(row[0]) for row in list_envs("")]
@@ -82,7 +82,7 @@ def list_ids() -> list[str]:
 
 def run(command: str, argv: Sequence[str]) -> int:
     if argv and not argv[0].startswith("-"):
-        find_algorithm(argv[0])  # an unknown name is reported before unknown options
+        find_algorithm(argv[0])  # report an unknown algorithm before unknown options
     found = make_parser(command, argv).parse(argv)
 
     # Imported here so that --help and misspelled options do not wait for torch.

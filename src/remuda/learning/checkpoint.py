@@ -1,15 +1,15 @@
 """Checkpoints: directories `step-<N>/` with tensors.safetensors (parameters and optimizers), blobs.safetensors
-(packed states of envs and logs), state.json, and a manifest of sha256 sums.
+(packed states of sampler, replay and log), state.json, and a manifest of sha256 sums.
 
     save(directory, step, learner.state_dict(), {"rounds": 12}, keep="last")
-    found = load_newest(directory)           # the newest intact one; damaged ones are listed and skipped
+    found = load_newest(directory)           # the newest intact one; found.skipped lists damaged ones
 
-Data too large to be written every time is in files in `replay/`, which several checkpoints may share (see
-replay/ring_files.py). A manifest names the files that its checkpoint needs. A file is deleted together with the last
-checkpoint that needs it.
+Data too large to be rewritten with every checkpoint is in files in `replay/`, which several checkpoints may share
+(see replay/ring_files.py). A manifest names the files that its checkpoint needs. A file is deleted together with the
+last checkpoint that needs it.
 
 A checkpoint is written under another name, flushed to disk and renamed, so it is complete or absent. It contains
-tensors and JSON only, no code.
+only tensors and JSON, so loading it executes no code.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from remuda.errors import CheckpointError
 from remuda.learning.tensor_file import Piece, read_tensors, safetensors
 
 StateDict = dict[str, Any]  # nested dicts and lists of tensors and plain values
-FORMAT = 3  # format 1 stored one optimizer state per parameter, format 2 stored channels first
+FORMAT = 3  # format 1: one optimizer state per parameter; format 2: convolutions stored channels first
 ASIDE = ".writing-"
 REPLACED = ".replaced-"  # prefix of a checkpoint that another one of the same step is about to replace
 NAME = re.compile(rf"(?:{re.escape(REPLACED)})?step-([0-9]+)")
 REPLAY = "replay"  # the directory of files that checkpoints share
 BETWEEN_CUTS = "between_cuts"  # key in a manifest, see `Checkpoint.is_between_cuts`
-BEST = "best"  # link to the checkpoint with the best evaluation, which is never pruned
+BEST = "best"  # name of a link to the checkpoint with the best evaluation, which is never pruned
 BLOBS = "blobs.safetensors"  # only written if there are blobs
 MAX_BYTES = {"manifest.json": 1 << 16, "state.json": 1 << 24}
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)  # raised by a bad manifest
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)  # raised for a bad manifest
 FILES = ("state.json", "tensors.safetensors")
 
 
@@ -55,9 +55,9 @@ class Checkpoint:
     step: int
     learner: StateDict
     progress: StateDict
-    blobs: dict[str, bytes]  # packed states of other parts of the run
-    skipped: list[str]  # error messages of damaged newer checkpoints
-    is_between_cuts: bool = False  # True: resuming is bit-equal only from an earlier checkpoint, at a cut
+    blobs: dict[str, bytes]  # packed states of the sampler, replay and log, by name
+    skipped: list[str]  # error messages of newer checkpoints that are damaged
+    is_between_cuts: bool = False  # True: only an earlier checkpoint, written at a cut, can be resumed bit-equally
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Snapshot:
 
     step: int
     state: bytes  # JSON
-    tensors: dict[str, Tensor]  # clones
-    blobs: dict[str, Tensor]  # bytes
+    tensors: dict[str, Tensor]  # copies on the CPU
+    blobs: dict[str, Tensor]  # bytes, as uint8
     files: tuple[str, ...] = ()  # names of the files in replay/ that the checkpoint needs
     is_between_cuts: bool = False
 
@@ -96,21 +96,21 @@ def save(
     blobs: Mapping[str, bytes] | None = None,
     files: Sequence[str] = (),
 ) -> Path:
-    """Write checkpoint `step`, point `latest` at it, and delete old ones according to `keep`.
+    """Write checkpoint `step`, point the link `latest` to it, and delete old checkpoints according to `keep`.
 
-    `number` counts the checkpoints of a run: keep="10" keeps every tenth. `files` are already in `replay/` and
-    flushed to disk.
+    `number` counts the checkpoints of a run, so that keep="10" can keep every tenth. `files` are the names of files
+    that are already in `replay/` and flushed to disk.
     """
     return write(directory, snapshot(step, learner, progress, blobs, files), keep, number)
 
 
 def write(directory: Path, snapshot: Snapshot, keep: str = "last", number: int = 0) -> Path:
-    """Write a snapshot as `save` does."""
+    """Write a snapshot as a checkpoint and return its path; `keep` and `number` are as in `save`."""
     contents: dict[str, list[Piece]] = {
         "state.json": [snapshot.state],
         "tensors.safetensors": safetensors(snapshot.tensors),
     }
-    if snapshot.blobs:  # in a separate file, so that tensors.safetensors does not depend on the number of workers
+    if snapshot.blobs:  # a separate file, because blobs depend on the number of workers and the tensors do not
         contents[BLOBS] = safetensors(snapshot.blobs)
     manifest = {
         "format": FORMAT,
@@ -134,7 +134,7 @@ def write(directory: Path, snapshot: Snapshot, keep: str = "last", number: int =
             _write_through(aside / name, pieces)
         _write_through(aside / "manifest.json", [json.dumps(manifest, indent=1).encode()])
         _flush_directory(aside)
-        if final.exists():  # the run was resumed from this step, or a round was interrupted before
+        if final.exists():  # for example, the run was resumed from an earlier checkpoint
             shutil.rmtree(replaced, ignore_errors=True)
             final.rename(replaced)
         aside.rename(final)
@@ -151,7 +151,7 @@ def write(directory: Path, snapshot: Snapshot, keep: str = "last", number: int =
 
 
 def sweep(directory: Path) -> None:
-    """Remove the leftovers of a process that was killed while writing; only the directory's writer may call it."""
+    """Clean up after a process that was killed while writing. Only the writer of `directory` may call this."""
     for path in directory.glob(f"{REPLACED}step-*"):
         final = directory / path.name.removeprefix(REPLACED)
         if final.exists():
@@ -201,7 +201,7 @@ def load(path: Path) -> Checkpoint:
 
 
 def _read(path: Path, max_bytes: int) -> bytes:
-    """Read a regular file of a checkpoint, of at most `max_bytes`."""
+    """Read a file of a checkpoint; raise ValueError if it is not a regular file or exceeds `max_bytes`."""
     found = path.lstat()
     if not stat.S_ISREG(found.st_mode):
         raise ValueError(f"{path.name} is not a file")
@@ -211,9 +211,9 @@ def _read(path: Path, max_bytes: int) -> bytes:
 
 
 def load_newest(directory: Path, before: int | None = None, skipped: Sequence[str] = ()) -> Checkpoint:
-    """Load the newest intact checkpoint, of those before step `before` if that is given.
+    """Load the newest intact checkpoint, or the newest one before step `before` if that is given.
 
-    The result's `skipped` holds the messages given by the caller and one message for each damaged checkpoint.
+    The result's `skipped` holds the messages in the argument `skipped`, and one for each damaged checkpoint.
     """
     skipped = list(skipped)
     for path in reversed(list_checkpoints(directory, before)):
@@ -229,19 +229,19 @@ def load_newest(directory: Path, before: int | None = None, skipped: Sequence[st
 def list_checkpoints(directory: Path, before: int | None = None) -> list[Path]:
     """Return all checkpoints, or those before step `before`, oldest first.
 
-    This includes a checkpoint whose replacement was never written because the process was killed.
+    A checkpoint that was set aside (REPLACED) counts if its replacement was never written.
     """
     found: dict[int, Path] = {}
-    for path in sorted(directory.glob("*")):  # replaced ones sort first, so that their replacements overwrite them
+    for path in sorted(directory.glob("*")):  # names with REPLACED come first and are overwritten
         if (name := NAME.fullmatch(path.name)) and path.is_dir():
             found[int(name[1])] = path
     return [found[step] for step in sorted(found) if before is None or step < before]
 
 
 def _pack(node: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """Return JSON with references in place of tensors; dicts become pairs, because JSON has no integer keys."""
+    """Convert a state to JSON values, moving tensors to `tensors`. Dicts become pairs: JSON has no integer keys."""
     if isinstance(node, Tensor):
-        # Clone it, because shared nets share memory; make it contiguous, because channels_last is not saved.
+        # Clone: training changes the tensor while a thread writes it. Contiguous: channels_last cannot be saved.
         tensors[path] = node.detach().cpu().clone(memory_format=torch.contiguous_format)
         return {"tensor": path}
     if isinstance(node, dict):
@@ -305,10 +305,10 @@ def _point(directory: Path, name: str, target: str) -> None:
 
 
 def _prune(directory: Path, keep: str, newest: Path) -> set[str]:
-    """Delete checkpoints that `keep` excludes; return the names in `replay/` that they needed.
+    """Delete checkpoints that `keep` excludes; return the names of the files in `replay/` that they needed.
 
-    The newest two are always kept, because one may be damaged. So are the checkpoint that `best` points to and the
-    newest one that is not between two cuts. "all" keeps every checkpoint, and a number N keeps every Nth.
+    "all" keeps every checkpoint, and a number N every Nth. The newest two are always kept, because one may be
+    damaged. So are the one that the link `best` points to, and the newest one that is not between two cuts.
     """
     names: set[str] = set()
     if keep == "all":
@@ -316,7 +316,7 @@ def _prune(directory: Path, keep: str, newest: Path) -> set[str]:
     found = list_checkpoints(directory)
     at_cut = next((path for path in reversed(found) if not _is_between_cuts(path)), None)
     for path in found[:-2]:
-        # The one just written stays even if damaged checkpoints of later steps exist.
+        # `newest` was just written and stays, even if damaged checkpoints of later steps exist.
         if path in (newest, at_cut) or path.resolve() == (directory / BEST).resolve():
             continue
         if not keep.isdigit() or _number(path) % int(keep):
@@ -327,18 +327,18 @@ def _prune(directory: Path, keep: str, newest: Path) -> set[str]:
 
 
 def _remove(path: Path) -> None:
-    """Rename and delete a directory, so that a killed process leaves no incomplete checkpoint under its name."""
+    """Delete a checkpoint; rename it first, so that a process killed meanwhile leaves no incomplete `step-<N>`."""
     aside = path.rename(_aside(path.parent))
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def _aside(directory: Path) -> Path:
-    """Return a new temporary name, which readers ignore."""
+    """Return an unused path for a temporary directory, which readers of checkpoints ignore."""
     return directory / f"{ASIDE}{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
 def _number(path: Path) -> int:
-    """Return the number of a checkpoint; 0, which is always kept, if its manifest cannot be read."""
+    """Return the number of a checkpoint, or 0 if its manifest cannot be read; keep="N" keeps number 0."""
     try:
         return int(_manifest(path)["number"])
     except UNREADABLE:
@@ -349,11 +349,11 @@ def _is_between_cuts(path: Path) -> bool:
     try:
         return bool(_manifest(path).get(BETWEEN_CUTS, False))
     except UNREADABLE:
-        return True  # a run cannot continue from a damaged checkpoint
+        return True  # a damaged checkpoint must not count as the newest one at a cut
 
 
 def _files_of(path: Path) -> set[str] | None:
-    """Return the names in `replay/` that a checkpoint needs; None if its manifest cannot be read."""
+    """Return the names of the files in `replay/` that a checkpoint needs; None if its manifest cannot be read."""
     try:
         manifest = _manifest(path)
         return set(manifest.get(REPLAY, ())) if manifest.pop("sha256") == _manifest_sum(manifest) else None
@@ -366,9 +366,9 @@ def _manifest(path: Path) -> Any:
 
 
 def _delete_unnamed(directory: Path, may_go: Callable[[str], bool]) -> None:
-    """Delete files in `replay/` that no checkpoint needs and that `may_go` accepts.
+    """Delete the files in `replay/` that no checkpoint needs and whose names `may_go` accepts.
 
-    A checkpoint whose manifest cannot be read may need any file that was written before it, so those are kept.
+    A checkpoint whose manifest cannot be read may need any older file, so files older than it are kept.
     """
     if not (directory / REPLAY).is_dir():
         return

@@ -1,7 +1,7 @@
-"""Gradients of a batch of sequences computed by several threads, each from some of its columns.
+"""Gradients of a batch of sequences, computed by several threads: each takes some columns of the batch.
 
-Torch's own threads divide every matrix product and wait for each other after it, so with other busy processes one
-thread that has lost its core delays all others. The threads here wait for each other once per update.
+Torch's own threads share every matrix product and wait for each other after each one. If other processes are busy, a
+thread that loses its core therefore delays the other threads. The threads here wait for each other once per update.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from remuda.learning.gradients import Gradients
 
 
 class GradientThreads:
-    """A pool of `count` threads; call `close` at the end."""
+    """A pool of `count` threads that share the work of computing gradients; call `close` at the end."""
 
     def __init__(self, count: int, reduction: Literal["sum", "mean"]) -> None:
-        """`reduction` is "sum" or "mean" if the loss is a sum or a mean over real rows."""
+        """`reduction` tells whether the loss is a sum or a mean over the real rows of a batch."""
         self.count, self.reduction = count, reduction
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="remuda-gradients")
 
     def gradients(self, compute: Callable[[Batch], Gradients], batch: Batch) -> Gradients:
-        """Return compute(batch), combined from the results for parts of the batch."""
+        """Return `compute(batch)`, combined from the results of `compute` for parts of the batch."""
         columns = batch.steps.mask.shape[1]
         bounds = [part * columns // self.count for part in range(self.count + 1)]
         parts = [batch.columns(slice(first, last)) for first, last in pairwise(bounds) if first < last]

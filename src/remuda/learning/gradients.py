@@ -1,4 +1,4 @@
-"""`Gradients`: the result of the gradient step (G) and the input of the update (U)."""
+"""`Gradients`: the result of `Learner.gradients` and the input of `Learner.apply`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-Pieces: TypeAlias = tuple[Tensor, ...]  # consecutive parts of one vector, in the order of a group's parameters
+Pieces: TypeAlias = tuple[Tensor, ...]  # one vector in consecutive parts, in the order of a group's parameters
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradient of one batch for each parameter group.
+    """The gradient of one batch for each parameter group, as a tuple of pieces.
 
-    Autograd returns one piece for each parameter; concatenating them here would cost a copy of all gradients.
+    Autograd returns one piece for each parameter; concatenating the pieces would cost a copy of all gradients.
     """
 
     pieces: dict[str, Pieces]

@@ -1,11 +1,11 @@
-"""The learner: computes gradients of a batch (G) and updates the parameters (U), as separate steps.
+"""The learner: computes gradients of a batch and updates the parameters, as separate steps.
 
     batch = learner.prepare(rollout)
     for minibatch in ...:
         learner.step(minibatch)                     # = learner.apply(learner.gradients(minibatch))
     learner.finish(rollout)
 
-G only reads parameters; U is the only place where they change. A scheme can therefore compute gradients in one
+`gradients` only reads parameters, and only `apply` changes them. A scheme can therefore compute gradients in one
 process and apply them in another.
 """
 
@@ -28,11 +28,11 @@ from remuda.learning.gradients import Gradients
 from remuda.learning.optimizers import OptimizerOptions, make_optimizer, norm
 from remuda.learning.schedules import Schedule
 
-MAX_BAD_UPDATES = 10  # consecutive updates whose gradients are not finite
+MAX_BAD_UPDATES = 10  # training fails after this many consecutive updates with gradients that are not finite
 
 
 def as_one_vector(parameters: list[nn.Parameter]) -> Tensor:
-    """Concatenate parameters and make them views of the result: one call then clips, steps or copies all of them."""
+    """Concatenate parameters to a vector and make them views of it, so that one call steps or copies all of them."""
     if len({parameter.dtype for parameter in parameters}) > 1:
         raise ConfigError("the networks mix parameters of different dtypes: make them all float32.")
     vector = torch.cat([flatten_as(parameter.detach(), parameter) for parameter in parameters])
@@ -51,7 +51,7 @@ def has_channels_last(tensor: Tensor) -> bool:
 
 
 def flatten_as(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """Flatten a tensor in the order in which the parameter's numbers are stored."""
+    """Flatten a tensor shaped like `parameter`, in the order in which the parameter is stored in memory."""
     return (tensor.movedim(1, -1) if has_channels_last(parameter) else tensor).reshape(-1)
 
 
@@ -64,10 +64,10 @@ class Learner:
         optimizer: OptimizerOptions,
         learning_rate: Schedule,
         max_grad_norm: float | None,
-        num_threads: int = 1,  # threads, each of which computes the gradient of a part of a batch
-        own_rates: Mapping[str, Schedule] | None = None,  # learning rates of groups that have their own
+        num_threads: int = 1,  # number of threads that compute the gradients of a batch together
+        own_rates: Mapping[str, Schedule] | None = None,  # learning rates by group, instead of `learning_rate`
         device: str = "cpu",  # device of the networks; batches are copied to it
-        fast_path: FastPath | None = None,  # only used on the CPU
+        fast_path: FastPath | None = None,  # used only if the device is the CPU
     ) -> None:
         self.own_rates = own_rates or {}
         self._device = None if device == "cpu" else torch.device(device)
@@ -79,7 +79,7 @@ class Learner:
         self.vectors = {name: as_one_vector(group) for name, group in self.parameters.items()}
         self.optimizers = {name: make_optimizer(vector, optimizer) for name, vector in self.vectors.items()}
         self.clock = Clock()
-        self.skipped = 0  # updates skipped because a gradient was not finite
+        self.skipped = 0  # number of updates skipped because a gradient was not finite
         self.statistics_version = 0  # number of times that `finish` has changed the agent
         self._bad_in_a_row = 0
         self._fast_path = fast_path
@@ -99,7 +99,7 @@ class Learner:
         return self.algorithm.prepare(rollout)
 
     def agent_on_cpu(self) -> Any:
-        """Return the agent for acting; if it is on another device, a copy of its present state."""
+        """Return the agent if it is on the CPU, otherwise a copy of it that is moved to the CPU."""
         agent = self.algorithm.agent
         return agent if self._device is None else deepcopy(agent).cpu()
 
@@ -107,7 +107,7 @@ class Learner:
         return map_tree(lambda x: x.to(self._device), tree)
 
     def gradients(self, batch: Batch) -> Gradients:
-        """G: compute the gradients of all groups from the same parameters."""
+        """Compute the gradients of all parameter groups for a batch, at the current parameters."""
         if self._device is not None:
             names = ("steps", "targets", "state", "next_obs", "weight")
             moved = replace(batch, **{name: self._to_device(getattr(batch, name)) for name in names})
@@ -122,7 +122,7 @@ class Learner:
         return self._by_autograd(batch)
 
     def _by_autograd(self, batch: Batch) -> Gradients:
-        """Run one backward pass for each group."""
+        """Compute gradients by autograd, with one backward pass for each parameter group."""
         losses = self.algorithm.losses(batch, self.clock)
         pieces = {}
         for index, (name, loss) in enumerate(losses.groups.items()):
@@ -133,7 +133,7 @@ class Learner:
         return Gradients(pieces, self.version, losses.metrics, losses.priority, losses.stop)
 
     def apply(self, gradients: Gradients) -> dict[str, Tensor | float]:
-        """U: clip the gradients, step the optimizers, and count the update; skip it if a gradient is not finite."""
+        """Clip the gradients, step the optimizers and return metrics; skip the update if a gradient is not finite."""
         norms = {name: norm(pieces) for name, pieces in gradients.pieces.items()}
         if not all(math.isfinite(size) for size in norms.values()):
             self._skip(gradients)
@@ -151,20 +151,20 @@ class Learner:
         return {"grad_norm": max(norms.values()), "learning_rate": rate}
 
     def step(self, batch: Batch) -> Gradients:
-        """Run G, then U unless the algorithm asked to stop; return the gradients with the metrics of both."""
+        """Compute gradients and apply them, unless the algorithm asks to stop; return gradients with all metrics."""
         gradients = self.gradients(batch)
         if not gradients.stop:
             skipped = self.skipped
             gradients.metrics.update(self.apply(gradients))
-            if self.skipped > skipped:  # priorities of such a batch may not be finite either
+            if self.skipped > skipped:  # the priorities of a skipped batch may not be finite either
                 return replace(gradients, priority=None)
         return gradients
 
     def finish(self, rollout: Rollout) -> None:
-        """Update observation statistics, after the last gradient of a rollout."""
+        """Update the observation statistics. This is called after the last gradient of a rollout."""
         if self._device is not None:
             rollout = replace(rollout, steps=rollout.steps.replace(obs=self._to_device(rollout.steps.obs)))
-        # An algorithm that returns None may have changed the agent.
+        # Only False means that the agent is unchanged; None counts as a change.
         self.statistics_version += self.algorithm.after_rollout(rollout) is not False
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Optimizers of one vector of parameters: the results of torch.optim at a lower cost per call.
+"""Optimizers of one vector of parameters, with the results of torch.optim at a lower cost per call.
 
     optimizer = make_optimizer(vector, OptimizerOptions("adam"))
     optimizer.step((gradient,), rate=3e-4)           # one piece or several; changes the vector in place
@@ -21,7 +21,7 @@ from remuda.learning.gradients import Pieces
 
 @dataclass(frozen=True)
 class OptimizerOptions:
-    """The name of an optimizer, and its constants."""
+    """The name of an optimizer, and its hyperparameters other than the learning rate."""
 
     name: str = "adam"
     epsilon: float = 1e-5
@@ -35,7 +35,7 @@ OptimizerState = dict[str, Tensor | None]
 
 
 class Optimizer(Protocol):
-    """Updates one vector in place."""
+    """An optimizer of one parameter vector, which it updates in place."""
 
     def step(self, gradient: Pieces, rate: float) -> None: ...
     def state_dict(self) -> OptimizerState: ...
@@ -43,7 +43,7 @@ class Optimizer(Protocol):
 
 
 class Adam:
-    """Adam (arXiv 1412.6980), or AdamW (arXiv 1711.05101), whose weight decay does not pass through the moments."""
+    """Adam (arXiv 1412.6980), or AdamW with decoupled weight decay (arXiv 1711.05101)."""
 
     def __init__(self, vector: Tensor, options: OptimizerOptions) -> None:
         self.vector, self.options = vector, options
@@ -79,7 +79,7 @@ class Adam:
 
 
 class RMSprop:
-    """RMSprop as in torch.optim: epsilon outside of the root, with optional momentum of the step."""
+    """RMSprop as in torch.optim: epsilon is added outside of the square root, and momentum is optional."""
 
     def __init__(self, vector: Tensor, options: OptimizerOptions) -> None:
         self.vector, self.options = vector, options
@@ -120,7 +120,7 @@ def copy_saved(tensor: Tensor, saved: Tensor | None) -> None:
 
 
 def split_as(vector: Tensor, pieces: Pieces) -> Pieces:
-    """Split a vector into views with the sizes of these pieces."""
+    """Split `vector` into views that have the sizes of `pieces`."""
     return (vector,) if len(pieces) == 1 else torch.split(vector, [len(piece) for piece in pieces])
 
 
@@ -128,11 +128,11 @@ def make_optimizer(vector: Tensor, options: OptimizerOptions) -> Optimizer:
     return RMSprop(vector, options) if options.name == "rmsprop" else Adam(vector, options)
 
 
-LARGE, ROWS = 1 << 18, 8  # a piece of at least LARGE numbers is divided into ROWS rows, for several threads
+LARGE, ROWS = 1 << 18, 8  # `norm` views a piece of at least LARGE numbers as ROWS rows, for several threads
 
 
 def norm(pieces: Pieces) -> float:
-    """Return the norm of all pieces together."""
+    """Return the L2 norm of the vector that the pieces form together."""
     norms: list[Tensor] = []
     small = [piece for piece in pieces if not is_large(piece)]
     if small:

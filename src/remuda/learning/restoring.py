@@ -1,4 +1,4 @@
-"""Errors for saved states that cannot be restored, as context managers around the code that restores them."""
+"""Context managers for code that restores a saved state; they raise a CheckpointError if that is impossible."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from remuda.errors import CheckpointError
 
 @contextmanager
 def must_fit(path: Path) -> Iterator[None]:
-    """Raise CheckpointError if weights of another env or network are loaded."""
+    """Raise CheckpointError if the state loaded inside, from `path`, belongs to another env or network."""
     try:
         yield
     except (RuntimeError, ValueError, KeyError) as error:
@@ -22,7 +22,7 @@ def must_fit(path: Path) -> Iterator[None]:
 
 @contextmanager
 def of_this_version() -> Iterator[None]:
-    """Raise CheckpointError if a saved state has missing or additional entries: another version wrote it."""
+    """Raise CheckpointError if a saved state lacks entries or has others, because another version wrote it."""
     try:
         yield
     except (KeyError, TypeError) as error:

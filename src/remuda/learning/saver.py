@@ -2,7 +2,7 @@
 
 saver = Saver(directory, keep="last", done=on_written)
 saver.save(snapshot(...), number=3)        # waits if the previous checkpoint is still being written
-saver.poll()                               # calls `done` for a checkpoint that has been written since
+saver.poll()                               # calls `done` if the checkpoint has been written by now
 saver.wait()
 """
 
@@ -16,7 +16,10 @@ from remuda.learning.checkpoint import Snapshot, sweep, write
 
 
 class Saver:
-    """The only writer of a directory; calls `done` in the caller's thread with each checkpoint's path or error."""
+    """Writes checkpoints to a directory that has no other writer.
+
+    In the caller's thread, `done` is called with each snapshot and the path of its checkpoint, or an OSError.
+    """
 
     def __init__(self, directory: Path, keep: str, done: Callable[[Snapshot, Path | OSError], None]) -> None:
         self._directory, self._keep, self._done = directory, keep, done
@@ -26,7 +29,7 @@ class Saver:
 
     def save(self, snapshot: Snapshot, number: int) -> None:
         self.wait()
-        # A daemon thread, so that a second stop signal does not wait for the disk.
+        # The thread is a daemon, so that a second stop signal ends the process without waiting for the disk.
         self._thread = threading.Thread(target=self._write, args=(snapshot, number), name="checkpoint", daemon=True)
         self._thread.start()
 
@@ -41,7 +44,7 @@ class Saver:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until nothing is being written; raise an error of the thread unless it is an OSError."""
+        """Wait until nothing is being written. Raise the error of the thread, but pass an OSError to `done`."""
         if self._thread is None:
             return
         self._thread.join()

@@ -21,7 +21,7 @@ _CALL = re.compile(r"^(linear|piecewise)\((.*)\)$")
 
 
 def parse_schedule(text: str | float, name: str = "schedule") -> Schedule:
-    """Parse a schedule; `name` is the option that an error names."""
+    """Parse a schedule; `name` is the name of the option, for error messages."""
     try:
         points = _points(str(text).strip())
     except ValueError:
@@ -29,7 +29,7 @@ def parse_schedule(text: str | float, name: str = "schedule") -> Schedule:
             f"{name}={text!r} is not a schedule: give a number, linear(START, END) or "
             "piecewise(0:VALUE, ..., 1:VALUE), with values of at least 0 and rising positions from 0 to 1."
         ) from None
-    # All updates of a round have the same progress, so the last value is kept.
+    # Cache the last value, because all updates of a round have the same progress.
     return lru_cache(maxsize=1)(lambda progress: _interpolate(points, progress))
 
 

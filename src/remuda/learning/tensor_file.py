@@ -29,15 +29,15 @@ Piece = bytes | memoryview  # consecutive bytes of a file
 def safetensors(tensors: Mapping[str, Tensor]) -> list[Piece]:
     """Return the contents of a safetensors file, in pieces that are views of the tensors.
 
-    The safetensors library copies everything twice and holds the interpreter's lock meanwhile; hashing and writing
-    large pieces release the lock, so that training goes on.
+    The safetensors library copies everything twice and holds the GIL while it does. Hashing and writing large pieces
+    releases the GIL, so training continues while a thread writes the file.
     """
     header: dict[str, object] = {}
     pieces: list[Piece] = []
     end = 0
     for name in sorted(
         tensors, key=lambda name: (-tensors[name].element_size(), name)
-    ):  # large elements first, so that all are aligned
+    ):  # large dtypes first, so that all tensors are aligned
         tensor = tensors[name].contiguous()
         pieces.append(tensor.reshape(-1).view(torch.uint8).numpy().data)
         start, end = end, end + len(pieces[-1])

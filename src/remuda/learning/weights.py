@@ -1,4 +1,4 @@
-"""Weights: versioned cells that carry parameters from the learner to samplers and evaluators."""
+"""Weights: the newest parameters with their version, passed from the learner to samplers and evaluators."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from remuda.data import Fence, SharedArrays
 
 logger = logging.getLogger("remuda.learning")
 
-VERSION = "version"  # key in the metadata of a file
+VERSION = "version"  # key of the version in the metadata of a weights file
 
 
 class LocalWeights:
-    """Weights of an agent that acts in the learner's process: parameters are shared, only the version changes."""
+    """Weights of an agent that acts in the learner's process. Its parameters are the learner's, not copies."""
 
     def __init__(self, version: int = 0) -> None:
         self.version = version
@@ -53,8 +53,8 @@ class SharedWeights:
         version = theirs.pull(have=-1)                               # copies newer parameters into its own agent
 
     Publications alternate between two copies. Each copy has a serial number, which is odd while the copy is written.
-    `pull` reads it before and after copying and starts again if it has changed, so it never keeps a torn copy and
-    needs no lock. A version may be published again with new observation statistics: the serial number decides.
+    `pull` starts again if the serial number changed while it copied, so it never keeps a torn copy and needs no lock.
+    It does not compare versions, because one version may be published again with new observation statistics.
     """
 
     def __init__(self, module: nn.Module, version: int = 0, fd: int | None = None) -> None:
@@ -84,7 +84,7 @@ class SharedWeights:
         return self.memory.fd
 
     def invitation(self) -> tuple[dict[str, Any], list[int]]:
-        """Return the message and the descriptors with which another process joins (`join_weights`)."""
+        """Return a message and file descriptors that another process passes to `join_weights`."""
         return {"weights": None}, [self.fd]
 
     def publish(self, version: int) -> None:
@@ -103,7 +103,7 @@ class SharedWeights:
 
     @classmethod
     def join(cls, module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> Self:
-        """Accept an invitation; its descriptor is the last of `fds`, and is removed and closed."""
+        """Attach to weights by the message of their `invitation`; its descriptor is removed from `fds` and closed."""
         fd = fds.pop()
         joined = cls(module, fd=fd)
         os.close(fd)
@@ -122,7 +122,7 @@ class SharedWeights:
                 for ours, theirs in zip(self._tensors(), self._copies[copy], strict=True):
                     ours.copy_(theirs)
             self._fence()
-            # If the serial number has changed, two publications took place meanwhile: copy the newer one.
+            # If the serial number has changed, this copy was overwritten while it was read: try again.
             if before == 2 * turn and int(self._serial[copy]) == before:
                 self._pulled = turn
                 return version
@@ -140,26 +140,26 @@ class FileWeights:
         theirs = FileWeights(copy_of_agent, run / "weights.safetensors")     # a sampler
         version = theirs.pull(have=-1)                                       # reads the file only if it has changed
 
-    The file is written under another name and renamed, so readers always open a complete file and need no lock. This
-    is how Spreeze does it: slower than shared memory, but the newest agent is on disk, also after the run.
+    The file is written under another name and renamed, so readers always open a complete file and need no lock. The
+    Spreeze framework works this way. It is slower than shared memory, but the newest weights remain on disk.
     """
 
     def __init__(self, module: nn.Module, path: Path, version: int | None = None) -> None:
-        """Publish at once if a version is given."""
+        """If `version` is given, publish the parameters of `module` at once."""
         self._module = module
         self.path, self._seen, self._is_written = path, (0, 0), True
         if version is not None:
             self.publish(version)
 
     def invitation(self) -> tuple[dict[str, Any], list[int]]:
-        """Return the message with which another process joins; it needs no descriptors."""
-        return {"weights": str(self.path.resolve())}, []  # the other process may be in another directory
+        """Return a message that another process passes to `join_weights`, and no file descriptors."""
+        return {"weights": str(self.path.resolve())}, []  # the other process may have another working directory
 
     def publish(self, version: int) -> None:
         """Write the file; if the disk is full, the old file stays and samplers continue with it."""
         aside = self.path.with_name(f".writing-{self.path.name}")
         try:
-            # Make copies: safetensors accepts neither layers that are shared under two names nor channels last.
+            # Copy the tensors: safetensors accepts neither tensors that share memory nor channels_last.
             held = self._module.state_dict()
             copies = {n: x.cpu().clone(memory_format=torch.contiguous_format) for n, x in held.items()}
             aside.write_bytes(save(copies, metadata={VERSION: str(version)}))
@@ -175,7 +175,7 @@ class FileWeights:
 
     @classmethod
     def join(cls, module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> Self:
-        """Accept an invitation, which has no descriptors."""
+        """Open the file that the message of an `invitation` names; `fds` is not used."""
         return cls(module, Path(message["weights"]))
 
     def pull(self, have: int) -> int:
@@ -197,7 +197,7 @@ class FileWeights:
 
 
 def join_weights(module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> SharedWeights | FileWeights:
-    """Accept an invitation in a process that acts; its descriptor, if any, is the last of `fds`, and is removed."""
+    """Attach to weights by the message of their `invitation`; its descriptor, if any, is the last of `fds`."""
     if message.get("weights"):
         return FileWeights.join(module, message, fds)
     return SharedWeights.join(module, message, fds)

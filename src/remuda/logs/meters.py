@@ -1,4 +1,4 @@
-"""Statistics of the last finished episodes, and of a metric over several rounds.
+"""Statistics of the last finished episodes, and the reduction of metrics over several rounds.
 
 >>> window = Window(size=2)
 >>> for ep_rew in (1.0, 2.0, 4.0):                       # the values of each finished episode
@@ -42,7 +42,7 @@ class Window:
         self._episodes.extend(dict(values) for values in episodes)
 
     def summary(self) -> dict[str, float]:
-        """Return statistics of each field over the episodes that have a number for it; omit fields that have none."""
+        """Return statistics of each field over the episodes that report it; omit fields that no episode reports."""
         fields: dict[str, list[float]] = {}
         for episode in self._episodes:
             for name, value in episode.items():
@@ -59,10 +59,10 @@ class Window:
 
 
 def summarize(name: str, values: Sequence[float]) -> float:
-    """Reduce a metric's values of several rounds to one.
+    """Reduce the values that a metric had in several rounds to one value.
 
     Metrics in replay/ are counts and ratios of the whole run, so the last value is returned. Metrics that end in
-    _max are reduced to their maximum, all others to their mean.
+    _max are reduced to their maximum, and all other metrics to their mean.
     """
     if name.startswith("replay/"):
         return values[-1]

@@ -1,4 +1,4 @@
-"""Passes the package's warnings, for example about replaced workers, to the log of a run."""
+"""Pass the package's warnings, for example about replaced workers, to the log of a run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from remuda.processes.notices import notice_of
 
 @contextmanager
 def warnings_go_to(log: Callable[[str, str], None]) -> Iterator[None]:
-    """Call `log` with the text and traceback (or "") of every warning while the context lasts.
+    """Call `log` with the text and traceback (or "") of every warning that is logged inside the context.
 
-    If the same line of the user's code raises again, its traceback is not passed a second time.
+    If the same line of the user's code raises again, `log` receives the text without the traceback.
     """
     handler, logger = _NoticeHandler(log), logging.getLogger("remuda")
     logger.addHandler(handler)

@@ -1,4 +1,4 @@
-"""Measures how much time a run spends on each activity.
+"""Measurement of the time that a run spends on each activity.
 
 watch = Stopwatch()
 seconds = watch.lap({"env": 0.2, "update": 0.1})        # one round; the remaining time is `other`
@@ -25,15 +25,15 @@ class Stopwatch:
         self.restart()
 
     def start(self, elapsed: float = 0.0) -> None:
-        """Start the run now; `elapsed` is the number of seconds that a resumed run has taken before."""
+        """Start measuring the run; `elapsed` is the number of seconds that a resumed run took before."""
         self._started = time.perf_counter() - elapsed
 
     def elapsed(self) -> float:
-        """Return the seconds since the run started, over all processes that have worked on it."""
+        """Return the duration of the run in seconds, including the earlier processes of a resumed run."""
         return time.perf_counter() - self._started
 
     def restart(self) -> None:
-        """Let the current round start now."""
+        """Set the start of the current round to now."""
         self._mark = time.perf_counter()
 
     def lap(self, seconds: Mapping[str, float]) -> float:
@@ -47,12 +47,12 @@ class Stopwatch:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Count the time spent inside as `name`, and exclude it from the current round."""
+        """Add the time spent inside the context to the total of `name`; the next round starts when it ends."""
         start = time.perf_counter()
         yield
         self.total[name] += time.perf_counter() - start
         self.restart()
 
     def trained(self) -> float:
-        """Return the seconds of the run without evaluations and checkpoints."""
+        """Return the measured seconds of the run, except those of evaluations and checkpoints."""
         return sum(value for name, value in self.total.items() if name not in ("evaluation", "checkpoint"))

@@ -7,8 +7,8 @@
             terminal.update({"rollout/ep_rew_mean": 21.5, "time/fps": 9000.0}, steps)
         terminal.note(where_time_went({"env": 4.1, "inference": 2.2, "update": 3.3, "wait": 0.4}))
 
-If the terminal disappears (a closed window, `| head`), the view ends and training continues. There is no thread:
-`update` draws, at most four times a second, and `tick` draws while the next update takes long.
+If the terminal disappears (a closed window, `| head`), the view ends and training continues. The view uses no
+thread: `update` draws at most four times a second, and `tick` draws if the last update was long ago.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 0.25
 LINE_SECONDS = 5.0
-LINES_PER_RUN = 10  # a run that takes only seconds still prints this many lines
-TICK_SECONDS = 0.5  # time between two draws while there is no update
+LINES_PER_RUN = 10  # minimum in a file or pipe, also for a run of a few seconds
+TICK_SECONDS = 0.5  # time between two draws on a terminal while there is no update
 LONG_SECONDS = 1.0  # an activity that takes longer is shown with its duration
-SILENT_SECONDS = 60.0  # time between lines in a file or pipe without an update; the first comes after LINE_SECONDS
+SILENT_SECONDS = 60.0  # time between lines in a file or pipe without an update, after a first line at LINE_SECONDS
 RATE_SECONDS = 30.0  # the remaining time is computed from the rate over this period
 SAMPLE_SECONDS = 0.5
 TRAINING = "sampling and learning"  # the activity after an update, unless `begin` names another
@@ -111,7 +111,7 @@ class Terminal:
         now = time.monotonic()
         self._activity, self._since = activity, now
         self._tick_at = now + (TICK_SECONDS if self._live is not None else LINE_SECONDS)
-        if len(self._rates) == 1:  # the rate does not include the time for starting
+        if len(self._rates) == 1:  # there was no update yet: exclude the time for starting up
             self._rates[0] = (now, self._steps)
 
     def tick(self) -> None:
@@ -151,7 +151,7 @@ class Terminal:
         self.close()
 
     def parts(self) -> list[str]:
-        """Return the texts of the view, most important first."""
+        """Return the texts to show beside the progress, such as "9,000 steps/s", the most important first."""
         parts = []
         if self._has("rollout/ep_rew_mean"):
             parts.append("return " + self._spread("rollout/ep_rew_mean", "rollout/ep_rew_std"))
@@ -186,7 +186,7 @@ class Terminal:
         return f"{text} ± {number(self._metrics[deviation])}" if self._has(deviation) else text
 
     def _seconds_left(self) -> float | None:
-        """Return the remaining steps divided by the recent rate; None while no rate is known."""
+        """Return the estimated seconds until the last step, from the recent rate; None while no rate is known."""
         since, steps_then = self._rates[0]
         now, steps = self._updated
         if steps <= steps_then or now <= since:
@@ -206,7 +206,7 @@ class Terminal:
         from rich.console import Console
         from rich.live import Live
 
-        # No auto_refresh: rich's thread would take CPU time from envs and torch, and outlive a crash.
+        # auto_refresh is off, because rich's thread would take CPU time from envs and torch, and outlive a crash.
         console = Console(file=cast("TextIO", self._output), force_terminal=True)
         live = Live(
             _View(self),
@@ -215,14 +215,14 @@ class Terminal:
             redirect_stdout=self._output.wraps(
                 sys.stdout
             ),  # so that a `print` in the user's code appears above the bar
-            redirect_stderr=sys.stderr is not None and sys.stderr.isatty(),  # with 2> FILE, errors go to the file
+            redirect_stderr=sys.stderr is not None and sys.stderr.isatty(),  # with 2> FILE, only the file gets errors
         )
         live.start(refresh=True)
         return live
 
 
 class _View:
-    """The bar, followed by lines with as many texts as fit the width."""
+    """What rich draws for a Terminal: the progress bar, then its texts, as many on a line as fit the width."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
@@ -260,7 +260,7 @@ class _View:
 
 
 class _Output(io.TextIOBase):
-    """The file that the view is written to; if it disappears, everything written later is dropped."""
+    """Wraps the file that the view is written to. After a write fails, later output is dropped without error."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -305,7 +305,7 @@ class _Output(io.TextIOBase):
         return text
 
     def _on_gone(self) -> None:
-        """Redirect the file to /dev/null, so that its buffer and every later `print` can be flushed without error."""
+        """Redirect the file to /dev/null, so that its buffered text and later prints can be flushed without error."""
         self._gone = True
         try:
             descriptor = self._file.fileno()
@@ -319,7 +319,7 @@ class _Output(io.TextIOBase):
 
 
 def number(value: float) -> str:
-    """Format with four significant digits, and without an exponent below 1e9.
+    """Format a number with four significant digits, or as a whole number if it is between 1,000 and 1e9.
 
     >>> [number(value) for value in (0.01234, -21.5, 312.42, 1234567.8, 3e9)]
     ['0.01234', '-21.5', '312.4', '1,234,568', '3e+09']

@@ -7,7 +7,7 @@
     for writer in writers:
         writer.close()
 
-A resumed run continues from its last checkpoint: `resume(step)` first drops what was written after it.
+A resumed run continues from its last checkpoint, at `step`: `resume(step)` drops what was written for later steps.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Row = dict[str, float | None]
 
 
 class Writer(Protocol):
-    """A destination of metrics; `write` raises OSError if the disk is full, and may be called again."""
+    """A destination of metrics. `write` may raise OSError, as on a full disk, and may be called again after that."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
     def close(self) -> None: ...
@@ -45,7 +45,7 @@ class Writer(Protocol):
 
 
 def read_metrics(directory: Path) -> list[Row]:
-    """Return the rows of metrics.jsonl, oldest first, without a last line that a killed process left incomplete."""
+    """Return the rows of metrics.jsonl, oldest first, except a last line that a killed process left incomplete."""
     path = directory / "metrics.jsonl"
     try:
         lines = path.read_bytes().split(b"\n")
@@ -83,13 +83,13 @@ class MetricsFile:
         append_atomic(jsonl, (to_json(row) + "\n").encode())
         if row.keys() <= set(self._columns):
             append_atomic(table, _csv_text([row], self._columns).encode())
-        else:  # new columns appear a few times at the start of a run, while the file is short and quick to read
+        else:  # new columns: rewrite the table. This happens a few times, while the file is short
             self._write_csv(read_metrics(self._jsonl.parent))
             self._files[1] = io.FileIO(self._csv, "a")
-            table.close()  # last, because it stays in use if the new table could not be written
+            table.close()  # closed last: the old table stays in use if the new one cannot be written
 
     def resume(self, step: int) -> None:
-        """Drop the rows after `step`, which the earlier process wrote after its last checkpoint."""
+        """Drop the rows for steps after `step`, which the earlier process wrote after its last checkpoint."""
         rows = [row for row in read_metrics(self._jsonl.parent) if (row[STEP] or 0) <= step]
         self.close()
         self._open(rows)
@@ -144,7 +144,7 @@ class TensorBoard:
         self._add(step=int(step), summary={"value": values})
 
     def resume(self, step: int) -> None:
-        """Start a new event file, with an event that makes readers drop older values of steps after `step`."""
+        """Start a new event file, with an event that makes readers drop older values for steps after `step`."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
         self.close()
@@ -174,7 +174,7 @@ class TensorBoard:
 
 
 class _EventFile:
-    """A new event file; `RecordWriter` calls its `write`, which appends a record whole or not at all."""
+    """A new event file. tensorboard's RecordWriter calls `write`, which appends a whole record or nothing."""
 
     def __init__(self, path: Path) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
@@ -205,7 +205,7 @@ class WandB:
             raise ConfigError(
                 f"log.wandb={project} needs the package wandb, which is not installed: pip install 'remuda[wandb]'."
             ) from None
-        identity = run / "wandb-id.txt"  # stored, so that a resumed run continues the same curves
+        identity = run / "wandb-id.txt"  # the id is stored, so that a resumed run continues the same curves
         if not identity.exists():
             write_atomic(identity, secrets.token_hex(8))
         self._run = wandb.init(
@@ -216,7 +216,7 @@ class WandB:
             config=plain(config),
             resume="allow",
         )
-        # wandb's own step counter must not decrease, but the steps of a resumed run do.
+        # wandb's own step counter must not decrease, but a resumed run goes back to earlier steps.
         self._run.define_metric("*", step_metric=STEP)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:

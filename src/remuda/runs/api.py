@@ -63,7 +63,7 @@ class Run:
         """
         given = Path(path)
         is_file = given.name == WEIGHTS and given.is_file()
-        self.path = RunDirectory.open(given.parent if is_file else given).path  # raises CheckpointError if not a run
+        self.path = RunDirectory.open(given.parent if is_file else given).path  # CheckpointError if it is no run
         self._weights = self.path / WEIGHTS if is_file else None
         self._env, self._net, self.checkpoint = env, net, checkpoint
 
@@ -81,9 +81,9 @@ class Run:
         return found
 
     def setup(self, call: str = "remuda.Run({})") -> Setup:
-        """Return the run's configuration, env spec and spaces.
+        """Return the configuration of the run, its env spec, and properties of the env such as its spaces.
 
-        `call` is the call that an error message recommends, with the env and net as additional arguments.
+        `call` is the Python call that an error message recommends if the env or net must be passed again.
         """
         return resume_config(self.path, {}, {}, self._env, self._net, call)
 
@@ -92,7 +92,7 @@ class Run:
         return self._agent("remuda.Run({})")[0]
 
     def _agent(self, call: str) -> tuple[Any, Space]:
-        """Return the agent and the env's observation space; build the env only if spaces.json is missing."""
+        """Return the agent and the observation space; build the env only if it is given or spaces.json is missing."""
         stored = stored_config(self.path, self._net, call) if self._env is None else None
         if stored is not None:
             config, info = stored
@@ -153,7 +153,7 @@ def load(
         action, state = policy.act(obs)
 
     path: the run directory, or the file weights.safetensors in it.
-    env: needed only for runs of versions that did not yet save the env's spaces in the run directory.
+    env: needed only if the env has no import path and the run is of an early version, which saved no spaces.json.
     net: needed if the run's net has no import path, such as a class defined in a script or notebook.
     checkpoint: a step, or "best" (needs checkpoint.keep=best); by default the newest checkpoint.
     """
@@ -178,13 +178,13 @@ def train(
 
         run = remuda.train("ppo", "CartPole-v1", steps=200_000, algo={"learning_rate": 1e-3}, sampler={"envs": 16})
 
-    algorithm: its name, such as "ppo" or "sac".
+    algorithm: the name of the algorithm, such as "ppo" or "sac".
     env: an id that Gymnasium knows, an import path "package.module:make_env", or a callable that returns an env.
-    steps: the number of env steps, over all envs; by default that of the preset.
+    steps: the number of env steps, summed over all envs; by default that of the preset.
     seed: seeds envs, initial weights and every random draw of the run.
     scheme: "serial", "parallel" or "async", or a dict with "name" and the scheme's options.
     out: the run directory; by default runs/ALGORITHM-ENV-SEED-TIME.
-    net: a callable that returns the network for a given shape, instead of one of the built-in ones (agent.net).
+    net: a callable that returns the network for an observation shape, instead of a built-in network (agent.net).
     callbacks: called with the `Round` after every round. A callback may add numbers to `round.metrics`, and stops the
         run by returning True.
     quiet: whether to print nothing.
@@ -216,13 +216,13 @@ def resume(
     quiet: bool = False,
     **groups: Mapping[str, Any],
 ) -> Run:
-    """Continue a run from its newest whole checkpoint, and return it.
+    """Continue a run from its newest intact checkpoint, and return the run.
 
         remuda.resume("runs/latest", steps=400_000)
 
     path: the run directory.
-    steps: a new total number of steps; by default the run's own.
-    env, net: needed if the run's own have no import path, such as classes defined in a script or notebook.
+    steps: a new total number of steps; by default the number that the run was started with.
+    env, net: the env and net of the run; needed if they have no import path, such as classes defined in a script.
     callbacks, quiet: as in `train`.
     groups: new values of options; only those in eval={...}, checkpoint={...} and log={...} may be changed.
     """

@@ -27,19 +27,19 @@ from remuda.runs.directory import RunDirectory
 from remuda.runs.intervals import Interval
 
 CUT_SHORT = "its last round was stopped before all of its updates were made"
-LOG_STATE = "journal"  # name of the blob with the state of the run's log; existing checkpoints use it
-# After a round that took longer than this, the sampler's state is kept in memory: the next round may be as slow, and
-# a stop signal would then interrupt it before its end.
+LOG_STATE = "journal"  # name of the blob with the state of the run's log, unchanged for the sake of old checkpoints
+# After a round that took longer than this, the sampler's state is kept in memory, because a stop signal may interrupt
+# the next round, which is probably as slow.
 SLOW_ROUND_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class SamplerState:
-    """The sampler's part of a checkpoint, and the reason why a run resumed from it is not bit-equal, if any."""
+    """The sampler's part of a checkpoint, and the reason, if any, why a run resumed from it is not bit-equal."""
 
     blob: bytes | None
     inexact: str | None = None
-    is_between_cuts: bool = False  # if True, a resumed run that cuts episodes goes back to its last cut
+    is_between_cuts: bool = False  # if True, a run that must resume exactly goes back to its last cut
 
 
 FAILED = SamplerState(None, "a round failed, so new episodes start")
@@ -51,7 +51,7 @@ def state_of(round: Round) -> SamplerState:
     if round.get_state is None:
         return SamplerState(None, "asynchronous samplers start new episodes")
     if round.was_cut and round.is_whole:
-        return SamplerState(None)  # an uninterrupted run starts new episodes here, too
+        return SamplerState(None)  # at a cut, an uninterrupted run starts new episodes as well
     cuts = round.was_cut or round.cut_follows
     try:
         blob = None if round.was_cut else round.get_state()
@@ -78,20 +78,20 @@ class RunCheckpoints:
         log: Callable[[str], None],
         get_log_state: Callable[[bool], Mapping[str, object]],
     ) -> None:
-        """`get_log_state` returns the log's state, given whether the metrics line is still to be written."""
+        """`get_log_state(line_pending)` returns the state of the log; for `line_pending`, see `save`."""
         self.interval = Interval(options.every)
         self.replay: Replay | None = None
-        self.saved_steps = 0  # steps that need not be sampled again when the run is resumed
+        self.saved_steps = 0  # number of env steps at the newest checkpoint on disk
         self.best: dict[str, float] | None = None  # step and mean_reward of the best evaluation so far
         self._directory, self._options, self._stopwatch = directory, options, stopwatch
         self._log, self._get_log_state = log, get_log_state
         self._count = 0
-        self._saved: tuple[int, int] | None = None  # rounds and updates of the last checkpoint
-        self._held: tuple[int, SamplerState] | None = None  # a number of rounds, and the sampler's state after them
+        self._saved: tuple[int, int] | None = None  # numbers of rounds and updates at the last checkpoint
+        self._held: tuple[int, SamplerState] | None = None  # rounds done, and the sampler's state at that time
         self._saver = Saver(directory.checkpoints, options.keep, self._on_written)
 
     def resume(self, found: checkpoint.Checkpoint, version: int) -> Progress:
-        """Restore the counts in this checkpoint; return the progress of the run."""
+        """Restore the counts from checkpoint `found`, written after `version` updates; return the run's progress."""
         saved = dict(found.progress)
         self._count, self.best = saved.pop("checkpoints", 0), saved.pop("best", None)
         saved.pop("inexact", None)
@@ -100,7 +100,7 @@ class RunCheckpoints:
         return progress
 
     def restore_replay(self, found: checkpoint.Checkpoint | None, replay: Replay) -> None:
-        """Include `replay` in checkpoints from now on, and load what it held when checkpoint `found` was written."""
+        """Include `replay` in checkpoints from now on, and load its content from checkpoint `found`, if any."""
         self.replay = replay
         if found is not None and "replay" in found.blobs:
             with of_this_version():
@@ -110,7 +110,7 @@ class RunCheckpoints:
     # --- when to save ---
 
     def save_if_due(self, round: Round, is_last: bool) -> None:
-        """Write a checkpoint if `checkpoint.every` or a cut requires one; the last round is saved separately."""
+        """Write a checkpoint if `checkpoint.every` or a cut requires one; `RunLog` saves the last round itself."""
         steps = round.progress.steps
         if (round.was_cut or (self.interval.is_due(steps) and not round.cut_follows)) and not is_last:
             self.interval.restart(steps)
@@ -124,13 +124,13 @@ class RunCheckpoints:
         if self._options.keep != "best" or is_worse:
             return
         self.best = {"step": progress.steps, "mean_reward": mean_reward}
-        # If this step has a checkpoint already, it is written again, because its counts do not name it as the best.
+        # An existing checkpoint of this step is written again, because it does not record this evaluation as best.
         with self._stopwatch.timed("checkpoint"):
             self._write(learner, progress, get_sampler_state())
             self._mark_best(progress.steps, mean_reward)
 
     def save(self, round: Round, line_pending: bool = False) -> None:
-        """Write a checkpoint of this round's end unless there is one.
+        """Write a checkpoint of the state after this round, unless the last one holds the same state.
 
         `line_pending` is whether the metrics line of this round is still to be written.
         """
@@ -145,7 +145,7 @@ class RunCheckpoints:
                 self._held = (round.progress.rounds, state_of(round))
 
     def save_interrupted(self, learner: Learner | None, progress: Progress, is_between_cuts: bool) -> None:
-        """Save what was learned before a signal interrupted a round, with the held state of the sampler, if any."""
+        """Save what was learned before a signal interrupted a round, with any state kept by `hold_if_slow`."""
         if self._held is not None and self._held[0] == progress.rounds:
             state = self._held[1]
         else:
@@ -161,17 +161,17 @@ class RunCheckpoints:
             return
         try:
             self._write(learner, progress, state)
-        except RemudaError as error:  # must not replace the error that ended the run
+        except RemudaError as error:  # this error must not hide the one that ended the run
             self._log(f"warning: what was learned since the last checkpoint is lost ({error})")
 
     # --- writing ---
 
     def _has(self, progress: Progress, learner: Learner) -> bool:
-        """Return whether the last checkpoint holds this state already."""
+        """Return whether the last checkpoint was made at the same number of rounds and updates."""
         return self._saved == (progress.rounds, learner.version)
 
     def _write(self, learner: Learner, progress: Progress, sampler: SamplerState, line_pending: bool = False) -> None:
-        """Copy everything, and write the copy in a thread; if the disk is full, only this checkpoint is lost."""
+        """Copy all states, and write the copy in a thread. If the disk is full, only this checkpoint is lost."""
         self._count += 1
         blobs = {LOG_STATE: pack(self._get_log_state(line_pending))}
         if sampler.blob is not None:
@@ -190,7 +190,7 @@ class RunCheckpoints:
         snapshot = checkpoint.snapshot(
             progress.steps, learner.state_dict(), counts, blobs, files, sampler.is_between_cuts
         )
-        self._saved = (progress.rounds, learner.version)  # only now: saving the replay may have failed
+        self._saved = (progress.rounds, learner.version)  # set only now, because saving the replay may fail
         self._saver.save(snapshot, self._count)
 
     def _mark_best(self, step: int, mean_reward: float) -> None:
@@ -225,7 +225,7 @@ class CutWatch:
     """Follows the cuts of checkpoint.cut_episodes, and warns once if episodes are too long to end between cuts."""
 
     def __init__(self, num_envs: int, every: int, log: Callable[[str], None]) -> None:
-        self.is_between = False  # the last round was not cut, but a later one will be
+        self.is_between = False  # whether the last round was not cut, but a later one will be
         self.last_steps = 0  # steps done at the last cut
         self._num_envs, self._every, self._log = num_envs, every, log
         self._finished: set[int] = set()  # envs that have finished an episode since the last cut
@@ -249,10 +249,11 @@ class CutWatch:
 
 
 def find_checkpoint(run: Path, exact_until: int = 0) -> checkpoint.Checkpoint | None:
-    """Return the newest whole checkpoint that the run continues from.
+    """Return the checkpoint from which the run continues: the newest intact one, or the newest one at a cut.
 
-    A run that cuts episodes (checkpoint.cut_episodes) and has fewer than `exact_until` steps goes back to its last
-    cut. If there is no checkpoint, return None: the run starts again from the beginning, with the same seed.
+    With checkpoint.cut_episodes, only a run resumed at a cut is bit-equal, so checkpoints between two cuts with fewer
+    than `exact_until` steps are passed over. If no checkpoint is left, return None: the run starts again from the
+    beginning, with the same seed.
     """
     directory = run / "checkpoints"
     before: int | None = None
@@ -266,7 +267,7 @@ def find_checkpoint(run: Path, exact_until: int = 0) -> checkpoint.Checkpoint | 
 
 
 def named_checkpoint(run: Path, name: int | str | None) -> checkpoint.Checkpoint:
-    """Return the checkpoint that `name` stands for: a step, `best`, `latest`, or None for the newest whole one."""
+    """Return the checkpoint that `name` stands for: a step, `best`, `latest`, or None for the newest intact one."""
     directory = run / "checkpoints"
     if name is None or name == "latest":
         return checkpoint.load_newest(directory)

@@ -1,13 +1,13 @@
 """The directory of a run: its configuration, log, metrics, checkpoints, videos and result.
 
     with RunDirectory.create(None, "ppo-CartPole-v1-1", config) as run:      # runs/ppo-CartPole-v1-1-20260131-120000
-        run.point_latest()                                                   # before this, `discard` may delete it
+        run.point_latest()                                                   # links runs/latest to the run
         run.log("training starts")
         ...                                                                  # run.checkpoints, run.videos, run.tb
         run.write_result({"status": "complete", "steps": 200_000})
     RunDirectory.open("runs/latest").read_config()
 
-One process at a time may write to a run: it holds a lock on log.txt, which the system releases when the process ends.
+Only one process at a time may write to a run. The process locks log.txt; when it ends, the system releases the lock.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if sys.platform != "win32":
 
 RUNS = "runs"
 LATEST = "latest"
-MAX_LINKS = 40  # the limit of Linux
-RUN_FILES = ("config.yaml", "meta.json", "metrics.jsonl", "result.json", "checkpoints")  # any of these marks a run
+MAX_LINKS = 40  # Linux follows no more links in one path
+RUN_FILES = ("config.yaml", "meta.json", "metrics.jsonl", "result.json", "checkpoints")  # each of them marks a run
 EVALUATIONS = "evaluations.jsonl"
 SPACES = "spaces.json"  # the env's spaces, so that a policy can be loaded without building the env
 WEIGHTS = "weights.safetensors"  # the newest weights, with scheme.weights=file
@@ -50,13 +50,13 @@ PACKAGES = ("remuda", "torch", "numpy", "gymnasium")
 
 
 class RunDirectory:
-    """A run on disk: `create` makes or resumes it and holds its lock until `close`, `open` only reads."""
+    """The directory of a run. `create` makes or resumes a run and locks it until `close`; `open` is for reading."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.has_traceback = False  # whether this process has written a traceback to log.txt
         self._log: IO[str] | None = None
-        self._made: list[Path] = []  # what `create` made, for `discard`
+        self._made: list[Path] = []  # files and directories that `create` made and `discard` deletes
 
     @classmethod
     def create(
@@ -106,8 +106,8 @@ class RunDirectory:
         path = run.path
         try:
             run._lock()
-            write_atomic(path / "config.yaml", settings)  # the resumed run may have more steps, for example
-            (path / "result.json").unlink(missing_ok=True)  # the result of the earlier process
+            write_atomic(path / "config.yaml", settings)  # for example, the resumed run may have more steps
+            (path / "result.json").unlink(missing_ok=True)  # the file holds the result of the earlier process
             meta = run.read_meta()
             meta.setdefault("resumed", []).append(_start())
             write_atomic(path / "meta.json", to_json(meta, indent=2) + "\n")
@@ -123,7 +123,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path | str) -> RunDirectory:
-        """Open an existing run for reading; if `path` is a link, the `path` of the run is the target of the link."""
+        """Open an existing run for reading; if `path` is a link, the attribute `path` of the result is its target."""
         given, path = Path(path), follow_links(Path(path))
         if not (path / "config.yaml").is_file():
             there = "holds no config.yaml" if path.is_dir() else "is not a directory"
@@ -146,7 +146,7 @@ class RunDirectory:
         return self.path / "tb"
 
     def log(self, line: str, traceback: str = "") -> None:
-        """Append a line, preceded by the time, to log.txt, and a traceback below it."""
+        """Append a line, preceded by the time, to log.txt, and below it the traceback, if there is one."""
         self.has_traceback |= bool(traceback)
         line = f"{line}\n{traceback}" if traceback else line
         if self._log is None:
@@ -160,7 +160,7 @@ class RunDirectory:
             append_atomic(file, (to_json(found) + "\n").encode())
 
     def cut_evaluations(self, steps: int) -> None:
-        """Drop evaluations of weights from after `steps` steps, because a resumed run learns those again."""
+        """Drop evaluations of weights learned after `steps` steps, because the resumed run repeats those steps."""
         path = self.path / EVALUATIONS
         if path.exists():
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -183,7 +183,7 @@ class RunDirectory:
         return config
 
     def read_meta(self) -> dict[str, Any]:
-        """Return versions, machine and starts of the run; an empty dict if meta.json was deleted."""
+        """Return the content of meta.json (versions, machine, times); an empty dict if the file was deleted."""
         path = self.path / "meta.json"
         try:
             meta = json.loads(path.read_text(encoding="utf-8"))
@@ -229,7 +229,7 @@ class RunDirectory:
             ) from None
 
     def point_latest(self) -> None:
-        """Point the link runs/latest to this run, unless --out placed it outside of a directory named runs."""
+        """Point the link runs/latest to this run. Do nothing if the run is not in a directory named runs."""
         latest = self.path.parent / LATEST
         if self.path.parent.name != RUNS or self.path == latest or (latest.exists() and not latest.is_symlink()):
             return
@@ -256,14 +256,14 @@ def follow_links(path: Path) -> Path:
 
 
 def _name_newest(runs: Path) -> str:
-    """Return advice that names the run below `runs` that was written to last."""
+    """Return advice for an error message: name the run's own directory, such as the newest run in `runs`."""
     logs = sorted(runs.glob("*/log.txt"), key=lambda log: log.stat().st_mtime)
     newest = f"; the newest run there is {logs[-1].parent}" if logs else ""
     return f"name the run's own directory instead{newest}."
 
 
 def _is_up_to(steps: int, line: str) -> bool:
-    """Return whether an evaluation belongs to at most `steps` steps; False for an incomplete line."""
+    """Return whether a line of evaluations.jsonl has at most `steps` steps; False for an incomplete line."""
     try:
         return bool(json.loads(line)["steps"] <= steps)
     except (ValueError, KeyError, TypeError):
@@ -273,7 +273,7 @@ def _is_up_to(steps: int, line: str) -> bool:
 def _default_path(name: str, made: list[Path]) -> Path:
     """Create and return runs/<name>-<time>, with a number appended if the name is taken.
 
-    Characters that a file name should not contain are replaced by one hyphen, so the run of a lambda is called
+    Groups of characters that a file name should not contain are replaced by a hyphen: ppo-<lambda>-0 becomes
     ppo-lambda-0.
     """
     safe = re.sub(r"-*[^\w.+-]+-*", "-", name.replace("<locals>.", ""))
@@ -331,7 +331,7 @@ def _make_directories(directory: Path, made: list[Path]) -> None:
 def _remove(made: list[Path]) -> None:
     for path in reversed(made):
         if path.is_dir():
-            with contextlib.suppress(OSError):  # it is not empty: another run uses it by now
+            with contextlib.suppress(OSError):  # the directory is not empty, because another run uses it now
                 path.rmdir()
         else:
             path.unlink(missing_ok=True)
@@ -350,7 +350,7 @@ def _meta(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def _start() -> dict[str, object]:
-    """Return time, command, versions and machine; no environment variables, which may hold keys and passwords."""
+    """Return time, command, versions and machine. Environment variables are left out: they may hold passwords."""
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -372,7 +372,7 @@ def _start() -> dict[str, object]:
 
 
 def _git() -> dict[str, str | bool] | None:
-    """Return the commit of the working directory and whether files differ from it; None outside a repository."""
+    """Return the git commit of the working directory, and whether files were changed; None outside a repository."""
     if shutil.which("git") is None:
         return None
     command = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]

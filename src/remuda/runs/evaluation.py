@@ -48,7 +48,7 @@ class Evaluations:
         stopwatch: Stopwatch,
     ) -> None:
         self.interval = Interval(config.eval.every)
-        # Summary of the newest evaluation; None once a metrics line holds it, except after the last step.
+        # Summary of the newest evaluation. It is None once a metrics line holds it; that of the last step is kept.
         self.result: dict[str, Any] | None = None
         self.evaluate_agent = evaluate_agent
         self._concurrent: Mapping[str, Any] | None = None  # the newest result of the evaluator process
@@ -74,13 +74,13 @@ class Evaluations:
         return mean_reward
 
     def add_concurrent(self, found: Mapping[str, Any]) -> None:
-        """Add a result of the evaluator process, which refers to the weights after `found["steps"]` steps."""
+        """Add a result of the evaluator process: an evaluation of the weights after `found["steps"]` steps."""
         self._concurrent = found
-        with suppress(OSError):  # a full disk is reported with the next metrics line, which holds the newest result
+        with suppress(OSError):  # a full disk is reported when the next metrics line is written
             self._directory.add_evaluation(found)
 
     def take_metrics(self, steps: int) -> dict[str, float]:
-        """Return the results that no metrics line holds yet; clear `result`, except after the last step."""
+        """Return the metrics of results that are in no metrics line yet; clear `result` except at the last step."""
         metrics: dict[str, float] = {}
         if self._concurrent is not None:
             metrics |= _metrics_of(self._concurrent, self._concurrent["steps"])
@@ -108,9 +108,9 @@ def play_episodes(
     workers: int | None = None,
     threads: int | None = None,
 ) -> Evaluation:
-    """Play evaluation episodes in envs of their own, so that training is not disturbed.
+    """Play evaluation episodes in separate envs, so that training is not disturbed.
 
-    `workers` and torch's `threads` default to those of the run; a serial run has no workers.
+    `workers` (env workers; 0 for none) and `threads` (torch threads) default to those of the run.
     """
     count = min(episodes, MAX_EVAL_ENVS)
     seeds = [[eval_seed(config, k) for k in range(i, episodes, count)] for i in range(count)]
@@ -118,7 +118,7 @@ def play_episodes(
         workers = 0 if not config.has_workers else min(num_workers(config), count)
     limited = replace(spec, max_steps=config.eval.max_steps or None)
     envs = make_some_envs(config, limited, count, 1, workers, should_stop, seeds)
-    # With more threads than it needs, a small net was 80 times slower on a busy machine with two cores.
+    # Limit the threads: with more than it needs, a small net was 80 times slower on a busy machine with two cores.
     with closing(envs), torch_threads(config.scheme_options.threads if threads is None else threads):
         return evaluate(envs, agent, episodes, explore=explore, seed=config.eval.seed)
 

@@ -46,14 +46,14 @@ from remuda.runs.video import VideoWriter, record_episode, use_headless_renderin
 
 logger = logging.getLogger("remuda.runs")
 
-POLL_SECONDS = 0.2  # how often an idle evaluator polls for messages and new weights
-HEARTBEAT_SECONDS = 1.0  # how often the evaluator tells the learner that it does not hang
+POLL_SECONDS = 0.2  # interval at which an idle evaluator polls for messages and new weights
+HEARTBEAT_SECONDS = 1.0  # interval at which the evaluator shows the learner that it does not hang
 
 
 class EvaluatorProcess:
-    """The evaluator process as the learner sees it: `poll` returns its results without waiting for it.
+    """Starts the evaluator process from the learner's process; `poll` returns new results without waiting.
 
-    One exception: if the fork server was killed, `poll` waits the seconds that a new one needs to load torch.
+    The exception: if the fork server was killed, `poll` waits some seconds while a new fork server loads torch.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class EvaluatorProcess:
             "video": None if video is None else str(video.resolve()),
         }
         self._weights = weights
-        self._versions, self._steps = [version], [steps]  # versions of published weights, and the steps done by then
+        self._versions, self._steps = [version], [steps]  # published versions, and the steps done at each
         self._was_useful, self._is_open, self._polled = False, True, time.monotonic()
         self._reporter = Reporter(logger)
         options = config.envs
@@ -90,14 +90,14 @@ class EvaluatorProcess:
         )
         try:
             self._worker_pool.start()
-            self._worker_pool.should_stop = None  # from here on the pool is polled without waiting
+            self._worker_pool.should_stop = None  # `poll` never waits, so it need not be interrupted
         except BaseException:
             self._worker_pool.close()
             raise
         self._send_weights()
 
     def poll(self, version: int, steps: int) -> list[dict[str, Any]]:
-        """Return new evaluations, each with the `steps` that were done when its weights were published."""
+        """Record that `version` was published at `steps`; return new evaluations, with the steps of their weights."""
         if not self._is_open:
             return []
         if version > self._versions[-1]:
@@ -106,7 +106,8 @@ class EvaluatorProcess:
         found = []
         (member,) = self._worker_pool.workers
         try:
-            # The pool's clock counts only the time spent listening, so that a slow learner causes no timeout.
+            # The pool measures time-outs on its own clock. A call of `poll` advances this clock by at most
+            # POLL_SECONDS, so that the rare calls of a slow learner cause no time-out.
             now = time.monotonic()
             self._worker_pool.clock += min(now - self._polled, POLL_SECONDS)
             self._polled = now
@@ -125,7 +126,7 @@ class EvaluatorProcess:
                 self._was_useful = True
                 place = max(0, bisect_right(self._versions, answer["version"]) - 1)
                 found.append({**answer["evaluated"], "steps": self._steps[place]})
-                del self._versions[:place], self._steps[:place]  # no later result is of older weights
+                del self._versions[:place], self._steps[:place]  # later results are never of older weights
         except RemudaError as error:
             logger.warning("the evaluator process has failed, training continues without it: %s", error)
             self.close()
@@ -148,7 +149,7 @@ def main(fds: Sequence[int]) -> int:
 
 
 class _Service:
-    """The evaluator inside its own process."""
+    """The evaluator, inside the evaluator process."""
 
     def __init__(self, link: Link) -> None:
         self._link, self._is_leaving = link, False
@@ -157,7 +158,7 @@ class _Service:
         self._weights: SharedWeights | FileWeights | None = None
         self._version, self._idle_until, self._last_heartbeat = -1, 0.0, 0.0
         self._server = os.getppid()
-        self._notices = collect_warnings()  # warnings, such as of envs that raised; the parent logs them
+        self._notices = collect_warnings()  # warnings, such as that an env raised, which the parent logs
 
     def run(self) -> None:
         """Evaluate whenever there are new weights, until asked to leave."""
@@ -181,7 +182,7 @@ class _Service:
         """Do nothing: nothing stays open between evaluations."""
 
     def _should_stop(self, seconds: float = 0.0) -> bool:
-        """Handle messages and return whether to leave; wait up to `seconds` for a message.
+        """Send a heartbeat if due, handle messages, and return whether to leave; wait up to `seconds` for a message.
 
         This is called at every env step, so that heartbeats stop when an env hangs.
         """
@@ -217,14 +218,14 @@ class _Service:
     def _evaluate(self) -> None:
         episodes = eval_episodes(self._config)
         arguments = (self._config, self._spec, episodes, self._agent, self._should_stop)
-        found = play_episodes(*arguments, workers=0, threads=1)  # eval.cpu_fraction is a share of one core
+        found = play_episodes(*arguments, workers=0, threads=1)  # eval.cpu_fraction is a share of just one core
         self._link.send({"evaluated": found.summary(), "version": self._version}, seconds=None)
         if self._video is not None:
             try:
                 self._record(Path(self._video))
             except Interrupted:
                 raise
-            except Exception as error:  # full disk, no display, a failing env: evaluations continue
+            except Exception as error:  # such as a full disk; evaluations continue without video
                 self._video = None
                 self._link.send({"video_failed": f"{type(error).__name__}: {error}"}, seconds=None)
 

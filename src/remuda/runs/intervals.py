@@ -1,4 +1,4 @@
-"""Intervals, in env steps, of what recurs in a run: metrics lines, checkpoints and evaluations.
+"""Intervals, in env steps, between the metrics lines, checkpoints and evaluations of a run.
 
 interval = Interval(every=1_000)
 interval.start(steps=200)          # due from 1,200 steps on
@@ -20,8 +20,8 @@ class Interval:
     def start(self, steps: int, saved: int | None = None) -> None:
         """Count from `steps`.
 
-        `saved` is the `next_steps` of a resumed run. The earlier of the two points applies, because the user may
-        have resumed the run with a shorter interval.
+        `saved` is the value that `next_steps` had in the checkpoint of a resumed run. If `steps + every` is earlier,
+        it is used instead, because the user may have resumed the run with a shorter interval.
         """
         self.restart(steps)
         if saved is not None:
@@ -32,5 +32,5 @@ class Interval:
         self.next_steps = steps + self.every
 
     def is_due(self, steps: int) -> bool:
-        """Return whether the run has reached the next point."""
+        """Return whether `steps` has reached the next point."""
         return self.every > 0 and steps >= self.next_steps

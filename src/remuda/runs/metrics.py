@@ -50,12 +50,15 @@ class RunMetrics:
         self._window = Window(config.log.window)
         self._values: dict[str, list[float]] = defaultdict(list)  # one value per round since the last line, by metric
         self._writers: list[Writer] = []
-        self._first_steps = 0  # steps before the first round: warm-up is not part of the run's rate
+        self._first_steps = 0  # steps before the first round; the run's rate excludes this warm-up
         self._line_steps = 0  # steps done when the last line was written
 
     @contextmanager
     def open(self, directory: RunDirectory, resumed_at: int | None) -> Iterator[None]:
-        """Keep the writers open; a resumed run first drops what it wrote after step `resumed_at`."""
+        """Keep the metric writers open inside the context.
+
+        A resumed run passes its step as `resumed_at`; metrics of later steps are dropped first.
+        """
         options = self._config.log
         with ExitStack() as stack:
             files = stack.enter_context(closing(MetricsFile(directory.path)))
@@ -73,7 +76,7 @@ class RunMetrics:
             yield
 
     def start(self, steps: int, saved: MetricsState | None = None) -> None:
-        """Start counting at the first round; `saved` is what `get_state` returned in the process that is resumed."""
+        """Start counting before the first round; `saved` is the state (`get_state`) of the run that is resumed."""
         self._first_steps = self._line_steps = steps
         self._stopwatch.restart()
         if saved is None:
@@ -84,7 +87,7 @@ class RunMetrics:
         self._values.update(saved["sums"])
 
     def get_state(self) -> MetricsState:
-        """Return what a resumed run needs to continue the current line and the run's times."""
+        """Return what a resumed run needs to continue the unfinished metrics line and the times of the run."""
         return {
             "window": self._window.get_state(),
             "sums": dict(self._values),
@@ -101,7 +104,7 @@ class RunMetrics:
             self._values[name].append(as_number(name, value))
 
     def write_line(self, progress: Progress, updates: int, evaluation: Mapping[str, float]) -> None:
-        """Write one line with everything since the last line, and the results of a new `evaluation`, if any."""
+        """Write one line of metrics over the rounds since the last line, and of a new `evaluation`, if any."""
         steps, interval = progress.steps, self._stopwatch.interval
         seconds = sum(interval.values()) or 1.0
         line = self._window.summary()
@@ -131,6 +134,6 @@ class RunMetrics:
         interval.clear()
 
     def steps_per_second(self, steps: int) -> float:
-        """Return the rate of the whole run, warm-up, evaluations and checkpoints excluded."""
+        """Return the env steps per second of the whole run, without warm-up, evaluations and checkpoints."""
         seconds = self._stopwatch.trained()
         return (steps - self._first_steps) / seconds if seconds else 0.0

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 IRRELEVANT_GROUPS = ("eval", "checkpoint", "log", "scheme")  # groups of options that do not change what is learned
-# Where actions are computed does not change a curve either; sampler.act is the name of sampler.inference in 0.1.
+# Single options that do not change what is learned, either. In version 0.1, sampler.inference was sampler.act.
 IRRELEVANT_OPTIONS = ("sampler.inference", "sampler.act", "sampler.workers", "sampler.slots")
 MAX_NAME_LENGTH = 70  # characters that fit a legend
 RETURN = "rollout/ep_rew_mean"
@@ -37,8 +37,8 @@ EVALUATION = "eval/mean_reward"
 AXIS_LABELS = {RETURN: "episode return", "rollout/ep_len_mean": "episode length", "time/fps": "steps per second"}
 COLORS = ("#1f5fa8", "#d1603d", "#2e8b57", "#8a56a8", "#b8860b", "#c2458f", "#4aa3b5", "#5f6b76")
 GRID_POINTS = 200
-END_TOLERANCE = 0.1  # largest relative difference in steps between last points that are compared
-# With two seeds, the interval would span nine standard deviations to either side and hide the curves.
+END_TOLERANCE = 0.1  # largest relative difference in steps at which the last points of curves are compared
+# Minimum for a t interval. With two seeds it would span nine standard deviations to either side and hide the curves.
 SEEDS_FOR_INTERVAL = 3
 # Two-sided 95 % quantiles of Student's t for 1 to 10 degrees of freedom.
 T_95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
@@ -48,7 +48,7 @@ Curve = tuple[Array, Array]  # steps and values
 
 
 def t_quantile(degrees: int) -> float:
-    """Return the two-sided 95 % quantile of Student's t distribution."""
+    """Return the two-sided 95 % quantile of Student's t distribution with `degrees` degrees of freedom."""
     if degrees <= len(T_95):
         return T_95[degrees - 1]
     z = 1.959964  # beyond the table, this expansion is accurate to three decimals (Abramowitz & Stegun 26.7.5)
@@ -73,7 +73,7 @@ def mean_and_band(curves: Sequence[Curve]) -> tuple[Array, Array, Array, Array]:
 
 
 def mean_and_bar(curves: Sequence[Curve]) -> tuple[Array, Array, float, float, float]:
-    """Return steps and values of the curves' last points, their mean, and both ends of its interval.
+    """Return steps and values of the curves' last points, the mean value, and both ends of the mean's interval.
 
     Raise ValueError if the steps of the last points differ by more than END_TOLERANCE.
     """
@@ -85,7 +85,7 @@ def mean_and_bar(curves: Sequence[Curve]) -> tuple[Array, Array, float, float, f
 
 
 def distinct(paths: Sequence[Path | str]) -> list[Path | str]:
-    """Return one path for each run: runs/* contains the newest run twice, because of runs/latest."""
+    """Return one path for each run, because runs/* includes the newest run twice: runs/latest is a link to it."""
     return list({follow_links(Path(path)).resolve(): path for path in paths}.values())
 
 
@@ -96,7 +96,7 @@ def plot_runs(
     labels: Sequence[str] | None = None,
     title: str | None = None,
 ) -> Path:
-    """Plot `metric` of the runs at `paths` to `out`; `labels`, one per path, name groups instead of their options."""
+    """Plot `metric` of the runs at `paths` to `out`; `labels`, one per path, replace options in group names."""
     if not paths:
         raise UsageError("there is nothing to plot: name one or more run directories.")
     if labels is not None and len(labels) != len(paths):
@@ -133,7 +133,7 @@ def plot_curves(
     points: Mapping[str, Sequence[tuple[float, float]]] | None = None,
 ) -> Path:
     """Plot groups of curves to `out`: the mean and band of each group, and its `points`, if any, as circles."""
-    from matplotlib.figure import Figure  # imported here, because it takes 0.8 s; pyplot would keep global state
+    from matplotlib.figure import Figure  # importing it takes 0.8 s; pyplot would keep global state
 
     figure = Figure(figsize=(8.0, 4.8), dpi=110, layout="constrained")
     axes = figure.add_subplot()
@@ -166,10 +166,10 @@ def _curve(path: Path, rows: Sequence[Mapping[str, float | None]], metric: str) 
 
 
 def _group(runs: Sequence[RunDirectory], labels: Sequence[str] | None) -> tuple[dict[str, list[int]], str]:
-    """Return the indices of runs by the name of their group, and the env, or "" if there are several.
+    """Return the indices of the runs in each group, by the group's name, and the env ("" if the runs have several).
 
-    Runs that differ only in their seed, or in options that do not change what is learned, form one group. Its name
-    contains the options in which it differs from other groups of its algorithm.
+    Runs that differ only in their seed, or in options that do not change what is learned, form one group. The name of
+    a group contains the options in which runs of its algorithm differ.
     """
     settings = [_settings(run.read_config()) for run in runs]
     differing = _differences(settings)
@@ -190,7 +190,7 @@ def _group(runs: Sequence[RunDirectory], labels: Sequence[str] | None) -> tuple[
 
 
 def _differences(settings: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the options in which runs of the same algorithm differ; two algorithms differ in nearly all of them."""
+    """Return the options in which runs of one algorithm differ. Different algorithms differ in nearly all options."""
     found = set()
     for algo in {each.get("algo") for each in settings}:
         alike = [each for each in settings if each.get("algo") == algo]
@@ -200,7 +200,7 @@ def _differences(settings: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return what determines a run's curve as flat strings, with options named as on the command line.
+    """Return the settings that determine a run's curve, as one flat dict, with names as on the command line.
 
     All synchronous schemes give the same curve, so they are not distinguished.
     """
@@ -261,10 +261,10 @@ def _draw_evaluations(axes: Axes, name: str, points: Sequence[tuple[float, float
 
 
 def _limit(axes: Axes) -> None:
-    """Limit the axes to the curves, and to the part of the bands near them: a band of three seeds may be far wider.
+    """Limit the axes to the curves and the nearby part of the bands: a band of three seeds may be far wider.
 
-    If there are only points at the end of runs, the step axis starts at 0, because a close-up of their small
-    differences in steps would mislead.
+    If all points are at the ends of runs, the step axis starts at 0, because magnifying the small differences between
+    their steps would mislead.
     """
     first, last = axes.dataLim.intervalx
     if last - first < END_TOLERANCE * last:

@@ -1,4 +1,4 @@
-"""A trained agent for use outside of training: it takes observations and returns actions as the env does.
+"""A trained agent for use outside of training, with observations and actions in the format of the env.
 
 policy = remuda.load("runs/latest")
 obs, _ = env.reset()
@@ -31,7 +31,7 @@ class PolicyState(NamedTuple):
     """State to pass to `Policy.act` with the next observation of the same episode."""
 
     memory: Any  # the recurrent state
-    action: NDArray[np.float32]  # the action taken, encoded as an entry of the next observation (agent.prev_action)
+    action: NDArray[np.float32]  # the last action, encoded for the entry `prev_action` of the next observation
 
 
 class Policy:
@@ -40,7 +40,7 @@ class Policy:
     def __init__(self, agent: PolicyAgent, observation: Space | None = None, seed: int = 0) -> None:
         """Wrap an agent.
 
-        observation: the env's own space, if the agent also observes its previous action or reward.
+        observation: the env's observation space, if the agent also observes its previous action or reward.
         seed: the seed for actions that are drawn with `deterministic=False`.
         """
         self.agent = agent.eval()
@@ -60,7 +60,7 @@ class Policy:
         obs: as the env returns it; a batch has an additional first axis.
         state: what the last call of the same episode returned; None for its first observation.
         deterministic: whether to act greedily; False explores as in training.
-        reward: the reward of the last step, for agents that observe it (agent.prev_reward).
+        reward: the reward of the last step, one number for each env, for agents that observe it (agent.prev_reward).
         """
         rows, is_single = self._rows(obs)
         count = len(next(leaves(rows))[1])

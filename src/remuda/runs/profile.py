@@ -10,7 +10,7 @@ from pathlib import Path
 from remuda.recipe import Round
 from remuda.runs.stopping import Callback
 
-FIRST, LAST = 3, 6  # the rounds to trace: they exclude start-up, and are few enough for a viewer to open
+FIRST, LAST = 3, 6  # first and last round to trace: not the start-up, and few enough for a viewer to open
 
 
 @contextmanager

@@ -10,8 +10,8 @@
         batch = buffer.sample(256)
         target = batch.reward + batch.discount * value(batch.next_obs)
 
-`discount` covers all ends of episodes: it is gamma ** n, or 0 where the episode terminated. A truncated episode
-bootstraps from its final observation.
+`batch.discount` is 0 if the episode terminated within the n steps, and otherwise gamma to the power of the number of
+steps from `obs` to `next_obs`. If the episode was truncated, `next_obs` is its final observation.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ MAX_SHARE = 0.9  # share of the free memory that a buffer may take
 class ReplaySample(NamedTuple):
     """A batch of transitions, along the first axis of every field.
 
-    Observations and actions are tensors, or trees of tensors as in the env's spaces.
+    Observations and actions are tensors, or trees of tensors if the env's spaces are nested.
     """
 
     obs: Tree
     action: Tree
-    reward: Tensor  # discounted sum over the next n steps
-    next_obs: Tree  # observation n steps later, or the final observation if the episode ended before
-    discount: Tensor  # factor of the value of next_obs: gamma ** n, 0 after a termination
+    reward: Tensor  # discounted sum of the next n rewards, or of fewer if the episode ends
+    next_obs: Tree  # observation n steps later, or the final observation if the episode ends sooner
+    discount: Tensor  # factor for the value of next_obs: gamma ** (number of rewards), or 0 after a termination
     weight: Tensor  # importance weight of a prioritized draw, scaled to a maximum of 1; always 1 without priorities
-    key: NDArray[np.int64]  # identifies the rows for `update_priorities`
+    key: NDArray[np.int64]  # the rows that were drawn, for `update_priorities`
 
 
 class ReplayBuffer:
@@ -58,7 +58,7 @@ class ReplayBuffer:
     def __init__(
         self,
         capacity: int,  # number of transitions, over all envs
-        observation_space: Any,  # of a single env: a Gymnasium space, or a remuda.Space such as EnvPool.observation
+        observation_space: Any,  # space of a single env: of Gymnasium, or a remuda.Space such as EnvPool.observation
         action_space: Any,
         num_envs: int = 1,
         *,
@@ -67,7 +67,7 @@ class ReplayBuffer:
         n_step: int = 1,
         gamma: float = 0.99,
         autoreset: str = "next_step",  # autoreset mode of the vector env, named as in Gymnasium
-        seed: int = 0,  # the k-th draw depends only on this seed, on k and on the content
+        seed: int = 0,  # the k-th draw depends only on this seed, k and the buffer's content
     ) -> None:
         for name, value in {"capacity": capacity, "num_envs": num_envs, "n_step": n_step}.items():
             if value < 1:
@@ -86,7 +86,7 @@ class ReplayBuffer:
         example = Row(
             blank(self.observation_space), blank(self.action_space), *(np.zeros((), "float32"),) * 2, np.False_
         )
-        rows = -(-capacity // num_envs) + 1  # one row of each env holds the newest observation and cannot be drawn
+        rows = -(-capacity // num_envs) + 1  # one row per env holds the newest observation and cannot be drawn
         refuse_too_large(capacity, rows * num_envs * (sum(x.nbytes for _, x in leaves(example)) + 16 * prioritized))
         ring = Ring(example, rows, num_envs, groups=num_envs)
         self._finalize = weakref.finalize(self, ring.close)
@@ -95,8 +95,8 @@ class ReplayBuffer:
             ring, batch_size=1, ratio=None, warm_up=0, n_step=n_step, gamma=gamma, seed=seed, priorities=priorities
         )
         self._envs = np.arange(num_envs)
-        self._has_ended = np.zeros(num_envs, bool)  # the newest row is the last step of an episode
-        self._goes_on = np.zeros(num_envs, bool)  # the newest row is a step, so the ring holds its next observation
+        self._has_ended = np.zeros(num_envs, bool)  # whether the newest row is the last step of an episode, by env
+        self._goes_on = np.zeros(num_envs, bool)  # whether the newest row is a real step, by env
         self._size = 0
 
     def __len__(self) -> int:
@@ -113,13 +113,16 @@ class ReplayBuffer:
         next_obs: Tree,
         mask: Array = None,
     ) -> None:
-        """Add one step of every env, as arrays [num_envs], which are copied.
+        """Add one step of every env. All arguments are arrays with a first axis [num_envs], and are copied.
 
-        `next_obs` of an episode's last step is its final observation. `mask` is False where the env was reset and no
-        action was taken, as `EnvPool` reports it. Without `mask`, resets are detected: with autoreset "next_step", a
-        step is a reset if the step before ended an episode and `obs` is its final observation. With "same_step" and
-        "disabled" (you call reset() yourself), no step is a reset. If `obs` is not the `next_obs` of the step before,
-        the episode before it counts as truncated.
+        For the last step of an episode, `next_obs` is the final observation of the episode.
+
+        `mask` is False where the env was reset and no action was taken, as `EnvPool` reports it. Without `mask`,
+        resets are detected: with autoreset "next_step", a step is a reset if the previous step ended an episode and
+        `obs` is the final observation of that episode. With "same_step" and "disabled" (you call reset() yourself),
+        no step is a reset.
+
+        Where `obs` differs from the `next_obs` of the previous step, the previous episode counts as truncated.
         """
         count, ring = self.num_envs, self._replay.ring
         seen, after = (
@@ -142,7 +145,7 @@ class ReplayBuffer:
             is_real = ~(self._has_ended & follows)
         else:
             is_real = np.ones(count, bool)
-        # A reset row holds the observation that the row before it bootstraps from.
+        # Where an episode ends, insert a reset row with the observation from which the row before it bootstraps.
         is_cut = self._goes_on & (~is_real | self._has_ended | ~follows)
         self._append(is_cut, Row(kept, blank(self.action_space, count), *reset_values(count)), kept)
         discount = np.where(terminations, np.float32(0), np.float32(1))
@@ -161,7 +164,7 @@ class ReplayBuffer:
         self._size += int(chosen_rows.mask.sum()) - int(is_overwritten.sum())
 
     def sample(self, batch_size: int, beta: float = 1.0) -> ReplaySample:
-        """Draw transitions; `beta` is the exponent of the importance weights of a prioritized draw."""
+        """Draw `batch_size` transitions; `beta` is the exponent of the importance weights of a prioritized draw."""
         if batch_size < 1:
             raise ConfigError(f"batch_size={batch_size} is too small: draw at least 1.")
         if self._size == 0:
@@ -174,7 +177,7 @@ class ReplayBuffer:
         )
 
     def update_priorities(self, key: NDArray[np.int64], td_error: Array) -> None:
-        """Set the priorities of sampled rows to |td_error|; rows that were overwritten meanwhile are skipped."""
+        """Set the priorities of the rows `key` of a sample to |td_error|; rows that were overwritten are skipped."""
         if self._replay.priorities is None:
             raise ConfigError("this replay buffer has no priorities: make it with prioritized=True.")
         self._replay.feedback(key, torch.as_tensor(td_error).abs().reshape(-1))
@@ -190,7 +193,7 @@ class ReplayBuffer:
         self.close()
 
     def _tree(self, space: Space, values: Tree, name: str) -> Tree:
-        """Return arrays [num_envs] in the tree of a space, with the dtypes that the ring stores."""
+        """Convert `values` to a tree of arrays [num_envs, ...] like `space`, with the dtypes that the ring stores."""
         if self.num_envs == 1 and space.is_leaf and np.shape(values) == space.shape:
             values = np.asarray(values)[None]  # a single env without an env axis
         try:
@@ -216,18 +219,18 @@ def as_space(space: Any, is_action: bool = False) -> Space:
 
 
 def blank(space: Space, count: int | None = None) -> Tree:
-    """Return zeros in the tree of a space, for one env or for `count` of them."""
+    """Return a tree of zeros with the shapes of a space, for one env or, with a first axis, for `count` envs."""
     axes = () if count is None else (count,)
     return space.tree(lambda _, leaf: np.zeros((*axes, *leaf.shape), leaf.dtype))
 
 
 def reset_values(count: int) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_]]:
-    """Return reward, discount and mask of reset rows."""
+    """Return the arrays reward, discount and mask of `count` reset rows."""
     return np.zeros(count, np.float32), np.ones(count, np.float32), np.zeros(count, bool)
 
 
 def same_rows(left: Tree, right: Tree, count: int) -> NDArray[np.bool_]:
-    """Return which of `count` rows are equal in all arrays; NaN equals NaN."""
+    """Return for each of `count` rows whether `left` and `right` are equal in it; NaN equals NaN."""
     same = np.ones(count, bool)
     for (_, a), (_, b) in zip(leaves(left), leaves(right), strict=True):
         same &= ((a == b) | ((a != a) & (b != b))).reshape(count, math.prod(a.shape[1:])).all(-1)

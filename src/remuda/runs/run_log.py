@@ -1,4 +1,4 @@
-"""The log of a run: what a scheme reports to after every round.
+"""The log of a run, to which a scheme reports after every round.
 
     with RunLog(directory, config, evaluate_agent, terminal, signals).open() as run_log:
         learner = scheme.run(recipe, run_log)
@@ -52,7 +52,7 @@ class LogState(MetricsState):
 
 
 class RunLog:
-    """Implements core.Log on a run directory."""
+    """The `recipe.Log` of a run, which writes to its run directory."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class RunLog:
         self._cuts = CutWatch(config.sampler.envs, config.checkpoint.every, self.log)
         self._is_resumed = False
         self._resume_from: checkpoint.Checkpoint | None = None
-        self._saved: LogState | None = None  # what `_get_state` returned in the process that is resumed
-        self._is_whole = True  # all due updates of the last round were made
+        self._saved: LogState | None = None  # the log's state in the checkpoint that is resumed
+        self._is_whole = True  # whether all due updates of the last round were made
         self._start_counting()
 
     @property
@@ -94,7 +94,7 @@ class RunLog:
         step = resume_from.step if resume_from is not None else 0
         if self._saved is not None:
             with of_this_version():
-                step -= self._saved["is_owed"]  # the line of that step is written again
+                step -= self._saved["is_owed"]  # drop the metrics of that step as well: its line is written again
         with ExitStack() as stack:
             stack.callback(self.terminal.close)
             stack.enter_context(warnings_go_to(self.log))
@@ -104,7 +104,7 @@ class RunLog:
             try:
                 yield self
             except Exception:
-                self.checkpoints.wait()  # before another process may write to the directory
+                self.checkpoints.wait()  # nothing may be written once the directory's lock is released
                 raise
             self.checkpoints.wait()
             self.log(where_time_went(self.stopwatch.total))
@@ -115,7 +115,7 @@ class RunLog:
         self.terminal.note(f"{line} The full traceback is in log.txt." if traceback else line)
         self.directory.log(line, traceback)
 
-    # --- core.Log: what the scheme calls ---
+    # --- recipe.Log: what the scheme calls ---
 
     def resume(self, learner: Learner) -> tuple[Progress, bytes | None]:
         """Load the checkpoint, if any, into the learner; return the run's counters and the sampler's state."""
@@ -127,7 +127,7 @@ class RunLog:
             with of_this_version():
                 self.progress = self.checkpoints.resume(found, learner.version)
             if self.progress.rounds == 0:
-                self.progress.steps = 0  # warm-up is repeated
+                self.progress.steps = 0  # no round was completed, so warm-up is repeated
             for sentence in found.skipped:
                 self.log(f"warning: {sentence}")
             self.log(f"resumed from step-{found.step}: {self.progress.steps:,} of {self.config.steps:,} steps done")
@@ -144,7 +144,7 @@ class RunLog:
         return self.progress, None if found is None else found.blobs.get("sampler")
 
     def restore(self, replay: Replay) -> None:
-        """Load what the replay held when the checkpoint was written."""
+        """Load the content of the replay from the checkpoint, if there is one."""
         self.checkpoints.restore_replay(self._resume_from, replay)
 
     def begin(self) -> None:
@@ -169,7 +169,7 @@ class RunLog:
         self.evaluations.interval.start(steps, None if saved is None else saved["next"][2])
 
     def round(self, round: Round) -> bool:
-        """Record a round; write metrics, evaluate and save where due; return whether the run must end."""
+        """Record a round; write metrics, evaluate and save if due; return whether the run must end."""
         self.stop.call_callbacks(round)
         self.metrics.add(round)
         self._cuts.add(round)
@@ -180,7 +180,7 @@ class RunLog:
         self.learner, self._is_whole = round.learner, round.is_whole
         is_last = round.progress.steps >= self.config.steps
         if is_last:
-            self.checkpoints.save(round, line_pending=True)  # before the evaluation, in which an env may still fail
+            self.checkpoints.save(round, line_pending=True)  # save before the evaluation, in which an env may fail
         try:
             mean_reward = self._evaluate_and_write(round.learner)
         except Interrupted:
@@ -198,7 +198,7 @@ class RunLog:
         return must_end
 
     def _evaluate_and_write(self, learner: Learner) -> float | None:
-        """Evaluate and write a metrics line where due; return the mean return of the evaluation, if there was one."""
+        """Evaluate and write a metrics line if due; return the mean return of the evaluation, if there was one."""
         steps, mean_reward = self.progress.steps, None
         if self.evaluations.is_due(steps):
             mean_reward = self.evaluations.run(learner, self.checkpoints.replay, self.must_stop)
@@ -217,14 +217,14 @@ class RunLog:
         return self.stop.signal_received()
 
     def must_stop(self) -> bool:
-        """Return whether to stop within the current round. Polled often, so it also refreshes the terminal."""
+        """Return whether to stop within the current round. As this is called often, it refreshes the terminal too."""
         self.terminal.tick()
         return self.stop.must_end_now()
 
     def save_if_failed(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Save what was learned before a round failed, if anything; a resumed run starts new episodes."""
+        """Save what was learned before a RemudaError ended a round. The arguments are those of `__exit__`."""
         if isinstance(error, RemudaError) and not isinstance(error, Interrupted):
             self.checkpoints.save_failed(self.learner, self.progress)
 
@@ -235,7 +235,10 @@ class RunLog:
         self.checkpoints.save_interrupted(self.learner, self.progress, self._cuts.is_between)
 
     def _get_state(self, line_pending: bool) -> LogState:
-        """Return what a resumed run needs; `line_pending`: the metrics line of this step is still to be written."""
+        """Return the log's state for a checkpoint.
+
+        `line_pending` is whether the metrics line of this step is still to be written.
+        """
         return {
             **self.metrics.get_state(),
             "next": (
@@ -298,6 +301,6 @@ def _state_in(found: checkpoint.Checkpoint | None) -> LogState | None:
     if found is None or LOG_STATE not in found.blobs:
         return None
     with of_this_version():
-        # Checkpoints of earlier versions do not hold the run's times.
+        # Checkpoints of earlier versions lack the run's times, so these are the defaults.
         times = {"elapsed": 0.0, "total": {}, "first_steps": found.progress["steps"]}
         return cast("LogState", {**times, **unpack(found.blobs[LOG_STATE])})

@@ -21,7 +21,7 @@ STOPPING = (
     f"stopping when this round ends, after {PATIENCE_SECONDS:.0f} s at the latest, and saving what was learned; "
     "a second signal stops at once, without saving"
 )
-# Calls into the user's env, which may be abandoned, because no update is in progress during them.
+# Functions that call the user's env. They may be abandoned, because no update is in progress while they run.
 ENV_CALLS: frozenset[CodeType] = frozenset({LocalEnvs.recv.__code__, LocalEnvs.reset.__code__})
 
 
@@ -42,7 +42,7 @@ class StopSignals:
         self.deadline = math.inf  # value of time.monotonic() at which the current round is cut short
         self._previous: dict[signal.Signals, Any] = {}
         self._timer: threading.Timer | None = None
-        self._is_from_timer = False  # the next signal is sent by the timer, not by the user
+        self._is_from_timer = False  # whether the next signal comes from the timer, not from the user
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -53,7 +53,7 @@ class StopSignals:
     def __exit__(self, *error: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer.join()  # so that it sends no signal after the caller's handlers are back
+            self._timer.join()  # it must not send a signal after the caller's handlers are restored
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
@@ -81,7 +81,7 @@ class StopSignals:
         self._is_from_timer = True
         main = threading.main_thread().ident
         assert main is not None
-        signal.pthread_kill(main, self.received)  # also interrupts a sleep inside an env
+        signal.pthread_kill(main, self.received)  # the signal also interrupts a sleep inside an env
 
 
 def acknowledge(line: str) -> None:

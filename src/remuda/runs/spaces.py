@@ -1,11 +1,11 @@
 """RUN/spaces.json: the observation and action space of a run, so that a policy can be loaded without its env.
 
     write_spaces(run, info.observation, info.action)
-    observation, action = read_spaces(run)              # None for a run of a version that did not write the file
+    observation, action = read_spaces(run)              # read_spaces returns None if there is no file
 
-Numbers are stored exactly. Bounds that are equal everywhere are stored as one number, infinities as the strings "inf"
-and "-inf". A run directory may come from an untrusted source, so everything read is checked: a file that is damaged
-or describes impossible spaces raises CheckpointError.
+Numbers are stored exactly. Bounds that are equal everywhere are stored as one number, and infinities as the strings
+"inf" and "-inf". A run directory may come from an untrusted source, so everything read is checked: a file that is
+damaged or describes impossible spaces raises CheckpointError.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from remuda.runs.directory import SPACES
 
 ARRAYS = {"box": ("low", "high"), "multidiscrete": ("sizes", "starts")}  # names of the arrays of a space, by kind
 KINDS = ("box", "discrete", "multidiscrete", "multibinary", "dict", "tuple")
-MAX_NUMBERS = 1 << 22  # maximum in all arrays together; larger observations cannot be learned from
+MAX_NUMBERS = 1 << 22  # maximum array elements in both spaces; nothing can be learned from larger ones
 MAX_BYTES = 1 << 26  # maximum size of the file
 MAX_DEPTH = 32
 
@@ -78,12 +78,12 @@ def numbers(array: NDArray[np.generic]) -> object:
 
 
 def exact(value: float) -> float | str:
-    """Return a number as JSON holds it: infinities as strings."""
+    """Return a number as a JSON value; infinities become the strings "inf" and "-inf"."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def space_from_json(values: Mapping[str, Any], depth: int = 0) -> Space:
-    """Return the space that `space_to_json` described; raise ValueError if it is impossible."""
+    """Return the space that was given to `space_to_json`; raise ValueError if `values` describe no valid space."""
     kind = values["kind"]
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is not a kind of space")

@@ -1,4 +1,4 @@
-"""Training from a configuration: build what it names, run it under its scheme, and write a run directory.
+"""Training from a configuration: build the parts of the run, run them under its scheme, and write a run directory.
 
 `remuda train` and `remuda.train` both call `train`. The path from here to the loss: `scheme.run`
 (schemes/synchronous.py) calls `learner.step` (learning/learner.py), which calls `algorithm.losses`
@@ -52,7 +52,7 @@ def train(
     quiet: bool = False,
     profile: bool = False,
 ) -> dict[str, Any]:
-    """Run a configuration to its end, or until a signal; return the content of result.json and the run's path."""
+    """Run a configuration to the end, or until a signal; return the content of result.json and the run's path."""
     refuse_in_worker()
     if config.has_replay_writers or (config.has_workers and config.sampler.inference == "workers"):
         # config.yaml stores the number of workers, because its default depends on the machine and a checkpoint holds
@@ -66,7 +66,7 @@ def train(
     while True:
         try:
             return train_from(found, scheme, recipe, config, spec, info, net, out, resume, callbacks, quiet, profile)
-        except DamagedReplay as error:  # found only now, when the replay is built and reads its files
+        except DamagedReplay as error:  # damage shows only when the replay reads its files
             assert found is not None
             found = load_newest(found.path.parent, found.step, [*found.skipped, str(error)])
 
@@ -99,7 +99,7 @@ def train_from(
         play = partial(play_episodes, config, spec, eval_episodes(config))
         journal = RunLog(directory, config, play, terminal, signals)
         try:
-            if not (directory.path / SPACES).exists():  # a resumed run keeps its file, which its env must match
+            if not (directory.path / SPACES).exists():  # a resumed run keeps the file that it has
                 write_spaces(directory.path, info.observation, info.action)
             with (
                 journal.open(resume, found),
@@ -158,7 +158,7 @@ def warn_if_nothing_is_learned(config: RunConfig, journal: RunLog) -> None:
 
 
 def refuse_unfilmable(config: RunConfig, spec: EnvSpec, info: EnvInfo) -> None:
-    """Raise ConfigError where eval.video cannot work: without codecs, or for an env that does not render images."""
+    """Raise ConfigError if eval.video cannot work: without codecs, or for an env that does not render images."""
     if config.eval.video:
         require_codecs()
     if config.eval.video and "rgb_array" not in info.render_modes:

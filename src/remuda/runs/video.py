@@ -77,7 +77,7 @@ def record(run: Run, episodes: int = 1, seed: int | None = None, out: Path | Non
 def record_episode(
     env: Any, policy: Policy, seed: int, video: VideoWriter, should_stop: Callable[[], bool]
 ) -> float | None:
-    """Play one greedy episode of a Gymnasium env into `video`; return its return, or None if it was stopped."""
+    """Record one greedy episode of a Gymnasium env in `video`; return its return, or None if it was stopped."""
     obs, _ = env.reset(seed=seed)
     video.add(render_frame(env))
     total, is_over, state, reward = 0.0, False, None, 0.0
@@ -97,7 +97,7 @@ def record_episode(
 def use_headless_rendering() -> None:
     """Let SDL and MuJoCo render without a display, unless the user chose otherwise.
 
-    Their environment variables must be set before the env's libraries are imported.
+    This sets environment variables, so it must be called before the env's libraries are imported.
     """
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     if sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("MUJOCO_GL"):
@@ -130,7 +130,7 @@ def require_codecs() -> None:
 
 
 class VideoWriter:
-    """Encodes frames as H.264 in a format that every player shows; the file appears when it is complete."""
+    """Writes frames to an H.264 file with widely supported settings. The file appears when it is complete."""
 
     def __init__(self, target: Path, fps: float | None) -> None:
         unusable = ConfigError(
@@ -145,7 +145,7 @@ class VideoWriter:
             target.parent.mkdir(parents=True, exist_ok=True)
             self._target, self._partial = target, target.with_name(f".writing-{target.name}")
             self._file = imageio.v3.imopen(self._partial, "w", plugin="pyav")
-        except OSError as error:  # imageio's message names its plugins instead of the directory
+        except OSError as error:  # imageio's own message names its plugins and not the directory
             raise unusable from error
         self._file.init_video_stream("libx264", fps=round(fps or DEFAULT_FPS), pixel_format="yuv420p")
 

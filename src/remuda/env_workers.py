@@ -1,4 +1,4 @@
-"""How errors and log lines refer to processes that hold envs: env workers, sampler workers and the evaluator."""
+"""The `WorkerKind` of env workers, sampler workers and evaluators: how errors and log lines refer to them."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ RemudaError
 ├── TrainingError        losses or gradients that are not finite for too many updates in a row
 └── Interrupted          a signal that stops the run
 
-Abandoned                raised inside the call of an env that did not return after a signal; it is not an Exception,
+Abandoned                raised inside a call into an env that does not return after a stop signal; a BaseException,
                          so that neither the env's own handlers nor the rebuilding of failed envs catch it
 """
 
@@ -47,11 +47,11 @@ class EnvError(RemudaError):
 
 
 class EnvFailed(EnvError):
-    """An environment raised more often than `envs.max_restarts` allows; log.txt holds a traceback."""
+    """An environment raised too often, for example more than `envs.max_restarts` times; log.txt has a traceback."""
 
 
 class WorkerError(RemudaError):
-    """A worker process died or hung more often than `envs.max_worker_restarts` allows."""
+    """A worker process died or hung more often than its restart limit allows, or failed with an unexpected error."""
 
 
 class NoState(RemudaError):
@@ -63,13 +63,13 @@ class TrainingError(RemudaError):
 
 
 class Interrupted(RemudaError):
-    """Raised inside a wait when a signal asks the run to stop."""
+    """Raised between two steps, or while waiting, when a signal asks the run to stop."""
 
-    signal = 2  # number of the signal; SIGINT where it is not known
+    signal = 2  # number of the signal; SIGINT if the signal is not known
 
 
 class Abandoned(BaseException):
-    """Raised by a signal handler inside an env of this process that did not return after a stop request."""
+    """Raised by a signal handler inside a call into an env that does not return after a stop request."""
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:

@@ -25,7 +25,7 @@ def free_memory() -> int:
     with suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text().splitlines()
         found.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]))
-    with suppress(OSError, ValueError):  # the file holds "max" where there is no limit
+    with suppress(OSError, ValueError):  # ValueError: the file holds "max" if there is no limit
         group = Path("/sys/fs/cgroup")
         limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
         found.append(max(0, limit - used))
@@ -40,14 +40,13 @@ def has_compiler() -> bool:
 def keep_memory() -> None:
     """Let this process keep the large blocks that it frees, instead of returning them to the system.
 
-    Every minibatch of images needs the same tens of megabytes, and the kernel would fill them with zeros page by page
-    each time. The setting (`mallopt`, in glibc only) changes the allocator of the whole process until it ends. So the
-    command `remuda train` and worker processes call this function, but `remuda.train` does not: call it yourself, as
-    `remuda.keep_memory()`, if your process may hold on to freed blocks of up to 1 GiB.
+    Every minibatch of images needs the same tens of megabytes. If they were returned, the kernel would fill them with
+    zeros page by page each time. The setting (`mallopt`, in glibc only) changes the allocator of the whole process
+    until it ends. So the command `remuda train` and worker processes call this function, but the function
+    `remuda.train` does not: call `remuda.keep_memory()` yourself if your process may keep freed blocks (up to 1 GiB).
     """
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-        if mallopt(MMAP_THRESHOLD, 1 << 30) or mallopt(
-            MMAP_THRESHOLD, 32 << 20
-        ):  # older versions of glibc allow at most 32 MiB
+        # Older versions of glibc refuse more than 32 MiB.
+        if mallopt(MMAP_THRESHOLD, 1 << 30) or mallopt(MMAP_THRESHOLD, 32 << 20):
             mallopt(TRIM_THRESHOLD, (1 << 31) - 1)

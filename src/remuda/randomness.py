@@ -15,23 +15,23 @@ import numpy as np
 
 
 class Purpose(IntEnum):
-    """What random numbers are used for. Changing a value changes the results of every run.
+    """What random numbers are used for. Changing a member's value changes the results of every run.
 
-    Comments state which `key` and `position` of `keyed_generator` belong to each purpose.
+    The comments state what `keyed_generator` takes as `key` and `position` for each purpose.
     """
 
-    EXPLORATION = 0  # the key is the env, and the position the row
-    RANDOM_ACTIONS = 1  # before learning starts; key and position as for exploration
-    EVALUATION = 2  # key and position as for exploration
-    MINIBATCHES = 3  # the key is the epoch, and the position the round
-    REPLAY = 4  # the key is the number of a draw or of a block of draws, and the position that of the attempt
-    LOSSES = 5  # the key is the number of updates so far
+    EXPLORATION = 0  # key: the env; position: the row
+    RANDOM_ACTIONS = 1  # random actions before learning starts; key and position as for EXPLORATION
+    EVALUATION = 2  # key and position as for EXPLORATION
+    MINIBATCHES = 3  # key: the epoch; position: the round
+    REPLAY = 4  # key: the number of a draw, or of a block of draws; position: the number of the attempt
+    LOSSES = 5  # key: the number of updates so far
 
 
 def keyed_generator(purpose: Purpose, seed: int, key: int, position: int = 0) -> np.random.Generator:
     """Return a generator for one use; all arguments are below 2**64.
 
-    Philox is a function of its key and a counter of four words. Each draw increments the first word and carries
-    into the second. `purpose` and `position` are the last two words, so they change only after 2**128 draws.
+    Philox is a function of its key and of a counter of four 64-bit words. Drawing numbers increments the first two
+    words. `purpose` and `position` are the last two, so two generators could overlap only after 2**128 draws.
     """
     return np.random.Generator(np.random.Philox(key=[seed, key], counter=[0, 0, int(purpose), position]))

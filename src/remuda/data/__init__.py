@@ -1,4 +1,4 @@
-"""Arrays, trees, rollouts and shared memory; numpy only, so that env workers stay light."""
+"""Arrays, trees, rollouts and shared memory. Torch is not imported, so that env workers need little memory."""
 
 from remuda.data.arrays import Array, ArrayTuple, FieldError, namedarraytuple
 from remuda.data.rollout import Batch, Rollout, Steps, resets

@@ -10,7 +10,7 @@
     array([7, 7])
 
 Fields hold arrays (numpy or torch), other named array tuples, or None as a placeholder that every operation skips.
-Write fixed types as classes, so that fields have comments and a type checker knows them:
+If the fields are fixed, define the type as a class, so that fields can have comments and type checkers know them:
 
     class Steps(ArrayTuple):
         obs: Tree
@@ -32,12 +32,12 @@ PLAIN_RULE = "a plain tuple, list or dict has no axes; make it a named array tup
 
 
 class ArrayTuple(tuple[Any, ...]):
-    """Base of every named array tuple; the annotations of a subclass are its fields, after inherited ones."""
+    """Base class of named array tuples. The annotated names of a subclass are its fields, after inherited ones."""
 
     _fields: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
-        # Read the attribute and not the entry of __dict__, which Python 3.14 fills lazily.
+        # Use cls.__annotations__ and not cls.__dict__["__annotations__"], which Python 3.14 fills lazily.
         fields = tuple(name for name in cls.__annotations__ if name not in cls._fields)
         for name in fields:
             if not name.isidentifier() or name.startswith("_") or name in RESERVED:
@@ -64,7 +64,7 @@ class ArrayTuple(tuple[Any, ...]):
         return tuple.__new__(cls, values)
 
     def __getitem__(self, where: Any) -> Self:
-        """Return the same tuple with every field indexed; for a field by its name, use the attribute."""
+        """Return a tuple of the same type with every field indexed by `where`; a single field is an attribute."""
         out = []
         for name, value in zip(self._fields, self, strict=True):
             try:
@@ -76,9 +76,9 @@ class ArrayTuple(tuple[Any, ...]):
         return tuple.__new__(type(self), out)
 
     def __setitem__(self, where: Any, value: Any) -> None:
-        """Assign to every field at once, from a tuple with one value per field, or from one value for all fields.
+        """Assign to `where` in every field: from a tuple with one value per field, or from one value for all fields.
 
-        A None on either side leaves that field unchanged.
+        Fields that are None stay None, and a new value of None leaves its field unchanged.
         """
         if isinstance(value, ArrayTuple) and value._fields != self._fields:
             raise ValueError(
@@ -118,7 +118,7 @@ class ArrayTuple(tuple[Any, ...]):
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.items())})"
 
     def __reduce__(self) -> Any:
-        # A type made by namedarraytuple() is rebuilt from its name and fields, so no module has to define it.
+        # A type made by namedarraytuple() is unpickled from its name and fields, so that it need not be importable.
         if type(self).__dict__.get("_is_made"):
             return _rebuild, (type(self).__name__, self._fields, tuple(self))
         return type(self), tuple(self)
@@ -127,8 +127,8 @@ class ArrayTuple(tuple[Any, ...]):
 @cache
 def _getter(index: int) -> object:
     """Return a descriptor that reads the field at a position of a tuple."""
-    # The descriptors of an ordinary named tuple read a position in C, in a quarter of the time that a property with a
-    # Python function takes. They do not call ArrayTuple.__getitem__, which would index every field.
+    # The descriptors of an ordinary named tuple are written in C and take a quarter of the time of a property with a
+    # Python function. They do not call ArrayTuple.__getitem__, which would index every field.
     names = [f"field_{position}" for position in range(index + 1)]
     return vars(namedtuple("Fields", names))[names[-1]]
 
@@ -142,7 +142,7 @@ def _make(typename: str, fields: tuple[str, ...]) -> type[ArrayTuple]:
 
 
 def namedarraytuple(typename: str, fields: str | Sequence[str]) -> type[ArrayTuple]:
-    """Return a type by its name and fields; equal names and fields give the same type, in any process."""
+    """Return the named array tuple type with this name and these fields; equal arguments give the same type."""
     return _make(typename, tuple(fields.split() if isinstance(fields, str) else fields))
 
 
@@ -151,7 +151,7 @@ def _rebuild(typename: str, fields: tuple[str, ...], values: tuple[Any, ...]) ->
 
 
 class FieldError(IndexError, ValueError, TypeError):
-    """An operation failed in one field; the message starts with its dotted path."""
+    """An operation on a named array tuple failed in one field; the message starts with the field's dotted path."""
 
     def __init__(self, path: str, cause: str) -> None:
         super().__init__(path, cause)

@@ -3,8 +3,8 @@
     data = pack({"state": np.zeros(4), "rng": generator.bit_generator.state})
     value = unpack(data)                      # raises Unpackable for bytes that pack did not write
 
-Supported are None, bools, ints of any size, floats, strings, bytes, lists, tuples, dicts, deques, and numpy arrays
-and scalars of numbers and strings. Types are preserved, because a numpy scalar and a Python float may round
+Supported values are None, bools, ints of any size, floats, strings, bytes, lists, tuples, dicts, deques, and numpy
+arrays and scalars of numbers and strings. Types are preserved, because a numpy scalar and a Python float may round
 differently in later computations.
 """
 
@@ -55,7 +55,7 @@ def _node(value: Any, depth: int) -> Any:
         return ["bytes", value]
     if kind is np.str_:
         return ["str_", str(value)]
-    is_array = kind is np.ndarray  # not subclasses: a masked array is more than its numbers
+    is_array = kind is np.ndarray  # excludes subclasses: a masked array is more than its numbers
     if (is_array or isinstance(value, np.generic)) and value.dtype.kind in KINDS and value.dtype.itemsize:
         name = "array" if is_array else "scalar"
         return [name, value.dtype.str, list(value.shape), value.tobytes()]

@@ -8,9 +8,11 @@ One row is one call of `act` and the response of the env:
     discount   1        0 or 1     1                 1
 
 Envs reset on the *next* step, so the row after an end holds the true final observation, and its value estimate is the
-bootstrap of a truncated episode. No action is taken there: `mask` is False, and "mask[t-1] is False" is the reset
-flag of recurrent state (compute it before you cut off a burn-in, or the reset at the cut is lost). A termination has
-discount 0, a truncation 1.
+bootstrap of a truncated episode. No action is taken in that row, so its `mask` is False. An episode that terminates
+has discount 0 in its last row, a truncated one has 1.
+
+Recurrent state is reset before row t if mask[t-1] is False (see `resets`). If you cut off burn-in rows, compute these
+flags before the cut, because the first row after it has no row t-1.
 """
 
 from __future__ import annotations
@@ -30,15 +32,16 @@ class Steps(ArrayTuple):
     action: Tree
     reward: Array  # reward for this row's action; 0 on a reset row
     discount: Array  # 0 where the episode terminated with this row, 1 otherwise
-    mask: Array  # False on a reset row
+    mask: Array  # False on reset rows and padding, in which no action was taken
     policy: Tree  # output of the acting policy: log_prob, value, ...
     version: Array  # version of the weights that chose the action
 
 
 def resets(mask: Array) -> Array:
-    """Return a mask [T, B] of the rows that start from a fresh recurrent state: each row that follows a reset row.
+    """Return a mask [T, B] of the rows that start with a reset recurrent state: those that follow a masked row.
 
-    Row 0 is never marked, because its state is stored with the rollout."""
+    Row 0 is never marked, because the recurrent state before it is stored with the rollout.
+    """
     flags = ~mask
     flags[1:] = flags[:-1].clone() if hasattr(flags, "clone") else flags[:-1].copy()
     flags[0] = False
@@ -47,24 +50,24 @@ def resets(mask: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """T steps of B environments; the sampler's next `collect` may reuse the arrays."""
+    """T rows of B environments; the sampler's next `collect` may overwrite the arrays."""
 
     steps: Steps  # [T, B]
     next_obs: Tree  # [B]: the observation after the last row
-    last_value: Array = None  # [B]: value of next_obs, without advancing any state; None for agents without values
-    state: Tree = None  # [B]: recurrent state before row 0, after any reset
-    envs: Array = None  # [B]: the env of each column; None: all envs, in order
-    begins: Array = None  # [B]: True where row 0 starts a new episode; None: not known
+    last_value: Array = None  # [B]: the agent's value estimate for next_obs; None for agents without values
+    state: Tree = None  # [B]: recurrent state before row 0, already reset where an episode starts there
+    envs: Array = None  # [B]: index of the env of each column; None if the columns are all envs in order
+    begins: Array = None  # [B]: True where row 0 starts a new episode; None if that is unknown
 
     def real_obs(self) -> Tree:
-        """Return the observations [N, ...] of all rows with an action, for observation statistics."""
+        """Return the observations [N, ...] of all rows with mask True, for the statistics of a normalizer."""
         mask = self.steps.mask
         return map_tree(lambda x: x[mask], self.steps.obs)
 
     def window(self, t0: int, t1: int, b: Any = slice(None)) -> Rollout:
-        """Return rows t0 to t1 of envs b as a rollout that bootstraps from row t1.
+        """Return rows [t0:t1] of the columns `b` as a rollout that bootstraps from row t1.
 
-        Recurrent state is known for row 0 only; a window that starts later has none.
+        The recurrent state is known for row 0 only, so `state` is None in a window that starts later.
         """
         T = self.steps.reward.shape[0]
         if not 0 <= t0 < t1 <= T:
@@ -83,8 +86,11 @@ class Rollout:
 
 
 def pick_rows(x: Array, index: Array) -> Array:
-    """Return x[index] for an int64 tensor `index`. Whole rows are copied, which is much faster for images."""
-    if x.dim() == 4 and not x.is_contiguous():  # keeps the memory format of channels-last images
+    """Return x[index] for tensors `x` and `index` (int64), by copying whole rows.
+
+    For images this is much faster than indexing.
+    """
+    if x.dim() == 4 and not x.is_contiguous():  # images in channels-last format keep this format
         return x.movedim(1, -1).index_select(0, index).movedim(-1, 1)
     return x.index_select(0, index)
 
@@ -94,34 +100,34 @@ class Batch:
     """Input of the losses: whole sequences [T, B], or shuffled rows [N]."""
 
     steps: Steps
-    targets: Tree = None  # added by the algorithm's `prepare` or by a replay, with the same leading axes
+    targets: Tree = None  # added by the algorithm's `prepare` or by a replay, with the leading axes of `steps`
     state: Tree = None  # [B]: recurrent state before the first row; sequences only
     next_obs: Tree = None  # observation to bootstrap from after the last row: [B] for sequences, [N] for rows
     weight: Array = None  # importance weight of a prioritized draw: [N] for rows, [B] for sequences
-    key: Array = None  # identifies each drawn row or sequence for feedback, and is never reused; same axes as weight
-    metrics: Mapping[str, Any] = field(default_factory=dict)  # metrics of the rollout, from `prepare`
-    # Range of the returns of all stored rows, in a run's first batch; see `return_range` in replay/ring_replay.py.
+    key: Array = None  # unique id of each drawn row or sequence, for `Replay.feedback`; axes as in `weight`
+    metrics: Mapping[str, Any] = field(default_factory=dict)  # metrics that `prepare` computed, for the log
+    # Smallest return, largest return and return of the mean reward over all stored rows, set only in a run's first
+    # batch; see `return_range` in replay/ring_replay.py.
     returns: tuple[float, float, float] | None = None
 
     def flatten(self) -> Self:
-        """Return rows [T * B] without recurrent state and next_obs, which belong to whole sequences."""
+        """Return a batch [T, B] as rows [T * B], without `state` and `next_obs`, which belong to whole sequences."""
         if self.weight is not None or self.key is not None:
             raise ValueError("a prioritized draw of sequences has one weight for each: use columns, not flatten")
         steps, targets = map_tree(lambda x: x.reshape(-1, *x.shape[2:]), (self.steps, self.targets))
         return replace(self, steps=steps, targets=targets, state=None, next_obs=None)
 
     def rows(self, index: Any) -> Self:
-        """Return these rows of a flat batch, in this order."""
+        """Return the rows at `index` of a batch [N], in the order of `index`."""
         parts = (self.steps, self.targets, self.next_obs, self.weight, self.key)
-        is_tensor = (
-            str(getattr(index, "dtype", None)) == "torch.int64"
-        )  # by name, because this package does not import torch
+        # The dtype is compared by its name, because this package does not import torch.
+        is_tensor = str(getattr(index, "dtype", None)) == "torch.int64"
         pick = (lambda x: pick_rows(x, index)) if is_tensor else (lambda x: x[index])
         steps, targets, next_obs, weight, key = map_tree(pick, parts)
         return type(self)(steps, targets, self.state, next_obs, weight, key, self.metrics)
 
     def columns(self, b: Any) -> Self:
-        """Return the whole sequences of these envs, as a minibatch for recurrent agents."""
+        """Return the whole sequences in the columns `b` of a batch [T, B], as a minibatch for recurrent agents."""
         steps, targets = map_tree(lambda x: x[:, b], (self.steps, self.targets))
         parts = (self.state, self.next_obs, self.weight, self.key)
         state, next_obs, weight, key = map_tree(lambda x: x[b], parts)

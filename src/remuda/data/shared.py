@@ -1,11 +1,11 @@
-"""Anonymous shared memory: it exists as long as some process maps it, so nothing can leak.
+"""Anonymous shared memory: the system frees it when no process maps it any more, so it cannot leak.
 
     with SharedArrays({"reward": ((8,), "float32")}) as memory:
         attached = SharedArrays.attach(memory.fd, memory.layout)     # in another process, given the descriptor
         attached["reward"][3] = 1.0                                  # the same bytes
 
-The creator and every process that attaches close their own views. The numpy arrays, and torch tensors made from
-them by `torch.from_numpy`, are views of the same bytes.
+Every process closes its own `SharedArrays`, the creator included. Tensors that `torch.from_numpy` makes from the
+arrays are views of the same bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-ALIGNMENT = 64  # one cache line, so that arrays of two writers never share one
+ALIGNMENT = 64  # bytes of a cache line: arrays that different processes write never share one
 
 Layout = dict[str, tuple[tuple[int, ...], str]]
 
@@ -39,7 +39,7 @@ def _offsets(layout: Mapping[str, tuple[tuple[int, ...], str]]) -> tuple[dict[st
 def _anonymous_file(size: int) -> int:
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("remuda", os.MFD_CLOEXEC)
-    else:  # macOS and others: a file that is unlinked while it is open has no name either
+    else:  # on macOS, for example: a file that is unlinked while it is open is anonymous too
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
     try:
@@ -76,18 +76,18 @@ class SharedArrays:
 
     @classmethod
     def attach(cls, fd: int, layout: Mapping[str, tuple[tuple[int, ...], str]]) -> Self:
-        """Return another view of memory that a SharedArrays created; the descriptor is duplicated."""
+        """Map memory that another SharedArrays created; `fd` is duplicated, so the caller may close it."""
         return cls(layout, fd)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self._arrays[name]
 
     def close(self) -> None:
-        """Close this view. Arrays that were handed out stay readable until the last of them is deleted."""
+        """Close this view of the memory. Arrays taken from it stay valid until the last of them is deleted."""
         if self._map is None:
             return
         self._arrays.clear()
-        with contextlib.suppress(BufferError):  # an array is still in use, and keeps the mapping open
+        with contextlib.suppress(BufferError):  # raised if an array is still in use, which keeps the mapping open
             self._map.close()
         self._map = None
         os.close(self.fd)
@@ -100,10 +100,10 @@ class SharedArrays:
 
 
 class Fence:
-    """A full memory barrier between processes, on every kind of processor; it takes 0.2 us.
+    """A full memory barrier between processes, on every processor architecture; a call takes 0.2 us.
 
-    Acquiring and releasing a lock twice is a full barrier: no later access moves before an acquire, no earlier one
-    after a release, and the second acquire cannot move before the first release.
+    Acquiring and releasing a lock twice is a full barrier: no later memory access can move before an acquire, no
+    earlier access can move after a release, and the second acquire cannot move before the first release.
     """
 
     def __init__(self) -> None:

@@ -17,43 +17,44 @@ from numpy.typing import NDArray
 from remuda.data.arrays import namedarraytuple
 
 Array: TypeAlias = NDArray[Any]
-# What a space describes for a batch of envs: one numpy array, or a named array tuple with one value per entry.
+# Observations or actions of a batch of envs: one numpy array, or a named array tuple with one value per entry of the
+# space.
 ArrayTree: TypeAlias = Any
 
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """The description of an observation or action: what agents need to know of a Gymnasium space.
+    """The description of an observation or action: what agents need to know about a Gymnasium space.
 
-    A leaf is one array per env. A dict or tuple has entries and describes a named array tuple of them.
+    A leaf describes one array per env. A dict or tuple has entries and describes a named array tuple of their values.
     """
 
     kind: Literal["box", "discrete", "multidiscrete", "multibinary", "dict", "tuple"]
     shape: tuple[int, ...] = ()
-    dtype: str = ""  # as stored in rollouts: float64 boxes become float32, discrete ones int64, multibinary int8
-    low: Array | None = None  # box only
-    high: Array | None = None
+    dtype: str = ""  # dtype in rollouts: float32 for boxes of floats, int64 for discrete values, int8 for multibinary
+    low: Array | None = None  # box only: the lower bound of each element
+    high: Array | None = None  # box only: the upper bound of each element
     n: int = 0  # discrete only: the number of values
     start: int = 0  # discrete only: the smallest value; rollouts and agents count from 0
     sizes: Array | None = None  # multidiscrete only: the number of values of each element
     starts: Array | None = None  # multidiscrete only: the smallest value of each element
     entries: Mapping[str, Space] = field(default_factory=dict)  # dict and tuple only, by field name
     keys: tuple[str, ...] = ()  # dict only: the keys that the env itself uses, in the order of `entries`
-    env_dtype: str = ""  # integers only: the dtype of the env's own space
+    env_dtype: str = ""  # discrete and multidiscrete only: the dtype of the env's own space
 
     @property
     def is_leaf(self) -> bool:
         return self.kind not in ("dict", "tuple")
 
     def leaves(self, path: str = "") -> Iterator[tuple[str, Space]]:
-        """Yield every leaf with its dotted path below `path`; a leaf yields itself under `path`."""
+        """Yield (dotted path, leaf) for every leaf, or for this space if it is a leaf; paths start with `path`."""
         if self.is_leaf:
             yield path, self
         for name, entry in self.entries.items():
             yield from entry.leaves(f"{path}.{name}" if path else name)
 
     def tree(self, make: Callable[[str, Space], Any], path: str = "") -> ArrayTree:
-        """Return make(path, leaf) for a leaf, or a named array tuple of these values for a space with entries."""
+        """Return `make(path, leaf)` for all leaves: a named array tuple, or one value if this space is a leaf."""
         if self.is_leaf:
             return make(path, self)
         values = [entry.tree(make, f"{path}.{name}" if path else name) for name, entry in self.entries.items()]

@@ -1,4 +1,4 @@
-"""Environments: resolved by name, stepped in this process or in worker processes, without torch.
+"""Environments, found by name and stepped in this process or in worker processes. Torch is not imported.
 
     spec = resolve("CartPole-v1")                        # an id, "package.module:factory" or a callable
     with make_envs(spec, num_envs=8, num_workers=2) as envs:
@@ -62,10 +62,10 @@ class EnvInfo:
     label: str
     observation: Space
     action: Space
-    max_episode_steps: int | None  # None if Gymnasium knows of no limit
+    max_episode_steps: int | None  # None if Gymnasium knows no limit
     render_modes: tuple[str, ...]
     fps: float  # frames per second for videos; 0 if the env does not set this
-    no_state: str | None = None  # why its state cannot be saved; None if it can
+    no_state: str | None = None  # why the env's state cannot be saved; None if it can
 
 
 def make_envs(
@@ -82,16 +82,17 @@ def make_envs(
     levels: Sequence[int] | None = None,
     **limits: Any,
 ) -> LocalEnvs | PooledEnvs | NativeEnvs:
-    """Make `num_envs` envs, in this process if there are no workers.
+    """Make `num_envs` envs, in this process if `num_workers` is 0.
 
-    `limits` are max_restarts and, with workers, the time-outs and max_worker_restarts of PooledEnvs.
+    `limits` may contain max_restarts and, with workers, also step_timeout, build_timeout and max_worker_restarts.
 
-    `backend` is "python" (single envs), the name of a native backend (see `backends`), or "auto". "auto" takes a
-    native backend if it gives exactly the numbers of the single env (Atari), or if the id has no single env. Other
-    native envs, such as Gymnasium's vectorized CartPole or those of envpool, give different numbers and are used only
-    if they are named. Seeds, levels, entries of info, statistics of every step and step limits need single envs.
+    `backend` is "python" (single envs), the name of a native backend (see `backends`), or "auto". "auto" chooses a
+    native backend if its envs give exactly the numbers of the single env (Atari), or if the id has no single env.
+    Other native envs, such as Gymnasium's vectorized CartPole or those of envpool, give different numbers and are
+    used only if `backend` names them. Single envs are needed for `seeds`, `levels`, `info`, step limits, and a class
+    of `stats` that has a step() method.
 
-    A native backend has up to `num_workers` threads for each slot, and at least one.
+    A native backend uses up to `num_workers` threads for each slot, and at least one.
     """
     if num_workers < 0:
         raise ConfigError(
@@ -128,7 +129,7 @@ def _needs_single(
     info: Sequence[str],
     levels: Sequence[int] | None,
 ) -> str:
-    """Return a phrase for the first argument that only single envs support, or "" if there is none."""
+    """Return a phrase that names the first argument that only single envs support, or "" if there is none."""
     if seeds is not None:
         return "the seeds of an evaluation"
     if levels is not None:
@@ -151,7 +152,7 @@ def probe(spec: EnvSpec, attempts: int = 3) -> EnvInfo:
     env = spec.build()
     known, metadata = env.spec, env.metadata
     try:
-        # Notices are dropped, because the envs of the run report them again.
+        # Warnings about the env are dropped here, because the envs of the run report them too.
         with LocalEnvs(EnvSpec(spec.name, {}, lambda: env), 1, max_restarts=0, on_notice=lambda _: None) as envs:
             _try_step(envs)
             return EnvInfo(
@@ -182,9 +183,9 @@ def _probe_native(spec: EnvSpec) -> EnvInfo:
 
 
 def _why_no_state(envs: LocalEnvs | NativeEnvs) -> str | None:
-    """Return why the state cannot be saved, or None.
+    """Return why the state of these envs cannot be saved, or None if it can.
 
-    `get_state` and `set_state` are both called, because an env may use these names for something else.
+    Both get_state() and set_state() are tried, because an env may use these method names for something else.
     """
     try:
         envs.set_state(envs.get_state())

@@ -1,4 +1,4 @@
-"""Convert actions between the arrays that are stored and values of an env's own space.
+"""Convert actions between the arrays that rollouts store and the values that an env takes.
 
     write = writer(env.action_space, action)
     for env, action in zip(envs, write(actions)):                # from arrays [B] to one action for each of B envs
@@ -30,11 +30,11 @@ def writer(raw: gymnasium.Space, space: Space) -> Writer:
     if space.kind == "discrete":
         if space.start or dtype != np.int64:
             return lambda array: (array + space.start).astype(dtype)
-        return lambda array: array  # iterating over it gives scalars, which are copies
+        return lambda array: array  # iterating over the array gives scalars, which are copies
     if space.kind == "multidiscrete":
         return lambda array: (array + space.starts).astype(dtype)
     if space.is_leaf and not space.shape:
-        return lambda array: [np.array(each, dtype) for each in array]  # arrays without axes instead of scalars
+        return lambda array: [np.array(each, dtype) for each in array]  # the env expects an array of shape ()
     if space.is_leaf:
         return lambda array: array.astype(dtype)
     if space.kind == "tuple":
@@ -51,7 +51,10 @@ def writer(raw: gymnasium.Space, space: Space) -> Writer:
 
 
 def action_leaves(space: Space, action: Actions, count: int, path: str = "") -> Iterator[Array]:
-    """Yield the leaves of actions for `count` envs, in the order of the space; dicts may use the env's own keys."""
+    """Yield the leaves of actions for `count` envs as arrays [count, ...], in the order of the space.
+
+    Dicts may have the env's own keys or the space's field names. Raise ValueError if an entry or a shape is wrong.
+    """
     name = f"actions {path}" if path else "actions"
     if space.is_leaf:
         array = np.asarray(action)
@@ -66,7 +69,7 @@ def action_leaves(space: Space, action: Actions, count: int, path: str = "") -> 
 
 
 def _entries(space: Space, action: Actions, name: str) -> Sequence[Any]:
-    """Return the entries of actions in the order of the space; ValueError if they are not those of the space."""
+    """Return the entries of actions in the order of the space; raise ValueError if entries are missing or unknown."""
     fields = tuple(space.entries)
     if isinstance(action, ArrayTuple):
         found: Sequence[str] = action._fields
@@ -90,7 +93,7 @@ def _entries(space: Space, action: Actions, name: str) -> Sequence[Any]:
 
 
 def stored_action(space: Space, action: Any) -> Actions:
-    """Return one action of the env's own space as arrays [1] in the tree of the space, for `Envs.send`."""
+    """Convert one action of the env's own space to the form that `Envs.send` takes, for a slot of one env."""
     if space.kind == "discrete":
         return np.asarray([action]) - space.start
     if space.kind == "multidiscrete":

@@ -1,12 +1,12 @@
-"""Save and restore the state of ale-py's console, so that a restored game continues exactly as the original.
+"""Save and restore the state of ale-py's emulator, so that a restored game continues exactly as the original.
 
     state = get_console(ale, sticky=0.25, recent=[last_action, ...])
     set_console(another, state, sticky=0.25)
 
-A saved system state lacks the action that the console executed last, which a sticky console repeats. ale-py does not
-expose that action. It may differ from the last requested action, because a sticky console may have repeated an older
-one instead. It is therefore found by experiment: one action after another is executed, until one is found after which
-the console continues from the saved state just as it did at first.
+With sticky actions, the emulated console may repeat the action that it executed last. ale-py neither saves that
+action nor exposes it, and it may differ from the action that was requested last. `get_console` therefore finds it by
+experiment: it executes one action after another, until it finds one after which the console continues from the saved
+state just as it did at first.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-ERROR_PROBABILITY = 1e-12  # accepted probability of saving a wrong last action of a sticky console
+ERROR_PROBABILITY = 1e-12  # accepted probability of saving a wrong last action, with sticky actions
 
 
 def get_console(ale: Any, sticky: float, recent: Sequence[Any]) -> dict[str, Any]:
-    """Return the state and leave the console as it was; actions in `recent` are tried first."""
+    """Return the state of the console, and leave the console in that state.
+
+    `sticky` is the probability that the console repeats its last action. The actions in `recent` are tried first when
+    that last action is searched for.
+    """
     system = ale.cloneSystemState()
     if not sticky:
         return {"system": system.serialize(), "action": 0}
@@ -45,21 +49,27 @@ def set_console(ale: Any, state: Mapping[str, Any], sticky: float) -> None:
 
 
 def _num_frames(sticky: float) -> int:
-    """Return the number of frames after which a requested action was almost surely executed at least once."""
+    """Return for how many frames an action must be requested so that it is almost surely executed at least once."""
     return math.ceil(math.log(ERROR_PROBABILITY) / math.log(min(sticky, 0.99)))
 
 
 def _press(ale: Any, action: Any, frames: int) -> None:
-    """Make `action` the last executed one, in a new game, because after the end of a game none is executed."""
+    """Make `action` the one that the console executed last, by requesting it for `frames` frames.
+
+    This is done in a new game, because the console executes no actions after the end of a game.
+    """
     ale.reset_game()
     for _ in range(frames):
         ale.act(action)
 
 
 def _continuation(ale: Any, system: Any, frames: int, action: Any) -> bytes:
-    """Return a hash of the states that follow `system`; this changes the action that was executed last."""
+    """Return a hash of the states that follow `system` when `action` is requested for `frames` frames.
+
+    This changes the action that the console executed last.
+    """
     ale.restoreSystemState(system)
-    hashed = hashlib.sha256()  # covers every frame, because different actions may lead to the same last frame
+    hashed = hashlib.sha256()  # of every frame, because different actions may lead to the same last frame
     for _ in range(frames):
         ale.act(action)
         hashed.update(ale.cloneSystemState().serialize())

@@ -1,4 +1,4 @@
-"""A pool in which every slot belongs to one worker and is received when it is ready: a slow env delays no other slot.
+"""A pool in which every slot belongs to one worker. Slots are received in any order: a slow env delays only its own.
 
 with AsyncPooledEnvs(resolve("CartPole-v1"), num_envs=8, num_workers=8, slots=8) as envs:
     envs.reset(seed=1)
@@ -23,11 +23,11 @@ from remuda.processes.worker_pool import POLL_SECONDS, Worker
 
 
 class AsyncPooledEnvs(PooledEnvs):
-    """`core.AsyncEnvs` in worker processes; other slots continue while a replaced worker builds its envs."""
+    """`core.AsyncEnvs` in worker processes. Other slots continue while the replacement of a lost worker is built."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "alone": True})
-        self._building: list[Worker] = []  # replaced workers that have not built their envs yet
+        self._building: list[Worker] = []  # restarted workers that have not built their envs yet
         self._polled_at = time.monotonic()
         self._answers = [0] * self.num_slots  # answers received from each slot since its worker was last lost
 
@@ -52,7 +52,7 @@ class AsyncPooledEnvs(PooledEnvs):
         return self._answered()
 
     def _sleep(self, is_over: Callable[[], bool], deadline: float) -> None:
-        """Wait until `is_over` or the deadline, while replacing workers that are lost or late."""
+        """Wait until `is_over()` is true or the deadline is reached; replace workers that are lost or too slow."""
         if is_over():
             return
         self._requests.sleep(ANY)
@@ -65,7 +65,8 @@ class AsyncPooledEnvs(PooledEnvs):
     def _poll_workers(self, seconds: float) -> None:
         """Receive messages for up to `seconds` and supervise the workers.
 
-        The time since the last poll counts towards time limits, except while this process was suspended.
+        The time since the last poll counts towards the time limits of workers, but only up to twice POLL_SECONDS: a
+        longer time means that this process was suspended.
         """
         self._worker_pool.clock += min(time.monotonic() - self._polled_at, 2 * POLL_SECONDS)
         self._worker_pool.listen(seconds)
@@ -80,8 +81,8 @@ class AsyncPooledEnvs(PooledEnvs):
         for member in self._worker_pool.lost():
             self._discard(member)
             own = [slot for slot, servers in enumerate(self._requests.servers) if member.index in servers]
-            # The first answer of a new worker is a reset row, so only a second answer shows that it was useful.
-            # Request numbers do not show this, because other slots advance independently.
+            # The first answer of a new worker is a reset row, so only a second answer shows that the worker made
+            # progress. The number of the last request does not show this, because all slots increment it.
             was_useful = any(self._answers[slot] > 1 for slot in own)
             for slot in own:
                 self._answers[slot] = 0

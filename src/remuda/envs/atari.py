@@ -7,14 +7,14 @@
     if info.get("episode_continues"):                        # a life was lost and the game is not over:
         obs, info = env.reset()                              # continues the same game
 
-All random numbers are drawn as the native env draws them, so the same seed and actions give the same frames, rewards
-and ends. Three details therefore differ from other Atari wrappers: there are up to noop_max - 1 no-ops, the first
-stack is empty except for its newest frame, and the last observation of a game repeats its last full frame, because
-skipping stops where the game ends.
+All random numbers are drawn as ale-py's vector env draws them, so the same seed and actions give the same frames,
+rewards and ends of episodes. Three details therefore differ from other Atari wrappers: a game starts with up to
+noop_max - 1 no-ops, the first stack of frames is zero except for the newest frame, and the last observation of a game
+repeats its last full frame, because frame skipping stops where the game ends.
 
-A lost life is an end for the learner. The reset after it takes one no-op (or FIRE) action in the same game, whereas
-the native env's option for episodic life would start a new game. The reward of that action is added to that of the
-next step, so that scores stay complete.
+With episodic_life, a lost life ends the learner's episode. The reset after it takes one no-op (or FIRE) action in the
+same game, whereas the episodic life of ale-py's vector env would start a new game. The reward of that action is added
+to the reward of the next step, so that scores stay complete.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Info: TypeAlias = dict[str, Any]
 
 
 class AtariEnv(gymnasium.Env):  # type: ignore[misc]
-    """One game on one emulator."""
+    """One Atari game on its own emulator."""
 
     def __init__(self, game: AtariGame, render_mode: str | None = None) -> None:
         ale, roms = _require("ale_py", game.label), _require("ale_py.roms", game.label)
@@ -71,12 +71,12 @@ class AtariEnv(gymnasium.Env):  # type: ignore[misc]
         self._taken = [self._no_op, self._no_op]  # the last two actions, the newest first
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Frames, Info]:
-        """Start a new game; after a lost life and without a seed, continue the same one."""
+        """Start a new game; if only a life was lost and no seed is given, continue the current game instead."""
         super().reset(seed=seed)
         if seed is None and self._draws is None:
             seed = int(np.random.SeedSequence().generate_state(1)[0])
         if seed is not None:
-            seed &= 0x7FFFFFFF  # the console's seed is a 32-bit int, and -1 stands for a random one
+            seed &= 0x7FFFFFFF  # the console's seed is a signed 32-bit int, and -1 would mean a random seed
             self._ale.setInt("random_seed", seed)
             self._load()
             self._draws = np.random.RandomState(seed)
@@ -107,7 +107,7 @@ class AtariEnv(gymnasium.Env):  # type: ignore[misc]
     def _count_no_ops(self) -> int:
         """Return a random number of no-ops, drawn as std::uniform_int_distribution draws from std::mt19937.
 
-        The result is the high word of draw times range; draws that would cause a bias are rejected.
+        The result is the high word of a 32-bit draw times noop_max; draws that would cause a bias are rejected.
         """
         assert self._draws is not None
         count = max(1, self.game.options.noop_max)
@@ -134,7 +134,10 @@ class AtariEnv(gymnasium.Env):  # type: ignore[misc]
         return self._stack, reward, terminated, not terminated, info
 
     def _act(self, action: Any) -> tuple[float, bool]:
-        """Repeat an action; return its reward, and whether the game is over or has reached its frame limit."""
+        """Repeat an action for the frames of one step; return the sum of rewards, and whether the game is over.
+
+        A game that has reached its limit of frames is over, too.
+        """
         ale, skip, is_over, reward = self._ale, self.game.frame_skip, False, 0
         self._taken = [action, self._taken[0]]
         count = skip if isinstance(skip, int) else int(self.np_random.integers(*skip))
@@ -147,7 +150,7 @@ class AtariEnv(gymnasium.Env):  # type: ignore[misc]
             if left <= 2:
                 ale.getScreenGrayscale(self._last if left == 1 else self._before)
         self._lives = ale.lives()
-        stack = np.empty_like(self._stack)  # a new array, because callers may keep the last one
+        stack = np.empty_like(self._stack)  # a new array, because callers may keep the previous one
         stack[:-1] = self._stack[1:]
         self._stack = stack
         self._show()

@@ -1,4 +1,4 @@
-"""Settings of Atari games: the user's options, the env's keyword arguments, and the defaults of the id, merged.
+"""Settings of Atari games, merged from the user's options, the env's keyword arguments and the defaults of the id.
 
 game = resolve_game("ALE/Pong-v5", gymnasium.spec("ALE/Pong-v5").kwargs, {}, AtariOptions(episodic_life=True))
 game.frame_skip, game.sticky                             # 4, 0.25: from the id
@@ -13,7 +13,7 @@ from typing import Any, Literal
 from remuda.errors import EnvSpecError
 
 ENTRY_POINT = "ale_py.env:AtariEnv"
-GYMNASIUM_KWARGS = ("obs_type", "continuous", "continuous_action_threshold", "sound_obs")  # need ale-py's own env
+GYMNASIUM_KWARGS = ("obs_type", "continuous", "continuous_action_threshold", "sound_obs")  # only in ale-py's own env
 KWARGS = (
     "frameskip",
     "repeat_action_probability",
@@ -27,7 +27,7 @@ KWARGS = (
 
 @dataclass(frozen=True)
 class AtariOptions:
-    """Preprocessing of Atari games; None stands for the setting of the id."""
+    """Preprocessing of Atari games; None stands for the value with which the env id is registered."""
 
     noop_max: int = 30
     """A game starts with fewer no-ops than this; the number is drawn from the env's seed."""
@@ -59,21 +59,21 @@ class AtariOptions:
             raise EnvSpecError(f"interpolation={self.interpolation!r} is not known: use area or linear.")
 
     def changed(self) -> str:
-        """Return the options that differ from the defaults, for messages."""
+        """Return the options that differ from the defaults, as text for error messages."""
         options, defaults = asdict(self), asdict(AtariOptions())
         return ", ".join(f"{name}={value!r}" for name, value in options.items() if value != defaults[name])
 
 
 @dataclass(frozen=True)
 class AtariGame:
-    """One game with all its settings: from the user's options, else from envs.kwargs, else from the id."""
+    """One game and its settings, each from the user's options, or else from envs.kwargs, or else from the env id."""
 
     label: str
     rom: str
-    frame_skip: int | tuple[int, int]  # or a range (low, high) from which every step draws, high excluded
+    frame_skip: int | tuple[int, int]  # frames, or a range (low, high), high excluded, from which each step draws
     sticky: float
     full_action_set: bool
-    max_frames: int | None  # limit after which a game is truncated; None for no limit
+    max_frames: int | None  # number of frames after which a game is truncated; None for no limit
     mode: int | None
     difficulty: int | None
     options: AtariOptions
@@ -82,7 +82,10 @@ class AtariGame:
 def resolve_game(
     label: str, registered: Mapping[str, Any], kwargs: Mapping[str, Any], options: AtariOptions
 ) -> AtariGame | None:
-    """Return the settings of this id; None if the arguments need ale-py's own Gymnasium env."""
+    """Return the settings of an Atari id, or None if its arguments need ale-py's own Gymnasium env.
+
+    `registered` are the keyword arguments with which the id is registered, and `kwargs` those of the user.
+    """
     if any(({**registered, **kwargs}).get(name) for name in GYMNASIUM_KWARGS):
         return None
     if unknown := kwargs.keys() - set(KWARGS) - set(GYMNASIUM_KWARGS):

@@ -50,7 +50,7 @@ class EnvReport:
     saw_termination: bool = False
     saw_truncation: bool = False
     is_repeatable: bool | None = None  # whether the same seed gave the same observations; None if it is unknown
-    resume: str = ""  # how a stopped run with this env is resumed
+    resume: str = ""  # how a stopped run with this env is resumed: exactly, or with new episodes
     problems: list[str] = field(default_factory=list)
 
 
@@ -105,13 +105,14 @@ def _check_with_gymnasium(spec: EnvSpec, env: gymnasium.Env, report: EnvReport) 
         finally:
             for warning in caught:
                 text = COLOR.sub("", str(warning.message)).removeprefix("WARN: ").strip()
-                # Unbounded observations are common (CartPole's velocities), and every agent accepts them.
+                # Warnings about infinite bounds are left out, because unbounded observations are common (CartPole's
+                # velocities) and every agent accepts them.
                 if text and "infinity" not in text and text not in report.problems:
                     report.problems.append(text)
 
 
 def _check_contract(spec: EnvSpec, env: gymnasium.Env, report: EnvReport) -> None:
-    """Find values that training refuses, warns about or casts, as they are not finite or contradict their space."""
+    """Report values that are not finite or contradict their space; training refuses, casts or warns about them."""
 
     def add_problem(text: str) -> None:
         problem = f"{spec.label}: {text}"
@@ -119,7 +120,7 @@ def _check_contract(spec: EnvSpec, env: gymnasium.Env, report: EnvReport) -> Non
             report.problems.append(problem)
 
     read = reader(env.observation_space, observation_space(env.observation_space, spec.label), on_cast=add_problem)
-    with contextlib.suppress(Forbidden):  # LocalEnvs refuses the same value below, and names seed and step
+    with contextlib.suppress(Forbidden):  # `LocalEnvs` refuses such values below, and names seed and step
         read(env.reset(seed=0)[0])
         read(env.step(env.action_space.sample())[0])
     with LocalEnvs(spec, 1, max_restarts=0, on_notice=lambda notice: report.problems.append(notice.text)) as envs:
@@ -130,9 +131,9 @@ def _check_contract(spec: EnvSpec, env: gymnasium.Env, report: EnvReport) -> Non
 
 
 def _check_saving(spec: EnvSpec, env: gymnasium.Env, report: EnvReport) -> None:
-    """Check whether the state can be saved, and whether a new env continues from it as this one does."""
+    """Check whether the state can be saved, and whether a new env that restores it continues in the same way."""
     env.action_space.seed(0)
-    # Notices are dropped, because _check_contract has reported them.
+    # Warnings about the env are dropped here, because _check_contract has reported them.
     quiet = partial(LocalEnvs, spec, 1, max_restarts=0, on_notice=lambda _: None)
     with quiet() as envs, quiet() as others:
         envs.reset(seed=0)

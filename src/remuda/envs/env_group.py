@@ -1,4 +1,4 @@
-"""The envs of one slot in one process, stepped one after another into adjacent rows.
+"""The envs of one slot in one process. They are stepped one after another and write to adjacent rows of arrays.
 
     group = EnvGroup([SingleEnv(spec, index) for index in range(8)])
     group.attach(rows)
@@ -8,7 +8,7 @@
     group.renew()                      # starts the next episode of these envs and leaves the others alone
     group.close()
 
-LocalEnvs and the workers of PooledEnvs are both made of groups, so their results are bit-equal.
+Both LocalEnvs and the workers of PooledEnvs step their envs in env groups, so their results are bit-equal.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from remuda.envs.action_values import writer
 from remuda.envs.rows import Rows, scalar_view
 from remuda.envs.single import SingleEnv
 
-BLOCK = 1024  # steps after which collected rewards are added to the statistics
-CHUNK = 8192  # floats checked by one dot product; BLAS would start threads for longer ones
-MAX_REWARD_SUM = 1e38  # if the rewards of one step sum to more, each is checked; float32 ends at 3.4e38
+BLOCK = 1024  # number of steps after which collected rewards are added to the statistics
+CHUNK = 8192  # number of floats that one dot product checks; BLAS would start threads for more
+MAX_REWARD_SUM = 1e38  # if the sum of rewards is beyond this, each is checked; float32 holds up to 3.4e38
 
 
 def build_all(makers: Sequence[Callable[[], SingleEnv]]) -> list[SingleEnv]:
-    """Build all envs; if one cannot be built, close those already built and raise."""
+    """Build all envs; if one cannot be built, close those already built and raise its error."""
     envs: list[SingleEnv] = []
     try:
         for make in makers:
@@ -45,7 +45,7 @@ def build_all(makers: Sequence[Callable[[], SingleEnv]]) -> list[SingleEnv]:
 def rows_layout(
     observation: Space, action: Space, num_envs: int, info: Sequence[str] = ()
 ) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return shape and dtype of the arrays that hold steps and actions of `num_envs` envs, one array per leaf."""
+    """Return shape and dtype, by name, of the arrays for steps and actions of `num_envs` envs, one array per leaf."""
     fields = {"reward": "float32", "terminated": "bool", "truncated": "bool", "mask": "bool"}
     fields |= {"restarts": "int64", "finished": "int64"}
     spaces = [*observation.leaves("obs"), *action.leaves("action")]
@@ -71,7 +71,7 @@ def slice_rows(
 
 
 class EnvGroup:
-    """Owns its envs and steps them together."""
+    """Owns the envs of one slot in one process and steps them together."""
 
     def __init__(self, envs: list[SingleEnv]) -> None:
         self.envs = envs
@@ -80,7 +80,7 @@ class EnvGroup:
         self._num_steps = 0
 
     def attach(self, rows: Rows) -> None:
-        """Write to these rows from now on."""
+        """Let the envs write their steps to these rows from now on."""
         self.rows = rows
         for row, env in enumerate(self.envs):
             env.attach(rows, row)
@@ -91,14 +91,17 @@ class EnvGroup:
         self._terminated, self._truncated = scalar_view(rows.step.terminated), scalar_view(rows.step.truncated)
 
     def prepare(self, seed: int) -> None:
-        """Let the next step reset all envs; the rows are not written until then."""
+        """Make the next step reset all envs with this seed; the rows are not written until then."""
         self._num_steps = 0
         self._hold(False)
         for env in self.envs:
             env.prepare(seed)
 
     def reset(self, seed: int, warm_up: int = 0, on_progress: Callable[[], None] | None = None) -> int:
-        """Write first observations; return the number of random steps taken. Call `on_progress` after each env."""
+        """Reset all envs and write their first observations; return the number of random steps taken.
+
+        Each env takes at most `warm_up` random steps. `on_progress` is called after each env.
+        """
         self._num_steps = 0
         self._hold(False)
         self.rows.episodes.clear()
@@ -122,7 +125,7 @@ class EnvGroup:
             rows.marked.clear()
         rewards = [env.step(action) for env, action in zip(self.envs, self._write(actions), strict=True)]
         try:
-            # One sum finds rewards that are not finite, at a tenth of the cost of checking each.
+            # The sum shows whether a reward is not finite, at a tenth of the cost of checking each reward.
             is_finite = -MAX_REWARD_SUM < sum(rewards) < MAX_REWARD_SUM
             self._reward[:] = rewards
         except (TypeError, ValueError):
@@ -144,19 +147,19 @@ class EnvGroup:
         self._require_finite_obs([0.0] * len(self.envs))
 
     def get_state(self) -> list[tuple[int, bytes]]:
-        """Return (steps of the group, state) for every env.
+        """Return (number of steps of the group, state) for every env.
 
-        The steps are saved because rewards are summed in blocks of steps, on which the rounding depends.
+        The number of steps is saved because rewards are summed in blocks of steps, whose bounds affect the rounding.
         """
         return [(self._num_steps, env.get_state()) for env in self.envs]
 
     def set_state(self, states: Sequence[tuple[int, bytes]]) -> None:
-        """Continue from these states at the next step; until then, only the observations of the rows are written."""
+        """Continue from these states at the next step; until then, only the observations in the rows are written."""
         self._num_steps = states[0][0]
         for env, (_, state) in zip(self.envs, states, strict=True):
             env.set_state(state)
         self._is_held = self.envs[0].is_held
-        self.rows.marked[:] = range(len(self.envs))  # the next step clears the flags of all rows
+        self.rows.marked[:] = range(len(self.envs))  # so that the next step clears the flags of all rows
 
     def _hold(self, hold: bool) -> None:
         self._is_held = hold
@@ -165,7 +168,8 @@ class EnvGroup:
 
     def _require_finite_obs(self, rewards: list[float]) -> None:
         for flat in self._floats:
-            # A dot product takes a third of the time of isfinite; it may also overflow, so isfinite confirms.
+            # A dot product takes a third of the time of np.isfinite. It may also overflow for finite values, so that
+            # np.isfinite is then needed to confirm.
             if not isfinite(flat.dot(flat)) and not np.isfinite(flat).all():
                 self._check_each(rewards)
 

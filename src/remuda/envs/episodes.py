@@ -7,9 +7,9 @@
         def step(self, obs, action, reward, info) -> None:
             self.falls += info["fell"]
 
-There is one object per episode, which lasts from a reset to the first end whose info has no "episode_continues".
-Rewards are collected in a list and counted in blocks, which takes 0.1 us per step; updating four sums at every step
-would take 0.4 us.
+There is one object per episode. An episode lasts from a reset to the first end whose info has no "episode_continues".
+Rewards are collected in a list and added to the statistics in blocks, which takes 0.1 us per step; updating four sums
+at every step would take 0.4 us.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import numpy as np
 from remuda.envs.import_paths import import_named
 from remuda.errors import ConfigError
 
-CONTINUES = "episode_continues"  # key of info, True where an episode ends for the learner only
+CONTINUES = "episode_continues"  # key of info: True if the learner's episode ends but the env's own continues
 
 
 class EpisodeStats:
-    """The statistics of one episode, created without arguments; subclasses need not call its methods."""
+    """The statistics of one episode. Subclasses take no arguments and need not call super().__init__() or step()."""
 
     ep_rew: float = 0.0
     ep_len: int = 0
@@ -36,10 +36,10 @@ class EpisodeStats:
     ep_nonzero_rew: int = 0
 
     def step(self, obs: Any, action: Any, reward: float, info: Mapping[str, Any]) -> None:
-        """Do nothing; a hook for subclasses that is called after every step, including the last one."""
+        """Hook for subclasses, called after every step of the episode, including the last; does nothing here."""
 
     def count(self, rewards: list[float], gamma: float) -> None:
-        """Add the rewards of the next steps to the statistics."""
+        """Add the rewards of consecutive steps to the statistics; `gamma` is the discount factor."""
         if rewards and type(rewards[0]) is not float:
             rewards = np.asarray(rewards, np.float64).reshape(-1).tolist()
         discounted = 0.0
@@ -71,7 +71,7 @@ class EpisodeStats:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether this is a real number or bool of Python or numpy."""
+    """Return whether `value` is a real number or a bool, of Python or of numpy."""
     return type(value) in (float, int, bool) or isinstance(value, numbers.Real | np.bool_)
 
 

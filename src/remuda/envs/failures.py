@@ -26,27 +26,28 @@ LONGEST_TRACEBACK = 1 << 16  # characters; an exception may contain the text of 
 
 @dataclass
 class FailureCount:
-    """Counts the failures of one env and decides when it is given up.
+    """Counts the failures of one env and decides when the run gives it up.
 
     A run survives an env that fails randomly as long as some env finishes an episode between two failures. The
     episodes of all envs of one LocalEnvs or one pool count for this.
     """
 
     max_restarts: int
-    without_episode: int = 0  # failures since an env of the group last finished an episode
-    finished: int = 0  # episodes that the group had finished at the last failure
+    without_episode: int = 0  # failures of this env since any env of the group last finished an episode
+    finished: int = 0  # number of episodes of all envs of the group at this env's last failure
 
     def add(self, in_a_row: int, restarts: int, finished: int) -> str | None:
         """Count one failure; return why the env is given up, or None if it may be rebuilt.
 
-        `in_a_row` is the number of failures without a completed step between them, including this one. `finished` is
-        the number of episodes that all these envs together have finished so far.
+        `in_a_row` is the number of failures without a completed step between them, including this one. `restarts` is
+        how often the env has been rebuilt, including the rebuild for this failure. `finished` is the number of
+        episodes that all envs of the LocalEnvs or pool have finished.
         """
         self.without_episode = self.without_episode + 1 if finished == self.finished else 1
         self.finished = finished
         if in_a_row > RESTARTS_IN_A_ROW:
             return f", {in_a_row} times in a row without completing a step"
-        # Failures without a completed step between them fall under the rule above.
+        # If the env completed no step between these failures, only the rule above applies.
         if self.without_episode >= FAILURES_WITHOUT_EPISODE and self.without_episode > in_a_row:
             return f", {self.without_episode} times while no env finished an episode"
         if restarts > self.max_restarts:
@@ -79,9 +80,9 @@ def find_place(error: BaseException) -> tuple[str, str] | None:
 
 
 def notice_of(error: BaseException, text: str, known: set[str]) -> Notice:
-    """Return a notice with this text.
+    """Return a `Notice` with this text.
 
-    The first notice about a place in the code includes the traceback, and adds the place to `known`.
+    The first notice about a place in the code includes the traceback of the error and adds the place to `known`.
     """
     place = (find_place(error) or ("unknown",))[0]
     if place in known:
@@ -92,7 +93,7 @@ def notice_of(error: BaseException, text: str, known: set[str]) -> Notice:
 
 
 def _folders(*paths: str) -> tuple[str, ...]:
-    """Return these folders with and without symbolic links resolved, because frames may name files either way."""
+    """Return these folders with and without symbolic links resolved, because a stack frame may name either path."""
     return tuple({os.path.join(path, "") for each in paths for path in (each, os.path.realpath(each))})
 
 

@@ -3,7 +3,7 @@
     register("MiniGrid-Empty-5x5-v0")          # imports minigrid; the error names the extra that installs it
     env = adapt(gymnasium.make("MiniGrid-Empty-5x5-v0"))
 
-A family is one line in FAMILIES.
+To support another family, add a line to FAMILIES.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from remuda.errors import EnvSpecError
 logger = logging.getLogger("remuda.envs")
 
 MINIGRID_MAX = 10  # the largest code of an object, color or state in a MiniGrid image
-LEGACY_ATARI = re.compile(r"[A-Z]\w*-v[04]")  # Pong-v4, without a namespace; some other ids look like this too
+LEGACY_ATARI = re.compile(r"[A-Z]\w*-v[04]")  # such as Pong-v4; ids of other envs may match too
 OWN = {  # envs of this package, registered on demand
     "Remuda/Mock-v0": "remuda.envs.mock:MockEnv",
     "Remuda/Recall-v0": "remuda.envs.memory_envs:Recall",
@@ -32,7 +32,7 @@ OWN = {  # envs of this package, registered on demand
 
 @dataclass(frozen=True)
 class Family:
-    """Ids that match `pattern` are registered by `package`, which the extra `remuda[extra]` installs."""
+    """Env ids that match `pattern`; `package` registers them, and pip installs it with `remuda[extra]`."""
 
     pattern: re.Pattern[str]
     package: str
@@ -64,7 +64,7 @@ def register(name: str) -> None:
                 f"{name} needs the package {family.package}: pip install 'remuda[{family.extra}]'."
             ) from None
     elif LEGACY_ATARI.fullmatch(name):
-        with contextlib.suppress(ModuleNotFoundError):  # the id may also be a misspelled id of Gymnasium
+        with contextlib.suppress(ModuleNotFoundError):  # no error: the id may be a misspelled id of Gymnasium
             import_family("ale_py")
 
 
@@ -97,17 +97,18 @@ def forward_mujoco_warnings() -> None:
     logged = set()
 
     def log_once(text: str) -> None:
-        kind = re.sub(r"[-+\d.]+", "", text)  # without times and positions, which vary within one kind
+        kind = re.sub(r"[-+\d.]+", "", text)  # remove times and positions, which vary within one kind
         if kind not in logged:
             logged.add(kind)
-            # Deprecated elements are in the model file, which only the author of the env can change.
+            # Warnings about deprecated elements are only debug messages, because the elements are in the model file,
+            # which only the author of the env can change.
             logger.log(logging.DEBUG if "deprecated" in text else logging.WARNING, "MuJoCo: %s", text)
 
     mujoco.set_mju_user_warning(log_once)
 
 
 def adapt(env: gymnasium.Env) -> gymnasium.Env:
-    """Return the env in the wrapper that its family needs, if any."""
+    """Return the env, in the wrapper that its family needs if there is one."""
     known = env.spec
     if known is not None and str(known.entry_point).startswith("minigrid."):
         space = env.observation_space
@@ -117,7 +118,7 @@ def adapt(env: gymnasium.Env) -> gymnasium.Env:
 
 
 class MiniGridObservation(gymnasium.ObservationWrapper):  # type: ignore[misc]
-    """Removes the text of the mission from MiniGrid's observation, and narrows the image's bounds to its codes."""
+    """Removes the mission text from MiniGrid's observation, and narrows the image's bounds to the codes in use."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)

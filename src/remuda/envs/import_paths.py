@@ -1,7 +1,7 @@
 """Send functions and classes to another process as import paths, never as pickles.
 
     reference = describe(make_env)          # {"module": "my_envs", "name": "make_env"}
-    ...                                     # any transport of JSON
+    ...                                     # send it as JSON
     make_env = find(reference)              # in the worker
 
 A definition in `__main__`, that is in a script or notebook, has no import path. Its source text is sent instead, with
@@ -31,7 +31,7 @@ OR_SERIAL = ", or use scheme=serial"  # part of error messages of runs; `EnvPool
 
 
 def sentence(error: BaseException, limit: int = 300) -> str:
-    """Return the type of an exception and the first line of its text, without the period."""
+    """Return the type of an exception and the first line of its text, without a period, cut to `limit` characters."""
     lines = str(error).strip().splitlines()
     text = lines[0].strip().rstrip(".") if lines else ""
     if len(text) > limit:
@@ -52,18 +52,18 @@ class Unreachable(EnvSpecError):
 
 
 def describe(thing: object) -> dict[str, str]:
-    """Return a reference with which `find` gets this function or class in another process, or raise Unreachable."""
+    """Return a reference by which `find` gets this function or class in another process, or raise Unreachable."""
     module_name, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     if not isinstance(module_name, str) or not isinstance(name, str):
         raise Unreachable(repr(thing), "it is neither a function nor a class and has no import path")
-    if "<" in name:  # <lambda>, <locals>
+    if "<" in name:  # as in "<lambda>" or "make.<locals>.Env"
         kind = "a lambda" if name.endswith("<lambda>") else "defined inside a function"
         raise Unreachable(f"{module_name}.{name}", f"it is {kind} and has no import path")
     if _walk(sys.modules.get(module_name), name) != thing:
         raise Unreachable(f"{module_name}.{name}", f"{module_name} has another object of this name")
     if module_name == "__main__":
         return _describe_main(name)
-    # A worker that starts workers of its own passes on the reference that it received.
+    # A worker that starts workers of its own passes on the reference that it received from its parent.
     module = sys.modules[module_name]
     if isinstance(module.__loader__, TextLoader):
         return {**module.__loader__.source, "name": name}
@@ -77,7 +77,7 @@ def describe(thing: object) -> dict[str, str]:
 def _describe_main(name: str) -> dict[str, str]:
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
-    if spec is not None:  # python -m package.module
+    if spec is not None:  # the program was started by python -m package.module
         return {"module": spec.name, "name": name}
     try:
         return {**collect(name.partition(".")[0]), "name": name}
@@ -125,7 +125,7 @@ def missing(module: ModuleType, name: str) -> str:
 
 
 def load_module(name: str) -> ModuleType:
-    """Import a module by name; EnvSpecError says in one sentence why that failed."""
+    """Import a module by name; if that fails, raise EnvSpecError with one sentence that says why."""
     if name.endswith(".py"):
         raise EnvSpecError(f"{name} is the name of a file: write {name[:-3]}, the name of the module.")
     try:
@@ -169,7 +169,7 @@ def _load_source(reference: Mapping[str, str]) -> ModuleType:
 
 
 def _walk(root: Any, name: str) -> Any:
-    """Follow a dotted name from `root`; None where an attribute is missing."""
+    """Return the object that a dotted name leads to from `root`, or None if an attribute is missing."""
     for part in name.split("."):
         root = getattr(root, part, None)
     return root

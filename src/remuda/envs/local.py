@@ -56,8 +56,8 @@ class LocalEnvs:
     ) -> None:
         """`first_env` is the global index of the first env; seeds are derived from global indices.
 
-        `on_notice` is called with every notice of an env, such as that it was rebuilt. If it is None, notices are
-        logged without repetitions.
+        `on_notice` is called with every `Notice` of an env, for example that the env was rebuilt. If `on_notice` is
+        None, notices are logged, and repetitions are left out.
         """
         per_slot = envs_per_slot(num_envs, slots)
         check_seeds(seeds, levels, info, num_envs)
@@ -111,8 +111,8 @@ class LocalEnvs:
         return taken
 
     def prepare(self, seed: int, restarts: int) -> None:
-        """Take the place of envs that were lost `restarts` times: the next step of every env resets it."""
-        self._restarts.fill(restarts)  # so that seeds differ from those of the lost envs
+        """Continue in place of envs that were lost `restarts` times: the next step resets every env."""
+        self._restarts.fill(restarts)  # seeds depend on this count, and so differ from those of the lost envs
         self._restarts_before = -int(self._restarts.sum())
         for env_group in self._env_groups:
             env_group.prepare(seed)
@@ -123,7 +123,7 @@ class LocalEnvs:
         return {"envs": states, "restarts": self._restarts.copy(), "restarts_before": self._restarts_before}
 
     def set_state(self, state: EnvsState) -> None:
-        """Continue from `get_state`, as if every slot had just been received."""
+        """Continue from a state that `get_state` returned, as if every slot had just been received."""
         states = list(state["envs"])
         for env_group in self._env_groups:
             own, states = states[: len(env_group.envs)], states[len(env_group.envs) :]
@@ -133,14 +133,17 @@ class LocalEnvs:
         self._is_in_flight = [False] * self.num_slots
 
     def send(self, slot: int, action: Actions, hold: bool = False) -> None:
-        """Store actions [B of the slot] for `recv`; with `hold`, envs whose episode has ended are not reset."""
+        """Store the actions of a slot until `recv`, which steps the envs.
+
+        With `hold`, envs whose episode has ended are not reset.
+        """
         self._require_received(slot)
         write_actions(self.action, self._targets[slot], action)
         self._is_in_flight[slot] = True
         self._sent.append((slot, self._holding[slot] if hold else self._stepping[slot]))
 
     def renew(self, slot: int) -> None:
-        """Start new episodes in the envs whose episode has ended; the others are not touched."""
+        """Start new episodes in the envs of the slot whose episode has ended; the other envs are not touched."""
         self._require_received(slot)
         self._is_in_flight[slot] = True
         self._sent.append((slot, self._env_groups[slot].renew))
@@ -166,7 +169,7 @@ class LocalEnvs:
         return slot, rows.step
 
     def info(self, slot: int) -> dict[str, Array]:
-        """Return the requested entries of info of the slot's last step; nan where an env's info has no number."""
+        """Return the requested entries of info at the slot's last step; nan where an env's info has no number."""
         return dict(self._env_groups[slot].rows.info)
 
     def _check_stop(self) -> None:
@@ -174,7 +177,7 @@ class LocalEnvs:
             raise Interrupted("asked to stop while stepping envs")
 
     def _take_stats(self, rows: Rows) -> None:
-        """Collect finished episodes and notices from the rows of a group."""
+        """Move the finished episodes out of the rows of a group, and report the notices in them."""
         self._episodes.extend(Episode(env, values) for env, values in rows.episodes)
         rows.episodes.clear()
         if self._on_notice is None:

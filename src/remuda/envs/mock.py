@@ -58,12 +58,12 @@ def space_from_json(values: Any, which: str) -> gymnasium.Space:
                 return gymnasium.spaces.Tuple(entries)
     except EnvSpecError:
         raise
-    except Exception as error:  # wrong values make Gymnasium raise AssertionError and numpy TypeError
+    except Exception as error:  # for wrong values, Gymnasium raises AssertionError and numpy TypeError
         raise EnvSpecError(f"{which}={values!r} of the mock env is not a space ({error}): fix it.") from error
 
 
 class MockEnv(gymnasium.Env):  # type: ignore[misc]
-    """Computes nothing; a step takes `seconds`."""
+    """An env that computes nothing; a step takes `seconds`."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012
 

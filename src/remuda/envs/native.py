@@ -6,9 +6,9 @@
             slot, step = envs.recv()             # slots come in the order in which they were sent
             envs.send(slot, act(step.obs))       # starts the library's threads, if it has any
 
-Rows are the same as those of the pool. A native env cannot be killed or rebuilt: an exception ends the run, and there
+`recv` returns rows as PooledEnvs does. A native env cannot be killed or rebuilt: an exception ends the run, and there
 is no time limit for an env that hangs. It also cannot play given seeds, report entries of info, or be held at the end
-of an episode. Envs that may fail belong in the pool.
+of an episode. Use PooledEnvs for envs that may fail.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class NativeEnvs:
         return taken
 
     def send(self, slot: int, action: Actions, hold: bool = False) -> None:
-        """Send actions [B of the slot]; `hold` is refused, because native envs reset themselves."""
+        """Send the actions of a slot; `hold` raises RuntimeError, because native envs reset themselves."""
         if hold:
             self.renew(slot)
         if self._is_in_flight[slot]:
@@ -111,11 +111,11 @@ class NativeEnvs:
         return finished
 
     def info(self, slot: int) -> dict[str, Array]:
-        """Return no entries: `make_envs` uses single envs if entries of info are requested."""
+        """Return {}: if entries of info are requested, `make_envs` uses single envs instead."""
         return {}
 
     def waited(self) -> float:
-        """Return 0, because the load of a library's threads is unknown; time in `recv` counts as stepping."""
+        """Return 0: how long the library's threads were busy is unknown, so all time in `recv` counts as stepping."""
         return 0.0
 
     def restarts(self) -> int:

@@ -1,4 +1,4 @@
-"""One slot of native vector envs: from the library's arrays to the rows of `core.Step` and episode statistics.
+"""One slot of native vector envs: converts the library's arrays to `core.Step` and collects episode statistics.
 
 slot = NativeSlot(backend.make(spec, num_envs=8, threads=2), label, first=0, count=8, gamma=0.99, stats_class=...)
 slot.reset(seed=1, warm_up=0, on_progress=lambda: None)
@@ -93,7 +93,7 @@ class NativeSlot:
         row = self._rewards[self._row]
         row[:] = reward
         if not self._is_plain:
-            # An episode may end in its reset row; the next row then resets the env again.
+            # An episode may already end in its reset row. The next row then resets the env again.
             for env in (ended & ~mask).nonzero()[0].tolist():
                 self._stats[env].count([float(row[env])], self._gamma)
                 self._report(env, info)
@@ -108,7 +108,7 @@ class NativeSlot:
                 self._count_until(env)
                 if CONTINUES not in info or not info[CONTINUES][env]:
                     self._report(env, info)
-            self._starts[ended] = self._row + 2  # the next row is a reset, not a step
+            self._starts[ended] = self._row + 2  # the next row is the reset row, and the episode starts after it
         self._has_ended = ended
         self._advance()
         return Step(stored, row.astype(np.float32), terminated, truncated, mask)
@@ -137,7 +137,7 @@ class NativeSlot:
             self._stats[env].count(self._rewards[start : self._row + 1, env].tolist(), self._gamma)
 
     def _advance(self) -> None:
-        """Go to the next row of the block; at its end, count all rewards and start again at row 0."""
+        """Go to the next row of the block; at the end of the block, count all rewards and start again at row 0."""
         if self._row + 1 == BLOCK:
             for env in range(self._count):
                 self._count_until(env)
@@ -159,7 +159,7 @@ class NativeSlot:
         """Start new episodes; return the number of random steps of all envs. Call `on_progress` before each step.
 
         A vector env steps all envs together, so every env takes `warm_up` random steps. Each env is reset once during
-        these, after a random number of steps, because episodes that start together would end together. Backends that
+        these steps, at a random time, because episodes that start together would also end together. Backends that
         cannot reset single envs skip this reset.
         """
         on_progress()
@@ -190,7 +190,7 @@ class NativeSlot:
         return taken
 
     def _restart(self, which: NDArray[np.bool_]) -> Array | None:
-        """Start new episodes where `which` is True; return all observations, or None if the backend cannot."""
+        """Start new episodes where `which` is True; return all observations, or None if the backend cannot do it."""
         obs = self._guarded(lambda: self._vector.restart(which))
         if obs is not None:
             for env in which.nonzero()[0].tolist():
@@ -229,7 +229,7 @@ class NativeSlot:
 
 
 def _has_value(info: Mapping[str, Any], name: str, env: int) -> bool:
-    """Return whether info[name] has a number for this env; Gymnasium marks the envs that have one in info[_name]."""
+    """Return whether info[name] has a number for this env; info["_" + name] marks the envs that have one."""
     value, is_set = info[name], info.get(f"_{name}")
     return (
         isinstance(value, np.ndarray)

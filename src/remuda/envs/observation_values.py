@@ -1,4 +1,4 @@
-"""Observations from envs: checked against their space and converted to the arrays that are stored.
+"""Observations from envs: checked against their space and converted to the arrays that rollouts store.
 
     read = reader(env.observation_space, observation)            # raises Forbidden for values that the space forbids
     views[...] = read(obs)                                       # one array, or a tuple with one value per entry
@@ -21,18 +21,18 @@ OnCast: TypeAlias = Callable[[str], None] | None
 # The stored form of one observation: an array, an int, or a tuple with one value for each entry of its space.
 Stored: TypeAlias = Any
 Reader: TypeAlias = Callable[[Any], Stored]
-ROUNDING = np.float32(1e-5)  # tolerance for float bounds, relative if the bound is beyond 1
+ROUNDING = np.float32(1e-5)  # tolerance for float bounds; relative for bounds above 1 or below -1
 
 
 class Forbidden(ValueError):
-    """A value that its space forbids; the caller adds which env it came from."""
+    """A value that its space forbids. The message does not name the env; the caller adds that."""
 
 
 def reader(raw: gymnasium.Space, space: Space, name: str = "observation", on_cast: OnCast = None) -> Reader:
     """Return a function that converts an observation of an env to its stored form.
 
-    Values of another dtype, lists and tuples are cast if that loses nothing but float precision. `on_cast`, if given,
-    is then called with a sentence about the cast.
+    Values of another dtype, lists and tuples are cast if nothing but float precision is lost by that. `on_cast`, if
+    given, is called with a sentence about each such cast. Other values raise Forbidden.
     """
     if space.kind == "dict":
         return _dict_reader(raw, space, name, on_cast)
@@ -57,7 +57,7 @@ def _box_reader(raw: gymnasium.Space, space: Space, name: str, on_cast: OnCast) 
             raise Forbidden(f"{rule}: {_remedy(name)}")
         with np.errstate(over="ignore", invalid="ignore"):
             cast = array.astype(stored)
-        # Casting to floats only rounds; find_not_finite refuses a value that became infinite.
+        # A cast to floats only rounds, so it is not checked; `find_not_finite` finds values that became infinite.
         if stored.kind != "f" and (is_changed := np.atleast_1d(cast != array)).any():
             at = np.argwhere(is_changed)[0].tolist()
             raise Forbidden(f"{rule}, which cannot hold {np.atleast_1d(array)[tuple(at)]} at {at}: {_remedy(name)}")
@@ -162,12 +162,12 @@ def find_not_finite(reward: object, obs: ArrayTree) -> str | None:
 
 
 def _as_array(obs: object, shape: tuple[int, ...], name: str, on_cast: OnCast) -> Array:
-    """Return an observation as an array of this shape; accept lists, tuples and numbers too."""
+    """Return an observation, which may be a list, tuple or number, as an array of this shape, or raise Forbidden."""
     if not isinstance(obs, np.ndarray | np.generic):
         given = f"{name} is a {type(obs).__name__}, its space says a numpy array"
         try:
             array = np.asarray(obs) if isinstance(obs, list | tuple | bool | int | float) else None
-        except ValueError:  # lists of different lengths
+        except ValueError:  # raised for nested lists of different lengths
             array = None
         if array is None or array.dtype.kind not in "biuf":
             raise Forbidden(f"{given}: {_remedy(name)}")
@@ -189,11 +189,11 @@ class BoundsCheck:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the stored dtypes can hold values out of bounds."""
+        """Whether some stored value could be out of bounds; False if all bounds are the limits of their dtype."""
         return bool(self._bounds)
 
     def find(self, obs: ArrayTree) -> str | None:
-        """Return a sentence about the first stored value out of bounds, or None."""
+        """Return a sentence about the first stored value that is out of bounds, or None if there is none."""
         for path, array in leaves(obs, "observation"):
             if path in self._bounds:
                 low, high = self._bounds[path]
@@ -207,12 +207,12 @@ class BoundsCheck:
 
 
 def _bounds_of(leaf: Space) -> tuple[Array, Array] | None:
-    """Return low and high of a box with a tolerance for rounding; None if its dtype cannot hold values outside."""
+    """Return the bounds of a box, widened by `ROUNDING`, or None if no value of its dtype can be out of bounds."""
     assert leaf.low is not None
     assert leaf.high is not None
     low, high = leaf.low, leaf.high
     if np.dtype(leaf.dtype).kind == "f":
-        with np.errstate(over="ignore"):  # the largest float32 is a common bound
+        with np.errstate(over="ignore"):  # a common bound is the largest float32, which overflows here
             low = low - ROUNDING * np.maximum(1.0, np.abs(low))
             high = high + ROUNDING * np.maximum(1.0, np.abs(high))
         is_free = np.isinf(low).all() and np.isinf(high).all()

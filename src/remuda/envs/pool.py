@@ -37,7 +37,7 @@ from remuda.errors import Interrupted, NoState
 from remuda.processes.requests import Requests, SpinWait, layout
 from remuda.processes.worker_pool import POLL_SECONDS, Worker, WorkerPool
 
-STATS_BYTES = 1024  # shared memory for the statistics of one episode; longer ones are sent through the link
+STATS_BYTES = 1024  # shared memory for one episode's statistics; longer ones are sent through the worker's `Link`
 
 
 class PooledEnvs:
@@ -59,10 +59,10 @@ class PooledEnvs:
         should_stop: Callable[[], bool] | None = None,
         levels: Sequence[int] | None = None,
         info: Sequence[str] = (),
-        seed: int | None = None,  # makes reset() optional: the first send to a slot resets it
+        seed: int | None = None,  # if given, reset() is optional: the first send to a slot resets its envs
         alone: bool = False,
     ) -> None:
-        if not alone:  # an inference server is itself a worker, and its pool has alone=True
+        if not alone:  # alone=True is for inference servers, which are workers and may start a pool
             worker.refuse_in_worker()
         per_slot, self._is_alone = envs_per_slot(num_envs, slots), alone
         check_seeds(seeds, levels, info, num_envs)
@@ -86,11 +86,11 @@ class PooledEnvs:
         self._step_timeout, self._build_timeout = step_timeout, build_timeout
         self._number = 0  # number of the last request
         self._is_in_flight = [False] * slots  # whether each slot was sent and not yet received
-        self._sent_at, self._received_at = [0.0] * slots, 0.0  # times on the clock of the worker pool
+        self._sent_at, self._received_at = [0.0] * slots, 0.0  # times by `WorkerPool.clock`
         self._seed = seed
         self._restarts_before = 0
         self._waited = 0.0
-        self._lost_at = [0] * num_workers  # for each worker, the number of the newest request when it was last lost
+        self._lost_at = [0] * num_workers  # number of the newest request at the last loss of each worker
         self._worker_pool = WorkerPool(
             worker.__name__, orders, ENV_WORKERS, build_timeout, max_worker_restarts, should_stop
         )
@@ -148,8 +148,8 @@ class PooledEnvs:
         for answer in answers:
             self._worker_stats.report(answer["notices"])
         for member in self._worker_pool.workers:
-            member.inbox.clear()  # drop late statistics of the requests that were discarded above
-        # Request number 0 is complete at once: the reset has written the rows of every slot.
+            member.inbox.clear()  # drops statistics of the requests that were discarded above
+        # The number 0 stands for this reset, which has already written the rows of every slot.
         self._sent.extend((slot, 0) for slot in range(self.num_slots))
         self._is_in_flight = [True] * self.num_slots
         return sum(answer["ready"] for answer in answers)
@@ -158,13 +158,13 @@ class PooledEnvs:
         raise RuntimeError("a pool replaces lost workers itself: call reset().")
 
     def send(self, slot: int, action: Actions, hold: bool = False) -> None:
-        """Send actions [B of the slot]; with `hold`, envs whose episode has ended are not reset."""
+        """Send the actions of a slot to its envs; with `hold`, envs whose episode has ended are not reset."""
         self._require_received(slot)
         write_actions(self.action, self._targets[slot], action)
         self._request(slot, worker.HOLD if hold else worker.STEP)
 
     def renew(self, slot: int) -> None:
-        """Start new episodes in the envs whose episode has ended; the others are not touched."""
+        """Start new episodes in the envs of the slot whose episode has ended; the other envs are not touched."""
         self._require_received(slot)
         self._request(slot, worker.RENEW)
 
@@ -227,7 +227,7 @@ class PooledEnvs:
             return True
         requests.sleep(number)
         try:
-            if not pool.has_lost:  # one sleep is nearly always enough
+            if not pool.has_lost:  # then sleeping once is nearly always enough
                 if requests.is_done(slot, number):
                     return True
                 pool.listen(min(seconds, POLL_SECONDS))
@@ -239,7 +239,7 @@ class PooledEnvs:
         """Wait as `_wait` does, and meanwhile replace workers that are lost or take longer than `step_timeout`."""
         pool = self._worker_pool
         deadline = time.monotonic() + seconds
-        # The time limit starts when the slot was sent, or with the last answer of any slot if that came later.
+        # The time limit starts when the slot was sent, or when the last slot was received if that was later.
         start = max(self._sent_at[slot], self._received_at)
         while pending := self._requests.pending(slot, number):
             if pool.has_lost:
@@ -268,7 +268,7 @@ class PooledEnvs:
                 self._worker_stats.add(stats, at_once=self._seeds is not None)
 
     def _receive_stats(self, member: Worker, slot: int, number: int) -> bytes:
-        """Return statistics that come through the link; they were sent before the answer, so they will arrive."""
+        """Wait for statistics that come through the link and return them; they were sent before the answer."""
         while (stats := self._find_stats(member, slot, number)) is None and not member.is_lost:
             self._worker_pool.listen(POLL_SECONDS)
             self._worker_pool.reap_if_silent(member, self._step_timeout, "while it owed statistics")
@@ -285,12 +285,12 @@ class PooledEnvs:
     # --- lost workers -------------------------------------------------------------------------------------------
 
     def _replace(self, member: Worker) -> None:
-        """Start a new process in place of a lost worker; it also answers the requests that were left unfinished."""
+        """Start a new process for a lost worker; the process also answers the requests that are still unanswered."""
         self._worker_pool.restart(member, self._discard(member))
         self._attach(member)
 
     def _discard(self, member: Worker) -> bool:
-        """Drop what a lost worker left unfinished; return whether it had taken a step since it was started."""
+        """Drop what a lost worker left unfinished; return whether the worker took a step since it was started."""
         index = member.index
         owed = self._requests.unanswered(index)
         for slot in owed:
@@ -299,7 +299,7 @@ class PooledEnvs:
         for first, last in self._blocks[index]:
             self._restarts[first:last] += 1
         member.blueprint = {**member.blueprint, "seeds": self._seeds_left(index)}
-        # A new worker's first answer for each slot is a reset row; it takes steps only after that.
+        # A new worker's first answer for each slot is a reset row; the worker takes steps only after that.
         was_useful = self._number > self._lost_at[index] + 2 * self.num_slots * worker.KINDS
         self._lost_at[index] = self._number
         return was_useful
@@ -331,14 +331,14 @@ class PooledEnvs:
     # --- reports and states -------------------------------------------------------------------------------------
 
     def info(self, slot: int) -> dict[str, Array]:
-        """Return the requested entries of info of the slot's last step; nan where an env's info has no number."""
+        """Return the requested entries of info at the slot's last step; nan where an env's info has no number."""
         return dict(self._infos[slot])
 
     def episodes(self) -> list[Episode]:
         return self._worker_stats.take_episodes()
 
     def waited(self) -> float:
-        """Return the seconds that `recv` took beyond the fastest worker's stepping time: hand-over and imbalance."""
+        """Return the seconds in `recv` beyond the fastest worker's stepping time: communication and imbalance."""
         return self._waited
 
     def restarts(self) -> int:
@@ -352,7 +352,7 @@ class PooledEnvs:
         return self._worker_pool.ask([order] * len(self._worker_pool.workers), key, seconds, self._replace)
 
     def get_state(self) -> EnvsState:
-        """Return the states of all envs, and of the global generators of Python and numpy in each worker."""
+        """Return the states of all envs, and of each worker's global random generators of Python and numpy."""
         answers = self._order_all({"do": "save"}, "saved", self._build_timeout)
         states: dict[int, Any] = {}
         for blocks, answer in zip(self._blocks, answers, strict=True):
@@ -369,7 +369,7 @@ class PooledEnvs:
 
     def set_state(self, state: EnvsState) -> None:
         """Continue from a state that LocalEnvs or a pool with any number of workers saved."""
-        libraries, self._seed = state.get("libraries", []), state.get("seed", 0)  # workers started later need a seed
+        libraries, self._seed = state.get("libraries", []), state.get("seed", 0)  # new workers need a seed later on
         if len(libraries) != len(self._blocks):
             libraries = [None] * len(self._blocks)
         orders = [

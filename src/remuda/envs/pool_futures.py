@@ -1,4 +1,4 @@
-"""Batches of envs whose steps are futures, for training loops of your own.
+"""`EnvPool`: batches of envs whose steps are futures, for your own training loops.
 
     with EnvPool("CartPole-v1", num_processes=2, batch_size=16, num_batches=2) as pool:
         actions = [np.zeros(16, np.int64)] * 2
@@ -9,10 +9,10 @@
                 actions[batch] = act(step.obs)                                 # while the other batch is stepped
                 futures[batch] = pool.step(batch, actions[batch])
 
-An env is reset by the step after the end of its episode. That row has mask False, and its action is ignored. Arrays
-of a result are views of shared memory that the next step of the batch overwrites. A process that dies or hangs is
-replaced, and the next row of its envs is a reset row. Processes are forked from a fork server without threads, so a
-pool may be created at any time, whatever threads the program has. One thread at a time may use a pool.
+An env is reset by the step after the end of its episode. The result of that step has mask False, and its action is
+ignored. The arrays of a result are views of shared memory that the next step of the batch overwrites. A process that
+dies or hangs is replaced, and the next step of its envs resets them. Processes are forked from a fork server without
+threads, so a pool may be created at any time, whatever threads the program has. One thread at a time may use a pool.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from remuda.errors import ConfigError, EnvSpecError
 
 @dataclass(frozen=True, eq=False)
 class BatchStep:
-    """One step of one batch; every array is [batch_size]."""
+    """The result of one step of one batch; the first axis of every array is [batch_size]."""
 
-    obs: ArrayTree  # in the last step of an episode, its true final observation
+    obs: ArrayTree  # at the last step of an episode, the true final observation
     reward: Array
     terminated: Array
     truncated: Array
     mask: Array  # False where the env was reset instead of taking its action
-    info: Mapping[str, Array]  # the requested entries; nan where an env's info has no such number
+    info: Mapping[str, Array]  # the requested entries of info; nan where an env's info has no such number
 
 
 class StepFuture:
@@ -49,11 +49,17 @@ class StepFuture:
         self._sent_at = time.monotonic()
 
     def result(self, timeout: float | None = None) -> BatchStep:
-        """Wait for the result and return it; TimeoutError after `timeout` seconds, if given. May be called again."""
+        """Wait for the result and return it; raise TimeoutError after `timeout` seconds, if given.
+
+        The method may be called again, after a TimeoutError or for the same result.
+        """
         return self._pool._result(self, self._batch, timeout)
 
     def done(self) -> bool:
-        """Return whether result() returns at once, or is overdue and must be called so that workers are replaced."""
+        """Return True if result() would return at once, or if `step_timeout` has passed since the step was sent.
+
+        In the second case result() must be called, because hanging workers are replaced only while result() waits.
+        """
         return self._pool._is_done(self, self._batch, self._sent_at)
 
 
@@ -68,7 +74,7 @@ class EnvPool:
         num_batches: int = 1,
         *,
         kwargs: Mapping[str, Any] | None = None,  # keyword arguments of the env
-        info: Sequence[str] = (),  # names of numbers in the env's info that results contain
+        info: Sequence[str] = (),  # names of numbers in the env's info to return as `BatchStep.info`
         seed: int = 0,
         step_timeout: float = 60.0,  # seconds after which a process that has not answered is replaced
         build_timeout: float = 120.0,
@@ -86,7 +92,7 @@ class EnvPool:
         self.batch_size, self.num_batches = batch_size, num_batches
         self._seed, self._resets, self._step_timeout = seed, 0, step_timeout
         self._futures: list[StepFuture | None] = [None] * num_batches  # the future of each batch's last step
-        self._results: list[BatchStep | None] = [None] * num_batches  # None while in flight, or if never stepped
+        self._results: list[BatchStep | None] = [None] * num_batches  # None: in flight, or never stepped
         try:
             self._envs = PooledEnvs(
                 resolve(env, kwargs),
@@ -141,7 +147,7 @@ class EnvPool:
 
     def _is_done(self, future: StepFuture, batch: int, sent_at: float) -> bool:
         if self._futures[batch] is not future or self._results[batch] is not None:
-            return True  # result() returns a result or raises at once
+            return True  # result() would not wait: it returns the result, or raises because it was overwritten
         return self._envs.is_ready(batch) or time.monotonic() - sent_at > self._step_timeout
 
     def _receive(self, batch: int) -> BatchStep:
@@ -152,7 +158,7 @@ class EnvPool:
         return result
 
     def episodes(self) -> list[Episode]:
-        """Return statistics of the episodes that ended in results taken since the last call."""
+        """Return statistics of the episodes that ended in results received since the last call of this method."""
         return self._envs.episodes()
 
     def restarts(self) -> int:

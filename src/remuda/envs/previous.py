@@ -3,8 +3,8 @@
     envs = WithPrevious(envs, action=True, reward=True)
     envs.observation                       # a dict of "obs" (or the env's own entries), "prev_action", "prev_reward"
 
-Because both are part of the observation, rollouts, replays and evaluation need no code for them. Both are zero in the
-first observation of an episode. Discrete actions are one-hot, so that "no action" differs from action 0.
+Parts of the observation need no code of their own in rollouts, replays and evaluation. Both entries are zero in the
+first observation of an episode. Discrete actions are one-hot, so that "no previous action" differs from action 0.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def with_previous(observation: Space, action: Space, has_action: bool, has_rewar
 
 
 class WithPrevious:
-    """`core.Envs` around other envs, which it owns and closes."""
+    """`core.Envs` that adds the previous action and reward to the observations of other envs, which it owns."""
 
     def __init__(self, envs: Envs, action: bool, reward: bool) -> None:
         self._envs, self._has_action, self._has_reward = envs, action, reward
@@ -78,7 +78,7 @@ class WithPrevious:
         self._type = namedarraytuple("Entries", tuple(self.observation.entries))
         per_slot = envs.num_envs // envs.num_slots
         widths = (action_width(envs.action), 1)
-        # For each slot, action and reward of each env's last step; zero at the first observation of an episode.
+        # For each slot, the actions [B, width] and rewards [B, 1] of the last step; zero where an episode begins.
         self._previous = [[np.zeros((per_slot, n), np.float32) for n in widths] for _ in range(envs.num_slots)]
         self._is_over = [np.zeros((per_slot, 1), bool) for _ in range(envs.num_slots)]
         self._is_renewing = [False] * envs.num_slots
@@ -114,11 +114,11 @@ class WithPrevious:
         """Add the previous action and reward, as requested, to the observation of a step."""
         is_over, mask = self._is_over[slot], step.mask[:, None]
         taken, reward = self._previous[slot]
-        if self._is_renewing[slot]:  # only envs whose episode had ended start a new one
+        if self._is_renewing[slot]:  # renew() starts an episode only in envs whose episode had ended
             self._is_renewing[slot] = False
             self._previous[slot] = [taken * ~is_over, reward * ~is_over]
             is_over.fill(False)
-        else:  # first observations and padding follow no action
+        else:  # first observations and padding (mask False) follow no action
             self._previous[slot] = [taken * mask, step.reward[:, None] * mask]
             is_over[:] = np.where(mask, (step.terminated | step.truncated)[:, None], is_over)
         own = tuple(step.obs) if not self._envs.observation.is_leaf else (step.obs,)
@@ -149,7 +149,7 @@ class WithPrevious:
 
 
 class AsyncWithPrevious(WithPrevious):
-    """`core.AsyncEnvs` around other asynchronous envs, with the same entries as WithPrevious."""
+    """WithPrevious for asynchronous envs: adds the same entries, and implements `core.AsyncEnvs`."""
 
     def __init__(self, envs: AsyncEnvs, action: bool, reward: bool) -> None:
         super().__init__(envs, action, reward)

@@ -16,13 +16,13 @@ class Rows:
 
     step: Step
     restarts: Array  # int64: how many times each env was rebuilt since the last reset
-    finished: Array  # int64: number of episodes that each env has finished
-    all_finished: Array  # the same for all envs of the pool, in this process and in others
+    finished: Array  # int64: number of episodes that each env has finished so far
+    all_finished: Array  # `finished` of all envs of the pool, in this process and in others
     info: Mapping[str, Array] = field(default_factory=dict)  # float64; nan where info has no such number
-    marked: list[int] = field(default_factory=list)  # rows with end flags or mask False; the next step clears both
+    marked: list[int] = field(default_factory=list)  # rows with an end flag or mask False, which the next step resets
     episodes: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # (env, values) of finished episodes
     notices: list[Notice] = field(default_factory=list)
-    places: set[str] = field(default_factory=set)  # file:line of failures whose traceback was reported
+    places: set[str] = field(default_factory=set)  # keys of reported warnings, such as the file:line of a failure
 
 
 def scalar_view(array: Array) -> Any:

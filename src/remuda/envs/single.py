@@ -7,11 +7,11 @@
     env.close()
 
 At the end of an episode `obs` is the true final observation. The next call ignores its action, resets the env, and
-writes the new episode's first observation with reward 0 and mask False. Envs may reuse arrays, as rows are copies.
+writes the new episode's first observation with reward 0 and mask False. Rows are copies, so envs may reuse arrays.
 
-An env may end the learner's episode without ending its own: it sets info["episode_continues"] on a step that is
-terminated or truncated. The row is an end like any other and the next call resets, but the statistics of the episode
-continue. For this reset the env's reset() is called without a seed, and continues the game (after a lost life).
+An env may end the learner's episode without ending its own, as after a lost life in Atari: it sets
+info["episode_continues"] on a step that is terminated or truncated. For the learner this is an end like any other.
+The statistics continue, and the next call resets the env without a seed, upon which the env continues its game.
 
 While `is_held`, an env whose episode has ended is not reset. It writes its last observation, reward 0 and mask False
 until `renew` starts its next episode. An env that fails or is lost while held counts as ended.
@@ -54,9 +54,9 @@ COUNTS = (
     "_continues",
 )
 # Bounds are checked only for an env's first observations, and for the final observations of its first episodes.
-# A check takes 2 us for four floats, 25 us for an image. Checking all ends slowed CartPole's first episodes by 9 %.
+# A check takes 2 us (4 floats) to 25 us (an image). Checking all final ones slowed CartPole's first episodes by 9 %.
 CHECKED_OBSERVATIONS, CHECKED_ENDS = 200, 50
-WARM_UP_KEY = 1 << 20  # above every count of restarts, so that random actions and resets never share a seed
+WARM_UP_KEY = 1 << 20  # larger than any count of restarts, so that no reset has the seed of the random actions
 
 
 class SingleEnv:
@@ -68,7 +68,7 @@ class SingleEnv:
         index: int,
         gamma: float = 0.99,
         stats: type[EpisodeStats] = EpisodeStats,
-        seeds: Sequence[int] | None = None,  # the env plays one episode for each, in this order, then stays idle
+        seeds: Sequence[int] | None = None,  # the env plays one episode for each seed, in this order, then stays idle
         levels: Sequence[int] | None = None,  # every reset draws its seed from these
         max_restarts: int = 1000,
     ) -> None:
@@ -94,9 +94,9 @@ class SingleEnv:
             raise
 
     def attach(self, rows: Rows, row: int) -> None:
-        """Write to this row from now on."""
+        """Write the env's steps to this row from now on."""
         self._rows, self._row = rows, row
-        # Assigning to [...] of a view is the fastest way to write a row; views of scalars have no axes.
+        # Assigning to [...] of a view is the fastest way to write a row. array[row, ...] is a view even of a scalar.
         self._obs = map_tree(lambda array: array[row, ...], rows.step.obs)
         self._is_watched = self._has_hook or bool(rows.info)
         self._terminated, self._truncated = scalar_view(rows.step.terminated), scalar_view(rows.step.truncated)
@@ -131,7 +131,7 @@ class SingleEnv:
         return reward  # type: ignore[no-any-return]
 
     def _end(self, terminated: object, truncated: object, info: Mapping[str, object]) -> None:
-        """Write the flags, and report the episode if this step ended it."""
+        """Write the end flags, and report the statistics of the episode if this step ended it."""
         is_terminated, is_truncated = self._flag("terminated", terminated), self._flag("truncated", truncated)
         if not (is_terminated or is_truncated):
             return
@@ -148,7 +148,7 @@ class SingleEnv:
         self.count()
         rows.finished[row] += 1
         values = self._stats.values(info)
-        if self._stats_class is not EpisodeStats:  # a user's class may return any names and numbers
+        if self._stats_class is not EpisodeStats:  # a user's class may return other types
             values = {str(name): float(value) for name, value in values.items()}
         rows.episodes.append((self.index, values))
 
@@ -163,7 +163,7 @@ class SingleEnv:
             self._refuse(f"info is {info!r}, not a dict: return {{}} if there is nothing to report.")
 
     def count(self) -> None:
-        """Add the collected rewards to the statistics; called regularly, so that their list stays short."""
+        """Add the collected rewards to the statistics; called regularly, so that the list of rewards stays short."""
         self._stats.count(self._rewards, self.gamma)
         self._rewards.clear()
 
@@ -181,7 +181,7 @@ class SingleEnv:
     def reset(self, seed: int, warm_up: int = 0) -> int:
         """Write the first observation, after up to `warm_up` random steps; return how many were taken.
 
-        The number is random and differs between envs, because episodes that start together would end together.
+        The number is random and differs between envs, because episodes that start together would also end together.
         """
         self.prepare(seed)
         self._begin()
@@ -192,7 +192,7 @@ class SingleEnv:
         return self.warm_up(draw % (warm_up + 1))
 
     def warm_up(self, steps: int) -> int:
-        """Take random steps. Episodes that end meanwhile are not reported; the running one includes these steps."""
+        """Take random steps; return how many were real. Episodes that end during these steps are not reported."""
         rows, row = self._rows, self._row
         taken = 0
         for _ in range(steps):
@@ -229,7 +229,7 @@ class SingleEnv:
         return 0.0
 
     def _next_seed(self) -> int | None:
-        """Return the seed of the next reset, None for a reset without one; mark the env idle after its last seed."""
+        """Return the seed for the next reset, None to reset without one; mark an env with no seeds left as idle."""
         if self._seeds is not None and self._seeds_used < len(self._seeds):
             self._current_seed = self._seeds[self._seeds_used]
             self._seeds_used += 1
@@ -286,7 +286,7 @@ class SingleEnv:
         is_new = self._is_waiting and self._is_fresh  # an env that was never reset has no state yet
         saved = {
             "env": None if is_new else get_state(self._env),
-            "obs": {path: np.array(array) for path, array in leaves(self._obs)},  # a held env repeats it
+            "obs": {path: np.array(array) for path, array in leaves(self._obs)},  # repeated while the env is held
             "counts": {name: getattr(self, name) for name in COUNTS},
             "stats": vars(self._stats),
             "rewards": self._rewards,
@@ -340,7 +340,7 @@ class SingleEnv:
             return 0.0
 
     def _wait_for_renewal(self) -> float:
-        """Let `renew` reset a rebuilt env that is held; if it plays given seeds, it repeats the current one."""
+        """Let `renew` reset a rebuilt env that is held. An env with given seeds then uses its current one again."""
         self._stats, self._rewards, self._is_waiting = self._stats_class(), [], True
         if self._seeds is not None:
             self._seeds_used -= 1
@@ -351,13 +351,13 @@ class SingleEnv:
         self._step = self._env.step  # saves one attribute lookup per step
 
     def close(self) -> None:
-        with contextlib.suppress(*FAILURES):  # an error in close() must not hide the one that led to it
+        with contextlib.suppress(*FAILURES):  # an error in close() must not hide the error that led to this call
             self._env.close()
 
     # --- checking what the env returns --------------------------------------------------------------------------
 
     def _store(self, obs: object) -> None:
-        """Write an observation to its row; raise EnvError if its space forbids it."""
+        """Write an observation to its row; raise EnvError if the observation space forbids it."""
         try:
             self._obs[...] = self._read(obs)
         except Forbidden as error:
@@ -369,7 +369,7 @@ class SingleEnv:
             self._check_bounds()
 
     def _check_bounds(self) -> None:
-        """Warn if the observation in the row is outside the bounds of its space, once for all envs of the group."""
+        """Warn if the observation in the row is out of bounds, but only once for all envs of the group."""
         key = f"bounds of {self.spec.label}"
         if self._bounds.is_needed and key not in self._rows.places and (what := self._bounds.find(self._obs)):
             self._rows.places.add(key)

@@ -31,7 +31,7 @@ def envs_per_slot(num_envs: int, slots: int) -> int:
 
 
 def worker_blocks(num_envs: int, slots: int, num_workers: int, alone: bool) -> list[list[Block]]:
-    """Return the envs of each worker, one block for each slot that it serves.
+    """Return the envs of each worker, as one block for each slot that the worker serves.
 
     A worker steps its share of every slot. With `alone` it steps all envs of its own slots instead.
     """
@@ -77,7 +77,7 @@ def write_actions(space: Space, targets: Sequence[Array], action: Actions) -> No
 def check_seeds(
     seeds: Sequence[Sequence[int]] | None, levels: Sequence[int] | None, info: Sequence[str], num_envs: int
 ) -> None:
-    """Raise ConfigError unless seeds, levels and entries of info fit each other and the number of envs."""
+    """Raise ConfigError if `seeds`, `levels` or `info` are invalid, or do not fit each other or `num_envs`."""
     if seeds is not None and len(seeds) != num_envs:
         raise ConfigError(f"seeds has {len(seeds)} lists for envs={num_envs}: give one list for each env.")
     if levels is not None and seeds is not None:

@@ -1,13 +1,13 @@
 """Rebuild definitions of a script or notebook in another process from their source text.
 
     source = collect("MyEnv")               # in the script or notebook: the class and everything that it refers to
-    ...                                     # any transport of JSON
+    ...                                     # send it as JSON
     module = load(source)                   # in the worker; module.MyEnv is the class
 
 `collect` follows the global names that a definition uses. Functions and classes of `__main__` are copied as text,
 modules and names imported from them become import statements, and constants become literals with their current
 value. The rest of the script or notebook is left out, so that loading the text does not start the training again.
-Definitions from one file keep their line numbers, so that tracebacks from workers point to the user's lines.
+If all definitions are from one file, they keep their line numbers, so that tracebacks point to the user's lines.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import numpy as np
 
 MODULE_NAMES = {"__builtins__", "__doc__", "__file__", "__loader__", "__name__", "__package__", "__spec__"}
 LITERALS = (bool, int, float, complex, str, bytes, type(None), tuple, list, dict, set)
-MAX_LITERAL = 1_000_000  # limit in characters or bytes of one constant; a copy is sent to every worker
+MAX_LITERAL = 1_000_000  # size limit of one constant in characters or bytes; every worker receives a copy
 COMPREHENSIONS = {"lambda", "listcomp", "setcomp", "dictcomp", "genexpr"}
 Definable = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -43,21 +43,21 @@ class NoSource(Exception):
 
 @dataclass(frozen=True)
 class Definition:
-    """One function or class of `__main__`."""
+    """The source text of one function or class of `__main__`, and the names that it uses."""
 
     file: str
     first_line: int
     text: str
-    used_at_once: frozenset[str]  # global names needed while the definition runs: bases, decorators, defaults
-    used_later: frozenset[str]  # global names needed when its functions are called
+    used_at_once: frozenset[str]  # global names needed to execute the definition: bases, decorators, ...
+    used_later: frozenset[str]  # global names needed only when its functions are called
     attributes: tuple[tuple[str, ...], ...]  # dotted names in the text, such as ("xml", "dom", "minidom")
     has_postponed_annotations: bool
 
 
 def collect(name: str) -> dict[str, str]:
-    """Return text and file name of a module that defines the global `name` of `__main__`.
+    """Return the text and file name of a module that defines the function or class `name` of `__main__`.
 
-    Raise NoSource if it refers to something without source text: an object, a lambda or a closure.
+    Raise NoSource if the definition needs something without source text: an object, a lambda or a closure.
     """
     namespace = vars(sys.modules["__main__"])
     definitions: dict[str, Definition] = {}
@@ -66,7 +66,7 @@ def collect(name: str) -> dict[str, str]:
     while pending:
         used = pending.pop()
         if used in definitions or used in MODULE_NAMES or used not in namespace:
-            continue  # a builtin, or a name that is undefined in the original too
+            continue  # the name is defined already, a builtin, or undefined in `__main__` as well
         value = namespace[used]
         if is_defined_in_main(value):
             definitions[used] = found = find_definition(used, value)
@@ -81,7 +81,7 @@ def collect(name: str) -> dict[str, str]:
 
 
 def is_defined_in_main(value: Any) -> bool:
-    """Return whether this is a function or class that was defined in `__main__`."""
+    """Return whether `value` is a function or class that was defined in `__main__`."""
     is_definition = isinstance(value, type) or hasattr(inspect.unwrap(value), "__code__")
     return is_definition and getattr(value, "__module__", None) == "__main__"
 
@@ -90,7 +90,7 @@ def is_defined_in_main(value: Any) -> bool:
 
 
 def find_definition(name: str, value: Any) -> Definition:
-    """Return the definition of `value`, the function or class that `name` is bound to."""
+    """Return the `Definition` of `value`, the function or class to which `name` is bound, or raise NoSource."""
     qualified = getattr(value, "__qualname__", "")
     if qualified != name:
         kind = "a lambda" if qualified == "<lambda>" else "a closure" if "<" in qualified else f"{qualified} renamed"
@@ -109,10 +109,10 @@ def find_definition(name: str, value: Any) -> Definition:
 
 
 def places_of(value: Any) -> Iterator[tuple[str, int | None]]:
-    """Yield files, and lines in them, where a function or class may be defined, the most likely first."""
+    """Yield (file, line) where a function or class may be defined, the likeliest first; the line may be None."""
     for function in functions_of(value):
         yield function.__code__.co_filename, function.__code__.co_firstlineno
-    if isinstance(value, type):  # a class without functions has no record of its file
+    if isinstance(value, type):  # needed for a class without functions, which has no record of its file
         if (script := getattr(sys.modules["__main__"], "__file__", None)) is not None:
             yield script, None
         for file in reversed(list(linecache.cache)):  # cells of a notebook are in this cache and not on disk
@@ -121,7 +121,7 @@ def places_of(value: Any) -> Iterator[tuple[str, int | None]]:
 
 
 def functions_of(value: Any) -> Iterator[Any]:
-    """Yield `value` itself if it is a function, or the functions in its body if it is a class, without wrappers."""
+    """Yield `value` if it is a function, or the functions in the body of a class; wrappers are removed."""
     if not isinstance(value, type):
         yield inspect.unwrap(value)
         return
@@ -133,7 +133,7 @@ def functions_of(value: Any) -> Iterator[Any]:
 
 
 def find_node(lines: list[str], name: str, line: int | None, is_class: bool) -> Definable | None:
-    """Return the last definition of `name` that contains `line`, or the last one at all if `line` is None."""
+    """Return the last definition of `name` at `line`, or its last definition in the file if `line` is None."""
     try:
         tree = ast.parse("".join(lines))
     except SyntaxError:
@@ -169,7 +169,7 @@ def has_postponed(value: object) -> bool:
 
 
 def names_in(node: Definable, is_postponed: bool) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the global names that a definition uses while it runs, and those that its functions use later."""
+    """Return the global names needed to execute a definition, and those needed only to call its functions."""
     if is_postponed:  # annotations are not evaluated, and may use names that only type checkers import
         node = WithoutAnnotations().visit(ast.parse(ast.unparse(node))).body[0]
     top = symtable.symtable(ast.unparse(node), "<definition>", "exec")
@@ -211,7 +211,7 @@ class WithoutAnnotations(ast.NodeTransformer):
 
 
 def dotted_names(node: ast.AST) -> Iterator[tuple[str, ...]]:
-    """Yield every dotted name in the node, split at its dots."""
+    """Yield every dotted name in the node, split at the dots."""
     for found in ast.walk(node):
         path: list[str] = []
         while isinstance(found, ast.Attribute):
@@ -254,14 +254,14 @@ def literal(value: object) -> str | None:
 
 
 def import_of(name: str, value: object) -> tuple[str, str] | None:
-    """Return the names of a module and its attribute that is `value`, preferably of the module that defines it."""
+    """Return (module, attribute) to import `value` from, preferably the module that defines it, or None."""
     own = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     names = [each for each in (own[1], name) if isinstance(each, str) and each.isidentifier()]
     modules = [own[0]] if isinstance(own[0], str) else []
     modules += sorted(sys.modules, key=lambda module: (module.count("."), module))
     for module_name in modules:
         module = sys.modules.get(module_name)
-        if not isinstance(module, ModuleType) or module is sys.modules["__main__"]:  # or __mp_main__, its alias
+        if not isinstance(module, ModuleType) or module is sys.modules["__main__"]:  # even as its alias __mp_main__
             continue
         for attribute in names:
             if vars(module).get(attribute) is value:
@@ -270,7 +270,7 @@ def import_of(name: str, value: object) -> tuple[str, str] | None:
 
 
 def submodule_imports(module: ModuleType, path: tuple[str, ...]) -> dict[str, str]:
-    """Return imports of submodules along `path`, as `import xml` alone does not load `xml.dom.minidom`."""
+    """Return imports of the submodules in `path`, because `import xml` alone does not load `xml.dom.minidom`."""
     found, value = {}, module
     for attribute in path:
         value = vars(value).get(attribute)  # type: ignore[assignment]
@@ -285,7 +285,7 @@ def submodule_imports(module: ModuleType, path: tuple[str, ...]) -> dict[str, st
 
 
 def assemble(name: str, definitions: Mapping[str, Definition], statements: Mapping[str, str]) -> dict[str, str]:
-    """Return a module with imports and constants on its first line, followed by the definitions."""
+    """Return text and file name of a module: imports and constants on the first line, then the definitions."""
     is_postponed = any(found.has_postponed_annotations for found in definitions.values())
     head = "; ".join([*["from __future__ import annotations"][: int(is_postponed)], *statements.values()])
     files = {found.file for found in definitions.values()}
@@ -299,13 +299,13 @@ def assemble(name: str, definitions: Mapping[str, Definition], statements: Mappi
     text = "\n".join(lines) + "\n"
     try:
         ast.parse(text)
-    except SyntaxError as error:  # for example, a multi-line string prevents dedenting
+    except SyntaxError as error:  # for example if a multi-line string prevented dedenting
         raise NoSource(f"its source cannot be taken out of {file}, {error.msg}") from None
     return {"source": text, "file": file}
 
 
 def in_order(name: str, definitions: Mapping[str, Definition]) -> list[str]:
-    """Return the names in an order in which everything that a definition uses at once comes before it."""
+    """Return the names in an order in which everything needed to execute a definition comes before it."""
     placed: list[str] = []
     begun: set[str] = set()
 
@@ -337,7 +337,7 @@ class TextLoader(importlib.abc.SourceLoader):
 
 
 def load(source: Mapping[str, str]) -> ModuleType:
-    """Import the module that `collect` returned; equal text is imported only once."""
+    """Import the module that `collect` returned; equal text is imported only once per process."""
     name = f"__remuda_main_{hashlib.sha256(source['source'].encode()).hexdigest()[:12]}__"
     if name in sys.modules:
         return sys.modules[name]

@@ -26,7 +26,7 @@ ARRAYS = ("low", "high", "sizes", "starts")
 
 
 def observation_space(space: gymnasium.Space, label: str) -> Space:
-    """Convert an observation space; `label` names the env in errors.
+    """Convert an observation space to `core.Space`; `label` names the env in errors.
 
     Floats are stored as float32, integers and bools with their dtype, discrete values as int64 counted from 0.
     """
@@ -34,7 +34,7 @@ def observation_space(space: gymnasium.Space, label: str) -> Space:
 
 
 def action_space(space: gymnasium.Space, label: str) -> Space:
-    """Convert an action space. Its boxes must hold floats; their bounds may be infinite."""
+    """Convert an action space to `core.Space`. Its boxes must hold floats; their bounds may be infinite."""
     return _convert(space, label, "action", "")
 
 
@@ -77,7 +77,10 @@ def _box(space: gymnasium.spaces.Box, dtype: str) -> Space:
 
 
 def _round_inwards(box: Space, space: gymnasium.spaces.Box) -> Space:
-    """Move bounds that float32 rounded outwards to the next float inside, as envs may refuse actions beyond them."""
+    """Move bounds that were rounded outwards to the next float32 inside the true bounds.
+
+    Otherwise an env might refuse an action at its bounds.
+    """
     assert box.low is not None
     assert box.high is not None
     low, high = np.float32(np.inf), np.float32(-np.inf)
@@ -90,7 +93,7 @@ def _round_inwards(box: Space, space: gymnasium.spaces.Box) -> Space:
 
 
 def _names(keys: Sequence[str]) -> Iterator[str]:
-    """Yield a unique field name for each key, for a named array tuple; keys that are valid names are kept."""
+    """Yield a unique field name of a named array tuple for each key; keys that are valid names are kept."""
     taken = {key for key in keys if _is_name(key)}
     for key in keys:
         name = key
@@ -121,7 +124,7 @@ def _refusal(space: gymnasium.Space, label: str, which: str, path: str) -> EnvSp
 
 
 def space_to_wire(space: Space) -> dict[str, Any]:
-    """Return a space as plain values for msgpack."""
+    """Return a space as plain values that msgpack can encode."""
     arrays = {name: getattr(space, name) for name in ARRAYS}
     return {
         "kind": space.kind,

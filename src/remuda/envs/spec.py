@@ -1,7 +1,7 @@
 """Which env to run: a Gymnasium id, an import path or a callable, resolved once and built in any process.
 
-    spec = resolve("CartPole-v1")                                  # or "package:Id-v0", "package.module:factory",
-    spec = resolve(functools.partial(make_env, size=8))            # a function, a class, a partial
+    spec = resolve("CartPole-v1")                                  # or "package:Id-v0", or "package.module:factory"
+    spec = resolve(functools.partial(make_env, size=8))            # or a function, or a class
     spec = resolve("ALE/Pong-v5", atari=AtariOptions(sticky=0.0))  # an Atari game with the usual preprocessing
     env = spec.build()                                             # a gymnasium.Env
     same = EnvSpec.from_json(spec.to_json())                       # in a worker process
@@ -39,7 +39,7 @@ class EnvSpec:
     kwargs: Kwargs = field(default_factory=dict)
     make: Factory | None = None
     max_steps: int | None = None  # episodes are truncated after this many steps, in addition to any limit of the env
-    atari: AtariOptions | None = None  # None for other envs, and for ale-py's own Gymnasium env
+    atari: AtariOptions | None = None  # None if the env is not an Atari game, or is ale-py's own Gymnasium env
 
     @property
     def label(self) -> str:
@@ -47,12 +47,12 @@ class EnvSpec:
 
     @property
     def id(self) -> str:
-        """The id without its `module:` prefix; `resolve` has imported that module."""
+        """The Gymnasium id without its `module:` prefix."""
         return self.name.partition(":")[2] or self.name
 
     @property
     def is_vector_only(self) -> bool:
-        """Whether the id was registered without a single env, so that only a native backend has it."""
+        """Whether the id was registered as a vector env only, so that a native backend is needed."""
         return self.make is None and gymnasium.spec(self.id).entry_point is None
 
     @property
@@ -63,7 +63,7 @@ class EnvSpec:
         return resolve_game(self.label, gymnasium.spec(self.id).kwargs, self.kwargs, self.atari)
 
     def build(self, **extra: object) -> gymnasium.Env:
-        """Build a new env; `extra` are more keyword arguments, such as render_mode."""
+        """Build a new env; `extra` are additional keyword arguments, such as render_mode."""
         kwargs = {**self.kwargs, **extra}
         env = self._call(kwargs) if self.make is not None else self._make(kwargs)
         if not isinstance(env, gymnasium.Env):
@@ -93,9 +93,9 @@ class EnvSpec:
             ) from error
 
     def _make(self, kwargs: Kwargs) -> object:
-        """Make an env of Gymnasium's registry."""
+        """Make the env that Gymnasium's registry has for this id."""
         known = copy.deepcopy(gymnasium.spec(self.id))
-        known.order_enforce = False  # this wrapper takes 0.3 us per step; SingleEnv always resets first
+        known.order_enforce = False  # saves a wrapper of 0.3 us per step; SingleEnv always resets first
         if known.entry_point is None:
             raise EnvSpecError(
                 f"{self.label} was registered as a vector env only, and a single env is needed here: "
@@ -126,7 +126,7 @@ class EnvSpec:
             ) from error
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON from which `from_json` makes the same spec in another process."""
+        """Return a JSON-compatible dict from which `from_json` makes the same spec in another process."""
         if self.make is None:
             return {
                 "name": self.name,
@@ -173,7 +173,7 @@ def resolve(env: str | Factory | EnvSpec, kwargs: Kwargs | None = None, atari: A
 
 
 def is_atari(name: str) -> bool:
-    """Return whether this is a registered id of ale-py whose observations are frames: ALE/Pong-v5, Pong-v4."""
+    """Return whether `name` is an id of ale-py whose observations are frames, such as ALE/Pong-v5 or Pong-v4."""
     name = name.rpartition(":")[2]
     register(name)
     known = gymnasium.registry.get(name)
@@ -231,7 +231,7 @@ def _require_registered(given: str, name: str) -> None:
     register(name)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Gymnasium warns about outdated versions again when an env is made
+            warnings.simplefilter("ignore")  # the warning about an outdated version is repeated when an env is made
             gymnasium.spec(name)
     except gymnasium.error.DeprecatedEnv as error:
         raise EnvSpecError(f"{given} is a retired version ({sentence(error)}): use the newest one.") from None
@@ -243,7 +243,7 @@ def _require_registered(given: str, name: str) -> None:
 
 
 def _registration(name: str) -> dict[str, Any] | None:
-    """Return arguments of `gymnasium.register` for an id that the user registered; None if workers know the id."""
+    """Return the arguments of `gymnasium.register` for a user's id, or None if workers can register it themselves."""
     known = gymnasium.registry.get(name)
     if known is None or str(known.entry_point or known.vector_entry_point).startswith("gymnasium."):
         return None

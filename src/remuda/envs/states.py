@@ -32,8 +32,8 @@ State: TypeAlias = Any
 
 WRAPPERS = "gymnasium.wrappers"
 MUJOCO = "gymnasium.envs.mujoco."
-# Attributes that change when an env is reset and stepped, by module and class. An entry is not used for derived
-# classes, because these may have more such attributes.
+# Attributes that change when an env is reset and stepped, by module and class. The entry of a class is not used for
+# derived classes, because these may have more such attributes.
 SAVED: dict[str, dict[str, tuple[str, ...]]] = {
     "gymnasium.envs.classic_control": {
         "cartpole.CartPoleEnv": ("state", "steps_beyond_terminated"),
@@ -86,7 +86,7 @@ MOMENTS = ("mean", "var", "count")  # attributes of Gymnasium's RunningMeanStd
 
 @runtime_checkable
 class Saveable(Protocol):
-    """The methods of an env or wrapper whose state can be saved."""
+    """The methods that make the state of an env or wrapper saveable."""
 
     def get_state(self) -> State:
         """Return plain values and arrays: everything in which this object differs from a newly made one."""
@@ -139,7 +139,7 @@ def _adapter(layer: Layer) -> Adapter:
     """Return functions that save and restore this layer; raise NoState if its class is not known."""
     kind = type(layer)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if issubclass(kind, Saveable):  # tests the class, because wrapper objects forward attributes to their env
+    if issubclass(kind, Saveable):  # not isinstance, because wrapper objects forward attributes to their env
         return Adapter(lambda layer: layer.get_state(), lambda layer, state: layer.set_state(state))
     if name in ATTRIBUTES:
         return _attribute_adapter(ATTRIBUTES[name])
@@ -176,7 +176,7 @@ def _set_random(env: Layer, state: State) -> None:
 
 
 def _attribute_adapter(names: tuple[str, ...]) -> Adapter:
-    """Return an adapter for these attributes; it skips attributes that a layer lacks before its first reset."""
+    """Return an adapter that saves these attributes, except those that a layer lacks before its first reset."""
 
     def get(layer: Layer) -> State:
         values = vars(layer)
@@ -194,14 +194,14 @@ def _attribute_adapter(names: tuple[str, ...]) -> Adapter:
 
 
 def _get_moments(value: object) -> State:
-    """Return running statistics as a dict, and any other value unchanged."""
+    """Return a RunningMeanStd of Gymnasium as a dict, and any other value unchanged."""
     if type(value).__name__ != "RunningMeanStd":
         return value
     return {part: getattr(value, part) for part in MOMENTS}
 
 
 def _get_mujoco(env: Layer) -> State:
-    """Return the simulation's state, and results of the last step that an env may read (positions, forces)."""
+    """Return the simulation's state, and the results of the last step that an env may read (positions, forces)."""
     mujoco = importlib.import_module("mujoco")
     spec = mujoco.mjtState.mjSTATE_INTEGRATION
     physics = np.zeros(mujoco.mj_stateSize(env.model, spec))

@@ -41,20 +41,20 @@ from remuda.processes.links import Bell, Link
 from remuda.processes.requests import Answers, SpinWait
 
 STEP, HOLD, RENEW = 0, 1, 2  # kinds of requests
-KINDS = 4  # a request's number is a multiple of this, plus its kind
+KINDS = 4  # the number of a request is a multiple of KINDS, plus the kind of the request
 POLL_SECONDS = 1.0  # how often an idle worker checks whether its fork server has died
 
 
 class WorkerInfo(TypedDict):
-    """What a worker reports of its process."""
+    """What a worker reports about its process."""
 
     pid: int
-    torch: bool  # whether torch was imported
-    peak_rss: int  # bytes
+    torch: bool  # whether the worker has imported torch
+    peak_rss: int  # in bytes
 
 
 def refuse_in_worker() -> None:
-    """Raise EnvSpecError if this process is a worker, which loads the user's script only to find its env."""
+    """Raise EnvSpecError in a worker process: it loads the user's script to find the env, not to start a run."""
     if serving.IN_WORKER:
         raise EnvSpecError(
             f"an env worker that loaded the user's script tried to start a run: put that under {GUARD}"
@@ -62,7 +62,7 @@ def refuse_in_worker() -> None:
 
 
 def main(fds: Sequence[int]) -> int:
-    """Serve until the parent ends this worker or is gone; return the exit code."""
+    """Answer requests until the parent ends this worker or is gone; return the exit code of the process."""
     half = 1 + (len(fds) - 1) // 2
     link, bell, parent_bell = Link.from_fd(fds[0]), Bell(fds[1:half]), Bell(fds[half:])
     return serving.serve(link, _Service(link, bell, parent_bell))
@@ -147,7 +147,7 @@ class _Service:
         self._link.send({"built": [space_to_wire(first_env.observation), space_to_wire(first_env.action)]})
 
     def _report_progress(self) -> None:
-        """Restart the parent's time limit, which counts from the last message of a worker."""
+        """Send a message, because the parent's time limit starts anew with every message of a worker."""
         self._link.send({"alive": True}, seconds=None)
 
     def _attach(self, order: Mapping[str, Any], fd: int) -> None:
@@ -172,7 +172,10 @@ class _Service:
                 env_group.prepare(order["seed"])
 
     def _seed_libraries(self, seed: int) -> None:
-        """Seed the global generators; forked workers inherit equal ones and would all draw the same numbers."""
+        """Seed the global random generators of Python and numpy.
+
+        Forked workers inherit identical generators, so without this they would all draw the same numbers.
+        """
         first = self._blocks[0][0]
         own = derive_seed(seed, first, int(self._restarts[first]))
         random.seed(own)
@@ -188,7 +191,7 @@ class _Service:
         self._link.send({"ready": taken, "notices": notices}, seconds=None)
 
     def _save(self) -> None:
-        """Send the states of all envs and of the global generators, or the reason why they cannot be saved."""
+        """Send the states of all envs and of the global random generators, or the reason why there is none."""
         try:
             states = [state for env_group in self._env_groups for state in env_group.get_state()]
         except NoState as error:
@@ -199,7 +202,7 @@ class _Service:
         self._link.send({"saved": states, "libraries": libraries}, seconds=None)
 
     def _load(self, states: Sequence[tuple[int, bytes]], libraries: bytes | None) -> None:
-        """Restore the states of all envs and, if given, of the global generators."""
+        """Restore the states of all envs and, if given, of the global random generators."""
         for env_group in self._env_groups:
             own, states = states[: len(env_group.envs)], states[len(env_group.envs) :]
             env_group.set_state(own)

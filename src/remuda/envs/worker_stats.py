@@ -4,8 +4,8 @@
     worker_stats.add(stats)                 # in the parent
     worker_stats.take_episodes()
 
-The first byte says whether there are notices. Notices are logged at once; episodes are decoded when they are needed,
-because decoding many at once is cheaper than decoding at every step.
+The first byte of encoded statistics is 1 if they contain notices, which are decoded and logged at once. Episodes are
+decoded when they are needed, because decoding many at once is cheaper than decoding at every step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def encode(rows: Rows) -> bytes:
 
 
 def decode(stats: bytes) -> tuple[list[tuple[int, dict[str, float]]], list[Notice]]:
-    """Return (env, values) of finished episodes, and notices."""
+    """Return a list of (env, values) of finished episodes, and a list of notices."""
     episodes, notices = msgspec.msgpack.decode(memoryview(stats)[1:])
     return episodes, notices
 
@@ -41,13 +41,13 @@ class WorkerStats:
     """Collects the statistics of all workers in the parent, and logs their notices."""
 
     def __init__(self, num_envs: int, logger: logging.Logger) -> None:
-        self.played = [0] * num_envs  # episodes of each env that were decoded since the last reset
+        self.played = [0] * num_envs  # number of episodes of each env that were decoded since the last reset
         self._undecoded: list[bytes] = []
         self._episodes: list[Episode] = []
         self._reporter = Reporter(logger)
 
     def add(self, stats: bytes, at_once: bool = False) -> None:
-        """Add the statistics of one answer; with `at_once`, or if they hold notices, decode them now."""
+        """Add the statistics that came with one answer; decode them now if `at_once` or if they contain notices."""
         self._undecoded.append(stats)
         if stats[0] or at_once:
             self._decode()
@@ -62,7 +62,7 @@ class WorkerStats:
         self._undecoded.clear()
 
     def report(self, notices: list[Notice]) -> None:
-        """Log notices, leaving out repetitions."""
+        """Log the notices, without repetitions."""
         self._reporter.report(notices)
 
     def take_episodes(self) -> list[Episode]:
@@ -72,7 +72,7 @@ class WorkerStats:
         return finished
 
     def clear(self) -> None:
-        """Forget all episodes, for a reset of the envs."""
+        """Forget all episodes; called when the envs are reset."""
         self._undecoded.clear()
         self._episodes.clear()
         self.played = [0] * len(self.played)

@@ -1,1 +1,1 @@
-"""Worker processes on this host: fork server, worker pool, links, requests. Independent of envs and learning."""
+"""Worker processes on this host: fork server, worker pool, links and requests, for any kind of work."""

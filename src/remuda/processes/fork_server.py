@@ -7,8 +7,8 @@
     server.close()
 
 The fork server of multiprocessing is not suitable: it imports the user's main module, notices the death of its parent
-only through an open pipe, and is shared by the whole program. This one belongs to the object that created it and ends
-with that object, and all workers end with their fork server.
+only through an open pipe, and is shared by the whole program. The process started here belongs to one ForkServer
+object and ends with it, and all workers end with their fork server.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from collections.abc import Callable, Sequence
 
 from remuda.processes.links import Link, die_with_parent
 
-START_SECONDS = 120.0  # time for imports: numpy takes 0.2 s and torch 2 s, but far longer from a busy disk
+START_SECONDS = 120.0  # time limit for imports: numpy takes 0.2 s and torch 2 s, but far longer from a busy disk
 FORK_SECONDS = 20.0
 LEAVE_SECONDS = 1.0
 EXIT_REASON_SECONDS = 5.0
-DEATH_SECONDS = 20.0  # longest wait after SIGKILL, which takes effect only once the process gets a core
+DEATH_SECONDS = 20.0  # time limit for a process to end after SIGKILL, which takes effect once the process gets a core
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
-# The server is started by -c because -m would put a folder first on the path that may shadow standard modules.
+# The server is started with -c, because -m would put the working directory first on sys.path, where a file of the
+# user may shadow a module of the standard library.
 COMMAND = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import sys; sys.path[:] = sys.argv[5:]; "
     "from remuda.processes.fork_server import main; main(sys.argv[1], *map(int, sys.argv[2:5]))"
@@ -44,13 +45,13 @@ class ForkFailed(Exception):
 
 
 class ForkServer:
-    """The parent's side, which owns the server process."""
+    """The parent's handle to a fork server; owns its process."""
 
     def __init__(self, module: str) -> None:
         self._link, theirs = Link.pair()
-        path = [os.path.abspath(folder) for folder in sys.path]  # '' means the working directory
-        # die_with_parent ends a process with the thread that created it. A server created by a thread other than the
-        # main one must outlive that thread, so it relies on the end of its link instead.
+        path = [os.path.abspath(folder) for folder in sys.path]  # the entry '' means the working directory
+        # A process that calls die_with_parent ends with the thread that created it. A server that was created by
+        # another thread than the main one must outlive that thread, so it ends when its link closes instead.
         is_tied = int(threading.current_thread() is threading.main_thread())
         fd = theirs.fileno()
         try:
@@ -73,7 +74,7 @@ class ForkServer:
         return self._process.pid
 
     def fork(self, fds: Sequence[int]) -> int:
-        """Fork a worker that holds these descriptors and return its pid.
+        """Fork a worker that receives these file descriptors, and return its pid.
 
         Raises ForkFailed if the system refuses to create a process, and OSError or EOFError if the server is gone.
         """
@@ -104,7 +105,7 @@ class ForkServer:
         return forked
 
     def exit_reason(self, pid: int, seconds: float = EXIT_REASON_SECONDS) -> str:
-        """Return a phrase that describes how this worker died; wait up to `seconds` for the server's report."""
+        """Return a phrase that says how a worker ended; wait up to `seconds` for the report of the fork server."""
         deadline = time.monotonic() + seconds
         with contextlib.suppress(EOFError, OSError):
             while pid not in self._statuses and self._link.wait(deadline - time.monotonic()):
@@ -142,12 +143,12 @@ def main(module: str, fd: int, parent: int, is_tied: int) -> None:
     poll.register(woken, select.POLLIN)
     with contextlib.suppress(OSError):  # raised if the parent is gone
         while not link.has_ended:
-            poll.poll()  # needs no time-out: the link ends when the parent is gone, which wakes this call
+            poll.poll()  # without a time-out, because the link closes when the parent is gone, which ends the wait
             with contextlib.suppress(BlockingIOError):
                 os.read(woken, 4096)
             _report_deaths(link)
             messages, fds = link.receive()
-            if messages:  # exactly one, as the parent waits for the answer before its next request
+            if messages:  # exactly one message, because the parent waits for the answer before its next request
                 try:
                     answer: dict[str, int | str] = {"pid": _fork(worker.main, fds, [link.fileno(), woken, waker])}
                 except OSError as error:
@@ -160,13 +161,13 @@ def main(module: str, fd: int, parent: int, is_tied: int) -> None:
 def stay_when_terminated() -> None:
     """Ignore SIGTERM in this process, but not in processes that it forks or programs that it starts.
 
-    SIGTERM often goes to a whole process group (timeout, systemd, Slurm). The parent handles it and decides when its
-    workers leave.
+    Programs such as timeout, systemd and Slurm send SIGTERM to a whole process group. The parent process handles it
+    and decides when its workers end.
     """
     global _has_fork_hooks
-    signal.signal(signal.SIGTERM, lambda number, frame: None)  # started programs would inherit SIG_IGN
+    signal.signal(signal.SIGTERM, lambda number, frame: None)  # not SIG_IGN, which started programs would inherit
     if not _has_fork_hooks:
-        # Python drops signals that arrive in a forked process before it has set itself up, so they are held back.
+        # Python drops signals that arrive in a forked process before its set-up is complete, so they are held back.
         os.register_at_fork(
             before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}),
             after_in_parent=_unblock_sigterm,

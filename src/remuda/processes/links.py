@@ -1,4 +1,4 @@
-"""Communication between a pool and its processes: `Link` carries messages and descriptors, `Bell` wakes a process.
+"""Communication with worker processes: `Link` carries messages and file descriptors, `Bell` wakes a process.
 
     ours, theirs = Link.pair()
     ours.send({"reset": 1}, fds=[memory.fd])          # encoded as msgpack, after a length header
@@ -27,14 +27,14 @@ import msgspec
 
 HEADER = struct.Struct("<I")
 CHUNK = 1 << 16
-MAX_FDS = 8  # the most descriptors that one message may carry
+MAX_FDS = 8  # the most file descriptors that one message may carry
 SEND_SECONDS = 10.0
 Message = dict[str, Any]  # a decoded msgpack map
 ONE = (1).to_bytes(8, sys.byteorder)  # what `Bell.ring` writes: the increment of an eventfd; a pipe accepts any bytes
 
 
 class Link:
-    """One end of a socket pair that carries messages. The end of the stream means that the other process is gone."""
+    """One end of a socket pair that carries messages. `has_ended` is True once the other end is closed."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -54,10 +54,10 @@ class Link:
         return self.sock.fileno()
 
     def send(self, message: object, fds: Sequence[int] = (), seconds: float | None = SEND_SECONDS) -> None:
-        """Send one message with descriptors.
+        """Send one message, together with file descriptors.
 
-        Raises TimeoutError if the other process does not read it within `seconds`, or another OSError if that process
-        is gone.
+        Raises TimeoutError if the other process does not read the message within `seconds` (None: no limit), or
+        another OSError if that process is gone.
         """
         payload = msgspec.msgpack.encode(message)
         data = HEADER.pack(len(payload)) + payload
@@ -66,7 +66,7 @@ class Link:
         self.sock.sendall(memoryview(data)[sent:])
 
     def receive(self) -> tuple[list[Message], list[int]]:
-        """Return all complete messages that have arrived, and their descriptors, without waiting."""
+        """Return all complete messages that have arrived, and their file descriptors, without waiting."""
         fds: list[int] = []
         self.sock.setblocking(False)
         while not self.has_ended:
@@ -90,7 +90,7 @@ class Link:
         return bool(poll.poll(max(0.0, seconds) * 1000))
 
     def expect(self, seconds: float) -> tuple[Message, list[int]]:
-        """Wait for the answer to a request; raise EOFError or TimeoutError if there is none."""
+        """Wait for the answer to a request; raise TimeoutError if none arrives, EOFError if the other end closes."""
         deadline = time.monotonic() + seconds
         while True:
             messages, fds = self.receive()
@@ -139,7 +139,7 @@ class Bell:
         try:  # noqa: SIM105  # contextlib.suppress costs as much as the write
             os.write(self.fds[-1], ONE)
         except BlockingIOError:
-            pass  # a full pipe is readable already
+            pass  # the pipe is full, so the bell has been rung already
 
     def clear(self) -> None:
         try:
@@ -148,7 +148,7 @@ class Bell:
             if len(self.fds) == 1:
                 os.read(self.fds[0], 8)
         except BlockingIOError:
-            pass  # the bell was not rung
+            pass  # nothing to read: the bell was not rung
 
     def close(self) -> None:
         for fd in self.fds:
@@ -158,7 +158,7 @@ class Bell:
 def die_with_parent(parent: int) -> None:
     """Ask the system to kill this process when the thread that created it ends; exit if the parent is gone already.
 
-    Only Linux offers this (PR_SET_PDEATHSIG). On other systems a process exits when it reads the end of its link.
+    Only Linux offers this (PR_SET_PDEATHSIG). On other systems a process exits when it finds its link closed.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)

@@ -13,26 +13,26 @@ from typing import NamedTuple
 
 
 class Notice(NamedTuple):
-    """One warning. `traceback` and `place` are empty if the process has sent a warning from this place before."""
+    """One warning. `traceback` and `place` are empty if the process has already sent a warning about this place."""
 
     text: str
     traceback: str = ""
-    place: str = ""  # file:line of the traceback. Without a traceback, a key: the warning is shown once per run
+    place: str = ""  # file:line of the error, or, without a traceback, a key of warnings shown once per run
 
     @property
     def is_once(self) -> bool:
-        """Whether the warning is shown once per run, independently of all others."""
+        """Whether the warning is logged only once per run, and left out of the count that `Reporter` keeps."""
         return bool(self.place) and not self.traceback
 
 
 class Reporter:
-    """Logs the 1st, 2nd, 4th, 8th, ... notice and the first of each place, so that frequent ones hide no others."""
+    """Logs the 1st, 2nd, 4th, 8th, ... notice and the first from each place, so that rare ones are not overlooked."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger, self._count, self._places = logger, 0, set[str]()
 
     def report(self, notices: Iterable[Notice]) -> None:
-        """Count these notices and log those that are due. Notices that arrived over a link may be plain lists."""
+        """Count these notices and log some of them. Notices that arrived over a link may be plain lists of fields."""
         for notice in map(Notice._make, notices):
             is_new = bool(notice.place) and notice.place not in self._places
             if is_new:
@@ -49,7 +49,7 @@ def notice_of(record: logging.LogRecord) -> Notice:
 
 
 def collect_warnings() -> list[Notice]:
-    """Return a list to which every later warning of the package in this process is appended."""
+    """Return a list to which every warning is appended that Remuda logs in this process from now on."""
     notices: list[Notice] = []
     logging.getLogger("remuda").addHandler(_Collector(notices))
     return notices

@@ -38,7 +38,7 @@ from remuda.data import Fence
 from remuda.machine import usable_cores
 
 ANY = -1  # passed to `Requests.sleep`: wake the parent when any request is complete
-ON_LINK = -1  # stored as the size of statistics that do not fit into memory and travel over the link
+ON_LINK = -1  # stored as the size of statistics that are too long for shared memory and are sent over the link
 SPIN_SECONDS = 4e-4  # how long to spin before sleeping
 FAILED_SPINS = 3  # after more unsuccessful spins in a row than this, only every RARELY-th wait spins
 RARELY = 32
@@ -47,10 +47,11 @@ _yield_core: Callable[[], None] = os.sched_yield if hasattr(os, "sched_yield") e
 
 
 class SpinWait:
-    """Spins briefly before a process sleeps, as long as that pays off: being woken costs up to 100 us.
+    """Spins briefly before a process sleeps, because being woken takes up to 100 us.
 
-    It yields the core between two polls, because with one worker per core the parent has no core of its own. With
-    more workers than cores it never spins. After four unsuccessful spins in a row it spins only on every 32nd wait.
+    It yields the core between two polls, because with one worker per core the parent has no core of its own. It spins
+    only where that pays off: never with more workers than cores, and after four unsuccessful spins in a row only on
+    every 32nd wait.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -58,7 +59,7 @@ class SpinWait:
         self._waits = self._failed = 0
 
     def poll(self, is_done: Callable[[], bool]) -> bool:
-        """Return whether `is_done` becomes true while spinning."""
+        """Spin, or do nothing if that does not pay off; return whether `is_done()` became true."""
         self._waits += 1
         if not self._has_core or (self._failed > FAILED_SPINS and self._waits % RARELY):
             return False
@@ -76,19 +77,19 @@ def layout(num_slots: int, num_workers: int, stats_bytes: int) -> dict[str, tupl
     """Return shapes and dtypes of the shared arrays; `stats_bytes` is the space for the statistics of one answer."""
     each = (num_slots, num_workers)
     return {
-        "todo": ((num_slots,), "int64"),  # number of the last request
-        "done": (each, "int64"),  # number of the last answer
-        "stats_of": (each, "int64"),  # number of the last answer that came with statistics
+        "todo": ((num_slots,), "int64"),  # number of the last request for each slot
+        "done": (each, "int64"),  # number of the request that each worker answered last
+        "stats_of": (each, "int64"),  # number of the last request whose answer came with statistics
         "stats_size": (each, "int64"),  # size of these statistics in bytes, or ON_LINK
         "busy": (each, "float64"),  # seconds that the last answer took
         "asleep": ((num_workers,), "int64"),
-        "awaited": ((1,), "int64"),  # the request for which the parent sleeps; 0 while it is awake
+        "awaited": ((1,), "int64"),  # number of the request for which the parent sleeps; 0 while the parent is awake
         "stats": ((*each, stats_bytes), "uint8"),
     }
 
 
 def server_of(slot: int, num_slots: int, num_workers: int) -> int:
-    """Return the worker to which an exclusive slot belongs."""
+    """Return the index of the worker to which an exclusive slot belongs."""
     return slot * num_workers // num_slots
 
 
@@ -98,7 +99,7 @@ def _view(array: NDArray[Any]) -> Any:
 
 
 class Requests:
-    """The parent's side: publishes requests and reads answers."""
+    """The parent's side of the shared memory: publishes requests and reads answers."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]], exclusive: bool = False) -> None:
         self._todo, self._asleep, self._awaited = (_view(arrays[name]) for name in ("todo", "asleep", "awaited"))
@@ -138,7 +139,7 @@ class Requests:
         return [slot for slot in own if self._done[slot][worker - self.servers[slot].start] != self._todo[slot]]
 
     def sleep(self, number: int) -> None:
-        """Ask workers to ring when request `number` (or ANY) is complete. Check once more before sleeping."""
+        """Ask workers to ring when request `number` (or ANY) is complete. Check once more before you sleep."""
         self._awaited[0] = number
         self._fence()
 
@@ -147,7 +148,7 @@ class Requests:
 
     def busy(self, slot: int) -> float:
         """Return the seconds that the fastest worker took for its last answer to this slot."""
-        self._fence()  # answers must be read after the number that announces them
+        self._fence()  # an answer must be read after the number that announces it
         return float(min(self._busy[slot].tolist()))
 
     def has_stats(self, slot: int, number: int) -> bool:
@@ -167,7 +168,7 @@ class Requests:
 
 
 class Answers:
-    """A worker's side: reads requests and publishes answers."""
+    """A worker's side of the shared memory: reads requests and publishes answers."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]], worker: int, exclusive: bool = False) -> None:
         self._worker, self._is_exclusive = worker, exclusive

@@ -12,11 +12,11 @@ from typing import Protocol
 
 from remuda.processes.links import Link
 
-IN_WORKER = False  # True in worker processes, where functions that start workers or a training run refuse to do so
+IN_WORKER = False  # True in worker processes, in which functions that start workers or a training run raise an error
 
 
 class Service(Protocol):
-    """The work of one kind of worker."""
+    """What one kind of worker does: `serve` calls run(), and then close() in any case."""
 
     def run(self) -> None: ...
     def close(self) -> None: ...

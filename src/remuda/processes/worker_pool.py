@@ -7,8 +7,8 @@
         pool.restart(worker, made_progress=True)  # WorkerError once the budget is exhausted
     pool.close()                                  # ends and reaps every process
 
-The pool knows only processes and messages. The caller's `WorkerKind` holds the words with which errors and log lines
-refer to the workers.
+The pool knows only processes and messages. The `WorkerKind` that the caller passes holds the words with which errors
+and log lines refer to the workers.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from remuda.errors import Interrupted, RemudaError, WorkerError
 from remuda.processes.fork_server import DEATH_SECONDS, ForkFailed, ForkServer
 from remuda.processes.links import Bell, Link, Message
 
-WINDOW_SECONDS = 60.0  # restarts within this time count against the budget
+WINDOW_SECONDS = 60.0  # `max_restarts` limits the restarts within this time
 POLL_SECONDS = 0.2  # longest sleep between two calls of `should_stop`
 LEAVE_SECONDS = 1.0  # time for workers to clean up when the pool closes
 
-Blueprint = Mapping[str, Any]  # what a worker builds, as plain values
+Blueprint = Mapping[str, Any]  # plain values that describe what a worker builds
 
 
 @dataclass(frozen=True)
 class WorkerKind:
     """How errors and log lines refer to the workers of a pool, and which of their errors reach the user unchanged."""
 
-    name: str  # plural: "env workers"
-    building: str  # what a worker does until it sends "built": "building its envs"
-    remedy: str  # advice for the user on how to find out why a worker is lost repeatedly
+    name: str  # in the plural, such as "env workers"
+    building: str  # what a worker does until it sends "built", such as "building its envs"
+    remedy: str  # advice for a user whose workers are lost repeatedly
     count_option: str  # the option that sets the number of workers
     logger: logging.Logger
     errors: tuple[type[RemudaError], ...] = ()  # classes of errors that the parent raises again, unchanged
-    build_errors: tuple[type[RemudaError], ...] = ()  # as `errors`, but only until all workers have been built once
+    build_errors: tuple[type[RemudaError], ...] = ()  # like `errors`, but only until all workers were built once
 
 
 class Worker:
-    """The parent's view of one worker. A replacement is a new process for the same Worker object."""
+    """The parent's view of one worker. If its process is lost, the Worker object gets a new process."""
 
     def __init__(self, index: int, blueprint: Blueprint) -> None:
         self.index, self.blueprint = index, blueprint
@@ -58,8 +58,8 @@ class Worker:
         self.pid = 0
         self.pidfd: int | None = None
         self.inbox: list[Message] = []
-        self.last_seen = 0.0  # time on `WorkerPool.clock` of its start or of its last message
-        self.exit_reason: str | None = None  # a phrase such as "was killed by SIGKILL"; None while it lives
+        self.last_seen = 0.0  # when the worker started or sent its last message, by `WorkerPool.clock`
+        self.exit_reason: str | None = None  # a phrase such as "was killed by SIGKILL"; None while the worker lives
         self.traceback = ""  # the traceback that the worker sent last
         self.deaths: deque[float] = deque()
         self.losses_without_progress = 0
@@ -109,8 +109,8 @@ class WorkerPool:
         self._num_lost = 0
         self._has_started = False
         self._is_open = True
-        # Seconds spent in `listen`. Time-outs are measured on this clock, so that time in which the parent learns or
-        # is suspended does not count as a worker's silence.
+        # Seconds spent in `listen`. Time-outs are measured by this clock, so that time in which the parent process
+        # does something else, or is suspended, does not count as a worker's silence.
         self.clock = 0.0
 
     # --- starting and replacing ---------------------------------------------------------------------------------
@@ -135,10 +135,10 @@ class WorkerPool:
         return built[0]
 
     def restart(self, worker: Worker, made_progress: bool) -> None:
-        """Start a new process for a lost worker and wait until it is built.
+        """Start a new process for a lost worker and wait until the process has sent "built".
 
-        `made_progress` tells whether the worker has answered since its last restart. A worker that hangs is lost too
-        rarely to exceed a budget per minute, so consecutive losses without progress have a budget of their own.
+        `made_progress` tells whether the worker has answered since its last restart. A worker that hangs each time
+        is lost too rarely to exceed a limit per minute, so consecutive losses without progress have their own limit.
         """
         while True:
             self.relaunch(worker, made_progress)
@@ -150,14 +150,14 @@ class WorkerPool:
                 self.reap_if_not_built(worker)
 
     def relaunch(self, worker: Worker, made_progress: bool) -> None:
-        """Start a new process for a lost worker without waiting; it sends "built" when it is ready."""
+        """Start a new process for a lost worker without waiting; the process sends "built" when it is ready."""
         if made_progress:
             worker.losses_without_progress = 0
         self._count_loss(worker)
         self._launch(worker)
 
     def _count_loss(self, worker: Worker) -> None:
-        """Charge one loss to the worker's budget; raise WorkerError if that exhausts it."""
+        """Count the loss of a worker; raise WorkerError if the worker was lost too often."""
         assert worker.is_lost
         sentence = f"worker {worker.index} (pid {worker.pid}) {worker.exit_reason}"
         worker.losses_without_progress += 1
@@ -191,7 +191,7 @@ class WorkerPool:
         worker.send({"do": "build", **worker.blueprint})
 
     def _fork(self, worker: Worker) -> tuple[Link, int]:
-        """Fork a process and return its link and pid, retrying within the budget."""
+        """Fork a process and return its link and pid; retry failures until there are too many."""
         while True:
             link, theirs = Link.pair()
             try:
@@ -232,9 +232,9 @@ class WorkerPool:
     # --- messages -----------------------------------------------------------------------------------------------
 
     def listen(self, seconds: float) -> None:
-        """Sleep for at most `seconds`, or until a worker rings, writes or dies, and read the messages of workers.
+        """Sleep for at most `seconds`, or until a worker rings, writes or dies; then read the messages of workers.
 
-        Raises Interrupted if `should_stop` returns True, and the error of a worker if a restart cannot fix it.
+        Raises Interrupted if `should_stop` returns True, and a worker's error if a restart cannot fix that error.
         """
         if self.should_stop is not None and self.should_stop():
             raise Interrupted(f"asked to stop while waiting for {self.kind.name}")
@@ -244,7 +244,7 @@ class WorkerPool:
         for fd, _ in events:
             if fd == self.bell.fileno():
                 self.bell.clear()
-            elif fd in self._by_fd:  # otherwise an earlier event of this poll has reaped the worker
+            elif fd in self._by_fd:  # false if an earlier event of this poll led to reaping the worker
                 worker = self._by_fd[fd]
                 self._read(worker)
                 if fd == worker.pidfd or (worker.link is not None and worker.link.has_ended):
@@ -273,7 +273,7 @@ class WorkerPool:
         name, text = message["error"], message["text"]
         build_errors = {error.__name__: error for error in self.kind.build_errors}
         if name in build_errors and self._has_started:
-            return  # it was built before, so it is restarted: its process is about to end and counts as a loss
+            return  # the worker was built before, so it may be restarted: its process ends and counts as a loss
         known = {error.__name__: error for error in self.kind.errors} | build_errors
         error: RemudaError
         if name in known:
@@ -287,7 +287,7 @@ class WorkerPool:
     def ask(
         self, requests: Sequence[Mapping[str, object]], key: str, seconds: float, on_lost: Callable[[Worker], None]
     ) -> list[Message]:
-        """Send one request to each worker; return the answers, which are messages with this key.
+        """Send one request to each worker and return the answers: the next message of each worker that has this key.
 
         A worker that is lost is replaced by `on_lost` and receives its request again.
         """
@@ -326,7 +326,7 @@ class WorkerPool:
             self.reap(worker, f"was silent for {seconds:g} s {doing}")
 
     def reap_if_not_built(self, worker: Worker) -> None:
-        """Kill and reap a worker that was silent for the build time-out before it sent "built"."""
+        """Kill and reap a worker that has been silent for longer than the build time-out."""
         self.reap_if_silent(worker, self._build_timeout, f"while {self.kind.building}")
 
     def reap(self, worker: Worker, exit_reason: str | None = None) -> None:
@@ -362,7 +362,7 @@ class WorkerPool:
             poll.register(worker.pidfd, select.POLLIN)
             return bool(poll.poll(seconds * 1000))
         assert worker.link is not None
-        poll.register(worker.link, 0)  # poll always reports POLLHUP, which means that the other end is closed
+        poll.register(worker.link, 0)  # even without events, poll() reports POLLHUP: the other end was closed
         return bool(poll.poll(seconds * 1000))
 
     def _close_fds(self, worker: Worker) -> None:

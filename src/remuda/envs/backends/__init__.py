@@ -3,9 +3,9 @@
     backend = choose("auto", resolve("ALE/Pong-v5"))      # None stands for single envs, in this process or in a pool
     vector = backend.make(spec, num_envs=8, threads=2)    # native.py turns this into `core.Envs`
 
-A backend is a module, or any object, with the members of `Backend`, registered by `remuda.register_env_backend`. It
-resets an env on the step after the end of its episode. If a library cannot do that for an env, the backend does not
-offer this env, which then runs in the pool.
+A backend is a module, or any object, with the members of `Backend`, registered by `remuda.register_env_backend`. Its
+envs are reset by the step after the end of an episode (Gymnasium's AutoresetMode.NEXT_STEP). If the library cannot do
+that for an env, the backend does not offer this env, which then has to run as single envs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class NativeVectorEnv(Protocol):
         """
 
     def send(self, actions: Array) -> None:
-        """Start a step with these actions; may return before the envs are stepped.
+        """Start a step with these actions; the method may return before the envs are stepped.
 
         Discrete actions count from the `start` of the action space.
         """
@@ -57,7 +57,8 @@ class NativeVectorEnv(Protocol):
     def recv(self) -> VectorStep:
         """Wait for the step and return it, in arrays that no later step writes to.
 
-        Entries of info are arrays [num_envs]. "episode_continues" is True where an episode ends for the learner only.
+        Entries of info are arrays [num_envs]. info["episode_continues"] is True where the learner's episode ends but
+        the env's own episode continues, as after a lost life.
         """
 
     def close(self) -> None:
@@ -69,14 +70,14 @@ class Backend(Protocol):
 
     @property
     def NAME(self) -> str:
-        """The value of `envs.backend` that selects it."""
+        """The value of the option `envs.backend` that selects this backend."""
 
     @property
     def IS_SAME_GAME(self) -> bool:
-        """Whether its envs give the same numbers as the single env of that id, so that "auto" may choose it."""
+        """Whether the envs give the same numbers as the single env of the id, so that "auto" may use the backend."""
 
     def offer(self, spec: EnvSpec) -> str | None:
-        """Return None if the backend has this env, else the reason as a clause: "as it only knows MyGames/*"."""
+        """Return None if the backend has this env, else the reason as a clause, like "as it only has MyGames/*"."""
 
     def make(self, spec: EnvSpec, num_envs: int, threads: int) -> NativeVectorEnv:
         """Make a vector env with at most `threads` threads of its own; called only for specs that are offered."""

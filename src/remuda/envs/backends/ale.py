@@ -4,10 +4,12 @@
 
 Every option of AtariVectorEnv is set, because its defaults clip rewards, press FIRE and repeat no actions. Its
 option for episodic life would start a new game at every lost life, so life_loss_info is used, which only reports lost
-lives. AtariEnv resets after a lost life by taking one action in the same game; here this action replaces the agent's.
+lives. After a lost life, AtariEnv resets by taking one action in the same game; here the same action replaces the one
+that the agent sends.
 
-One difference from AtariEnv remains. If a game ends during that action (in practice, by its time limit), this backend
-gives a second reset row, whereas AtariEnv gives a step that ends at once. The statistics of the episode are the same.
+One difference from AtariEnv remains. If a game ends during that action (in practice, by its time limit), this
+backend gives a second reset row, whereas AtariEnv starts an episode that ends with its first step. The statistics are
+the same.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ def make(spec: EnvSpec, num_envs: int, threads: int) -> AleVectorEnv:
 
 
 class AleVectorEnv:
-    """`NativeVectorEnv` around ale-py's AtariVectorEnv."""
+    """A `NativeVectorEnv` that wraps ale-py's AtariVectorEnv."""
 
     def __init__(self, game: AtariGame, num_envs: int, threads: int) -> None:
         options = game.options
@@ -120,8 +122,8 @@ class AleVectorEnv:
         lives, frames = info["lives"], info["episode_frame_number"]
         self._first_frame[self._is_over] = frames[self._is_over]
         is_within_limit = frames - self._first_frame < self._max_frames
-        # A termination with lives left is taken for a lost life, because with random actions none of ale-py's 104
-        # games ever ended while lives were left.
+        # A termination while lives are left counts as a lost life, not as the end of the game: with random actions,
+        # none of ale-py's 104 games ever ended while lives were left.
         is_lost = terminated & (lives > 0) & (lives < self._lives) & is_within_limit
         self._is_over = (terminated | truncated) & ~is_lost
         was_opening, self._lives = self._has_lost, lives
@@ -134,4 +136,4 @@ class AleVectorEnv:
         return obs, reward, terminated, truncated, {"lives": lives, CONTINUES: self._has_lost}
 
     def close(self) -> None:
-        self._vector = None  # the destructor ends its threads
+        self._vector = None  # the destructor of ale-py's object ends its threads

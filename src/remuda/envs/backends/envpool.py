@@ -1,10 +1,10 @@
-"""envpool's C++ envs, if that package is installed: many families, implemented differently from Gymnasium's.
+"""C++ envs of the package envpool, if it is installed. They are implemented differently from Gymnasium's envs.
 
     vector = make(resolve("HalfCheetah-v5"), num_envs=32, threads=2)
 
-"auto" never chooses this backend, because its envs have the same rules but give different numbers. Its Atari games
-are not offered, because they are preprocessed differently. Seeds are only read when the envs are made and a later
-reset(seed=...) has no effect, so `begin` makes new envs.
+"auto" never chooses this backend, because its envs follow the same rules as Gymnasium's but give different numbers.
+Its Atari games are not offered, because they are preprocessed differently. envpool reads seeds only when it makes the
+envs, and ignores the seed of a later reset(), so `begin` makes new envs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def make(spec: EnvSpec, num_envs: int, threads: int) -> EnvPoolVectorEnv:
 
 
 class EnvPoolVectorEnv:
-    """`NativeVectorEnv` around a pool of envpool."""
+    """A `NativeVectorEnv` that wraps a pool of envpool."""
 
     def __init__(self, spec: EnvSpec, num_envs: int, threads: int) -> None:
         self._spec, self._num_envs, self._threads = spec, num_envs, threads
@@ -69,7 +69,7 @@ class EnvPoolVectorEnv:
                 seed=list(seeds),
                 **self._spec.kwargs,
             )
-            _ = pool.observation_space, pool.action_space  # the first access creates and caches them, with warnings
+            _ = pool.observation_space, pool.action_space  # the first access creates and caches the spaces, and warns
         return pool
 
     def begin(self, seeds: Sequence[int]) -> Array:

@@ -1,9 +1,9 @@
-"""Vector envs that are registered for an id (`vector_entry_point`): Gymnasium's CartPole, and those of users.
+"""Vector envs with which an id is registered (`vector_entry_point`): Gymnasium's CartPole, and those of users.
 
     vector = make(resolve("CartPole-v1"), num_envs=8, threads=1)
 
-`recv` steps them, because Gymnasium's API has no separate `send`. The vectorized CartPole rounds differently from the
-single env (it adds in another order), so "auto" chooses this backend only for ids that have no single env.
+`recv` steps the envs, because Gymnasium's API has no separate `send`. The vectorized CartPole rounds differently from
+the single env (it adds in another order), so "auto" chooses this backend only for ids that have no single env.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _build(spec: EnvSpec, num_envs: int) -> gymnasium.vector.VectorEnv:
 
 
 class GymnasiumVectorEnv:
-    """`NativeVectorEnv` around a Gymnasium VectorEnv."""
+    """A `NativeVectorEnv` that wraps a Gymnasium VectorEnv."""
 
     def __init__(self, vector: gymnasium.vector.VectorEnv) -> None:
         self.observation_space, self.action_space = vector.single_observation_space, vector.single_action_space
@@ -71,7 +71,7 @@ class GymnasiumVectorEnv:
         return obs  # type: ignore[no-any-return]
 
     def restart(self, which: NDArray[np.bool_]) -> None:
-        """Return None: Gymnasium's API cannot reset single envs of a vector env that has autoreset."""
+        """Return None: Gymnasium's API cannot reset single envs of a vector env that resets by itself."""
         return
 
     def send(self, actions: Array) -> None:

@@ -1,4 +1,4 @@
-"""Agents: the networks and how they act."""
+"""Agents: networks, and how they choose actions."""
 
 from remuda.agents.actor import ActorAgent, Critic
 from remuda.agents.heads import PolicyHead, PolicyOutput

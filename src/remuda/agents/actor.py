@@ -1,8 +1,8 @@
 """The actor of DDPG, TD3 and SAC, deterministic or stochastic, and its critics.
 
-action, _, state = agent.act(obs, state, explore, noise)         # in the env's bounds; explore [B], 0 is greedy
-features, _ = agent.features(obs, state, reset)                  # learning: rows [N] or sequences [T, B]
-action, log_prob = agent.choose(features, noise)                 # between -1 and 1, for critics
+action, _, state = agent.act(obs, state, explore, noise)         # in the env's bounds; where explore [B] is 0, greedy
+features, _ = agent.features(obs, state, reset)                  # for learning: rows [N] or sequences [T, B]
+action, log_prob = agent.choose(features, noise)                 # between -1 and 1, as critics expect
 q = critic(critic.features(obs)[0], action)
 """
 
@@ -23,9 +23,9 @@ from remuda.maths import SquashedGaussian
 from remuda.nets import MLP, Inputs
 from remuda.nets.recurrent import State
 
-LOG_STD = (-20.0, 2.0)  # bounds of a stochastic actor's log_std, as in the code of 1812.05905
-DRIFT = 0.15  # decay of Ornstein-Uhlenbeck noise per step (1509.02971)
-DRIFT_SCALE = math.sqrt(1 - (1 - DRIFT) ** 2)  # gives the noise a stationary deviation of 1
+LOG_STD = (-20.0, 2.0)  # bounds of a stochastic actor's log_std, as in the code of arXiv 1812.05905
+DRIFT = 0.15  # decay of Ornstein-Uhlenbeck noise per step (arXiv 1509.02971)
+DRIFT_SCALE = math.sqrt(1 - (1 - DRIFT) ** 2)  # gives the noise a stationary standard deviation of 1
 
 
 class ActorState(ArrayTuple):
@@ -38,7 +38,7 @@ class ActorState(ArrayTuple):
 class ActorAgent(nn.Module):
     """An agent for Box actions, either deterministic (tanh, with added noise) or stochastic (squashed Gaussian)."""
 
-    exploration = 1.0  # default of `explore`: the noise is not scaled
+    exploration = 1.0  # default of `explore`, with which the noise is not scaled
     fast_policy: FastPolicy | None = None
     middle: Tensor
     reach: Tensor
@@ -71,7 +71,7 @@ class ActorAgent(nn.Module):
         self.register_buffer("reach", (high - low) / 2, persistent=False)
 
     def compile_nets(self) -> None:
-        """Compile the network with torch at its next call; parameters keep their names."""
+        """Let torch compile the network at its next call. Parameters keep their names."""
         self.trunk.net.compile(dynamic=True)
 
     def initial_state(self, batch: int) -> ActorState | None:
@@ -82,7 +82,7 @@ class ActorAgent(nn.Module):
     def act(
         self, obs: Any, state: ActorState | None, explore: Tensor | None, noise: Tensor
     ) -> tuple[Tensor, None, ActorState | None]:
-        """Return actions for [B] observations; explore [B] multiplies the noise, and None stands for 1."""
+        """Return actions for observations [B]; `explore` [B] multiplies the noise, and None means 1."""
         memory, drift = (None, None) if state is None else state
         features, memory = self.trunk.step(self.inputs(obs), memory)
         if drift is not None:
@@ -100,7 +100,7 @@ class ActorAgent(nn.Module):
     def features(
         self, obs: Any, state: ActorState | None = None, reset: Tensor | None = None
     ) -> tuple[Tensor, ActorState | None]:
-        """Return features and the last state.
+        """Return features, and the state after the last row.
 
         `obs` holds rows [N, ...], or sequences [T, B, ...] that start from `state` [B].
         """
@@ -121,11 +121,11 @@ class ActorAgent(nn.Module):
 
     def normalized(self, action: Tensor) -> Tensor:
         """Scale the env's actions to the range from -1 to 1, which critics expect."""
-        return (action - self.middle) / self.reach.clamp(min=1e-30)  # gives 0 where both bounds are equal
+        return (action - self.middle) / self.reach.clamp(min=1e-30)  # avoids 0 / 0 where both bounds are equal
 
 
 class Critic(nn.Module):
-    """The value of an action: an MLP over the features of the observation, concatenated with the action."""
+    """Computes the value of an action with an MLP over the observation's features, concatenated with the action."""
 
     def __init__(
         self,
@@ -138,9 +138,9 @@ class Critic(nn.Module):
         core: Literal["lstm", "gru"] | None = None,
         core_size: int = 128,
     ) -> None:
-        """Without `make_net`, the observation must be a vector and is concatenated with the action directly."""
+        """Build the networks; without `make_net`, the observation must be a vector and is joined with the action."""
         super().__init__()
-        self.observation, self._inputs = observation, (inputs,)  # in a tuple, so that only the agent registers them
+        self.observation, self._inputs = observation, (inputs,)  # a tuple, so that only the agent registers `inputs`
         if make_net is None and core is None:
             self.trunk = Trunk(nn.Flatten(), math.prod(observation.shape), None, 0)
         else:
@@ -151,7 +151,7 @@ class Critic(nn.Module):
     def features(
         self, obs: Any, state: State | None = None, reset: Tensor | None = None
     ) -> tuple[Tensor, State | None]:
-        """Return features of rows [N, ...], or of sequences [T, B, ...]; state None means the start of an episode."""
+        """Return features of rows [N, ...] or sequences [T, B, ...], and the last state; the first defaults to 0."""
         if self.trunk.core is not None and state is None:
             assert reset is not None
             state = self.trunk.core.initial_state(reset.shape[1])

@@ -1,4 +1,4 @@
-"""The policy head: from features to a distribution over actions of any space.
+"""The policy head, which maps features to a distribution over actions of any space.
 
 head = PolicyHead(action, width)
 policy = head(features)                        # [..., F] -> distribution with the same leading axes
@@ -21,7 +21,7 @@ NoiseParts = tuple[tuple[Literal["uniform", "normal"], int], ...]
 
 
 class PolicyOutput(ArrayTuple):
-    """What the policy computed for a step; stored with every row."""
+    """What the policy computed for a step, stored with its row: log-probability of the action, and value."""
 
     log_prob: Tensor
     value: Tensor
@@ -47,9 +47,9 @@ class PolicyHead(nn.Module):
         return policy
 
     def _branch(self, space: Space, outputs: Tensor, start: int, first_std: int) -> tuple[Joint, int, int]:
-        """Return the distribution of a Dict or Tuple, and the positions after its outputs and its log_stds.
+        """Return the distribution of a Dict or Tuple space, and the positions after its outputs and its log_stds.
 
-        Its outputs begin at position `start`, and its log_stds at position `first_std`.
+        The outputs of the space begin at position `start`, and its log_stds at position `first_std`.
         """
         parts: list[Distribution] = []
         widths = []
@@ -81,7 +81,7 @@ class PolicyHead(nn.Module):
 
 
 def num_outputs(leaf: Space) -> int:
-    """Return the number of outputs for a leaf of the action space."""
+    """Return the number of network outputs for a leaf of the action space."""
     if leaf.kind == "discrete":
         return leaf.n
     if leaf.kind == "multidiscrete":
@@ -91,7 +91,7 @@ def num_outputs(leaf: Space) -> int:
 
 
 def noise_of(leaf: Space) -> tuple[Literal["uniform", "normal"], int]:
-    """Return the kind and width of the noise that an action of this leaf is sampled from."""
+    """Return the kind and the width of the noise from which an action of this leaf is sampled."""
     if leaf.kind == "box":
         return "normal", math.prod(leaf.shape)
-    return "uniform", math.prod(leaf.shape)  # 1 for a discrete leaf, which has no axes
+    return "uniform", math.prod(leaf.shape)  # a discrete leaf has no axes, so the width is 1

@@ -3,9 +3,9 @@
     action, output, state = agent.act(obs, state, explore, noise)    # sampling: output.log_prob, output.value
     outputs, state = agent.unroll(obs, state, reset)                 # learning: outputs.distribution, outputs.value
 
-A user's own network is a module. Its constructor takes the observation's shape, or a dict {path: shape} for Dict and
-Tuple observations. Its forward maps float observations [N, *shape], or a named array tuple of them, to features
-[N, F]. The agent finds F by calling the network, and adds the heads and, if configured, a recurrent core.
+A network that you write is a torch module. Its constructor takes the observation's shape, or a dict {path: shape} for
+Dict and Tuple observations. Its `forward` maps float observations [N, *shape], or a named array tuple of them, to
+features [N, F]. The agent finds F by calling the network, and adds the heads and, if configured, a recurrent core.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Outputs(NamedTuple):
 
 
 class Memory(ArrayTuple):
-    """Recurrent states of policy and value; the latter is None if they share a core."""
+    """Recurrent states of policy and value; `value` is None if policy and value share a core."""
 
     policy: State
     value: State | None
 
 
 class PolicyAgent(nn.Module):
-    """An agent with linear heads on two trunks, one for policy and one for value, or on a single one if `shared`."""
+    """An actor-critic agent with linear heads on two trunks, for policy and value, or on one trunk if `shared`."""
 
     exploration = 1.0  # above 0, actions are sampled; the amount makes no difference
     fast_policy: FastPolicy | None = None
@@ -67,16 +67,16 @@ class PolicyAgent(nn.Module):
         self.value_trunk = self.policy_trunk if shared else Trunk(value_net, width, core, core_size)
         self.policy_head = PolicyHead(action, self.policy_trunk.width, log_std_init)
         self.value_head = nn.Linear(self.value_trunk.width, 1)
-        if orthogonal_init:  # the small gain makes initial actions nearly uniform, or their means nearly 0
+        if orthogonal_init:  # gain 0.01: actions are nearly uniform at first, or means nearly 0
             orthogonal(self.policy_head.linear, 0.01)
             orthogonal(self.value_head, 1.0)
         self.noise = self.policy_head.noise
 
     def compile_nets(self) -> None:
-        """Compile the networks with torch at their next call; parameters keep their names."""
-        self.fast_policy = None  # it would not use the compiled networks
+        """Let torch compile the networks at their next call. Parameters keep their names."""
+        self.fast_policy = None  # the fast policy would not use the compiled networks
         for net in {id(trunk.net): trunk.net for trunk in (self.policy_trunk, self.value_trunk)}.values():
-            net.compile(dynamic=True)  # sizes of minibatches differ by a few rows
+            net.compile(dynamic=True)  # dynamic, because minibatches differ by a few rows
 
     def initial_state(self, batch: int) -> Memory | None:
         """Return the state of `batch` envs at the start of their episodes; None without a core."""
@@ -91,9 +91,9 @@ class PolicyAgent(nn.Module):
     def act(
         self, obs: Any, state: Memory | None, explore: Tensor | None, noise: Tensor
     ) -> tuple[Any, PolicyOutput, Memory | None]:
-        """Return actions for [B] observations, with their outputs and the next state.
+        """Return actions for observations [B], the policy's outputs for these actions, and the next state.
 
-        Where `explore` [B] is 0, the action is the mode; elsewhere it is sampled. None samples everywhere.
+        Where `explore` [B] is 0, the action is the mode; elsewhere it is sampled. None samples in every env.
         """
         inputs = self.inputs(obs)
         memory = state if state is not None else Memory(None, None)
@@ -108,7 +108,7 @@ class PolicyAgent(nn.Module):
         return action, output, Memory(policy_state, value_state) if self.is_recurrent else None
 
     def value(self, obs: Any, state: Memory | None) -> Tensor:
-        """Return values [B]; `state` is not advanced."""
+        """Return the values [B] of observations; the next recurrent state is not returned."""
         memory = state if state is not None else Memory(None, None)
         is_shared = self.value_trunk is self.policy_trunk
         features, _ = self.value_trunk.step(self.inputs(obs), memory.policy if is_shared else memory.value)

@@ -39,7 +39,7 @@ class Stream(nn.Module):
 
 
 class QHead(nn.Module):
-    """Compute values [..., A] or logits [..., A, atoms]; dueling (1511.06581) adds a stream for the state's value."""
+    """A head for values [..., A] or logits [..., A, atoms]; `dueling` (1511.06581) adds a stream for state values."""
 
     def __init__(self, width: int, actions: int, atoms: int, hidden: int, dueling: bool, noisy: bool) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class QHead(nn.Module):
 
 
 class QAgent(nn.Module):
-    """An epsilon-greedy agent; its weights may have noise, which explores as well."""
+    """An epsilon-greedy agent; the weights of its head may be noisy (NoisyNet), which explores as well."""
 
     fast_policy: FastPolicy | None = None
     support: Tensor
@@ -82,11 +82,12 @@ class QAgent(nn.Module):
         core_size: int = 128,
         exploration: float = 0.05,
     ) -> None:
-        """`head_hidden` is the width of a hidden layer in the head, and 0 means none.
+        """Build the networks; `head_hidden` is the width of a hidden layer in the head, and 0 means none.
 
-        For dueling and noisy heads the default is the number of features, because two linear streams without a hidden
-        layer are equivalent to one linear head. For others it is 0. A bound of "auto" has the value of the default
-        support until `set_support` is called; the support is saved and published with the weights.
+        `head_hidden` defaults to the number of features for dueling and noisy heads, because two linear streams
+        without a hidden layer are equivalent to one linear head. For other heads it defaults to 0. A bound `v_min` or
+        `v_max` of "auto" is that of DEFAULT_SUPPORT until `set_support` is called; the support is then saved and
+        published with the weights.
         """
         super().__init__()
         self.observation, self.action, self.is_recurrent = observation, action, core is not None
@@ -103,7 +104,7 @@ class QAgent(nn.Module):
         if self.is_auto:
             self.register_buffer("has_support", torch.zeros((), dtype=torch.bool))
         self.noise_width = sum(self.head.noise_widths)
-        parts: NoiseParts = (("uniform", 2),)  # whether to take a random action, and which
+        parts: NoiseParts = (("uniform", 2),)  # these decide whether an action is random, and which one it is
         self.noise: NoiseParts = (*parts, ("normal", self.noise_width)) if noisy else parts
 
     def set_support(self, low: float, high: float) -> None:
@@ -116,12 +117,12 @@ class QAgent(nn.Module):
         v_min, v_max = self.bounds
         width = high - low
         low, high = (low if v_min == "auto" else v_min), (high if v_max == "auto" else v_max)
-        if low >= high and "auto" in self.bounds:  # the given bound is beyond the derived one
+        if low >= high and "auto" in self.bounds:  # the given bound is beyond the other, derived one
             low, high = (high - width, high) if v_min == "auto" else (low, low + width)
         return low, high
 
     def compile_nets(self) -> None:
-        """Compile the network with torch at its next call; parameters keep their names."""
+        """Let torch compile the network at its next call. Parameters keep their names."""
         self.trunk.net.compile(dynamic=True)
 
     def initial_state(self, batch: int) -> State | None:
@@ -132,8 +133,8 @@ class QAgent(nn.Module):
     ) -> tuple[Tensor, None, State | None]:
         """Return epsilon-greedy actions for [B] observations; `explore` [B] holds the epsilons.
 
-        Where `explore` is 0, nothing is random: the weights of a noisy network have no noise there. None means
-        `self.exploration` in every env.
+        Where `explore` is 0, nothing is random, and noisy layers use their mean weights. If `explore` is None,
+        epsilon is `self.exploration` in every env.
         """
         features, state = self.trunk.step(self.inputs(obs), state)
         chance = torch.full((len(noise),), self.exploration) if explore is None else explore
@@ -147,7 +148,7 @@ class QAgent(nn.Module):
     def unroll(
         self, obs: Any, state: State | None, reset: Tensor | None, noise: Tensor | None = None
     ) -> tuple[Tensor, State | None]:
-        """Return outputs and the last state; all rows have the same noise.
+        """Return outputs, and the state after the last row; `noise` [noise_width] is the same for all rows.
 
         `obs` holds rows [N, ...], or sequences [T, B, ...] that start from `state` [B].
         """

@@ -1,4 +1,4 @@
-"""The support of distributions over returns: derivation from observed returns, and a check that it is wide enough."""
+"""The support of return distributions: how it is derived from observed returns, and a check of its width."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ logger = logging.getLogger("remuda.agents")
 
 DEFAULT_SUPPORT = (-10.0, 10.0)  # used if no reward other than 0 was observed
 MARGIN = 0.25  # added on either side, as a fraction of the observed range
-GROWTH = 3.0  # factor on the largest observed return: a learned policy earns more than a random one
-WATCHED_UPDATES = 200  # updates between two reads of the clipped fraction; a read waits for the device
+GROWTH = 3.0  # factor on the largest observed return, because a learned policy earns more than a random one
+WATCHED_UPDATES = 200  # updates between two reads of the clipped fraction, because a read waits for the device
 NEGLIGIBLE = 1e-3  # probability below which an atom is ignored
 MAX_CLIPPED = 0.02  # fraction of clipped targets above which a warning is logged
 
 
 class ReturnRange(NamedTuple):
-    """Range of the discounted returns of stored rows, each up to the end of its episode or of the stored part."""
+    """Range of the discounted returns of stored rows; a return ends with the episode or the newest stored row."""
 
     low: float
     high: float
-    steady: float  # the return if every reward from now on were the mean reward
+    steady: float  # the return if every future reward were equal to the mean reward
 
 
 def derive_support(seen: ReturnRange) -> tuple[float, float]:
     """Return v_min and v_max; if no reward other than 0 was observed, log a warning and return the default.
 
     The support covers 0, the observed returns and the steady return, with a margin on both sides. The steady return
-    accounts for the later rewards of episodes that were truncated or are not over yet.
+    accounts for rewards that episodes would bring after they were truncated, or after the newest row. v_max is at
+    least `GROWTH` times the largest observed return.
     """
     low, high = min(0.0, seen.low, seen.steady), max(0.0, seen.high, seen.steady)
     if high == low:
@@ -47,7 +48,7 @@ def derive_support(seen: ReturnRange) -> tuple[float, float]:
 class ClippedTargets:
     """Warn once if more than `MAX_CLIPPED` of the target distributions' probability lies beyond the support.
 
-    Results stay on the device and are read only every `WATCHED_UPDATES` updates.
+    Fractions stay on the device and are read only every `WATCHED_UPDATES` updates.
     """
 
     def __init__(self) -> None:
@@ -84,9 +85,9 @@ class ClippedTargets:
 
 
 def clipped_share(p: Tensor, r: Tensor, discount: Tensor, support: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the fraction of p [N, atoms] that r + discount * support moves beyond the support.
+    """Return the fraction of the probabilities p [N, atoms] that r + discount * support moves beyond the support.
 
-    Also return the lowest and highest moved atom among those whose probability is at least `NEGLIGIBLE`.
+    Also return the lowest and the highest moved atom, among atoms whose probability is at least `NEGLIGIBLE`.
     """
     rounding = 1e-5 * (support[-1] - support[0])
     shifted = r.unsqueeze(-1) + discount.unsqueeze(-1) * support

@@ -1,4 +1,4 @@
-"""The part of every agent below its heads: a network and, optionally, a recurrent core."""
+"""The trunk of every agent, to which its heads are added: a network and, optionally, a recurrent core."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Trunk(nn.Module):
     def unroll(
         self, inputs: Any, leading: tuple[int, ...], state: State | None, reset: Tensor | None
     ) -> tuple[Tensor, State | None]:
-        """Return the features of flat rows [N, ...], and the last state.
+        """Return the features of flat rows [N, ...], and the state after the last row.
 
         `leading` is the shape of the rows before they were flattened: (N,), or (T, B) for sequences.
         """
@@ -49,7 +49,7 @@ class Trunk(nn.Module):
 
 
 def net_width(net: nn.Module, inputs: Inputs, observation: Space) -> int:
-    """Return the number of features of a network, by calling it on zeros."""
+    """Return the number of features of a network, by calling the network on zeros."""
     blank = observation.tree(lambda _, leaf: torch.zeros(2, *leaf.shape, dtype=getattr(torch, leaf.dtype)))
     with torch.no_grad():
         return int(net(inputs(blank)).shape[-1])
@@ -65,7 +65,7 @@ def make_trunk(
 def unroll_trunk(
     trunk: Trunk, inputs: Inputs, observation: Space, obs: Any, state: State | None, reset: Tensor | None
 ) -> tuple[Tensor, State | None]:
-    """Return features and the last state.
+    """Return features, and the state after the last row.
 
     `obs` holds rows [N, ...], or sequences [T, B, ...] that start from `state` [B].
     """

@@ -1,4 +1,4 @@
-"""Pure functions of tensors, without networks, devices or processes."""
+"""The mathematics of the algorithms, as pure functions of tensors: distributions, returns and losses."""
 
 from remuda.maths.distributions import (
     Bernoulli,

@@ -1,8 +1,8 @@
 """Action distributions. Sampling is a function of noise that the caller provides.
 
     distribution = Categorical(head(features))                 # or the class that fits the action space
-    action = distribution.choose(noise, explore)               # sampling: the mode where explore is 0
-    ratio = (distribution.log_prob(action) - old_log_prob).exp()   # learning
+    action = distribution.choose(noise, explore)               # for sampling; the mode where explore is 0
+    ratio = (distribution.log_prob(action) - old_log_prob).exp()   # for learning
     loss = -entropy_coef * distribution.rows(mask).entropy().mean()
 
 The sampler draws the noise of env b at row t from (seed, b, t) alone, so an action depends neither on the process nor
@@ -26,11 +26,11 @@ LOG_SQRT_2_PI = 0.5 * math.log(2 * math.pi)
 
 
 class Distribution(Protocol):
-    """Distribution of the action in every row; the leading axes of rows are written `...` below."""
+    """Distributions of the actions of a batch of rows; `...` in shapes stands for the leading axes of the rows."""
 
     def sample(self, noise: Tensor) -> Any: ...
     def mode(self) -> Any: ...
-    def log_prob(self, action: Any) -> Tensor: ...  # [...], like entropy and kl: summed over the parts of an action
+    def log_prob(self, action: Any) -> Tensor: ...  # [...], summed over the parts of an action, as are entropy and kl
     def entropy(self) -> Tensor: ...
     def kl(self, other: Self) -> Tensor: ...  # KL(self || other)
     def rows(self, index: Tensor) -> Self: ...  # selects rows by a mask or an index of the leading axes
@@ -48,7 +48,7 @@ class Distribution(Protocol):
 
 
 class Categorical(Distribution):
-    """Distribution over n actions, from logits [..., n]."""
+    """Categorical distribution over n actions, from logits [..., n]."""
 
     def __init__(self, logits: Tensor) -> None:
         self.logits = torch.log_softmax(logits, dim=-1)
@@ -56,7 +56,7 @@ class Categorical(Distribution):
     def sample(self, noise: Tensor) -> Tensor:
         """Evaluate the inverse cumulative distribution at uniform noise [..., 1], 0 <= noise < 1."""
         cumulative = self.logits.exp().cumsum(-1)
-        # Rounding may leave the last sum below 1. The noise is scaled by it, so no action of probability 0 is drawn.
+        # Rounding may leave the last sum below 1. Scaling the noise by that sum avoids actions of probability 0.
         return (cumulative <= noise * cumulative[..., -1:]).sum(-1)
 
     def mode(self) -> Tensor:
@@ -66,12 +66,12 @@ class Categorical(Distribution):
         return self.logits.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
-        # A probability of 0 has logit -inf; its term is 0, not NaN.
+        # The logit of probability 0 is -inf. It is clamped, so that the product is 0 and not NaN.
         return -(self.logits.exp() * self.logits.clamp(min=-1e9)).sum(-1)
 
     def kl(self, other: Self) -> Tensor:
         probability = self.logits.exp()
-        # An action of probability 0 adds 0, even where the other's logit is -inf.
+        # An action of probability 0 adds 0, even where the logit of `other` is -inf.
         return (probability * (self.logits - other.logits).masked_fill(probability == 0, 0.0)).sum(-1)
 
     def rows(self, index: Tensor) -> Self:
@@ -126,7 +126,7 @@ class Bernoulli(MultiCategorical):
         super().__init__(both.flatten(-2), (2,) * logits.shape[-1])
 
     def sample(self, noise: Tensor) -> Tensor:
-        """Return 1 where the uniform noise [..., k] is at least the probability of 0."""
+        """Return bits that are 1 where the uniform noise [..., k] is at least the probability that the bit is 0."""
         return super().sample(noise).to(torch.int8)
 
     def mode(self) -> Tensor:
@@ -134,7 +134,7 @@ class Bernoulli(MultiCategorical):
 
 
 class Gaussian(Distribution):
-    """Independent normals, from mean and log_std [..., d]; actions are clipped on the way to the env."""
+    """Independent normal distributions, from mean and log_std [..., d]; the sampler clips actions for the env."""
 
     def __init__(self, mean: Tensor, log_std: Tensor) -> None:
         self.mean, self.log_std = mean, log_std
@@ -161,18 +161,18 @@ class Gaussian(Distribution):
     def rows(self, index: Tensor) -> Self:
         part = copy(self)
         part.mean = self.mean[index]
-        if self.log_std.dim() > 1:  # one log_std for all rows has no rows to index
+        if self.log_std.dim() > 1:  # a log_std that all rows share has no axis of rows
             part.log_std = self.log_std.expand_as(self.mean)[index]
         return part
 
 
 class SquashedGaussian:
-    """Independent normals passed through tanh, from mean and log_std [..., d]: actions between -1 and 1 (1801.01290).
+    """Normal distributions passed through tanh (arXiv 1801.01290), from mean and log_std [..., d].
 
-    Its entropy has no closed form; estimate it by the mean of -log_prob over samples.
+    Actions are between -1 and 1. The entropy has no closed form; estimate it by the mean of -log_prob over samples.
 
-    The density of a = tanh(u) is that of u divided by 1 - tanh(u)^2, whose logarithm is computed as
-    2 (log 2 - u - softplus(-2 u)): the direct form is log 0 wherever tanh rounds to 1.
+    The density of a = tanh(u) is the density of u divided by 1 - tanh(u)^2. The logarithm of this divisor is computed
+    as 2 (log 2 - u - softplus(-2 u)), because the direct form is log 0 wherever tanh rounds to 1.
     """
 
     def __init__(self, mean: Tensor, log_std: Tensor) -> None:
@@ -185,7 +185,7 @@ class SquashedGaussian:
     def sample_with_log_prob(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return actions and log-densities.
 
-        Both are computed from u, because near 1 the rounding of an action makes atanh(action) differ from u.
+        Both are computed from the normal sample u, because atanh of an action that is rounded near 1 differs from u.
         """
         u = self.mean + self.log_std.exp() * noise
         log_prob = -(0.5 * noise.square() + self.log_std + LOG_SQRT_2_PI + self._log_slope(u)).sum(-1)
@@ -200,14 +200,14 @@ class SquashedGaussian:
         return self.mean.tanh()
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """Return log-densities of actions in -1 to 1; those at a bound are moved slightly inside."""
+        """Return log-densities of actions from -1 to 1; actions at a bound are first moved slightly inside."""
         u = action.clamp(-1 + 1e-6, 1 - 1e-6).atanh()
         z = (u - self.mean) * (-self.log_std).exp()
         return -(0.5 * z.square() + self.log_std + LOG_SQRT_2_PI + self._log_slope(u)).sum(-1)
 
 
 class Joint(Distribution):
-    """Independent distributions, one for each field of `type_`: an action is a named array tuple of their actions.
+    """Independent distributions, one for each field of the named array tuple `type_`; an action is such a tuple.
 
         Joint(Move, [Categorical(turn), Gaussian(speed, log_std)], (1, 2)).sample(noise)    # Move(turn, speed)
 

@@ -1,14 +1,14 @@
-"""Parts of policy-gradient losses, as functions of rows."""
+"""Parts of policy-gradient losses, as functions of tensors with one entry per row."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-# Bounds log-ratios of rows whose advantage is not negative. Beyond the clip range such a row has no gradient, but
-# exp overflows at 88.7 in float32, and the backward pass would multiply that zero by infinity.
+# Upper bound of log-ratios in rows whose advantage is not negative. Beyond the clip range, such a row has gradient 0,
+# but exp overflows above 88.7 in float32, and the backward pass would multiply this 0 by infinity.
 MAX_LOG_RATIO = 60.0
-ROUNDING = 1e-6  # if deviation / mean of float32 numbers is at most this, they differ by rounding alone
+ROUNDING = 1e-6  # if the std of float32 numbers / their mean is at most this, they differ only by rounding
 
 
 def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
@@ -22,9 +22,9 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tens
 
 
 def value_loss(value: Tensor, target: Tensor, old_value: Tensor | None = None, clip: float | None = None) -> Tensor:
-    """Return the mean squared error; with `clip`, a value may move from its old estimate by at most that much.
+    """Return the mean squared error; with `clip`, a value may move from `old_value` by at most `clip`.
 
-    The clipped form takes the larger of both errors, so clipping never reduces the loss.
+    The clipped form takes the larger of the errors with and without clipping, so clipping never reduces the loss.
     """
     error = (value - target).square()
     if clip is None or old_value is None:
@@ -44,8 +44,8 @@ def approximate_kl(log_ratio: Tensor) -> Tensor:
 def standardized(x: Tensor, epsilon: float = 1e-8) -> Tensor:
     """Shift and scale x to mean 0 and standard deviation 1; a single row is returned as it is.
 
-    If all rows are equal except for rounding, the result is 0: dividing rounding errors by their own deviation would
-    turn them into a signal.
+    If all rows are equal except for rounding, the result is 0, because dividing rounding errors by their standard
+    deviation would turn them into a signal.
     """
     if x.numel() < 2:
         return x

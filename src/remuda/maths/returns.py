@@ -1,4 +1,4 @@
-"""Returns and advantages of [T, B] rows whose reset rows are masked (see remuda.data.rollout).
+"""Returns and advantages of rollouts [T, B], in which reset rows are masked (see remuda.data.rollout).
 
 Inputs: r_t, discount_t, mask_t are [T, B]; v is [T + 1, B], the value of every row's observation and of the
 observation after the last row. A truncated episode bootstraps from the reset row that follows it, whose observation
@@ -24,7 +24,7 @@ def _check(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor) -> None:
 
 
 def gae(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, gamma: float, lambda_: float) -> Tensor:
-    """Return generalized advantage estimates (1506.02438), [T, B]; 0 on reset rows."""
+    """Return generalized advantage estimates [T, B] (GAE, arXiv 1506.02438); they are 0 on reset rows."""
     _check(r_t, discount_t, mask_t, v)
     mask = mask_t.to(v.dtype)
     continues = gamma * mask * discount_t
@@ -41,7 +41,7 @@ def gae(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, gamma: float
 
 
 def discounted_returns(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, gamma: float) -> Tensor:
-    """Return Monte-Carlo returns, bootstrapped only at truncations and at the rollout's end; v on reset rows."""
+    """Return Monte-Carlo returns, bootstrapped only at truncations and at the rollout's end; reset rows get v."""
     _check(r_t, discount_t, mask_t, v)
     returns = torch.empty_like(v[:-1])
     g_tp1 = v[-1]
@@ -52,9 +52,9 @@ def discounted_returns(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tenso
 
 
 def n_step_returns(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, gamma: float, n: int) -> Tensor:
-    """Return the discounted sum of n rewards and the value after them, for each row.
+    """Return the n-step return of each row: the discounted sum of n rewards and of the value after them.
 
-    Where an episode or the rollout ends before n rewards, the sum has fewer.
+    Where an episode or the rollout ends before n rewards, the sum has fewer rewards. Reset rows get v.
     """
     _check(r_t, discount_t, mask_t, v)
     if n < 1:
@@ -71,7 +71,7 @@ def explained_variance(prediction: Tensor, target: Tensor) -> Tensor:
 
     The result is 1 for a perfect prediction, 0 for a constant one, and NaN if the targets do not vary.
     """
-    if target.numel() == 0:  # a rollout of reset rows only, for which torch would warn
+    if target.numel() == 0:  # torch would warn about a rollout of reset rows only
         return target.new_full((), torch.nan)
     variance = target.var(unbiased=False)
     nan = torch.full_like(variance, torch.nan)

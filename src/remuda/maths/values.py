@@ -1,4 +1,4 @@
-"""Parts of value-based losses: Huber's loss, rescaled values, projection of distributions over returns."""
+"""Parts of value-based losses: the Huber loss, value rescaling, and the projection of return distributions."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from torch import Tensor
 
 
 def huber(error: Tensor, delta: float) -> Tensor:
-    """Return half the square of each error up to `delta`, and a line of slope `delta` beyond."""
+    """Return the Huber loss of each error: half its square up to `delta`, and a line of slope `delta` beyond."""
     size = error.abs()
     return torch.where(size <= delta, 0.5 * error.square(), delta * (size - 0.5 * delta))
 
 
 def rescale(x: Tensor, epsilon: float = 1e-3) -> Tensor:
-    """Return h(x) of arXiv 1805.11593; it grows like a square root, so that one net fits returns of any scale."""
+    """Return h(x) of arXiv 1805.11593, which grows like a square root, so that one net fits returns of any scale."""
     return x.sign() * ((x.abs() + 1).sqrt() - 1) + epsilon * x
 
 
 def unscale(x: Tensor, epsilon: float = 1e-3) -> Tensor:
     """Return the inverse of `rescale`."""
-    # For small y, sqrt(1 + 4 e y) - 1 cancels half of a float32's digits; 4 e y / (sqrt(1 + 4 e y) + 1) does not.
+    # For small y, sqrt(1 + 4 e y) - 1 (e: epsilon) loses half of the digits; 4 e y / (sqrt(1 + 4 e y) + 1) is equal
+    # and does not.
     y = x.abs() + 1 + epsilon
     root = 2 * y / ((1 + 4 * epsilon * y).sqrt() + 1)
     return x.sign() * (root.square() - 1)
@@ -28,8 +29,9 @@ def unscale(x: Tensor, epsilon: float = 1e-3) -> Tensor:
 def project(p: Tensor, r: Tensor, discount: Tensor, support: Tensor) -> Tensor:
     """Project the distribution of r + discount * Z onto the evenly spaced support of Z (1707.06887, Algorithm 1).
 
-    p is [N, atoms] over `support` [atoms]. The probability of each shifted atom is divided between the two
-    nearest atoms of the support, the nearer one getting more; beyond an end of the support, that end gets all of it.
+    p [N, atoms] holds the probabilities of Z on `support` [atoms]; r and discount are [N]. The probability of each
+    shifted atom is divided between the two nearest atoms of the support, of which the nearer one gets more. An atom
+    that is shifted beyond an end of the support gives all its probability to that end.
     """
     low, high, last = support[0], support[-1], len(support) - 1
     shifted = (r.unsqueeze(-1) + discount.unsqueeze(-1) * support).clamp(low, high)

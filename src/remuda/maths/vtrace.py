@@ -1,4 +1,4 @@
-"""V-trace (1802.01561): value targets and advantages of a policy, from rows that an older policy sampled.
+"""V-trace (arXiv 1802.01561): value targets and advantages of a policy, from rows that an older policy sampled.
 
 Rows are as in returns.py: [T, B] with reset rows masked, v is [T + 1, B]. With rho_t = pi(a_t) / mu(a_t), the ratio
 of the action's probability under the learned policy to that under the policy that acted:
@@ -34,7 +34,8 @@ def vtrace(
 ) -> tuple[Tensor, Tensor]:
     """Return value targets and advantages, [T, B] each, without gradients.
 
-    Log-ratios are those of whole actions, whatever their space. A clip of None does not clip.
+    `log_rho_t` [T, B] holds one log-ratio for each whole action, also for actions of many parts. A clip of None does
+    not clip.
     """
     _check(r_t, discount_t, mask_t, v)
     if log_rho_t.shape != r_t.shape:
@@ -42,7 +43,7 @@ def vtrace(
     rho_t, continues, is_reset = log_rho_t.exp(), gamma * discount_t, ~mask_t.bool()
     delta_t = at_most(rho_t, rho_clip) * (r_t + continues * v[1:] - v[:-1])
     decay_t = at_most(rho_t, c_clip) * lambda_ * continues
-    # Reset rows are filled with 0, not multiplied by it, because their numbers may not be finite.
+    # Reset rows are filled with 0, not multiplied by 0, because their numbers may not be finite.
     vs_t = v[:-1] + accumulated(delta_t.masked_fill(is_reset, 0.0), decay_t.masked_fill(is_reset, 0.0))
     weight_t = at_most(rho_t, pg_rho_clip).masked_fill(is_reset, 0.0)
     return vs_t, weight_t * one_step_advantages(vs_t, r_t, discount_t, mask_t, v, gamma)
@@ -63,7 +64,7 @@ def at_most(rho_t: Tensor, clip: float | None) -> Tensor:
 
 
 def accumulated(delta_t: Tensor, decay_t: Tensor) -> Tensor:
-    """Return acc_t = delta_t + decay_t * acc_{t+1}, in numpy, where one row takes less time than a call of torch."""
+    """Return acc_t = delta_t + decay_t * acc_{t+1}, computed in numpy, which is faster than torch for single rows."""
     delta, decay = delta_t.cpu().numpy(), decay_t.cpu().numpy()
     out = np.empty_like(delta)
     acc = np.zeros_like(delta[0])

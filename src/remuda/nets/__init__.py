@@ -1,4 +1,4 @@
-"""Networks: they map observations to features. Heads are in agents/."""
+"""Networks that map observations to features. The heads that follow them are in agents/."""
 
 from remuda.nets.conv import A3CNet, NatureCNN, SmallCNN, is_channels_first
 from remuda.nets.encoder import NETS, EntriesNet, make_net

@@ -4,8 +4,9 @@
     net = SmallCNN((10, 10, 6))                 # channels last, as MinAtar and MiniGrid
     features = net(images)                      # float32 [N, *shape]
 
-`channels_last` stores the channels of a pixel next to each other. Milliseconds in torch's default layout / with
-channels last, medians of 12 to 30 alternating slices, on two Zen 3 cores with other processes running (torch 2.13):
+`channels_last` stores the channels of a pixel next to each other. The table shows milliseconds in torch's default
+layout / with channels last: medians of 12 to 30 alternating measurements, on two Zen 3 cores with other processes
+running (torch 2.13):
 
 | net | batch | one thread | two threads |
 |---|---|---|---|
@@ -16,8 +17,8 @@ channels last, medians of 12 to 30 alternating slices, on two Zen 3 cores with o
 | ImpalaNet, 4x84x84 | 64, forward and backward | 642 / 484 | 757 / 637 |
 | ImpalaNet, 4x84x84 | 8, forward | 33 / 18 | 80 / 47 |
 
-`channels_last` is therefore the default of the large networks, but not of SmallCNN. (Two threads had to wait for
-cores, so compare only the two numbers of a cell.)
+`channels_last` is therefore the default of the large networks, but not of SmallCNN. (The two threads had to share
+their cores with other processes, so compare only the two numbers within a cell.)
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from remuda.nets.wide import WideLinear
 
 NATURE_LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # channels, kernel and stride
 A3C_LAYERS = ((16, 8, 4), (32, 4, 2))
-NATURE_SIDE = 36  # smallest height and width of an image: the convolutions leave one pixel of it
+NATURE_SIDE = 36  # smallest height and width, of which the convolutions leave one pixel
 SMALL_SIDE = 3
 
 
 def is_channels_first(shape: tuple[int, ...]) -> bool:
-    """Return whether channels are the first axis: it is smaller than both others. Otherwise they are the last."""
+    """Return whether channels come first in a shape, which is assumed if the first axis is the smallest."""
     return len(shape) == 3 and shape[0] < min(shape[1:])
 
 
@@ -54,10 +55,10 @@ def initialized(layer: Layer, orthogonal_init: bool) -> Layer:
 
 
 class ImageLayout(nn.Module):
-    """Convert images [N, *shape], channels first or last, to [N, channels, height, width] in one memory format.
+    """Convert images [N, *shape], channels first or last, to [N, channels, height, width] in a given memory format.
 
-    Both formats give the same numbers except for rounding. `lay_out` converts the weights of a network as well:
-    otherwise torch would convert them in every call.
+    Results are the same in both formats, except for rounding. `lay_out` converts the weights of a network as well,
+    because otherwise torch would convert them in every call.
     """
 
     def __init__(self, shape: tuple[int, ...], channels_last: bool) -> None:
@@ -115,14 +116,14 @@ class NatureCNN(nn.Module):
 
 
 class A3CNet(NatureCNN):
-    """The network of A3C (1602.01783): two convolutions and 256 features, a third of NatureCNN's work."""
+    """The network of A3C (arXiv 1602.01783): two convolutions and 256 features, a third of NatureCNN's cost."""
 
     def __init__(self, shape: tuple[int, ...], orthogonal_init: bool = True, channels_last: bool = True) -> None:
         super().__init__(shape, 256, orthogonal_init, A3C_LAYERS, channels_last)
 
 
 class SmallCNN(nn.Module):
-    """One convolution of 3x3 and a linear layer, with ReLU after each (MinAtar's own network, 1903.03176)."""
+    """One convolution of 3x3 and a linear layer, with ReLU after each (the network of MinAtar, arXiv 1903.03176)."""
 
     def __init__(
         self,
@@ -147,7 +148,7 @@ class SmallCNN(nn.Module):
 
 
 def refuse_small(shape: tuple[int, ...], net: str, side: int, remedy: str) -> tuple[int, int]:
-    """Return height and width; raise ConfigError if one is below `side`."""
+    """Return height and width of an image; raise ConfigError if one of them is below `side`."""
     height, width = image_sides(shape)
     if min(height, width) < side:
         raise ConfigError(

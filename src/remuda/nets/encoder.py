@@ -1,10 +1,10 @@
-"""The choice of a network for an observation, by its shape or by name, with one branch per entry of a Dict.
+"""The choice of a network for an observation, by its shape or by name; a Dict gets one branch per entry.
 
     inputs = Inputs(space)
     net = make_net(inputs.shapes, "auto")
     features = net(inputs(obs))                 # [N, F], from a tensor or a named array tuple of tensors
 
-A user's own network takes the same shapes and replaces the result of `make_net`.
+A network that you write takes the same shapes, and replaces the result of `make_net`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ NETS = ("auto", "mlp", *IMAGE_NETS)
 
 
 class EntriesNet(nn.Module):
-    """Pass each image entry through its own branch, flatten the others, and concatenate all for an MLP.
+    """A network for dicts: each image has a branch of its own, other entries are flattened, and an MLP joins them.
 
-    `make_branch` makes the network of an image, which has a shape of three axes.
+    `make_branch` makes the network of an image from its shape, which has three axes.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class EntriesNet(nn.Module):
     ) -> None:
         super().__init__()
         self.names = tuple(shapes)
-        # A list, because torch does not allow the dots of paths in names of modules.
+        # A list and not a dict, because torch does not allow module names with dots, which paths have.
         self.branches = nn.ModuleList(
             make_branch(shape) if len(shape) == 3 else nn.Identity() for shape in shapes.values()
         )
@@ -63,7 +63,7 @@ class EntriesNet(nn.Module):
         return torch.cat([part.reshape(len(part), -1) for part in parts], -1)
 
     def forward(self, obs: Any) -> Tensor:
-        entries = dict(leaves(obs))  # by name, so that a missing or misplaced entry is an error
+        entries = dict(leaves(obs))  # taken by name, so that a missing entry is an error
         features: Tensor = self.body(self._concatenated([entries[name] for name in self.names]))
         return features
 
@@ -75,11 +75,11 @@ def make_net(
     activation: str = "tanh",
     orthogonal_init: bool = True,
 ) -> nn.Module:
-    """Make a network for inputs of these shapes; with a dict of shapes, `net` names the branch of its images.
+    """Make a network for inputs of these shapes; for a dict of shapes, `net` is the network of each image.
 
-    With "auto", images of at least 36x36 pixels get "nature", smaller ones "small", and everything else "mlp" (also
+    With "auto", images of at least 36x36 pixels get "nature", smaller images "small", and everything else "mlp" (also
     images below 3x3, which are too small for a convolution). `hidden` and `activation` apply to MLPs, including the
-    one on top of a dict's branches. Image networks have the sizes of their papers.
+    MLP on top of a dict's branches. Image networks have the sizes given in their papers.
     """
     if net not in NETS:
         raise ConfigError(f"agent.net={net} is not known: {nearest(net, NETS)}")

@@ -3,20 +3,20 @@
     inputs = Inputs(space, normalize=True)
     net = make_net(inputs.shapes)
     features = net(inputs(obs))                 # obs [N, ...]: a tensor, or a named array tuple of them
-    inputs.update(obs)                          # once per rollout: running statistics
+    inputs.update(obs)                          # once per rollout: updates running statistics
 
-A leaf becomes:
+A leaf of the observation space becomes:
 
 | space | input |
 |---|---|
 | discrete | one-hot [N, n] |
 | multidiscrete | concatenated one-hots [N, sum(sizes)] |
 | multibinary | 0 and 1 [N, k] |
-| box of ints or bools with three axes: an image | divided by the box's `high`, where that is a bound above 1 |
+| box of ints or bools with three axes: an image | divided by the box's `high` if this is a real bound above 1 |
 | any other box | unchanged, or standardized by running statistics if `normalize` |
 
-With `center`, the mean of each image is subtracted from it. If the background is plain, the network then sees mainly
-the objects in front of it, and not a constant gray that saturates half of the network's units.
+With `center`, the mean of each image is subtracted from it. In images with a plain background, the network then sees
+mainly the objects, and not a constant gray that saturates half of its units.
 """
 
 from __future__ import annotations
@@ -39,15 +39,14 @@ Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]  # the shape of a leaf, or
 
 
 class Inputs(nn.Module):
-    """One LeafInput for each leaf of the space, applied to trees of the space's structure."""
+    """One LeafInput for each leaf of the observation space, applied to observations leaf by leaf."""
 
     def __init__(self, space: Space, normalize: bool = False, center: bool = False) -> None:
         super().__init__()
         tree = space.tree(lambda path, leaf: LeafInput(leaf, normalize, center))
-        self.leaf_inputs = nn.ModuleList(
-            leaf for _, leaf in leaves(tree)
-        )  # torch does not register modules in a tuple
-        self.tree = (tree,)  # a tuple, because a tree that is a single module would be registered twice
+        # Torch does not register modules in a tuple, and the tree may be a named tuple.
+        self.leaf_inputs = nn.ModuleList(leaf for _, leaf in leaves(tree))
+        self.tree = (tree,)  # in a tuple, because otherwise a tree that is one module would be registered twice
         self.shapes: Shapes = tree.shape if space.is_leaf else {path: leaf.shape for path, leaf in leaves(tree)}
 
     @property
@@ -59,7 +58,7 @@ class Inputs(nn.Module):
         map_tree(lambda leaf, rows: leaf.update(rows), self.tree[0], obs)
 
     def arrange(self, obs: Any) -> Any:
-        """Return the same numbers [..., *shape] in the memory layout that `forward` needs, once for all epochs."""
+        """Return `obs` in the memory layout that `forward` needs, so that one conversion serves all epochs."""
         return map_tree(lambda leaf, rows: leaf.arrange(rows), self.tree[0], obs)
 
     def forward(self, obs: Any) -> Any:
@@ -94,7 +93,7 @@ class LeafInput(nn.Module):
             self.standardize = Standardize(space.shape)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Accept the statistics of checkpoints of version 0.1, where `standardize` had another spelling."""
+        """Accept checkpoints of version 0.1, in which `standardize` was spelled `standardise`."""
         old, new = f"{prefix}standardise.", f"{prefix}standardize."
         for name in [name for name in state_dict if name.startswith(old)]:
             state_dict[new + name.removeprefix(old)] = state_dict.pop(name)
@@ -105,7 +104,7 @@ class LeafInput(nn.Module):
             self.standardize.update(rows.float())
 
     def arrange(self, obs: Tensor) -> Tensor:
-        """Move the channels of images last in memory, before bytes become floats of four times the size."""
+        """Move the channels of images last in memory, which costs least while pixels are bytes and not floats."""
         if not self.is_channels_first or obs.movedim(-3, -1).is_contiguous():
             return obs
         return torch.stack(obs.unbind(-3), -1).movedim(-1, -3)  # takes half the time of contiguous()
@@ -118,7 +117,7 @@ class LeafInput(nn.Module):
             return torch.zeros(len(obs), *self.shape, device=obs.device).scatter_(1, index, 1.0)
         if self.kind == "multibinary":
             return obs.flatten(1).float()
-        if self.is_image:  # scaled by the bound of the space, not by values that were seen
+        if self.is_image:  # scaled by the bound of the space, not by observed values
             pixels = self.arrange(obs).float().div_(self.high)
             return pixels - pixels.mean((1, 2, 3), keepdim=True) if self.center else pixels
         obs = obs.float()
@@ -128,12 +127,12 @@ class LeafInput(nn.Module):
 
 
 def is_image(space: Space) -> bool:
-    """Return whether a space is an image: a box of ints or bools with three axes. Floats could mean anything."""
+    """Return whether a space is an image: a box of ints or bools with three axes. A float box may hold anything."""
     return space.kind == "box" and len(space.shape) == 3 and not np.issubdtype(np.dtype(space.dtype), np.floating)
 
 
 def image_bound(space: Space) -> NDArray[np.float32]:
-    """Return the largest value of each pixel, or 1 if no bound above 1 is known; a single number if all are equal."""
+    """Return the upper bound of each pixel, or 1 if no bound above 1 is known; one number if all bounds are equal."""
     assert space.high is not None
     high = space.high.astype(np.float64)
     is_bound = high > 1

@@ -1,9 +1,9 @@
-"""Fully connected networks, and the weight initialization that all networks here share.
+"""Fully connected networks, and the weight initialization that all networks share.
 
     net = MLP((8,), hidden=(64, 64))
     values = head(net(inputs(obs)))
 
-A network maps observations [N, *shape] to features [N, F]; the heads on top of it belong to the agent.
+A network maps observations [N, *shape] to features [N, F]. The heads on top of the network belong to the agent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 
 def orthogonal(layer: Layer, gain: float) -> Layer:
-    """Set orthogonal weights (1312.6120) and zero biases in place; gains follow PPO's first release."""
+    """Set orthogonal weights (arXiv 1312.6120) and zero biases in place; callers use OpenAI Baselines' gains."""
     nn.init.orthogonal_(layer.weight, gain)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
@@ -38,7 +38,7 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         layers: list[nn.Module] = [nn.Flatten()] if len(shape) > 1 else []
-        if not shape:  # one number per row: add an axis of features
+        if not shape:  # a scalar per row gets an axis of features
             layers = [nn.Unflatten(0, (-1, 1))]
         width = math.prod(shape)
         for size in hidden:

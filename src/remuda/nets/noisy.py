@@ -1,10 +1,11 @@
-"""Layers with noise on their weights (1706.10295), whose scale is learned: a form of exploration.
+"""Linear layers with noise of a learned scale on their weights, for exploration (NoisyNet, arXiv 1706.10295).
 
     layer = NoisyLinear(64, 6)
     y = layer(x, noise)                  # noise [..., layer.noise_width] is standard normal; None uses mean weights
 
 The noise of a weight is the product of one number for its input and one for its output, so every row can have its own
-noise without its own weight matrix: y = W x + b + e_out * (S (e_in * x) + s).
+noise without a weight matrix of its own: y = W x + b + e_out * (S (e_in * x) + s). W and b are the means of weights
+and biases, S and s are their standard deviations, and e_in and e_out are the noise.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-SIGMA = 0.5  # initial scale of factorized noise in the paper
+SIGMA = 0.5  # initial scale of factorized noise, as in the paper
 
 
 class NoisyLinear(nn.Module):

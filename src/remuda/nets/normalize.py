@@ -4,7 +4,7 @@
     features = net(standardize(obs))            # sampling and learning: the statistics do not change
     standardize.update(rollout_obs)             # once per rollout, after its gradients
 
-Statistics are buffers: they are saved and published with the weights.
+Statistics are torch buffers, so they are saved and published with the weights.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance of all rows so far, merged batch by batch."""
+    """Mean and variance of all rows so far, updated batch by batch."""
 
     mean: Tensor
     var: Tensor
@@ -41,10 +41,10 @@ class RunningMoments(nn.Module):
 
 
 class Standardize(nn.Module):
-    """Scale observations to mean 0 and deviation 1 by running statistics, and clip them to +-10 deviations.
+    """Scale observations to mean 0 and standard deviation 1 by running statistics, and clip them to +-`clip`.
 
-    Statistics do not change while sampling and learning, and are merged once per rollout. The float32 shift and scale
-    are stored as well, so that a step takes two calls of torch instead of seven.
+    Statistics do not change while sampling and learning; `update` merges new rows once per rollout. A float32 shift
+    and scale are stored as well, so that `forward` takes two calls of torch instead of seven.
     """
 
     shift: Tensor

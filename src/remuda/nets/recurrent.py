@@ -38,7 +38,7 @@ class Core(nn.Module):
     """One recurrent layer from features of `width` to features of `size`.
 
     Weights of every gate start orthogonal and biases at 0, except for the bias of an LSTM's forget gate, which starts
-    at 1: its memory then lasts 1 / (1 - sigmoid(1)), about four rows, instead of two.
+    at 1: the memory of the LSTM then lasts 1 / (1 - sigmoid(1)), about four rows, instead of two.
     """
 
     def __init__(self, kind: Literal["lstm", "gru"], width: int, size: int) -> None:
@@ -52,7 +52,7 @@ class Core(nn.Module):
                         nn.init.orthogonal_(gate)
                 else:
                     nn.init.zeros_(parameter)
-                if kind == "lstm" and name == "bias_ih_l0":  # gates: input, forget, cell, output; bias_hh stays 0
+                if kind == "lstm" and name == "bias_ih_l0":  # order of gates: input, forget, cell, output
                     parameter[size : 2 * size] = 1.0
 
     def initial_state(self, batch: int) -> State:
@@ -65,16 +65,16 @@ class Core(nn.Module):
         return y.squeeze(0), state
 
     def unroll(self, x: Tensor, state: State, reset: Tensor | None = None) -> tuple[Tensor, State]:
-        """Return features [T, B, size] of rows x [T, B, width], and the state after the last.
+        """Return features [T, B, size] of rows x [T, B, width], and the state after the last row.
 
-        The rows between two resets (of any env) are computed in one call of torch: long calls cost far less per row.
+        All rows between two resets (of any env) are computed in one call of torch: long calls cost less per row.
         """
         if reset is None:
             return self._run(x, state)
-        starts = sorted({0, *reset.any(1).nonzero().flatten().tolist()})  # the only point that waits for the device
+        starts = sorted({0, *reset.any(1).nonzero().flatten().tolist()})  # only this line waits for the device
         outputs: list[Tensor] = []
         for start, end in zip(starts, [*starts[1:], len(x)], strict=True):
-            # The state is filled with 0, not multiplied by it. This ends gradients, and also resets states that are
+            # The state is filled with 0, not multiplied by 0. This ends gradients, and it also resets states that are
             # not finite.
             state = type(state)(*(part.masked_fill(reset[start].unsqueeze(-1), 0.0) for part in state))
             y, state = self._run(x[start:end], state)

@@ -1,18 +1,19 @@
-"""The residual network of IMPALA (1802.01561, figure 3, right), with or without Fixup initialization.
+"""The residual network of IMPALA (arXiv 1802.01561, figure 3, right), with or without Fixup initialization.
 
     net = ImpalaNet((4, 84, 84))                # 15 convolutions; features [N, 256]
     net = ImpalaNet((64, 64, 3), fixup=True)
 
-Fixup (1901.09321) is an initialization for residual networks without normalization layers. With L residual blocks of
-m convolutions each, every block starts as the identity, and the size of its first update does not grow with L:
+Fixup (arXiv 1901.09321) is an initialization for residual networks without normalization layers. With L residual
+blocks of m convolutions each, every block starts as the identity, and the size of its first update does not grow
+with L:
 
     last convolution of each block      0
-    its other m - 1 convolutions        usual initialization * L ^ (-1 / (2 m - 2))
+    other convolutions of each block    usual initialization * L ^ (-1 / (2 m - 2))
     scalar multiplier of each block     1
-    scalar bias                         0, one before every convolution, linear layer and activation
+    scalar biases                       0; there is one before every convolution, linear layer and activation
 
-Here m = 2, so the factor is 1 / sqrt(L). The paper also sets the last layer to 0; here that layer belongs to the
-agent.
+Here m = 2, so the factor is 1 / sqrt(L). The paper also sets the last layer of the network to 0. Here, the last layer
+is the agent's head, which is initialized as usual.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ BLOCKS = 2  # residual blocks of each section
 
 
 class ResidualBlock(nn.Module):
-    """x + conv(relu(conv(relu(x)))), both convolutions 3x3."""
+    """The residual block x + conv(relu(conv(relu(x)))), with 3x3 convolutions."""
 
     def __init__(self, channels: int, orthogonal_init: bool) -> None:
         super().__init__()
@@ -44,7 +45,7 @@ class ResidualBlock(nn.Module):
 
 
 class FixupBlock(nn.Module):
-    """A residual block with Fixup's scalars, initially the identity; `num_blocks` is the whole network's L."""
+    """A residual block with Fixup's scalars, initially the identity; the network has `num_blocks` such blocks."""
 
     def __init__(self, channels: int, orthogonal_init: bool, num_blocks: int) -> None:
         super().__init__()
@@ -64,7 +65,7 @@ class FixupBlock(nn.Module):
 
 
 class Shift(nn.Module):
-    """One scalar bias."""
+    """A layer that adds one scalar bias."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,11 +76,11 @@ class Shift(nn.Module):
 
 
 class ImpalaNet(nn.Module):
-    """One section for each of `channels`: a 3x3 convolution, 3x3 max-pooling of stride 2, and two residual blocks.
+    """IMPALA's residual network: one section for each entry of `channels`, then ReLU, a linear layer and ReLU.
 
-    ReLU, a linear layer and ReLU follow. Orthogonal convolutions have gain 1, not the sqrt(2) of networks without
-    shortcuts: with images in 0..1 (4x84x84), gain sqrt(2) gave features of size 25, because shortcuts add up; gain 1
-    gives features of size 1.7.
+    A section is a 3x3 convolution, 3x3 max-pooling of stride 2, and two residual blocks. Orthogonal convolutions have
+    gain 1, not the sqrt(2) of networks without shortcuts. With images in 0..1 (4x84x84), gain sqrt(2) gave features
+    of size 25, because shortcuts add up; gain 1 gives features of size 1.7.
     """
 
     def __init__(
@@ -128,9 +129,9 @@ def convolution(depth: int, out: int, orthogonal_init: bool) -> nn.Conv2d:
 
 
 def fixup_convolution(depth: int, out: int, orthogonal_init: bool) -> nn.Conv2d:
-    """Make a convolution without bias, initialized orthogonally or by He's rule (1502.01852).
+    """Make a convolution without bias, initialized orthogonally or by He's rule (arXiv 1502.01852).
 
-    Torch's default weights would be smaller.
+    Torch's default weights would be smaller than the usual initialization that Fixup starts from.
     """
     layer = nn.Conv2d(depth, out, 3, padding=1, bias=False)
     if not orthogonal_init:

@@ -1,10 +1,10 @@
-"""A linear layer for the thousands of outputs of convolutions, with oneDNN's matrix products instead of MKL's.
+"""A linear layer for thousands of features from convolutions, with matrix products by oneDNN instead of MKL.
 
     layer = WideLinear(3136, 512)           # an nn.Linear with, except for rounding, the same results
 
-On x86, torch uses MKL for matrices and oneDNN for convolutions. MKL divides a product badly between threads if most
-of its data are weights. Milliseconds of MKL / oneDNN, 3136 to 512 features, weights not in the cache, on two Zen 4
-cores (torch 2.13; bench/wide.py):
+On x86, torch uses MKL for matrices and oneDNN for convolutions. MKL divides a product badly between threads if the
+weights are much larger than the inputs. The table shows milliseconds of MKL / oneDNN for 3136 to 512 features, with
+weights that are not in the cache, on two Zen 4 cores (torch 2.13; bench/wide.py):
 
 | rows | threads | forward | gradient by inputs | gradient by weights |
 |---|---|---|---|---|
@@ -17,7 +17,7 @@ cores (torch 2.13; bench/wide.py):
 | 256 | 1 | 9.52 / 8.53 | 10.31 / 8.50 | 10.44 / 8.88 |
 | 256 | 2 | 6.06 / 4.65 | 7.81 / 4.79 | 7.82 / 4.98 |
 
-All other layers use torch's own products.
+All other layers use torch's own matrix products.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HAS_ONEDNN = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwi
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute F.linear(x, weight, bias)."""
+    """Compute F.linear(x, weight, bias) with oneDNN."""
     found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return found
 
@@ -61,7 +61,7 @@ class WideLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         is_plain = x.device.type == "cpu" and x.dtype == torch.float32 and x.dim() == 2 and len(x) > 0
-        if not HAS_ONEDNN or not is_plain or torch.compiler.is_compiling():  # the compiler chooses by itself
+        if not HAS_ONEDNN or not is_plain or torch.compiler.is_compiling():  # torch.compile chooses by itself
             return super().forward(x)
         if not torch.is_grad_enabled():
             return product(x, self.weight, self.bias)

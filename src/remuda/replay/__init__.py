@@ -1,4 +1,4 @@
-"""Replays: batches go in, and the batches that are due come out."""
+"""Replays: they store what was sampled, and yield the batches that updates learn from."""
 
 from remuda.replay.counters import ReplayCounters, RowCounters
 from remuda.replay.frames import FrameRing

@@ -1,14 +1,14 @@
-"""All counters of a replay: what writers have written, what a reader may read, and what it still has to learn from.
+"""All counters of a replay: what writers have written, what a reader may read, and how much is left to draw.
 
 Rows of a ring are numbered from the first one that was ever appended, separately for each group of envs, and a number
-is never used again. A counter is therefore a row number, and comparing two of them tells what is stored.
+is never used again. A counter is therefore a row number, and comparing two counters shows which rows are stored.
 
     GroupCounters    items, such as recurrent states, that the writer of each group has stored
-    RowCounters      the same for rows of a ring: begun, written, real; and how the reader pauses and limits writers
-    ReplayCounters   what one reader has counted, drawn and learned from, and what is due next
+    RowCounters      rows of a ring that are begun, written and real; and how the reader pauses and limits writers
+    ReplayCounters   what one reader has counted and drawn, and how much it still has to draw
 
-There are no locks between processes, because a lock would outlive a holder that dies. Each counter has one process
-that writes it, and memory fences order the counters against the rows that they describe.
+There are no locks between processes, because a lock would stay locked if the process that holds it dies. Each counter
+is written by one process only, and memory fences order the counters against the rows that they describe.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ NO_LIMIT = int(np.iinfo(np.int64).max)
 
 
 class GroupCounters:
-    """Items of each group, rows or recurrent states, which one writer per group appends.
+    """Counters of the items (rows or recurrent states) of each group, which one writer per group appends.
 
-    - `written` items are complete. A writer stores an item before it counts it, with a fence in between, and a reader
-      uses `published`, which has a fence after the read.
-    - `td_errors` items have a known TD error, where writers compute it: `td_errors <= written`. A reader then uses
-      `usable` items only, so that every item enters the replay with its own priority.
+    - `written` counts complete items. A writer stores an item, issues a memory fence, and then counts the item. A
+      reader calls `published`, which issues a fence after it has read the counter.
+    - `td_errors` counts items whose TD error is known, if writers compute TD errors: `td_errors <= written`. A reader
+      then uses only these items (`usable`), so that every item enters the replay with its own priority.
     """
 
     def __init__(self, written: Index, td_errors: Index, has_td_error: bool) -> None:
@@ -50,25 +50,25 @@ class GroupCounters:
     @overload
     def published(self, group: Index) -> Index: ...
     def published(self, group: int | Index) -> int | Index:
-        """Return the number of items written to a group, or to each of several; these may be read afterwards."""
-        # Without the fence, processors other than x86 may read the item before the counter, and get stale data.
+        """Return the number of items written to a group, or to each of several groups; these items can be read."""
+        # Without the fence, processors other than x86 may read an item before the counter, and get stale data.
         written = self.written[group]
         self.fence()
         return int(written) if isinstance(group, int) else written
 
     def usable(self, group: int) -> int:
-        """Return how many items a reader may use: all written ones, or with `has_td_error` those with a TD error."""
+        """Return how many items a reader may use: all written items, or with `has_td_error` those with a TD error."""
         count = int(self.td_errors[group] if self.has_td_error else self.written[group])
         self.fence()
         return count
 
     def publish(self, group: int, count: int) -> None:
-        """Count `count` items of a group as written; the items themselves must be stored already."""
+        """Set the number of written items of a group to `count`; these items must be stored already."""
         self.fence()
         self.written[group] = count
 
     def publish_td_errors(self, group: int, count: int) -> None:
-        """Count the TD errors of the first `count` items of a group as known; they must be stored already."""
+        """Mark the TD errors of the first `count` items of a group as known; these errors must be stored already."""
         self.fence()
         self.td_errors[group] = count
 
@@ -78,9 +78,9 @@ class GroupCounters:
 
 
 class RowCounters(GroupCounters):
-    """Rows of each group of a ring, in memory that all processes share.
+    """Counters of the rows of each group of a ring, in memory that all processes share.
 
-    The writer of a group changes four counters. If it dies, the reader changes them instead (`takeover`):
+    The writer of a group changes four counters. If the writer dies, the reader changes them instead (`takeover`):
 
     - `begun`: rows that the writer has announced. It is set before the rows are stored, so a reader can tell that row
       `begun - capacity` and all rows before it may have been overwritten.
@@ -92,10 +92,10 @@ class RowCounters(GroupCounters):
     At any moment, in every process, and for every group:
 
     - `td_errors <= written <= begun`, and `written == begun` between two appends;
-    - the rows from `oldest` = max(0, begun - capacity + 1) up to `written` are stored and intact. The place of one
-      row is not used, because it holds the observation after the newest row;
+    - the rows from `oldest` = max(0, begun - capacity + 1) to `written - 1` are stored and intact. One place of the
+      ring holds no row, because it holds the observation after the newest row;
     - inside `pause_writers`, no row is stored and `written` does not change, except through `takeover` by the same
-      thread. A writer that is about to wait may set `begun` for a moment, and takes it back.
+      thread. A writer that is about to wait may increase `begun` for a moment before it restores the old value.
     """
 
     def __init__(self, memory: SharedArrays, capacity: int, width: int, has_td_error: bool, is_new: bool) -> None:
@@ -105,8 +105,8 @@ class RowCounters(GroupCounters):
         self.begun, self.real, self.limit = memory["begun"], memory["real"], memory["limit"]
         self._is_paused = memory["is_paused"]
         self.pause_timeout = PAUSE_TIMEOUT
-        self.while_paused: Callable[[], object] = lambda: None  # a writer calls it repeatedly while it is paused
-        # While one thread of this process relies on a pause, no other thread may write in place of a dead writer.
+        self.while_paused: Callable[[], object] = lambda: None  # called repeatedly by a writer that is paused
+        # A thread that relies on a pause holds this lock, so that no other thread writes in place of a dead writer.
         self._pause_lock = threading.RLock()
         self._ignores_pause = False
         if is_new:
@@ -121,13 +121,13 @@ class RowCounters(GroupCounters):
 
     @property
     def stored(self) -> Index:
-        """Rows of each group that are stored and intact."""
+        """For each group, the number of intact rows of each of its envs."""
         found: Index = np.maximum(self.written - np.maximum(self.begun - self.capacity + 1, 0), 0)
         return found
 
     @property
     def count(self) -> int:
-        """Stored rows of all envs, reset rows included."""
+        """Number of stored rows of all envs, reset rows included."""
         return int(self.stored.sum()) * self.width
 
     @property
@@ -135,11 +135,11 @@ class RowCounters(GroupCounters):
         return int(self.real.sum())
 
     def oldest(self, group: int) -> int:
-        """Return the first row of a group that is intact."""
+        """Return the number of the oldest intact row of a group."""
         return max(0, int(self.begun[group]) - self.capacity + 1)
 
     def oldest_written(self, group: int) -> int:
-        """Return the first intact row of a group inside `pause_writers`, where `begun` may be set for a moment."""
+        """Return the oldest intact row of a group inside `pause_writers`, where `begun` may briefly be too large."""
         return max(0, int(self.written[group]) - self.capacity + 1)
 
     def is_stored(self, row: Index, env: Index) -> NDArray[np.bool_]:
@@ -151,14 +151,14 @@ class RowCounters(GroupCounters):
         return found
 
     def locate(self, index: Index) -> tuple[Index, Index]:
-        """Return row and env of the index-th of `count` rows, group by group and oldest first."""
+        """Return row numbers and envs of stored rows, given indices that count them group by group, oldest first."""
         if self.groups == 1:
             row, env = np.divmod(index, self.width)
             return row + self.oldest(0), env
         stored, written = self.stored, self.written.copy()  # read once, because writers may change them
-        self.fence()  # the counter is read before the rows; see `published`
+        self.fence()  # the counters must be read before the rows; see `published`
         ends = (stored * self.width).cumsum()
-        index = np.minimum(index, ends[-1] - 1)  # fewer rows may be stored by now
+        index = np.minimum(index, ends[-1] - 1)  # fewer rows may be stored than when the caller read `count`
         group = ends.searchsorted(index, "right")
         row, env = np.divmod(index - (ends[group] - stored[group] * self.width), self.width)
         return row + written[group] - stored[group], env + group * self.width
@@ -173,7 +173,7 @@ class RowCounters(GroupCounters):
         return self.total_real < int(self.limit[0])
 
     def begin(self, group: int, rows: int) -> int:
-        """Announce rows of a group, once writers are not paused; return the number of the first of them."""
+        """Wait until writers are not paused; announce `rows` rows of a group and return the number of the first."""
         start = int(self.written[group])
         end = start + rows
         if self._ignores_pause:
@@ -191,14 +191,14 @@ class RowCounters(GroupCounters):
             self.begun[group] = start
 
     def finish(self, group: int, end: int, real: int) -> None:
-        """Count the announced rows up to `end` as written; `real` of them are real steps."""
+        """Count the announced rows before row number `end` as written; `real` of them are real steps."""
         self.real[group] += real
         self.publish(group, end)
 
     def append_each(self, env: Index, mask: NDArray[np.bool_], write: Callable[[Index], None]) -> Index:
-        """Announce one row for each of these envs, call write(rows), count the rows and return their numbers.
+        """Announce one row for each env in `env`, store the rows with `write(numbers)`, and return their numbers.
 
-        Every env is a group of its own, and this process is the only writer.
+        Every env must be a group of its own, and this process must be the only writer.
         """
         row: Index = self.written[env]
         self.begun[env] = row + 1
@@ -211,7 +211,7 @@ class RowCounters(GroupCounters):
 
     @contextmanager
     def pause_writers(self) -> Iterator[None]:
-        """Suspend all writers: they complete the rows that they have begun, and wait."""
+        """Suspend all writers: they complete the rows that they have begun, and wait until the context ends."""
         self._is_paused[0] = 1
         try:
             deadline = time.monotonic() + self.pause_timeout
@@ -224,7 +224,7 @@ class RowCounters(GroupCounters):
                         "check whether they hang, or whether the machine swaps."
                     )
                 time.sleep(POLL_SECONDS)
-            with self._pause_lock:  # all rows are complete: a writer that is lost from here on has begun none
+            with self._pause_lock:  # not taken earlier, so that `takeover` can complete the rows of a dead writer
                 self.fence()
                 yield
         finally:
@@ -233,7 +233,7 @@ class RowCounters(GroupCounters):
 
     @contextmanager
     def takeover(self) -> Iterator[None]:
-        """Let this process write in place of dead writers, also during a pause of all writers.
+        """Let this process write in place of dead writers, even during a pause of all writers.
 
         A pause waits until all rows that were begun are complete, those of dead writers included. While a takeover
         lasts, no other thread of this process enters the body of `pause_writers`.
@@ -246,25 +246,25 @@ class RowCounters(GroupCounters):
                 self._ignores_pause = False
 
     def begun_rows(self, group: int) -> range:
-        """Return the rows that the writer of a group has announced and not completed."""
+        """Return the numbers of the rows that the writer of a group has announced and not completed."""
         return range(self.published(group), int(self.begun[group]))
 
     def reset(self, written: Index | int = 0) -> None:
-        """Set the number of rows of each group, all of them complete."""
+        """Set the number of rows that were ever written to each group; all of them count as complete."""
         self.written[:] = self.begun[:] = self.td_errors[:] = written
 
 
 class ReplayCounters:
-    """What one reader of a ring has counted, drawn and learned from.
+    """Counters of one reader of a ring: steps, drawn batches, and how much the learner still has to draw.
 
     - `steps`: real steps that were counted, over the whole run.
-    - `credit`: rows that are due to be drawn. Each real step after the first `warm_up` earns `ratio` of them, if
-      anything can be drawn when it is counted; each batch spends `rows_per_batch`. With a ratio of None, batches are
-      always due after the warm-up.
-    - `draws`: draws so far, on which the random numbers of the next draw depend. `wasted_draws` of them were
-      repeated, because `torn_rows` of their rows or sequences were overwritten while they were copied.
-    - `prioritized` and `observed`: rows of each group that have a priority, and rows that were handed out to update
-      observation statistics.
+    - `credit`: rows that are due to be drawn. Each real step after the first `warm_up` steps earns `ratio` rows, if
+      anything can be drawn when the step is counted. Each batch spends `rows_per_batch`. With a ratio of None,
+      batches are always due after the warm-up.
+    - `draws`: number of draws so far, on which the random numbers of the next draw depend. `wasted_draws` of them had
+      to be repeated, because `torn_rows` of their rows or sequences were overwritten while they were copied.
+    - `prioritized` and `observed`: for each group, the number of rows that have a priority, and of rows that were
+      handed out to update observation statistics.
 
     Steps and credit are provisional until `commit`: a checkpoint in the middle of a round stores the rows of that
     round as not counted, so that the resumed run counts them once.
@@ -278,27 +278,27 @@ class ReplayCounters:
         self.rows, self.ratio, self.warm_up, self.max_lead = rows, ratio, warm_up, max_lead
         self.rows_per_batch = rows_per_batch
         self.steps, self.credit, self.draws, self.wasted_draws, self.torn_rows = 0, 0.0, 0, 0, 0
-        self._new_steps, self._new_credit = 0, 0.0  # provisional
+        self._new_steps, self._new_credit = 0, 0.0  # what was added since the last `commit`
         self.start_here()
 
     def start_here(self) -> None:
-        """Regard all rows that the ring holds now as counted."""
+        """Treat all rows that the ring holds now as counted, observed and prioritized."""
         self._counted = self.rows.total_real
         self.observed, self.prioritized = self.rows.written.copy(), self.rows.written.copy()
 
     def uncounted(self) -> int:
-        """Return the real steps that were written and not counted yet."""
+        """Return the number of real steps that were written and not counted yet."""
         return self.rows.total_real - self._counted
 
     def add_steps(self, real: int, can_draw: bool) -> None:
-        """Count real steps; they earn credit only after the warm-up, and if something can be drawn."""
+        """Count `real` steps, which earn credit only after the warm-up and only if something can be drawn."""
         if self.ratio is not None and can_draw:
             self.credit += self.ratio * min(real, max(0, self.steps + real - self.warm_up))
         self.steps += real
         self._counted += real
 
     def add_written_steps(self, can_draw: Callable[[], bool]) -> int:
-        """Count what other processes have written; return the number of real steps."""
+        """Count the real steps that other processes have written since the last call, and return their number."""
         real, credit = self.uncounted(), self.credit
         self.add_steps(real, can_draw())
         self._new_steps += real
@@ -306,18 +306,18 @@ class ReplayCounters:
         return real
 
     def commit(self) -> None:
-        """Make what was counted so far part of the run."""
+        """Make the steps and the credit counted so far final, so that checkpoints include them."""
         self._new_steps, self._new_credit = 0, 0.0
 
     @property
     def is_throttled(self) -> bool:
-        """Whether writers wait for a learner that is behind."""
+        """Whether writers have to wait when the learner falls too far behind."""
         return bool(self.max_lead) and self.ratio is not None
 
     def set_limit(self, left: int | None, can_draw: Callable[[], bool]) -> None:
         """Let writers add `left` more steps (None: any number), or fewer if they are throttled."""
         limit = NO_LIMIT if left is None else self._counted + max(0, left)
-        if self.is_throttled and can_draw():  # otherwise writers and reader would wait for each other
+        if self.is_throttled and can_draw():  # otherwise writers and learner would wait for each other
             assert self.ratio is not None
             unlearned = int(min(self.credit / self.ratio, NO_LIMIT // 4))
             limit = min(limit, self._counted - unlearned + self.max_lead)
@@ -325,7 +325,7 @@ class ReplayCounters:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Let writers append no more than the rows that they have begun."""
+        """Make writers wait until the context ends, once they have completed the rows that they have begun."""
         before, self.rows.limit[0] = int(self.rows.limit[0]), 0
         try:
             yield
@@ -334,11 +334,11 @@ class ReplayCounters:
 
     @property
     def is_due(self) -> bool:
-        """Whether a batch has been earned."""
+        """Whether there is enough credit for a batch; with a ratio of None, whether the warm-up is over."""
         return self.steps > self.warm_up if self.ratio is None else self.credit >= self.rows_per_batch
 
     def spend(self) -> None:
-        """Pay for a batch that was drawn."""
+        """Subtract one batch from the credit."""
         if self.ratio is not None:
             self.credit -= self.rows_per_batch
 
@@ -351,26 +351,26 @@ class ReplayCounters:
         self.wasted_draws += 1
 
     def metrics(self) -> dict[str, float]:
-        """Return the drawn rows per real step after the warm-up, and the rows or sequences that were drawn again."""
+        """Return the drawn rows per real step after the warm-up, and how many rows or sequences were drawn again."""
         drawn = (self.draws - self.wasted_draws) * self.rows_per_batch
         return {"replay/ratio": drawn / max(1, self.steps - self.warm_up), "replay/redrawn": float(self.torn_rows)}
 
     def take_unobserved(self, group: int) -> range:
-        """Return the rows of a group that were written since the last call and are still stored."""
+        """Return the numbers of a group's rows that were written since the last call and are still stored."""
         first, end = max(int(self.observed[group]), self.rows.oldest(group)), self.rows.published(group)
         self.observed[group] = end
         return range(first, end)
 
     def without_priority(self, group: int) -> range:
-        """Return the usable rows of a group that have no priority yet."""
+        """Return the numbers of a group's usable rows that have no priority yet."""
         end = self.rows.usable(group)
         return range(max(int(self.prioritized[group]), self.rows.oldest(group)), end)
 
     def mark_prioritized(self, group: int | slice, end: int | Index) -> None:
-        """Note that all rows of a group up to `end` have their priority."""
+        """Record that all rows of a group before row number `end` have a priority."""
         self.prioritized[group] = end
 
-    # --- checkpoints; the keys are part of the file format ---
+    # --- checkpoints; the keys of the state are part of the file format ---
 
     def get_state(self) -> dict[str, Any]:
         return {
@@ -383,7 +383,7 @@ class ReplayCounters:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state, with the ring that belongs to it."""
+        """Restore a state; the ring must already hold the rows that were saved with it."""
         self.draws, self.steps, self.credit = state["draws"], state["steps"], state["credit"]
         self.wasted_draws, self.torn_rows = state["again"], state["redrawn"]
         self._counted -= state["unseen"]

@@ -1,11 +1,11 @@
-"""Stacks of frames whose images are stored once: every row adds its newest frame only.
+"""A replay ring for stacked frames that stores every frame once: each row adds its newest frame only.
 
     ring = FrameRing(example, capacity=100_000, envs=16, frames=4)      # obs [4, 84, 84]; used like Ring
 
-Frames are stored in a ring of their own, in which every env moves at its own pace: one frame for each row, and the
-whole stack where an episode begins, so that every observation is restored exactly. A row stores the number of its
-newest frame; the frames before it in the stack have the numbers before. The frames of one env are contiguous in
-memory, so a stack is read in one piece, and so is what an env has added since the last checkpoint.
+Frames are stored in a second ring, to which an env adds one frame for each row, and the whole stack where an episode
+begins, so that every observation is restored exactly. A row stores the number of its newest frame; the older frames
+of its stack have the preceding numbers. The frames of one env are contiguous in memory, so a stack is read in one
+piece, and a checkpoint reads all new frames of an env in one piece.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ ROWS_PER_EXTRA_FRAME = 64
 class FrameCounters:
     """Counters of the frames of each env, in a ring of `room` frames; the stack of a row consists of `frames` frames.
 
-    - `kept`: frames of the rows that are written. The writer sets it after the frames are stored.
-    - `announced`: frames that are stored or about to be stored. It exceeds `kept` by up to `frames`, because the
-      observation after the newest row is stored as well, and stored again when its row follows.
+    - `kept`: number of frames that belong to written rows. The writer increases it after the frames are stored.
+    - `announced`: number of frames that are stored or about to be stored. It exceeds `kept` by up to `frames`: the
+      observation after the newest row is stored too, and is stored again as part of the row that follows.
 
     A frame is intact if it is not older than `oldest`.
     """
@@ -53,20 +53,20 @@ class FrameCounters:
         return newest
 
     def announce(self, columns: slice, newest: Index) -> None:
-        """Announce all frames up to these, before any of them is stored."""
+        """Announce the frames of each env up to number `newest`, before any of them is stored."""
         self.announced[columns] = newest + 1
         self.fence()
 
     def keep(self, columns: slice, newest: Index) -> None:
-        """Count all frames up to these as frames of written rows."""
+        """Count the frames of each env up to number `newest` as frames of written rows."""
         self.kept[columns] = newest + 1
 
     def skip_announced(self, columns: slice) -> None:
-        """Continue after all frames that may have been stored, because a reader may still read some of them."""
+        """Skip the numbers of all frames that a lost writer may have stored: readers may still use these frames."""
         self.kept[columns] = np.maximum(self.kept[columns] + self.frames, self.announced[columns])
 
     def oldest(self, env: Index | slice) -> Index:
-        """Return the first frame that stays intact even if the next observation stores a whole new stack."""
+        """Return the number of the oldest frame that stays intact even if the next observation adds a whole stack."""
         found: Index = self.kept[env] + self.frames - self.room
         return found
 
@@ -81,7 +81,7 @@ class FrameCounters:
 
 
 class FrameRing(Ring):
-    """Rows whose observation is a stack of frames, [frames * channels, H, W]."""
+    """A ring for observations that are stacks of frames, [frames * channels, H, W]."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class FrameRing(Ring):
         has_td_error: bool = False,
         checked_rows: int = 0,
     ) -> None:
-        """Allocate or attach as `Ring` does; check that the first `checked_rows` rows are restored exactly."""
+        """Allocate or attach as `Ring` does; check that the first `checked_rows` stacks are restored exactly."""
         stack = np.asarray(example.obs)
         super().__init__(example.replace(obs=np.zeros((), np.int64)), capacity, envs, groups, fds, has_td_error)
         self.frames, self._shape = frames, stack.shape
@@ -138,7 +138,7 @@ class FrameRing(Ring):
         super()._write(places, columns, rows.replace(obs=newest))
 
     def _write_obs(self, place: int, columns: slice, obs: Tree) -> None:
-        """Store the observation without counting its frames: the row that follows stores them again."""
+        """Store the observation after the newest row, without counting its frames: the next row stores them again."""
         newest = self._write_frames(np.asarray(obs)[None], self.begins[None, columns], columns)
         super()._write_obs(place, columns, newest[0])
 
@@ -149,7 +149,7 @@ class FrameRing(Ring):
         newest = self.frame_counters.newest(columns, begins)
         env = np.broadcast_to(np.arange(columns.start, columns.stop), (T, B))
         self.frame_counters.announce(columns, newest[-1])
-        gone = newest[-1] - self._room  # later frames of the same rows would overwrite the frames up to here
+        gone = newest[-1] - self._room  # later frames of the same call overwrite the frames up to this number
         t, b = np.nonzero(newest > gone)
         self.images[env[t, b], newest[t, b] % self._room] = stacks[t, b, -1]
         for back in range(1, self.frames):
@@ -167,17 +167,17 @@ class FrameRing(Ring):
     # --- reading ---
 
     def observed(self, group: int, rows: range) -> Iterator[tuple[Tree, NDArray[np.bool_]]]:
-        """Yield stacked frames and masks; nothing for integer images, which have no running statistics."""
+        """Yield observations and masks, but nothing for integer images, which have no running statistics."""
         if self.images.dtype.kind == "f":
             row, env = np.mgrid[rows.start : rows.stop, self.columns(group)].reshape(2, -1)
             shape = (len(rows), self.width)
             yield self.obs(row, env).reshape(*shape, *self._shape), self.is_real(row, env).reshape(shape)
 
     def is_stored(self, row: Index, env: Index) -> NDArray[np.bool_]:
-        self.counters.fence()  # rows and frames were copied before this call
+        self.counters.fence()  # the caller's copies were made before the reads below
         oldest = self.rows.obs[row % self.capacity, env] - self.frames + 1
         has_frames = self.frame_counters.is_intact(oldest, env)
-        # The rows are checked last: the place of an overwritten row holds the frame number of another row.
+        # Rows are checked last, because the place of an overwritten row holds the frame number of another row.
         return super().is_stored(row, env) & has_frames
 
     def obs(self, row: Index, env: Index) -> NDArray[Any]:
@@ -197,11 +197,11 @@ class FrameRing(Ring):
         return {**super().layout(), "frames": self.frames, "room for frames": self._room, "stacks": stacks}
 
     def span(self, group: int, first: int, last: int) -> Span:
-        """Describe stored rows and all frames of their stacks, including those that earlier rows added."""
+        """Return the span of stored rows, with all frames of their stacks, even if earlier rows added them."""
         columns = self.columns(group)
         oldest = self.rows.obs[first % self.capacity, columns] - self.frames + 1
         end = self.rows.obs[(last - 1) % self.capacity, columns] + 1
-        # With many short episodes, some frames are overwritten before their rows are.
+        # With many short episodes, some frames are overwritten before the rows that use them.
         begin = np.clip(self.frame_counters.oldest(columns), oldest, end)
         return Span(group, first, last, np.stack([begin, end], -1))
 
@@ -216,7 +216,7 @@ class FrameRing(Ring):
         return views
 
     def get_tail(self) -> dict[str, Any]:
-        """Return the tail of a ring, with the frames of the observations after the newest rows."""
+        """Return what `Ring.get_tail` does, and the frames of the observation after the newest row of each env."""
         kept = self.frame_counters.kept
         env, place = self._uncounted(kept)
         frames = self.images[env, place]
@@ -230,7 +230,7 @@ class FrameRing(Ring):
         super().set_tail(tail)
 
     def _uncounted(self, kept: Index) -> tuple[Index, Index]:
-        """Return env and place of the frames that may be stored beyond `kept`."""
+        """Return envs and places of the frames beyond `kept`, which may belong to the next observation."""
         return np.arange(self.envs)[:, None], (kept[:, None] + np.arange(self.frames)) % self._room
 
     def clear(self) -> None:
@@ -240,7 +240,7 @@ class FrameRing(Ring):
     def _begin_empty(self) -> None:
         self.frame_counters.reset()
         self.begins[:] = True
-        # Refer to the first stack, which stands in for an observation if a writer is lost in its first rows.
+        # If a writer is lost in its first rows, the first stack serves as the observation of its reset rows.
         self.rows.obs[0] = self.frames - 1
 
     def close(self) -> None:

@@ -1,12 +1,12 @@
-"""Prioritized draws: a sum tree, the priorities of rows, and the random numbers of every draw.
+"""Prioritized sampling from a replay: a sum tree, the priorities of rows, and the random numbers of every draw.
 
     tree = SumTree(1_000_000)
-    tree[index] = priority                     # arrays; for an index that occurs twice, the last value counts
+    tree[index] = priority                     # both are arrays; if an index occurs twice, its last value is kept
     index = tree.find(mass)                    # where the running sum passes each mass in [0, tree.total)
 
-A draw costs about the same for any number of priorities. The tree has three levels instead of the usual twenty:
-groups of 16 priorities, blocks of 16 groups, and running sums over all blocks. One numpy call takes two microseconds,
-as long as adding a thousand numbers, so few calls matter more than few numbers.
+A draw costs about the same for any number of priorities. The tree has three levels, where a binary tree would have
+twenty: groups of 16 priorities, blocks of 16 groups, and running sums over all blocks. One numpy call takes two
+microseconds, as long as adding a thousand numbers, so it is more important to make few calls than few additions.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from remuda.randomness import Purpose, keyed_generator
 from remuda.replay.counters import Index
 from remuda.replay.ring import NothingToDraw, Ring, RingIndex
 
-WIDTH = 16  # entries of a group and of a block: they fill two cache lines, and their flags fill two bytes
-MANY = 1000  # with more indices than this in one call, removing duplicate groups pays off
+WIDTH = 16  # entries in a group or block: 16 float64 numbers fill two cache lines, 16 packed flags fill two bytes
+MANY = 1000  # for fewer indices than this, removing duplicate groups costs more time than it saves
 
 Floats = NDArray[np.float64]
 Errors = NDArray[np.floating[Any]]
 
 
 class DrawNumbers:
-    """Uniform random numbers for every draw, as a function of (seed, draw).
+    """Uniform random numbers for every draw, as a function of (seed, number of the draw).
 
-    They are generated for many draws at once: creating a generator takes 13 us, as long as generating the numbers of
-    one draw.
+    The numbers of many draws are generated at once, because creating a generator takes 13 us, as long as generating
+    the numbers of one draw.
     """
 
     DRAWS = 64
 
     def __init__(self, seed: int, count: int, is_stratified: bool) -> None:
-        """Prepare `count` numbers for each draw; if stratified, one in each of [0, 1), [1, 2) and so on."""
+        """Provide `count` numbers for each draw, all in [0, 1), or if stratified, number i in [i, i + 1)."""
         self._seed, self._count, self._block, self._numbers = seed, count, -1, np.zeros((0, count))
         self._offset = np.arange(count) if is_stratified else np.zeros(count)
 
     def of(self, draw: int, attempt: int = 0) -> Floats:
-        """Return the numbers of a draw; every attempt has numbers of its own."""
+        """Return the [count] numbers of a draw; each further `attempt` at the same draw gets different numbers."""
         if attempt:
             again = keyed_generator(Purpose.REPLAY, self._seed, draw, attempt)
             return again.random(self._count) + self._offset
@@ -68,7 +68,7 @@ class Priorities:
         self.ring, self.alpha, self.epsilon = ring, alpha, epsilon
         self.tree, self.largest = SumTree(ring.capacity * ring.envs), 1.0
         self.index = RingIndex(ring, is_shared)
-        self._last_draw = (RingIndex.NONE, RingIndex.NONE, b"")  # keys, places, and `written` at that time
+        self._last_draw = (RingIndex.NONE, RingIndex.NONE, b"")  # keys, places, and `ring.written` at the last draw
 
     def append(
         self,
@@ -78,9 +78,10 @@ class Priorities:
         td_error: Errors | None = None,
         is_known: NDArray[np.bool_] | bool = True,
     ) -> None:
-        """Set the priorities of rows [T, B] from `first` on, and clear the priority of the place after them.
+        """Set the priorities of the new rows [T, B] that begin at row number `first`, and of the place after them.
 
-        `td_error` has the absolute TD errors of the rows that have one, which is where `is_known` is True.
+        Reset rows get priority 0, and so does the place after the rows, which holds only an observation. `td_error`
+        [T, B] holds absolute TD errors, which are used where `is_known` is True.
         """
         T, width = mask.shape
         row, env = np.divmod(np.arange((T + 1) * width), width)
@@ -95,7 +96,7 @@ class Priorities:
         self.largest = max(self.largest, largest)
 
     def append_each(self, row: Index, env: Index, mask: NDArray[np.bool_]) -> None:
-        """Set the priorities of one new row [N] of each of N envs, and clear those of the places after them."""
+        """Set the priorities of N new rows, one in each of N envs, and set those of the places after them to 0."""
         key = np.stack([np.concatenate([row, row + 1]), np.concatenate([env, env])], -1)
         self.tree.put(self.index.place(key), np.concatenate([mask * self.largest, np.zeros(len(row))]))
 
@@ -110,7 +111,7 @@ class Priorities:
             else:
                 error = ring.td_error[places, columns]
                 self.append(rows.start, mask, group, error, is_known=~np.isnan(error))
-        # Rows that still lack a TD error cannot be drawn yet, but have already overwritten older rows.
+        # Rows without a TD error cannot be drawn yet, but they overwrote rows whose priorities must be cleared.
         if (written := int(ring.written[group])) > rows.stop:
             pending = np.arange(rows.stop, written)
             row, env = np.meshgrid(pending, np.arange(columns.start, columns.stop), indexing="ij")
@@ -118,7 +119,7 @@ class Priorities:
             self.tree.put(self.index.place(key), 0.0)
 
     def draw(self, numbers: DrawNumbers, draw: int) -> tuple[Index, Index, Floats]:
-        """Return places, keys and priorities of a stratified draw."""
+        """Draw rows by priority, one per stratum; return their places, keys and priorities (see `RingIndex`)."""
         for attempt in itertools.count():
             if not self.tree.total > 0:
                 raise NothingToDraw("there is nothing to draw: no row has a priority above 0.")
@@ -126,15 +127,16 @@ class Priorities:
             key, overwritten = self.index.newest_keys(place)
             if len(overwritten) == 0:
                 break
-            self.tree.put(place[overwritten], 0.0)  # their frames were overwritten before the rows themselves
+            self.tree.put(place[overwritten], 0.0)  # these rows or their frames were overwritten
         self._last_draw = (key, place, self.ring.written.tobytes())
         return place, key, priority
 
     def feedback(self, key: Index, td_error: Errors) -> None:
-        """Set the priorities of rows that were drawn earlier, except those that were overwritten since."""
+        """Set the priorities of drawn rows from their absolute TD errors, except rows that were overwritten since."""
         priority, largest = self._from_error(td_error)
         drawn, place, written = self._last_draw
-        if key is not drawn or written != self.ring.written.tobytes():  # skipping this for the last draw saves 15 us
+        # Right after the draw, no row can have been overwritten; skipping the check then saves 15 us.
+        if key is not drawn or written != self.ring.written.tobytes():
             overwritten = self.index.overwritten(key)
             if len(overwritten):
                 key, priority = np.delete(key, overwritten, 0), np.delete(priority, overwritten)
@@ -144,11 +146,11 @@ class Priorities:
         self.largest = max(self.largest, largest)
 
     def _from_error(self, error: Errors) -> tuple[Errors, float]:
-        """Return priorities, and the largest of them."""
+        """Return the priorities for absolute TD errors, and the largest of these priorities."""
         if len(error) == 0:
             return error, 0.0
         smallest = error[error.argmin()]
-        if not smallest >= 0:  # also refuses NaN
+        if not smallest >= 0:  # this is also true for NaN
             raise ValueError(f"a priority of {smallest} was given: priorities are finite and not negative.")
         priority: Errors = (error + self.epsilon) ** self.alpha
         largest = float(priority[priority.argmax()])
@@ -165,17 +167,17 @@ class Priorities:
 
 
 class SumTree:
-    """Priorities of `capacity` places, all 0 at first."""
+    """A sum tree over the priorities of `capacity` places, which are all 0 at first."""
 
     def __init__(self, capacity: int) -> None:
-        # One spare block at the end is searched if rounding puts a mass beyond the total.
+        # A search ends in the spare last block if rounding puts its mass beyond the total.
         blocks = -(-capacity // WIDTH**2) + 1
         self.capacity = capacity
         self._places, self._groups = _aligned_zeros(blocks * WIDTH**2), _aligned_zeros(blocks * WIDTH)
         self._rows_of_places, self._rows_of_groups = self._places.reshape(-1, WIDTH), self._groups.reshape(-1, WIDTH)
         self._blocks, self._starts = _aligned_zeros(blocks), _aligned_zeros(blocks)
         self._ends = self._starts[1:]
-        self._end_tensor = torch.from_numpy(self._ends)  # created once, because it takes 3 us
+        self._end_tensor = torch.from_numpy(self._ends)  # created once, because creating it takes 3 us
         self._is_added_up = True
         self._search = _Search(0)
 
@@ -198,14 +200,14 @@ class SumTree:
         self.put(np.atleast_1d(np.arange(self.capacity)[index] if isinstance(index, slice) else index), priority)
 
     def put(self, index: Index, priority: Floats | float) -> None:
-        """Set priorities that are known to be finite and not negative."""
+        """Set priorities without checking that they are finite and not negative."""
         self._places[index] = priority
         group = index // SIXTEEN
         # Neighboring indices belong to the same groups, and the sum of each group has to be computed only once.
         if len(group) > MANY and group[-1] - group[0] < len(group) // 2:
             group = np.unique(group)
-        # Sums are computed anew and never corrected, so that no rounding error accumulates over millions of changes.
-        # A product with ones takes 3 us, a sum over rows 10 us.
+        # Each sum is added up again and not updated by a difference, so that rounding errors do not accumulate over
+        # millions of changes. The dot product with ones takes 3 us, `sum(1)` takes 10 us.
         self._groups[group] = self._rows_of_places.take(group, 0).dot(ONES)
         block = group // SIXTEEN
         self._blocks[block] = self._rows_of_groups.take(block, 0).dot(ONES)
@@ -240,7 +242,7 @@ class SumTree:
         return place, priority
 
     def _add_up(self) -> Floats:
-        """Return the sum of all blocks before each block; the last entry is the total."""
+        """Return for each block the sum of all blocks before it; the last entry is the total."""
         if not self._is_added_up:
             self._ends[:] = self._blocks[:-1]
             self._end_tensor.cumsum_(0)
@@ -248,7 +250,10 @@ class SumTree:
         return self._starts
 
     def _nearest_with_priority(self, place: Index) -> Index:
-        """Move places without a priority back to the nearest one that has some: rounding may put a mass too far."""
+        """Move places whose priority is 0 back to the nearest place whose priority is above 0.
+
+        This is needed where rounding has put a mass slightly too far.
+        """
         some = np.flatnonzero(self._places)
         if len(some) == 0:
             raise ValueError("there is nothing to find: no place has a priority above 0.")
@@ -260,7 +265,7 @@ class SumTree:
         return {"places": self[:].copy(), "groups": self._groups.copy(), "blocks": self._blocks.copy()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state: the same masses find the same places, bit by bit."""
+        """Restore a state, so that `find` returns exactly the same places for the same masses."""
         if len(state["places"]) != self.capacity:
             raise ValueError(f"the state is of {len(state['places'])} places, and this tree has {self.capacity}.")
         self._places[: self.capacity] = state["places"]
@@ -269,7 +274,7 @@ class SumTree:
 
 
 class _Search:
-    """Search in rows of 16 numbers; its arrays are reused, because allocating them takes as long as filling them."""
+    """A search in `count` rows of 16 numbers; arrays are reused, because allocating takes as long as filling them."""
 
     def __init__(self, count: int) -> None:
         self.row = np.arange(0, count * WIDTH, WIDTH)
@@ -277,23 +282,23 @@ class _Search:
         self._first, self._flat, self._tensor = self._sums[:, 0], self._sums.reshape(-1), torch.from_numpy(self._sums)
 
     def pick(self, rows: Floats, row: Index, mass: Floats) -> Index:
-        """Return the position in each row at which the running sum passes the mass, or else the last position."""
+        """Return for each row the place where its running sum passes its mass, or the last one if none does."""
         rows.take(row, 0, self._sums, "clip")
         # Subtracting the mass first and comparing with 0 is three times as fast as comparing the sums with masses.
         np.subtract(self._first, mass, self._first)
-        self._tensor.cumsum_(1)  # takes a third of numpy's time
+        self._tensor.cumsum_(1)  # torch takes a third of numpy's time
         np.less_equal(self._sums, ZERO, self._flags)
         return NUM_FLAGS.take(np.packbits(self._flags).view(np.uint16))
 
     def beyond(self, number: Index) -> Floats:
-        """Return by how much the running sums pass the mass."""
+        """Return by how much the running sum of each row exceeds its mass at position `number`."""
         return self._flat.take(self.row + number)
 
 
 def _count_flags() -> Index:
-    """Return a table: for the two bytes into which 16 flags are packed, how many of the flags are set, at most 15.
+    """Return a table that maps 16 flags, packed into a uint16, to the number of flags that are set, at most 15.
 
-    The set flags always come before the others.
+    Only patterns in which all set flags come first have an entry, because running sums never decrease.
     """
     flags = np.tril(np.ones((WIDTH + 1, WIDTH), bool), -1)
     numbers = np.zeros(1 << WIDTH, np.int64)
@@ -301,14 +306,14 @@ def _count_flags() -> Index:
     return numbers
 
 
-NUM_FLAGS = _count_flags()  # a lookup takes 7 us, adding up the flags 20 us
+NUM_FLAGS = _count_flags()  # looking up the number takes 7 us, adding up the flags takes 20 us
 ONES = np.ones(WIDTH)
 # These are arrays, because numpy would convert a Python number in every call, which takes 0.5 us.
 SIXTEEN, ZERO = np.array(WIDTH), np.array(0.0)
 
 
 def _aligned_zeros(size: int) -> Floats:
-    """Return zeros that begin at a cache line."""
+    """Return float64 zeros whose memory begins at a cache line."""
     zeros = np.zeros(size + 7)
     first = -zeros.ctypes.data % 64 // zeros.itemsize
     return zeros[first : first + size]

@@ -2,21 +2,21 @@
 
     ring = Ring(example, capacity=100_000, envs=8)         # `capacity` rows of each env, shaped like `example`
     ring.append(steps, next_obs)                           # [T, B] for any T, and the observation after the last row
-    row, env = ring.counters.locate(np.array([17, 40]))    # the 17th and 40th of the stored rows, oldest first
+    row, env = ring.counters.locate(np.array([17, 40]))    # rows 17 and 40, counted from the oldest stored row
     found = ring.n_steps(row, env, n=3, gamma=0.99)        # return, product of discounts, row to bootstrap from
     obs = ring.obs(found.row, env)
 
 Rows are numbered from the first one that was ever appended, so a number never refers to another row. A reset row is
 stored like any other, because a truncated episode bootstraps from its observation. The observation after the newest
-row takes the place of the oldest row, which is therefore not used: the newest row can be drawn at once.
+row is stored, too, so that the newest row can be drawn at once. It takes one place, which leaves `capacity - 1` rows.
 
-Envs may be appended in groups, each at its own pace and by a process of its own:
+Groups of envs may be appended independently of each other, each group by a process of its own:
 
     attached = Ring(example, capacity=100_000, envs=8, groups=2, fds=ring.fds)    # the same memory
     attached.append(steps, next_obs, group=1)
 
-A group has one writer and no lock. A reader checks after reading that its rows were still stored (`is_stored`), or
-pauses the writers. `RowCounters` holds the protocol.
+A group has one writer and no lock. A reader copies rows and then checks that they are still stored (`is_stored`), or
+it pauses the writers. `RowCounters` describes the protocol.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Row(ArrayTuple):
 
 
 class NSteps(NamedTuple):
-    """N-step returns of some rows."""
+    """The n-step returns of several rows, one array entry for each row."""
 
     reward: NDArray[np.float32]  # discounted sum of the next n rewards
-    discount: NDArray[np.float32]  # factor of the value after them: gamma ** k, or 0 after a termination
-    row: Index  # row whose observation that value belongs to
+    discount: NDArray[np.float32]  # factor of the bootstrap value; 0 after a termination
+    row: Index  # number of the row whose observation has the bootstrap value
 
 
 class Span(NamedTuple):
@@ -56,15 +56,15 @@ class Span(NamedTuple):
     group: int
     first: int
     last: int
-    frames: Index  # [envs of the group, 2]: first frame and end; empty if observations are stored whole
+    frames: Index  # [envs of the group, 2]: first frame, and one past the last; empty if rows hold whole observations
 
 
 class NothingToDraw(ValueError):
-    """No row or sequence can be drawn; where other processes write, this may be temporary."""
+    """No row or sequence can be drawn; this may be temporary if other processes write to the ring."""
 
 
 class Ring:
-    """Rows [capacity, B] of B envs in groups; all rows of a group but one can be drawn."""
+    """Rows [capacity, B] of B envs, divided into groups; `capacity - 1` rows of each env can be drawn."""
 
     def __init__(
         self,
@@ -75,9 +75,9 @@ class Ring:
         fds: Sequence[int] | None = None,
         has_td_error: bool = False,
     ) -> None:
-        """Allocate a ring, or attach to the memory of an equal one by its `fds`.
+        """Allocate a ring, or attach to the memory of an existing one by its `fds`.
 
-        `example` is a row of one env, as arrays of its shape and dtype. With `has_td_error`, writers also compute the
+        `example` is one row of one env, and defines shapes and dtypes. With `has_td_error`, writers also compute the
         TD error of each row (`set_td_error`).
         """
         self.capacity, self.envs, self.groups, self.width = capacity, envs, groups, envs // groups
@@ -99,22 +99,22 @@ class Ring:
 
     @property
     def written(self) -> Index:
-        """Rows that were ever written to each group."""
+        """Number of rows that were ever written to each group."""
         return self.counters.written
 
     @property
     def real(self) -> Index:
-        """Real steps that were written to each group since this memory was created."""
+        """Number of real steps that were written to each group since this memory was created."""
         return self.counters.real
 
     def columns(self, group: int) -> slice:
-        """Return the envs of a group."""
+        """Return the envs of a group, as a slice."""
         return slice(group * self.width, (group + 1) * self.width)
 
     # --- writing ---
 
     def append(self, rows: Row, next_obs: Tree, group: int = 0) -> None:
-        """Append rows [T, B of the group]; if there are more than the ring holds, store the newest of them."""
+        """Append rows [T, B of the group], of which only the newest are stored if the ring cannot hold all."""
         T, columns = len(rows.mask), self.columns(group)
         start = self.counters.begin(group, T)
         skipped = max(0, T - self.capacity + 1)
@@ -127,8 +127,7 @@ class Ring:
         self.counters.finish(group, start + T, int(np.count_nonzero(rows.mask)))
 
     def append_each(self, rows: Row, next_obs: Tree, env: Index) -> Index:
-        """Append one row [N] to each of N envs and return the row numbers; every env is a group of its own, and this
-        process is the only writer."""
+        """Append one row to each of N envs and return the row numbers; every env must be a group of its own."""
 
         def write(row: Index) -> None:
             self.rows[row % self.capacity, env] = rows
@@ -137,7 +136,7 @@ class Ring:
         return self.counters.append_each(env, rows.mask, write)
 
     def set_td_error(self, group: int, first: int, error: NDArray[np.float32]) -> None:
-        """Store TD errors [T, B of the group] of rows that were appended; NaN where the error is not known."""
+        """Store TD errors [T, B of the group] of rows from number `first` on; NaN means not known."""
         assert self.td_error is not None
         self.td_error[np.arange(first, first + len(error)) % self.capacity, self.columns(group)] = error
         self.counters.publish_td_errors(group, first + len(error))
@@ -149,20 +148,20 @@ class Ring:
             self.set_td_error(group, rows.start, np.full((len(rows), self.width), np.nan, np.float32))
 
     def cut(self, next_obs: Tree, group: int = 0) -> None:
-        """End all episodes of a group with a reset row, as truncations: what follows belongs to other episodes."""
+        """End all episodes of a group as truncations, by appending a reset row with the observations `next_obs`."""
         blank = map_tree(lambda x: np.zeros((1, self.width, *x.shape[2:]), x.dtype), self.rows.replace(obs=None))
         obs = map_tree(lambda x: np.asarray(x)[None], next_obs)
         self.append(blank.replace(obs=obs, discount=np.ones_like(blank.discount)), next_obs, group)
 
     def abandon(self, group: int) -> None:
-        """Replace the rows that a lost writer has begun by reset rows, at which returns and sequences stop.
+        """Replace the rows that a lost writer has begun and not completed by reset rows, at which returns end.
 
-        These rows may already have overwritten older ones, which are lost as well. Call this in `counters.takeover`.
+        The begun rows may have overwritten older rows, which are lost. Call this method in `counters.takeover`.
         """
         begun, columns = self.counters.begun_rows(group), self.columns(group)
         start, end = begun.start, begun.stop
-        seen = map_tree(lambda x: x[start % self.capacity, columns].copy(), self.rows.obs)  # they are always complete
-        self.rows.obs[end % self.capacity, columns] = seen  # in case the next writer is lost in its first rows
+        seen = map_tree(lambda x: x[start % self.capacity, columns].copy(), self.rows.obs)  # these obs are complete
+        self.rows.obs[end % self.capacity, columns] = seen  # needed if the next writer is lost in its first rows
         for places, _ in unbroken(max(start, end - self.capacity + 1), end, self.capacity):
             for _, array in leaves(self.rows.replace(obs=None, discount=None)):
                 array[places, columns] = 0
@@ -179,7 +178,7 @@ class Ring:
         self.rows.obs[place, columns] = obs
 
     def _mark_gap(self, columns: slice) -> None:
-        """Note that the next row does not continue the newest one: rows between them were not stored."""
+        """Record that rows are missing between the newest row and the next one, if the ring depends on this."""
 
     # --- reading ---
 
@@ -188,19 +187,19 @@ class Ring:
         return self.counters.is_stored(row, env)
 
     def is_real(self, row: Index, env: Index) -> NDArray[np.bool_]:
-        """Return whether an action was taken in these stored rows."""
+        """Return the masks of stored rows, which are False for reset rows."""
         found: NDArray[np.bool_] = self.rows.mask[row % self.capacity, env]
         return found
 
     def take(self, row: Index, env: Index) -> Row:
-        """Return copies of rows."""
+        """Return copies of the rows with numbers `row` of the envs `env`."""
         place = self.place(row, env)
         rest = map_tree(lambda x: x.take(place, 0), self.flat_rows.replace(obs=None))
         taken: Row = rest.replace(obs=self.obs(row, env))
         return taken
 
     def obs(self, row: Index, env: Index) -> Tree:
-        """Return copies of the observations of rows; the row after the newest has one, too."""
+        """Return copies of the observations of rows, which may include the row number after the newest row."""
         place = self.place(row, env)
         return map_tree(lambda x: x.take(place, 0), self.flat_rows.obs)
 
@@ -210,12 +209,12 @@ class Ring:
             yield self.rows.obs[places, self.columns(group)], self.rows.mask[places, self.columns(group)]
 
     def place(self, row: Index, env: Index) -> Index:
-        """Return the indices of rows in `flat_rows`: one index costs a third of what two indices cost."""
+        """Return the indices of rows in `flat_rows`, which are faster to use than pairs of row and env."""
         place: Index = row % self.capacity * self.envs + env
         return place
 
     def n_steps(self, row: Index, env: Index, n: int, gamma: float, end: Index | None = None) -> NSteps:
-        """Return n-step returns of real rows, over fewer than n rewards where the episode or the ring ends.
+        """Return n-step returns of real rows, with fewer than n rewards where the episode or the stored rows end.
 
         `end` is the number of rows that were written to each row's group; if it is None, it is read here.
         """
@@ -239,17 +238,17 @@ class Ring:
         return [self._memory]
 
     def layout(self) -> dict[str, Any]:
-        """Return what another ring must have in common with this one to load its files."""
+        """Return the sizes, shapes and dtypes that a ring must have to load the files of this one."""
         arrays = {name: self._memory[name] for name in self._names}
         sizes = {"capacity": self.capacity, "envs": self.envs, "groups": self.groups}
         return {**sizes, **{name: f"{array.dtype.str}{list(array.shape)}" for name, array in arrays.items()}}
 
     def span(self, group: int, first: int, last: int) -> Span:
-        """Describe stored rows, with everything that is needed to draw them."""
+        """Return the span of stored rows `first` to `last - 1`, with everything that is needed to draw them."""
         return Span(group, first, last, np.zeros((0, 2), np.int64))
 
     def views(self, span: Span) -> list[NDArray[Any]]:
-        """Return the memory of a span, as arrays whose first axis is time; raise ValueError if it does not fit."""
+        """Return views of the memory of a span, whose first axis is time; raise ValueError if it does not fit."""
         rows = span.last - span.first
         if not (0 <= span.group < self.groups and span.first >= 0 and 0 <= rows < self.capacity):
             raise ValueError(f"rows {span.first} to {span.last} of group {span.group} have no place")
@@ -257,13 +256,13 @@ class Ring:
         return [self._memory[name][place, columns] for name in self._names for place, _ in places]
 
     def get_tail(self) -> dict[str, Any]:
-        """Return a copy of the state that is not in rows: the counters, and the observation after each newest row."""
+        """Return copies of what no row holds: row counts, and the observation after the newest row of each env."""
         place = np.repeat(self.written % self.capacity, self.width)
         seen = [x[place, np.arange(self.envs)] for _, x in leaves(self.rows.obs)]
         return {"written": self.written.copy(), "obs": seen}
 
     def set_tail(self, tail: Mapping[str, Any]) -> None:
-        """Restore a tail, after the rows; raise ValueError if it belongs to another ring."""
+        """Restore the result of `get_tail`, after the rows; raise ValueError if it belongs to another ring."""
         if (tail["written"] < 0).any():
             raise ValueError("rows cannot be fewer than none")
         place = np.repeat(tail["written"] % self.capacity, self.width)
@@ -280,9 +279,10 @@ class Ring:
 
 
 class RingIndex:
-    """Access to rows by place, which is (row * envs + env) % (capacity * envs), or by keys [N, 2] of row and env.
+    """Access to the rows of a ring by keys [N, 2], which are pairs of row number and env, or by places [N].
 
-    np.take by one index costs a quarter of x[row, env]: 16 us instead of 60 us for 256 scattered observations.
+    A place is an index into `flat_rows`: (row * envs + env) % (capacity * envs). Reading 256 scattered observations
+    with np.take and places takes 16 us, a quarter of the time of x[row, env].
     """
 
     NONE: Index = np.zeros(0, np.int64)
@@ -292,7 +292,7 @@ class RingIndex:
         self.is_shared = is_shared  # whether other processes may write to the ring at any time
         # These are arrays, because numpy would convert a Python number in every call, which takes 0.5 us.
         self._envs, self._num_places = np.array(ring.envs), np.array(ring.envs * ring.capacity)
-        # A ring of frames assembles observations itself, and may lose frames before it loses their rows.
+        # A FrameRing assembles observations from frames, and may lose frames before it loses their rows.
         self._stores_obs, self._loses_rows_only = type(ring).obs is Ring.obs, type(ring).is_stored is Ring.is_stored
 
     def place(self, key: Index) -> Index:
@@ -302,19 +302,19 @@ class RingIndex:
         return place
 
     def newest_keys(self, place: Index) -> tuple[Index, Index]:
-        """Return the key of the row written last to each place, and which of these rows can no longer be drawn."""
+        """Return the key of the newest row at each place, and the indices of the keys that can no longer be drawn."""
         ring, counters = self.ring, self.ring.counters
         written = counters.published(place % ring.envs // ring.width) if ring.groups > 1 else counters.published(0)
         oldest = (written - ring.capacity) * ring.envs
         age = place - oldest
         age %= self._num_places
         key = self._key(age + oldest)
-        # Of the last `capacity` rows, the oldest cannot be drawn. argmin takes a third of the time of min.
+        # The oldest of the last `capacity` rows cannot be drawn. Using argmin takes a third of the time of min.
         is_quick = self._loses_rows_only and not self.is_shared
         return key, self.NONE if is_quick and age[age.argmin()] >= ring.envs else self.overwritten(key)
 
     def at(self, share: NDArray[np.float64]) -> tuple[Index, Index]:
-        """Return places and keys of rows, given as fractions in [0, 1) of the way from the oldest to the newest."""
+        """Return places and keys of rows, given as fractions in [0, 1) of the way from oldest to newest row."""
         ring, counters = self.ring, self.ring.counters
         written = counters.published(0)
         stored = written - counters.oldest(0)
@@ -323,32 +323,32 @@ class RingIndex:
         if ring.groups > 1:
             key = np.stack(counters.locate((share * counters.count).astype(np.int64)), -1)
             return self.place(key), key
-        number = (share * (stored * ring.envs)).astype(np.int64)  # takes 10 us less than `locate`
+        number = (share * (stored * ring.envs)).astype(np.int64)  # this takes 10 us less than `locate`
         number += (written - stored) * ring.envs
         return number % self._num_places, self._key(number)
 
     def _key(self, number: Index) -> Index:
-        """Return the keys of rows numbered row * envs + env; each column is contiguous, as it is used by itself."""
+        """Return the keys of rows, given as row * envs + env; each column is contiguous, because it is used alone."""
         key = np.empty((2, len(number)), np.int64)
         np.divmod(number, self._envs, key[0], key[1])
         return key.T
 
     def overwritten(self, key: Index) -> Index:
-        """Return which of these rows can no longer be drawn."""
+        """Return the indices of those keys whose rows can no longer be drawn."""
         return np.flatnonzero(~self.ring.is_stored(key[:, 0], key[:, 1]))
 
     def not_drawable(self, place: Index, key: Index) -> Index:
-        """Return which of these stored rows are reset rows or lack frames."""
+        """Return the indices of those keys whose rows are reset rows or can no longer be drawn."""
         is_real = self.rows.mask.take(place)
         if self.is_shared or not self._loses_rows_only:
             is_real &= self.ring.is_stored(key[:, 0], key[:, 1])
         return np.flatnonzero(~is_real)
 
     def count_torn(self, key: Index) -> int:
-        """Return how many of these rows were overwritten before they had been copied, or are not real."""
-        # The mask is read before `is_stored` is checked: read later, it may be that of a newer row in the same place.
+        """Return how many of these rows were overwritten while they were copied, or are reset rows."""
+        # The mask is read before `is_stored` is checked. Afterwards, it might be the mask of a newer row.
         is_real = self.rows.mask.take(self.place(key))
-        # A key names the oldest row of a return: if that row is still stored, so are the rows after it.
+        # A key refers to the first row of an n-step return: if that row is still stored, so are the rows after it.
         is_whole = self.ring.is_stored(key[:, 0], key[:, 1]) & is_real
         return len(key) - int(np.count_nonzero(is_whole))
 
@@ -366,7 +366,7 @@ def take(rows: Tree, place: Index) -> Tree:
 
 
 def unbroken(first: int, last: int, room: int) -> list[tuple[slice, int]]:
-    """Split rows `first` to `last - 1` where a ring wraps around; return places and first row of each part."""
+    """Split rows `first` to `last - 1` where a ring of `room` places ends; return places and first row by part."""
     turn = (first // room + 1) * room
     parts = [(first, last)] if last <= turn else [(first, turn), (turn, last)]
     return [(slice(a % room, a % room + b - a), a) for a, b in parts]

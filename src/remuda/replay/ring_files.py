@@ -1,17 +1,17 @@
-"""A ring on disk: files of rows, in which every row is written once.
+"""A replay ring on disk: files of rows, to which every checkpoint adds the rows that are new.
 
     saved = RingFiles(run / "checkpoints" / "replay")
     state = saved.write(ring)             # writes the rows since the last call; the small state names all files
     checkpoint.save(..., blobs={"replay": pack(state)}, files=saved.files)
 
-    saved.read(ring, state)               # restores an equal ring; the next write continues from there
+    saved.read(ring, state)               # restores the rows; the next write adds to these files
 
-A file holds consecutive rows of a group as they lie in memory, in parts that begin at a disk block. The state holds
-a checksum of every part. Files whose rows the ring has overwritten are no longer named by the state; pruning
-checkpoints deletes the files that no checkpoint names.
+A file holds consecutive rows of a group in their memory layout, in parts that begin at a disk block. The state holds
+a checksum of every part. Files whose rows the ring has overwritten are not part of the state, and when checkpoints
+are pruned, files that belong to none of the remaining ones are deleted.
 
-Parts bypass the page cache (direct I/O) through a buffer of the size of one part. Writing 0.4 GB is 1.5 to 2.9 times
-as fast as through the page cache, and takes no memory from the processes that train.
+Parts are copied through one buffer and bypass the page cache (direct I/O). Writing 0.4 GB is then 1.5 to 2.9 times as
+fast as through the page cache, and takes no memory from the processes that train.
 """
 
 from __future__ import annotations
@@ -42,20 +42,21 @@ TEMPORARY = ".writing-"
 O_DIRECT = getattr(os, "O_DIRECT", 0)  # macOS does not define it
 NAME = re.compile(r"rows-\d+-\d+-\d+-[0-9a-f]{16}")
 PART = 8 << 20  # bytes of a part, unless one row is larger
-LARGEST_PART = 1 << 26  # the largest part that is accepted: files may have been written with another value of PART
+LARGEST_PART = 1 << 26  # largest part that can be read, from a file written with another PART
 BLOCK = 4096  # alignment of parts, which direct I/O requires
-# Approximate limit on the files of a ring. While a group's newest file holds less than 1 / MAX_FILES of the ring,
-# it is rewritten together with the rows after it, so that frequent checkpoints do not leave thousands of small files.
+# Approximate limit on the number of files of a ring. While a group's newest file holds less than 1 / MAX_FILES of the
+# ring, the next checkpoint writes its rows again, in one file with the new rows. Otherwise frequent checkpoints would
+# leave thousands of small files.
 MAX_FILES = 256
-MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)  # raised by a bad state
+MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)  # raised by a damaged state
 
 Bytes = NDArray[np.uint8]
 
 
 class Part(NamedTuple):
-    """A piece of a file that is written or read at once."""
+    """A section of a file that is written or read at once."""
 
-    begin: int  # offset in the file
+    begin: int  # offset in the file, in bytes
     end: int
     pieces: list[NDArray[Any]]  # views of the ring's memory; in the file, zeros fill up the last block
 
@@ -66,12 +67,12 @@ class DamagedReplay(CheckpointError):
 
 @dataclass(frozen=True)
 class Segment:
-    """A file of rows."""
+    """A file of consecutive rows of one group."""
 
     name: str
     span: Span
     part: int  # largest size of a part in bytes
-    sums: NDArray[np.uint32]  # crc32 of every part, which keeps up with the disk; sha256 does not
+    sums: NDArray[np.uint32]  # crc32 of every part; unlike sha256, crc32 is faster than the disk
 
     def state(self) -> dict[str, Any]:
         return {"name": self.name, "part": self.part, "sums": self.sums, **self.span._asdict()}
@@ -104,7 +105,7 @@ class RingFiles:
     def write(self, ring: Ring) -> dict[str, Any]:
         """Write all rows that no file holds yet, wait until they are on the disk, and return the state.
 
-        Writers must be paused. If the disk fails, OSError is raised and everything stays as it was.
+        Writers must be paused. If the disk fails, OSError is raised, and the files written before remain valid.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         before = set(os.listdir(self.directory))
@@ -136,14 +137,14 @@ class RingFiles:
         }
 
     def read(self, ring: Ring, state: Mapping[str, Any]) -> None:
-        """Restore a ring of the same layout; if anything is missing, clear the ring and raise CheckpointError."""
+        """Read all rows into a ring of the same layout; if that fails, clear the ring and raise CheckpointError."""
         try:
             _check_layout(state["layout"], ring.layout(), self.directory)
             segments = [Segment.from_state(each) for each in state["files"]]
             _check_coverage(segments, state["tail"]["written"], ring)
             for segment in segments:
                 self._check_file(segment, ring)
-            for segment in segments:  # in order: newer rows and frames overwrite older ones in the same place
+            for segment in segments:  # in order, because newer rows overwrite older ones in the same place
                 self._read_segment(ring, segment)
             ring.set_tail(state["tail"])
         except BaseException as error:
@@ -178,7 +179,7 @@ class RingFiles:
                     _transfer(os.pwritev, fd, buffer, part.begin)
                     sums[number] = zlib.crc32(buffer.data)
                 os.fsync(fd)
-            # The hash is needed because a run resumed from before these rows writes other rows with the same numbers.
+            # A hash is needed: a run resumed from an older checkpoint writes different rows with the same numbers.
             name = f"rows-{span.group}-{span.first}-{span.last}-{hashlib.sha256(sums.data).hexdigest()[:16]}"
             temporary.rename(self.directory / name)
         finally:
@@ -186,7 +187,7 @@ class RingFiles:
         return Segment(name, span, PART, sums)
 
     def _check_file(self, segment: Segment, ring: Ring) -> None:
-        """Check before anything is read that a file exists and has the right size."""
+        """Check that a file exists and has the right size, before any file is read."""
         parts, path = segment.parts(ring), self.directory / segment.name
         if len(segment.sums) != len(parts):
             raise ValueError(f"{segment.name} has {len(parts)} parts, and {len(segment.sums)} sums are known")
@@ -232,7 +233,7 @@ def _check_coverage(segments: Sequence[Segment], written: Index, ring: Ring) -> 
     """Check that the segments hold every row that can be drawn."""
     for group in range(ring.groups):
         newest = int(written[group])
-        reached = max(0, newest - ring.capacity + 1)  # the oldest row
+        reached = max(0, newest - ring.capacity + 1)  # the oldest row that can be drawn
         for span in [segment.span for segment in segments if segment.span.group == group]:
             if not span.first <= reached < span.last:
                 raise ValueError(f"rows {span.first} to {span.last} do not follow row {reached}")
@@ -242,7 +243,7 @@ def _check_coverage(segments: Sequence[Segment], written: Index, ring: Ring) -> 
 
 
 def _split(views: Sequence[NDArray[Any]], largest: int) -> list[Part]:
-    """Split memory into parts of a file, of at most `largest` bytes each, or of one row if that is larger."""
+    """Split arrays into parts of a file, each of at most `largest` bytes, or of one row if a row is larger."""
     parts: list[Part] = []
     pieces: list[NDArray[Any]] = []
     begin = size = 0
@@ -271,7 +272,7 @@ def _split(views: Sequence[NDArray[Any]], largest: int) -> list[Part]:
 
 
 def _with_buffer(parts: Sequence[Part]) -> Iterator[tuple[Part, Bytes]]:
-    """Yield every part with a buffer of its size, which all parts share."""
+    """Yield every part with a buffer of its size; all these buffers share the same memory."""
     size = max((part.end - part.begin for part in parts), default=BLOCK)
     buffer = np.frombuffer(mmap.mmap(-1, size), np.uint8)  # begins at a page, as direct I/O requires
     for part in parts:
@@ -279,16 +280,16 @@ def _with_buffer(parts: Sequence[Part]) -> Iterator[tuple[Part, Bytes]]:
 
 
 def _copy_to_ring(data: Bytes, piece: NDArray[Any], ring: Ring) -> None:
-    """Copy into memory that no process has touched yet, through its descriptor.
+    """Copy data to a piece of the ring by writing to the file descriptor of the shared memory.
 
-    The kernel then neither clears the pages nor handles a page fault for each of them, so reading a ring is 1.5 times
-    as fast as with an assignment.
+    In memory that no process has touched yet, the kernel then neither clears pages nor handles page faults, so
+    reading a ring is 1.5 times as fast as with an assignment.
     """
-    if not piece.flags.c_contiguous:  # the piece holds one of several groups of envs
+    if not piece.flags.c_contiguous:  # the ring has several groups, and the piece belongs to one
         piece[...] = _as(piece, data)
         return
     for memory in ring.memory:
-        begin = memory[next(iter(memory.layout))]  # the memory begins with its first array
+        begin = memory[next(iter(memory.layout))]  # the first array is at the start of the memory
         offset = piece.ctypes.data - begin.ctypes.data
         if 0 <= offset < os.fstat(memory.fd).st_size:
             _transfer(os.pwritev, memory.fd, data, offset)

@@ -1,4 +1,4 @@
-"""What replays over a ring have in common: batches that are due, rows of other processes, saving and loading."""
+"""The base class of replays over a ring: which batches are due, rows that other processes append, and checkpoints."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from remuda.replay.counters import POLL_SECONDS, ReplayCounters
 from remuda.replay.ring import NothingToDraw, Ring
 from remuda.replay.ring_files import RingFiles
 
-# Attempts to draw rows that are real and intact. If only one row in a hundred is, they suffice for 99% of all batches
-# of 256 rows.
+# Maximum number of attempts to draw rows that are real and intact. If only one row in a hundred is, this number
+# suffices for 99% of all batches of 256 rows.
 MAX_ATTEMPTS = 1000
-EAGER_ATTEMPTS = 10  # first attempts, which are made without a pause
+EAGER_ATTEMPTS = 10  # number of attempts before `draw` begins to pause between them
 
 
 class RingReplay(ABC):
-    """Base of replays whose rows are in a ring; subclasses define how to draw, and what else to save.
+    """Base class of replays whose rows are in a ring; subclasses define how to draw, and what else to save.
 
-    Each real step after the warm-up earns `ratio` learned rows; with a ratio of None updates are always due.
+    For each real step after the warm-up, `ratio` rows have to be learned from; None: updates are always due.
 
-    With `is_shared`, rows are appended by other processes. `sync` takes them into account, a batch is drawn again if
-    some of its rows were overwritten while it was copied, and `batches` yields at most `max_batches_per_round`, so
-    that weights are published in between. With `max_lead` above 0, writers wait when they are more than that many
-    steps ahead of the learner.
+    With `is_shared`, rows are appended by other processes. `sync` counts these rows, a batch is drawn again if some
+    of its rows were overwritten while it was copied, and `batches` yields at most `max_batches_per_round`, so that
+    weights are published in between. With `max_lead` above 0, writers wait when they are more than `max_lead` steps
+    ahead of the learner.
     """
 
     gamma: float
-    reports_returns = False  # whether the run's first batch carries the range of discounted returns stored by then
+    reports_returns = False  # whether the run's first batch carries the `return_range` of all stored rows
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class RingReplay(ABC):
 
     @property
     def steps(self) -> int:
-        """Real steps that were counted so far."""
+        """Number of real steps that were counted so far."""
         return self.counters.steps
 
     @abstractmethod
@@ -86,19 +86,19 @@ class RingReplay(ABC):
 
     @abstractmethod
     def get_state(self) -> dict[str, Any]:
-        """Return everything but the rows of the ring."""
+        """Return the state of the replay, without the rows of the ring."""
 
     @abstractmethod
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state, with the ring that belongs to it; the next draws are then the same, bit by bit."""
+        """Restore a state, once the ring holds the rows saved with it; the next draws are then exactly the same."""
 
     # --- what is due ---
 
     def sync(self, left: int | None = None) -> int:
-        """Take into account the rows that other processes have appended; return how many of them are real steps.
+        """Count the rows that other processes have appended, and return how many of them are real steps.
 
-        `left` is the number of real steps that are still wanted, including those that this call returns: writers wait
-        after that. None sets no limit.
+        `left` is the number of real steps that the run still needs, including those that this call returns. Writers
+        wait once they have written that many; None sets no limit.
         """
         self._sync_rows()
         new = self.counters.add_written_steps(self.can_draw)
@@ -106,7 +106,7 @@ class RingReplay(ABC):
         return new
 
     def commit(self) -> None:
-        """End a round: the steps synchronized in it are now part of the run.
+        """End a round: the steps that `sync` counted in it are now part of the run.
 
         A checkpoint in the middle of a round stores its rows as not counted, and the resumed run counts them.
         """
@@ -114,11 +114,11 @@ class RingReplay(ABC):
 
     @property
     def is_throttled(self) -> bool:
-        """Whether writers wait for a learner that is behind."""
+        """Whether writers have to wait when the learner falls too far behind."""
         return self.counters.is_throttled
 
     def paused(self) -> AbstractContextManager[None]:
-        """Let writers append no more than what they have begun while the learner does something else."""
+        """Make writers wait until the context ends, once they have completed the rows that they have begun."""
         return self.counters.paused()
 
     @property
@@ -170,10 +170,10 @@ class RingReplay(ABC):
                 obs, mask = map_tree(torch.from_numpy, parts)
                 yield Rollout(Steps(obs, None, None, None, mask, None, None), None)
 
-    # --- writers that start anew ---
+    # --- writers that are restarted ---
 
     def cut(self) -> None:
-        """End all episodes, because envs start anew. A second call changes nothing."""
+        """End all episodes as truncations, because the envs start new ones. A second call changes nothing."""
         for group in range(self.ring.groups):
             self._cut_group(group)
         self._sync_rows()
@@ -185,7 +185,7 @@ class RingReplay(ABC):
             self.ring.cut(self.ring.obs(np.full(len(env), written), env), group)
 
     def on_writer_lost(self, group: int) -> int:
-        """Complete the rows of a dead writer and end its episodes; return the row at which the next writer starts.
+        """Complete the rows of a dead writer and end its episodes; return the row number where its successor starts.
 
         Any thread may call this, because it changes nothing but the ring.
         """
@@ -197,7 +197,7 @@ class RingReplay(ABC):
     # --- checkpoints ---
 
     def save(self, directory: Path) -> dict[str, Any]:
-        """Write the rows since the last call to files; return the rest of the state, with the names of all files."""
+        """Write all rows that no file holds yet; return the remaining state and the names of all files."""
         if self._files is None or self._files.directory != directory:
             self._files = RingFiles(directory)
         with self.ring.counters.pause_writers():
@@ -216,10 +216,10 @@ class RingReplay(ABC):
 
 
 def return_range(ring: Ring, gamma: float) -> tuple[float, float, float]:
-    """Return the smallest and largest discounted return of all real rows, and the return of a constant mean reward.
+    """Return the smallest and largest discounted return of all stored real rows, and that of a constant mean reward.
 
-    Returns end with the episode or with the newest row, without a bootstrap. The last number is the discounted sum of
-    the mean reward over infinitely many steps; with a gamma of 1 this is not finite, and 0 is returned instead.
+    Returns end with the episode or with the newest row, without a bootstrap. The third number is the discounted sum
+    of the mean reward over infinitely many steps; with a gamma of 1 this is not finite, and 0 is returned instead.
     """
     low, high, total, count = 0.0, 0.0, 0.0, 0
     for group in range(ring.groups):

@@ -17,15 +17,15 @@ from remuda.randomness import Purpose, keyed_generator
 
 
 class RolloutBuffer:
-    """The newest rollout, yielded in `num_epochs` passes of shuffled minibatches.
+    """A buffer for the newest rollout, which is yielded in `num_epochs` passes of shuffled minibatches.
 
-    Without memory, rows are shuffled one by one and reset rows are left out. The real rows are split as evenly as
-    possible into T * B / batch_size minibatches, so that the number of updates per rollout does not depend on where
-    episodes end. For recurrent agents (the batch has a state), a minibatch consists of the whole sequences of
-    batch_size / T envs, reset rows included. With `whole`, every agent gets whole sequences and batch_size counts
-    sequences: minibatches are of nearly equal size, and none has more than batch_size sequences.
+    For agents without memory, rows are shuffled one by one and reset rows are left out. The real rows are split as
+    evenly as possible into T * B / batch_size minibatches, so that the number of updates per rollout does not depend
+    on where episodes end. For recurrent agents (the batch has a state), a minibatch consists of the whole sequences
+    of batch_size / T envs, reset rows included. With `whole`, minibatches consist of whole sequences for any agent,
+    and batch_size is the largest number of sequences in a minibatch; minibatches are of nearly equal size.
 
-    The order is a function of (seed, round, epoch), so no random state has to be saved to resume.
+    The shuffled order is a function of (seed, round, epoch), so no random state has to be saved to resume.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class RolloutBuffer:
         """Ignore priorities: all rows are used equally often."""
 
     def cut(self) -> None:
-        """Do nothing: rollouts are never concatenated."""
+        """Do nothing when envs start new episodes, because no sequence spans two rollouts."""
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Start points of replay sequences: recurrent states beside the rows of a ring, and which sequences can be drawn."""
+"""The sequences of a replay ring: the recurrent states at which they begin, and an index of those to draw from."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RecurrentStates:
     """Recurrent states and the rows that they precede, in memory that other processes may write to.
 
         states = RecurrentStates(ring, example, interval=40)
-        states.store(state, group)                     # [B of a group], before its next row; then ring.append
+        states.store(state, group)                     # state [B of the group] before its next row; then ring.append
         attached = RecurrentStates(ring, example, interval=40, fd=states.memory.fd)
 
     The states of each group are numbered from the first one that was ever stored, and a number is never used again.
@@ -30,14 +30,14 @@ class RecurrentStates:
     def __init__(
         self, ring: Ring, example: Tree, interval: int, fd: int | None = None, has_td_error: bool = False
     ) -> None:
-        """Allocate memory, or attach to that of `fd`.
+        """Allocate memory, or attach to the memory with descriptor `fd`.
 
         States are at least `interval` rows apart. With `has_td_error`, writers also compute the TD error of each
         sequence (`set_td_error`).
         """
         self.ring, self.interval = ring, interval
-        # There is room for all states whose first row can be in the ring, and for one more that is stored before its
-        # rows. The state that this one overwrites has lost its first row already.
+        # There is room for all states whose next row can be in the ring, and for one more, because a state is stored
+        # before its rows. When a state is overwritten, its next row has been overwritten already.
         self.room = -(-(ring.capacity - 1) // interval) + 1
         layout: Layout = {
             f"state.{path}": ((self.room, ring.envs, *x.shape[1:]), str(np.asarray(x).dtype))
@@ -50,7 +50,7 @@ class RecurrentStates:
         self.memory = SharedArrays(layout, fd)
         names = iter([path for path, _ in leaves(example)])
         self.states = map_tree(lambda _: self.memory[f"state.{next(names)}"], example)
-        self.row = self.memory["row"]  # the row that follows each state, in each group
+        self.row = self.memory["row"]  # number of the row that follows each state, [room, groups]
         self.td_error = self.memory["error"] if has_td_error else None
         self.counters = GroupCounters(self.memory["stored"], self.memory["td_errors"], has_td_error)
 
@@ -63,7 +63,7 @@ class RecurrentStates:
 
         def write(states: NDArray[Any], new: torch.Tensor) -> None:
             own = states[place, columns]
-            if new.shape != own.shape:  # numpy might broadcast it along a missing axis
+            if new.shape != own.shape:  # numpy might broadcast a state that lacks an axis
                 raise ValueError(f"a state {tuple(new.shape)} was added, its example said {own.shape}.")
             own[...] = new.numpy()
 
@@ -72,7 +72,7 @@ class RecurrentStates:
         self.counters.publish(group, number + 1)
 
     def set_td_error(self, group: int, number: int, error: NDArray[np.float32] | float) -> None:
-        """Store TD errors [B of the group] of the sequences that begin with a state; NaN where they are not known."""
+        """Store TD errors [B of the group] of the sequences that begin at state `number`; NaN means not known."""
         assert self.td_error is not None
         self.td_error[number % self.room, self.ring.columns(group)] = error
         self.counters.publish_td_errors(group, number + 1)
@@ -84,7 +84,7 @@ class RecurrentStates:
                 self.set_td_error(group, number, np.nan)
 
     def get_state(self) -> dict[str, Any]:
-        """Copy the counters before the states, so that the copy does not count a state that is stored meanwhile."""
+        """Return a copy of all states; counters are copied first, so that they count no state stored meanwhile."""
         stored = self.counters.written.copy()
         self.counters.fence()
         row = self.row.copy()
@@ -101,25 +101,25 @@ class RecurrentStates:
 
 
 class SequenceIndex:
-    """The sequences that can be drawn, and how likely each is.
+    """An index of the sequences that can be drawn, with their priorities.
 
         index = SequenceIndex(states, burn_in=40, length=80, priority_of=priority_of)
         index.sync()                                   # after every change of the ring
         number, env, probability = index.draw(uniform)
 
-    A sequence is identified by a state and an env. It can be drawn between the time when its last row is written and
-    the time when its first row is overwritten, if at least one of its learned rows is real.
+    A sequence is identified by an env and the number of the state at which it begins. It can be drawn from the time
+    when its last learned row is written until its first row is overwritten, if one of its learned rows is real.
     """
 
     def __init__(self, states: RecurrentStates, burn_in: int, length: int, priority_of: PriorityFunction) -> None:
-        """`priority_of` maps TD errors to priorities."""
+        """Create an empty index; `priority_of` maps TD errors to priorities."""
         self.states, self.ring, self.room, self.priority_of = states, states.ring, states.room, priority_of
         self.burn_in, self.length = burn_in, length
         self.tree = SumTree(self.room * self.ring.envs)
         self.largest = 1.0  # the largest of all priorities so far
         groups = self.ring.groups
         self.row = np.zeros((self.room, groups), np.int64)  # copies of `states.row`, which writers may overwrite
-        # For each env, sequences `first[env]` to `complete[group] - 1` can be drawn.
+        # For each env, sequences `first[env]` to `complete[group of env] - 1` can be drawn.
         self.complete = np.zeros(groups, np.int64)
         self.first = np.zeros(self.ring.envs, np.int64)
 
@@ -133,7 +133,7 @@ class SequenceIndex:
     def _add_completed(self, group: int) -> None:
         end, columns = self.ring.counters.published(group), self.ring.columns(group)
         usable, env = self.states.counters.usable(group), np.arange(columns.start, columns.stop)
-        # If this is called too rarely, newer states have overwritten some: skip those.
+        # If this method is called too rarely, newer states have overwritten older ones, which are skipped.
         self.complete[group] = max(self.complete[group], self.states.counters.published(group) - self.room + 1)
         while self.complete[group] < usable:
             number = int(self.complete[group])
@@ -148,7 +148,7 @@ class SequenceIndex:
             self.complete[group] += 1
 
     def _initial_priority(self, number: int, columns: slice) -> NDArray[np.float64] | float:
-        """Return priorities of new sequences, from the TD errors that their writer computed or the largest so far."""
+        """Return priorities of new sequences: from their TD errors where these are known, else the largest so far."""
         if self.states.td_error is None:
             return self.largest
         error = self.states.td_error[number % self.room, columns]
@@ -160,7 +160,7 @@ class SequenceIndex:
         """Remove the sequences whose first row is overwritten.
 
         The oldest rows and frames are overwritten first, so a sequence is intact as long as its first row is, and an
-        env loses its sequences in order. Envs may differ, because short episodes use up frames before rows.
+        env loses its sequences in order. Envs lose them at different times if frames are overwritten before rows.
         """
         group = np.arange(self.ring.envs) // self.ring.width
         while True:
@@ -173,7 +173,7 @@ class SequenceIndex:
             self.first[env] += 1
 
     def draw(self, uniform: NDArray[np.float64]) -> tuple[Index, Index, NDArray[np.float64]]:
-        """Return numbers, envs and probabilities of a stratified draw of N sequences, from N numbers in [0, 1)."""
+        """Draw N sequences by priority, from N numbers in [0, 1); return state numbers, envs and probabilities."""
         total = self.tree.total
         leaf = self.tree.find((np.arange(len(uniform)) + uniform) * (total / len(uniform)))
         place, env = np.divmod(leaf, self.ring.envs)
@@ -181,7 +181,7 @@ class SequenceIndex:
         return newest - (newest - place) % self.room, env, self.tree[leaf] / total
 
     def row_of(self, number: Index, env: Index) -> Index:
-        """Return the first rows of sequences."""
+        """Return the number of the first row of each sequence."""
         row: Index = self.row[number % self.room, env // self.ring.width]
         return row
 

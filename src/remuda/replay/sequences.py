@@ -3,19 +3,19 @@
     replay = SequenceReplay(ring, agent.initial_state(1), batch_size=32, ratio=1, warm_up=10_000, n_step=5,
                             gamma=0.997, seed=1, burn_in=40, length=80, interval=40, priorities=0.9)
     replay.add(batch)                              # [T, B] new rows, and the state [B] before the first of them
-    for batch in replay.batches():                 # what is due: `ratio` learned rows for every real step
+    for batch in replay.batches():                 # batches that are due: `ratio` learned rows for every real step
         features, _ = agent.unroll(batch.steps.obs, batch.state, resets(batch.steps.mask))
         learned = batch.steps[burn_in : burn_in + length]                         # [length, S]
         bootstrap = values.gather(0, batch.targets.row)                           # values [R, S] of all rows
-        replay.feedback(batch.key, td_error)                                      # [S], one for each sequence
+        replay.feedback(batch.key, td_error)                                      # [S], one error for each sequence
 
-A batch of S sequences has R = burn_in + length + n_step rows:
+Each of the S sequences of a batch has R = burn_in + length + n_step rows:
 
     0 .. burn_in                 update the state that was stored before row 0, and are not learned from
-    burn_in .. burn_in + length  are learned from: `targets` [length, S] are n-step returns, the factors for the
-                                 values that they bootstrap from, and which of the R rows have these values
+    burn_in .. burn_in + length  are learned from: `targets` [length, S] are n-step returns, the factors of the values
+                                 that they bootstrap from, and the index of the row (of R) that has this value
     the last n_step              serve as bootstraps; rows that are not written yet have mask False, the newest
-                                 observation, and zeros
+                                 observation, and zeros in all other fields
 
 States are stored once per rollout, not once per row, so sequences begin where rollouts began. A draw is a function of
 (seed, number of the draw), so no random state has to be saved to resume.
@@ -41,22 +41,23 @@ from remuda.replay.transitions import TDErrorFunction, as_row, finite_or_nan
 
 
 class SequenceReturns(ArrayTuple):
-    """N-step returns of learned rows, and the rows and factors of the values that they bootstrap from."""
+    """The n-step returns of learned rows, and the factors and rows of the values that they bootstrap from."""
 
     reward: Array
     discount: Array
-    row: Array  # int64, counted from the first of the R rows; never beyond a reset row
+    row: Array  # int64, index of that value's row in the sequence; never beyond a reset row
 
 
 class SequenceReplay(RingReplay):
     """Replay that draws whole sequences.
 
-    `state_example` is a state of any number of envs, as `initial_state` returns it. `interval` is the least number of
-    rows between two stored states (None: the length of the first rollout), so that short rollouts need not store a
-    state each. `priorities` is the power alpha of arXiv 1511.05952; with None all sequences are equally likely.
+    `state_example` is a state of any number of envs, as the agent's `initial_state` returns it. `interval` is the
+    least number of rows between two stored states (None: the length of the first rollout); with short rollouts, not
+    every rollout then stores a state. `priorities` is the power alpha of arXiv 1511.05952; with None all sequences
+    are equally likely.
 
-    Steps of the warm-up earn no updates, and neither do steps at a time when nothing can be drawn: otherwise updates
-    would accumulate and then come all at once.
+    Steps of the warm-up earn no updates, and neither do steps that are counted while nothing can be drawn. Otherwise
+    updates would accumulate and then come all at once.
     """
 
     def __init__(
@@ -80,8 +81,11 @@ class SequenceReplay(RingReplay):
         max_lead: int = 0,
         has_td_error: bool = False,
     ) -> None:
-        """If other processes write, they store a state with each rollout, and `interval` is the length of a rollout;
-        with `has_td_error` they also compute the TD errors of their sequences (`SequencePriority`)."""
+        """Create a replay over `ring`.
+
+        Other processes that write (`is_shared`) store a state with each rollout, and `interval` is the length of a
+        rollout. With `has_td_error`, they also compute the TD errors of their sequences (`SequencePriority`).
+        """
         _check(ring, n_step, burn_in, length, interval)
         super().__init__(
             ring, batch_size, batch_size * length, ratio, warm_up, seed, is_shared, max_batches_per_round, max_lead
@@ -89,7 +93,7 @@ class SequenceReplay(RingReplay):
         self.state_example, self.alpha, self.epsilon = state_example, priorities, epsilon
         self.n_step, self.gamma, self.burn_in, self.length, self.interval = n_step, gamma, burn_in, length, interval
         self.has_td_error = has_td_error
-        # The number of states depends on the length of a rollout, which is known here only if other processes write.
+        # The number of states depends on the rollout length, which is known here only if other processes write.
         self.sequence_index = self._make_sequence_index(interval) if is_shared and interval is not None else None
 
     @property
@@ -109,7 +113,7 @@ class SequenceReplay(RingReplay):
 
     def _make_sequence_index(self, T: int) -> SequenceIndex:
         kept, rows = self.ring.capacity - 1, self.burn_in + self.length
-        # After each rollout, every sequence begins a multiple of T rows before the newest row.
+        # After each rollout of T rows, every sequence begins a multiple of T rows before the next row.
         if kept // T * T < rows:
             raise ConfigError(
                 f"rollouts of {T} rows never leave a whole sequence of burn_in + length = {rows} rows in a ring that "
@@ -155,9 +159,9 @@ class SequenceReplay(RingReplay):
         return int(np.count_nonzero(~self.ring.is_stored(self.sequence_index.row_of(number, env), env)))
 
     def feedback(self, key: Index, priority: torch.Tensor | None) -> None:
-        """Set the priorities of drawn sequences to these absolute TD errors."""
+        """Set the priorities of drawn sequences from `priority`, which holds their absolute TD errors."""
         if self.sequence_index is not None and self.alpha is not None and priority is not None:
-            self.sequence_index.sync()  # the ring may have been cut since the draw
+            self.sequence_index.sync()  # a cut may have appended rows since the draw
             number, env = key.T
             self.sequence_index.set_priority(number, env, self._priority_of(priority.detach().numpy()))
 
@@ -187,8 +191,7 @@ class SequenceReplay(RingReplay):
 
 
 class SequencePriority:
-    """TD errors of the sequences of one group, computed by the process that writes them, as soon as all of their rows
-    are written."""
+    """Computes the TD errors of one group's sequences, in the process that writes their rows."""
 
     def __init__(
         self,
@@ -202,7 +205,7 @@ class SequencePriority:
         self.states, self.group, self.lengths, self.gamma, self.td_error = states, group, lengths, gamma, td_error
 
     def update(self) -> None:
-        """Compute and store the TD errors of complete sequences that have none."""
+        """Compute and store the TD errors of all sequences that are complete and have none yet."""
         states, ring, columns = self.states, self.states.ring, self.states.ring.columns(self.group)
         env, (burn_in, length, _) = np.arange(columns.start, columns.stop), self.lengths
         for number in states.counters.without_td_error(self.group):
@@ -219,16 +222,17 @@ class SequencePriority:
 def sequence_rows(
     ring: Ring, start: Index, env: Index, burn_in: int, length: int, n_step: int, gamma: float
 ) -> tuple[Steps, SequenceReturns]:
-    """Return rows [R, S] from the start of each sequence on, and targets [length, S].
+    """Return the rows [R, S] of S sequences from row number `start` [S] on, and their targets [length, S].
 
-    Rows that are not written yet have the observation after the newest row, and zeros in all other fields.
+    R is burn_in + length + n_step. Rows that are not written yet have the observation after the newest row, and zeros
+    in all other fields.
     """
     row = start + np.arange(burn_in + length + n_step)[:, None]
     newest = ring.counters.published(env // ring.width)
     taken = ring.take(np.minimum(row, newest).reshape(-1), np.broadcast_to(env, row.shape).reshape(-1))
     rows: Row = map_tree(lambda x: x.reshape(*row.shape, *x.shape[1:]), taken)
     for _, part in leaves(rows.replace(obs=None)):
-        part[row >= newest] = 0  # the place after the newest row still holds an old row, except for `obs`
+        part[row >= newest] = 0  # except for `obs`, the place after the newest row holds an old row
     learned = row[burn_in : burn_in + length]
     flat = [np.broadcast_to(x, learned.shape).reshape(-1) for x in (learned, env, newest)]
     found = ring.n_steps(flat[0], flat[1], n_step, gamma, flat[2])

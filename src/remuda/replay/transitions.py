@@ -1,25 +1,25 @@
-"""Replay of single transitions: rows go into a ring, and batches of drawn rows come out as they are due.
+"""A replay that stores rows in a ring and draws single transitions from it, uniformly or by priority.
 
     replay = TransitionReplay(ring, batch_size=256, ratio=256, warm_up=10_000, n_step=3, gamma=0.99, seed=1)
     replay.add(batch)                              # [T, B] new rows
-    for batch in replay.batches():                 # what is due: `ratio` drawn rows for every real step
+    for batch in replay.batches():                 # all batches that are due: `ratio` drawn rows for every real step
         replay.feedback(batch.key, td_error)
 
 A batch has rows [N]. Its `targets` are n-step returns and the factors for the value of `next_obs`. With priorities,
-`weight` is the smallest of the drawn probabilities divided by each row's own; an algorithm raises it to the power
+`weight` is the smallest probability in the batch divided by that of each row; an algorithm raises it to the power
 beta. A draw is a function of (seed, number of the draw), so no random state has to be saved to resume.
 
 Other processes may append rows to the memory of the ring (ring.py):
 
     replay = TransitionReplay(ring, ..., is_shared=True, max_batches_per_round=20)
-    replay.sync()                                  # counts the rows appended since, and what is due for them
+    replay.sync()                                  # counts the rows appended since the last call, and what is due
     for batch in replay.batches(): ...             # at most 20, so that weights are published in between
 
-`TransitionPriority` computes TD errors of new rows where they are sampled, so that surprising rows are drawn sooner
-(Ape-X).
+`TransitionPriority` computes TD errors of new rows in the process that samples them, so that rows with large errors
+are drawn sooner (Ape-X).
 
-A draw consists of about sixty numpy calls of one to three microseconds each. The times in comments were measured with
-a million rows and batches of 256 (bench/replay.py).
+A draw consists of about sixty numpy calls of one to three microseconds each. The times in the comments were measured
+with a million rows and batches of 256 (bench/replay.py).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TDErrorFunction = Callable[[Batch], torch.Tensor]
 
 
 class Returns(ArrayTuple):
-    """N-step returns of drawn rows, and the factors for the values that they bootstrap from."""
+    """The n-step returns of drawn rows, and the factors of the values that they bootstrap from."""
 
     reward: Array
     discount: Array
@@ -79,7 +79,7 @@ class TransitionReplay(RingReplay):
 
     def add(self, batch: Batch) -> None:
         rows, next_obs = map_tree(lambda x: x.numpy(), (as_row(batch.steps), batch.next_obs))
-        if self.priorities is not None:  # before the ring changes, because this may raise
+        if self.priorities is not None:  # done before the ring changes, because it may raise
             is_given = batch.targets is not None and "priority" in batch.targets
             given = batch.targets.priority.detach().numpy() if is_given else None
             self.priorities.append(int(self.ring.written[0]), rows.mask, td_error=given)
@@ -88,7 +88,7 @@ class TransitionReplay(RingReplay):
         self.counters.add_steps(int(rows.mask.sum()), self.can_draw())
 
     def add_each(self, rows: Row, next_obs: Tree, env: Index) -> None:
-        """Append one row to each of N envs of a ring that has one group per env; `next_obs` follows each row."""
+        """Append one row for each env in `env`, to a ring with one group per env; `next_obs` follow these rows."""
         row = self.ring.append_each(rows, next_obs, env)
         if self.priorities is not None:
             self.priorities.append_each(row, env, rows.mask)
@@ -109,8 +109,8 @@ class TransitionReplay(RingReplay):
     def can_draw(self) -> bool:
         """Return whether there is a row to draw.
 
-        This is always True if no other process writes. Then a replay can only be empty if it is configured without
-        warm-up, and drawing from it raises an error.
+        The result is always True if no other process writes. Such a replay can only be empty if it is configured
+        without warm-up, and drawing from it then raises an error.
         """
         if not self.is_shared:
             return True
@@ -126,14 +126,14 @@ class TransitionReplay(RingReplay):
             place, key, priority = self.priorities.draw(self.numbers, draw)
             weight = torch.from_numpy((priority[priority.argmin()] / priority).astype(np.float32))
         self.counters.count_draw()
-        # Every row is real, so all batches share one mask.
+        # Every drawn row is real, so all batches share one mask.
         return batch_of_rows(self.index, place, key, self.n_step, self._gamma, self._mask, weight)
 
     def _count_torn(self, batch: Batch) -> int:
         return self.index.count_torn(batch.key)
 
     def _uniform(self, draw: int) -> tuple[Index, Index]:
-        """Return places and keys of real rows, drawn uniformly: rows that are not real are drawn again."""
+        """Return places and keys of real rows, drawn uniformly; reset rows are replaced by further draws."""
         place, key = self.index.at(self.numbers.of(draw))
         for attempt in range(1, MAX_ATTEMPTS):
             bad = self.index.not_drawable(place, key)
@@ -145,7 +145,7 @@ class TransitionReplay(RingReplay):
         )
 
     def feedback(self, key: Index, priority: torch.Tensor | None) -> None:
-        """Set the priorities of drawn rows to these absolute TD errors."""
+        """Set the priorities of drawn rows from `priority`, which holds their absolute TD errors."""
         if self.priorities is not None and priority is not None:
             self.priorities.feedback(key, priority.detach().numpy())
 
@@ -158,7 +158,7 @@ class TransitionReplay(RingReplay):
             self.priorities.set_state(state["priorities"])
         self.counters.set_state(state)
         self.counters.mark_prioritized(slice(None), state["seen"])
-        if self.ring.td_error is not None:  # TD errors are not saved
+        if self.ring.td_error is not None:  # TD errors are not saved, so mark them as unknown
             for group in range(self.ring.groups):
                 self.ring.counters.publish_td_errors(group, int(self.counters.prioritized[group]))
                 self.ring.waive_td_error(group)
@@ -169,13 +169,13 @@ class TransitionPriority:
 
         priority = TransitionPriority(ring, group=1, n_step=3, gamma=0.99, td_error=algorithm.td_error)
         ring.append(rows, next_obs, group=1)
-        priority.update()                          # for all new rows; a reader waits for their TD errors
+        priority.update()                          # stores TD errors of all new rows; readers wait for them
 
-    The newest rows have fewer than n rewards so far, and their TD errors are computed from those.
+    The newest rows have fewer than n rewards so far, and their TD errors are computed from these rewards.
     """
 
     def __init__(self, ring: Ring, group: int, n_step: int, gamma: float, td_error: TDErrorFunction) -> None:
-        """`td_error` maps a batch [N] to errors [N]."""
+        """`td_error` maps a batch of N rows to absolute TD errors [N]."""
         self.ring, self.group, self.n_step, self.td_error = ring, group, n_step, td_error
         self._index, self._gamma = RingIndex(ring), np.array(gamma, np.float32)
 
@@ -210,13 +210,13 @@ def batch_of_rows(
     mask: torch.Tensor,
     weight: torch.Tensor | None = None,
 ) -> Batch:
-    """Return copies of rows [N], their n-step returns, and the observations to bootstrap from."""
+    """Return a batch with copies of N rows, their n-step returns, and the observations to bootstrap from."""
     ring, rows, row, env = index.ring, index.rows, key[:, 0], key[:, 1]
     obs, action = index.obs(place, row, env), take(rows.action, place)
     discount = rows.discount.take(place)
     reward = torch.from_numpy(rows.reward.take(place))
     steps = Steps(obs, action, reward, torch.from_numpy(discount), mask, None, None)
-    if n_step == 1:  # everything is copied already; n_steps would take 60 us
+    if n_step == 1:  # reward and discount are known; n_steps would take 60 us
         targets = Returns(reward, torch.from_numpy(discount * gamma))
         row, place = row + 1, place + ring.envs
     else:

@@ -24,7 +24,7 @@ from remuda.sampling.worker_stats import WorkerStats
 
 
 class AsyncWorkers(ABC):
-    """The learner's side of the workers. `blueprints` describe them; all workers have equal shares of the envs."""
+    """The learner's side of workers that sample asynchronously; all workers have equal shares of the envs."""
 
     answer_key: ClassVar[str]
 
@@ -40,7 +40,7 @@ class AsyncWorkers(ABC):
         max_worker_restarts: int = 10,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
-        """Start the workers. A subclass creates its memory first, because workers attach to it at once."""
+        """Start the workers. A subclass must create the shared memory first, because workers attach to it at once."""
         self._weights, self._seed = weights, seed
         self._step_timeout, self._build_timeout = step_timeout, build_timeout
         self._worker_stats = WorkerStats(len(blueprints))
@@ -48,7 +48,7 @@ class AsyncWorkers(ABC):
         self._is_ready = [True] * len(blueprints)  # False while a replacement builds its envs
         self._made_progress = [False] * len(blueprints)  # whether each worker has answered since it was last replaced
         self._to_relaunch: list[Worker] = []
-        self._version, self._lags = 0, [0.0]  # the learner's version, and by how many updates acting weights lag it
+        self._version, self._lags = 0, [0.0]  # learner's version; how many updates acting weights lag behind it
         self._seconds: dict[str, float] = {}  # how workers spent their time, from the newest statistics
         self._is_closing = False
         self._error: BaseException | None = None
@@ -72,7 +72,7 @@ class AsyncWorkers(ABC):
 
     @abstractmethod
     def _on_answer(self, index: int, answer: Message) -> None:
-        """Handle a message in which a worker reports what it has sampled."""
+        """Handle a message in which worker `index` reports what it has sampled."""
 
     @abstractmethod
     def _on_lost(self, index: int) -> None:
@@ -101,13 +101,13 @@ class AsyncWorkers(ABC):
     # --- called by the learner's thread -------------------------------------------------------------------------
 
     def start(self, seed: int, warm_up: int = 0, version: int = 0) -> int:
-        """Start every env and the supervising thread; return how many random steps decorrelated the envs."""
+        """Reset every env and start the supervising thread; return the number of random warm-up steps."""
         self._seed, self._version = seed, version
         requests = [{"do": "reset", "seed": seed, "warm_up": warm_up}] * len(self._is_ready)
         answers = self._worker_pool.ask(requests, "ready", self._build_timeout, self._replace_at_start)
         for answer in answers:
             self._worker_stats.report(answer["notices"])
-        self._worker_pool.should_stop = None  # from now on the learner's thread checks for signals
+        self._worker_pool.should_stop = None  # from now on, only the learner's thread checks for signals
         for worker in self._worker_pool.workers:
             self._on_ready(worker)
         self._thread.start()
@@ -155,7 +155,7 @@ class AsyncWorkers(ABC):
                     for worker in self._worker_pool.workers:
                         self._check(worker)
                     self._dispatch()
-                while self._to_relaunch:  # done without the lock, because it may have to start a fork server
+                while self._to_relaunch:  # without the lock, because it may take long to start a fork server
                     self._relaunch(self._to_relaunch.pop())
                 self._assemble()
         except BaseException as error:  # raised again in the learner's thread, at its next call
@@ -193,14 +193,14 @@ class AsyncWorkers(ABC):
         self._to_relaunch.append(worker)
 
     def _relaunch(self, worker: Worker) -> None:
-        """Start a new process for the worker's envs, without waiting until it is built."""
+        """Start a new process for the worker's envs, without waiting until the envs are built."""
         index = worker.index
         worker.blueprint = {**worker.blueprint, "row": self._next_row(index)}
         self._worker_pool.relaunch(worker, self._made_progress[index])
         self._made_progress[index] = False
 
     def _attach(self, worker: Worker, seed: int | None = None) -> None:
-        """Send a worker the memory and the weights.
+        """Give a worker access to the memory and the weights.
 
         A worker that replaces a lost one is also sent a seed, with which it resets its envs at once.
         """

@@ -1,9 +1,9 @@
 """The memory that samplers write rollouts to: ordinary memory, or memory that several processes share.
 
 buffers = allocate(agent, envs.observation, T, B)          # torch tensors [T, B, ...] and [B, ...]
-memory, shared = share(buffers)                            # the same trees, over a SharedArrays
-theirs = attach(buffers, memory)                           # in another process, whose buffers have the same shape
-theirs.columns(4, 8)                                       # the part for a worker with envs 4 to 7
+memory, shared = share(buffers)                            # the same structure, in a SharedArrays
+theirs = attach(buffers, memory)                           # in another process, with buffers of the same shape
+theirs.columns(4, 8)                                       # views of the columns of envs 4 to 7
 
 memory, slots = share_slots(buffers, 6)                    # six buffers of this shape, for one rollout each
 theirs = attach_slots(buffers, memory)                     # in another process
@@ -45,7 +45,7 @@ def blank_obs(observation: Space, B: int) -> Tree:
 
 
 def allocate(agent: Agent, observation: Space, T: int, B: int) -> Buffers:
-    """Return zeroed buffers for T rows of B envs; a call of `agent.act` yields the shapes of actions and outputs."""
+    """Return zeroed buffers for T rows of B envs, with the shapes that a call of `agent.act` returns."""
     obs = blank_obs(observation, B)
     width = sum(width for _, width in agent.noise)
     with torch.no_grad():
@@ -66,26 +66,26 @@ def allocate(agent: Agent, observation: Space, T: int, B: int) -> Buffers:
 
 
 def share(buffers: Buffers) -> tuple[SharedArrays, Buffers]:
-    """Return shared memory for buffers of this shape, and the buffers in it. The caller closes the memory."""
+    """Return shared memory with the shapes of `buffers`, and new buffers in it. The caller closes the memory."""
     named = dict(leaves(buffers._asdict()))
     memory = SharedArrays({path: (tuple(x.shape), str(x.numpy().dtype)) for path, x in named.items()})
     return memory, attach(buffers, memory)
 
 
 def attach(buffers: Buffers, memory: SharedArrays) -> Buffers:
-    """Return buffers of this shape whose leaves are the shared arrays."""
+    """Return buffers with the structure of `buffers`, whose tensors are the arrays of `memory`."""
     return _like(buffers, lambda path: torch.from_numpy(memory[path]))
 
 
 def share_slots(buffers: Buffers, count: int) -> tuple[SharedArrays, list[Buffers]]:
-    """Return shared memory for `count` buffers of this shape, and these buffers. The caller closes the memory."""
+    """Return shared memory for `count` copies of `buffers`, and new buffers in it. The caller closes the memory."""
     named = dict(leaves(buffers._asdict()))
     memory = SharedArrays({path: ((count, *x.shape), str(x.numpy().dtype)) for path, x in named.items()})
     return memory, attach_slots(buffers, memory)
 
 
 def attach_slots(buffers: Buffers, memory: SharedArrays) -> list[Buffers]:
-    """Return the buffers of all slots in memory that `share_slots` has created."""
+    """Return the buffers of all slots in a memory that `share_slots` has created."""
 
     def slot(number: int) -> Buffers:
         return _like(buffers, lambda path: torch.from_numpy(memory[path][number]))

@@ -1,4 +1,4 @@
-"""Evaluate an agent by complete episodes with given seeds and greedy actions.
+"""Evaluate an agent by complete episodes with given seeds and, by default, greedy actions.
 
 Every episode is played to its end in an env that is reset with the episode's own seed. The result therefore does not
 depend on the number of envs, and is not biased towards short episodes.
@@ -20,12 +20,12 @@ from remuda.randomness import Purpose
 from remuda.sampling.noise import Noise
 from remuda.sampling.sampler import ToEnv
 
-NOISE_BLOCK = 128  # rows of noise drawn at once: a generator for each single row would cost more than the policy
+NOISE_BLOCK = 128  # rows of noise drawn at once; creating a generator for every row would take longer than the policy
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Returns and lengths of the episodes, in the order of their seeds."""
+    """Returns and lengths of the episodes, ordered by episode number."""
 
     returns: list[float]
     lengths: list[float]
@@ -48,7 +48,10 @@ def evaluate(
     explore: bool = False,
     seed: int = 0,
 ) -> Evaluation:
-    """Play this number of episodes: env i plays episodes i, i + B, i + 2B, ... with the seeds that it was given."""
+    """Play `episodes` episodes and return their statistics.
+
+    Env i of B plays episodes i, i + B, i + 2B, ..., whose seeds it was given when it was made.
+    """
     played: list[list[Mapping[str, float]]] = [[] for _ in range(envs.num_envs)]
     to_env = ToEnv(envs.action)
     exploring = torch.full((envs.num_envs,), agent.exploration if explore else 0.0)
@@ -77,7 +80,7 @@ def evaluate(
 
 @contextmanager
 def in_eval_mode(agent: Any) -> Iterator[None]:
-    """Put an nn.Module into evaluation mode for a while."""
+    """Put an nn.Module into evaluation mode until the context ends."""
     was_training = agent.training
     agent.eval()
     try:

@@ -1,10 +1,10 @@
-"""The amount of exploration of every env. It is a function of the row, so that checkpoints need not save it.
+"""The amount of exploration of every env, a function of the row number, so that checkpoints need not save it.
 
     explore = Exploration(amount, random_rows=100)
     explore.at(row)                     # [B], passed to Agent.act as `explore`: epsilon for Q-learning
     sampler = EnvSampler(envs, agent, weights, T, seed, explore=explore)
 
-Before row `random_rows` actions are drawn uniformly from their space, and the agent's actions are not used.
+Before row `random_rows`, actions are drawn uniformly from the action space, and the agent's actions are not used.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from remuda.sampling.noise import Noise
 
 @dataclass(frozen=True)
 class Exploration:
-    """The exploration of the envs of a sampler."""
+    """How much the envs of a sampler explore, and how many of their first rows have random actions."""
 
-    amount: Callable[[int], Tensor] | None = None  # row -> [B]; None for the agent's own default
+    amount: Callable[[int], Tensor] | None = None  # maps a row number to amounts [B]; None: the agent's default
     random_rows: int = 0
 
     def at(self, row: int) -> Tensor | None:
@@ -46,7 +46,7 @@ class RandomActions:
         self._noise = Noise(seed, envs, [("uniform", width)], Purpose.RANDOM_ACTIONS)
 
     def rows(self, first: int, count: int) -> NDArray[np.int64] | NDArray[np.float32]:
-        """Return actions [count, B] in the form that agents return: Box actions are flat."""
+        """Return actions [count, B] for `count` rows from `first` on; Box actions are flat, as agents return them."""
         uniform = self._noise.rows(first, count).numpy()
         if self.action.kind == "discrete":
             return (uniform[..., 0] * self.action.n).astype(np.int64)

@@ -2,7 +2,7 @@
 
     server = InferenceServer(envs, agent, weights, num_steps, seed, slots)  # envs: an AsyncPooledEnvs
     server.reset(seed)
-    server.give(3)                                    # the next group may fill the buffers of slot 3
+    server.give(3)                                    # allows one group to fill the buffers of slot 3
     while working:
         for filled in server.receive(seconds=0.02):   # reads answers of envs; returns complete rollouts
             ...
@@ -73,7 +73,7 @@ class InferenceServer:
         self._seconds = {"env": 0.0, "inference": 0.0}
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
-        """Start every env; return the number of random steps that decorrelated the envs."""
+        """Reset every env; return the number of random warm-up steps, of which each env takes at most `warm_up`."""
         self._inputs.reset()
         return int(self.envs.reset(seed, warm_up))
 
@@ -87,7 +87,7 @@ class InferenceServer:
         return not self._free and all(group.is_waiting and group.slot is None for group in self._groups)
 
     def receive(self, seconds: float) -> list[Filled]:
-        """Read the answers of groups and return the rollouts that are complete now.
+        """Read the answers of groups of envs and return the rollouts that are complete now.
 
         If no group can act, wait up to `seconds` for the first answer.
         """
@@ -105,7 +105,7 @@ class InferenceServer:
         with torch.inference_mode():
             if self._free:
                 waiting = [group for group in self._groups if group.is_waiting and group.slot is None]
-                # Groups with the fewest rows come first. Otherwise the first group would get all free slots.
+                # Groups with the fewest rows get slots first. Otherwise the first group would get all free slots.
                 for group in sorted(waiting, key=lambda group: group.row)[: len(self._free)]:
                     self._begin(group, self._free.popleft())
             acting = [group for group in self._groups if group.is_waiting and group.slot is not None]

@@ -1,4 +1,4 @@
-"""The noise with which agents act. It is keyed by (purpose, seed, env, row), whichever process the env runs in."""
+"""The random numbers with which agents act: a function of (purpose, seed, env, row), equal in every process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from remuda.randomness import Purpose, keyed_generator
 class Noise:
     """Random numbers for each env and row.
 
-    Each of the `parts` is a kind of numbers, uniform or standard normal, and their count per row.
+    Each of `parts` is a pair: a kind of random number, uniform or standard normal, and its count per row.
     """
 
     def __init__(

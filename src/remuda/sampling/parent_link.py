@@ -13,7 +13,7 @@ BEAT_SECONDS = 0.25  # how often a busy worker reports that it is alive
 
 
 class ParentLink:
-    """Sends messages to the parent; collects the process's warnings, which the parent writes to the run's log."""
+    """Sends messages to the parent; collects this process's warnings, which the parent writes to the run's log."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -36,7 +36,7 @@ class ParentLink:
         self.notices.clear()
 
     def send_with_stats(self, message: Message, envs: Envs, seconds: Mapping[str, float]) -> None:
-        """Send an answer with the statistics since the last one; `seconds` is the time spent on each activity."""
+        """Send an answer with the statistics since the last answer; `seconds` is the time spent on each activity."""
         episodes = [(episode.env, episode.values) for episode in envs.episodes()]
         stats = {"episodes": episodes, "restarts": envs.restarts(), "seconds": seconds}
         self.send_with_notices({**message, **stats})

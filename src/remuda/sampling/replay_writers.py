@@ -1,4 +1,4 @@
-"""Samplers that write their rows straight into the memory of a replay.
+"""Sampler workers that write their rows straight into the memory of a replay.
 
     writers = ReplayWriterPool("remuda.build.workers", blueprints, weights, fds, num_steps, seed, on_lost=...)
     writers.start(seed)
@@ -28,7 +28,7 @@ DRAIN_POLL_SECONDS = 0.005
 
 
 class ReplayWriterPool(AsyncWorkers):
-    """Workers that write to a replay. Each worker writes the rows of `groups` groups of envs (a blueprint entry)."""
+    """Workers that write to a replay; the entry `groups` of a blueprint is the number of env groups per worker."""
 
     answer_key = "sampled"
 
@@ -45,20 +45,20 @@ class ReplayWriterPool(AsyncWorkers):
         written: NDArray[np.int64] | None = None,
         **limits: Any,
     ) -> None:
-        """Start workers that write to the replay with these descriptors.
+        """Start workers that write to the replay with the descriptors `fds`.
 
         `on_lost(group)` prepares the replay for a new writer of the group, and returns the group's number of rows.
-        `written` is the live count of rows of each group. Noise and schedules of all groups continue from the largest
-        count. `limits` are arguments of AsyncWorkers.
+        `written` is the replay's own array with the number of rows of each group. The noise and the schedules of all
+        groups continue from the largest of these numbers. `limits` are keyword arguments of AsyncWorkers.
         """
         self._fds, self._on_writer_lost = list(fds), on_lost
         self._width = width = blueprints[0]["groups"]
         self._written = written if written is not None else np.zeros(width * len(blueprints), np.int64)
         before: list[int] = self._written.tolist()
-        self._reported = self._written.reshape(-1, width).sum(1)  # for each worker, rows whose statistics it has sent
+        self._reported = self._written.reshape(-1, width).sum(1)  # rows whose statistics each worker has sent
         first_row = max(before)
         self._rows = [first_row] * len(blueprints)
-        self._ahead = [first_row - rows for rows in before]  # for each group, its row number minus its row count
+        self._ahead = [first_row - rows for rows in before]  # each group's row number minus its row count
         common = {"num_steps": num_steps, "seed": seed, "row": first_row, "all_groups": len(before)}
         complete = [{**blueprint, **common, "group": width * i} for i, blueprint in enumerate(blueprints)]
         super().__init__(module, complete, weights, seed, **limits)
@@ -84,7 +84,7 @@ class ReplayWriterPool(AsyncWorkers):
         super().close()
         on_writer_lost, self._on_writer_lost = self._on_writer_lost, lambda group: 0
         for group in range(len(self._ahead)):
-            on_writer_lost(group)  # discards the incomplete rows of a worker that was stopped while it wrote
+            on_writer_lost(group)  # discards incomplete rows, in case a worker was stopped while it wrote
 
     def _attach_message(self) -> tuple[Message, list[int]]:
         return {"into": "replay"}, self._fds
@@ -102,13 +102,13 @@ class ReplayWriterPool(AsyncWorkers):
         """Do nothing: the rows are in the replay already."""
 
     def _on_lost(self, index: int) -> None:
-        """Let the replacement continue all groups of the worker from the row of the most advanced group."""
+        """Let the replacement continue all groups of the worker from the row number of the most advanced group."""
         own = range(index * self._width, (index + 1) * self._width)
         written = [self._on_writer_lost(group) for group in own]
         self._rows[index] = max(rows + self._ahead[group] for group, rows in zip(own, written, strict=True))
         for group, rows in zip(own, written, strict=True):
             self._ahead[group] = self._rows[index] - rows
-        self._reported[index] = sum(written)  # the statistics of these rows died with the worker
+        self._reported[index] = sum(written)  # statistics not yet sent are lost with the worker
 
     def _next_row(self, index: int) -> int:
         return self._rows[index]

@@ -1,4 +1,4 @@
-"""A queue of the rollouts that workers complete. They sample while the learner learns, as long as a slot is free.
+"""A queue of rollouts from workers, which sample while the learner learns, as long as a slot is free.
 
     queue = RolloutQueue("remuda.build.workers", blueprints, agent, observation, weights, ...)
     queue.start(seed)
@@ -67,17 +67,17 @@ class RolloutQueue(AsyncWorkers):
     ) -> None:
         """Start workers; the learner takes `per_round` of their rollouts at a time.
 
-        `updates_per_round` is the number of updates in a round that skips none. `limits` are arguments of
-        AsyncWorkers.
+        `updates_per_round` is the number of updates in a round that skips no update. `limits` are keyword
+        arguments of AsyncWorkers.
         """
         self._per_round, self._max_lag, self._num_steps = per_round, max_lag, num_steps
-        self._held: list[list[int]] = [[] for _ in blueprints]  # slots of each worker, in the order of filling
+        self._held: list[list[int]] = [[] for _ in blueprints]  # slots each worker holds, in the order of filling
         self._rows = [first_row] * len(blueprints)  # for each worker, the first row whose noise is not drawn yet
         self._full: deque[FullSlot] = deque()
         self._staged: list[FullSlot] | None = None  # what `take` returns next
         self._taken: list[FullSlot] = []
         self.dropped = 0
-        self._waiting = list(range(len(blueprints)))  # workers, the one whose last slot was given longest ago first
+        self._waiting = list(range(len(blueprints)))  # workers; the one that was given a slot longest ago is first
         self._taken_at, self._usual_updates = 0, updates_per_round  # `_taken_at` is the version at the last `take`
         self._updates = updates_per_round  # the number of updates to expect in the next round
         groups = blueprints[0]["groups"]
@@ -114,7 +114,7 @@ class RolloutQueue(AsyncWorkers):
         return Rollout(stage.steps, stage.next_obs, stage.last_value, stage.state, envs, stage.begins)
 
     def _usable(self, version: int) -> list[FullSlot] | None:
-        """Return the staged slots if none of them is stale; otherwise put them back to be staged again."""
+        """Return the staged slots if none is stale; otherwise put them back into the queue of full slots."""
         self._version = version
         if self._staged is None or not any(map(self._is_stale, self._staged)):
             return self._staged
@@ -183,7 +183,7 @@ class RolloutQueue(AsyncWorkers):
             self._full = deque(kept)
 
     def _hand_out_slots(self) -> None:
-        """Give each free slot to the worker that holds the fewest, or among equals to the one that waited longest."""
+        """Give each free slot to the worker with the fewest slots; among equals, to the one that waited longest."""
         while self._free and len(self._slots) - len(self._free) < self._max_in_use():
             ready = [index for index in self._waiting if self._is_ready[index]]
             index = min(ready, key=lambda index: len(self._held[index]), default=None)
@@ -206,7 +206,7 @@ class RolloutQueue(AsyncWorkers):
         return (self._max_lag // self._updates + 1) * self._per_round
 
     def _assemble(self) -> None:
-        """Copy full slots into the next rollout, sorted by env, so that their order of completion has no effect."""
+        """Copy full slots into the next rollout, sorted by env, so that it does not matter which was full first."""
         with self._changed:
             if self._staged is not None or len(self._full) < self._per_round:
                 return
@@ -222,15 +222,15 @@ class RolloutQueue(AsyncWorkers):
 def slots_for(per_round: int, num_groups: int, max_lag: int | None) -> int:
     """Return the number of slots: those of the current and of the next round, and one for each group of envs to fill.
 
-    While a rollout is sampled, the learner can learn at most from all other slots. With the number returned here, a
-    rollout becomes older than max_lag only if rollouts that began later are complete before it.
+    `max_lag` limits this number. While a rollout is sampled, the learner can learn at most from all other slots, so
+    with this limit a rollout becomes older than max_lag only if rollouts that began later are complete before it.
     """
     wanted = 2 * per_round + num_groups
     return wanted if max_lag is None else min(wanted, (max_lag + 1) * per_round)
 
 
 def copy_columns(source: Buffers, target: Buffers, place: int) -> None:
-    """Copy a slot to position `place` of the target, which holds several slots side by side."""
+    """Copy the buffers of one slot to `target`, which holds several slots side by side, at position `place`."""
     width = source.steps.mask.shape[1]
     own = target.columns(place * width, (place + 1) * width)
     own.steps[...] = source.steps

@@ -1,13 +1,13 @@
-"""Write the rows of a rollout: the agent's observations and actions, and the answers of the envs.
+"""Write the rows of a rollout: the agent's observations and actions, and the steps that the envs return.
 
-    inputs = AgentInputs(agent, envs.observation, num_envs)     # what the agent sees next in every env
+    inputs = AgentInputs(agent, envs.observation, num_envs)     # the next observation and state of every env
     (writer,) = make_writers(inputs, envs, agent, seed, explore)  # one for each slot of the envs
     writer.write_to(buffers)
     writer.begin(row, num_steps)                                # draws the noise of these rows
     for t in range(num_steps):
         writer.write_action(t, actions, policy_output)
         envs.send(...)
-        writer.write_step(t, step)                              # writes the envs' answer and updates `inputs`
+        writer.write_step(t, step)                              # writes what the envs returned and updates `inputs`
     inputs.finish(agent, buffers, writer.columns)               # writes what follows the last row
 
 All samplers write their rows with these two classes. The samplers differ in when they act for a slot of the envs, and
@@ -34,14 +34,14 @@ ALL = slice(None)
 
 
 class AgentInputs:
-    """The next inputs of the agent for each of B envs: the observation and, with memory, the recurrent state.
+    """The next inputs of the agent for each of B envs: the observation and, for agents with memory, the state.
 
     The state of an env returns to its initial value exactly where the env was reset.
     """
 
     def __init__(self, agent: Agent, observation: Space, num_envs: int) -> None:
         self.obs = blank_obs(observation, num_envs)
-        self.obs_arrays = map_tree(lambda tensor: tensor.numpy(), self.obs)  # the same memory
+        self.obs_arrays = map_tree(lambda tensor: tensor.numpy(), self.obs)  # views of the same memory
         self.state = agent.initial_state(num_envs)  # None for agents without memory
         self._initial_state = agent.initial_state(num_envs)
         self.begins = torch.ones(num_envs, dtype=torch.bool)  # True where the next row starts a new episode
@@ -58,7 +58,7 @@ class AgentInputs:
         self.state[index] = self._initial_state[index]
 
     def finish(self, agent: Agent, buffers: Buffers, columns: slice = ALL) -> None:
-        """Complete the rollout of these envs: store the next observation, its value, and the next recurrent state."""
+        """Complete the rollout of the envs `columns`: store the next observation, its value, and the next state."""
         if buffers.last_value is not None:
             state = None if self.state is None else self.state[columns]
             value: Tensor = agent.value(self.obs[columns], state)  # type: ignore[attr-defined]  # `allocate` checked
@@ -88,7 +88,7 @@ class RowWriter:
     def write_to(self, buffers: Buffers) -> None:
         """Set the buffers of the next rollout; they have one column for each env of the slot."""
         self.buffers, self.steps = buffers, buffers.steps
-        arrays = map_tree(lambda tensor: tensor.numpy(), buffers.steps)  # the same memory
+        arrays = map_tree(lambda tensor: tensor.numpy(), buffers.steps)  # views of the same memory
         # Reading a field of an ArrayTuple calls a property, so keep the arrays of the hot path as attributes.
         self._obs, self._action, self._reward = arrays.obs, arrays.action, arrays.reward
         self._discount, self._mask = arrays.discount, arrays.mask
@@ -104,14 +104,14 @@ class RowWriter:
             self.buffers.state[...] = self.inputs.state[self.columns]
 
     def write_action(self, t: int, action: Tree, output: ArrayTuple | None) -> None:
-        """Write the observation, the agent's action and, if it is known yet, the policy output to row t."""
+        """Write the observation, the agent's action and, unless it is None, the policy output to row t."""
         self._obs[t] = self.obs_arrays
         self._action[t] = action
         if output is not None:
             self.steps.policy[t] = output
 
     def write_step(self, t: int, step: Step) -> None:
-        """Write the envs' answer to row t, and store their observations as the agent's next inputs."""
+        """Write the step that the envs returned to row t, and store its observations as the agent's next inputs."""
         mask = step.mask
         self._reward[t] = step.reward
         self._discount[t] = ~step.terminated
@@ -124,7 +124,7 @@ class RowWriter:
 def make_writers(
     inputs: AgentInputs, envs: Envs, agent: Agent, seed: int, exploration: Exploration, first_env: int = 0
 ) -> list[RowWriter]:
-    """Return a writer for each slot of the envs; `first_env` is the index of their first env in the run."""
+    """Return a writer for each slot of `envs`, whose first env has index `first_env` in the run."""
     width = envs.num_envs // envs.num_slots
     writers = []
     for start in range(0, envs.num_envs, width):

@@ -73,7 +73,7 @@ class EnvSampler:
         buffers: Buffers | None = None,
         explore: Exploration = Exploration(),  # noqa: B008  (immutable)
     ) -> None:
-        """Start at row `first_row` of the run; `first_env` is the run-wide index of this sampler's first env."""
+        """Start at row number `first_row`; `first_env` is the index of the first env among all envs of the run."""
         self.envs, self.agent, self.weights, self.num_steps = envs, agent, weights, num_steps
         self.seed, self.row, self.wait_reset = seed, first_row, wait_reset
         self.version = -1
@@ -98,21 +98,21 @@ class EnvSampler:
             writer.write_to(buffers if len(self._writers) == 1 else buffers.columns(own.start, own.stop))
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
-        """Start every env; return the number of random steps that decorrelated the envs."""
+        """Reset every env; return the number of random warm-up steps, of which each env takes at most `warm_up`."""
         taken = self.envs.reset(seed, warm_up)
         for _ in self._writers:
             slot, step = self.envs.recv()
             self._writers[slot].obs_arrays[...] = step.obs
         self._inputs.reset()
         self._is_over.fill(False)
-        self._inputs.store_next(self._buffers)  # as if a rollout had ended here: see `resume`
+        self._inputs.store_next(self._buffers)  # `resume` may have to continue from here
         self._waited = self.envs.waited()
         return taken
 
     def resume(self) -> None:
         """Continue where the rollout in the buffers ends; called in a worker that replaces a lost one.
 
-        The envs answer row 0 with a reset, which masks that row: no episode begins there.
+        The envs are reset in row 0, which is therefore masked, and is not the first row of an episode.
         """
         inputs, buffers = self._inputs, self._buffers
         inputs.begins.fill_(False)
@@ -122,7 +122,7 @@ class EnvSampler:
         self._is_over.fill(True)  # the envs are new and wait for their first reset
 
     def get_state(self) -> bytes:
-        """Return the state that later rollouts depend on, without the weights and the row number."""
+        """Return all that later rollouts depend on, except the weights and the row number."""
         inputs = self._inputs
         obs, memory = (_as_arrays(tree) for tree in (inputs.obs, inputs.state))
         own = {"is_over": self._is_over, "begins": inputs.begins.numpy()}
@@ -171,7 +171,7 @@ class EnvSampler:
                 self._is_running[writers[received].columns] = step.mask & ~(step.terminated | step.truncated)
             self._seconds["env"] += env_seconds + clock() - start
             if self.wait_reset:
-                # An env with a masked last row waits too: its episode ended earlier, or its worker was lost.
+                # An env with a masked last row needs a reset, too: its episode ended earlier, or its worker was lost.
                 np.logical_not(self._is_running, out=self._is_over)
             if self._fast_policy is not None:
                 self._evaluate_actions(self._fast_policy)
@@ -231,7 +231,7 @@ class EnvSampler:
         self._seconds["inference"] += time.perf_counter() - start
 
     def _evaluate_actions(self, policy: FastPolicy) -> None:
-        """Compute the policy outputs of all rows in one batch."""
+        """Compute the policy outputs of all rows of the rollout in one batch."""
         start = time.perf_counter()
         steps = self._buffers.steps
         obs, action = map_tree(lambda x: x.reshape(-1, *x.shape[2:]), (steps.obs, steps.action))
@@ -240,7 +240,7 @@ class EnvSampler:
         self._seconds["inference"] += time.perf_counter() - start
 
     def _renew(self) -> None:
-        """Begin new episodes in the envs that ended during the last rollout."""
+        """Begin new episodes in the envs whose episodes ended during the last rollout."""
         if not self._is_over.any():
             return
         ended = [slot for slot, writer in enumerate(self._writers) if self._is_over[writer.columns].any()]

@@ -1,7 +1,7 @@
-"""The process of a sampler worker: builds its envs and its agent, attaches to shared memory, then samples.
+"""The process of a sampler worker: it builds its envs and its agent, attaches to shared memory, and samples.
 
-The message "attach" selects a service (worker_services.py): how the worker samples, and where the rows go. The
-module that a fork server loads provides the functions that build envs, agent and writer:
+The message "attach" selects a service (worker_services.py), which defines how the worker samples and where the rows
+go. The module that a fork server loads provides the functions that build envs, agent and writer:
 
     def main(fds):
         # make_parts(blueprint, beat, report) returns envs, agent and exploration. make_writer(blueprint, descriptors)
@@ -42,7 +42,7 @@ from remuda.sampling.worker_services import (
     Writer,
 )
 
-# The arguments are the blueprint, a heartbeat to call at every step, and a receiver of notices about rebuilt envs.
+# The arguments are the blueprint, a heartbeat to call at every step, and a function that receives notices.
 MakeParts = Callable[[Blueprint, Callable[[], bool], Callable[[Notice], None]], tuple[Any, Agent, Exploration]]
 MakeWriter = Callable[[Blueprint, Sequence[int]], Writer]
 
@@ -54,7 +54,7 @@ def serve(fds: Sequence[int], make_parts: MakeParts, make_writer: MakeWriter | N
 
 
 class SamplerWorker:
-    """Reads the parent's messages, builds what they describe, and lets the service sample between two messages."""
+    """Handles the parent's messages: builds envs and agent, and lets the chosen service sample between messages."""
 
     def __init__(self, link: Link, make_parts: MakeParts, make_writer: MakeWriter | None) -> None:
         self._parent = ParentLink(link)
@@ -104,7 +104,7 @@ class SamplerWorker:
                 self._service.handle(message)
 
     def _attach(self, message: Message, fds: list[int]) -> None:
-        """Attach to the shared weights and to the memory for the rows, and start the service that writes them."""
+        """Attach to the shared weights and to the memory for rows, and create the service that writes the rows."""
         weights = join_weights(self._agent, message, fds)  # type: ignore[arg-type]  # an Agent is an nn.Module
         match message["into"]:
             case "columns":
@@ -115,13 +115,13 @@ class SamplerWorker:
                 self._service = self._sample_to_replay(weights, fds)
         for fd in fds:
             os.close(fd)
-        if message["seed"] is not None and message["into"] != "columns":  # this worker replaces a lost one
+        if message["seed"] is not None and message["into"] != "columns":  # only a replacement is sent a seed
             assert self._service is not None
             self._service.reset(derive_seed(message["seed"], self._blueprint["first"], message["restarts"]))
 
     @property
     def _has_groups(self) -> bool:
-        """Whether the envs run in other processes, as several groups with one slot each."""
+        """Whether the worker runs inference for several groups of envs, which run in other processes."""
         return bool(self._envs.num_slots > 1)
 
     def _sample_columns(self, weights: Weights, message: Message, fds: list[int]) -> ColumnService:
@@ -129,7 +129,7 @@ class SamplerWorker:
         width = memory["steps.mask"].shape[-1]
         buffers = attach(self._allocate(width), memory).columns(self._blueprint["first"], self._blueprint["last"])
         sampler = self._make_sampler(weights, buffers)
-        if message["seed"] is not None:  # this worker replaces a lost one
+        if message["seed"] is not None:  # only a replacement of a lost worker is sent a seed
             self._envs.prepare(message["seed"], message["restarts"])
             sampler.resume()
         return ColumnService(self._parent, self._envs, sampler)

@@ -9,8 +9,8 @@ travels, machines with many cores, and networks that are small enough to run on 
 shared memory (learning/weights.py). Exploration noise is keyed by env and row, so the actions equal those of central
 inference, except that matrix products of smaller batches may round differently.
 
-If a worker is lost, its replacement samples the worker's columns of the current rollout again. Its envs answer row 0
-with a reset, which ends the previous episodes as truncations. No update is lost.
+If a worker is lost, its replacement samples the worker's columns of the current rollout again. The new envs are reset
+in row 0, which ends the previous episodes as truncations. No update is lost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from remuda.sampling.worker_stats import WorkerStats
 
 
 class WorkerSampler:
-    """The parent's side. Each of the `blueprints` describes a worker with envs `first` to `last`, exclusive."""
+    """A sampler for the parent process; each of `blueprints` describes a worker with envs `first` to `last` - 1."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class WorkerSampler:
             raise
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
-        """Start every env; return the number of random steps that decorrelated the envs."""
+        """Reset every env; return the number of random warm-up steps, of which each env takes at most `warm_up`."""
         self._seed = seed
         answers = self._ask({"do": "reset", "seed": seed, "warm_up": warm_up}, "ready", self._build_timeout)
         self._keep_next()
@@ -99,7 +99,7 @@ class WorkerSampler:
     def _keep_next(self) -> None:
         """Copy the observations and states at which the next rollout begins.
 
-        A worker may overwrite them in the shared buffers before it is lost.
+        If a worker is lost, it may already have overwritten those in the shared buffers.
         """
         self._next = map_tree(torch.clone, (self._buffers.next_obs, self._buffers.next_state))
 
@@ -152,7 +152,7 @@ class WorkerSampler:
         self._attach(worker, self._seed if continues else None)
 
     def _attach(self, worker: Worker, seed: int | None = None) -> None:
-        """Send a worker the memory and the weights, and a seed if it has to continue for a lost worker."""
+        """Give a worker access to the memory and the weights, and a seed if it has to continue for a lost worker."""
         weights, fds = self._weights.invitation()
         message = {"do": "attach", "layout": self._memory.layout, "into": "columns", "seed": seed}
         message |= {"restarts": self._worker_stats.lost[worker.index], **weights, "fds": 1 + len(fds)}
@@ -160,7 +160,7 @@ class WorkerSampler:
         worker.last_seen = self._worker_pool.clock
 
     def take_seconds(self) -> dict[str, float]:
-        """Return the mean seconds that workers spent on each activity since the last call."""
+        """Return the mean seconds that a worker spent on each activity since the last call."""
         waited, self._waited = self._waited, 0.0
         return {"env": 0.0, "inference": 0.0, **self._worker_stats.take_seconds(), "wait": waited}
 

@@ -1,4 +1,4 @@
-"""The services of a sampler worker: one for each way in which its steps reach the learner.
+"""The services of a sampler worker, one for each way in which its rows reach the learner.
 
 | service | samples | into |
 |---|---|---|
@@ -28,8 +28,8 @@ from remuda.sampling.parent_link import ParentLink
 from remuda.sampling.sampler import EnvSampler
 
 IDLE_SECONDS = 1.0  # how long an idle worker waits for messages before it checks that its fork server is alive
-GROUP_SECONDS = 0.02  # how long to wait for groups of envs before the worker reads messages again
-STATS_SECONDS = 0.1  # how often a worker that is not asked for rollouts sends statistics
+GROUP_SECONDS = 0.02  # longest wait for groups of envs before the worker reads messages again
+STATS_SECONDS = 0.1  # how often a worker that samples without being asked sends statistics
 THROTTLED_SECONDS = 0.002  # how long to wait before asking again whether the replay may be written to
 
 
@@ -37,8 +37,8 @@ class Writer(Protocol):
     """Puts rollouts into a replay."""
 
     def may_write(self) -> bool: ...  # returns False while samplers must wait for the learner
-    def write(self, rollout: Rollout, group: int = 0) -> None: ...  # `group` counts the worker's own groups
-    def num_written(self) -> int: ...  # rows of all groups of the worker since the replay was created
+    def write(self, rollout: Rollout, group: int = 0) -> None: ...  # `group`: index among the worker's own groups
+    def num_written(self) -> int: ...  # number of rows ever written for all groups of the worker
 
 
 class SamplingService(ABC):
@@ -46,14 +46,14 @@ class SamplingService(ABC):
 
     @abstractmethod
     def reset(self, seed: int, warm_up: int = 0) -> int:
-        """Start every env; return the number of random steps that decorrelated the envs."""
+        """Reset every env; return the number of random warm-up steps, of which each env takes at most `warm_up`."""
 
     @abstractmethod
     def handle(self, message: Message) -> None:
         """Carry out a request of the parent."""
 
     def wait_seconds(self) -> float:
-        """Return how long the process may wait for messages."""
+        """Return how many seconds the process may wait for messages."""
         return IDLE_SECONDS
 
     def work(self) -> None:  # noqa: B027  (most services only answer requests)
@@ -61,7 +61,7 @@ class SamplingService(ABC):
 
 
 class ColumnService(SamplingService):
-    """Samples its columns of the parent's rollout when it is asked to."""
+    """Samples this worker's columns of the parent's rollout whenever the parent asks for a rollout."""
 
     def __init__(self, parent: ParentLink, envs: Envs, sampler: EnvSampler) -> None:
         self._parent, self._envs, self._sampler = parent, envs, sampler
@@ -88,7 +88,7 @@ class ColumnService(SamplingService):
 
 
 class SlotService(SamplingService):
-    """Fills each slot that it is given with a rollout."""
+    """Fills each slot that the parent gives it with a rollout."""
 
     def __init__(
         self, parent: ParentLink, envs: Envs, sampler: EnvSampler, slots: list[Buffers], first_env: int
@@ -109,7 +109,7 @@ class SlotService(SamplingService):
 
 
 class ReplayService(SamplingService):
-    """Samples all the time after the message "sample", and writes to a replay."""
+    """Samples continuously after the message "sample", and writes the rollouts to a replay."""
 
     def __init__(self, parent: ParentLink, envs: Envs, sampler: EnvSampler | InferenceServer, writer: Writer) -> None:
         self._parent, self._envs, self._writer = parent, envs, writer
@@ -154,7 +154,7 @@ class ReplayService(SamplingService):
 
 
 class GroupSlotService(SamplingService):
-    """Runs inference for groups of envs in other processes, which fill the slots that this worker is given."""
+    """Runs inference for groups of envs in other processes, and fills the slots that the parent gives it."""
 
     def __init__(self, parent: ParentLink, envs: Envs, server: InferenceServer) -> None:
         self._parent, self._envs, self._server = parent, envs, server
@@ -183,7 +183,7 @@ class GroupReplayService(ReplayService):
     ) -> None:
         super().__init__(parent, envs, server, writer)
         self._server, self._slots = server, slots
-        self._spare = list(range(len(slots)))  # slots that no group fills: their rollouts are in the replay
+        self._spare = list(range(len(slots)))  # slots that no group is filling at the moment
         self._width = envs.num_envs // envs.num_slots
 
     def wait_seconds(self) -> float:
@@ -196,7 +196,7 @@ class GroupReplayService(ReplayService):
             rollout = Rollout(slot.steps, slot.next_obs, slot.last_value, slot.state)
             self._write(rollout, filled.first_env // self._width)
             if self._writer.may_write():
-                self._server.give(filled.slot)  # given back at once, so that its group is in the next batch
+                self._server.give(filled.slot)  # at once, so that the group is in the next batch
             else:
                 self._spare.append(filled.slot)
 
@@ -206,7 +206,7 @@ class GroupReplayService(ReplayService):
 
 
 def serve_groups(server: InferenceServer, parent: ParentLink) -> Iterator[Filled]:
-    """Read the answers of groups of envs, yield the complete rollouts, and then act for all groups that wait."""
+    """Read the answers of groups of envs, yield complete rollouts, and then act for all groups that wait."""
     if server.is_idle:
         return
     parent.beat()

@@ -17,8 +17,8 @@ class WorkerStats:
 
     def __init__(self, num_workers: int) -> None:
         self.lost = [0] * num_workers  # number of times that each worker was replaced
-        self.restarts_before = 0  # the envs of lost workers, plus the envs that these workers had rebuilt
-        self._restarts = [0] * num_workers  # envs rebuilt by each worker, from its last answer
+        self.restarts_before = 0  # number of envs of lost workers, plus envs that these had rebuilt
+        self._restarts = [0] * num_workers  # number of envs rebuilt by each worker, from its last answer
         self._episodes: list[Episode] = []
         self._seconds: dict[str, float] = {}
         self._reporter = Reporter(logger)
@@ -31,7 +31,7 @@ class WorkerStats:
             self._seconds[name] = self._seconds.get(name, 0.0) + seconds / len(self.lost)
 
     def report(self, notices: Sequence[Notice]) -> None:
-        """Log the notices of a worker that are due; a `Reporter` suppresses frequent ones."""
+        """Log the notices of a worker, except those that the `Reporter` suppresses because they are too frequent."""
         self._reporter.report(notices)
 
     def on_lost(self, worker: int, num_envs: int) -> None:
@@ -41,7 +41,7 @@ class WorkerStats:
         self._restarts[worker] = 0
 
     def set_restarts(self, before: int, lost: list[int], by_worker: list[int]) -> None:
-        """Continue the counts of a resumed run."""
+        """Set the counts, so that they continue those of the run that is resumed."""
         self.restarts_before, self.lost, self._restarts = before, lost, by_worker
 
     def restarts(self) -> int:
@@ -52,6 +52,6 @@ class WorkerStats:
         return finished
 
     def take_seconds(self) -> dict[str, float]:
-        """Return the mean seconds that workers spent on each activity since the last call."""
+        """Return the mean seconds that a worker spent on each activity since the last call."""
         seconds, self._seconds = self._seconds, {}
         return seconds

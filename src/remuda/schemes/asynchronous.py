@@ -32,7 +32,7 @@ class Asynchronous:
     """Runs a recipe whose sampler workers hand rollouts to the learner."""
 
     workers: int
-    max_lag: int | None = None  # the most updates by which a rollout may lag the learner; None sets no limit
+    max_lag: int | None = None  # most updates by which a rollout may lag the learner; None sets no limit
 
     def run(self, recipe: Recipe, log: Log) -> Learner:
         with ExitStack() as stack:
@@ -52,7 +52,7 @@ class Asynchronous:
                 while progress.steps < recipe.steps and not must_end:
                     try:
                         round = self._round(recipe, learner, replay, source, progress, log)
-                    finally:  # publish the updates of an interrupted round, too
+                    finally:  # the updates of an interrupted round are published, too
                         weights.publish(learner.version)
                     source.release(learner.version)
                     progress.dropped, progress.restarts = dropped + source.dropped, restarts + source.restarts()
@@ -89,7 +89,7 @@ class AsynchronousReplay:
         with ExitStack() as stack:
             learner, progress, weights, opened, evaluator = open_parts(recipe, log, stack)
             replay = cast(SharedReplay, opened)  # recipes for this scheme make a SharedReplay
-            # The inner stack closes the samplers before an interrupted run is saved, so that no worker writes then.
+            # The inner stack closes the samplers before an interrupted run is saved, so that workers stop writing.
             with saved_when_stopped(log), ExitStack() as sampling:
                 log.restore(replay)
                 if progress.rounds:
@@ -105,7 +105,7 @@ class AsynchronousReplay:
                     before = learner.version, learner.statistics_version
                     try:
                         round = self._round(recipe, learner, replay, writers, progress, log)
-                    except BaseException:  # no Round will report these episodes, so count them here
+                    except BaseException:  # no Round reports these episodes, so count them here
                         progress.episodes += len(writers.episodes())
                         raise
                     finally:
@@ -120,7 +120,7 @@ class AsynchronousReplay:
     def _round(
         recipe: Recipe, learner: Learner, replay: SharedReplay, writers: ReplayWriters, progress: Progress, log: Log
     ) -> Round:
-        """Make updates as soon as some are due, or none if none becomes due within ROUND_SECONDS."""
+        """Wait until updates are due, for at most ROUND_SECONDS, and make those that are due."""
         begin = time.perf_counter()
         left = recipe.steps - progress.steps
         steps = replay.sync(left)
@@ -133,7 +133,7 @@ class AsynchronousReplay:
         waited = time.perf_counter() - begin
 
         def must_stop() -> bool:
-            writers.poll(learner.version)  # after every update, so that lags are measured against this version
+            writers.poll(learner.version)  # records the version after every update, for the lags
             return log.must_stop()
 
         learner.set_progress(progress.steps / recipe.steps)
@@ -142,7 +142,7 @@ class AsynchronousReplay:
         try:
             metrics = learn_due(learner, replay, acted, int(acted), must_stop)
             before = -1
-            # The last steps of a run call for as many updates as others, so the last round makes all that are due.
+            # A round makes a limited number of updates, but the last round of a run makes all that are due.
             while steps >= left and replay.is_throttled and replay.is_due and before < learner.version:
                 before = learner.version
                 metrics = learn_due(learner, replay, acted, int(acted), must_stop)
@@ -153,7 +153,7 @@ class AsynchronousReplay:
         progress.steps += steps
         replay.commit()
         progress.rounds += 1
-        if steps >= left:  # sampling has ended, and no later round will receive its statistics
+        if steps >= left:  # sampling has ended, so this is the last chance to receive statistics
             writers.drain()
         episodes = writers.episodes()
         progress.episodes += len(episodes)
@@ -176,20 +176,20 @@ def saved_when_stopped(log: Log) -> Iterator[None]:
 def open_parts(
     recipe: Recipe, log: Log, stack: ExitStack
 ) -> tuple[Learner, Progress, Weights, Replay, Evaluator | None]:
-    """Make or resume the parts that both schemes of this module need; `stack` closes them."""
+    """Create the parts that both schemes of this module need, and resume a saved run; `stack` closes the parts."""
     stack.enter_context(torch_threads(recipe.num_threads))
     learner = recipe.make_learner()
     stack.callback(learner.close)
-    progress, _ = log.resume(learner)  # the state of samplers is not used: their envs start new episodes
+    progress, _ = log.resume(learner)  # the samplers' state is not used, because envs start new episodes
     weights = stack.enter_context(closing(recipe.make_weights(learner.algorithm.agent, learner.version)))
     replay = stack.enter_context(closing(recipe.make_replay(learner.agent_on_cpu(), progress.rounds)))
-    stack.push(log.save_if_failed)  # runs after the samplers are closed and before the replay is
+    stack.push(log.save_if_failed)  # runs after the samplers and before the replay are closed
     evaluator = recipe.make_evaluator(weights, learner.version, progress.steps)
     return learner, progress, weights, replay, evaluator and stack.enter_context(closing(evaluator))
 
 
 def start(recipe: Recipe, sampler: AsyncSampler, progress: Progress, version: int) -> None:
-    """Start the samplers. A resumed run starts its envs with different seeds than a new one."""
+    """Start the samplers; a resumed run seeds its envs differently than a new one."""
     if progress.steps >= recipe.steps:
         return
     is_new = progress.rounds == 0
@@ -198,6 +198,6 @@ def start(recipe: Recipe, sampler: AsyncSampler, progress: Progress, version: in
 
 
 def shares(waited: float, busy: dict[str, float]) -> dict[str, float]:
-    """Divide the time that the learner waited among activities, in proportion to how its workers spent their time."""
+    """Divide the learner's waiting time among activities, in proportion to the time that workers spent on each."""
     total = sum(busy.values())
     return {name: waited * seconds / total if total else 0.0 for name, seconds in busy.items()}

@@ -19,9 +19,9 @@ def learn(
 ) -> tuple[dict[str, float], bool]:
     """Add a rollout to the replay and make the updates that are due.
 
-    Returns the mean of each metric, and whether all of these updates were made.
+    Returns the mean of each metric, and whether the round was completed without an interruption.
 
-    If `must_stop` becomes true between two updates, the round ends there and keeps the updates it has made.
+    If `must_stop` returns True between two updates, the round ends there and keeps the updates it has made.
     """
     batch = learner.prepare(rollout)
     version = rollout.steps.version
@@ -42,7 +42,7 @@ def learn_due(
     """Learn from all batches that are due, and return the mean of each metric.
 
     `collected_by` and `oldest` are the mean and the lowest version of the weights that sampled the newest rows.
-    Raises Interrupted, after a complete update, if `must_stop` becomes true.
+    Raises Interrupted, after a complete update, if `must_stop` returns True.
     """
     seen: dict[str, list[torch.Tensor | float]] = defaultdict(list)
     for minibatch in replay.batches():
@@ -56,7 +56,7 @@ def learn_due(
             raise Interrupted("asked to stop between two updates")
         if result.stop:
             break
-    # The lag between gradient and update is 0: gradients are applied to the parameters they were computed from.
+    # The lag from gradient to update is 0, because gradients are applied to the parameters they were computed from.
     return {**{name: mean(values) for name, values in seen.items()}, "lag/gradient_to_update": 0.0}
 
 

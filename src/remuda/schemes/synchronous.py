@@ -33,7 +33,7 @@ class Synchronous:
             agent = learner.algorithm.agent
             weights = stack.enter_context(closing(recipe.make_weights(agent, learner.version)))
             replay = stack.enter_context(closing(recipe.make_replay(agent, progress.rounds)))
-            stack.push(log.save_if_failed)  # runs after the sampler is closed and before the replay is
+            stack.push(log.save_if_failed)  # runs after the sampler and before the replay are closed
             sampler = stack.enter_context(
                 closing(recipe.make_sampler(agent, weights, self.workers, progress.rounds, log.must_stop))
             )
@@ -59,15 +59,15 @@ class Synchronous:
                     )
                     self._cut_if_due(round, recipe, sampler)
                     must_end = log.round(round)
-            except Interrupted as error:  # raised while sampling, so the learner is at the end of a round
+            except Interrupted as error:  # raised only while sampling, so the last round is complete
                 log.save_if_stopped(error)
             return learner
 
     @staticmethod
     def _start(recipe: Recipe, sampler: Sampler, replay: Replay, progress: Progress, state: bytes | None) -> int:
-        """Start the envs, or continue where the run stopped.
+        """Start the envs, or continue with the state of the sampler where the run stopped.
 
-        Returns the number of restarts so far that `sampler.restarts()` does not include.
+        Returns the number of env restarts so far that `sampler.restarts()` does not include.
         """
         if progress.steps >= recipe.steps:
             return progress.restarts

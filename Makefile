@@ -34,6 +34,8 @@ bench: $(STAMP)
 	$(BIN)/remuda bench ppo --env ALE/Pong-v5 --only remuda,sb3,cleanrl --slices 10 --out docs/speed/ppo-pong.json
 	$(BIN)/remuda bench ppo --env ALE/Pong-v5 --only 'remuda single envs,sb3' --slices 5 --out docs/speed/ppo-pong-single.json
 	$(BIN)/remuda bench ppo --env HalfCheetah-v5 --only remuda,sb3 --slices 5 --out docs/speed/ppo-halfcheetah.json
+	$(BIN)/remuda bench update --env CartPole-v1 --slices 10 --out docs/speed/update-cartpole.json
+	$(BIN)/remuda bench update --env HalfCheetah-v5 --slices 10 --out docs/speed/update-halfcheetah.json
 	$(BIN)/python bench/time_to.py --out docs/speed/time-to.json
 	$(BIN)/python bench/time_to.py --env HalfCheetah-v5 --seeds 3 --out docs/speed/time-to-3000.json
 	$(BIN)/python bench/checkpoints.py --out docs/speed/checkpoints.json

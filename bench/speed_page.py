@@ -55,7 +55,7 @@ TABLES = {
     "ppo-pong-single": "ALE/Pong-v5, single envs in Python",
     "ppo-halfcheetah": "HalfCheetah-v5",
 }
-
+UPDATES = {"update-cartpole": "CartPole-v1", "update-halfcheetah": "HalfCheetah-v5"}
 
 PEERS = {
     "sb3": "Stable-Baselines3",
@@ -118,6 +118,7 @@ def page(found: dict[str, Any]) -> str:
         steps = {turn["count"] for turns in job["slices"].values() for turn in turns}
         parts.append(f"### {title}\n\n{settings(job['env'])}; slices of {min(steps):,} steps or more.\n")
         parts.append(table(job) + "\n")
+    parts.append(updates_of_ppo(found))
     parts.append(time_to(found["time-to"]))
     parts.append(checkpoints(found["checkpoints"]))
     parts.append(start_up(found["start-up"]))
@@ -128,6 +129,19 @@ def page(found: dict[str, Any]) -> str:
     parts.append(value_families(found))
     parts += samplers_beside(found)
     return wrap_paragraphs("\n".join(parts))
+
+
+def updates_of_ppo(found: dict[str, Any]) -> str:
+    """Return the section on updates with hand-written gradients, autograd and torch.compile."""
+    parts = [
+        "## Updates alone\n\n"
+        "`remuda bench update` makes updates of PPO from the same minibatches, without sampling: with the hand-written "
+        "gradients of `fast/` on one torch thread and on two, with autograd, and with `torch.compile`.\n"
+    ]
+    for name, title in UPDATES.items():
+        if name in found:
+            parts.append(f"### {title}\n\n{table(found[name])}\n")
+    return "\n".join(parts)
 
 
 def settings(env: str) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import shutil
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # parameters of mallopt, from malloc.h
@@ -50,3 +52,21 @@ def keep_memory() -> None:
         # Older versions of glibc refuse more than 32 MiB.
         if mallopt(MMAP_THRESHOLD, 1 << 30) or mallopt(MMAP_THRESHOLD, 32 << 20):
             mallopt(TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+@contextmanager
+def existing_objects_frozen() -> Iterator[None]:
+    """Exclude the objects that exist now from garbage collections within a context.
+
+    Most of them belong to imported modules and never become garbage, but every full collection would visit them.
+    A process that has frozen objects itself decides about its garbage collection, so nothing changes there.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

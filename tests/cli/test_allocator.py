@@ -1,4 +1,4 @@
-"""Only processes that Remuda owns change the allocator of the C library."""
+"""What a training changes in the user's process: the allocator of the C library, and garbage collection."""
 
 import subprocess
 import sys
@@ -29,3 +29,27 @@ def test_who_calls_mallopt(action, count, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == count
+
+
+@pytest.mark.parametrize("frozen_before", [False, True])
+def test_objects_are_frozen_during_a_training_unless_the_process_has_frozen_some(frozen_before, tmp_path):
+    """Run in a process of its own, because the tests' process freezes what it has imported (conftest.py)."""
+    code = f"""
+import gc, sys
+import remuda
+if {frozen_before}:
+    gc.freeze()
+before, seen = gc.get_freeze_count(), []
+remuda.train("a2c", "CartPole-v1", steps=16, out=sys.argv[1], quiet=True, eval={{"episodes": 0}},
+             callbacks=[lambda round: seen.append(gc.get_freeze_count())])
+print(before, max(seen), gc.get_freeze_count())
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    before, during, after = map(int, done.stdout.splitlines()[-1].split())
+    if frozen_before:  # frozen objects that are freed no longer count
+        assert before >= during >= after > 1_000
+    else:
+        assert before == after == 0
+        assert during > 10_000

@@ -127,3 +127,18 @@ def test_a_link_to_a_run_that_was_deleted_says_so(tmp_path, monkeypatch, capsys)
     Path("runs/latest").symlink_to("ppo-1")
     assert main(["eval", "runs/latest"]) == 2
     assert "runs/latest (a link to runs/ppo-1) is not a run: it is not a directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("has_earlier_run", [True, False])
+def test_a_run_that_fails_in_its_first_round_leaves_the_link_as_it_was(
+    tmp_path, monkeypatch, capsys, has_earlier_run
+):
+    monkeypatch.chdir(tmp_path)
+    if has_earlier_run:
+        train("--seed", "1")
+    runs = Path("runs")
+    before = sorted((path.name, os.readlink(path) if path.is_symlink() else None) for path in runs.glob("*"))
+    failing = ["--env", "CartPole-v1", "--algo.learning_rate", "1e30", "--algo.max_grad_norm", "0", "--seed", "2"]
+    assert main(["train", "ppo", *failing, "--steps", "640", *SMALL, "--algo.n_epochs", "40"]) == 1
+    assert "gradients were not finite" in capsys.readouterr().err
+    assert sorted((path.name, os.readlink(path) if path.is_symlink() else None) for path in runs.glob("*")) == before

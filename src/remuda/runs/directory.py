@@ -33,13 +33,12 @@ import yaml
 from remuda.errors import CheckpointError, ConfigError
 from remuda.logs.files import append_atomic, plain, to_json, write_atomic
 from remuda.runs.advice import resume_advice
+from remuda.runs.latest import LATEST, follow_links, point_latest, restore_latest
 
 if sys.platform != "win32":
     import fcntl
 
 RUNS = "runs"
-LATEST = "latest"
-MAX_LINKS = 40  # Linux follows no more links in one path
 RUN_FILES = ("config.yaml", "meta.json", "metrics.jsonl", "result.json", "checkpoints")  # each of them marks a run
 EVALUATIONS = "evaluations.jsonl"
 SPACES = "spaces.json"  # the env's spaces, so that a policy can be loaded without building the env
@@ -56,6 +55,7 @@ class RunDirectory:
         self.path = path
         self.has_traceback = False  # whether this process has written a traceback to log.txt
         self._log: IO[str] | None = None
+        self._former_latest: str | None = None  # the target of runs/latest before `point_latest` changed it
         self._made: list[Path] = []  # files and directories that `create` made and `discard` deletes
 
     @classmethod
@@ -209,6 +209,7 @@ class RunDirectory:
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
+        restore_latest(self.path, self._former_latest)
         _remove([path for path in self._made if path.exists()])
 
     def __enter__(self) -> Self:
@@ -230,36 +231,11 @@ class RunDirectory:
 
     def point_latest(self) -> None:
         """Point the link runs/latest to this run. Do nothing if the run is not in a directory named runs."""
-        latest = self.path.parent / LATEST
-        if self.path.parent.name != RUNS or self.path == latest or (latest.exists() and not latest.is_symlink()):
-            return
-        partial = self.path.parent / f".latest-{os.getpid()}"
-        try:
-            partial.symlink_to(self.path.name, target_is_directory=True)
-            os.replace(partial, latest)
-        except OSError as error:  # such as a file system without links; the run is not affected
-            self.log(f"the link {latest} could not be created: {error}")
-
-
-def follow_links(path: Path) -> Path:
-    """Return `path`, or its target if it is a link; raise CheckpointError for a link that leads back to itself.
-
-    Another run may move runs/latest at any time. A run that was resumed through the link must not move with it, so
-    every run is opened by the name of its own directory. Links among the parents of `path` are not resolved.
-    """
-    found = path
-    for _ in range(MAX_LINKS):
-        if not found.is_symlink():
-            return found
-        found = found.parent / os.readlink(found)
-    raise CheckpointError(f"{path} is a link that leads back to itself: {_name_newest(path.parent)}")
-
-
-def _name_newest(runs: Path) -> str:
-    """Return advice for an error message: name the run's own directory, such as the newest run in `runs`."""
-    logs = sorted(runs.glob("*/log.txt"), key=lambda log: log.stat().st_mtime)
-    newest = f"; the newest run there is {logs[-1].parent}" if logs else ""
-    return f"name the run's own directory instead{newest}."
+        if self.path.parent.name == RUNS:
+            try:
+                self._former_latest = point_latest(self.path)
+            except OSError as error:  # such as a file system without links; the run is not affected
+                self.log(f"the link {self.path.parent / LATEST} could not be created: {error}")
 
 
 def _is_up_to(steps: int, line: str) -> bool:

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from remuda.errors import UsageError, nearest
 from remuda.logs.writers import STEP, read_metrics
-from remuda.runs.directory import RunDirectory, follow_links
+from remuda.runs.directory import RunDirectory
+from remuda.runs.latest import follow_links
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

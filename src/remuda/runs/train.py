@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,6 +25,7 @@ from remuda.errors import ConfigError, EnvFailed, Interrupted, RemudaError
 from remuda.learning.checkpoint import Checkpoint, load_newest
 from remuda.learning.weights import FileWeights
 from remuda.logs.terminal import Terminal
+from remuda.machine import existing_objects_frozen
 from remuda.recipe import Recipe, Scheme
 from remuda.replay.ring_files import DamagedReplay
 from remuda.runs.checkpoints import find_checkpoint
@@ -104,11 +104,9 @@ def train_from(
             with (
                 journal.open(resume, found),
                 profiled(directory.path / "profile" if profile else None) as count_round,
+                existing_objects_frozen(),
             ):
                 journal.callbacks = [*callbacks, count_round]
-                # Imported modules are never freed: exclude them from all later garbage collections.
-                gc.collect()
-                gc.freeze()
                 if config.scheme_options.weights == "file":
                     path = directory.path / WEIGHTS
                     recipe = replace(recipe, make_weights=lambda agent, version: FileWeights(agent, path, version))
@@ -142,8 +140,6 @@ def train_from(
             if journal.progress.rounds == 0 and not resume:
                 directory.discard()
             raise
-        finally:
-            gc.unfreeze()
         directory.write_result(result)
     return {**result, "path": str(directory.path), "signal": signals.received}
 

@@ -1,0 +1,62 @@
+"""The link runs/latest, which points to the newest run, and runs that are opened through links."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from remuda.errors import CheckpointError
+
+LATEST = "latest"
+MAX_LINKS = 40  # Linux follows no more links in one path
+
+
+def point_latest(run: Path) -> str | None:
+    """Point the link `latest` beside this run to it; return the former target, or None if there was no other."""
+    latest = run.parent / LATEST
+    if run == latest or (latest.exists() and not latest.is_symlink()):
+        return None
+    former = os.readlink(latest) if latest.is_symlink() else None
+    _replace(latest, run.name)
+    return former if former != run.name else None
+
+
+def restore_latest(run: Path, former: str | None) -> None:
+    """Undo `point_latest` for a run that is discarded, unless another run has moved the link since."""
+    latest = run.parent / LATEST
+    with contextlib.suppress(OSError):
+        if run == latest or not latest.is_symlink() or os.readlink(latest) != run.name:
+            return
+        if former is None:
+            latest.unlink()
+        else:
+            _replace(latest, former)
+
+
+def _replace(link: Path, target: str) -> None:
+    """Let `link` point to `target`; at no moment is there no link."""
+    partial = link.parent / f".{link.name}-{os.getpid()}"
+    partial.symlink_to(target, target_is_directory=True)
+    os.replace(partial, link)
+
+
+def follow_links(path: Path) -> Path:
+    """Return `path`, or its target if it is a link; raise CheckpointError for a link that leads back to itself.
+
+    Another run may move runs/latest at any time. A run that was resumed through the link must not move with it, so
+    every run is opened by the name of its own directory. Links among the parents of `path` are not resolved.
+    """
+    found = path
+    for _ in range(MAX_LINKS):
+        if not found.is_symlink():
+            return found
+        found = found.parent / os.readlink(found)
+    raise CheckpointError(f"{path} is a link that leads back to itself: {_name_newest(path.parent)}")
+
+
+def _name_newest(runs: Path) -> str:
+    """Return advice for an error message: name the run's own directory, such as the newest run in `runs`."""
+    logs = sorted(runs.glob("*/log.txt"), key=lambda log: log.stat().st_mtime)
+    newest = f"; the newest run there is {logs[-1].parent}" if logs else ""
+    return f"name the run's own directory instead{newest}."

@@ -1,27 +1,27 @@
-"""Env steps per second of whole training on Pong by actors and learners, against SB3, Sample Factory and RLlib.
+"""Measure env steps per second of actor-learner training on Pong, against SB3, Sample Factory and RLlib.
 
-    .venv/bin/python bench/actor_learner.py                                 # after `make peers`: twenty minutes
+    .venv/bin/python bench/actor_learner.py                                 # twenty minutes, after `make peers`
     .venv/bin/python bench/actor_learner.py --rounds 15 --out docs/speed/actor-learner.json
-    .venv/bin/python bench/actor_learner.py --only sb3@1 sb3@2 sb3@3 sb3@4  # ways to run one, to find its fastest
+    .venv/bin/python bench/actor_learner.py --only sb3@1 sb3@2 sb3@3 sb3@4  # compare ways to run SB3
 
-ALE/Pong-v5 with 84x84 grey frames, frame skip 4, frame stack 4 and no sticky actions; the Nature net, whose 512
-features policy and value share; every step is used once for learning. `remuda` is IMPALA in the async scheme,
-`remuda, batch-1 actors` the same with one env in each worker, which is MonoBeast's design. The others are A2C of
+The env is ALE/Pong-v5 with 84x84 gray frames, frame skip 4, frame stack 4 and no sticky actions. The net is the
+Nature net, whose 512 features policy and value share. Every step is used once for learning. `remuda` is IMPALA under
+`async`; `remuda, batch-1 actors` is the same with one env in each worker, as in MonoBeast. The others are A2C of
 Stable-Baselines3 (20 steps of 16 envs), APPO of Sample Factory and IMPALA of RLlib (`bench/peers/impala_*.py`), with
-their own wrappers around single games; WAYS lists ways to run each, the first of which is taken. All may use every
-core.
+their own wrappers around single games. WAYS lists ways to run each of them; the first one is the default. All
+contenders may use every core.
 
-Each contender is a process with children that trains continuously; outside of its turns all its processes are stopped
+Each contender is a process with children that trains continuously. Between its turns all its processes are stopped
 (SIGSTOP), so that it cannot work ahead. It learns from 1,000 steps before its first slice, and the first round is not
 counted. A slice ends with the first update after its time limit, and counts the steps of its updates. Ratios are
-taken in each round; results are medians with 95 % bootstrap intervals. CPU seconds include all descendants of a
+computed in each round; results are medians with 95 % bootstrap intervals. CPU seconds include all descendants of a
 contender.
 
-`limit` is the cost of the parts alone: the CPU seconds on one core for stepping the bare games in C++, for the
-forward pass of the sampling net, and for forward and backward of the learner, added up for one step; and the steps
-per second that all cores would allow if they did nothing else. `limit, all cores` runs one such process on each core
-at the same time, and they share caches and memory. It is an estimate, not a bound: the net learns from 640 rows at
-once there, and a learner that splits them among its threads may need less time per row.
+`limit` is the cost of the parts alone: the CPU seconds per step, on one core, of stepping the games in C++, of the
+forward pass for sampling, and of the forward and backward passes for learning. It also reports the steps per second
+that all cores would allow if they did nothing else. `limit, all cores` runs one such process on each core at the same
+time, so that they share caches and memory. Both are estimates and no bounds: the net learns from 640 rows at once,
+and a learner that splits these among threads may need less time per row.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ OURS = {
     "remuda": [*COMMON.split(), "--sampler.envs", "32", "--algo.n_steps", "40", "--algo.batch_size", "16"],
     "remuda, batch-1 actors": [*COMMON.split(), "--sampler.envs", "8", "--sampler.workers", "8"],
 }
-# Peer: its virtual environment, and its script.
+# Virtual environment and script of each peer.
 PEERS = {
     "sb3": (ROOT / ".venv-sb3", "impala_sb3.py"),
     "sample-factory": (ROOT / ".venv-sample-factory", "impala_sample_factory.py"),
     "rllib": (ROOT / ".venv-rllib", "impala_rllib.py"),
 }
-# Ways to run a peer, named NAME@1, NAME@2 and so on: NAME alone means the first.
+# Ways to run each peer, named NAME@1, NAME@2 and so on. NAME alone means the first.
 WAYS = {
     "sb3": (
         ["--envs-in", "this process", "--threads", 1],
@@ -91,11 +91,11 @@ WAYS = {
     ),
 }
 LIMITS = ("limit", "limit, all cores")
-ACTING, LEARNING = 16, 640  # rows of a batch of the net alone: one per env, and those of one update of the preset
+ACTING, LEARNING = 16, 640  # batch sizes in `limit`: one row per env to act, 640 rows to learn from
 
 
 class Stoppable(Contender):
-    """A contender that does not wait for its turn: between its slices all its processes are stopped."""
+    """A contender that does not wait for its turn by itself: between slices all its processes are stopped."""
 
     def __init__(self, commands: Sequence[Sequence[object]]) -> None:
         self._known: set[psutil.Process] = set()  # includes orphans, which are no longer in the process tree
@@ -116,8 +116,8 @@ class Stoppable(Contender):
     def close(self) -> None:
         self._send(signal.SIGCONT)
         super().close()
-        self._send(signal.SIGKILL)  # ends processes that are left
-        for process in self._known:  # shared memory of torch has a name, which outlives killed processes
+        self._send(signal.SIGKILL)  # ends processes that still run
+        for process in self._known:  # torch does not remove the shared memory of killed processes
             for file in Path("/dev/shm").glob(f"torch_{process.pid}_*"):
                 file.unlink(missing_ok=True)
 
@@ -127,7 +127,7 @@ class Stoppable(Contender):
                 root = psutil.Process(process.pid)
                 self._known |= {root, *root.children(recursive=True)}
         for each in self._known:
-            with suppress(psutil.NoSuchProcess):  # psutil recognizes a reused process id
+            with suppress(psutil.NoSuchProcess):  # also raised if the process id was reused
                 each.send_signal(what)
 
 
@@ -172,7 +172,7 @@ def serve_limit() -> None:
 
 
 def cost(turn: Callable[[], int], seconds: float) -> float:
-    """Return the CPU seconds per step."""
+    """Call `turn` for some seconds, and return the CPU seconds per step."""
     end, before, steps = time.perf_counter() + seconds, time.process_time(), 0
     while time.perf_counter() < end or not steps:
         steps += turn()
@@ -198,7 +198,7 @@ def bare_net(rows: int, learns: bool) -> Callable[[], int]:
 
     from remuda.nets.conv import NatureCNN
 
-    net = nn.Sequential(NatureCNN((4, 84, 84)), nn.Linear(512, 6 + 1))  # both heads
+    net = nn.Sequential(NatureCNN((4, 84, 84)), nn.Linear(512, 6 + 1))  # policy head and value head
     images = torch.randint(0, 256, (rows, 4, 84, 84), dtype=torch.uint8)
 
     def turn() -> int:
@@ -213,7 +213,7 @@ def bare_net(rows: int, learns: bool) -> Callable[[], int]:
 
 
 def parse(name: str) -> tuple[str, int]:
-    """Parse NAME or NAME@WAY."""
+    """Parse NAME or NAME@WAY into a name and the number of a way."""
     who, _, way = name.partition("@")
     known = [*OURS, *(f"{peer}@{index}" for peer, ways in WAYS.items() for index in range(1, len(ways) + 1))]
     if name not in (*known, *PEERS):
@@ -275,7 +275,7 @@ def report(slices: Sequence[tuple[dict[str, Any], float]]) -> dict[str, Any]:
 
 
 def ratios(rates: dict[str, list[float]]) -> dict[str, tuple[float, float, float]]:
-    """Return the ratios of each Remuda contender to all others, and to the best peer of each round."""
+    """Return the ratios of rates of each Remuda contender to all others, and to the best peer of each round."""
     peers = [found for name, found in rates.items() if name not in OURS]
     best = {"best": [max(found) for found in zip(*peers, strict=True)]} if peers else {}
     return {
@@ -292,7 +292,7 @@ def compared(mine: Sequence[float], other: Sequence[float]) -> tuple[float, floa
 
 
 def limit(slices: Sequence[Sequence[dict[str, float]]], rates: dict[str, list[float]]) -> dict[str, Any]:
-    """Return the costs of a step, the rate that they allow, and the fraction of it that was reached in each round."""
+    """Return the CPU cost of a step, the rate that it allows, and the fraction of that rate that Remuda reached."""
     costs = [{part: statistics.mean(each[part] for each in found) for part in found[0]} for found in slices]
     allowed = [usable_cores() / sum(each.values()) for each in costs]
     return {

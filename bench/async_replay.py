@@ -2,8 +2,8 @@
 
     .venv/bin/python bench/async_replay.py --out docs/speed/async-replay.json       # about eight minutes
 
-Ratios are computed from updates, batch size and steps instead of the run's own metric. For the evaluator, runs with
-and without one alternate; the result is the ratio of their rates within a round.
+Replay ratios are computed from updates, batch size and steps; the run's own metric is not used. To measure the cost
+of an evaluator, runs with and without one alternate. The result is the ratio of their rates within a round.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PUBLISH_EVERY = 10
 
 
 def run(env: str, steps: int, ratio: float | None, share: float = 0.0) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Train and return the result of the run and its metrics lines."""
+    """Train, and return the result of the run and its lines of metrics."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "run"
         done = remuda.train(
@@ -47,7 +47,7 @@ def run(env: str, steps: int, ratio: float | None, share: float = 0.0) -> tuple[
 
 
 def ratios(env: str) -> list[dict[str, Any]]:
-    """Return the rows learned from per step after the warm-up, and the age of the samplers' weights meanwhile."""
+    """For each ratio, measure the rows learned from per step after the warm-up, and the age of samplers' weights."""
     found = []
     for ratio in RATIOS:
         steps = STARTS + int(200 * BATCH / ratio if ratio is not None and ratio < 8 else 20_000)

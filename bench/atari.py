@@ -1,12 +1,12 @@
-"""Env steps per second of an Atari game with random actions: the bare AtariVectorEnv, our native backend, our pool.
+"""Measure env steps per second of an Atari game: ale-py's AtariVectorEnv, Remuda's native backend and its pool.
 
     .venv/bin/python bench/atari.py --envs 16 --threads 2 --steps 60 --slices 60
 
-All contenders play the same games with the same seeds and actions, and the same steps in every slice, because the
-cost of a frame depends on its content. Slices alternate, because the speed of a machine drifts, and contenders take
-turns in being first. The result is the median of the ratios to `bare` with its 95 % bootstrap interval. `bare again`
-is a second AtariVectorEnv: the distance of its ratio from 1 is the resolution of the measurement. Each contender is a
-separate process; CPU time includes its threads and children.
+All contenders play the same games with the same seeds and random actions, and the same steps in every slice, because
+the cost of a frame depends on its content. Slices alternate, because the speed of a machine drifts, and contenders
+take turns in being first. The result is the median of the ratios to `bare`, which is the AtariVectorEnv, with its
+95 % bootstrap interval. `bare again` is a second AtariVectorEnv: the distance of its ratio from 1 is the resolution
+of the measurement. Each contender is a separate process; CPU time includes its threads and children.
 """
 
 import argparse
@@ -28,7 +28,7 @@ NAMES = ("bare", "native", "bare again", "pool")
 
 
 def bare(spec, envs: int, threads: int, draw: Callable[[], np.ndarray]):
-    """Return the AtariVectorEnv with the settings of the native backend."""
+    """Return a function that steps an AtariVectorEnv with the settings of the native backend."""
     game = spec.game
     vector = AtariVectorEnv(
         game.rom,
@@ -60,7 +60,7 @@ def ours(spec, envs: int, threads: int, name: str, draw: Callable[[], np.ndarray
 
 
 def serve_one(name: str, env: str, envs: int, threads: int) -> None:
-    """Serve slices of one contender, each of a given number of steps of every env."""
+    """Serve slices of one contender; in a slice, every env takes a given number of steps."""
     spec, generator = resolve(env), np.random.default_rng(0)
     actions = spec.build().action_space.n
 

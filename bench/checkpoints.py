@@ -1,10 +1,10 @@
-"""Measure what checkpoints cost a run with 10 million parameters: one in twenty seconds of training, or none.
+"""Measure how much one checkpoint in twenty seconds slows the training of 10 million parameters.
 
     .venv/bin/python bench/checkpoints.py --slices 10
 
-The run is PPO on CartPole with two nets of 2,240 x 2,240. Every slice is a separate run, and both kinds alternate.
-Steps are timed after a warm-up, with one checkpoint among them or none. A slice takes about twenty seconds, because
-the cost of one checkpoint would disappear in the machine's noise over a whole minute.
+The run is PPO on CartPole with two nets of 2,240 x 2,240. Every slice is a separate run; slices with one checkpoint
+and slices without alternate. Steps are timed after a warm-up. A slice takes about twenty seconds, because over a
+whole minute the cost of one checkpoint would disappear in the noise of the machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def one(steps: int, every: int) -> dict[str, float]:
         run = remuda.train(
             "ppo",
             env="CartPole-v1",
-            steps=6 * ROWS + steps,  # more than needed: the stopwatch ends the run
+            steps=6 * ROWS + steps,  # more than needed, because the stopwatch ends the run
             out=Path(directory) / "run",
             callbacks=watch,
             quiet=True,
@@ -42,7 +42,7 @@ def one(steps: int, every: int) -> dict[str, float]:
             checkpoint={"every": every, "keep": "all"},
             scheme={"name": "serial", "threads": 1},
         )
-        written = len(list((run.path / "checkpoints").glob("step-*"))) - 1  # the last checkpoint is not timed
+        written = len(list((run.path / "checkpoints").glob("step-*"))) - 1  # the run's last checkpoint is not timed
         parameters = sum(parameter.numel() for parameter in run.agent().parameters())
     return {**watch.result(), "checkpoints": written, "parameters": parameters}
 

@@ -1,10 +1,10 @@
 """Count what the conventions of the package limit: modules, lines, `Any`, and `getattr` with a default.
 
     python bench/code_facts.py
-    python bench/code_facts.py --list getattr     # every place of one of the counts
+    python bench/code_facts.py --list getattr     # list everything that one count includes
     python bench/code_facts.py --json
 
-Names are counted in the syntax tree, so that words in comments, docstrings and imports do not count.
+Names are counted in the syntax tree, so that words in comments, docstrings and imports are left out.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LONGEST = 400  # lines of a module
+LONGEST = 400  # a module with this many lines or more counts as long
 
 COUNTS = ("modules", "long modules", "Any", "getattr", "optional members")
 
@@ -21,7 +21,7 @@ Places = dict[str, list[str]]
 
 
 def facts(root: Path) -> Places:
-    """Return the places of everything that is counted, by the name of the count."""
+    """Return, for each count, the places (file and line) of everything that it includes."""
     found: Places = {name: [] for name in COUNTS}
     for path in sorted(root.rglob("*.py")):
         source, name = path.read_text(encoding="utf-8"), str(path.relative_to(root))
@@ -45,7 +45,7 @@ def is_getattr_with_default(call: ast.Call) -> bool:
 
 
 def is_of_python(call: ast.Call) -> bool:
-    """Return whether the attribute is Python's own, such as `__module__`, or of a module of the standard library."""
+    """Return whether the attribute belongs to Python, such as `__module__`, or to the module `os`."""
     target, name = call.args[:2]
     is_dunder = isinstance(name, ast.Constant) and str(name.value).startswith("__")
     return is_dunder or (isinstance(target, ast.Name) and target.id == "os")

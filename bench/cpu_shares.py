@@ -2,9 +2,10 @@
 
     sudo .venv/bin/python bench/cpu_shares.py --out docs/speed/cpu-shares.json      # Pendulum-v1 and Walker2d-v5
 
-This is Spreeze's ablation: how much of its rate each side keeps with less CPU time. A control group with a quota
-holds a contender of bench/replay_writers.py (`ring`: samplers write directly into the replay) and all its children.
-This needs root, and Linux with the cpu controller of cgroups, version 1 or 2.
+This repeats an ablation of Spreeze, which measures what part of their rates the learner and the samplers keep with
+less CPU time. The contender `ring` of bench/replay_writers.py, whose samplers write directly to the replay, runs with
+all its children in a control group (cgroup) with a quota of CPU time. The script needs root, and Linux with the cpu
+controller of cgroups, version 1 or 2.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SHARES = (1.0, 0.5, 0.25)
-PERIOD = 100_000  # microseconds; the quota is a part of it
+PERIOD = 100_000  # microseconds; the quota is the CPU time in each such period
 WRITERS = Path(__file__).with_name("replay_writers.py")
 
 
@@ -54,7 +55,7 @@ def measure(env: str, batch: int, rounds: int, seconds: float) -> dict[str, Any]
     words = [sys.executable, WRITERS, "--env", env, "--batch", batch, "--serve", "ring"]
     command = " ".join(map(str, words))
     found: dict[float, dict[str, list[float]]] = {share: {"updates": [], "sampled": []} for share in SHARES}
-    for share in SHARES:  # in sequence, because a stopped contender still counts for its cgroup
+    for share in SHARES:  # one after the other, because a stopped contender still counts in its cgroup
         with control_group(share) as members:
             contender = Contender([["sh", "-c", f"echo $$ > {members} && exec {command}"]])
             try:

@@ -1,22 +1,24 @@
-"""Env steps per second of SAC on HalfCheetah-v5, an update for each, against SB3, a CleanRL-style loop and Tianshou.
+"""Measure env steps per second of SAC with one update per step, against SB3, a CleanRL-style loop and Tianshou.
 
-    .venv/bin/python bench/end_to_end.py                                    # after `make peers`: three minutes
+    .venv/bin/python bench/end_to_end.py                                    # three minutes, after `make peers`
     .venv/bin/python bench/end_to_end.py --rounds 20 --seconds 5 --out docs/speed/sac-end-to-end.json
-    .venv/bin/python bench/end_to_end.py --only remuda sb3 sb3@1 sb3+fused tianshou+trainer   # other ways to run them
+    .venv/bin/python bench/end_to_end.py --only remuda sb3 sb3@1 sb3+fused tianshou+trainer   # with variants
 
-One env, batches of 256, nets of 256x256 (relu), learning rate 3e-4, tau 0.005, a learned temperature, a replay for a
-million rows: `bench/peers/sac_common.py` has the settings, `bench/peers/sac_*.py` the other libraries. Each contender
-is a separate process that waits for its turn; slices alternate, because the speed of a machine drifts. Before its
-first slice it takes 1,000 steps with random actions and 100 with updates; the first round is not counted. A contender
-counts the steps of its optimizers, and the comparison fails unless there is exactly one update per env step.
+The task is HalfCheetah-v5 with one env, batches of 256, nets of 256x256 (ReLU), learning rate 3e-4, tau 0.005, a
+learned temperature and a replay for a million rows. `bench/peers/sac_common.py` has the settings, and
+`bench/peers/sac_*.py` run the other libraries. Each contender is a separate process that waits for its turn; slices
+alternate, because the speed of a machine drifts. Before its first slice, a contender takes 1,000 steps with random
+actions and 100 with updates; the first round is not counted. A contender counts the steps of its optimizers, and the
+comparison fails unless there is exactly one update per env step.
 
 `remuda` is `Synchronous.run` itself, with the sampler, replay and learner of `remuda train sac --env HalfCheetah-v5`,
 and a log that stores nothing and waits between slices; peers log nothing either. `remuda+journal` is a complete
 `remuda.train` with metrics files and TensorBoard, which waits in a callback.
 
-Ratios are taken in each round; results are medians with 95 % bootstrap intervals. `best` is the fastest peer of each
-round. CPU seconds include all descendants of a contender. Two threads wait for each other: while other processes run,
-their rate may fall to a tenth, and only contenders with @1 are meaningful.
+Ratios are computed in each round; results are medians with 95 % bootstrap intervals. `best` is the fastest peer of
+each round. CPU seconds include all descendants of a contender. The two torch threads of a contender wait for each
+other. If other processes run at the same time, the rate with two threads may fall to a tenth; then only contenders
+with @1 (one thread) are meaningful.
 """
 
 from __future__ import annotations
@@ -38,18 +40,18 @@ from remuda.bench.turns import Contender, median_and_interval
 from remuda.errors import ConfigError, RemudaError, TrainingError
 
 ROOT = Path(__file__).parents[1]
-# Peer: its environment, and its runner.
+# Virtual environment and script of each peer.
 PEERS = {
     "sb3": (ROOT / ".venv-sb3", "sac_sb3.py"),
     "cleanrl-style": (ROOT / ".venv-cleanrl", "sac_cleanrl_style.py"),
     "tianshou": (ROOT / ".venv-tianshou", "sac_tianshou.py"),
 }
-# Other ways to run a contender, NAME+FLAG.
+# Flags that vary how a contender runs, given as NAME+FLAG.
 FLAGS = {"remuda": ("journal",), "sb3": ("fused",), "cleanrl-style": ("fused",), "tianshou": ("fused", "trainer")}
 
 
 class Turns:
-    """A Log that stores nothing; at the end of a slice it answers and waits for the next line on standard input.
+    """A Log that stores nothing. After a slice it prints the result and waits for the next line of standard input.
 
     The protocol is that of `remuda.bench.turns.serve`, which cannot be used because the scheme runs the loop.
     """
@@ -98,7 +100,7 @@ class Turns:
 
 
 def updates_of(learner: Any) -> int:
-    """Return the number of steps of the optimizers; raise if they differ."""
+    """Return the number of optimizer steps; raise TrainingError if it differs between optimizers."""
     counts = {int(optimizer.steps) for optimizer in learner.optimizers.values()}
     if counts != {learner.version}:
         raise TrainingError(f"not every optimizer stepped as often as the others: {sorted(counts)}.")
@@ -139,14 +141,14 @@ def serve_ours(threads: int, has_journal: bool) -> None:
         return
     config, spec, info = resolve_config({"algo": "sac", "env": common.ENV, "seed": 1}, groups)
     recipe = make_recipe(config, spec, info)
-    keep_memory()  # this and the next two lines as in `remuda train`
+    keep_memory()  # `remuda train` also does this and what the next two lines do
     gc.collect()
     gc.freeze()
     config.scheme_entry.make_scheme(config).run(recipe, turns)
 
 
 def parse(name: str, threads: int) -> tuple[str, list[str], int]:
-    """Parse NAME, NAME+FLAG or NAME@THREADS into contender, flag and number of threads."""
+    """Parse NAME, NAME+FLAG or NAME@THREADS into name, flags and number of threads."""
     rest, _, count = name.partition("@")
     who, *flags = rest.split("+")
     if who not in FLAGS or not set(flags) <= set(FLAGS[who]) or (count and not count.isdigit()):
@@ -196,7 +198,7 @@ def compare(names: Sequence[str], threads: int, rounds: int, seconds: float) -> 
                 "steps_per_second": statistics.median(rates[name]),
                 "cpu_seconds_per_step": statistics.median(cpu[name]),
                 "steps": steps[name],
-                "updates": steps[name],  # equal to the number of steps, which was checked
+                "updates": steps[name],  # checked to be equal to the number of steps
                 "note": notes[name],
                 "slices": rates[name],
             }
@@ -207,7 +209,7 @@ def compare(names: Sequence[str], threads: int, rounds: int, seconds: float) -> 
 
 
 def ratios(rates: dict[str, list[float]]) -> dict[str, tuple[float, float, float]]:
-    """Return the ratios of each Remuda contender to each peer, and to the best peer of each round."""
+    """Return the ratios of rates of each Remuda contender to each peer, and to the best peer of each round."""
     peers = {name: found for name, found in rates.items() if not name.startswith("remuda")}
     against = {**peers, "best": [max(found) for found in zip(*peers.values(), strict=True)]} if peers else {}
     return {

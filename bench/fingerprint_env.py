@@ -1,4 +1,4 @@
-"""Small env with Dict observations for bench/fingerprint_job.py; env workers import it by its path."""
+"""A small env with Dict observations for bench/fingerprint_job.py; env workers import it by its import path."""
 
 import gymnasium
 import numpy as np
@@ -6,7 +6,7 @@ from gymnasium import spaces
 
 
 class DictEnv(gymnasium.Env):
-    """Move a point toward a goal; a code says on which side the goal is. Deterministic for a given seed.
+    """Move a point toward a goal; the observation says on which side it is. Deterministic for a given seed.
 
     Episodes terminate at the goal and are truncated after `length` steps. The state of the env can be saved, so a
     resumed run is bit-equal to an uninterrupted one.

@@ -1,13 +1,13 @@
-"""Cases of bench/fingerprints.py, and the process that runs them in one tree.
+"""Cases of bench/fingerprints.py, and the script that runs them on one tree (a checkout of the repository).
 
     python bench/fingerprint_job.py ROUNDS DIRECTORY < names-of-cases      # one line of JSON for each case
 
-The same file runs against trees whose modules, classes and options have different names, so it uses the public
-surface alone: `remuda.train`, `remuda.resume` and the learner that a callback is given. Names that differ between
-trees are in the tables OPTION_NAMES and ATTRIBUTES; each lists alternatives that are tried in order.
+This file runs on trees whose modules, classes and options have different names, so it uses only public functions,
+`remuda.train` and `remuda.resume`, and the learner that is passed to callbacks. Names that differ between trees are
+in the tables OPTION_NAMES and ATTRIBUTES, which list alternatives to be tried in order.
 
-The fast path (hand-written gradients of small networks) is turned off by an option, `agent.quick=false` in 0.1. If
-a tree offers another option for it, add that to OPTION_NAMES.
+Some cases turn off the fast path (hand-written gradients of small networks) by an option, `agent.quick=false` in 0.1.
+If the option has another name in a tree, add the name to OPTION_NAMES.
 """
 
 import hashlib
@@ -27,12 +27,12 @@ import torch
 
 import remuda
 
-# Option of the cases: its names in the trees, newest name first.
+# For each option of the cases, its (group, name) in the trees, newest first.
 OPTION_NAMES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("sampler", "inference"): [("sampler", "inference"), ("sampler", "act")],
     ("agent", "fast_path"): [("agent", "fast_path"), ("agent", "fast"), ("agent", "quick")],
 }
-# Attribute of a learner: its paths in the trees. A pair of parentheses means a call.
+# For each attribute of a learner, its paths in the trees. A pair of parentheses means a call.
 ATTRIBUTES: dict[str, list[str]] = {
     "parameter groups": ["parameters", "parameter_groups", "parameter_groups()", "algorithm.groups()"],
     "optimizers": ["optimizers"],
@@ -45,7 +45,7 @@ STOP_AT = 0.5  # fraction of the rounds after which the second run is stopped an
 
 Options = Mapping[str, Mapping[str, Any]]
 
-ENVS: dict[str, tuple[str, str]] = {  # name in cases: env, kind of its actions
+ENVS: dict[str, tuple[str, str]] = {  # {name in cases: (env, kind of its actions)}
     "cartpole": ("CartPole-v1", "discrete"),
     "pendulum": ("Pendulum-v1", "box"),
     "dict": ("fingerprint_env:make", "discrete"),
@@ -68,11 +68,11 @@ ON_POLICY_ROWS, REPLAY_ROWS = 8, 4  # rows of each env in one round
 ROLLOUT: Options = {"algo": {"n_steps": ON_POLICY_ROWS}}
 REPLAY: Options = {
     "algo": {"train_freq": REPLAY_ROWS, "batch_size": 16, "learning_starts": 48},
-    "replay": {"capacity": 200, "ratio": 4.0},  # overwritten before the run ends
+    "replay": {"capacity": 200, "ratio": 4.0},  # so small that rows are overwritten
 }
 TARGETS: Options = {"algo": {"target_update_interval": 5}}
 BOTH, DISCRETE, BOX = ("discrete", "box"), ("discrete",), ("box",)
-ALGORITHMS: dict[str, tuple[tuple[str, ...], list[Options]]] = {  # kinds of actions, options
+ALGORITHMS: dict[str, tuple[tuple[str, ...], list[Options]]] = {  # {name: (kinds of actions, options)}
     "ppo": (BOTH, [ROLLOUT, {"algo": {"batch_size": 16, "n_epochs": 2}}]),
     "a2c": (BOTH, [ROLLOUT]),
     "impala": (BOTH, [ROLLOUT, {"algo": {"batch_size": 2}}]),
@@ -86,7 +86,7 @@ ALGORITHMS: dict[str, tuple[tuple[str, ...], list[Options]]] = {  # kinds of act
 }
 MEMORY: Options = {"agent": {"core": "lstm", "core_size": 8}}
 SEQUENCES: Options = {"algo": {"batch_size": 4}, "replay": {"sequence": 8, "burn_in": 4, "n_step": 2}}
-HAS_FAST_PATH = {  # applies to feed-forward agents with vector observations
+HAS_FAST_PATH = {  # the fast path is for feed-forward agents with vector observations
     "cartpole": ("ppo", "a2c", "impala", "appo"),
     "pendulum": ("ppo", "a2c", "impala", "appo", "sac"),
 }
@@ -143,7 +143,7 @@ CASES: dict[str, Case] = {case.name: case for case in make_cases()}
 
 
 def arrays_in(tree: Any) -> Iterator[np.ndarray[Any, Any]]:
-    """Yield every tensor and array of a tree of dataclasses, dicts, lists and tuples, in the tree's own order."""
+    """Yield every tensor and array in nested dataclasses, dicts, lists and tuples, in the order of their items."""
     if isinstance(tree, torch.Tensor):
         yield np.ascontiguousarray(tree.detach().cpu().numpy())
     elif isinstance(tree, np.ndarray):
@@ -160,7 +160,7 @@ def arrays_in(tree: Any) -> Iterator[np.ndarray[Any, Any]]:
 
 
 def sha256_of(array: np.ndarray[Any, Any]) -> str:
-    """Return the hash of dtype, shape and bytes."""
+    """Return the hash of an array's dtype, shape and bytes."""
     return hashlib.sha256(f"{array.dtype.str}{array.shape}".encode() + array.tobytes()).hexdigest()
 
 
@@ -169,7 +169,7 @@ def joined(hashes: Iterable[str]) -> str:
 
 
 def find_attribute(thing: Any, what: str, paths: Iterable[str]) -> Any:
-    """Return the first of these dotted paths that exists."""
+    """Return the value of the first of these dotted paths that exists in `thing`."""
     for path in paths:
         found = thing
         for name in path.split("."):
@@ -186,7 +186,7 @@ def fingerprint(learner: Any) -> dict[str, str]:
     """Return the hashes of a learner's parameters, of its optimizers, and of all other tensors of its state.
 
     Parameters are hashed in the order of their groups. The tensors of one optimizer, and those of target networks and
-    running statistics, are sorted by their hashes: their order in a state dict follows from names.
+    running statistics, are sorted by their hashes, because their order in a state dict depends on names.
     """
     groups, optimizers = (
         find_attribute(learner, what, ATTRIBUTES[what]) for what in ("parameter groups", "optimizers")
@@ -207,7 +207,7 @@ def fingerprint(learner: Any) -> dict[str, str]:
 
 
 class Stop:
-    """Callback that stops a run after a round and keeps the fingerprint of what it has learned by then."""
+    """Callback that stops a run after some rounds and keeps the fingerprint of what the run has learned."""
 
     def __init__(self, rounds: int) -> None:
         self.rounds, self.is_started, self.found = rounds, False, dict[str, Any]()
@@ -227,11 +227,11 @@ class Stop:
         return self.found
 
 
-_accepted: dict[tuple[str, str], tuple[str, str]] = {}  # alternatives that this tree is known to accept
+_accepted: dict[tuple[str, str], tuple[str, str]] = {}  # names that this tree has accepted
 
 
 def spellings(groups: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[Any, Any]]]:
-    """Yield the option groups in the names of every tree, and which alternatives were chosen."""
+    """Yield the option groups with each combination of alternative names, and the alternatives in use."""
     used = [key for key in OPTION_NAMES if key[1] in groups.get(key[0], {})]
     for chosen in itertools.product(*([_accepted[key]] if key in _accepted else OPTION_NAMES[key] for key in used)):
         named = {group: dict(values) for group, values in groups.items()}
@@ -242,11 +242,11 @@ def spellings(groups: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[dict[st
 
 
 def start(case: Case, rounds: int, seed: int, out: Path, stop: Stop) -> None:
-    """Train until `stop`, with the option names that this tree accepts."""
+    """Train until the callback `stop` ends the run, with the option names that this tree accepts."""
     refusals = []
     for number, (groups, chosen) in enumerate(spellings(case.groups)):
         try:
-            # Rows after the end of an episode are not steps, so the run has at least this many rounds.
+            # Reset rows do not count as steps, so this number of steps takes at least `rounds` rounds.
             steps = case.rows * rounds + 100
             remuda.train(
                 case.algo,
@@ -271,7 +271,7 @@ def start(case: Case, rounds: int, seed: int, out: Path, stop: Stop) -> None:
 
 
 def run_case(case: Case, rounds: int, directory: Path, seed: int = 3) -> dict[str, Any]:
-    """Return the fingerprints of an uninterrupted run, and of one that is stopped and resumed half-way."""
+    """Return the fingerprints of an uninterrupted run, and of the same run stopped and resumed half-way."""
     whole, first, second = Stop(rounds), Stop(max(1, int(rounds * STOP_AT))), Stop(rounds)
     start(case, rounds, seed, directory / "whole", whole)
     start(case, rounds, seed, directory / "resumed", first)

@@ -3,12 +3,13 @@
     .venv/bin/python bench/fingerprints.py --base COMMIT                     # all cases, up to 40 minutes
     .venv/bin/python bench/fingerprints.py --base COMMIT --only ppo/cartpole --out fingerprints.json
 
-COMMIT is checked out in a temporary worktree with a virtual environment of its own; `--base-python` names an
-interpreter that has the dependencies already. Both trees run the same short trainings (bench/fingerprint_job.py) on
-this machine, since hashes may differ between processors and none are kept. A fingerprint is the sha256 of the dtype,
-shape and bytes of parameters, optimizers and all other tensors of the learner after `--rounds` rounds. A second one
-is that of the same run, stopped and resumed half-way. Runs of the scheme `async` are never the same twice, so both
-trees play the same recorded sequences of events on a shared replay and compare all counts (bench/row_accounting.py).
+COMMIT is checked out in a temporary worktree with a virtual environment of its own, unless `--base-python` names an
+interpreter that already has the dependencies. The two trees are this checkout and that of COMMIT. Both run the same
+short trainings (bench/fingerprint_job.py) on this machine; no hashes are stored, because they may differ between
+processors. A fingerprint is the sha256 of the dtype, shape and bytes of parameters, optimizers and all other tensors
+of the learner after `--rounds` rounds. A second fingerprint is taken of the same run, stopped and resumed half-way.
+Runs under `async` are never the same twice. For them, both trees play the same recorded sequences of events on a
+shared replay, and all counts are compared (bench/row_accounting.py).
 
 The exit code is 1 if anything differs or could not be compared.
 """
@@ -34,13 +35,13 @@ from typing import Any
 BENCH = Path(__file__).resolve().parent
 ROOT = BENCH.parent
 EQUAL, DIFFERENT, ONLY_BASE, ONLY_NEW, FAILED = "equal", "different", "only in base", "only in new", "failed in both"
-CASE_SECONDS = 300.0  # time limit of a case; then the process of the tree is replaced and the case has failed
+CASE_SECONDS = 300.0  # time limit of a case; a case that exceeds it has failed, and its process is replaced
 ROWS_PREFIX = "rows/"  # prefix of the names of row-accounting cases
 
 
 @dataclass
 class Tree:
-    """A checkout, the interpreter that runs it, and its results."""
+    """A checkout, the Python interpreter that runs it, and its results by case."""
 
     name: str
     path: Path
@@ -48,7 +49,7 @@ class Tree:
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of its processes: its own package first, and one thread for each library."""
+        """Return environment variables for the tree's processes, which import its package and use one thread."""
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         inherited = {name: value for name, value in os.environ.items() if name != "REMUDA_MAX_STEPS"}
         return {**inherited, **one_thread, "PYTHONPATH": os.pathsep.join((str(self.path / "src"), str(BENCH)))}
@@ -64,7 +65,7 @@ def run(command: Sequence[Any], cwd: Path = ROOT) -> str:
 
 @contextmanager
 def checked_out(commit: str, python: Path | None) -> Iterator[Tree]:
-    """Yield a temporary worktree of a commit with an interpreter for it, and remove both afterwards."""
+    """Yield a temporary worktree of a commit, with an interpreter, and remove the worktree afterwards."""
     with tempfile.TemporaryDirectory(prefix="fingerprints-") as folder:
         path = Path(folder) / "tree"
         run(["git", "worktree", "add", "--detach", path, commit])
@@ -75,7 +76,7 @@ def checked_out(commit: str, python: Path | None) -> Iterator[Tree]:
 
 
 def install(path: Path) -> Path:
-    """Make a virtual environment in a tree with the extras that its Makefile installs, and return its Python."""
+    """Make a virtual environment in a tree with the extras that its Makefile names; return the interpreter."""
     print("installing the dependencies of the base tree ...", flush=True)
     found = re.search(r"--editable '?\.\[([\w,-]+)\]", (path / "Makefile").read_text())
     python = path / ".venv" / "bin" / "python"
@@ -90,7 +91,7 @@ def install(path: Path) -> Path:
 
 
 class Job:
-    """A process of a tree that reads names of cases and answers each with one line of JSON."""
+    """A process that runs on a tree, reads names of cases, and answers each with one line of JSON."""
 
     def __init__(self, tree: Tree, script: str, names: Sequence[str], arguments: Sequence[str], folder: Path) -> None:
         command = [str(tree.python), str(BENCH / script), *arguments]
@@ -118,7 +119,7 @@ class Job:
         self._lines.put("")
 
     def answer(self) -> dict[str, Any]:
-        """Return the next line; raise RuntimeError if there is none in time."""
+        """Return the next answer; raise RuntimeError if the process takes too long or has ended."""
         try:
             line = self._lines.get(timeout=CASE_SECONDS)
         except queue.Empty:
@@ -135,7 +136,7 @@ class Job:
 
 
 def run_tree(tree: Tree, script: str, names: Sequence[str], arguments: Sequence[str], report: Any) -> None:
-    """Run all cases in one process; a process that dies or hangs is replaced for the cases after that one."""
+    """Run all cases in one process. If it dies or hangs, the case has failed, and a new process runs the rest."""
     left = list(names)
     for attempt in itertools.count():
         with tempfile.TemporaryDirectory(prefix="fingerprints-") as folder:
@@ -159,7 +160,7 @@ def run_tree(tree: Tree, script: str, names: Sequence[str], arguments: Sequence[
 
 
 def run_both(trees: Sequence[Tree], script: str, names: Sequence[str], arguments: Sequence[str]) -> None:
-    """Run the cases in both trees at the same time, and print how each compares as soon as both are done."""
+    """Run the cases in both trees at the same time, and print the comparison of each case once both are done."""
     lock, done, started = threading.Lock(), itertools.count(1), time.monotonic()
 
     def report(tree: Tree, name: str, found: dict[str, Any]) -> None:
@@ -191,7 +192,7 @@ def run_both(trees: Sequence[Tree], script: str, names: Sequence[str], arguments
 
 
 def measured(result: dict[str, Any]) -> dict[str, Any]:
-    """Return all that two trees must agree on."""
+    """Return those parts of a result that must be equal in both trees."""
     return {name: value for name, value in result.items() if name not in ("seconds", "traceback")}
 
 
@@ -224,7 +225,7 @@ def shortened(value: Any) -> str:
 
 
 def inexact_resumes(tree: Tree) -> list[str]:
-    """Return the cases whose resumed run did not end as the uninterrupted one."""
+    """Return the cases whose resumed run has other fingerprints than the uninterrupted one."""
     return [
         name
         for name, found in tree.results.items()
@@ -233,7 +234,7 @@ def inexact_resumes(tree: Tree) -> list[str]:
 
 
 def summarize(base: Tree, new: Tree) -> dict[str, Any]:
-    """Print the table and what differs, and return all of it for the file."""
+    """Print a table of results and all differences, and return both for the output file."""
     states = {name: status(base.results[name], new.results[name]) for name in base.results}
     kinds = [EQUAL, DIFFERENT, ONLY_BASE, ONLY_NEW, FAILED]
     table: dict[str, Counter[str]] = {}
@@ -242,7 +243,7 @@ def summarize(base: Tree, new: Tree) -> dict[str, Any]:
     print("\n" + "".join(f"{title:>15}" for title in ("", *kinds)))
     for title, counts in table.items():
         print(f"{title:>15}" + "".join(f"{counts[kind] or '':>15}" for kind in kinds))
-    seen: dict[str, str] = {}  # error: the case that had it first
+    seen: dict[str, str] = {}  # {error: first case with this error}
     for name, state in states.items():
         if state == EQUAL:
             continue
@@ -271,7 +272,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=20, help="rounds of each run (default: 20)")
     parser.add_argument("--list", action="store_true", help="print the names of the cases and stop")
     options = parser.parse_args()
-    # Only names are used here: the cases themselves run in processes of their own.
+    # Only the names of the cases are used here; other processes run the cases.
     from fingerprint_job import CASES
     from row_accounting import SEQUENCES
 
@@ -283,7 +284,7 @@ def main() -> int:
     if not options.base or not runs + rows:
         parser.error("give --base COMMIT" if not options.base else f"no case contains {options.only!r}: see --list")
     commit = run(["git", "rev-parse", f"{options.base}^{{commit}}"]).strip()
-    # The path is not resolved: a link in a virtual environment leads out of it.
+    # The path is made absolute but not resolved, because the python of a virtual environment is a link out of it.
     given = options.base_python and Path(os.path.abspath(options.base_python))
     started = time.monotonic()
     new = Tree("new", ROOT, Path(sys.executable))

@@ -1,10 +1,11 @@
-"""Measure the cost of policy lag with and without V-trace: returns after training on rollouts of older weights.
+"""Measure the cost of policy lag with and without V-trace, by returns after training on rollouts of older weights.
 
-    .venv/bin/python bench/lags.py --out docs/schemes/lags.json    # about fifteen minutes; lags.md too
+    .venv/bin/python bench/lags.py --out docs/schemes/lags.json    # about fifteen minutes; also writes lags.md
 
-Every rollout is sampled by the weights of exactly `lag` updates before: the run is synchronous, and what is published
-is held back so long. That is a forced lag: under --scheme async it comes by itself, and differs from rollout to
-rollout. `none` takes those rollouts as if the newest weights had sampled them (NAPPO's ablation).
+Every rollout is sampled by weights that are exactly `lag` updates old. To force this lag, the run is synchronous and
+weights are published `lag` updates late; under --scheme async, the lag is not controlled and differs from rollout to
+rollout. With the correction `none`, the learner treats these rollouts as if the newest weights had sampled them, as
+in an ablation of NAPPO.
 """
 
 import argparse
@@ -26,7 +27,7 @@ LAGS, CORRECTIONS = (0, 4, 16), ("vtrace", "none")
 
 
 class LaggingWeights(SharedWeights):
-    """Weights as they were `lag` updates ago; the initial weights at the start."""
+    """Publishes weights as they were `lag` updates ago, and the initial weights until then."""
 
     def __init__(self, module, version=0, lag=0):
         self._lag, self._kept = lag, deque()
@@ -47,7 +48,7 @@ class LaggingWeights(SharedWeights):
 
 
 def returns_of(algo, env, steps, settings, seed, lag, correction):
-    """Train, and return the greedy returns of the final weights."""
+    """Train, and return the mean return of greedy episodes with the final weights."""
     groups = {
         "algo": {**settings, "correction": correction},
         "sampler": {"inference": "workers"},

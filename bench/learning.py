@@ -5,8 +5,8 @@
     .venv/bin/python bench/learning.py report                # docs/results.md and its plots, from docs/results
 
 Runs are written to runs/results. Each leaves a record of some kilobytes in docs/results: its settings, its curve, and
-the returns of 100 greedy episodes of the final weights, whose seeds eval.seed fixes beforehand. A job that has its
-records is not run again. The comparison with Stable-Baselines3 needs `make peers`.
+the returns of 100 greedy episodes with the final weights, whose seeds are fixed beforehand by eval.seed. A run that
+has a complete record is not repeated. The comparison with Stable-Baselines3 needs `make peers`.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from learning_page import write_page
 from remuda.config.resolve import resolve_config
 from remuda.config.run_config import to_dict
 
-POINTS = 150  # in the curve of a record
+POINTS = 150  # largest number of points in the curve of a record
 COLUMNS = {
     "steps": "time/total_timesteps",
     "returns": "rollout/ep_rew_mean",
@@ -65,7 +65,7 @@ def run_job(job: Job, seed: int) -> None:
         raise
     if status:
         raise SystemExit(f"{job.name} seed {seed} ended with status {os.waitstatus_to_exitcode(status)}")
-    is_whole = arguments[0] != "--resume"  # after a resume, this is only the memory of the last part
+    is_whole = arguments[0] != "--resume"  # after a resume, memory is known only for the last part
     keep(job, seed, used.ru_maxrss * 1024 if is_whole else None)
 
 
@@ -76,7 +76,7 @@ def options_of(path: Path) -> dict:
 
 
 def what_changed(job: Job, seed: int, options: dict) -> str:
-    """Return the first option of a recorded run that its command would set differently now, since presets change."""
+    """Return the first option of a recorded run that its command would set differently now, or "" if none differs."""
     groups: dict[str, dict[str, str]] = {}
     short = {"algo": job.algo, "env": job.env, "steps": job.steps, "seed": seed}
     for name, value in (words.removeprefix("--").split(" ", 1) for words in job.options):
@@ -96,7 +96,7 @@ def what_changed(job: Job, seed: int, options: dict) -> str:
 
 
 def plain(value: object) -> str:
-    """Return a value as text; records hold some numbers as numbers and some as text."""
+    """Return a value as text in one form, because records hold some numbers as numbers and some as text."""
     try:
         return str(float(str(value)))
     except ValueError:
@@ -104,7 +104,7 @@ def plain(value: object) -> str:
 
 
 def keep(job: Job, seed: int, memory: int | None = None) -> None:
-    """Write the record of a run, finished or not."""
+    """Write the record of a run, whether or not the run has finished."""
     path = job.path(seed)
     found = json.loads((path / "result.json").read_text()) if (path / "result.json").exists() else {}
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""The jobs of bench/learning.py: one for each row of docs/results.md, and some of them in Stable-Baselines3."""
+"""The jobs of bench/learning.py: one for each row of docs/results.md, and for some a counterpart in SB3."""
 
 import os
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ EPISODES = 100
 
 @dataclass(frozen=True)
 class Job:
-    """A row of the table: an algorithm on an env with several seeds."""
+    """A row of the table in docs/results.md: an algorithm on an env, with several seeds."""
 
     name: str
     algo: str
@@ -35,7 +35,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Peer:
-    """The same job in Stable-Baselines3."""
+    """The counterpart of a job in Stable-Baselines3."""
 
     name: str
     job: str
@@ -45,7 +45,7 @@ class Peer:
     envs: int
     settings: dict = field(default_factory=dict)
     algo: str = "ppo"
-    mark: float | None = None  # return for which the page reports the seconds of both libraries
+    mark: float | None = None  # the page reports the seconds in which both libraries reach this return
 
     def record(self, seed: int) -> Path:
         return RECORDS / f"{self.name}-{seed}.json"
@@ -71,7 +71,7 @@ JOBS = [
     Job("ppo-pendulum", "ppo", "Pendulum-v1", 500_000, (1, 2, 3), "mean ≥ −250"),
     Job("ppo-halfcheetah", "ppo", "HalfCheetah-v5", 1_000_000, (1, 2, 3), "mean ≥ 2,000"),
     Job("ppo-hopper", "ppo", "Hopper-v5", 1_000_000, (1, 2, 3), "mean ≥ 2,000"),
-    # The generic preset for discrete actions, and the one that it replaced.
+    # These jobs compare the generic preset for discrete actions with the one that it replaced (FORMER).
     Job("ppo-lunarlander", "ppo", "LunarLander-v3", 1_000_000, (1, 2, 3), "every seed ≥ 200"),
     Job("ppo-cliffwalking", "ppo", "CliffWalking-v1", 1_000_000, (1, 2, 3), "as the former preset", AT_MOST_1000),
     Job("ppo-frozenlake", "ppo", "FrozenLake-v1", 1_000_000, (1, 2, 3), "as the former preset"),
@@ -112,7 +112,7 @@ JOBS = [
     Job("ddpg-pendulum", "ddpg", "Pendulum-v1", 20_000, (1, 2, 3), "mean ≥ −200"),
     Job("td3-pendulum", "td3", "Pendulum-v1", 20_000, (1, 2, 3), "mean ≥ −200"),
     Job("sac-pendulum", "sac", "Pendulum-v1", 20_000, (1, 2, 3), "mean ≥ −200"),
-    # Three times the replay ratio of the preset and a net of a third of the cost, to learn within 300,000 steps.
+    # To learn within 300,000 steps, this job has three times the replay ratio of the preset, and a cheaper net.
     Job(
         "dqn-pong",
         "dqn",
@@ -125,7 +125,7 @@ JOBS = [
             *("--scheme.threads 1", "--log.window 20"),
         ),
     ),
-    # Episodes have 1,000 steps, so a mean over the last 100 would hide when learning happened.
+    # Episodes have 1,000 steps, so a mean over the last 100 episodes would hide when learning happened.
     Job("sac-halfcheetah", "sac", "HalfCheetah-v5", 100_000, (1, 2, 3), "beside Stable-Baselines3", LAST_10),
     Job("td3-halfcheetah", "td3", "HalfCheetah-v5", 100_000, (1, 2, 3), "none given", LAST_10),
     Job("impala-cartpole", "impala", "CartPole-v1", 500_000, (1, 2, 3), "mean ≥ 475", ASYNC),
@@ -183,7 +183,7 @@ PEERS = [
         16,
         {"n_steps": 128, "batch_size": 256, "n_epochs": 4, "gamma": 0.99, "gae_lambda": 0.94, "learning_rate": 3e-4},
     ),
-    # The other settings are defaults of SB3, which the preset for MuJoCo has as well.
+    # The settings that are not listed are SB3's defaults, which are equal to the preset for MuJoCo.
     Peer(
         "sb3-sac-halfcheetah",
         "sac-halfcheetah",
@@ -197,7 +197,7 @@ PEERS = [
     ),
 ]
 
-# Entered manually from runs that were not stored: the only figures of the page that no command wrote.
+# These figures were entered by hand from runs that were not stored. A command computes all other figures of the page.
 HOW_PRESETS_WERE_CHOSEN = [
     "What was tried for each preset, and on which seeds. The figures were noted by hand; their runs were not kept.",
     "",

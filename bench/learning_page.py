@@ -10,7 +10,7 @@ from remuda.runs.plots import plot_curves
 
 IMAGES = ROOT / "docs" / "images"
 COMPARED = RECORDS / "compared.json"  # results of comparisons, including runs whose curves were not kept
-WINDOW = 20  # games at both ends of a run, for goals that compare the last ones with the first ones
+WINDOW = 20  # games; some goals compare the last games of a run with the first ones
 
 
 def write_page() -> None:
@@ -49,7 +49,7 @@ def on_grid(records: dict[int, dict], grid: np.ndarray, along: str) -> np.ndarra
 
 
 def seconds_to(mark: float, records: dict[int, dict]) -> list[float | None]:
-    """Return for each seed the time when its curve first reached `mark`, or None."""
+    """Return for each seed the seconds until its curve first reached the return `mark`, or None."""
     curves = [record["curve"] for record in records.values()]
     return [
         next((t for t, value in zip(curve["seconds"], curve["returns"], strict=True) if value >= mark), None)
@@ -58,7 +58,7 @@ def seconds_to(mark: float, records: dict[int, dict]) -> list[float | None]:
 
 
 def compare(peer: Peer, ours: dict[int, dict], theirs: dict[int, dict]) -> dict:
-    """Plot bands from the lowest to the highest seed over steps and seconds, and return where they overlap."""
+    """Plot bands from the lowest to the highest seed over steps and seconds, and return a comparison of the bands."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.6, 4.0), layout="constrained")

@@ -1,4 +1,4 @@
-"""Wrap the text of generated pages, so that their sources can be split into strings of any length."""
+"""Wrap the text of generated pages, so that scripts can build pages from strings of any length."""
 
 import re
 import textwrap
@@ -7,7 +7,7 @@ WIDTH = 118
 
 
 def wrap_paragraphs(text: str) -> str:
-    """Break the lines of paragraphs and list items anew; leave headings, tables, pictures and code as they are."""
+    """Rewrap paragraphs and list items to WIDTH; leave headings, tables, pictures and code as they are."""
     out, is_code = [], False
     for block in text.split("\n\n"):
         is_prose = not is_code and not re.match(r"[#|!<]|```|\s", block)

@@ -3,8 +3,8 @@
     make picture                                                 # trains LunarLander-v3 and draws the picture
     .venv/bin/python bench/picture.py runs/picture --checkpoints 50,200,1000 --out docs/images/lunarlander.gif
 
-`--checkpoints` are thousands of steps; the checkpoint nearest to each is used. Every checkpoint plays the same
-episode seed. The file is refused if it is larger than 300 kB, because a README is loaded over slow connections too.
+`--checkpoints` are thousands of steps; the checkpoint nearest to each is used. Every checkpoint plays an episode with
+the same seed. The script fails if the file would exceed 300 kB, because a README is loaded over slow connections too.
 """
 
 import argparse
@@ -21,10 +21,10 @@ from remuda.logs.writers import STEP, read_metrics
 from remuda.runs.plots import COLORS, NAMES, RETURN
 
 MAX_BYTES = 300_000
-SIZE = (420, 280)  # of the env's frames, in pixels; the curve is as large
+SIZE = (420, 280)  # pixels of the env's frames, and of the curve beside them
 FRAMES_PER_SECOND = 12
 PLAYED_FASTER = 2  # env steps are shown at this multiple of the env's own rate
-MAX_FRAMES = 60  # of one checkpoint
+MAX_FRAMES = 60  # largest number of frames for one checkpoint
 HELD_FRAMES = 8  # repetitions of the last frame, so that the reader sees how an episode ends
 PALETTE = 64
 

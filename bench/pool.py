@@ -1,16 +1,17 @@
-"""Env steps per second of the process pool, against one process, Gymnasium's AsyncVectorEnv and SB3's SubprocVecEnv.
+"""Measure env steps per second of the process pool, against one process, AsyncVectorEnv and SB3's SubprocVecEnv.
 
     .venv/bin/python bench/pool.py --env HalfCheetah-v5          # 32 envs, 2 workers, random actions drawn beforehand
     .venv/bin/python bench/pool.py --env CartPole-v1 --rounds 9 --out runs/pool-cartpole.json
     .venv/bin/python bench/pool.py --overlap busy                # EnvPool: two batches in flight against one
 
 Each contender is a separate process that waits for its turn; slices alternate, because the speed of a machine drifts.
-`share` is the rate divided by `workers` times the rate of `loop`, one process that makes its envs with gymnasium.make
-and only calls env.step and env.reset. The ratio is taken in each round; the result is its median with the 95 %
-bootstrap interval. `bare loop` steps envs as this package makes them, without Gymnasium's checks of the order of
-calls. `bare loops` runs one of these per worker, each with its part of the envs and without communication: an upper
-bound on this machine. Rows on which an env of Remuda is reset are not counted as steps (those of peers are). CPU
-seconds include all descendants of a contender. SB3 takes part after `make peers`.
+The contender `loop` is one process that makes its envs with gymnasium.make and only calls env.step and env.reset.
+`share` is a contender's rate as a fraction of `workers` times the rate of `loop`. It is computed in each round; the
+result is the median with the 95 % bootstrap interval. `bare loop` steps envs as Remuda makes them, without
+Gymnasium's checks of the order of calls. `bare loops` runs one such process per worker, each with its part of the
+envs and without communication, which gives an upper bound for this machine. Rows on which an env is reset are counted
+as steps for peers, but not for Remuda. CPU seconds include all descendants of a contender. SB3 is included after
+`make peers`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def draw_actions(space: Any, count: int) -> np.ndarray:
 
 
 def contender(name: str, env: str, count: int, workers: int) -> tuple[Round, Any]:
-    """Return a function that steps each env once and returns the number of steps, and the action space."""
+    """Return a function that steps every env once and returns the number of steps; also return the action space."""
     if name == "AsyncVectorEnv":
         import gymnasium
 
@@ -96,7 +97,7 @@ def contender(name: str, env: str, count: int, workers: int) -> tuple[Round, Any
 
 
 def serve_one(name: str, env: str, count: int, workers: int) -> None:
-    """Serve slices of one contender, each of a given number of seconds."""
+    """Serve slices of one contender; a slice lasts a given number of seconds."""
     step, space = contender(name, env, count, workers)
     actions = draw_actions(space, count)
     rounds = 0
@@ -122,7 +123,7 @@ def start(name: str, env: str, count: int, workers: int) -> Contender:
     arguments = ["--serve", served, "--env", env, "--workers", workers]
     return Contender(
         [
-            # This package is not installed in the environments of peers.
+            # Remuda is not installed in the virtual environments of peers.
             ["env", f"PYTHONPATH={ROOT / 'src'}", python, __file__, *arguments, "--envs", n]
             for n in shares
         ]

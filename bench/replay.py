@@ -1,21 +1,22 @@
-"""Draws from a replay of a million rows: prioritized against Tianshou's (numba), uniform against Stable-Baselines3's.
+"""Measure draws from a replay of a million rows: prioritized against Tianshou (numba), uniform against SB3.
 
-    .venv/bin/python bench/replay.py                                   # all figures, 30 rounds: two minutes
+    .venv/bin/python bench/replay.py                                   # all comparisons, 30 rounds: two minutes
     .venv/bin/python bench/replay.py --only prioritized --rounds 200 --out docs/speed/replay.json
 
 Each contender is a separate process with one thread that waits for its turn; in each round every contender runs one
 slice. The result is the median over rounds of the ratio of cycles per second, with its 95 % bootstrap interval. The
-same ratio of CPU seconds depends less on other processes that were running.
+ratio of CPU seconds is reported too; it depends less on other processes that were running.
 
-Both sides of `prioritized` and of `uniform` hold 1,000,000 rows of HalfCheetah's sizes, and 256 are drawn at a time.
+In `prioritized` and `uniform`, both replays hold 1,000,000 rows of HalfCheetah's sizes, and 256 are drawn at a time.
+A cycle is:
 
-prioritized  A batch with observations, actions, rewards, what was seen next and importance weights is drawn, and
-             random positive errors of its rows are fed back. Ours does more of a learner's work: it adds up rewards
-             over n steps (here 1), gives tensors, and leaves rows alone that were overwritten since.
-tree         Only the places to draw, in proportion to a million priorities, and setting new ones there.
-uniform      A batch as above without weights or feedback. Stable-Baselines3 gives tensors too.
+prioritized  Draw a batch of observations, actions, rewards, next observations and importance weights, and feed back
+             random positive errors of its rows. Remuda does more of a learner's work: it sums rewards over n steps
+             (here 1), returns tensors, and ignores feedback for rows that were overwritten in the meantime.
+tree         Only find the rows to draw, in proportion to a million priorities, and set new priorities for them.
+uniform      Draw a batch as above without weights, and give no feedback. Stable-Baselines3 returns tensors too.
 
-Peers take part after `make peers`.
+Peers are included after `make peers`.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from remuda.bench.turns import Contender, median_and_interval, serve
 ROOT = Path(__file__).parents[1]
 ROWS, BATCH, ENVS, OBS, ACTION, ALPHA, BETA = 1_000_000, 256, 8, 17, 6, 0.6, 0.4
 PEERS = {"prioritized": "tianshou", "tree": "tianshou", "uniform": "sb3"}
-DRAWN = 1000  # batches of errors, used again and again
-WARM_UP = 4000  # cycles: then every priority was set about once
+DRAWN = 1000  # batches of random errors, which are used in rotation
+WARM_UP = 4000  # cycles, which set every priority about once
 Cycle = Callable[[], object]
 
 
@@ -70,7 +71,7 @@ def filled(is_prioritized: bool) -> Any:
 
     one = np.zeros((), np.float32)
     example = Row(np.zeros(OBS, np.float32), np.zeros(ACTION, np.float32), one, one, np.zeros((), bool))
-    ring = Ring(example, ROWS // ENVS + 1, ENVS)  # one row of each env is always empty
+    ring = Ring(example, ROWS // ENVS + 1, ENVS)  # one row of each env cannot be drawn
     priorities = Priorities(ring, ALPHA) if is_prioritized else None
     options: dict[str, Any] = {"batch_size": BATCH, "ratio": 1.0, "warm_up": 0, "n_step": 1, "gamma": 0.99, "seed": 0}
     replay = TransitionReplay(ring, **options, priorities=priorities)
@@ -98,7 +99,7 @@ def tianshou(figure: str) -> Cycle:
     never = np.zeros(ROWS, bool)
     fields = {"obs": rand(ROWS, OBS), "inference": rand(ROWS, ACTION), "rew": rand(ROWS), "obs_next": rand(ROWS, OBS)}
     buffer = PrioritizedReplayBuffer(size=ROWS, alpha=ALPHA, beta=BETA)
-    # Adding a million rows one at a time would take 15 minutes.
+    # Rows are added at once, because adding a million rows one at a time would take 15 minutes.
     buffer.update(ReplayBuffer.from_data(**fields, terminated=never, truncated=never, done=never))
     assert len(buffer) == ROWS
 
@@ -162,7 +163,7 @@ def serve_one(who: str, figure: str) -> None:
 
 def start(who: str, figure: str) -> Contender:
     python = sys.executable if who == "ours" else ROOT / f".venv-{who}/bin/python"
-    # Remuda is not installed for a peer's interpreter, which imports only remuda.bench.turns; that needs numpy.
+    # Remuda is not installed for the interpreters of peers, which import only remuda.bench.turns; it needs numpy.
     words = ["env", f"PYTHONPATH={ROOT / 'src'}", "OMP_NUM_THREADS=1", "NUMBA_NUM_THREADS=1", python, __file__]
     return Contender([[*words, "--serve", who, "--only", figure]])
 
@@ -175,7 +176,7 @@ def compare(figure: str, rounds: int, seconds: float) -> dict[str, Any]:
         for name in names:
             contenders[name] = start(name, figure)
         for turn in range(rounds + 1):
-            for name in names if turn % 2 else names[::-1]:  # so that no contender always follows the same one
+            for name in names if turn % 2 else names[::-1]:  # both orders, so that neither contender is always first
                 (found,), _ = contenders[name].slice(seconds)
                 if turn:  # the first turn is a warm-up
                     slices[name].append(found)

@@ -1,19 +1,23 @@
-"""Measure saving and reading a replay of a million rows of images, against `dd` on the same disk.
+"""Measure saving and reading a replay of a million image observations, against `dd` on the same disk.
 
     .venv/bin/python bench/replay_checkpoint.py --rows 1000000 --envs 8 --out runs/replay_checkpoint.json
 
-A FrameRing of stacks of four 84 x 84 frames is filled with 7.2 GB of noise. Each turn consists of, in this order:
+A FrameRing of stacks of four 84 x 84 frames is filled with 7.2 GB of noise. Each turn of the writing process does:
 
-    dd         zeros, and the ring's own bytes, to a file of the ring's size: bs=16M conv=fsync; and with oflag=direct
-    first      the whole ring, to an empty directory
-    second     the ring after one row in sixteen was added
-    dd         reading the file of the first, without the page cache (fadvise); with iflag=direct; and the same into
-               memory (/dev/shm), which is most of the work if a disk is fast
-    read       both files into a new ring, whose memory has not been touched before
+    dd         write zeros, then the ring's bytes, to a file of the ring's size (bs=16M conv=fsync); then the ring's
+               bytes with oflag=direct as well
+    first      write a checkpoint of the whole ring to an empty directory
+    second     write a checkpoint after one row in sixteen was added
 
-One process writes and another reads, so neither holds more than one ring. The memory that is reported is that of the
-ring, the peak of other anonymous memory of the process, and the growth of the page cache, which does not belong to
-the process. Bytes are those of the files. All files are in a directory next to `--out`, on the disk that is measured,
+Each turn of the reading process does:
+
+    dd         read the file of the first checkpoint, which is not in the page cache; then also with iflag=direct;
+               then to memory (/dev/shm), which is most of the work of reading if a disk is fast
+    read       read the files of both checkpoints into a new ring, whose memory has not been touched before
+
+There are two processes so that neither holds more than one ring. The reported memory is that of the ring, plus the
+peak of other memory of the process. The growth of the page cache, which does not belong to the process, is reported
+separately. Bytes are those of the files. All files are in a directory next to `--out`, on the disk that is measured,
 and are deleted at the end.
 """
 
@@ -44,7 +48,7 @@ from remuda.replay.ring import Row
 from remuda.replay.ring_files import RingFiles
 
 FRAMES, SIDE = 4, 84
-ADDED = 16  # one row in 16 is new at the second checkpoint
+ADDED = 16  # one row in 16 is new in the second checkpoint
 Figures = dict[str, Any]
 
 
@@ -55,7 +59,7 @@ def make_ring(rows: int, envs: int) -> FrameRing:
 
 
 class Noise:
-    """Source of rows whose stacks are windows of a few thousand frames of noise, which a disk cannot compress."""
+    """A source of rows whose frames are noise, which a disk cannot compress, drawn from a fixed set of frames."""
 
     def __init__(self, envs: int, T: int = 128) -> None:
         self.envs, self.T, self.numbers = envs, T, np.random.default_rng(0)
@@ -79,7 +83,7 @@ def ring_bytes(ring: FrameRing) -> int:
 
 
 def draws(ring: FrameRing) -> str:
-    """Some rows, to compare by."""
+    """Return sums over some rows as text, by which two rings are compared."""
     row, env = ring.counters.locate(np.random.default_rng(1).integers(0, ring.counters.count, 512))
     kept = ring.is_stored(row, env)
     return str([float(np.float64(part[kept[: len(part)]].astype(np.float64)).sum()) for part in ring.take(row, env)])
@@ -112,7 +116,7 @@ def page_cache() -> int:
 
 @contextmanager
 def memory(ring: FrameRing, figures: Figures, name: str) -> Iterator[None]:
-    """Record the peak memory of the process and the growth of the page cache, both relative to the ring."""
+    """Record the peak memory of the process and the growth of the page cache, both as multiples of the ring."""
     before, peak, is_over = page_cache(), [0, 0], threading.Event()
 
     def watch() -> None:
@@ -131,7 +135,7 @@ def memory(ring: FrameRing, figures: Figures, name: str) -> Iterator[None]:
 
 
 def written_by(saved: RingFiles, ring: FrameRing) -> tuple[float, int, dict[str, Any]]:
-    """Save the ring, and return the seconds, the bytes of new files, and the state for the checkpoint."""
+    """Save the ring; return the seconds that this took, the bytes of new files, and the state for a checkpoint."""
     before = set(saved.directory.glob("*"))
     start = time.perf_counter()
     state = saved.write(ring)
@@ -225,7 +229,7 @@ def main() -> None:
 
 
 def compare(write: Figures, read: Figures) -> dict[str, float]:
-    """Return the medians of the rates divided by those of dd."""
+    """Return the median rates of checkpoints divided by the median rates of dd."""
     pairs = [("first", write, name) for name in write if name.startswith("dd")]
     pairs += [("read", read, name) for name in read if name.startswith("dd")]
     return {f"{ours} / {dd}": statistics.median(of[ours]) / statistics.median(of[dd]) for ours, of, dd in pairs}

@@ -3,17 +3,17 @@
     .venv/bin/python bench/replay_writers.py --batch 256             # updates and sampled rows per second
     .venv/bin/python bench/replay_writers.py --batch 8192 --seconds 6 --out docs/speed/replay-writers-8192.json
 
-Four contenders take turns. Each is a process with its own samplers, which are stopped outside of its turns:
+Four contenders take turns. Each is a process with samplers of its own, which are stopped between its turns:
 
 | | |
 |---|---|
 | alone | no samplers: the speed of the learner with a core of its own |
-| aside | samplers write to memory that is never read: the same load on the machine, and nothing is received |
+| aside | samplers write to memory that is never read: the machine is as busy, but the learner receives nothing |
 | ring | samplers write directly to the replay, as under --scheme async |
 | queue | samplers send pickled rollouts through a pipe, and the learner adds them to its replay |
 
-The cost of receiving is `ring` and `queue` relative to `aside`. Spreeze reports 0 % for shared memory and 20 % for a
-queue.
+The cost of receiving is the rate of updates of `ring` and `queue` relative to `aside`. Spreeze reports a cost of 0 %
+for shared memory and 20 % for a queue.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def main(fds: Sequence[int]) -> int:
 
 
 class PipeWriter:
-    """Send rollouts as pickles, as multiprocessing's queues do; block while the reader is busy."""
+    """Sends rollouts as pickles, as queues of multiprocessing do, and blocks while the pipe is full."""
 
     def __init__(self, fd: int, prepare: Any) -> None:
         self.fd, self.prepare = fd, prepare
@@ -43,7 +43,7 @@ class PipeWriter:
         return True
 
     def num_written(self) -> int:
-        return 0  # the reader has gone
+        return 0  # is not known, because rows go through a pipe
 
     def write(self, rollout: Rollout, group: int = 0) -> None:
         batch = self.prepare(rollout)

@@ -1,15 +1,15 @@
-"""Row accounting of replays that other processes write to, driven by recorded sequences of events.
+"""Check the row accounting of replays that other processes write to, by recorded sequences of events.
 
     python bench/row_accounting.py                       # names of all sequences
     python bench/row_accounting.py prioritized-2         # a line of JSON for each event, then the sha256 of them all
 
-Runs of the scheme `async` are never the same twice, so bench/fingerprints.py cannot compare what they learn. Instead
-each tree plays the same events in one process: writers append rows, die in the middle of an append and are replaced;
-the reader synchronizes, commits a round, draws, gives feedback, pauses the writers, saves and resumes. After every
-event all counts are recorded, and for every draw its keys and the sha256 of what was drawn.
+Runs under `async` are never the same twice, so bench/fingerprints.py cannot compare what they learn. Instead, this
+script runs on both source trees and plays the same events in one process: writers append rows, die in the middle of
+an append and are replaced; the reader synchronizes, commits a round, draws, gives feedback, pauses the writers, saves
+and resumes. After every event all counts are recorded, and for every draw its keys and the sha256 of the batch.
 
-A sequence is a function of its name alone and does not depend on what a replay returns. The names of classes,
-methods, arguments and counts, which differ between trees, are in bench/row_accounting_names.py.
+A sequence depends on its name alone and not on what a replay returns. bench/row_accounting_names.py holds the names
+of classes, methods, arguments and counts that differ between trees.
 """
 
 import copy
@@ -32,16 +32,16 @@ import remuda
 
 # --- envs -------------------------------------------------------------------------------------------------------
 
-GROUPS, WIDTH, CAPACITY = 3, 2, 40  # groups of envs, envs of a group, rows that are kept of each env
+GROUPS, WIDTH, CAPACITY = 3, 2, 40  # number of groups of envs, envs per group, rows stored per env
 FRAMES, SIDE, INTERVAL = 3, 2, 5
 
 
 class WriterDied(BaseException):
-    """Raised in the middle of an append, after which the writer does nothing more."""
+    """Raised in the middle of an append to simulate the death of the writer."""
 
 
 class Fatal:
-    """Array of rows that ends its writer when it is copied: what lies before it in the row is written already."""
+    """An array that raises WriterDied when it is copied, after the fields before it have been written."""
 
     def __init__(self, array: Any) -> None:
         self.array, self.shape, self.dtype = array, array.shape, array.dtype
@@ -57,8 +57,8 @@ class Fatal:
 
 
 def rows_at(time: Any, env: Any, first: int) -> Any:
-    """Return what envs give at these times, as a function of both: episodes of 5 to 8 steps begin at time `first`,
-    every other one terminates, and a reset row follows each."""
+    """Return the rows of these envs at these times. The first episodes begin at time `first` and have 5 to 8 steps;
+    every other episode terminates, the rest are truncated, and a reset row follows each."""
     time, env = np.broadcast_arrays(time, env)
     length = 5 + env % 4
     episode, age = np.divmod(time - first, length + 1)
@@ -73,7 +73,7 @@ def rows_at(time: Any, env: Any, first: int) -> Any:
 
 
 def td_error_of(first: int, rows: int, group: int) -> np.ndarray[Any, Any]:
-    """Return errors [rows, envs of the group], some of them unknown."""
+    """Return TD errors [rows, envs of the group]; nan stands for unknown ones."""
     number = np.arange(first, first + rows)[:, None] * 13 + np.arange(group * WIDTH, (group + 1) * WIDTH) * 7
     return np.where(number % 5 == 0, np.nan, number % 11 / 4).astype(np.float32)
 
@@ -83,7 +83,7 @@ def td_error_of(first: int, rows: int, group: int) -> np.ndarray[Any, Any]:
 
 @dataclass(frozen=True)
 class Kind:
-    """A way to set up a replay; the options are those of both replays."""
+    """How to set up a replay. `options` replace those in BATCHES."""
 
     what: str  # uniform, prioritized or sequences
     has_frames: bool = False
@@ -131,7 +131,7 @@ def make_replay(kind: Kind) -> Any:
 
 
 def state_of(time: int, env: Any) -> Any:
-    """Return recurrent states, of which each says to which time and env it belongs."""
+    """Return recurrent states whose values encode the time and the env that they belong to."""
     env = torch.as_tensor(env, dtype=torch.float32)
     return (torch.stack([torch.full_like(env, time), env], -1), env + time)
 
@@ -141,16 +141,16 @@ class Writer:
 
     def __init__(self, kind: Kind, group: int, fds: Any, time: int) -> None:
         self.kind, self.group = kind, group
-        self.time = self.first = time  # of its next row; of its first episode
+        self.time = self.first = time  # time of the next row, time at which the first episode began
         self.ring = make_ring(kind, fds)
         self.states: Any = None
-        self.without_error: list[tuple[int, int]] = []  # first row and number of rows, or state, of each append
+        self.without_error: list[tuple[int, int]] = []  # appends without TD errors: (first row or state, number)
         if kind.what == "sequences":
             has_td_error = {"has_td_error": True} if kind.has_td_error else {}
             self.states = construct("States", self.ring, state_of(0, [0]), INTERVAL, fds[-1], **has_td_error)
 
     def append(self, rows: int, fatal: str | None = None) -> bool:
-        """Append rows if the reader allows it; `fatal` is the field at which the writer dies."""
+        """Append rows if the reader allows it. `fatal` is a field of the rows, at which the writer dies."""
         if not find_method("may_write", self.ring, look_up(self.ring, "counters"))():
             return False
         env, first = np.arange(self.group * WIDTH, (self.group + 1) * WIDTH), int(self.ring.written[self.group])
@@ -170,12 +170,12 @@ class Writer:
         return True
 
     def num_states(self) -> Any:
-        """Return the number of states of each group, as an array that changes with it."""
+        """Return the number of states of each group, as an array that later calls of `store` update."""
         stored = look_up(self.states, "counters.written")
         return look_up(self.states, "stored") if stored is None else stored
 
     def set_td_error(self) -> bool:
-        """Set the errors of the oldest append that has none yet."""
+        """Set the TD errors of the oldest append that has none yet."""
         if not self.kind.has_td_error or not self.without_error:
             return False
         first, rows = self.without_error.pop(0)
@@ -212,11 +212,11 @@ ODDS = {
     "resume": 2,
     "cut": 1,
 }
-NEEDS_ALL = ("save", "resume", "cut", "hold")  # wait for writers to finish what they began
+NEEDS_ALL = ("save", "resume", "cut", "hold")  # events that wait for unfinished appends of all writers
 
 
 def make_events(seed: int, count: int = EVENTS) -> Iterator[Event]:
-    """Yield a sequence of events; a dead writer does nothing until the reader learns that it is lost."""
+    """Yield a sequence of events. A writer that died has no events until the reader has received its "lose"."""
     rng = np.random.default_rng((seed, 24))
     names, odds = list(ODDS), np.array(list(ODDS.values())) / sum(ODDS.values())
     dead: set[int] = set()
@@ -254,10 +254,10 @@ class Player:
         self.writers = [Writer(self.kind, group, fds, time) for group, time in enumerate(times)]
 
     def play(self, event: Event) -> Any:
-        """Return what the event led to; refusals are results too."""
+        """Play one event and return its result, which is "refused" if the replay raises an error."""
         try:
             return getattr(self, event["event"])(**{name: value for name, value in event.items() if name != "event"})
-        except (ValueError, remuda.RemudaError):  # as when nothing can be drawn; the sentences may differ
+        except (ValueError, remuda.RemudaError):  # for example, nothing can be drawn; messages may differ
             return "refused"
 
     def write(self, group: int, rows: int) -> bool:
@@ -298,7 +298,7 @@ class Player:
         return self._record(self.replay.draw())
 
     def late_feedback(self) -> Any:
-        """Give feedback for an earlier batch, some of whose rows may be overwritten by now."""
+        """Give feedback for an earlier batch, some rows of which may have been overwritten since."""
         key, self.late = self.late, None
         if key is not None:
             self._feed_back(key, 3)
@@ -334,7 +334,7 @@ class Player:
         return len(self.replay.save(self.directory)["files"])
 
     def resume(self) -> None:
-        """Continue with a new replay that holds what this one has saved."""
+        """Continue with a new replay that loads what the old one saved."""
         state, old, writers = copy.deepcopy(self.replay.save(self.directory)), self.replay, self.writers
         self.replay = make_replay(self.kind)
         self.replay.load(self.directory, state)
@@ -356,7 +356,7 @@ def play_replay(kind: Kind, seed: int, directory: Path, events: int) -> Iterator
 
 
 def play_buffer(prioritized: bool, seed: int, events: int) -> Iterator[Any]:
-    """The public replay buffer, to which one row of each env is added at a time."""
+    """Add rows of all envs to a public `ReplayBuffer`, one time step at a time, and yield a line for each step."""
     from gymnasium import spaces
 
     rng, envs = np.random.default_rng((seed, 25)), 3
@@ -368,7 +368,7 @@ def play_buffer(prioritized: bool, seed: int, events: int) -> Iterator[Any]:
             after = np.full((envs, 2), number + 1, np.float32) + np.arange(envs, dtype=np.float32)[:, None] / 8
             ends, action = rng.random((2, envs)) < 0.1, rng.integers(3, size=envs)
             buffer.add(obs, action, rng.integers(5, size=envs), *ends, after)
-            obs = after if rng.random() < 0.95 else after + 100  # the caller has reset the envs
+            obs = after if rng.random() < 0.95 else after + 100  # sometimes the env was reset
             line: dict[str, Any] = {"event": "add", "size": len(buffer)}
             if len(buffer) and rng.random() < 0.5:
                 sample = buffer.sample(int(rng.choice([4, 8])))
@@ -379,7 +379,7 @@ def play_buffer(prioritized: bool, seed: int, events: int) -> Iterator[Any]:
 
 
 def play(name: str, directory: Path, events: int = EVENTS) -> dict[str, Any]:
-    """Play a sequence; return a line for each event, and the sha256 of all lines."""
+    """Play the sequence `name`; return a line for each event, and the sha256 of all lines."""
     kind, seed = name.rsplit("-", 1)
     if kind.startswith("buffer"):
         lines = list(play_buffer(kind == "buffer-prioritized", int(seed), events))

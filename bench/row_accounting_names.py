@@ -1,6 +1,6 @@
-"""Names of replays, their methods, arguments and counts in the trees that bench/row_accounting.py runs in.
+"""Names of replay classes, methods, arguments and counts in the source trees that bench/row_accounting.py runs on.
 
-Every table lists alternatives, the newest name first and that of 0.1 last. Each tree uses the first one that it has.
+Every table lists alternative names, the newest first and that of version 0.1 last. The first that exists is used.
 """
 
 import inspect
@@ -51,7 +51,7 @@ COUNTS = {
     "priority_sum": ("priorities.tree.total", "starts.tree.total", "sequence_index.tree.total"),
     "largest_priority": ("priorities.largest", "starts.largest", "sequence_index.largest"),
 }
-HOMES = ("", "ring.", "counters.", "ring.counters.")  # of counts, in a replay
+HOMES = ("", "ring.", "counters.", "ring.counters.")  # where a replay has its counts
 
 
 def find_class(name: str) -> Any:
@@ -72,7 +72,7 @@ def find_method(name: str, *things: Any) -> Callable[..., Any]:
 
 
 def construct(name: str, *arguments: Any, **options: Any) -> Any:
-    """Make an object, with the names that its constructor has for these options."""
+    """Make an object of class `name`, with the option names that its constructor accepts in this tree."""
     kind = find_class(name)
     known = inspect.signature(kind).parameters
     named = {}
@@ -87,7 +87,7 @@ def construct(name: str, *arguments: Any, **options: Any) -> Any:
 
 
 def counts_of(replay: Any) -> dict[str, Any]:
-    """Return all counts; None where the tree or this kind of replay has no such count."""
+    """Return all counts of a replay, with None for a count that this tree or kind of replay does not have."""
     found: dict[str, Any] = {}
     for count, names in COUNTS.items():
         values = (look_up(replay, home + name) for name in names for home in HOMES)

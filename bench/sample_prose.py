@@ -1,7 +1,7 @@
-"""Draw docstrings and comments of the package at random, for a reading.
+"""Draw docstrings and comments of the package at random, for a reader to judge.
 
     python bench/sample_prose.py --seed 1 --count 40
-    python bench/sample_prose.py --seed 1 --count 40 --blind     # without file and line, to be judged by itself
+    python bench/sample_prose.py --seed 1 --count 40 --blind     # leaves out file and line
 
 A reader marks each passage that has to be read twice. The same seed on the same commit gives the same passages.
 Docstrings of modules, classes and functions count, and so do comments; consecutive lines of comment are one passage.

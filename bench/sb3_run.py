@@ -2,9 +2,9 @@
 
     .venv-sb3/bin/python bench/sb3_run.py --algo ppo --env CartPole-v1 --seed 1 --steps 100000 --out FILE.json
 
-Writes {"steps": [...], "returns": [...], "eval": [...], "seconds": ..., "steps_per_second": ...}: the running mean
-over the last episodes (100, or stats_window_size) after each rollout, as Remuda's rollout/ep_rew_mean, and 100 greedy
-episodes at the end.
+Writes {"steps": [...], "returns": [...], "eval": [...], "seconds": ..., "steps_per_second": ...}. "returns" holds the
+mean return of the last episodes (100, or stats_window_size) after each rollout, like Remuda's rollout/ep_rew_mean.
+"eval" holds the returns of 100 greedy episodes at the end.
 """
 
 import argparse
@@ -39,7 +39,7 @@ class Curve(BaseCallback):
 
 
 def with_schedules(settings):
-    """Return a linear schedule from a to b for [a, b], and other values as they are."""
+    """Return the settings with each value [a, b] replaced by a linear schedule from a to b."""
     return {
         name: (lambda left, ab=value: ab[1] + (ab[0] - ab[1]) * left) if isinstance(value, list) else value
         for name, value in settings.items()

@@ -2,9 +2,9 @@
 
     .venv/bin/python bench/slow_env.py --out docs/speed/slow-env.json      # four minutes
 
-Eight envs sleep for 4 ms per step, each in its own worker. In every other run the first of them sleeps ten times as
+Eight envs sleep for 4 ms per step, each in its own worker. In every second run, the first env sleeps ten times as
 long. The result is the rate of the other seven envs relative to a run without a slow env, for inference in the
-workers and in one inference server.
+workers and for inference in one inference server.
 """
 
 import argparse
@@ -24,7 +24,7 @@ SECONDS, ENVS, SEED, SLOWER = 0.004, 8, 1, 10
 
 
 class SleepingEnv(gymnasium.Env):
-    """An env with episodes of 20 steps that is slower if its first reset has the seed `slow_seed`."""
+    """An env with episodes of 20 steps, which is slow from the moment when it is reset with the seed `slow_seed`."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -49,7 +49,7 @@ class SleepingEnv(gymnasium.Env):
 
 
 class Clock:
-    """Callback that counts the steps of all envs but the first after a warm-up, and ends the run."""
+    """Callback that counts the steps of all envs except the first, from the end of a warm-up, and ends the run."""
 
     def __init__(self, warm_up, seconds):
         self._begin, self._seconds, self.steps = None, seconds, 0
@@ -67,7 +67,7 @@ class Clock:
 
 
 def rate(act, has_slow, seconds):
-    """Return the steps per second of the other seven envs."""
+    """Return the steps per second of all envs except the first, which is slow if `has_slow`."""
     clock = Clock(2.0, seconds)
     kwargs = {"slow_seed": derive_seed(SEED, 0, 0)} if has_slow else {}
     with tempfile.TemporaryDirectory() as directory:

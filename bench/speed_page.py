@@ -1,6 +1,6 @@
 """Write docs/speed.md, and the table of speeds in README.md, from the files in docs/speed.
 
-.venv/bin/python bench/speed_page.py          # `make bench` wrote the files
+.venv/bin/python bench/speed_page.py          # after `make bench`, which writes these files
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ def read_reports() -> dict[str, Any]:
 
 
 def with_table(readme: str, table: str) -> str:
-    """Replace what stands between the two markers."""
+    """Return the README with the text between the markers BEGIN and END replaced by the table."""
     before, rest = readme.split(BEGIN)
     return f"{before}{BEGIN}\n{table}{END}{rest.split(END)[1]}"
 
 
 def readme_table(found: dict[str, Any]) -> str:
-    """Return one row for each kind of training: how many times as fast Remuda is as each library."""
+    """Return a table that shows how many times as fast Remuda is as each library, with one row per task."""
     ratios: dict[str, dict[str, list[float]]] = {}
     for name, title in (("ppo-cartpole", "CartPole-v1"), ("ppo-halfcheetah", "HalfCheetah-v5"), ("ppo-pong", "Pong")):
         contenders = found[name]["contenders"].items()
@@ -244,7 +244,7 @@ def slow_env(report: dict[str, Any]) -> str:
 
 
 def value_families(found: dict[str, Any]) -> str:
-    """Return the table of algorithms with a replay, with one row for each report that exists."""
+    """Return the section on algorithms with a replay: a table with rows for each report that exists."""
     lines = [
         "## Algorithms with a replay\n",
         "Ratios of rates: medians over rounds of slices, with 95 % intervals. `products` are only the matrix",
@@ -328,7 +328,7 @@ def samplers_beside(found: dict[str, Any]) -> list[str]:
             learned = report["update_frames_per_second"][kind]
             kept = with_interval(*report["updates_kept_beside_aside"][kind])
             what = f"{report['env']}, {report['batch']:,}"
-            rows = f"{sampled:,.0f}" if kind in ("ring", "queue") else "-"  # only rows that arrive are counted
+            rows = f"{sampled:,.0f}" if kind in ("ring", "queue") else "-"  # in the others, no rows arrive
             lines.append(f"| {what} | {kind} | {rows} | {learned:,.0f} | {kept} |")
     if (report := found.get("cpu-shares")) is not None:
         lines += [

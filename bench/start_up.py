@@ -1,4 +1,4 @@
-"""Measure the seconds from the command to the first update, and to the help.
+"""Measure the seconds from a command to the first update of a run, and to the end of `remuda --help`.
 
     .venv/bin/python bench/start_up.py --out runs/bench/start-up.json
 

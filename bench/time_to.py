@@ -1,13 +1,13 @@
-"""Measure wall-clock seconds from the start of the process until an agent reaches a goal, beside Stable-Baselines3.
+"""Measure seconds from the start of the process until an agent reaches a goal, for Remuda and Stable-Baselines3.
 
     .venv/bin/python bench/time_to.py              # PPO: CartPole-v1 to 475 and Acrobot-v1 to -100, five seeds each
     .venv/bin/python bench/time_to.py --env HalfCheetah-v5 --seeds 3 --out docs/speed/time-to-3000.json  # SAC: hours
 
 The goal is a mean return over the last training episodes, checked after every rollout. Contenders alternate seed by
 seed, and each has the machine to itself. The time includes imports, building envs and all training up to the goal.
-Every run is recorded when it ends; `--resume` runs only those that --out does not hold yet.
+Every run is recorded when it ends; with `--resume`, runs that the file --out already holds are not repeated.
 
-For PPO, SB3 (after `make peers`) has the hyperparameters of RL Baselines3 Zoo and steps envs in its own process.
+For PPO, SB3 (after `make peers`) uses the hyperparameters of RL Baselines3 Zoo and steps envs in its own process.
 
 For SAC, docs/speed.md describes the settings of each contender and how they were chosen (bench/speed_page.py).
 """
@@ -43,11 +43,11 @@ class Theirs:
 
 @dataclass(frozen=True)
 class Task:
-    """A goal and its contenders: settings of remuda.train and of SB3, by name."""
+    """A goal and its contenders by name: arguments of remuda.train (`ours`) and settings of SB3 (`theirs`)."""
 
     algo: str
     goal: float
-    window: int  # number of episodes of the mean
+    window: int  # number of episodes over which returns are averaged
     ours: dict[str, dict[str, Any]]
     theirs: dict[str, Theirs]
     steps: int = 1_000_000
@@ -115,7 +115,7 @@ PPO_TASKS = ("CartPole-v1", "Acrobot-v1")
 
 
 def remuda_seconds(env: str, name: str, seed: int) -> tuple[float, int] | None:
-    """Train, and return the seconds and env steps to the goal."""
+    """Train, and return the seconds and env steps until the goal was reached; None if it was not."""
     import remuda
 
     task = TASKS[env]
@@ -167,7 +167,7 @@ def sb3_seconds(env: str, name: str, seed: int) -> tuple[float, int] | None:
             return not found
 
         def _on_rollout_end(self) -> None:
-            # The returns of the monitor, which are not normalized.
+            # These returns come from SB3's Monitor, so they are not normalized.
             returns = [episode["r"] for episode in self.model.ep_info_buffer]
             if len(returns) == task.window and statistics.fmean(returns) >= task.goal:
                 found.append((since_start(), self.num_timesteps))
@@ -177,13 +177,13 @@ def sb3_seconds(env: str, name: str, seed: int) -> tuple[float, int] | None:
 
 
 def since_start() -> float:
-    """Return the seconds since the start of this process, including that of the interpreter."""
+    """Return the seconds since the start of this process, including the start of the interpreter."""
     ticks = float(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def take_turns(env: str, seeds: int, out: Path) -> None:
-    """Run all contenders, except for the runs that the file `out` holds already."""
+    """Run all contenders of a task in turn, except for runs that the file `out` already holds."""
     task = TASKS[env]
     sb3 = str(ROOT / ".venv-sb3" / "bin" / "python")
     pythons = dict.fromkeys(task.ours, sys.executable) | dict.fromkeys(task.theirs, sb3)

@@ -1,4 +1,4 @@
-"""Updates per second from a filled replay: SAC on vectors and DQN on images, against Stable-Baselines3.
+"""Measure updates per second from a filled replay: SAC on vectors and DQN on images, against Stable-Baselines3.
 
     .venv/bin/python bench/updates.py sac --batch 256            # HalfCheetah's sizes, nets of 256x256, two threads
     .venv/bin/python bench/updates.py sac --batch 8192 --seconds 4
@@ -7,7 +7,7 @@
 
 Each contender is a separate process that waits for its turn; slices alternate. An update comprises drawing a batch,
 losses, gradients, the optimizer step and target nets. `products` computes only the matrix products of one SAC update:
-a lower bound of its time on this machine. SB3 takes part after `make peers`.
+a lower bound of its time on this machine. SB3 is included after `make peers`.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def products(batch: int) -> Update:
 
     actor, critic = layers(OBS, 2 * ACTION), layers(OBS + ACTION, 1)
     forward = [*actor * 2, *critic * 2 * 3]
-    # Gradients of weights: actor and both critics. Gradients of inputs: down to the first layers, and to the action.
+    # Gradients of weights are needed for the actor and both critics. Gradients of inputs are needed back to the first
+    # layer of each net and, for the actor's loss, through both critics back to the action.
     by_weights, by_inputs = [*actor, *critic * 2], [*actor[1:], *critic[1:] * 2, *critic * 2]
     x = {n: torch.randn(batch, n) for n in {size for pair in (*actor, *critic) for size in pair}}
     w = {pair: torch.randn(pair) for pair in (*actor, *critic)}
@@ -153,7 +154,7 @@ def compare(names: list[str], algo: str, batch: int, threads: int, rounds: int, 
         name: Contender(
             [
                 [
-                    *("env", f"PYTHONPATH={ROOT / 'src'}"),  # not installed in the environments of peers
+                    *("env", f"PYTHONPATH={ROOT / 'src'}"),  # Remuda is not installed for peers
                     SB3 / "bin/python" if name == "sb3" else sys.executable,
                     *(__file__, algo, "--serve", name, "--batch", batch, "--threads", threads),
                 ]

@@ -2,8 +2,8 @@
 
     .venv/bin/python bench/wide.py --out docs/speed/wide.json        # some seconds; nothing else should run
 
-Each round computes every product once and writes 48 MB in between, so that weights come from memory, as they do in an
-update. Milliseconds are medians over rounds.
+Each round computes every product once and writes 48 MB before each, so that weights come from memory and not from the
+cache, as in an update. Milliseconds are medians over rounds.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def milliseconds(rows: int, turns: int) -> dict[str, float]:
             elsewhere.fill_(turn)
             start = time.perf_counter()
             call()
-            if turn >= 2:  # the first two turns create the primitives
+            if turn >= 2:  # oneDNN creates its primitives in the first turns
                 taken[name].append(1e3 * (time.perf_counter() - start))
     return {name: round(statistics.median(each), 3) for name, each in taken.items()}
 

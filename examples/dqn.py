@@ -13,7 +13,7 @@ import remuda
 
 
 def train(env="CartPole-v1", steps=100_000, seed=1, num_envs=8, warm_up=2_000, batch_size=128, gamma=0.99):
-    """Return the network and the returns of all episodes."""
+    """Train, and return the network and the returns of all episodes."""
     torch.set_num_threads(1)  # small networks are fastest on one thread
     torch.manual_seed(seed)
     random, returns, width = np.random.default_rng(seed), [], 128

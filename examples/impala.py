@@ -1,11 +1,11 @@
-"""IMPALA on CartPole, built from Remuda's parts: MonoBeast on one page, to copy for your own loop.
+"""IMPALA on CartPole in one file, built from Remuda's parts like MonoBeast: copy this file to write your own loop.
 
     python examples/impala.py
 
 Each worker acts in its own envs and fills slots of shared memory; the learner takes full slots. Neither waits for the
 other, and V-trace corrects for the age of the rollouts. The command
-`remuda train impala --env CartPole-v1 --scheme async --seed 1 --steps 100_000` does the same. With max_lag=0, where
-both wait, the parameters are equal bit for bit (tests/equivalence/test_example_impala.py).
+`remuda train impala --env CartPole-v1 --scheme async --seed 1 --steps 100_000` does the same. With max_lag=0, workers
+and learner do wait, and both ways give the same parameters, bit for bit (tests/equivalence/test_example_impala.py).
 """
 
 from itertools import pairwise
@@ -32,12 +32,12 @@ MODULE = Path(__file__).stem if __name__ == "__main__" else __name__  # the name
 def make_agent(observation, action, seed):
     torch.manual_seed(seed)
     agent = PolicyAgent(observation, action, lambda shape: MLP(shape, (64, 64), "tanh"))
-    agent.fast_policy = fast.find_policy(agent)  # for sampling; learning is by autograd
+    agent.fast_policy = fast.find_policy(agent)  # used for sampling only; learning uses autograd
     return agent
 
 
 def make_parts(blueprint, heartbeat, notify):
-    """Return envs, agent and exploration of a worker, which copies the learner's weights before every rollout."""
+    """Return the envs, the agent and the exploration of a worker, as its blueprint describes them."""
     envs = LocalEnvs(
         resolve(blueprint["env"]),
         blueprint["last"] - blueprint["first"],
@@ -49,7 +49,7 @@ def make_parts(blueprint, heartbeat, notify):
 
 
 def main(fds):
-    """Run a worker."""
+    """Run a worker process, which serves the requests of the learner."""
     return serve(fds, make_parts)
 
 
@@ -79,7 +79,7 @@ def train(env="CartPole-v1", steps=100_000, seed=1, workers=2, num_envs=8, num_s
             learner.step(learner.prepare(rollout))  # losses, gradients, update
             learner.finish(rollout)
             weights.publish(learner.version)
-            queue.release(learner.version)  # its slots may be reused
+            queue.release(learner.version)  # the rollout's slots may be reused
             done += int(rollout.steps.mask.sum())
             returns = (returns + [episode.values["ep_rew"] for episode in queue.episodes()])[-20:]
             if learner.version % 100 == 0 and returns:

@@ -28,7 +28,7 @@ def main(env: str = "CartPole-v1", steps: int = 50_000, seed: int = 1, num_envs:
     info = probe(spec)
     agent = PolicyAgent(info.observation, info.action, lambda shape: MLP(shape, (64, 64), "tanh"))
     ppo = PPO(agent, num_envs, gamma=0.98, gae_lambda=0.8, clip_range=parse_schedule("linear(0.2, 0)"))
-    agent.fast_policy = fast.find_policy(agent)  # optional, as is fast.find() below: half the time
+    agent.fast_policy = fast.find_policy(agent)  # optional, like fast.find() below; halves the time
     learner = Learner(
         ppo,
         OptimizerOptions("adam", epsilon=1e-5),

@@ -1,8 +1,8 @@
 """The interfaces of Remuda, as dataclasses and protocols without behavior.
 
 An `Envs` steps environments. A `Sampler` lets an `Agent` act in them and returns rollouts. A `Replay` decides which
-batches are due, an `Algorithm` computes their losses, and a `Learner` (learning/learner.py) turns these into updates.
-`Weights` carry the new parameters to the samplers, and a `Scheme` decides which process does what.
+batches are due, an `Algorithm` computes their losses, and a `Learner` (learning/learner.py) turns losses into
+updates. `Weights` carry the new parameters to the samplers, and a `Scheme` decides which process does what.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:  # env workers import this module, and must not import torch
 
 # --- environments ---------------------------------------------------------------------------------------------
 
-# Actions of one slot, each leaf [B of the slot]: an ArrayTree of the action space, or a dict with the env's own keys.
+# Actions for all envs of one slot, each array [B of the slot]: an ArrayTree, or a dict with the env's own keys.
 Actions: TypeAlias = Any
-# The state of envs for a checkpoint: plain values and arrays that data/packing.py can pack.
+# The state of envs in a checkpoint: plain values and arrays, which data/packing.py can pack.
 EnvsState: TypeAlias = Mapping[str, Any]
 
 
 class Step(ArrayTuple):
-    """The result of one step of a slot: numpy arrays [B of the slot], valid until the next `send` to that slot."""
+    """The result of stepping the envs of a slot: numpy arrays [B of the slot], valid until its next `send`."""
 
-    obs: ArrayTree  # what the agent sees next; at the end of an episode, its true final observation
+    obs: ArrayTree  # observation after the step; at the end of an episode the final one, not one after a reset
     reward: Array  # float32
     terminated: Array  # bool
     truncated: Array  # bool
@@ -51,13 +51,13 @@ class Episode:
     """Statistics of one finished episode."""
 
     env: int
-    values: Mapping[str, float]  # ep_rew, ep_len, ep_discounted_rew, ep_nonzero_rew, info/..., and the user's own
+    values: Mapping[str, float]  # ep_rew, ep_len, ep_discounted_rew, ep_nonzero_rew, info/..., and user-defined ones
 
 
 class Envs(Protocol):
     """`num_envs` environments in `num_slots` slots of equal size; the envs of a slot are always stepped together.
 
-    envs.reset(seed=1)                      # every slot will answer with first observations and mask False
+    envs.reset(seed=1)                      # recv() then returns first observations with mask False, for every slot
     while training:
         slot, step = envs.recv()            # slots come in the order in which they were sent
         envs.send(slot, act(step.obs))      # does not block
@@ -66,9 +66,9 @@ class Envs(Protocol):
     An env is reset by the step after the end of its episode; that row has mask False. An env that raises, or whose
     worker process is lost, is rebuilt; its next row has mask False, too.
 
-    With `hold` an env whose episode has ended is not reset. It answers with its last observation and mask False until
-    `renew`, which starts the next episode of these envs and leaves the others alone. Implementations that cannot
-    do this (native vector envs) raise RuntimeError for `hold` and `renew`.
+    `send(..., hold=True)` does not reset an env whose episode has ended. The env's steps repeat its last observation
+    with mask False until `renew` starts its next episode; `renew` does not affect envs in the middle of an episode.
+    Implementations without this feature (native vector envs) raise RuntimeError for `hold` and `renew`.
     """
 
     observation: Space
@@ -80,50 +80,50 @@ class Envs(Protocol):
     )  # polled while waiting or stepping; once it returns True, Interrupted is raised
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
-        """Start new episodes in all envs and discard what was sent before; every slot can then be received.
+        """Start new episodes in all envs and discard actions sent before; every slot can then be received.
 
-        Each env first takes some random steps, so that episodes do not end in lockstep: their number is drawn from
-        the seed and is at most `warm_up`. Return the total number of these steps.
+        Each env first takes between 0 and `warm_up` random steps, so that episodes do not end in lockstep; the number
+        is drawn from the seed. Return the total number of random steps over all envs.
         """
 
     def send(self, slot: int, action: Actions, hold: bool = False) -> None:
         """Send actions to all envs of a slot without waiting; the slot must have been received before."""
 
     def renew(self, slot: int) -> None:
-        """Start new episodes where `hold` prevented a reset; the slot is received next, with all masks False."""
+        """Reset the envs that `hold` kept from a reset; `recv` then returns the slot with all masks False."""
 
     def recv(self) -> tuple[int, Step]:
-        """Wait for the slot that was sent first among those not yet received; return its number and its step."""
+        """Wait for the slot that was sent earliest and not received yet; return the slot's number and its step."""
 
     def info(self, slot: int) -> dict[str, Array]:
-        """Return the requested entries of the last received step's `info`, as float64 [B of the slot].
+        """Return entries of Gymnasium's `info` for the last received step, by name, as float64 [B of the slot].
 
-        An entry is nan for envs whose info has no number of that name. Implementations without entries return {}.
+        Names are requested when the envs are made. An entry is nan for envs whose info has no number of that name.
         """
 
     def episodes(self) -> list[Episode]:
         """Return the episodes that finished since the last call."""
 
     def restarts(self) -> int:
-        """Return how many times an env was rebuilt so far, because it raised or its worker was lost."""
+        """Return how often envs were rebuilt so far. An env is rebuilt if it raises or if its worker is lost."""
 
     def waited(self) -> float:
-        """Return the seconds spent in `recv` so far beyond the time that the fastest worker took to step."""
+        """Return the seconds spent in `recv` so far, minus those in which the fastest worker stepped its envs."""
 
     def get_state(self) -> EnvsState:
-        """Return everything that the coming steps depend on; every slot must have been received.
+        """Return the complete state of all envs; every slot must have been received.
 
-        Raise NoState where an env cannot be saved (envs/states.py).
+        Raise NoState if the state of an env cannot be saved (envs/states.py).
         """
 
     def set_state(self, state: EnvsState) -> None:
-        """Continue from `get_state`, as if every slot had just been received: the next call is a `send`."""
+        """Restore what `get_state` returned. Every slot then counts as received, so the next call is a `send`."""
 
     def prepare(self, seed: int, restarts: int) -> None:
-        """Take the place of envs that were lost `restarts` times: the next step of every env resets it.
+        """Start in place of envs that were lost `restarts` times so far: the first step of every env resets it.
 
-        A worker that replaces a lost one calls this instead of `reset`. Implementations that replace lost workers
-        themselves, or cannot reset on demand, raise RuntimeError.
+        A new worker calls this instead of `reset` if it replaces a lost one. Implementations that replace lost
+        workers themselves, or cannot reset on demand, raise RuntimeError.
         """
 
     def close(self) -> None:
@@ -134,10 +134,10 @@ class AsyncEnvs(Envs, Protocol):
     """`Envs` whose slots are received in any order, as soon as each is ready: a slow env delays only its own slot."""
 
     def ready(self, seconds: float) -> list[int]:
-        """Return the slots that `recv(slot)` returns at once; wait up to `seconds` for the first of them."""
+        """Return the slots for which `recv(slot)` would not block; wait up to `seconds` until there is one."""
 
     def recv(self, slot: int | None = None) -> tuple[int, Step]:
-        """Wait for this slot; None stands for the one that was sent first."""
+        """Wait for the given slot, or with None for the one that was sent first; return its number and its step."""
 
 
 # --- learning -------------------------------------------------------------------------------------------------
@@ -164,9 +164,9 @@ class Losses:
 class FastPolicy(Protocol):
     """A faster form of a stateless agent's `act`, for samplers: see remuda.fast."""
 
-    def agrees_with(self, agent: Agent, obs: Any, noise: Tensor) -> bool: ...  # False: do not use it
+    def agrees_with(self, agent: Agent, obs: Any, noise: Tensor) -> bool: ...  # False: use `act`
     def choose(self, obs: Any, noise: Tensor) -> Any: ...  # actions [B], as `act` with explore=None
-    def evaluate_actions(self, obs: Any, action: Any) -> ArrayTuple: ...  # the second value of `act`, for rows [N]
+    def evaluate_actions(self, obs: Any, action: Any) -> ArrayTuple: ...  # what `act` returns second, for rows [N]
 
 
 class FastPath(Protocol):
@@ -182,9 +182,9 @@ class Agent(Protocol):
     noise: tuple[tuple[Literal["uniform", "normal"], int], ...]  # kinds and widths of the noise that `act` takes
     exploration: float  # the amount of exploration where `explore` is None
 
-    def initial_state(self, batch: int) -> Any: ...  # state of new episodes; None for agents without memory
-    # Return actions [B], what is stored with each row (or None), and the next state. `explore` [B] is the amount of
-    # exploration in each env: 0 is greedy, other values depend on the agent. None: `exploration` in every env.
+    def initial_state(self, batch: int) -> Any: ...  # state [batch] of new episodes; None for agents without memory
+    # Return actions [B], the policy output to store with each row (or None), and the next state. `explore` [B] is the
+    # amount of exploration in each env: 0 is greedy, other values depend on the agent. None means `self.exploration`.
     def act(
         self, obs: Any, state: Any, explore: Tensor | None, noise: Tensor
     ) -> tuple[Any, ArrayTuple | None, Any]: ...
@@ -212,14 +212,14 @@ class CompilableAgent(Agent, Protocol):
 
 
 class Algorithm(Protocol):
-    """The losses of a batch, and nothing else; an nn.Module that holds agent, targets and normalizers."""
+    """Computes the losses of a batch, and nothing else; an nn.Module with agent, target networks and normalizers."""
 
     agent: Any
 
     def groups(self) -> dict[str, list[nn.Parameter]]: ...
     def prepare(self, rollout: Rollout) -> Batch: ...  # called once per rollout, before its first gradient
     def losses(self, batch: Batch, clock: Clock) -> Losses: ...
-    def after_rollout(self, rollout: Rollout) -> bool | None: ...  # updates normalizers; False: agent unchanged
+    def after_rollout(self, rollout: Rollout) -> bool | None: ...  # updates normalizers; False: agent is unchanged
     def state_dict(self) -> dict[str, Tensor]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> Any: ...
     def to(self, device: torch.device) -> Any: ...
@@ -234,31 +234,31 @@ class HasTargetNetworks(Protocol):
 
 @runtime_checkable
 class SeparableAlgorithm(Algorithm, Protocol):
-    """An algorithm whose gradient of a batch can be combined from the gradients of groups of its columns."""
+    """An algorithm whose gradient of a batch can be combined from the gradients of parts of the batch's columns."""
 
-    @property  # gradients of parts are added, or averaged over real rows; None: they cannot be combined
+    @property  # whether gradients of parts are added or averaged over real rows; None: they cannot be combined
     def gradient_reduction(self) -> Literal["sum", "mean"] | None: ...
 
 
 @runtime_checkable
 class PrioritizingAlgorithm(Algorithm, Protocol):
-    """An algorithm that can give new rows a priority, in a sampler that has no target networks."""
+    """An algorithm that can compute the priority of new rows in a sampler, which has no target networks."""
 
     def td_error(self, batch: Batch) -> Tensor: ...  # one TD error per row, or per sequence
 
 
 class Replay(Protocol):
-    """Batches go in, and the batches that are due come out.
+    """Stores what was sampled, and yields the batches that are due.
 
     Samplers reuse their arrays, so a replay copies everything that it keeps for longer than a round.
     """
 
     def add(self, batch: Batch) -> None: ...
-    def batches(self) -> Iterator[Batch]: ...  # one finite round of the batches that are due now, possibly none
-    def feedback(self, key: Any, priority: Tensor | None) -> None: ...  # absolute TD errors of a drawn batch
-    def cut(self) -> None: ...  # ends all episodes, because the envs start anew
-    def paused(self) -> AbstractContextManager[None]: ...  # no rows are added while the learner does something else
-    # The state for a checkpoint: plain values, and names of the files that hold the rows. Only new rows are written.
+    def batches(self) -> Iterator[Batch]: ...  # yields the batches that are due now, possibly none
+    def feedback(self, key: Any, priority: Tensor | None) -> None: ...  # absolute TD errors of the batch with `key`
+    def cut(self) -> None: ...  # ends all stored episodes, because the envs start new ones
+    def paused(self) -> AbstractContextManager[None]: ...  # no process adds rows inside the `with` block
+    # Return the state for a checkpoint: plain values, and names of files with the rows. Only new rows are written.
     def save(self, directory: Path) -> dict[str, Any] | None: ...  # None: there is nothing to save
     def load(self, directory: Path, state: dict[str, Any]) -> None: ...
     def close(self) -> None: ...
@@ -268,32 +268,32 @@ class SharedReplay(Replay, Protocol):
     """A replay that other processes write to."""
 
     @property
-    def is_due(self) -> bool: ...  # whether `batches` yields a batch; it may leave some for the next round
+    def is_due(self) -> bool: ...  # whether a batch is due; one call of `batches` need not yield all that are due
     @property
     def is_throttled(self) -> bool: ...  # whether writers wait when updates fall behind
 
-    # Count the rows written since the last call; return how many are real steps. Writers stop after `left` steps.
+    # Count rows written since the last call; return the number of real steps. Writers stop after `left` more steps.
     def sync(self, left: int | None = None) -> int: ...
-    def commit(self) -> None: ...  # ends the round: the steps counted in it become part of the run
-    def new_observations(self) -> Iterator[Rollout]: ...  # those since the last call, to update normalizers
-    def on_writer_lost(self, group: int) -> int: ...  # returns the row at which another writer of the group starts
+    def commit(self) -> None: ...  # ends the round: steps that it counted become part of the run
+    def new_observations(self) -> Iterator[Rollout]: ...  # those appended since the last call, for normalizers
+    def on_writer_lost(self, group: int) -> int: ...  # returns the row where the group's next writer starts
     def metrics(self) -> dict[str, float]: ...
 
 
 class Weights(Protocol):
-    """A versioned cell that holds the newest parameters."""
+    """The newest parameters and their version, which the learner publishes and other processes pull."""
 
     def publish(self, version: int) -> None: ...
 
     def pull(self, have: int) -> int:
-        """Copy the newest parameters if they are newer than version `have`; return the version now held."""
+        """Copy the newest parameters into the agent if its version `have` is older; return its new version."""
 
     def invitation(self) -> tuple[dict[str, Any], list[int]]:
-        """Return the message and the descriptors with which another process can `join`."""
+        """Return the arguments `message` and `fds` (file descriptors) with which another process can `join`."""
 
     @classmethod
     def join(cls, module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> Self:
-        """Accept an invitation in another process, for a copy of the agent; remove its descriptors from `fds`."""
+        """Accept an invitation for `module`, this process's copy of the agent; remove its descriptors from `fds`."""
 
     def close(self) -> None: ...
 
@@ -302,5 +302,5 @@ class Weights(Protocol):
 
 
 def derive_seed(seed: int, *keys: int) -> int:
-    """Return a 31-bit seed for one purpose, such as (env index, restarts); neighboring keys give unrelated seeds."""
+    """Return a 31-bit seed from a seed and keys such as env index and restarts; similar keys give unrelated seeds."""
     return int(np.random.SeedSequence((seed, *keys)).generate_state(1)[0] >> 1)

@@ -24,31 +24,31 @@ ShouldStop = Callable[[], bool]
 
 
 class Sampler(Protocol):
-    """Samples rollouts synchronously; owns its envs."""
+    """A sampler that collects rollouts synchronously. It owns its envs."""
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
-        """Start every env; return the number of random steps that were taken to spread the envs."""
+        """Start every env with at most `warm_up` random steps; return the number of random steps over all envs."""
 
     def collect(self) -> Rollout:
-        """Sample T rows of every env with one version of the weights. The next call reuses the arrays."""
+        """Sample T rows of every env with one version of the weights. The next call overwrites the arrays."""
 
-    def take_seconds(self) -> dict[str, float]: ...  # where the time went since the last call: env, inference, wait
+    def take_seconds(self) -> dict[str, float]: ...  # time since the last call by use: env, inference, wait
     def episodes(self) -> list[Episode]: ...  # finished since the last call, in order of env index
-    def restarts(self) -> int: ...  # envs rebuilt so far, because they raised or their worker was lost
+    def restarts(self) -> int: ...  # how often envs were rebuilt, because they raised or their worker was lost
     def running(self) -> int: ...  # envs that were in the middle of an episode when the last rollout ended
 
     def get_state(self) -> bytes:
-        """Return the state between two rollouts; after `set_state` the next ones are bit-equal. May raise NoState."""
+        """Return the state, from which the next rollouts are bit-equal; raise NoState if it cannot be saved."""
 
     def set_state(self, state: bytes) -> None: ...  # called instead of `reset`
     def close(self) -> None: ...
 
 
 class AsyncSampler(Protocol):
-    """What all asynchronous samplers share; they own their envs."""
+    """The interface that all asynchronous samplers share. They own their envs."""
 
     def start(self, seed: int, warm_up: int = 0, version: int = 0) -> int:
-        """Start sampling for a learner of this version; return the random steps taken, as `Sampler.reset` does."""
+        """Start sampling for a learner at this version; return the number of random steps, as in `Sampler.reset`."""
 
     def take_seconds(self) -> dict[str, float]: ...  # as Sampler.take_seconds, on average over the workers
     def episodes(self) -> list[Episode]: ...  # as Sampler.episodes
@@ -57,15 +57,15 @@ class AsyncSampler(Protocol):
 
 
 class RolloutSource(AsyncSampler, Protocol):
-    """Asynchronous samplers whose rollouts are taken as they become ready."""
+    """Asynchronous samplers from which the learner takes rollouts as they become ready."""
 
     dropped: int  # rollouts that were too old to be used
 
     def take(self, version: int, should_stop: ShouldStop) -> Rollout:
-        """Wait for a rollout that a learner of this version may use; raise Interrupted if `should_stop()`."""
+        """Wait for a rollout that a learner at this version may use; raise Interrupted if `should_stop()` is True."""
 
     def release(self, version: int) -> None:
-        """Allow the memory of the last rollout to be reused, once weights of this version are published."""
+        """Allow the memory of the last rollout to be reused; call this after publishing weights of this version."""
 
     def metrics(self) -> dict[str, float]: ...
 
@@ -74,17 +74,17 @@ class ReplayWriters(AsyncSampler, Protocol):
     """Asynchronous samplers that write their rows to a replay."""
 
     def poll(self, version: int) -> None:
-        """Record the learner's version; raise the error that ended sampling, if there is one."""
+        """Record the learner's current version; raise the error that ended sampling, if there was one."""
 
-    def take_lag(self) -> float: ...  # mean number of updates that the acting weights lagged since the last call
-    def drain(self) -> None: ...  # wait, for a limited time, for the statistics of all rows that were written
+    def take_lag(self) -> float: ...  # mean lag of the acting weights since the last call, in updates
+    def drain(self) -> None: ...  # wait for the statistics of all written rows, for a limited time
 
 
 class Evaluator(Protocol):
-    """Evaluates the newest weights while training goes on."""
+    """A process that evaluates the newest weights while training goes on."""
 
     def poll(self, version: int, steps: int) -> list[dict[str, Any]]:
-        """Record that `version` was published at `steps`; return new evaluations, with the steps of their weights."""
+        """Record that `version` was published after `steps` env steps; return the new evaluations, if any."""
 
     def close(self) -> None: ...
 
@@ -93,12 +93,12 @@ class Evaluator(Protocol):
 class Progress:
     """Counters of a run, saved with every checkpoint."""
 
-    steps: int = 0  # real env steps, including warm-up
+    steps: int = 0  # real env steps, including the warm-up
     rounds: int = 0  # rollouts that were learned from
     episodes: int = 0
     restarts: int = 0  # envs that were rebuilt
     dropped: int = 0  # rollouts that were too old to learn from
-    cut: int = 0  # episodes that were ended early, see `Recipe.cut_every`
+    cut: int = 0  # episodes that were ended for `Recipe.cut_every`
 
 
 @dataclass(frozen=True)
@@ -111,18 +111,18 @@ class Recipe:
     # Arguments: agent, rounds done. Returns a SharedReplay if samplers write to it.
     make_replay: Callable[[Agent, int], Replay]
     make_weights: Callable[[nn.Module, int], Weights]  # arguments: agent, its version
-    # Arguments: agent, weights, env workers (0: envs in this process), rounds done, should_stop.
+    # Arguments: agent, weights, number of env workers (0: envs in this process), rounds done, should_stop.
     make_sampler: Callable[[Agent, Weights, int, int, ShouldStop], Sampler]
-    # Arguments: agent, weights, sampler workers, rounds done, max_lag, should_stop.
+    # Arguments: agent, weights, number of sampler workers, rounds done, max_lag, should_stop.
     make_source: Callable[[Agent, Weights, int, int, int | None, ShouldStop], RolloutSource]
-    # Arguments: weights, replay, sampler workers, rounds done, should_stop.
+    # Arguments: weights, replay, number of sampler workers, rounds done, should_stop.
     make_writers: Callable[[Weights, SharedReplay, int, int, ShouldStop], ReplayWriters]
     # Arguments: weights, their version, steps done. Returns None if the run has no evaluator.
     make_evaluator: Callable[[Weights, int, int], Evaluator | None] = lambda weights, version, steps: None
     num_threads: int = 1  # torch threads of the learner's process
     warm_up: int = 0  # maximum number of random steps per env before the first rollout
-    # Every `cut_every` rounds all envs start new episodes, so that a run resumed from there is bit-equal although the
-    # state of its envs cannot be saved (checkpoint.cut_episodes). 0 means never.
+    # Every `cut_every` rounds all envs start new episodes, so that a run resumed from such a round is bit-equal even
+    # if the state of its envs cannot be saved (checkpoint.cut_episodes). 0 means never.
     cut_every: int = 0
 
 
@@ -134,18 +134,18 @@ class Round:
     learner: Learner
     episodes: list[Episode]
     metrics: dict[str, float]  # train/*, lag/*
-    seconds: dict[str, float]  # where the time went: env, inference, update, wait
+    seconds: dict[str, float]  # duration by use: env, inference, update, wait
     replay: Replay
     # Returns the sampler's state for a checkpoint, or raises NoState; None for asynchronous samplers.
     get_state: Callable[[], bytes] | None = None
     is_whole: bool = True  # False if a stop signal ended the round before all due updates were made
-    was_cut: bool = False  # True if all envs have just started new episodes: this round's checkpoint is exact
-    cut_follows: bool = False  # True if a later round will be cut: its checkpoint is exact, this round's is not
+    was_cut: bool = False  # True if all envs just started new episodes: a resume from this round is exact
+    cut_follows: bool = False  # True if a resume from this round is not exact, but one from a later round
     evaluations: list[dict[str, Any]] = field(default_factory=list)  # new results of the Evaluator
 
 
 class Log(Protocol):
-    """The run directory as a scheme sees it: receives every round, and may stop the run."""
+    """The run directory as a scheme sees it: it receives every round, and may stop the run."""
 
     def resume(self, learner: Learner) -> tuple[Progress, bytes | None]:
         """Load the last checkpoint into the learner; return the counters, and the sampler's state if it was saved."""
@@ -159,9 +159,9 @@ class Log(Protocol):
     def save_if_failed(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Save what was learned if an error ends the run; called like `__exit__`, before learner and replay close."""
+        """Save what was learned if an error ends the run. Called like `__exit__`, before learner and replay close."""
 
-    def save_if_stopped(self, error: Interrupted) -> None: ...  # a signal interrupted a round: save what was learned
+    def save_if_stopped(self, error: Interrupted) -> None: ...  # save what was learned if a signal interrupts a round
 
 
 class Scheme(Protocol):

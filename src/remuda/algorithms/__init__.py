@@ -1,4 +1,4 @@
-"""Algorithms: each module defines the losses of a batch, and nothing else."""
+"""Algorithms. Each module defines the losses of one algorithm for a batch, and nothing else."""
 
 from remuda.algorithms.a2c import A2C
 from remuda.algorithms.actor_critic import ActorCritic, Targets

@@ -1,4 +1,4 @@
-"""Advantage actor-critic, the synchronous form of A3C (1602.01783): one gradient per rollout."""
+"""Advantage actor-critic, the synchronous form of A3C (arXiv 1602.01783): one gradient per rollout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from remuda.maths import standardized, value_loss
 
 
 class A2C(ActorCritic):
-    """The policy gradient with a learned baseline, strictly on-policy."""
+    """The on-policy policy gradient with a learned baseline."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from remuda.maths import Distribution, explained_variance, gae
 
 
 class Targets(ArrayTuple):
-    """What `prepare` adds to every row."""
+    """What `ActorCritic.prepare` adds to every row."""
 
     advantage: Tensor
     value: Tensor  # the target of the value network: advantage + old value
@@ -47,10 +47,10 @@ class ActorCritic(nn.Module):
     def rewards(self, rollout: Rollout) -> Tensor:
         """Return the rewards [T, B], clipped and scaled if configured.
 
-        Call it once per rollout: scaling updates its statistics.
+        Call this once per rollout, because scaling updates running statistics.
         """
         steps = rollout.steps
-        # Rewards are clipped here and not in the env, so that logs show the game's own scores.
+        # Rewards are clipped here and not in the env, so that logs show the true scores of a game.
         reward: Tensor = steps.reward.clamp(-1.0, 1.0) if self.clip_reward else steps.reward
         if self.reward_scale is None:
             return reward
@@ -78,10 +78,10 @@ class ActorCritic(nn.Module):
         return {name: value.detach() for name, value in losses.items()}
 
     def real_rows(self, batch: Batch) -> tuple[Distribution, Tensor, Steps, Targets]:
-        """Return policy and value of the batch's real rows, with their stored steps and targets.
+        """Return policy and value of the batch's real rows, with the stored steps and targets of these rows.
 
-        Shuffled rows are all real. Sequences are unrolled whole, because recurrent state needs every row, and their
-        masked rows are dropped afterwards.
+        In a batch of shuffled rows, all are real. Sequences are unrolled as a whole, because recurrent state needs
+        every row; masked rows are dropped afterwards.
         """
         steps, targets = batch.steps, batch.targets
         if batch.state is None:
@@ -92,10 +92,10 @@ class ActorCritic(nn.Module):
         return policy.rows(real), value[real], steps.replace(obs=None)[real], targets[real]
 
     def after_rollout(self, rollout: Rollout) -> bool:
-        """Merge the observations of real rows into the statistics, and return whether the agent has statistics.
+        """Update observation statistics with the real rows, and return whether the agent has such statistics.
 
-        Statistics do not change while a rollout is learned from, so all of its gradients use the statistics that
-        were used for sampling.
+        Statistics do not change while a rollout is learned from, so all gradients of a rollout use the statistics
+        with which it was sampled.
         """
         if self.agent.inputs.has_statistics:
             self.agent.inputs.update(rollout.real_obs())

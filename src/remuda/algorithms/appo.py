@@ -1,4 +1,4 @@
-"""Asynchronous PPO: the clipped surrogate of PPO (1707.06347) with targets and advantages of V-trace (1802.01561)."""
+"""Asynchronous PPO: PPO's clipped surrogate (arXiv 1707.06347) with V-trace targets and advantages (1802.01561)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from remuda.maths import approximate_kl, clipped_surrogate, standardized, value_
 
 
 class APPO(IMPALA):
-    """IMPALA with PPO's surrogate, which keeps the policy near the one that acted, even over several epochs."""
+    """IMPALA with PPO's surrogate, which keeps the policy near the one that acted, over several epochs if need be."""
 
     def __init__(
         self,
@@ -28,19 +28,19 @@ class APPO(IMPALA):
         target_kl: float | None = None,
         **options: Any,
     ) -> None:
-        """`options` are those of IMPALA except for `reduction`: losses are means."""
+        """`options` are further arguments of IMPALA, but not `reduction`, which is always "mean"."""
         super().__init__(agent, num_envs, reduction="mean", **options)
         self.clip_range, self.clip_range_vf = clip_range, clip_range_vf
         self.normalize_advantage, self.target_kl = normalize_advantage, target_kl
 
     @property
     def gradient_reduction(self) -> Literal["sum", "mean"] | None:
-        """None if the loss needs statistics of the whole batch: the advantages' deviation or the KL divergence."""
+        """As in IMPALA; None if the loss needs statistics of the whole batch (standardized advantages, target_kl)."""
         return None if self.normalize_advantage or self.target_kl is not None else super().gradient_reduction
 
     def losses(self, batch: Batch, clock: Clock) -> Losses:
         rows = self.corrected_rows(batch)
-        # The advantage is not weighted by rho, because the ratio in the surrogate is that weight.
+        # The advantage is not multiplied by rho, because the surrogate multiplies it by the same ratio.
         advantage = standardized(rows.advantage) if self.normalize_advantage else rows.advantage
         clip = self.clip_range(clock.progress)
         value_clip = self.clip_range_vf(clock.progress) if self.clip_range_vf else None

@@ -1,6 +1,6 @@
-"""Deep deterministic policy gradients (1509.02971), with the options of TD3 (td3.py).
+"""Deep deterministic policy gradients (arXiv 1509.02971), with the options of TD3 (td3.py).
 
-All losses of an update are computed from the same parameters; other implementations step the critic first.
+All losses of an update use the same parameters; other implementations update the critic before the actor's loss.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from remuda.data import Batch
 
 
 class DDPG(OffPolicy):
-    """The actor maximizes its critic; critics learn bootstrapped returns of target networks."""
+    """The actor maximizes the first critic; critics learn returns bootstrapped with target networks."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class DDPG(OffPolicy):
         burn_in: int = 0,
         reward_scale: float = 1.0,
     ) -> None:
-        """Every `policy_delay`-th update changes the actor; targets move only then."""
+        """Every `policy_delay`-th update changes the actor; targets move after `target_interval` such changes."""
         super().__init__(agent, seed, tau, target_interval * policy_delay, clip_reward, burn_in, reward_scale)
         self.critics, self._critics = nn.ModuleList(critics), critics
         self.target, self.target_critics = self.make_target(agent), self.make_target(self.critics)
@@ -72,7 +72,7 @@ class DDPG(OffPolicy):
         return Losses(groups, metrics, self.priority((goal - values[0]).detach().abs(), batch))
 
     def smoothed(self, action: Tensor, clock: Clock) -> Tensor:
-        """Add clipped noise to a target action (TD3): similar actions should have similar values."""
+        """Add clipped noise to a target action (TD3), because similar actions should have similar values."""
         if not self.target_noise:
             return action
         noise = self.target_noise * torch.randn(action.shape, generator=self.generator(clock)).type_as(action)

@@ -2,7 +2,7 @@
 
 The extensions are double, dueling, distributional, noisy, prioritized and n-step. The agent defines its outputs
 (scalars or distributions, dueling or not, noisy or not); the replay defines how rows are drawn and how many rewards
-are summed. The loss is the same for all. docs/algorithms/dqn.md lists every detail with its test.
+are summed. All variants share the loss below. docs/algorithms/dqn.md lists every detail with its test.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from remuda.maths import huber, project
 
 
 class DQN(OffPolicy):
-    """Learns the values of actions from bootstrapped returns of a target network."""
+    """Learns action values from returns that are bootstrapped with a target network."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class DQN(OffPolicy):
         """`delta` is the error above which Huber's loss is linear; with None the loss is quadratic everywhere.
 
         `beta` is the exponent of importance weights. Samplers, which call only `td_error`, need no target network:
-        with `has_target=False` the agent takes its place.
+        with `has_target=False`, the agent is used in place of the target network.
         """
         super().__init__(agent, seed, tau, target_interval, clip_reward, burn_in)
         self.is_double, self.delta, self.beta = double, delta, over_progress(beta)
@@ -58,9 +58,9 @@ class DQN(OffPolicy):
         rows = self.rows(batch)
         mine, theirs = self._noises(clock, rows.reward)
         online, target = partial(self.agent.unroll, noise=mine), partial(self.target.unroll, noise=theirs)
-        with torch.no_grad():  # comes first, so that the online activations stay in the cache for the gradient
+        with torch.no_grad():  # runs first, so that the online activations stay in the cache for the gradient
             later = self.after(batch, target, batch.state)
-        if self.is_double:  # the online network selects the action, the target network evaluates it (1509.06461)
+        if self.is_double:  # the online network selects the action that the target network evaluates (1509.06461)
             outputs, chooser = self.now_and_after(batch, online, batch.state)
         else:
             outputs, chooser = self.now(batch, online, batch.state), later
@@ -83,7 +83,7 @@ class DQN(OffPolicy):
         return Losses({"q": loss}, metrics, self.priority(size, batch))
 
     def choose_support(self, seen: ReturnRange) -> None:
-        """Derive an automatic support from the returns stored before learning started, once per run."""
+        """Derive an automatic support, once per run, from the range `seen` of returns before learning started."""
         if not self.agent.is_auto or bool(self.agent.has_support):
             return
         low, high = derive_support(seen)
@@ -92,7 +92,7 @@ class DQN(OffPolicy):
 
     @torch.no_grad()
     def support_metrics(self, next_logits: Tensor, rows: Rows) -> dict[str, Tensor | float]:
-        """Return the fraction of clipped targets and, if the support was derived, its bounds."""
+        """Return the fraction of targets clipped to the support and, if the support was derived, its bounds."""
         support = self.agent.support
         share, low, high = clipped_share(next_logits.softmax(-1), rows.reward, rows.discount, support)
         if self.clipped is not None:
@@ -102,15 +102,15 @@ class DQN(OffPolicy):
 
     @torch.no_grad()
     def td_error(self, batch: Batch) -> Tensor:
-        """Return the priority of each row or sequence, for samplers; the agent replaces the target network."""
-        self.clipped = None  # only the learner warns
+        """Return the priority of each row or sequence, for samplers. The agent serves as its own target network."""
+        self.clipped = None  # only the learner warns of clipped targets
         self.move_targets(1.0)
         priority = self.losses(batch, Clock()).priority
         assert priority is not None
         return priority
 
     def scalar_loss(self, q: Tensor, next_q: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Return the loss and the absolute error of every row."""
+        """Return the loss and the absolute TD error of every row."""
         error = self.target_value(rows, next_q) - q
         each = 0.5 * error.square() if self.delta is None else huber(error, self.delta)
         return each, error.detach().abs()
@@ -119,14 +119,14 @@ class DQN(OffPolicy):
         return rows.reward + rows.discount * next_q
 
     def categorical_loss(self, logits: Tensor, next_logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Return the cross-entropy with the projected target (1707.06887), and the KL divergence as the error."""
+        """Return the cross-entropy with the projected target (1707.06887), and the KL divergence as error size."""
         goal = project(next_logits.softmax(-1), rows.reward, rows.discount, self.agent.support)
         each = -(goal * logits.log_softmax(-1)).sum(-1)
         own = -(goal * goal.clamp(min=1e-38).log()).sum(-1)
         return each, (each.detach() - own).clamp(min=0.0)
 
     def _noises(self, clock: Clock, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return new noise for the weights of both networks, the same for all rows; None without noisy layers."""
+        """Return new noise for the weights of online and target network, or None twice if no layers are noisy."""
         if not self.agent.noise_width:
             return None, None
         mine, theirs = torch.randn(2, self.agent.noise_width, generator=self.generator(clock))

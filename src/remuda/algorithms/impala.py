@@ -1,4 +1,4 @@
-"""IMPALA (1802.01561): the policy gradient of sequences that an older policy sampled, corrected by V-trace."""
+"""IMPALA (arXiv 1802.01561): policy gradient from sequences that an older policy sampled, corrected by V-trace."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class RealRows(NamedTuple):
     policy: Distribution
     value: Tensor
     log_prob: Tensor
-    log_rho: Tensor  # log-ratio of the action's probability to that under the policy that acted
-    target: Tensor  # target of the value; this and the two advantages have no gradient
-    pg_advantage: Tensor  # weighted by the clipped ratio
-    advantage: Tensor  # before it is multiplied by rho
+    log_rho: Tensor  # log(probability of the action under the current policy / under the acting policy)
+    target: Tensor  # target of the value; neither it nor the advantages have a gradient
+    pg_advantage: Tensor  # advantage for the policy gradient, multiplied by the clipped rho
+    advantage: Tensor  # advantage that is not multiplied by rho
 
 
 class IMPALA(ActorCritic):
-    """One gradient per batch of whole sequences, with targets from the current values and probabilities."""
+    """One gradient per batch of whole sequences. V-trace targets come from the current values and probabilities."""
 
     def __init__(
         self,
@@ -55,18 +55,18 @@ class IMPALA(ActorCritic):
 
     @property
     def gradient_reduction(self) -> Literal["sum", "mean"] | None:
-        """How to combine the gradients of parts of a batch, split by columns; None if a subclass changes the loss."""
+        """How to combine gradients of parts of a batch, split by columns; None if a subclass changes the loss."""
         is_current = describes(type(self), "gradient_reduction", "losses", "corrected_rows", "reduced")
         return self.reduction if is_current else None
 
     def prepare(self, rollout: Rollout) -> Batch:
-        """Compute rewards only: targets depend on the parameters, which change between two batches of a rollout."""
+        """Prepare only rewards; targets depend on the parameters, which change between two batches of a rollout."""
         return Batch(
             rollout.steps.replace(reward=self.rewards(rollout)), state=rollout.state, next_obs=rollout.next_obs
         )
 
     def corrected_rows(self, batch: Batch) -> RealRows:
-        """Unroll the T rows and the observation after them, and compute V-trace targets."""
+        """Unroll the agent over the T rows and the observation after them, and compute their V-trace targets."""
         steps, mask = batch.steps, batch.steps.mask
         no_row = torch.zeros_like(mask[:1])
         obs = map_tree(lambda rows, last: torch.cat([rows, last.unsqueeze(0)]), steps.obs, batch.next_obs)
@@ -77,7 +77,7 @@ class IMPALA(ActorCritic):
         log_rho = log_prob - real.policy.log_prob
 
         log_rho_t = torch.zeros_like(steps.reward)
-        if self.correction == "vtrace":  # otherwise the ratio is 1, as if this policy had sampled the rows
+        if self.correction == "vtrace":  # otherwise ratios are 1, as if the current policy had acted
             log_rho_t[mask] = log_rho.detach()
         rows = (steps.reward, steps.discount, mask, v.detach())
         clips = (self.rho_clip, self.c_clip, self.pg_rho_clip)
@@ -99,23 +99,23 @@ class IMPALA(ActorCritic):
         )
 
     def reduced(self, rows: Tensor) -> Tensor:
-        """Return the sum or mean over real rows; 0 if there are none, as may happen in a part of a batch."""
+        """Return the sum or mean over real rows, or 0 if there are none, which can happen in a part of a batch."""
         return rows.sum() if self.reduction == "sum" else rows.sum() / max(1, len(rows))
 
     @torch.no_grad()
     def ratio_metrics(self, rows: RealRows) -> dict[str, Tensor | float]:
-        """Return the mean ratio to the policy that acted, and the fraction of ratios that V-trace clips."""
+        """Return the mean ratio of current to acting policy, and the fraction of ratios that V-trace clips."""
         rho, count = rows.log_rho.exp(), max(1, len(rows.log_rho))
-        # The margin for rounding keeps data of the current policy from counting as clipped.
+        # Without the margin, ratios that are 1 except for rounding would count as clipped.
         clipped = 0.0 if self.rho_clip is None else (rho > self.rho_clip * (1 + 1e-4)).sum() / count
         return {"rho": rho.sum() / count, "rho_clipped": clipped}
 
 
 def describes(kind: type, claim: str, *methods: str) -> bool:
-    """Return whether attribute `claim` of the class `kind` still describes these methods.
+    """Return whether the attribute `claim`, which makes a statement on these methods, is valid for the class `kind`.
 
-    It does if the class that defines the claim also defines or inherits them as they are in `kind`. A subclass that
-    overrides one of the methods, but not the claim, may have made the claim wrong.
+    It is valid if the class that defines it has the same methods as `kind`. If a subclass of that class overrides a
+    method but not the claim, the statement may be wrong.
     """
 
     def owner(name: str) -> type:

@@ -1,4 +1,4 @@
-"""The base of algorithms with a replay: preparation of rollouts, selection of rows from batches, target networks."""
+"""The base class of algorithms with a replay, with target networks and the selection of rows from batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remuda.core import Clock
 from remuda.data import Batch, Rollout, map_tree, resets
 from remuda.randomness import Purpose, keyed_generator
 
-# Takes obs, state and reset; returns the outputs for every row, and the state after the last row.
+# Takes observations, state and reset flags; returns the outputs for every row, and the state after the last row.
 Unroll = Callable[[Any, Any, Tensor | None], tuple[Tensor, Any]]
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -22,8 +22,8 @@ class Rows(NamedTuple):
     """The rows [N] from which a loss is computed."""
 
     action: Any
-    reward: Tensor  # sum over the next n steps
-    discount: Tensor  # factor on the value after these n steps
+    reward: Tensor  # discounted sum over n steps
+    discount: Tensor  # factor of the value after these n steps
     weight: Tensor | float  # importance weight of a prioritized draw, before it is raised to the power beta
 
 
@@ -42,7 +42,7 @@ class OffPolicy(nn.Module):
         burn_in: int = 0,
         reward_scale: float = 1.0,
     ) -> None:
-        """Every `target_interval` updates, targets move toward the online networks by the fraction `tau`."""
+        """Every `target_interval` updates, target networks move toward the online ones by the fraction `tau`."""
         super().__init__()
         self.agent, self.seed, self.tau, self.target_interval = agent, seed, tau, target_interval
         self.clip_reward, self.burn_in, self.reward_scale = clip_reward, burn_in, reward_scale
@@ -50,7 +50,7 @@ class OffPolicy(nn.Module):
         self._targets: list[Tensor] = []
 
     def make_target(self, online: Module) -> Module:
-        """Return a copy for `move_targets` to update; observation statistics stay shared with the agent."""
+        """Return a copy of `online` that `move_targets` updates; it shares observation statistics with the agent."""
         inputs = self.agent.inputs
         target = deepcopy(online, {id(inputs): inputs})
         self._online += online.parameters()
@@ -59,7 +59,7 @@ class OffPolicy(nn.Module):
 
     def prepare(self, rollout: Rollout) -> Batch:
         steps = rollout.steps
-        if self.clip_reward:  # clipped here and not in the env, so that logs show the game's own scores
+        if self.clip_reward:  # not clipped in the env, so that logs show the true scores of a game
             steps = steps.replace(reward=steps.reward.clamp(-1.0, 1.0))
         if self.reward_scale != 1.0:
             steps = steps.replace(reward=steps.reward * self.reward_scale)
@@ -71,7 +71,7 @@ class OffPolicy(nn.Module):
             self.move_targets(self.tau)
 
     def move_targets(self, tau: float) -> None:
-        """Move all targets toward the online networks by the fraction `tau`."""
+        """Move all target networks toward the online networks by the fraction `tau`."""
         if not self._targets:
             return
         if tau == 1.0:
@@ -80,7 +80,7 @@ class OffPolicy(nn.Module):
             torch._foreach_lerp_(self._targets, self._online, tau)
 
     def after_rollout(self, rollout: Rollout) -> bool:
-        """Merge the observations of real rows into the statistics, and return whether the agent has statistics.
+        """Update observation statistics with the real rows, and return whether the agent has such statistics.
 
         A replay stores raw observations, so statistics may change at any time.
         """
@@ -89,14 +89,14 @@ class OffPolicy(nn.Module):
         return bool(self.agent.inputs.has_statistics)
 
     def generator(self, clock: Clock) -> torch.Generator:
-        """Return a generator whose numbers are a function of the run's seed and the update."""
+        """Return a generator whose random numbers depend only on the run's seed and the number of updates."""
         seed = keyed_generator(Purpose.LOSSES, self.seed, clock.version).integers(1 << 32)
         return torch.Generator().manual_seed(int(seed))
 
     # --- rows of a batch ---
 
     def rows(self, batch: Batch) -> Rows:
-        """Return the rows of a batch; of sequences, only the real rows after the burn-in."""
+        """Return the rows of a batch. For a batch of sequences, return only real rows after the burn-in."""
         steps, targets = batch.steps, batch.targets
         weight = 1.0 if batch.weight is None else batch.weight
         if batch.state is None:
@@ -108,24 +108,24 @@ class OffPolicy(nn.Module):
         return Rows(learned[real], targets.reward[real], targets.discount[real], weight)
 
     def real(self, batch: Batch) -> Tensor:
-        """Return a mask [T, B] of the rows of sequences after the burn-in, True where a row is real."""
+        """Return a mask [T, B] for the rows of sequences after the burn-in, which is True for real rows."""
         mask: Tensor = batch.steps.mask[self.burn_in : self.burn_in + len(batch.targets.reward)]
         return mask
 
     def now(self, batch: Batch, unroll: Unroll, state: Any = None) -> Tensor:
-        """Return the outputs for the rows of the loss."""
+        """Return the outputs of `unroll` for the rows that `rows` selects."""
         if batch.state is None:
             return unroll(batch.steps.obs, None, None)[0]
         return self._sequence(batch, unroll, state)[: len(batch.targets.reward)][self.real(batch)]
 
     def after(self, batch: Batch, unroll: Unroll, state: Any = None) -> Tensor:
-        """Return the outputs n steps after the rows of the loss, from which returns are bootstrapped."""
+        """Return the outputs of `unroll` n steps after the rows that `rows` selects, to bootstrap from."""
         if batch.state is None:
             return unroll(batch.next_obs, None, None)[0]
         return self._later(batch, self._sequence(batch, unroll, state))
 
     def now_and_after(self, batch: Batch, unroll: Unroll, state: Any = None) -> tuple[Tensor, Tensor]:
-        """Return the results of `now` and of `after`; the latter has no gradient."""
+        """Return the results of `now` and `after`, with one unroll of sequences; the second has no gradient."""
         if batch.state is None:
             with torch.no_grad():
                 after = self.after(batch, unroll)
@@ -135,7 +135,7 @@ class OffPolicy(nn.Module):
         return now, self._later(batch, sequence.detach())
 
     def priority(self, size: Tensor, batch: Batch) -> Tensor:
-        """Return the absolute error of each row, or a mixture of the errors in each sequence (see `eta`)."""
+        """Return `size`, the absolute errors of rows; for sequences, a mixture of the errors of each (see `eta`)."""
         if batch.state is None:
             return size
         real = self.real(batch)
@@ -145,7 +145,7 @@ class OffPolicy(nn.Module):
         return self.eta * sizes.amax(0) + (1 - self.eta) * mean
 
     def _sequence(self, batch: Batch, unroll: Unroll, state: Any) -> Tensor:
-        """Return the outputs for the rows after the burn-in; the burn-in itself only computes the state."""
+        """Return the outputs for the rows after the burn-in. The burn-in rows only update the recurrent state."""
         obs, reset, burn_in = batch.steps.obs, resets(batch.steps.mask), self.burn_in
         if burn_in:
             with torch.no_grad():
@@ -158,5 +158,5 @@ class OffPolicy(nn.Module):
 
 
 def smallest(values: Sequence[Tensor]) -> Tensor:
-    """Return the minimum over critics, which reduces overestimation (1802.09477)."""
+    """Return each row's smallest value among critics, which reduces overestimation (arXiv 1802.09477)."""
     return values[0] if len(values) == 1 else torch.stack(list(values)).amin(0)

@@ -1,4 +1,4 @@
-"""Proximal policy optimization (1707.06347). docs/algorithms/ppo.md lists every detail with its test."""
+"""Proximal policy optimization (arXiv 1707.06347). docs/algorithms/ppo.md lists every detail with its test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from remuda.maths import approximate_kl, clipped_surrogate, standardized, value_
 
 
 class PPO(ActorCritic):
-    """Several epochs over each rollout, with a clipped ratio that keeps the policy near the one that sampled it."""
+    """Policy gradient over several epochs per rollout; a clipped ratio keeps the policy near the one that acted."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Scaling of rewards by the running deviation of the discounted return."""
+"""Scale rewards by the running standard deviation of the discounted return."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from remuda.nets import RunningMoments
 
 
 class RewardScale(nn.Module):
-    """Divide rewards by the standard deviation of the discounted return, so that value targets are about 1 in size.
+    """Divides rewards by the standard deviation of the discounted return, so that value targets are of order 1.
 
-    The running return of each env is carried from rollout to rollout until its episode ends. Rewards are not shifted:
-    that would change which policy is optimal where episodes can end.
+    The running return of each env is carried from rollout to rollout until the episode ends. The mean of rewards is
+    not subtracted, which would change the optimal policy of tasks whose episodes can end early.
     """
 
     carry: Tensor
@@ -27,7 +27,7 @@ class RewardScale(nn.Module):
         self.register_buffer("carry", torch.zeros(num_envs, dtype=torch.float64))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Stay on the CPU, where rollouts are, whatever device the learner uses."""
+        """Stay on the CPU, where rollouts are, whichever device the learner uses."""
         return self
 
     def forward(
@@ -35,9 +35,9 @@ class RewardScale(nn.Module):
     ) -> Tensor:
         """Return the scaled rewards [T, B], and update the statistics.
 
-        Call it once per rollout. `envs` [B] holds the index of each column's env; None means all envs, in order.
-        `begins` [B] is True where row 0 does not continue an earlier rollout although no masked row precedes it: the
-        running return starts from 0 there.
+        Call this once per rollout. `envs` [B] holds the index of each column's env; None means all envs, in order.
+        `begins` [B] is True for columns whose row 0 starts a new episode although no masked row came before it. There
+        the running return starts from 0.
         """
         returns = torch.empty(r_t.shape, dtype=torch.float64)
         envs = torch.arange(len(self.carry)) if envs is None else envs
@@ -55,7 +55,7 @@ class RewardScale(nn.Module):
 
 
 def unique_envs(envs: Tensor) -> list[Tensor]:
-    """Group columns so that no group contains an env twice; the rollouts of one env keep their order."""
+    """Split columns into groups that contain each env at most once; rollouts of one env stay in order."""
     groups: dict[int, list[int]] = defaultdict(list)
     times: Counter[int] = Counter()
     for column, env in enumerate(envs.tolist()):

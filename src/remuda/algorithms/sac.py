@@ -1,6 +1,6 @@
-"""Soft actor-critic (1812.05905): reward plus entropy, weighted by a temperature that is learned or fixed.
+"""Soft actor-critic (arXiv 1812.05905): maximizes reward plus entropy times a learned or fixed temperature.
 
-All losses of an update are computed from the same parameters; other implementations step the critic before the actor.
+All losses of an update use the same parameters; other implementations update the critic before the actor's loss.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from remuda.data import Batch
 
 
 class SAC(OffPolicy):
-    """An actor whose entropy is kept at `target_entropy`, critics, and target critics."""
+    """An actor, critics, and target critics; a learned temperature keeps the actor's entropy at `target_entropy`."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class SAC(OffPolicy):
         burn_in: int = 0,
         reward_scale: float = 1.0,
     ) -> None:
-        """`ent_coef` fixes the temperature; None learns it. `target_entropy` defaults to minus the action's size."""
+        """`ent_coef=None` learns the temperature; `target_entropy` is by default minus the action dimension."""
         super().__init__(agent, seed, tau, target_interval, clip_reward, burn_in, reward_scale)
         self.critics, self._critics = nn.ModuleList(critics), critics
         self.target_critics = self.make_target(self.critics)
@@ -77,7 +77,7 @@ class SAC(OffPolicy):
             "entropy": -log_prob.detach().mean(),
             "q_mean": values[0].detach().mean(),
         }
-        if self.learns_alpha:  # Eq. 18, with respect to log alpha as in the authors' code
+        if self.learns_alpha:  # Eq. 18 of the paper, with respect to log alpha as in the authors' code
             groups["alpha"] = -(self.log_alpha * (log_prob.detach() + self.target_entropy)).mean()
             metrics["ent_coef_loss"] = groups["alpha"].detach()
         return Losses(groups, metrics, self.priority((goal - values[0]).detach().abs(), batch))

@@ -1,7 +1,7 @@
-"""The agent and the algorithm of a run, from its configuration.
+"""Build the agent and the algorithm of a run from its configuration.
 
 `make_algorithm` makes both; `make_agent` makes the agent alone, with the same initial weights, for processes that act
-and do not learn. Each family of algorithms has a `Builder`, which the options of an algorithm name.
+and do not learn. Each family of algorithms has a `Builder`; the options of an algorithm name its builder.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Builder:
 
 
 def make_algorithm(config: RunConfig, info: EnvInfo, make_net: NetFactory) -> Algorithm:
-    """Return the algorithm of a run with its agent, drawn from the run's seed and not from the caller's generator."""
+    """Return the algorithm of a run with its agent. Initial weights depend on the run's seed alone."""
     entry = find_algorithm(config.algo)
     builder = entry.load_builder()
     with drawn_from_seed(config), net_must_fit(config, info):
@@ -65,7 +65,7 @@ def wrap_agent(config: RunConfig, agent: Any, info: EnvInfo, make_net: NetFactor
 
     The algorithm can `prepare` rollouts and, with `needs_loss`, compute losses; its targets and critics then have
     newly initialized weights. If only `prepare` is needed and the class does not override it, the result is an
-    instance of the base class, which has no targets and critics.
+    instance of the base class `OffPolicy`, which has no targets and critics.
     """
     entry = find_algorithm(config.algo)
     kind, options = entry.load_class(), config.replay_algo_options
@@ -79,7 +79,7 @@ def wrap_agent(config: RunConfig, agent: Any, info: EnvInfo, make_net: NetFactor
 
 @contextmanager
 def drawn_from_seed(config: RunConfig) -> Iterator[None]:
-    """Seed torch for the networks of a run, and restore the caller's generator afterwards."""
+    """Seed torch's generator with the seed of a run, and restore its state afterwards."""
     with torch.random.fork_rng(devices=[]), torch_threads(config.scheme_options.threads):
         torch.manual_seed(config.seed)
         yield
@@ -87,7 +87,7 @@ def drawn_from_seed(config: RunConfig) -> Iterator[None]:
 
 @contextmanager
 def net_must_fit(config: RunConfig, info: EnvInfo) -> Iterator[None]:
-    """Turn any exception into a ConfigError about a net that does not fit the observations."""
+    """Turn any other exception into a ConfigError that says that the net does not fit the observations."""
     try:
         yield
     except ConfigError:
@@ -107,8 +107,8 @@ def net_must_fit(config: RunConfig, info: EnvInfo) -> Iterator[None]:
 def keyword_arguments(kind: type[Any], options: AlgoOptions, **given: Any) -> dict[str, Any]:
     """Return the keyword arguments with which an algorithm is constructed.
 
-    Every option that has the name of a keyword-only parameter is passed, so that an algorithm outside of this package
-    receives its own options. Schedules are passed as functions of the progress. `options.algorithm_arguments()` takes
+    Every option with the name of a keyword-only parameter is included, so that an algorithm outside of this package
+    receives its own options. Schedules become functions of the progress. `options.algorithm_arguments()` takes
     precedence over the options, and `given` over both.
     """
     accepted = keyword_parameters(kind)
@@ -122,7 +122,7 @@ def keyword_arguments(kind: type[Any], options: AlgoOptions, **given: Any) -> di
 
 
 def keyword_parameters(kind: type[Any]) -> set[str]:
-    """Return the names of a class's keyword-only parameters, including those that it passes on to its bases."""
+    """Return the names of a class's keyword-only parameters, including those that `**options` passes to its bases."""
     names: set[str] = set()
     for each in kind.__mro__:
         if "__init__" not in vars(each):
@@ -202,7 +202,7 @@ def make_q_agent(config: RunConfig, info: EnvInfo, make_net: NetFactory) -> QAge
 
 
 def final_epsilon(options: AlgoOptions) -> float:
-    """Return the probability of a random action at the end of a run; a loaded agent explores with it."""
+    """Return the probability of a random action at the end of a run; agents that are loaded later explore with it."""
     epsilon, _ = options.epsilon_greedy or ("0", 0.0)
     return max(HARDLY, parse_schedule(epsilon)(1.0))
 
@@ -237,7 +237,7 @@ def make_continuous(
 ) -> Algorithm:
     options = config.algo_options
     assert isinstance(options, ActorCriticOptions)
-    # A vector is concatenated with the action and enters one net; other observations first pass a net of their own.
+    # A critic concatenates an observation vector with the action. Other observations first pass through `own_net`.
     is_vector = info.observation.kind == "box" and len(info.observation.shape) == 1
     own_net = None if is_vector and config.agent.net in ("auto", "mlp") and config.agent.core is None else make_net
     width = {"core": config.agent.core, "core_size": config.agent.core_size}
@@ -262,7 +262,7 @@ def is_bounded(box: Space) -> bool:
 
 
 def described(action: Space) -> str:
-    """Return an action space in words, for an error message."""
+    """Describe an action space in words, for an error message."""
     if action.kind == "box":
         return "a Box" if is_bounded(action) else "a Box without bounds"
     return {"discrete": "Discrete", "multidiscrete": "MultiDiscrete", "multibinary": "MultiBinary"}.get(

@@ -5,9 +5,9 @@
     built = build(blueprint, "sampler")                                       # in a worker
     built.envs, built.agent, built.exploration
 
-A blueprint holds the configuration, the env, and the range of the run's envs that the process has: `first` to `last`,
-exclusive. Noise and env seeds are keyed by these indices. It also holds the spaces, which determine the layout of
-shared memory, and how to find the net and the algorithm if they were passed as objects.
+A blueprint holds the configuration, the env, and which of the run's envs the process steps: those with indices from
+`first` to `last`, exclusive. Noise and env seeds depend on these indices. A blueprint also holds the spaces, which
+determine the layout of shared memory, and how to find the net and the algorithm if they were passed as objects.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def build(
 def make_blueprints(
     config: RunConfig, spec: EnvSpec, seen: EnvInfo, workers: int, net: NetFactory | None
 ) -> list[dict[str, Any]]:
-    """Return one blueprint per worker, with even shares of the envs; `seen` is the env as this process sees it."""
+    """Return one blueprint per worker, with even shares of the envs. `seen` is the env as the agent sees it."""
     bounds = [worker * config.sampler.envs // workers for worker in range(workers + 1)]
     common = {
         "config": to_dict(config),
@@ -106,7 +106,7 @@ def make_async_blueprints(
 
 
 def describe_algorithm(config: RunConfig) -> dict[str, Any] | None:
-    """Return how other processes find an algorithm registered at run time, or None if its name is enough."""
+    """Describe an algorithm registered at run time for other processes; return None if they find it by name."""
     try:
         return algorithm_reference(config.algo)
     except Unreachable as error:
@@ -117,20 +117,20 @@ def describe_algorithm(config: RunConfig) -> dict[str, Any] | None:
 
 
 def described(seen: EnvInfo) -> dict[str, str]:
-    """Return a description of every leaf of the observation and action spaces, by path."""
+    """Describe every leaf of the observation and action spaces; return the descriptions by path."""
     spaces = [*seen.observation.leaves("observation"), *seen.action.leaves("action")]
     return {path: f"{leaf.kind} {leaf.dtype}{list(leaf.shape)}{num_values(leaf)}" for path, leaf in spaces}
 
 
 def num_values(leaf: Space) -> str:
-    """Return a phrase with the number of values that a space has; empty for a space without a fixed number."""
+    """Return a phrase with the number of values that a space has, or "" for a space without a fixed number."""
     if leaf.sizes is not None:
         return f" of {leaf.sizes.tolist()} values"
     return f" of {leaf.n} values" if leaf.kind == "discrete" else ""
 
 
 def must_be_same(env: str, here: Mapping[str, str], there: Mapping[str, str]) -> None:
-    """Raise EnvSpecError if a worker's env has other spaces than the run's, which would corrupt shared memory."""
+    """Raise EnvSpecError if spaces in a worker differ from those of the run, which would corrupt shared memory."""
     for path in [*there, *here]:
         mine, others = here.get(path, "missing"), there.get(path, "missing")
         if mine != others:
@@ -159,7 +159,7 @@ def make_own_envs(
 def make_plain_envs(
     config: RunConfig, blueprint: Blueprint, heartbeat: Callable[[], bool], notify: Callable[[Notice], None]
 ) -> LocalEnvs | NativeEnvs | AsyncPooledEnvs:
-    """Return the envs of one process.
+    """Return the envs of one process, without previous actions and rewards in observations.
 
     Native envs are used only under asynchronous schemes, where no worker has to continue the episodes of another.
     """

@@ -1,4 +1,4 @@
-"""The envs of a run from its configuration, and the number of workers that share them."""
+"""Build the envs of a run from its configuration, and choose the number of workers that share them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORKER_LIMITS = ("step_timeout", "build_timeout", "max_worker_restarts")
 
 
 def agent_view(config: RunConfig, info: EnvInfo) -> EnvInfo:
-    """Return the env as the agent sees it: observations may include the previous action and reward (AgentOptions)."""
+    """Return the env as the agent sees it: options may add the previous action and reward to observations."""
     options = config.agent
     if not (options.prev_action or options.prev_reward):
         return info
@@ -131,7 +131,7 @@ def num_workers(config: RunConfig) -> int:
 
 
 def num_async_workers(config: RunConfig, asked: int) -> int:
-    """Return a number of workers that divides the envs equally and gives each round a whole number of shares."""
+    """Return a number of workers such that shares of envs are equal and a round uses a whole number of shares."""
     envs = config.sampler.envs
     columns = config.algo_options.columns_per_round(envs)
     fitting = [count for count in range(1, envs + 1) if envs % count == 0 and columns % (envs // count) == 0]

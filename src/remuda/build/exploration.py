@@ -1,4 +1,4 @@
-"""How the agent of a run explores, from the run's configuration."""
+"""Build the exploration of a run from its configuration."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def make_exploration(config: RunConfig) -> Exploration:
 
 
 def epsilons(options: AlgoOptions, envs: int, steps: int) -> Callable[[int], Tensor]:
-    """Return a function from the row to the probabilities of a random action [B].
+    """Return a function from the number of a row to the probability of a random action in each env [B].
 
-    With a power above 0, the probabilities are log-spaced over all envs of the run, as in Ape-X (arXiv 1803.00933).
+    With `algo.epsilon_power` above 0, the probabilities are log-spaced over all envs, as in Ape-X (arXiv 1803.00933).
     """
     assert options.epsilon_greedy is not None
     epsilon, power = options.epsilon_greedy
     schedule = parse_schedule(epsilon, "algo.epsilon")
     powers = 1 + power * torch.arange(envs) / max(1, envs - 1)
-    # A probability of exactly 0 would switch off the noise in the weights of a noisy net, with which it explores.
+    # A probability of exactly 0 would switch off the weight noise with which noisy nets explore.
     return lambda row: torch.pow(schedule(min(1.0, row * envs / steps)), powers).clamp(min=HARDLY)

@@ -9,7 +9,7 @@ from remuda.core import Agent, Algorithm, FastPath, FastPolicy
 
 
 def find_fast_policy(options: AgentOptions, agent: Agent) -> FastPolicy | None:
-    """Return a faster form of `agent.act` if `agent.fast_path` is on and there is one."""
+    """Return a faster form of `agent.act`, or None if there is none or the option `agent.fast_path` is off."""
     if not options.fast_path or find_spec("remuda.fast") is None:
         return None
     from remuda import fast
@@ -18,7 +18,7 @@ def find_fast_policy(options: AgentOptions, agent: Agent) -> FastPolicy | None:
 
 
 def find_fast_path(options: AgentOptions, algorithm: Algorithm) -> FastPath | None:
-    """Return hand-written gradients if `agent.fast_path` is on, the networks are not compiled, and there are any."""
+    """Return hand-written gradients; None if there are none, networks are compiled or `agent.fast_path` is off."""
     if not options.fast_path or options.compile or find_spec("remuda.fast") is None:
         return None
     from remuda import fast

@@ -1,4 +1,4 @@
-"""The net of a run's agent: how its options name it, and how other processes find it."""
+"""Find the net of a run's agent, by its option or, in other processes, by a description."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from remuda.runs.advice import as_written
 
 
 def find_net(options: AgentOptions, reference: Mapping[str, str] | None = None) -> NetFactory:
-    """Return the net that the options name; `reference` is what `describe_net` returned in the run's own process."""
+    """Return the net that the options name, or that `describe_net` described as `reference` in the run's process."""
     if reference is not None:
         found: NetFactory = find(reference)
         return found
@@ -31,7 +31,7 @@ def find_net(options: AgentOptions, reference: Mapping[str, str] | None = None) 
 
 
 def describe_net(config: RunConfig, net: NetFactory | None) -> dict[str, str] | None:
-    """Return how other processes find a net that was passed as an object, or None if the options name the net."""
+    """Describe a net that was passed as an object for other processes; return None if the options name the net."""
     if not config.agent.net.startswith("<"):
         return None
     remedy = "--scheme parallel" if config.is_asynchronous else "sampler.inference=central"

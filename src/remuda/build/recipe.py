@@ -129,7 +129,7 @@ def check_machine(config: RunConfig) -> None:
 def split_threads(config: RunConfig, algorithm: Algorithm) -> tuple[int, int]:
     """Return the number of parts into which the learner splits a batch, and the number of torch threads for each.
 
-    While samplers keep the cores busy, one thread per part of a batch is faster than several per matrix product.
+    While samplers keep the cores busy, it is faster to split a batch among threads than to split matrix products.
     """
     threads = config.scheme_options.threads
     is_separable = isinstance(algorithm, SeparableAlgorithm) and algorithm.gradient_reduction is not None

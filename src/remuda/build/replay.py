@@ -1,4 +1,4 @@
-"""The replay of a run from its configuration. A replay that does not fit into memory is refused before allocation."""
+"""Build the replay of a run from its configuration, or refuse it before allocation if memory is too small."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from remuda.errors import ConfigError
 from remuda.machine import free_memory
 from remuda.replay import FrameRing, Priorities, Ring, RolloutBuffer, Row, SequenceReplay, TransitionReplay
 
-CHECKED_ROWS = 100  # check that observations are stacks of frames in this many first rows of each env
-SPARE = 0.9  # fraction of free memory that a replay may take
+CHECKED_ROWS = 100  # number of first rows of each env in which observations are checked to be stacks of frames
+SPARE = 0.9  # fraction of the free memory that a replay may take
 
 
 def make_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int, writers: int = 0) -> Replay:
@@ -65,7 +65,7 @@ def make_ring_replay(config: RunConfig, info: EnvInfo, state: Any, writers: int)
 
 
 def max_lead(config: RunConfig) -> int:
-    """Return how many steps throttled samplers may run ahead, chosen so that no side waits within a round."""
+    """Return how many steps throttled samplers may run ahead without them or the learner waiting in a round."""
     options, replay = config.replay_algo_options, config.replay
     assert replay.ratio is not None
     rows = config.sampler.envs * options.rows_per_round
@@ -74,7 +74,7 @@ def max_lead(config: RunConfig) -> int:
 
 
 def ratio(config: RunConfig) -> float | None:
-    """Return the rows drawn per env step: replay.ratio, or the ratio that follows from algo.gradient_steps."""
+    """Return the number of rows drawn per env step: replay.ratio, or what follows from algo.gradient_steps."""
     options = config.replay_algo_options
     if options.gradient_steps is None:
         return config.replay.ratio
@@ -91,12 +91,12 @@ def make_ring(
     envs, frames = config.sampler.envs, num_frames(config, info.observation)
     rows = -(-config.replay.capacity // envs) + 1  # one more, because the oldest row of a full ring cannot be drawn
     example = example_row(info)
-    td_errors = has_td_error(config) and not config.replay.sequence  # a sequence has a single error
+    td_errors = has_td_error(config) and not config.replay.sequence  # a sequence has one error, stored with its state
     if frames > 1:
         ring: Ring = FrameRing(example, rows, envs, frames, groups, fds, td_errors, CHECKED_ROWS)
     else:
         ring = Ring(example, rows, envs, groups, fds, td_errors)
-    ring.counters.pause_timeout += config.envs.step_timeout  # so that a writer that hangs is replaced first
+    ring.counters.pause_timeout += config.envs.step_timeout  # a hanging writer is replaced before a pause times out
     return ring
 
 
@@ -106,7 +106,7 @@ def has_td_error(config: RunConfig) -> bool:
 
 
 def bytes_per_step(config: RunConfig, info: EnvInfo, state: Any) -> int:
-    """Return the memory that one step of one env takes in the replay."""
+    """Return the number of bytes that one step of one env takes in the replay."""
     example, frames = example_row(info), num_frames(config, info.observation)
     per_step: int = sum(array.nbytes for _, array in leaves(example))
     if frames > 1:
@@ -119,7 +119,7 @@ def bytes_per_step(config: RunConfig, info: EnvInfo, state: Any) -> int:
 
 
 def example_row(info: EnvInfo) -> Row:
-    """Return a row of one env in the form in which samplers store it; Box actions are flat."""
+    """Return a row of zeros for one env in the form in which samplers store rows; Box actions are flat."""
     action = info.action
     is_box = action.kind == "box"
     return Row(

@@ -1,4 +1,4 @@
-"""The schemes of one machine, from the configuration of a run; registered in registry/builtin.py."""
+"""Build the single-machine schemes from the configuration of a run. registry/builtin.py registers them."""
 
 from __future__ import annotations
 

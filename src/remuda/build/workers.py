@@ -71,7 +71,7 @@ def make_rollout_queue(
     should_stop: Callable[[], bool],
     net: NetFactory | None = None,
 ) -> RolloutQueue:
-    """Return the queue of rollouts that asynchronous workers, or one inference process, fill.
+    """Return the queue of rollouts, which asynchronous workers or one inference process fill.
 
     Workers have equal shares of the envs, and the learner takes a fixed number of their rollouts in each round.
     """
@@ -85,7 +85,7 @@ def make_rollout_queue(
         weights,
         options.rows_per_round,
         per_round,
-        # A resumed run draws different noise, because it is not stored how many rows each worker had drawn.
+        # A resumed run draws different noise, because checkpoints do not store how many rows each worker sampled.
         config.seed if first_row == 0 else derive_seed(config.seed, first_row),
         updates_per_round=options.updates_per_round(per_round * envs // workers),
         max_lag=max_lag,
@@ -107,7 +107,7 @@ def make_replay_writers(
 ) -> ReplayWriterPool:
     """Return the workers, or the inference process, that write the rows of their envs straight to the replay.
 
-    Workers have equal shares of the envs. Each share is a group of the replay.
+    Workers have equal shares of the envs. The replay stores each share as one group.
     """
     return ReplayWriterPool(
         __name__,
@@ -124,7 +124,7 @@ def make_replay_writers(
 
 
 def main(fds: Sequence[int]) -> int:
-    """Serve the parent's requests until the worker is asked to leave; return the exit code of the process."""
+    """Serve the parent's requests until the worker is told to exit; return the exit code of the process."""
     worker = SamplerWorker()
     return serve(fds, worker.make_parts, worker.make_writer)
 
@@ -142,7 +142,7 @@ class SamplerWorker:
         return self.built.envs, self.built.agent, self.built.exploration
 
     def make_writer(self, blueprint: Blueprint, fds: Sequence[int]) -> RingWriter:
-        """Return a writer to the replay whose memory has the descriptors `fds`."""
+        """Return a writer to the replay whose memory has the file descriptors `fds`."""
         return make_ring_writer(self.built, blueprint, fds, self.heartbeat)
 
 
@@ -181,8 +181,8 @@ class RingWriter:
     ) -> None:
         """Create a writer for these groups.
 
-        `priorities` has one entry for each group, which computes the initial priorities of its rows. It is empty if
-        the learner assigns them.
+        `priorities` holds one object per group, which computes the initial priorities of the group's rows, or nothing
+        if the learner assigns initial priorities.
         """
         self.ring, self.states, self.groups = ring, states, groups
         self.prepare, self.priorities = prepare, priorities

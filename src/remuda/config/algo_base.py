@@ -1,7 +1,7 @@
-"""Base class of the options of an algorithm: the options that every algorithm has, and a description of it.
+"""Base class of the options of an algorithm: options that every algorithm has, and a description of the algorithm.
 
-Class variables and methods describe an algorithm to the rest of Remuda: what it learns from, which builder makes it,
-which values of other options it excludes. Options of an algorithm outside of this package are derived from a class of
+Class variables and methods describe the algorithm to the rest of Remuda: what it learns from, which builder makes it,
+which values of other options it excludes. To add an algorithm in another package, derive its options from a class of
 algo_options.py and override what differs (docs/extending.md).
 """
 
@@ -27,9 +27,9 @@ class AlgoOptions(Checked):
     data: ClassVar[Data]
     builder: ClassVar[str]  # import path of the `remuda.build.algorithm.Builder` that makes agent and algorithm
     actions: ClassVar[str] = "any"  # kind of action space that the algorithm supports
-    unused_agent_options: ClassVar[tuple[str, ...]] = ()  # fields of `AgentOptions` that its agent ignores
+    unused_agent_options: ClassVar[tuple[str, ...]] = ()  # fields of `AgentOptions` that the agent ignores
     unused_options: ClassVar[tuple[str, ...]] = ()  # inherited options of this class that have no effect
-    has_td_error: ClassVar[bool] = False  # whether samplers can compute the TD error of rows
+    has_td_error: ClassVar[bool] = False  # whether samplers can compute TD errors of rows
 
     learning_rate: str = option("3e-4", "step size: a number or a schedule such as linear(3e-4, 0)", schedule=True)
     gamma: float = option(0.99, "discount per step", low=0.0, high=1.0)
@@ -53,17 +53,17 @@ class AlgoOptions(Checked):
 
     @property
     def rows_per_round(self) -> int:
-        """Rows of each env in one rollout."""
+        """Number of rows of each env in one rollout."""
         raise NotImplementedError
 
     @property
     def random_steps(self) -> int:
-        """Env steps with random actions before the first update."""
+        """Number of env steps with random actions before the first update."""
         return 0
 
     @property
     def epsilon_greedy(self) -> tuple[str, float] | None:
-        """The options `epsilon` and `epsilon_power`; None if the algorithm is not epsilon-greedy."""
+        """Values of the options `epsilon` and `epsilon_power`; None if the algorithm is not epsilon-greedy."""
         return None
 
     @property
@@ -77,15 +77,15 @@ class AlgoOptions(Checked):
         return {}
 
     def agent_arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments that only agents of this kind of algorithm have."""
+        """Return the keyword arguments of the agent that are specific to this kind of algorithm."""
         return {}
 
     def algorithm_arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments of the algorithm that differ from the options in name or form."""
+        """Return those keyword arguments of the algorithm whose name or form differs from that of an option."""
         return {}
 
     def columns_per_round(self, envs: int) -> int:
-        """Return the number of sequences that one round of an asynchronous scheme learns from."""
+        """Return the number of sequences (columns) in one round of an asynchronous scheme with this many envs."""
         return envs
 
     def updates_per_round(self, columns: int) -> int:
@@ -93,7 +93,7 @@ class AlgoOptions(Checked):
         return 1
 
     def faster_updates(self) -> list[str]:
-        """Return the options that make updates cheaper, as phrases for the advice at the end of a run."""
+        """Return changes of options that save time on updates, as phrases for the advice at the end of a run."""
         return []
 
     def shortened(self, steps: int, envs: int) -> Self:

@@ -1,4 +1,4 @@
-"""Options of the algorithms, as frozen dataclasses. Names follow Stable-Baselines3 where it has the option."""
+"""Options of the algorithms, as frozen dataclasses. Options that Stable-Baselines3 has too are named as there."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class OnPolicyOptions(AlgoOptions):
 
     @property
     def minibatches(self) -> tuple[int, int | None]:
-        """Number of epochs over each rollout, and of rows (or sequences) in a minibatch; None: the whole rollout."""
+        """Number of epochs over each rollout, and rows (or sequences) per minibatch (None: the whole rollout)."""
         return 1, None
 
     def shortened(self, steps: int, envs: int) -> Self:
@@ -85,10 +85,10 @@ class PPOOptions(GAEOptions):
         short = super().shortened(steps, envs)
         if short.n_steps == self.n_steps:
             return self
-        return replace(short, batch_size=short.n_steps * envs)  # minibatches of whole rollouts are always valid
+        return replace(short, batch_size=short.n_steps * envs)  # a minibatch that is the whole rollout always fits
 
     def with_memory(self) -> Self:
-        """Enlarge minibatches to whole sequences, because presets are chosen for agents without memory."""
+        """Enlarge minibatches to one sequence or more; the sizes in presets are for agents without memory."""
         return replace(self, batch_size=max(self.batch_size, self.n_steps))
 
     def check_run(self, config: RunConfig) -> None:
@@ -148,7 +148,7 @@ class VTraceOptions(OnPolicyOptions):
         return 1, self.batch_size
 
     def columns_per_round(self, envs: int) -> int:
-        """Return the number of sequences in one update; they may come from any envs."""
+        """Return the number of sequences in one update; it does not depend on the number of envs."""
         return self.batch_size
 
     def updates_per_round(self, columns: int) -> int:
@@ -230,7 +230,7 @@ class OffPolicyOptions(AlgoOptions):
 
 @dataclass(frozen=True)
 class DQNOptions(OffPolicyOptions):
-    """Deep Q-learning; Rainbow is the same with other defaults."""
+    """Deep Q-learning; Rainbow has the same options with other defaults."""
 
     builder: ClassVar[str] = "remuda.build.algorithm:Q_LEARNING"
     actions: ClassVar[str] = "Discrete"
@@ -278,7 +278,7 @@ class DQNOptions(OffPolicyOptions):
 
 @dataclass(frozen=True)
 class RainbowOptions(DQNOptions):
-    """DQN with double, dueling, distributional, noisy, n-step learning."""
+    """Double, dueling, distributional, noisy DQN; presets add n-step returns and a prioritized replay."""
 
     epsilon: str = option("0", "probability of a random action: a number or a schedule", schedule=True, high=1.0)
     dueling: bool = option(True, "a state value and action advantages instead of action values")
@@ -288,7 +288,7 @@ class RainbowOptions(DQNOptions):
 
 @dataclass(frozen=True)
 class R2D1Options(DQNOptions):
-    """Deep Q-learning with memory, from sequences."""
+    """R2D1: deep Q-learning of a recurrent agent from sequences."""
 
     unused_options: ClassVar[tuple[str, ...]] = ("atoms", "v_min", "v_max")
 

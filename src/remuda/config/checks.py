@@ -1,4 +1,4 @@
-"""Checks that involve options of several groups. Each raises ConfigError with the value, the rule and a remedy."""
+"""Checks that involve options of several groups. Each raises a ConfigError that names value, rule and remedy."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def check_asynchronous(config: RunConfig) -> None:
 
 
 def check_device_name(device: str) -> None:
-    """Refuse `gpu`, which PyTorch calls cuda. Whether the device exists is checked when the run is built."""
+    """Refuse `gpu`, which PyTorch calls cuda; whether a device exists is checked when the run is built."""
     kind, colon, number = device.partition(":")
     if kind == "gpu":
         raise ConfigError(f"scheme.device={device} is not a device of PyTorch: use cuda{colon}{number}.")

@@ -32,7 +32,7 @@ class Checked:
             check_value(f"{getattr(self, '_group', '')}{item.name}", getattr(self, item.name), item.metadata)
 
 
-# Limits of all numbers: larger ones would overflow int64 or float32, and floats closer to 0 would become 0.
+# Limits of numeric options. With larger ones, int64 or float32 could overflow; smaller floats could become 0.
 LARGEST_INT, LARGEST_FLOAT, SMALLEST_FLOAT = 10**15, 1e30, 1e-30
 
 
@@ -80,7 +80,7 @@ def annotation_of(item: Field[Any]) -> str:
     return item.type.__name__ if isinstance(item.type, type) else str(item.type)
 
 
-Auto = Literal["auto"]  # the value with which the run determines an option by itself
+Auto = Literal["auto"]  # lets the run determine the value of an option
 
 WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 

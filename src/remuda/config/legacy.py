@@ -1,4 +1,4 @@
-"""Converts settings of earlier versions that have a different form now."""
+"""Convert settings of earlier versions to their present form."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ Groups = Mapping[str, Mapping[str, Any]]
 
 
 def without_variant(values: Mapping[str, Any], groups: Groups) -> tuple[dict[str, Any], Groups]:
-    """Return settings and groups of options in which the algorithm is named by the import path of its class.
+    """Return `values` and `groups` with the option `algo.variant` replaced by the setting `algo`.
 
-    In version 0.1 the class was the value of the option `algo.variant`, which every config.yaml of 0.1 contains.
+    Every config.yaml of version 0.1 contains `algo.variant`. If its value is not none, it is the import path of an
+    algorithm's class.
     """
     options = groups.get("algo", {})
     if not isinstance(options, Mapping) or "variant" not in options:

@@ -1,12 +1,12 @@
-"""Presets: defaults per algorithm and family of envs, so that `remuda train ALGO --env ID` learns as it is.
+"""Presets: defaults per algorithm and family of envs, so that `remuda train ALGO --env ID` needs no options.
 
 A table of presets maps patterns of env ids to the values that differ from the defaults of the options, by group:
 
     {"CartPole-*": {"run": {"steps": 200_000}, "sampler": {"envs": 8}, "algo": {"n_steps": 32}}, "discrete": {...}}
 
 The first pattern that matches an id is used. If no pattern matches, the action space of the env selects the preset
-"discrete" or "box".
-The tables are in rollout_presets.py and replay_presets.py, or in the file of an algorithm outside of this package.
+"discrete" or "box". The tables are in rollout_presets.py and replay_presets.py; an algorithm outside of this package
+provides its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from remuda.core import Space
 from remuda.envs import is_atari
 from remuda.registry import find_algorithm
 
-DEFAULT_STEPS = 1_000_000  # used where the preset does not set the steps
+DEFAULT_STEPS = 1_000_000  # for presets that do not set the steps
 
 
 def find_preset(algo: str, env: str, action: Space) -> Preset:
@@ -39,5 +39,5 @@ def _matching(table: Mapping[str, Preset], env: str, action: Space) -> Preset:
         if fnmatchcase(name, pattern):
             return preset
     is_continuous = all(leaf.kind == "box" for _, leaf in action.leaves())
-    # An algorithm that cannot learn this action space is refused later, when its agent is built, with the reason.
+    # If the algorithm does not support the action space, building its agent will raise an error that says why.
     return table.get("box" if is_continuous else "discrete", next(iter(table.values()), {}))

@@ -1,4 +1,4 @@
-"""Presets of the algorithms that learn from a replay; see presets.py for their form."""
+"""Presets of the algorithms that learn from a replay; presets.py describes the format."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ Preset = Mapping[str, Mapping[str, Any]]  # {group of options: {name: value}}
 
 
 def over(base: Preset, **changes: Mapping[str, Any]) -> Preset:
-    """Return a copy of the preset `base` in which `changes` replace its own values."""
+    """Return a copy of the preset `base` with `changes`, which are values by group."""
     return {group: {**base.get(group, {}), **changes.get(group, {})} for group in {**base, **changes}}
 
 
 RELU = {"activation": "relu", "orthogonal_init": False}
 
-# With n_step=1 and double=false, seeds 1 to 3 ended at returns of 107, 500 and 154: values need hundreds of updates
-# of the target net to propagate from the end of an episode, and they diverged with a target_update_interval of 20.
-# With twice this learning rate, or a quarter of the capacity, one seed in three forgot a perfect policy: values of
-# dueling nets exceeded the largest possible return (also with a gamma of 0.98), or the replay no longer contained
-# falling poles.
+# With n_step=1 and double=false, seeds 1 to 3 ended at returns of 107, 500 and 154, because it takes hundreds of
+# target updates until values propagate from the end of an episode to its start. Updating the target more often, with
+# a target_update_interval of 20, made values diverge. With twice this learning rate, or a quarter of this capacity,
+# one seed in three forgot a perfect policy, for two reasons: values of dueling nets exceeded the largest possible
+# return (even with a gamma of 0.98), and the replay no longer contained falling poles.
 CARTPOLE: Preset = {
     "run": {"steps": 200_000},
     "sampler": {"envs": 8},
@@ -92,7 +92,7 @@ SEQUENCES: Mapping[str, Any] = {
 R2D1: dict[str, Preset] = {
     "ALE/*": over(
         ATARI,
-        # Without hidden layers, previous action and reward are concatenated to the features that enter the memory.
+        # Without hidden layers, the recurrent layer receives the image features, previous action and reward directly.
         agent={"core": "lstm", "core_size": 512, "prev_action": True, "prev_reward": True, "hidden": ()},
         algo={"batch_size": 32, "train_freq": 40, "learning_rate": "1e-4", "optimizer_eps": 1e-3, "gamma": 0.997},
         replay={**SEQUENCES, "sequence": 80, "burn_in": 40, "n_step": 5},
@@ -130,5 +130,5 @@ MUJOCO: Preset = {
 }
 TD3: dict[str, Preset] = {"Pendulum-*": PENDULUM, "box": MUJOCO}
 DDPG = TD3
-# With an optimizer_eps of 1e-5, seeds 1 to 3 of HalfCheetah ended at 4,236, 4,760 and 4,876, below docs/results.md.
+# With an optimizer_eps of 1e-5, seeds 1 to 3 on HalfCheetah ended lower than in docs/results.md: 4,236, 4,760, 4,876.
 SAC: dict[str, Preset] = {**TD3, "box": over(MUJOCO, algo={"optimizer_eps": 1e-8})}

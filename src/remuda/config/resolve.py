@@ -1,4 +1,4 @@
-"""Makes a complete configuration from defaults, presets, a file and the user's options, or reads that of a run."""
+"""Make the configuration of a run from defaults, presets, a file and user options, or read an existing run's."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def resolve_config(
     file: Path | None = None,
     env: Callable[..., Any] | None = None,
 ) -> Setup:
-    """Return a complete configuration, the env and its spaces.
+    """Return the complete configuration of a run, the spec of its env, and what `probe` found out about the env.
 
     Option defaults are overridden by the preset of the env, by a file, and by `settings` and `groups`, in this order.
-    REMUDA_MAX_STEPS shortens the run. If the user sets an option that the run does not use, raise ConfigError.
+    REMUDA_MAX_STEPS caps the number of steps. Raise ConfigError if the user sets an option that the run does not use.
     """
     from_file = read_config_file(file) if file is not None else {}
     from_file, file_groups = without_variant(from_file, from_file.pop("options", {}))
@@ -70,7 +70,7 @@ def max_steps() -> int | None:
 
 
 def _shorten(config: RunConfig, limit: int | None) -> RunConfig:
-    """Cap the steps of a run, and shorten its rollouts and warm-up with them so that it still makes updates."""
+    """Cap the steps of a run, and shorten its rollouts and warm-up, so that the run still makes updates."""
     if limit is None or config.steps <= limit:
         return config
     logging.getLogger("remuda").warning("%s=%d shortens this run of %d steps.", MAX_STEPS, limit, config.steps)
@@ -81,7 +81,7 @@ def _shorten(config: RunConfig, limit: int | None) -> RunConfig:
 
 
 def merge(first: Groups, second: Groups) -> dict[str, dict[str, Any]]:
-    """Return the options of both, by group; where both set an option, the value of `second` is used."""
+    """Return the options of both by group. If both set an option, the value in `second` is used."""
     return {group: {**first.get(group, {}), **second.get(group, {})} for group in GROUPS}
 
 
@@ -91,7 +91,7 @@ def options_classes(algo: str) -> dict[str, type[Any]]:
 
 
 def _resolve(settings: Mapping[str, Any], wanted: Groups, env: Callable[..., Any] | None) -> Setup:
-    """Return configuration, env and spaces; the caller has only checked that `wanted` has known groups."""
+    """Return configuration, env spec and `probe` result. The caller must have checked the group names in `wanted`."""
     values = {"seed": 0, "scheme": "serial", **settings}
     for name in ("algo", "env"):
         if not values.get(name) and not (name == "env" and env is not None):
@@ -109,7 +109,7 @@ def _resolve(settings: Mapping[str, Any], wanted: Groups, env: Callable[..., Any
 
 
 def fill_config(values: Mapping[str, Any], wanted: Groups, label: str, info: EnvInfo) -> RunConfig:
-    """Return the configuration for an env with these spaces; options that are not `wanted` come from the preset."""
+    """Return the configuration for an env. Options that `wanted` leaves out come from the preset or the defaults."""
     algo = str(values["algo"])
     preset = find_preset(algo, label, info.action)
     defaults = {"algo": find_algorithm(algo).options(), **{g: kind() for g, kind in KINDS.items()}}
@@ -120,7 +120,7 @@ def fill_config(values: Mapping[str, Any], wanted: Groups, label: str, info: Env
     if filled["agent"].core and "batch_size" not in wanted["algo"]:
         filled["algo_options"] = filled["algo_options"].with_memory()
     if filled["scheme_options"].threads == 0:
-        # config.yaml stores the number, so that a run resumed on another machine computes the same values.
+        # The number is resolved and stored in config.yaml, so that a resume on another machine computes the same.
         filled["scheme_options"] = replace(filled["scheme_options"], threads=num_threads(info))
     if filled["sampler"].inference == "auto":
         filled["sampler"] = replace(
@@ -140,9 +140,10 @@ def fill_config(values: Mapping[str, Any], wanted: Groups, label: str, info: Env
 
 
 def stored_config(path: Path, net: Callable[..., Any] | None, call: str) -> tuple[RunConfig, EnvInfo] | None:
-    """Return configuration and spaces of a run from its directory alone; None if the spaces are not stored there.
+    """Return configuration and spaces of a run from its directory alone, or None if it does not store the spaces.
 
-    The env is neither imported nor built. If a net without an import path is not passed, the error suggests `call`.
+    The env is neither imported nor built. A net without an import path must be passed; otherwise an error suggests
+    the Python call `call`.
     """
     stored = RunDirectory.open(path).read_config()
     spaces = read_spaces(path)
@@ -168,7 +169,7 @@ def stored_options(path: Path, stored: Mapping[str, Any]) -> Groups:
 
 
 def num_threads(info: EnvInfo) -> int:
-    """Return the default number of torch threads: one for small nets, one per core for nets on large images."""
+    """Return the default number of torch threads: one per core if observations are large images, otherwise one."""
     has_images = any(
         len(leaf.shape) == 3 and min(sorted(leaf.shape)[1:]) >= 36 for _, leaf in info.observation.leaves()
     )
@@ -217,7 +218,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
 
 
 def must_be_given_again(path: Path, stored: Mapping[str, Any], given: Mapping[str, Any], call: str) -> None:
-    """Raise CheckpointError if the run's env or net has no import path and is not `given`."""
+    """Raise CheckpointError if the run's env or net has no import path and is not among the `given` objects."""
     needed = without_path(stored)
     if any(given[name] is None for name in needed):
         things = " and ".join(f"{name}={label}" for name, label in needed.items())
@@ -236,9 +237,9 @@ def resume_config(
     net: Callable[..., Any] | None = None,
     call: str = RESUME,
 ) -> Setup:
-    """Return the configuration of an existing run; only `steps` and the groups in MAY_CHANGE may change.
+    """Return the configuration of an existing run. Only `steps` and the groups in MAY_CHANGE may be changed.
 
-    An env or net without an import path has to be passed again; if it is not, the error suggests `call`.
+    An env or net without an import path must be passed again; otherwise the error suggests the Python call `call`.
     """
     run = RunDirectory.open(path)
     path, stored = run.path, run.read_config()

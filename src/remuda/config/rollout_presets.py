@@ -1,12 +1,12 @@
-"""Presets of the algorithms that learn from fresh rollouts; see presets.py for their form."""
+"""Presets of the algorithms that learn from fresh rollouts; presets.py describes the format."""
 
 from __future__ import annotations
 
 from remuda.config.replay_presets import Preset
 
 PPO: dict[str, Preset] = {
-    # These values were chosen among eleven candidates on seeds 11 to 16. With half the learning rate, it takes 1.5
-    # times as long to reach a return of 475.
+    # These values were chosen among eleven candidates on seeds 11 to 16. With half the learning rate, the agent takes
+    # 1.5 times as long to reach a return of 475.
     "CartPole-*": {
         "run": {"steps": 200_000},
         "sampler": {"envs": 8},
@@ -44,9 +44,9 @@ PPO: dict[str, Preset] = {
             "normalize_reward": True,
         },
     },
-    # Without center_images, Pong learned nothing in 50,000 to 600,000 steps at learning rates of 4e-4 to 1e-3. With
-    # center_images, a learning rate of 5e-4 and a clip_range of 0.2, the paddle got stuck at a wall, where actions
-    # have no effect.
+    # Without center_images, the agent learned nothing on Pong in 50,000 to 600,000 steps, at learning rates of 4e-4
+    # to 1e-3. With center_images, a learning rate of 5e-4 and a clip_range of 0.2, the paddle got stuck at a wall,
+    # where actions have no effect.
     "ALE/*": {
         "run": {"steps": 10_000_000},
         "sampler": {"envs": 16},
@@ -62,8 +62,8 @@ PPO: dict[str, Preset] = {
             "clip_reward": True,
         },
     },
-    # A policy for Breakout that stops exploring early never gets beyond 7 points: seed 11 stayed there with an
-    # ent_coef of 0.01, seed 1 with 0.03. These values were chosen on seed 12.
+    # If a policy for Breakout stops exploring early, its return never exceeds 7. This happened on seed 11 with an
+    # ent_coef of 0.01 and on seed 1 with 0.03. The values here were chosen on seed 12.
     "MinAtar/*": {
         "run": {"steps": 3_000_000},
         "sampler": {"envs": 32},
@@ -77,7 +77,7 @@ PPO: dict[str, Preset] = {
             "normalize_reward": True,
         },
     },
-    # Memory tasks: batch_size is a multiple of n_steps, so that --agent.core lstm works without other options.
+    # For memory tasks, batch_size is a multiple of n_steps, so that --agent.core lstm works without other options.
     "Remuda/Recall-*": {
         "run": {"steps": 500_000},
         "sampler": {"envs": 16},
@@ -123,7 +123,7 @@ PPO: dict[str, Preset] = {
 A2C: dict[str, Preset] = {
     "CartPole-*": {
         "run": {"steps": 500_000},
-        # normalize_advantage stays off: once every episode is perfect, standardized advantages are pure noise.
+        # normalize_advantage stays off, because standardized advantages are pure noise once every episode is perfect.
         "algo": {"n_steps": 5, "learning_rate": "linear(7e-4, 0)"},
     },
     "ALE/*": {
@@ -141,8 +141,8 @@ A2C: dict[str, Preset] = {
     },
 }
 
-# Most of these are the first values tried; docs/results.md lists which were run. Small nets average their losses,
-# because sums over all rows of a batch give gradients that only RMSprop with a large epsilon can handle.
+# Most of these are the first values tried; docs/results.md lists the envs on which they were run. Presets for small
+# nets average losses over rows, because sums give gradients that only RMSprop with a large epsilon can handle.
 IMPALA: dict[str, Preset] = {
     "CartPole-*": {
         "run": {"steps": 500_000},
@@ -165,7 +165,7 @@ IMPALA: dict[str, Preset] = {
     "ALE/*": {
         "run": {"steps": 10_000_000},
         "sampler": {"envs": 16},
-        # Without hidden layers, previous action and reward are concatenated to the features of the image directly.
+        # Without hidden layers, previous action and reward are concatenated directly to the features of the image.
         "agent": {"shared": True, "hidden": ()},
         "algo": {
             "n_steps": 80,

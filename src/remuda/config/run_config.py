@@ -1,4 +1,4 @@
-"""The configuration of a run, as a frozen dataclass of option groups, and its form in config.yaml and in messages.
+"""The configuration of a run as a frozen dataclass of option groups, and its conversion to and from plain dicts.
 
 The command line (`--algo.learning_rate 3e-4`), `config.yaml` and `remuda.train(algo={"learning_rate": 3e-4})` are
 three ways to set the same fields. Presets (config/presets.py) change defaults and never override what the user set.
@@ -29,7 +29,7 @@ from remuda.registry import SchemeEntry, find_algorithm, find_scheme
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What to learn and how to run it. Options that do not fit together raise ConfigError."""
+    """What to learn and how to run it. The constructor raises ConfigError if options do not fit together."""
 
     algo: str
     env: str
@@ -51,7 +51,7 @@ class RunConfig:
 
     @property
     def scheme_entry(self) -> SchemeEntry:
-        """The registered scheme."""
+        """The registry entry of the scheme."""
         return find_scheme(self.scheme)
 
     @property
@@ -71,18 +71,18 @@ class RunConfig:
 
     @property
     def rollout_options(self) -> OnPolicyOptions:
-        """The options of an algorithm that learns from fresh rollouts."""
+        """`algo_options` of an algorithm that learns from fresh rollouts; an assertion fails for others."""
         assert isinstance(self.algo_options, OnPolicyOptions), f"{self.algo} learns from a replay"
         return self.algo_options
 
     @property
     def replay_algo_options(self) -> OffPolicyOptions:
-        """The options of an algorithm that learns from a replay."""
+        """`algo_options` of an algorithm that learns from a replay; an assertion fails for others."""
         assert isinstance(self.algo_options, OffPolicyOptions), f"{self.algo} learns from fresh rollouts"
         return self.algo_options
 
 
-# Dataclass of each group of options, except `algo`, whose dataclass depends on the algorithm.
+# The dataclass of each group of options except `algo`, whose dataclass depends on the algorithm.
 KINDS: dict[str, type[Checked]] = {
     "replay": ReplayOptions,
     "sampler": SamplerOptions,
@@ -93,7 +93,7 @@ KINDS: dict[str, type[Checked]] = {
     "checkpoint": CheckpointOptions,
     "log": LogOptions,
 }
-# Field of RunConfig that holds each group. The fields `algo` and `scheme` hold names, so the options of these two
+# The field of RunConfig that holds each group. The fields `algo` and `scheme` hold names, so the options of these two
 # groups are in `algo_options` and `scheme_options`.
 GROUPS = {group: f"{group}_options" if group in ("algo", "scheme") else group for group in ("algo", *KINDS)}
 
@@ -102,7 +102,7 @@ SETTINGS = ("algo", "env", "steps", "seed", "scheme")
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
-    """Return the configuration as config.yaml holds it: the settings, then one mapping per group of options."""
+    """Return the configuration as in config.yaml: the settings, and under `options` one mapping per group."""
     out: dict[str, Any] = {name: getattr(config, name) for name in SETTINGS}
     out["options"] = {group: _plain(getattr(config, attribute)) for group, attribute in GROUPS.items()}
     return out

@@ -43,7 +43,7 @@ class ReplayOptions(Checked):
 
 @dataclass(frozen=True)
 class SamplerOptions(Checked):
-    """Number of envs, worker processes, where the policy runs."""
+    """Number of envs and worker processes, and where the policy runs."""
 
     _group = "sampler."
     envs: int = option(8, "number of environments, over all workers", low=1, high=100_000)
@@ -125,7 +125,7 @@ class EnvsOptions(Checked):
 
 @dataclass(frozen=True)
 class AgentOptions(Checked):
-    """Network: architecture, memory, normalization."""
+    """Architecture, memory and normalization of the network."""
 
     _group = "agent."
     net: str = option(
@@ -163,7 +163,7 @@ class AgentOptions(Checked):
 
 @dataclass(frozen=True)
 class SchemeOptions(Checked):
-    """Threads, device, asynchronous learning."""
+    """Threads and device of the learner, and options of asynchronous learning."""
 
     _group = "scheme."
     threads: int = option(

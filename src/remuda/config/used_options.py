@@ -1,9 +1,9 @@
-"""Which options a run uses, by its algorithm and its scheme; others are refused where the user sets them.
+"""Find out which options a run uses, given its algorithm and scheme, and refuse others that the user sets.
 
 An option that only some runs use declares all features that such a run must have:
 `option(..., used_by="async replay")`. The options class of an algorithm names what it learns from (`data`), the
 options of the agent that it does not use (`unused_agent_options`) and inherited options of its own that it does not
-use (`unused_options`). tests/config/test_used_options.py compares all this with the options that runs really read.
+use (`unused_options`). tests/config/test_used_options.py compares these declarations with the options that runs read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def scheme_features(scheme: str) -> list[str]:
 
 
 def is_used_by(algo: type[Any], kind: type[Any], group: str, name: str) -> bool:
-    """Return whether algorithms with options of class `algo` use option `name` of a group under some scheme."""
+    """Return whether algorithms with options of class `algo` use option `name` under at least one scheme."""
     if group == "algo":
         return name not in algo.unused_options
     if group == "agent" and name in algo.unused_agent_options:
@@ -56,7 +56,7 @@ def refuse_unused(
 ) -> None:
     """Raise ConfigError for the first of the `given` options that `algo` does not use under `scheme`.
 
-    `kinds` holds the options class of each group; that of the group "algo" belongs to the algorithm.
+    `kinds` holds the options class of each group; for the group "algo" it is the class of this algorithm.
     """
     features = {data_feature(kinds["algo"]), *scheme_features(scheme)}
     for group, values in given.items():

@@ -3,10 +3,10 @@
     agent.fast_policy = fast.find_policy(agent)                  # None if the agent is of another kind
     learner = Learner(ppo, ..., fast_path=fast.find(ppo))        # None if there are no gradients for this algorithm
 
-For a network of two layers of 64 units, calling torch takes far longer than the arithmetic. This package makes fewer
-calls. It contains nothing that the rest of the library needs: every algorithm defines its loss once, for autograd,
-and `agent.fast_path=false` (or deleting this directory) trains with that. During a run, gradients and actions from
-here are compared with those of autograd and `Agent.act`; if they differ, the fast path is dropped with a warning.
+For a network of two layers of 64 units, the overhead of torch calls is far larger than the arithmetic. This package
+makes fewer calls. The rest of the library does not depend on it: every algorithm defines its loss once, for autograd,
+which is used alone if `agent.fast_path=false` (or if this directory is deleted). During a run, results are
+compared with those of autograd and `Agent.act`; if they differ, the fast path is dropped with a warning.
 
 To add gradients for an algorithm of your own, see `register` in registry.py.
 """

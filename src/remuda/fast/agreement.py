@@ -1,4 +1,4 @@
-"""Comparison of hand-written gradients with those of autograd, during a run."""
+"""Compare hand-written gradients with those of autograd during a run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ logger = logging.getLogger("remuda.fast")
 GradientFunction = Callable[[Batch, Clock], Gradients | None]
 Groups = dict[str, Tensor]  # the gradient of each parameter group, as one vector
 
-RECHECK_AFTER = 10  # updates until the next comparison, if a batch could not decide
-RELATIVE, SMALLEST = 1e-3, 1e-6  # tolerated differences, which come from summing in another order
-SMALLEST_SCALAR = 1e-4  # replaces SMALLEST for a single number, whose terms may cancel, as in SAC's alpha gradient
-# Targets are perturbed by the fraction PERTURBATION. A difference of up to NOISE_FACTOR times the
-# change that this causes in the gradient may be rounding.
+RECHECK_AFTER = 10  # updates until the next comparison after a result of Agreement.UNKNOWN
+RELATIVE, SMALLEST = 1e-3, 1e-6  # tolerated relative and absolute rounding differences
+SMALLEST_SCALAR = 1e-4  # replaces SMALLEST for a gradient of one number, such as SAC's alpha, whose terms may cancel
+# If gradients differ, targets are perturbed by the fraction PERTURBATION. A difference of up to NOISE_FACTOR times
+# the change of the gradient that this perturbation causes may be due to rounding.
 PERTURBATION, NOISE_FACTOR = 1e-6, 10.0
 
 
@@ -66,14 +66,14 @@ class Agreement(Enum):
 
     SAME = "same"
     DIFFERENT = "different"
-    UNKNOWN = "unknown"  # the batch amplifies rounding so much that any two ways to compute its gradient differ
+    UNKNOWN = "unknown"  # the batch amplifies rounding so much that any two computations of its gradient differ
 
 
 def compare(found: Groups, exact: Groups, batch: Batch, gradient: Callable[[Batch], Groups]) -> Agreement:
     """Compare a hand-written gradient with `exact`, which is gradient(batch) by autograd.
 
     If they differ, gradient(batch) is computed again with targets that are perturbed by about their rounding error.
-    If the perturbation explains the difference, the batch decides nothing. This happens, for example, when all
+    If the perturbation explains the difference, the result is UNKNOWN. This happens, for example, when all
     advantages are nearly equal: dividing them by their standard deviation leaves only rounding errors.
     """
     if {name: x.shape for name, x in exact.items()} != {name: x.shape for name, x in found.items()}:
@@ -93,7 +93,7 @@ def tolerance(vector: Tensor) -> float:
 
 
 def perturb(x: Tensor) -> Tensor:
-    """Increase every other number slightly, and decrease the rest."""
+    """Change all numbers by the fraction PERTURBATION, alternately up and down."""
     if not x.is_floating_point():
         return x
     signs = 1.0 - 2.0 * (torch.arange(x.numel(), device=x.device) % 2)

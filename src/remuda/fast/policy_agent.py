@@ -1,4 +1,4 @@
-"""Small fully connected policy agents without modules and autograd: the same numbers with a third of the calls.
+"""Fast forms of small fully connected policy agents, which compute the same with a third of the calls to torch.
 
     fast = fast_policy_agent(agent)                  # None if the agent is of another kind
     action = fast.choose(obs, noise)                 # while sampling: equal to PolicyAgent.act, except for rounding
@@ -6,8 +6,8 @@
     rows = fast.forward(obs, action)                 # log_prob, entropy and value of many rows
     vector = fast.gradient(rows, row_gradients)      # gradients of all parameters, concatenated
 
-Matrix products and activations run in torch on the agent's own parameters; everything that concerns single rows runs
-in numpy, whose calls cost less.
+They use no modules and no autograd. Torch computes matrix products and activations, on the agent's own parameters;
+numpy, whose calls cost less, computes everything else.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ logger = logging.getLogger("remuda.fast")
 MAX_WIDTH = 128  # largest width of a layer; in wider layers the arithmetic dominates, and autograd is as fast
 Rows = NDArray[np.float32]
 Parameters = tuple[Tensor, Tensor]  # weight and bias of a layer, or their gradients
-Kept = tuple[Any, ...]  # what a distribution keeps of its forward pass for the backward pass
+Kept = tuple[Any, ...]  # what a distribution's forward pass keeps for its backward pass
 
 
 class Activations(NamedTuple):
-    """What `FastPolicyAgent.forward` keeps for `gradient`."""
+    """What `FastPolicyAgent.forward` keeps for `FastPolicyAgent.gradient`."""
 
     policy: list[Tensor]  # the input of the policy trunk and the output of each layer
     value: list[Tensor]
@@ -58,7 +58,7 @@ class RowOutputs:
 
 @dataclass(frozen=True)
 class RowGradients:
-    """Derivatives of a loss with respect to `RowOutputs`; that of the entropy is the same for all rows."""
+    """Derivatives of a loss with respect to `RowOutputs`. The entropy has the same derivative in all rows."""
 
     log_prob: Rows
     value: Rows
@@ -66,7 +66,7 @@ class RowGradients:
 
 
 class FastDistribution(Protocol):
-    """Action distribution over the outputs [N, K] of the policy head, with its derivative."""
+    """Action distribution, computed from the outputs [N, K] of the policy head, with its derivatives."""
 
     def sample(self, outputs: Rows, noise: Rows) -> NDArray[Any]: ...
     def forward(self, outputs: Rows, action: NDArray[Any]) -> tuple[Rows, Rows, Kept]: ...  # log_prob, entropy, kept
@@ -98,7 +98,7 @@ class FastCategorical:
 
 
 class FastGaussian:
-    """Distribution over flat Box actions; writes the gradient of `log_std` to `into`."""
+    """Distribution over flat Box actions. `backward` writes the gradient of `log_std` to `into`."""
 
     def __init__(self, log_std: nn.Parameter, into: Tensor) -> None:
         self.log_std, self.into = log_std, into
@@ -125,7 +125,7 @@ class FastGaussian:
 
 
 class FastMLP:
-    """The layers of an MLP with tanh or ReLU; writes the gradients of its parameters to `views`."""
+    """The layers of an MLP with tanh or ReLU. `backward` writes the gradients of its parameters to `views`."""
 
     def __init__(self, net: MLP, views: dict[int, Tensor]) -> None:
         linear = [layer for layer in net.layers if isinstance(layer, nn.Linear)]
@@ -134,7 +134,7 @@ class FastMLP:
         self.is_tanh = isinstance(net.layers[-1], nn.Tanh)
 
     def features(self, x: Tensor) -> Tensor:
-        """Return the features of a few rows, without keeping what a backward pass needs."""
+        """Return the features of a few rows, without storing what a backward pass would need."""
         for weight, bias in self.layers:
             x = F.linear(x, weight, bias)
             x = x.tanh_() if self.is_tanh else x.relu_()
@@ -145,13 +145,13 @@ class FastMLP:
         outputs = [x]
         for weight, bias in self.layers:
             x = F.linear(x, weight, bias)
-            # On many rows a sigmoid takes a third of the time of tanh: tanh(x) = 2 sigmoid(2 x) - 1, within 2e-7.
+            # On many rows, 2 sigmoid(2 x) - 1 takes a third of the time of tanh(x), and is equal to within 2e-7.
             x = x.mul_(2).sigmoid_().mul_(2).sub_(1) if self.is_tanh else x.relu_()
             outputs.append(x)
         return outputs
 
     def backward(self, outputs: list[Tensor], gradient: Tensor) -> None:
-        """Compute the gradients of all parameters from `gradient`, that of the features."""
+        """Compute the gradients of all parameters from `gradient`, the gradient with respect to the features."""
         for index in reversed(range(len(self.layers))):
             output = outputs[index + 1]
             if self.is_tanh:
@@ -166,7 +166,7 @@ class FastMLP:
 
 
 class FastPolicyAgent:
-    """A PolicyAgent with MLP trunks and Discrete or Box actions; shares the agent's parameters."""
+    """Fast form of a PolicyAgent with MLP trunks and Discrete or Box actions, with the agent's own parameters."""
 
     def __init__(self, agent: PolicyAgent) -> None:
         self._gradient, views = gradient_views(list(agent.parameters()))
@@ -199,7 +199,7 @@ class FastPolicyAgent:
         return False
 
     def choose(self, obs: Tensor, noise: Tensor) -> Tensor:
-        """Return sampled actions for [B] observations; call it in inference mode."""
+        """Return sampled actions for [B] observations; call this method in inference mode."""
         x = obs if self._inputs is None else self._inputs(obs).reshape(len(obs), -1)
         outputs = F.linear(self._trunk.features(x), *self._head)
         return torch.from_numpy(self._distribution.sample(outputs.numpy(), noise.numpy()))
@@ -220,7 +220,7 @@ class FastPolicyAgent:
 
     @torch.no_grad()
     def gradient(self, rows: RowOutputs, by: RowGradients) -> Tensor:
-        """Return the gradient with respect to all parameters, in the order of `agent.parameters()`."""
+        """Return the gradient with respect to all parameters, as one vector in the order of `agent.parameters()`."""
         policy, value, kept = rows.activations
         by_outputs = torch.from_numpy(self._distribution.backward(kept, by.log_prob, by.entropy))
         by_value = torch.from_numpy(by.value).unsqueeze(-1)
@@ -265,7 +265,7 @@ def fast_policy_agent(agent: PolicyAgent) -> FastPolicyAgent | None:
     if max(layer.out_features for layer in layers) > MAX_WIDTH or math.prod(agent.observation.shape) > MAX_WIDTH:
         return None
     known = {id(parameter) for parameter in agent.parameters()}
-    # Weights that torch derives from other parameters (weight_norm) have no gradient of their own.
+    # Weights that torch computes from other parameters (weight_norm) have no gradient of their own.
     if not all(id(layer.weight) in known and id(layer.bias) in known for layer in layers):
         return None
     if agent.action.kind not in ("discrete", "box") or any(p.device.type != "cpu" for p in agent.parameters()):

@@ -1,7 +1,7 @@
 """The losses of A2C and PPO with hand-written derivatives, for the agents of policy_agent.py.
 
-Each function here repeats `losses` of its algorithm in numpy and adds the derivative with respect to the agent's
-output for each row. The definitions of the losses stay in algorithms/.
+`a2c_losses` and `ppo_losses` repeat `A2C.losses` and `PPO.losses` in numpy, and add the derivatives with respect to
+the agent's outputs for each row. algorithms/ defines the losses.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RowLosses(NamedTuple):
 def policy_gradients(
     algorithm: Learned, losses: Callable[[Learned, RowOutputs, Batch, Clock], RowLosses]
 ) -> GradientFunction | None:
-    """Combine the row-wise losses of an algorithm with its agent's backward pass; None without a fast agent."""
+    """Combine row-wise losses with the backward pass of the agent's fast form; None if it has no fast form."""
     agent = fast_policy_agent(algorithm.agent)
     if agent is None:
         return None
@@ -45,8 +45,8 @@ def policy_gradients(
     def compute(batch: Batch, clock: Clock) -> Gradients | None:
         if batch.state is not None:
             return None
-        # Ratios that overflow give gradients that are not finite, as with autograd, and the learner skips the update;
-        # numpy's warnings would add nothing.
+        # If ratios overflow, gradients are not finite, as with autograd, and the learner skips the update. Warnings
+        # from numpy would add nothing.
         with np.errstate(over="ignore", invalid="ignore"):
             rows = agent.forward(batch.steps.obs, batch.steps.action)
             found = losses(algorithm, rows, batch, clock)
@@ -106,7 +106,7 @@ def ppo_losses(ppo: PPO, rows: RowOutputs, batch: Batch, clock: Clock) -> RowLos
         old, limit = steps.policy.value.numpy(), ppo.clip_range_vf(progress)
         moved = rows.value - old
         clipped_error = old + moved.clip(-limit, limit) - target
-        # Where the clipped error is the larger one, the loss does not depend on the value: its derivative is 0.
+        # Where the clipped error is larger, the loss does not depend on the value, so the derivative is 0.
         is_clipped = (np.abs(moved) > limit) & (np.abs(clipped_error) > np.abs(error))
         squared = np.square(np.where(is_clipped, clipped_error, error)).sum()
         error = np.where(is_clipped, np.float32(0), error)
@@ -114,7 +114,7 @@ def ppo_losses(ppo: PPO, rows: RowOutputs, batch: Batch, clock: Clock) -> RowLos
     value_loss, entropy = float(squared) / n, float(rows.entropy.sum()) / n
     kl = float((np.expm1(log_ratio) - log_ratio).sum()) / n
     by_rows = RowGradients(
-        log_prob=np.where(gain > clipped_gain, np.float32(0), gain) * np.float32(-1 / n),  # NaN stays NaN
+        log_prob=np.where(gain > clipped_gain, np.float32(0), gain) * np.float32(-1 / n),  # a NaN is kept
         value=error * np.float32(2 * ppo.vf_coef / n),
         entropy=-ent_coef / n,
     )
@@ -137,7 +137,7 @@ def standardized_rows(x: Rows) -> Rows:
     mean = x.sum() / len(x)
     centered: Rows = x - mean
     deviation = math.sqrt(centered.dot(centered) / (len(x) - 1))
-    if deviation <= ROUNDING * abs(mean):  # NaN stays NaN
+    if deviation <= ROUNDING * abs(mean):  # False for NaN, so that it is kept
         return np.zeros_like(x)
     centered /= np.float32(deviation + 1e-8)
     return centered

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from remuda.core import Agent, Algorithm, FastPolicy
 from remuda.fast.agreement import CheckedGradients, GradientFunction
 
-# Both return None for algorithms and agents whose networks they do not support.
+# Functions of these two types return None for an algorithm or agent whose networks they do not support.
 MakeGradients = Callable[[Any], GradientFunction | None]
 MakePolicy = Callable[[Any], FastPolicy | None]
 Made = TypeVar("Made", bound=MakeGradients)
@@ -36,7 +36,7 @@ def register(algorithm: type, agent: type) -> Callable[[Made], Made]:
 
 
 def register_policy(agent: type) -> Callable[[MadePolicy], MadePolicy]:
-    """Register a function that makes the fast policy of an `agent`."""
+    """Register a function that makes the fast policy of an agent of class `agent`."""
 
     def add(make: MadePolicy) -> MadePolicy:
         _policies[agent] = make
@@ -48,8 +48,8 @@ def register_policy(agent: type) -> Callable[[MadePolicy], MadePolicy]:
 def find(algorithm: Algorithm) -> CheckedGradients | None:
     """Return hand-written gradients of the algorithm's losses, or None if there are none.
 
-    A subclass gets those of its base class only if it does not override `losses`. The agent's class must be the
-    registered one: a subclass may compute something else.
+    A subclass gets the gradients of its base class only if it does not override `losses`. The agent's class must be
+    exactly the registered one, because a subclass may compute something else.
     """
     own = type(algorithm)
     for registered in own.__mro__:

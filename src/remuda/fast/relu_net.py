@@ -1,12 +1,12 @@
 """Hand-written forward and backward passes of fully connected ReLU networks, for large batches.
 
-    net = ReluNet(layers, views)                     # `views` receive the gradients of its parameters
+    net = ReluNet(layers, views)                     # backward() writes the gradients of the parameters to `views`
     outputs = net.forward(x)                         # x, the output of every hidden layer, the output of the last
     by_first = net.backward(outputs, by_output, len(x), accumulate=False)      # gradients of all parameters
     by_action = net.to_input(by_first, slice(17, 23))
 
-Only the gradients that are needed are computed. Autograd takes twice the time for the same: it keeps tensors that are
-not needed and moves them through memory, while the data of this code stays in the cache. Callers pass at most
+Only the gradients that are needed are computed. Autograd takes twice as long, because it also keeps tensors that are
+not needed and moves them through memory, while the data of this module stays in the cache. Callers pass at most
 `MAX_ROWS` rows at a time.
 """
 
@@ -21,13 +21,13 @@ from torch.nn import functional as F
 from remuda.agents.trunk import Trunk
 from remuda.nets import MLP
 
-MAX_ROWS = 2048  # rows of one pass: with 512 the products are too small, with 8192 the activations leave the cache
+MAX_ROWS = 2048  # rows of one pass: with 512, products are too small; with 8192, activations exceed the cache
 
-FEW_ROWS = 1024  # up to this number, one more call costs more than the products that it would save
+FEW_ROWS = 1024  # up to this many rows, extra calls that skip needless products cost more than these products
 
 
 class ReluNet:
-    """Linear layers with ReLU between them, with the parameters of existing modules."""
+    """Linear layers with ReLU between them. The parameters are those of existing modules."""
 
     def __init__(self, layers: Sequence[nn.Linear], views: dict[int, Tensor] | None = None) -> None:
         self.layers = [(layer.weight, layer.bias) for layer in layers]
@@ -44,8 +44,8 @@ class ReluNet:
     def backward(self, outputs: list[Tensor], by_output: Tensor, rows: int, accumulate: bool) -> Tensor:
         """Compute the gradients of all parameters from the first `rows` rows.
 
-        If `accumulate`, they are added to the gradients already in the views. Return the gradient with respect to the
-        first layer's output, for all rows.
+        If `accumulate`, add them to the gradients already in the views. Return the gradient with respect to the first
+        layer's output before its ReLU, for all rows.
         """
         assert self.into is not None
         for index in reversed(range(len(self.layers))):
@@ -63,13 +63,13 @@ class ReluNet:
         return by_output
 
     def to_first(self, hidden: list[Tensor], by_output: Tensor) -> Tensor:
-        """Return the gradient with respect to hidden[0], where `hidden` holds the outputs of the hidden layers."""
+        """Return the same as `backward`, from the outputs of hidden layers, but compute no parameter gradients."""
         for index in reversed(range(1, len(self.layers))):
             by_output = self._to_previous(index, hidden[index - 1], by_output)
         return by_output
 
     def to_input(self, by_first: Tensor, columns: slice) -> Tensor:
-        """Return the gradient with respect to `columns` of the input, given that of the first layer's output."""
+        """Return the gradient with respect to `columns` of the input. `by_first` is what `backward` returned."""
         return by_first @ self.layers[0][0][:, columns]
 
     def _to_previous(self, index: int, x: Tensor, by_output: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class ReluNet:
 
 
 def linear_layers(trunk: Trunk, *more: nn.Module) -> list[nn.Linear] | None:
-    """Return the linear layers of a trunk and the modules on top, or None if they are not a plain ReLU network."""
+    """Return the linear layers of a trunk and `more` modules on top; None if they are not a plain ReLU network."""
     found: list[nn.Linear] = []
     for part in [trunk.net, *more]:
         steps = list(part.layers) if type(part) is MLP else [part]
@@ -93,7 +93,7 @@ def linear_layers(trunk: Trunk, *more: nn.Module) -> list[nn.Linear] | None:
 
 
 def gradient_views(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, dict[int, Tensor]]:
-    """Return a vector for the gradient of all parameters, and a view of it for each parameter, by id."""
+    """Return a vector for all gradients, and a dict from `id(parameter)` to a view of that parameter's part."""
     sizes = [parameter.numel() for parameter in parameters]
     vector = torch.zeros(sum(sizes))
     views = torch.split(vector, sizes)

@@ -44,14 +44,14 @@ class Transitions(NamedTuple):
 class RowResults(NamedTuple):
     """Results for every row, from which metrics and priorities are computed."""
 
-    log_prob: Tensor  # log-density of the action that the actor chooses
-    best: Tensor  # the lower of the critics' values of that action
-    q: Tensor  # the first critic's value of the action that was taken
+    log_prob: Tensor  # log-density of the action that the actor chooses now
+    best: Tensor  # the lower of the two critics' values of the action that the actor chooses now
+    q: Tensor  # the first critic's value of the stored action
     error: Tensor  # errors of both critics [N, 2]
 
 
 class FastSAC:
-    """Computes the gradients of a `SAC` object; shares its parameters."""
+    """Computes the gradients of a `SAC` object, whose parameters it shares."""
 
     def __init__(
         self, sac: SAC, actor: list[nn.Linear], critics: list[list[nn.Linear]], targets: list[list[nn.Linear]]
@@ -97,9 +97,9 @@ class FastSAC:
         return Gradients(vectors, clock.version, metrics, found.error[:, 0].abs(), stop=False)
 
     def _piece(self, drawn: Transitions, alpha: float, count: int, accumulate: bool) -> RowResults:
-        """Compute the gradients of a piece of a batch, which has `count` rows in all.
+        """Compute the gradients of one piece of a batch of `count` rows.
 
-        If `accumulate`, they are added to the gradients of earlier pieces.
+        If `accumulate`, add them to the gradients of earlier pieces.
         """
         obs, next_obs, noise, taken, reward, discount, weight = drawn
         n, noise = len(obs), noise.flatten(0, 1)
@@ -110,7 +110,7 @@ class FastSAC:
         u = mean + scaled
         action, next_action = torch.split(u.tanh(), n)
         log_prob, next_log_prob = torch.split(squashed_log_prob(u, log_std, noise), n)
-        # Critics: the targets, then the values of the actions taken and of those that the actor chooses now.
+        # Compute the critics' targets, then the values of the actions taken and of those that the actor chooses now.
         following = torch.cat([next_obs, next_action], -1)
         next_q = torch.minimum(*(target.forward(following)[-1] for target in self.targets)).squeeze(-1)
         goal = torch.addcmul(reward, discount, next_q.sub_(next_log_prob, alpha=alpha))
@@ -122,7 +122,7 @@ class FastSAC:
         by_taken = error * (weight / count).unsqueeze(-1)
         by_chosen = torch.zeros_like(by_taken).scatter_(1, lower, -1 / count)
         by_action = self._through_critics(critic_outputs, by_taken, by_chosen, accumulate, slice(obs.shape[1], None))
-        # Actor: the gradient passes back through tanh, with d log_prob / du = 2 tanh(u).
+        # The actor's gradient passes back through tanh; the derivative of log_prob with respect to u is 2 tanh(u).
         by_u = torch.ops.aten.tanh_backward(by_action, action).add_(action, alpha=2 * alpha / count)
         by_log_std = (by_u * scaled[:n]).sub_(alpha / count)
         by_raw = torch.ops.aten.hardtanh_backward(by_log_std, raw[:n], *LOG_STD)
@@ -132,9 +132,9 @@ class FastSAC:
     def _through_critics(
         self, outputs: list[list[Tensor]], by_taken: Tensor, by_chosen: Tensor, accumulate: bool, actions: slice
     ) -> Tensor:
-        """Compute the gradients of the critics' parameters, from the actions taken.
+        """Compute the gradients of the critics' parameters from `by_taken`, the derivatives for the actions taken.
 
-        Return the gradient with respect to the actions that the actor chooses [N, A].
+        Return the gradient with respect to the actions [N, A] that the actor chooses, from `by_chosen`.
         """
         n = len(by_taken)
         if n <= FEW_ROWS:
@@ -147,7 +147,7 @@ class FastSAC:
         by_action = torch.empty(n, outputs[0][0].shape[1] - actions.start)
         for index, (critic, each) in enumerate(zip(self.critics, outputs, strict=True)):
             critic.backward([x[:n] for x in each], by_taken[:, index : index + 1], n, accumulate)
-            # Only the lower critic of a row has a gradient, so each critic passes back about half of the rows.
+            # The actor's loss uses only the lower critic of a row, so each critic passes back about half of the rows.
             rows = by_chosen[:, index].nonzero().squeeze(-1)
             hidden = [x[n:].index_select(0, rows) for x in each[1:-1]]
             by_first = critic.to_first(hidden, by_chosen[rows, index : index + 1])
@@ -156,7 +156,7 @@ class FastSAC:
 
 
 def squashed_log_prob(u: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
-    """Compute the log-density of `SquashedGaussian.sample_with_log_prob`."""
+    """Compute the log-density that `SquashedGaussian.sample_with_log_prob` returns."""
     each = torch.addcmul(log_std, noise, noise, value=0.5).sub_(F.softplus(-2 * u).add_(u), alpha=2)
     return -each.sum(-1) - u.shape[-1] * (LOG_SQRT_2_PI + 2 * math.log(2.0))
 

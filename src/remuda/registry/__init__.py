@@ -4,8 +4,8 @@
     remuda.register_scheme("mine", "mypackage.schemes:make", "what it does", is_asynchronous=False)
     remuda.register_env_backend("mine", "mypackage.games")
 
-Remuda's own entries are registered by the same functions (registry/builtin.py). A package that is only installed, and
-not imported, can register entries through entry points of the groups `remuda.algorithms`, `remuda.schemes` and
+Remuda's own entries are registered by the same functions (registry/builtin.py). A package that is installed but not
+imported can register entries through entry points of the groups `remuda.algorithms`, `remuda.schemes` and
 `remuda.env_backends`. An import path, `package.module:Name`, is accepted wherever a registered name is.
 
 Help texts and tables read the registries, so importing this package must be cheap: it imports neither torch nor
@@ -65,8 +65,8 @@ def register_algorithm(
     line for `remuda algos`.
 
     Arguments that are left out are taken from the class attributes `Options`, `presets` and `builder` and from the
-    docstring of the class. If these are missing too, options and presets are those of the registered algorithm that
-    the class is derived from.
+    docstring of the class. Without these attributes, options and presets are those of the registered algorithm from
+    which the class is derived.
     """
     if isinstance(algorithm, str) and options is not None:
         entry = AlgorithmEntry(name, algorithm, options, presets or {}, builder or options.builder, description or "")
@@ -77,7 +77,7 @@ def register_algorithm(
 
 
 def find_algorithm(name: str) -> AlgorithmEntry:
-    """Return the entry of a registered name or of the class that an import path names."""
+    """Return the entry of an algorithm, by its registered name or by the import path of its class."""
     found = _algorithms.find(name)
     if found is not None:
         return found
@@ -97,9 +97,9 @@ def all_algorithms() -> list[AlgorithmEntry]:
 
 
 def algorithm_reference(name: str) -> dict[str, Any] | None:
-    """Return, as JSON, a description with which another process can register an algorithm registered at run time.
+    """Describe an algorithm that was registered at run time, as JSON for `register_reference` in another process.
 
-    Returns None if that process finds the algorithm by itself. Raises Unreachable for a class without an import path.
+    Return None if other processes find the algorithm by name. Raise Unreachable for a class without an import path.
     """
     from remuda.envs.import_paths import describe
 
@@ -152,7 +152,7 @@ def register_scheme(
 
 
 def find_scheme(name: str) -> SchemeEntry:
-    """Return the entry of a registered name, or the `SchemeEntry` that an import path names."""
+    """Return the entry of a scheme, by its registered name or by the import path of a `SchemeEntry`."""
     found = _schemes.find(name)
     if found is not None:
         return found
@@ -190,7 +190,7 @@ def register_env_backend(name: str, backend: Any) -> EnvBackendEntry:
 
 
 def find_env_backend(name: str) -> EnvBackendEntry:
-    """Return the entry of a registered name, or of the backend that an import path names."""
+    """Return the entry of an env backend, by its registered name or by the import path of the backend."""
     found = _env_backends.find(name)
     if found is not None:
         return found
@@ -201,17 +201,17 @@ def find_env_backend(name: str) -> EnvBackendEntry:
 
 
 def env_backend_names() -> list[str]:
-    """Return the names of all registered env backends, in the order in which `auto` tries them."""
+    """Return the names of all registered env backends, in the order in which `envs.backend=auto` tries them."""
     return _env_backends.names(is_sorted=False)
 
 
 def all_env_backends() -> list[EnvBackendEntry]:
-    """Load and return the entries of all registered env backends, in the order in which `auto` tries them."""
+    """Load and return all registered env backends, in the order in which `envs.backend=auto` tries them."""
     return _env_backends.all(is_sorted=False)
 
 
 def _imported(path: str, option: str) -> Any:
-    from remuda.envs.import_paths import import_named  # imports Gymnasium
+    from remuda.envs.import_paths import import_named  # imported here, because it imports Gymnasium
 
     return import_named(path, option)
 

@@ -1,4 +1,4 @@
-"""Entries of algorithms, and how an entry is derived from the class of an algorithm."""
+"""Registry entries of algorithms, and how to derive an entry from the class of an algorithm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class AlgorithmEntry:
     """A registered algorithm. Import paths are resolved when the class, the presets or the builder are used."""
 
     name: str
-    algorithm: type[Any] | str  # its class, or the import path of the class
+    algorithm: type[Any] | str  # the class, or its import path
     options: type[AlgoOptions]  # a frozen dataclass, whose fields the command line shows as --algo.NAME
     preset_table: Mapping[str, Any] | str  # option values by pattern of env ids, or the import path of such a mapping
     builder: str  # import path of the `Builder` that makes the agent and the algorithm from a configuration
@@ -36,22 +36,22 @@ class AlgorithmEntry:
 
     @property
     def data(self) -> str:
-        """The data it learns from: "rollouts" (rows of new rollouts), "sequences" (whole columns) or "replay"."""
+        """What the algorithm learns from: "rollouts" (single rows), "sequences" (whole columns) or "replay"."""
         return self.options.data
 
     @property
     def actions(self) -> str:
-        """The kind of action space it supports: "any", "Discrete" or "Box"."""
+        """The kind of action space that the algorithm supports: "any", "Discrete" or "Box"."""
         return self.options.actions
 
     @property
     def may_run_async(self) -> bool:
-        """Whether it may learn, with its default options, from steps that older weights have sampled."""
+        """Whether the algorithm, with its default options, may learn from steps sampled by older weights."""
         return not self.options().is_on_policy
 
     @property
     def path(self) -> str:
-        """Import path of its class."""
+        """Import path of the algorithm's class."""
         return self.algorithm if isinstance(self.algorithm, str) else path_of(self.algorithm)
 
     def load_class(self) -> type[Any]:
@@ -60,7 +60,7 @@ class AlgorithmEntry:
         return found
 
     def load_builder(self) -> Builder:
-        """Return the builder that makes the agent and the algorithm."""
+        """Return the builder object that makes the agent and the algorithm."""
         found: Builder = load(self.builder)
         return found
 
@@ -82,7 +82,7 @@ def entry_for_class(
     """Return the entry of an algorithm's class.
 
     Arguments that are not given are taken from the class attributes `Options`, `presets` and `builder`, which
-    subclasses inherit. If these are missing too, options and presets are those of the base class's entry in `known`.
+    subclasses inherit. Without such attributes, options and presets are those of the base class's entry in `known`.
     """
     if not isinstance(kind, type) or not _attribute(kind, "losses"):
         raise ConfigError(
@@ -106,7 +106,7 @@ def entry_for_class(
 
 
 def check_options(name: str, options: Any) -> None:
-    """Raise ConfigError if the options of an algorithm are not declared in the way that the command line requires."""
+    """Raise ConfigError unless the options of an algorithm are declared in the way that the command line requires."""
     from remuda.config.algo_base import AlgoOptions
 
     label = f"the options of {name}"
@@ -123,7 +123,7 @@ def check_options(name: str, options: Any) -> None:
 
 
 def _base(kind: type[Any], known: Iterable[AlgorithmEntry]) -> AlgorithmEntry | None:
-    """Return the entry of `kind` or else of its nearest base class; if a class has several, the first registered."""
+    """Return the entry of `kind` or of its nearest base class that has one. Of several entries, take the first."""
     by_path: dict[str, AlgorithmEntry] = {}
     for entry in known:
         by_path.setdefault(entry.path, entry)

@@ -6,7 +6,7 @@ from remuda import registry
 
 
 def register_algorithms() -> None:
-    """Register the ten algorithms. If two have the same class (dqn, rainbow), subclasses use the first entry."""
+    """Register the ten algorithms. Subclasses of DQN, the class of dqn and rainbow, use the first entry (dqn)."""
     from remuda.config import algo_options as options
     from remuda.config.algo_base import AlgoOptions
 
@@ -88,7 +88,7 @@ def register_algorithms() -> None:
 
 
 def register_schemes() -> None:
-    """Register the schemes of one machine."""
+    """Register the schemes that run on one machine."""
     registry.register_scheme(
         "serial",
         "remuda.build.schemes:make_serial",
@@ -109,6 +109,6 @@ def register_schemes() -> None:
 
 
 def register_env_backends() -> None:
-    """Register the libraries of native vector envs, in the order in which `auto` tries them."""
+    """Register the libraries of native vector envs, in the order in which `envs.backend=auto` tries them."""
     for name, module in (("ale", "ale"), ("gymnasium", "gymnasium_vector"), ("envpool", "envpool")):
         registry.register_env_backend(name, f"remuda.envs.backends.{module}")

@@ -1,4 +1,4 @@
-"""Registries, which hold entries by name, and the entries of schemes and env backends."""
+"""The `Registry`, which holds entries by name, and the entries of schemes and env backends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUILTIN = "remuda.registry.builtin"  # the module that registers Remuda's own en
 
 
 class Named(Protocol):
-    """An entry of a registry."""
+    """Anything with a name, as every entry of a registry has."""
 
     @property
     def name(self) -> str: ...
@@ -39,7 +39,7 @@ class Registry(Generic[Entry]):
     """
 
     def __init__(self, kind: str, group: str, own: str, convert: Callable[[str, Any], Entry]) -> None:
-        """Create a registry for entry points of this group.
+        """Create a registry of entries of one `kind`, which other packages add by entry points of `group`.
 
         `own` is the name of the function in `BUILTIN` that registers Remuda's own entries. `convert` makes an entry
         from the name of an entry point and the object that it loads.
@@ -50,7 +50,7 @@ class Registry(Generic[Entry]):
         self._is_loading = False
 
     def add(self, entry: Entry) -> Entry:
-        """Add an entry and return it. It may replace an earlier one of the same name, but not one of Remuda's own."""
+        """Add and return an entry. It may replace one of the same name, but not one of Remuda's own."""
         self._load_builtin()
         if not entry.name or ":" in entry.name:
             raise ConfigError(f"{entry.name!r} is not a name for an {self._kind}: use a word without a colon.")
@@ -68,13 +68,13 @@ class Registry(Generic[Entry]):
         return None if point is None else self._load_point(point)
 
     def names(self, is_sorted: bool = True) -> list[str]:
-        """Return all names, sorted or in the order of registration, without loading any entry point."""
+        """Return all names, sorted or else in the order of registration, without loading any entry point."""
         self._load_builtin()
         names = list(dict.fromkeys([*self._entries, *self._points]))
         return sorted(names) if is_sorted else names
 
     def is_installed(self, name: str) -> bool:
-        """Return whether every process of this installation finds the name: it is built in or an entry point."""
+        """Return whether every process of this installation knows the name: as a built-in entry or an entry point."""
         self._load_builtin()
         return name in self._points or (self._builtin is not None and name in self._builtin)
 
@@ -122,10 +122,10 @@ class Registry(Generic[Entry]):
 
 @dataclass(frozen=True)
 class SchemeEntry:
-    """A registered scheme, with the properties by which configurations are checked."""
+    """A registered scheme, with the properties that checks of a configuration need."""
 
     name: str
-    make: Callable[[RunConfig], Scheme] | str  # makes the scheme from the configuration; or its import path
+    make: Callable[[RunConfig], Scheme] | str  # function that makes the scheme, or its import path
     description: str
     has_workers: bool = True  # whether envs are stepped in worker processes
     is_asynchronous: bool = False  # whether samplers run ahead of the learner
@@ -145,7 +145,7 @@ class EnvBackendEntry:
     backend: Any  # an object or module with the members of `envs.backends.Backend`, or its import path
 
     def load(self) -> Backend:
-        """Return the backend itself."""
+        """Return the backend, which is imported if the entry holds its import path."""
         found: Backend = load(self.backend) if isinstance(self.backend, str) else self.backend
         return found
 

@@ -15,7 +15,7 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --ignore tests/faults
-	$(BIN)/python -m pytest tests/faults  # one at a time: they kill, and look at the clock
+	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal tests/faults  # they mostly wait
 
 # Learning runs, soaks and hundreds of kills: minutes each, about an hour on two cores.
 test-long: $(STAMP)

@@ -97,7 +97,7 @@ def tianshou(figure: str) -> Cycle:
 
         return turn_over([each.numpy().astype(np.float64) for each in draw_errors()], find_and_set)
     never = np.zeros(ROWS, bool)
-    fields = {"obs": rand(ROWS, OBS), "inference": rand(ROWS, ACTION), "rew": rand(ROWS), "obs_next": rand(ROWS, OBS)}
+    fields = {"obs": rand(ROWS, OBS), "act": rand(ROWS, ACTION), "rew": rand(ROWS), "obs_next": rand(ROWS, OBS)}
     buffer = PrioritizedReplayBuffer(size=ROWS, alpha=ALPHA, beta=BETA)
     # Rows are added at once, because adding a million rows one at a time would take 15 minutes.
     buffer.update(ReplayBuffer.from_data(**fields, terminated=never, truncated=never, done=never))

@@ -135,8 +135,9 @@ def updates_of_ppo(found: dict[str, Any]) -> str:
     """Return the section on updates with hand-written gradients, autograd and torch.compile."""
     parts = [
         "## Updates alone\n\n"
-        "`remuda bench update` makes updates of PPO from the same minibatches, without sampling: with the hand-written "
-        "gradients of `fast/` on one torch thread and on two, with autograd, and with `torch.compile`.\n"
+        "`remuda bench update` makes updates of PPO from the same minibatches, without sampling: with the "
+        "hand-written gradients of `fast/` on one torch thread and on two, with autograd, and with "
+        "`torch.compile`.\n"
     ]
     for name, title in UPDATES.items():
         if name in found:

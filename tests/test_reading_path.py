@@ -37,8 +37,8 @@ TRAIN_SAC = ["train", "sac", "--env", "Pendulum-v1", "--scheme", "async", "--ste
 TRAIN_SAC += ["--algo.learning_starts", "100"]
 COMMON = ["--quiet", "--eval.episodes", "0"]
 
-# The most files and lines. An update of PPO should take at most 10 files and 1,500 lines, and one of SAC under `async`
-# 22 and 4,000. The limits of a round are those that are reached so far.
+# The most files and lines. An update of PPO should take at most 10 files and 1,500 lines, and one of SAC under
+# `async` 22 and 4,000. The limits of a round are those that are reached so far.
 LIMITS = {
     "ppo": {"update": (10, 1500), "round": (26, 3400)},
     "sac": {"update": (22, 4000), "round": (28, 4600)},

@@ -6,14 +6,13 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from lasting import shared_server
 from test_env_rows import LENGTHS, play, rows_by_hand
 
 from remuda.core import derive_seed
@@ -22,12 +21,6 @@ from remuda.errors import ConfigError, EnvError, Interrupted, WorkerError
 
 COUNTING = ("counting:make", {"lengths": list(LENGTHS)})
 SLOW = ("own_things:slow", {"seconds": 5.0, "only_seed": derive_seed(7, 0, 0)})  # only env 0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_server() -> Iterator[None]:
-    with shared_server("remuda.envs.worker"):
-        yield
 
 
 def step_until(

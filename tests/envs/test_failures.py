@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lasting import shared_server
 
 from remuda.cli import main
 from remuda.envs import LocalEnvs, PooledEnvs, resolve
@@ -75,8 +74,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path.write_text(ENV)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(path.parent)
-        with shared_server("remuda.build.workers"):
-            yield path
+        yield path
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -29,7 +29,7 @@ def test_ppo_names_what_it_sees_in_every_kind_of_observation(tmp_path, kind):
 
 @pytest.mark.parametrize("algo", ["ppo", "a2c", "impala", "appo"])
 @pytest.mark.parametrize("ends", ["truncate", "terminate"])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_identity_is_learned_however_episodes_end(tmp_path, algo, ends, seed):
     kwargs = {"ends": ends, "n": 3, "start": 2}  # labels that do not count from 0
     run = learn(tmp_path, algo, "puzzles:identity", 15_000, seed=seed, envs={"kwargs": kwargs})

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lasting import shared_server
 from registering import forget_registered
 
 import remuda
@@ -29,11 +28,10 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _one_server() -> Iterator[None]:
+def _examples_can_be_imported() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT))
-        with shared_server("remuda.build.workers"):
-            yield
+        yield
 
 
 def train(out: Path, way: str, name: str = PATH, **groups: Any) -> remuda.Run:

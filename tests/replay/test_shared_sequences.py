@@ -47,7 +47,7 @@ T, BURN_IN, LENGTH = 5, 2, 3  # of rollouts and sequences: one is whole before w
 R = BURN_IN + LENGTH + N_STEP
 HOW = pytest.mark.parametrize("how", ["append", "begin"])  # rows are overwritten, or some of them so far
 WHAT = pytest.mark.parametrize("what", ["prioritized", "sequences"])
-SOME = [("uniform", 1), ("uniform", 3), ("prioritized", 3), ("sequences", 2)]
+SOME = [("uniform", 1), pytest.param("uniform", 3, marks=pytest.mark.long), ("prioritized", 3), ("sequences", 2)]
 
 
 def replay_of(what: str, ring: Ring) -> Any:

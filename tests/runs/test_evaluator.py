@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from lasting import shared_server
 
 import remuda
 from remuda.build.recipe import make_recipe
@@ -28,12 +27,6 @@ from remuda.runs.evaluation import play_episodes
 from remuda.runs.evaluator import EvaluatorProcess
 
 SOON = 60.0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_server() -> Iterator[None]:
-    with shared_server("remuda.runs.evaluator"):
-        yield
 
 
 def settled(algo: str = "dqn", env: str = "CartPole-v1", **groups: Any) -> tuple[RunConfig, EnvSpec, Any]:

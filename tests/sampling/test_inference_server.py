@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from counting_agents import CountingRNN
-from lasting import shared_server
 from test_counting import CountingAgent
 from test_counting_rnn import GAMMA, LENGTHS, SEED, HandCount
 
@@ -36,12 +35,6 @@ from remuda.sampling.sampler import EnvSampler
 NUM_ENVS, T = 6, 6
 COUNTING = ("counting:make", {"lengths": list(LENGTHS)})
 torch.set_num_threads(1)  # more are many times slower on arrays this small when the machine is busy
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_server() -> Iterator[None]:
-    with shared_server("remuda.envs.worker"):
-        yield
 
 
 class Lockstep:

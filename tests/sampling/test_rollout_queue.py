@@ -18,7 +18,6 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from lasting import shared_server
 from processes import all_gone, find, wait_for
 
 from remuda.build.algorithm import make_algorithm
@@ -34,12 +33,6 @@ from remuda.sampling.rollout_queue import RolloutQueue, slots_for
 
 SEED, LENGTHS, T = 11, (3, 5, 2, 9), 6
 torch.set_num_threads(1)  # more are many times slower on arrays this small when the machine is busy
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_server() -> Iterator[None]:
-    with shared_server("remuda.build.workers"):
-        yield
 
 
 class Streaming:

@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from lasting import shared_server
 from processes import all_gone, wait_for
 from safetensors.torch import load_file
 from writing import COUNTING, SOON, Setup, check_rows, merged
@@ -67,12 +66,6 @@ RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
 CENTRAL = ("dqn", "rainbow, judged", "r2d1", "r2d1, judged", "ddpg, noise that drifts", "sac", "sac with memory")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_server() -> Iterator[None]:
-    with shared_server("remuda.build.workers"):
-        yield
-
-
 def acting(act: str, settings: dict[str, Any]) -> dict[str, Any]:
     """These settings with other samplers."""
     return {**settings, "sampler": {**settings.get("sampler", {}), "inference": act}}
@@ -99,6 +92,7 @@ def lines_of(run: Any) -> list[dict[str, Any]]:
 
 # Seconds each, and a mixture of two others.
 SLOW = [("workers", "r2d1, judged"), ("central", "r2d1, judged"), ("central", "rainbow, judged")]
+SLOW += [("workers", "ddpg"), ("workers", "sac"), ("central", "dqn"), ("central", "sac with memory")]
 ALL = [*(("workers", case) for case in RUNS), *(("central", case) for case in CENTRAL)]
 
 

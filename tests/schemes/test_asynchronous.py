@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lasting import shared_server
 from rollouts import move
 from test_bit_equal import weights
 from test_synchronous import REAL, Pieces
@@ -43,12 +41,6 @@ LAGS = {
     "rollout/dropped",
     "lag/acting_weights",
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_server() -> Iterator[None]:
-    with shared_server("remuda.build.workers"):
-        yield
 
 
 def train(out: Path, name: str = "impala", scheme: Any = "async", env: str = "CartPole-v1", **settings: Any) -> Any:

@@ -139,7 +139,7 @@ class OffPolicy(nn.Module):
         if batch.state is None:
             return size
         real = self.real(batch)
-        sizes = torch.zeros(real.shape)
+        sizes = torch.zeros(real.shape, device=size.device)
         sizes[real] = size
         mean = sizes.sum(0) / real.sum(0).clamp(min=1)
         return self.eta * sizes.amax(0) + (1 - self.eta) * mean

@@ -115,8 +115,10 @@ class Registry(Generic[Entry]):
         if self._builtin is not None or self._is_loading:
             return
         self._is_loading = True
-        getattr(importlib.import_module(BUILTIN), self._own)()
-        self._is_loading = False
+        try:
+            getattr(importlib.import_module(BUILTIN), self._own)()
+        finally:
+            self._is_loading = False
         self._builtin = frozenset(self._entries)
 
 

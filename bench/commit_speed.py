@@ -83,7 +83,8 @@ def train(job: Job) -> None:
     getattr(remuda, "keep_memory", lambda: None)()
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "run"
-        remuda.train(**job, **RUN, steps=10**9, seed=1, out=out, callbacks=[slices], quiet=True)
+        name, env = job.pop("algo"), job.pop("env")
+        remuda.train(name, env, **job, **RUN, steps=10**9, seed=1, out=out, callbacks=[slices], quiet=True)
 
 
 def command(tree: Any, name: str) -> list[object]:

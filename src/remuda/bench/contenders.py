@@ -100,7 +100,7 @@ def draw_actions(space: Space, count: int) -> list[Any]:
 
 
 def sampler_turn(job: Mapping[str, Any]) -> Turn:
-    """Return a turn that collects a rollout with a new agent. Contenders differ in where envs and policy run."""
+    """Return a function that collects one rollout; `job` says whether envs and policy run here or in workers."""
     import torch
 
     from remuda.build.envs import num_workers

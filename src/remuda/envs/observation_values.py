@@ -148,7 +148,7 @@ def _tuple_reader(raw: gymnasium.spaces.Tuple, space: Space, name: str, on_cast:
 
 
 def find_not_finite(reward: object, obs: ArrayTree) -> str | None:
-    """Return a sentence about a reward or stored observation that is not finite, or None if both are."""
+    """Return a sentence that names a reward or observation that is not finite, or None if all are finite."""
     stored = np.asarray(reward, np.float64) if isinstance(reward, int | float | np.number | np.ndarray) else None
     with np.errstate(over="ignore"):
         if stored is None or stored.shape != () or not np.isfinite(stored.astype(np.float32)).all():

@@ -123,7 +123,7 @@ class EnvPool:
         return [self._receive(batch) for batch in range(self.num_batches)]
 
     def step(self, batch: int, action: Actions) -> StepFuture:
-        """Send actions [batch_size] without blocking; dicts may use the env's own keys."""
+        """Send actions [batch_size] without blocking. A dict of actions may have the env's own keys."""
         if not 0 <= batch < self.num_batches:
             raise ValueError(f"batch {batch} of num_batches={self.num_batches}: they are numbered from 0.")
         if self._futures[batch] is not None and self._results[batch] is None:

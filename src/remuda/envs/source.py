@@ -337,7 +337,7 @@ class TextLoader(importlib.abc.SourceLoader):
 
 
 def load(source: Mapping[str, str]) -> ModuleType:
-    """Import the module that `collect` returned; equal text is imported only once per process."""
+    """Import the module whose source text `collect` returned. A process imports the same text only once."""
     name = f"__remuda_main_{hashlib.sha256(source['source'].encode()).hexdigest()[:12]}__"
     if name in sys.modules:
         return sys.modules[name]

@@ -31,7 +31,8 @@ LINE_SECONDS = 5.0
 LINES_PER_RUN = 10  # minimum in a file or pipe, also for a run of a few seconds
 TICK_SECONDS = 0.5  # time between two draws on a terminal while there is no update
 LONG_SECONDS = 1.0  # an activity that takes longer is shown with its duration
-SILENT_SECONDS = 60.0  # time between lines in a file or pipe without an update, after a first line at LINE_SECONDS
+# Seconds between lines in a file or pipe while no metrics arrive. The first such line comes after LINE_SECONDS.
+SILENT_SECONDS = 60.0
 RATE_SECONDS = 30.0  # the remaining time is computed from the rate over this period
 SAMPLE_SECONDS = 0.5
 TRAINING = "sampling and learning"  # the activity after an update, unless `begin` names another

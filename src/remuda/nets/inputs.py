@@ -136,7 +136,8 @@ def image_bound(space: Space) -> NDArray[np.float32]:
     assert space.high is not None
     high = space.high.astype(np.float64)
     is_bound = high > 1
-    if np.dtype(space.dtype).itemsize > 2:  # if unbounded, `high` is about the maximum of the integer type
+    if np.dtype(space.dtype).itemsize > 2:
+        # A `high` near the maximum of a wide integer type means that the space is unbounded.
         is_bound &= high < np.iinfo(space.dtype).max - 2.0
     bound = np.where(is_bound, high, 1.0).astype(np.float32)
     return bound.reshape(-1)[:1].reshape(()) if (bound == bound.flat[0]).all() else bound

@@ -74,7 +74,7 @@ class SpinWait:
 
 
 def layout(num_slots: int, num_workers: int, stats_bytes: int) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return shapes and dtypes of the shared arrays; `stats_bytes` is the space for the statistics of one answer."""
+    """Return shapes and dtypes of the shared arrays; one answer holds up to `stats_bytes` of statistics."""
     each = (num_slots, num_workers)
     return {
         "todo": ((num_slots,), "int64"),  # number of the last request for each slot

@@ -292,7 +292,8 @@ class RingIndex:
         self.is_shared = is_shared  # whether other processes may write to the ring at any time
         # These are arrays, because numpy would convert a Python number in every call, which takes 0.5 us.
         self._envs, self._num_places = np.array(ring.envs), np.array(ring.envs * ring.capacity)
-        # A FrameRing assembles observations from frames, and may lose frames before it loses their rows.
+        # A plain Ring stores whole observations. A FrameRing stores frames, which may be overwritten before the rows
+        # that need them.
         self._stores_obs, self._loses_rows_only = type(ring).obs is Ring.obs, type(ring).is_stored is Ring.is_stored
 
     def place(self, key: Index) -> Index:

@@ -124,7 +124,7 @@ class RunCheckpoints:
         if self._options.keep != "best" or is_worse:
             return
         self.best = {"step": progress.steps, "mean_reward": mean_reward}
-        # An existing checkpoint of this step is written again, because it does not record this evaluation as best.
+        # A checkpoint of this step that exists already is overwritten: it was saved before this evaluation was made.
         with self._stopwatch.timed("checkpoint"):
             self._write(learner, progress, get_sampler_state())
             self._mark_best(progress.steps, mean_reward)

@@ -111,7 +111,7 @@ class RunLog:
             self.log(verdict(self.stopwatch.total, remedies_for(self.config))[1])
 
     def log(self, line: str, traceback: str = "") -> None:
-        """Show a line on the terminal and append it to log.txt, where the traceback follows it."""
+        """Show a line on the terminal and append it to log.txt; a traceback is appended to log.txt only."""
         self.terminal.note(f"{line} The full traceback is in log.txt." if traceback else line)
         self.directory.log(line, traceback)
 

@@ -2,11 +2,11 @@
 
 RemudaError
 ├── UsageError           a mistake by the user: one sentence with value, rule and remedy; exit code 2
-│   ├── ConfigError      an option's value, or two options that do not fit together
+│   ├── ConfigError      an invalid value of an option, or two options that do not fit together
 │   ├── EnvSpecError     an env that cannot be found or built, or that has unsupported spaces
 │   └── CheckpointError  a run or checkpoint that is missing, damaged, or made for another env
 ├── EnvError             an env that violates its contract; the message names env, index, seed and step
-│   └── EnvFailed        an env that raised too often; its last exception is the cause
+│   └── EnvFailed        an env that raised too often; `__cause__` is the env's last exception
 ├── WorkerError          a worker process that died or hung more often than its restart limit allows
 ├── NoState              an env whose state cannot be saved; the message gives the reason
 ├── TrainingError        losses or gradients that are not finite for too many updates in a row
@@ -47,7 +47,7 @@ class EnvError(RemudaError):
 
 
 class EnvFailed(EnvError):
-    """An environment raised too often, for example more than `envs.max_restarts` times; log.txt has a traceback."""
+    """An environment raised too often, for example more than `envs.max_restarts` times. log.txt has the traceback."""
 
 
 class WorkerError(RemudaError):
@@ -65,7 +65,7 @@ class TrainingError(RemudaError):
 class Interrupted(RemudaError):
     """Raised between two steps, or while waiting, when a signal asks the run to stop."""
 
-    signal = 2  # number of the signal; SIGINT if the signal is not known
+    signal = 2  # number of the signal that asked the run to stop; 2 (SIGINT) if it is not known
 
 
 class Abandoned(BaseException):

@@ -22,12 +22,12 @@ def usable_cores() -> int:
 
 
 def free_memory() -> int:
-    """Return the number of bytes that this process can still allocate, on this machine and in its container."""
+    """Return how many bytes this process can still allocate within the limits of the machine and the container."""
     found = [sys.maxsize]
     with suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text().splitlines()
         found.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]))
-    with suppress(OSError, ValueError):  # ValueError: the file holds "max" if there is no limit
+    with suppress(OSError, ValueError):  # ValueError: memory.max holds "max" if there is no limit
         group = Path("/sys/fs/cgroup")
         limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
         found.append(max(0, limit - used))
@@ -59,7 +59,7 @@ def existing_objects_frozen() -> Iterator[None]:
     """Exclude the objects that exist now from garbage collections within a context.
 
     Most of them belong to imported modules and never become garbage, but every full collection would visit them.
-    A process that has frozen objects itself decides about its garbage collection, so nothing changes there.
+    If the program has already called `gc.freeze`, it manages its garbage collection itself, and nothing is changed.
     """
     if gc.get_freeze_count():
         yield

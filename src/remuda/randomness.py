@@ -1,4 +1,4 @@
-"""Random numbers as a function of where they are used, so that a checkpoint has no generator states to save.
+"""Random numbers that depend only on where they are used, so that checkpoints need not save generator states.
 
     draw = keyed_generator(Purpose.EXPLORATION, seed, env, row)     # numbers for `env` from `row` on
     draw.random(8)
@@ -24,12 +24,12 @@ class Purpose(IntEnum):
     RANDOM_ACTIONS = 1  # random actions before learning starts; key and position as for EXPLORATION
     EVALUATION = 2  # key and position as for EXPLORATION
     MINIBATCHES = 3  # key: the epoch; position: the round
-    REPLAY = 4  # key: the number of a draw, or of a block of draws; position: the number of the attempt
+    REPLAY = 4  # key: the number of the draw or block of draws; position: 0, or the number of the repeated attempt
     LOSSES = 5  # key: the number of updates so far
 
 
 def keyed_generator(purpose: Purpose, seed: int, key: int, position: int = 0) -> np.random.Generator:
-    """Return a generator for one use; all arguments are below 2**64.
+    """Return the generator that belongs to these arguments, which must be below 2**64.
 
     Philox is a function of its key and of a counter of four 64-bit words. Drawing numbers increments the first two
     words. `purpose` and `position` are the last two, so two generators could overlap only after 2**128 draws.

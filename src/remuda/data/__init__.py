@@ -1,4 +1,4 @@
-"""Arrays, trees, rollouts and shared memory. Torch is not imported, so that env workers need little memory."""
+"""Arrays, trees, rollouts and shared memory. This package never imports torch, which saves memory in env workers."""
 
 from remuda.data.arrays import Array, ArrayTuple, FieldError, namedarraytuple
 from remuda.data.rollout import Batch, Rollout, Steps, resets

@@ -32,7 +32,7 @@ PLAIN_RULE = "a plain tuple, list or dict has no axes; make it a named array tup
 
 
 class ArrayTuple(tuple[Any, ...]):
-    """Base class of named array tuples. The annotated names of a subclass are its fields, after inherited ones."""
+    """Base class of named array tuples. The names that a subclass annotates are added to the inherited fields."""
 
     _fields: ClassVar[tuple[str, ...]] = ()
 
@@ -64,7 +64,7 @@ class ArrayTuple(tuple[Any, ...]):
         return tuple.__new__(cls, values)
 
     def __getitem__(self, where: Any) -> Self:
-        """Return a tuple of the same type with every field indexed by `where`; a single field is an attribute."""
+        """Return a tuple of the same type with every field indexed by `where`. Read single fields as attributes."""
         out = []
         for name, value in zip(self._fields, self, strict=True):
             try:
@@ -76,9 +76,10 @@ class ArrayTuple(tuple[Any, ...]):
         return tuple.__new__(type(self), out)
 
     def __setitem__(self, where: Any, value: Any) -> None:
-        """Assign to `where` in every field: from a tuple with one value per field, or from one value for all fields.
+        """Assign `value` to the index `where` of every field.
 
-        Fields that are None stay None, and a new value of None leaves its field unchanged.
+        A tuple or list gives one value for each field; any other value is assigned to all fields. A field that is
+        None stays None, and a field whose new value is None stays unchanged.
         """
         if isinstance(value, ArrayTuple) and value._fields != self._fields:
             raise ValueError(
@@ -102,7 +103,7 @@ class ArrayTuple(tuple[Any, ...]):
         return name in self._fields
 
     def get(self, index: int) -> Any:
-        """Return the field at a position, as indexing an ordinary tuple does."""
+        """Return the field at position `index`, as `[index]` does for an ordinary tuple."""
         return tuple.__getitem__(self, index)
 
     def items(self) -> Iterator[tuple[str, Any]]:

@@ -55,7 +55,7 @@ def _node(value: Any, depth: int) -> Any:
         return ["bytes", value]
     if kind is np.str_:
         return ["str_", str(value)]
-    is_array = kind is np.ndarray  # excludes subclasses: a masked array is more than its numbers
+    is_array = kind is np.ndarray  # False for subclasses such as masked arrays, which hold more than their numbers
     if (is_array or isinstance(value, np.generic)) and value.dtype.kind in KINDS and value.dtype.itemsize:
         name = "array" if is_array else "scalar"
         return [name, value.dtype.str, list(value.shape), value.tobytes()]

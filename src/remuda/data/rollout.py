@@ -7,12 +7,12 @@ One row is one call of `act` and the response of the env:
     mask       True     True       False             True
     discount   1        0 or 1     1                 1
 
-Envs reset on the *next* step, so the row after an end holds the true final observation, and its value estimate is the
-bootstrap of a truncated episode. No action is taken in that row, so its `mask` is False. An episode that terminates
-has discount 0 in its last row, a truncated one has 1.
+Envs reset on the *next* step, so the row after the end of an episode holds the true final observation. The value
+estimate in that row is the bootstrap of a truncated episode. No action is taken in that row, so its `mask` is False.
+In the last row before it, `discount` is 0 if the episode terminated, and 1 if it was truncated.
 
-Recurrent state is reset before row t if mask[t-1] is False (see `resets`). If you cut off burn-in rows, compute these
-flags before the cut, because the first row after it has no row t-1.
+Recurrent state is reset before row t if mask[t-1] is False. `resets` returns these flags. If you cut off burn-in
+rows, call `resets` before the cut, because the first remaining row no longer has a row t-1.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from remuda.data.trees import Tree, map_tree
 
 
 class Steps(ArrayTuple):
-    """Rows of experience; every field has the same leading axes, [T, B] as sampled or [N] once shuffled."""
+    """Rows of experience. The leading axes of all fields are [T, B] (T steps of B envs), or [N] for shuffled rows."""
 
     obs: Tree
     action: Tree
@@ -38,9 +38,9 @@ class Steps(ArrayTuple):
 
 
 def resets(mask: Array) -> Array:
-    """Return a mask [T, B] of the rows that start with a reset recurrent state: those that follow a masked row.
+    """Return flags [T, B] that are True where the previous row has mask False, so that recurrent state is reset.
 
-    Row 0 is never marked, because the recurrent state before it is stored with the rollout.
+    Row 0 is all False, because the recurrent state before row 0 is stored with the rollout.
     """
     flags = ~mask
     flags[1:] = flags[:-1].clone() if hasattr(flags, "clone") else flags[:-1].copy()
@@ -50,7 +50,7 @@ def resets(mask: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """T rows of B environments; the sampler's next `collect` may overwrite the arrays."""
+    """T rows of B environments. The sampler's next call of `collect` may overwrite the arrays."""
 
     steps: Steps  # [T, B]
     next_obs: Tree  # [B]: the observation after the last row
@@ -106,8 +106,8 @@ class Batch:
     weight: Array = None  # importance weight of a prioritized draw: [N] for rows, [B] for sequences
     key: Array = None  # unique id of each drawn row or sequence, for `Replay.feedback`; axes as in `weight`
     metrics: Mapping[str, Any] = field(default_factory=dict)  # metrics that `prepare` computed, for the log
-    # Smallest return, largest return and return of the mean reward over all stored rows, set only in a run's first
-    # batch; see `return_range` in replay/ring_replay.py.
+    # Set only in a run's first batch: the smallest and the largest discounted return of all stored rows, and the
+    # discounted return if every reward were the mean reward (see `return_range` in replay/ring_replay.py).
     returns: tuple[float, float, float] | None = None
 
     def flatten(self) -> Self:

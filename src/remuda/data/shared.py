@@ -22,7 +22,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-ALIGNMENT = 64  # bytes of a cache line: arrays that different processes write never share one
+ALIGNMENT = 64  # size of a cache line in bytes; no two arrays share a cache line
 
 Layout = dict[str, tuple[tuple[int, ...], str]]
 
@@ -39,7 +39,7 @@ def _offsets(layout: Mapping[str, tuple[tuple[int, ...], str]]) -> tuple[dict[st
 def _anonymous_file(size: int) -> int:
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("remuda", os.MFD_CLOEXEC)
-    else:  # on macOS, for example: a file that is unlinked while it is open is anonymous too
+    else:  # macOS, for example, has no memfd_create; an open file without a name serves as well
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
     try:
@@ -87,7 +87,7 @@ class SharedArrays:
         if self._map is None:
             return
         self._arrays.clear()
-        with contextlib.suppress(BufferError):  # raised if an array is still in use, which keeps the mapping open
+        with contextlib.suppress(BufferError):  # raised if an array still uses the mapping, which then stays open
             self._map.close()
         self._map = None
         os.close(self.fd)
@@ -108,7 +108,7 @@ class Fence:
 
     def __init__(self) -> None:
         lock = threading.Lock()
-        self._acquire, self._release = lock.acquire, lock.release  # `with` would cost twice as much
+        self._acquire, self._release = lock.acquire, lock.release  # calling these takes half the time of `with lock`
 
     def __call__(self) -> None:
         self._acquire()

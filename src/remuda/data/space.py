@@ -26,7 +26,7 @@ ArrayTree: TypeAlias = Any
 class Space:
     """The description of an observation or action: what agents need to know about a Gymnasium space.
 
-    A leaf describes one array per env. A dict or tuple has entries and describes a named array tuple of their values.
+    A leaf describes one array per env. A dict or tuple space describes a named array tuple with one value per entry.
     """
 
     kind: Literal["box", "discrete", "multidiscrete", "multibinary", "dict", "tuple"]
@@ -35,9 +35,9 @@ class Space:
     low: Array | None = None  # box only: the lower bound of each element
     high: Array | None = None  # box only: the upper bound of each element
     n: int = 0  # discrete only: the number of values
-    start: int = 0  # discrete only: the smallest value; rollouts and agents count from 0
+    start: int = 0  # discrete only: the smallest value in the env; in rollouts, the smallest value is 0
     sizes: Array | None = None  # multidiscrete only: the number of values of each element
-    starts: Array | None = None  # multidiscrete only: the smallest value of each element
+    starts: Array | None = None  # multidiscrete only: the smallest value of each element in the env
     entries: Mapping[str, Space] = field(default_factory=dict)  # dict and tuple only, by field name
     keys: tuple[str, ...] = ()  # dict only: the keys that the env itself uses, in the order of `entries`
     env_dtype: str = ""  # discrete and multidiscrete only: the dtype of the env's own space

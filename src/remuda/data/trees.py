@@ -7,7 +7,7 @@
     >>> [path for path, leaf in leaves(tree)]
     ['image', 'pair.0']
 
-None is a placeholder, in place of any tree: it is kept, and never passed to a function.
+None may stand in place of any tree. It stays None and is never passed to a function.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def stack(trees: Sequence[Tree]) -> Tree:
 
 
 def buffer_like(example: Tree, leading: tuple[int, ...], allocate: Callable[..., Any] = np.zeros) -> Tree:
-    """Return a tree like `example` whose leaves are new arrays of shape leading + leaf.shape and the leaf's dtype."""
+    """Return a tree like `example` whose leaves are new arrays: shape leading + leaf.shape, dtype of the leaf."""
 
     def make(leaf: Any) -> Any:
         array = np.asarray(leaf)
@@ -113,7 +113,7 @@ def buffer_like(example: Tree, leading: tuple[int, ...], allocate: Callable[...,
 
 
 def leading_shape(tree: Tree, count: int) -> tuple[int, ...]:
-    """Return the sizes of the first `count` axes; raise ValueError if they are not the same in all leaves."""
+    """Return the sizes of the first `count` axes of the leaves; raise ValueError if two leaves differ in them."""
     shape: tuple[int, ...] | None = None
     for path, leaf in leaves(tree):
         found = tuple(leaf.shape[:count])

@@ -26,11 +26,11 @@ from collections.abc import Callable, Sequence
 
 from remuda.processes.links import Link, die_with_parent
 
-START_SECONDS = 120.0  # time limit for imports: numpy takes 0.2 s and torch 2 s, but far longer from a busy disk
+START_SECONDS = 120.0  # time limit for the server's imports, which take 0.2 s to 2 s, or far longer from a busy disk
 FORK_SECONDS = 20.0
 LEAVE_SECONDS = 1.0
 EXIT_REASON_SECONDS = 5.0
-DEATH_SECONDS = 20.0  # time limit for a process to end after SIGKILL, which takes effect once the process gets a core
+DEATH_SECONDS = 20.0  # time limit for a process to end after SIGKILL; on a busy machine this takes a while
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 # The server is started with -c, because -m would put the working directory first on sys.path, where a file of the
 # user may shadow a module of the standard library.
@@ -45,7 +45,7 @@ class ForkFailed(Exception):
 
 
 class ForkServer:
-    """The parent's handle to a fork server; owns its process."""
+    """Starts a fork server process, sends it requests, and ends it."""
 
     def __init__(self, module: str) -> None:
         self._link, theirs = Link.pair()
@@ -126,7 +126,7 @@ class ForkServer:
 
 
 def main(module: str, fd: int, parent: int, is_tied: int) -> None:
-    """Run the server: fork on request and report deaths until the link ends."""
+    """Run the server: fork workers on request and report their deaths, until the parent closes the link."""
     if is_tied:
         die_with_parent(parent)
     stay_when_terminated()
@@ -137,18 +137,18 @@ def main(module: str, fd: int, parent: int, is_tied: int) -> None:
     for end in (woken, waker):
         os.set_blocking(end, False)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)  # a handler is needed for the wakeup descriptor
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)  # only signals with a handler wake the poll below
     poll = select.poll()
     poll.register(link, select.POLLIN)
     poll.register(woken, select.POLLIN)
     with contextlib.suppress(OSError):  # raised if the parent is gone
         while not link.has_ended:
-            poll.poll()  # without a time-out, because the link closes when the parent is gone, which ends the wait
+            poll.poll()  # needs no time-out: when the parent is gone, its end of the link closes, which ends the wait
             with contextlib.suppress(BlockingIOError):
                 os.read(woken, 4096)
             _report_deaths(link)
             messages, fds = link.receive()
-            if messages:  # exactly one message, because the parent waits for the answer before its next request
+            if messages:  # holds exactly one message, because the parent waits for each answer
                 try:
                     answer: dict[str, int | str] = {"pid": _fork(worker.main, fds, [link.fileno(), woken, waker])}
                 except OSError as error:
@@ -167,7 +167,7 @@ def stay_when_terminated() -> None:
     global _has_fork_hooks
     signal.signal(signal.SIGTERM, lambda number, frame: None)  # not SIG_IGN, which started programs would inherit
     if not _has_fork_hooks:
-        # Python drops signals that arrive in a forked process before its set-up is complete, so they are held back.
+        # Python drops signals that arrive while a forked process is still being set up, so SIGTERM is blocked then.
         os.register_at_fork(
             before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}),
             after_in_parent=_unblock_sigterm,
@@ -176,7 +176,7 @@ def stay_when_terminated() -> None:
         _has_fork_hooks = True
 
 
-_has_fork_hooks = False  # True once this process, or one that it was forked from, has registered its hooks
+_has_fork_hooks = False  # True once this process, or a process that forked it, called `os.register_at_fork`
 
 
 def _unblock_sigterm() -> None:

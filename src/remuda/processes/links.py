@@ -2,7 +2,7 @@
 
     ours, theirs = Link.pair()
     ours.send({"reset": 1}, fds=[memory.fd])          # encoded as msgpack, after a length header
-    messages, fds = theirs.receive()                  # all that has arrived; theirs.has_ended tells if ours is closed
+    messages, fds = theirs.receive()                  # all that arrived; theirs.has_ended is True once ours is closed
     bell = Bell()
     bell.ring()                                       # never blocks; makes bell.fileno() readable
     bell.clear()
@@ -30,7 +30,7 @@ CHUNK = 1 << 16
 MAX_FDS = 8  # the most file descriptors that one message may carry
 SEND_SECONDS = 10.0
 Message = dict[str, Any]  # a decoded msgpack map
-ONE = (1).to_bytes(8, sys.byteorder)  # what `Bell.ring` writes: the increment of an eventfd; a pipe accepts any bytes
+ONE = (1).to_bytes(8, sys.byteorder)  # written by `Bell.ring`: an eventfd accepts only an 8-byte integer
 
 
 class Link:
@@ -84,7 +84,7 @@ class Link:
         return self._whole_messages(), fds
 
     def wait(self, seconds: float) -> bool:
-        """Return whether something can be received within `seconds`."""
+        """Wait up to `seconds` for data or for the end of the link; return False if neither came."""
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
         return bool(poll.poll(max(0.0, seconds) * 1000))

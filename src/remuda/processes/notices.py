@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 
 class Notice(NamedTuple):
-    """One warning. `traceback` and `place` are empty if the process has already sent a warning about this place."""
+    """One warning. Only the first warning that a process sends about a place has a `traceback` and a `place`."""
 
     text: str
     traceback: str = ""
-    place: str = ""  # file:line of the error, or, without a traceback, a key of warnings shown once per run
+    # The file:line of the error. Without a traceback, a key for a warning that is shown only once per run.
+    place: str = ""
 
     @property
     def is_once(self) -> bool:
@@ -26,7 +27,7 @@ class Notice(NamedTuple):
 
 
 class Reporter:
-    """Logs the 1st, 2nd, 4th, 8th, ... notice and the first from each place, so that rare ones are not overlooked."""
+    """Logs the 1st, 2nd, 4th, 8th, ... notice, and the first notice from each place in the code."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger, self._count, self._places = logger, 0, set[str]()
@@ -49,7 +50,7 @@ def notice_of(record: logging.LogRecord) -> Notice:
 
 
 def collect_warnings() -> list[Notice]:
-    """Return a list to which every warning is appended that Remuda logs in this process from now on."""
+    """Return a list. Every warning that Remuda logs in this process from now on is appended to it."""
     notices: list[Notice] = []
     logging.getLogger("remuda").addHandler(_Collector(notices))
     return notices

@@ -20,9 +20,9 @@
 
 A slot has one request at a time. By default all workers serve every slot, and each worker serves a share of it. With
 `exclusive` every slot belongs to one worker, which never waits for the others. There are no locks that a dying
-process could hold: each number in memory has one writer. A process that is about to sleep announces it and then
-checks once more for work; the other process writes first and then checks for a sleeping process. A memory fence
-between the two steps, in both processes, prevents lost wake-ups.
+process could hold: each number in memory has one writer. A process that is about to sleep first writes that it
+sleeps, and then checks once more for work. The other process first writes the work, and then checks whether a process
+sleeps. A memory fence between the two steps, in both processes, prevents lost wake-ups.
 """
 
 from __future__ import annotations
@@ -49,9 +49,8 @@ _yield_core: Callable[[], None] = os.sched_yield if hasattr(os, "sched_yield") e
 class SpinWait:
     """Spins briefly before a process sleeps, because being woken takes up to 100 us.
 
-    It yields the core between two polls, because with one worker per core the parent has no core of its own. It spins
-    only where that pays off: never with more workers than cores, and after four unsuccessful spins in a row only on
-    every 32nd wait.
+    The core is yielded between two polls, because with one worker per core the parent has no core of its own. With
+    more workers than cores there is no spinning. After four unsuccessful spins in a row, only every 32nd wait spins.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -59,7 +58,7 @@ class SpinWait:
         self._waits = self._failed = 0
 
     def poll(self, is_done: Callable[[], bool]) -> bool:
-        """Spin, or do nothing if that does not pay off; return whether `is_done()` became true."""
+        """Poll `is_done()` briefly, unless spinning does not pay off; return whether it became true."""
         self._waits += 1
         if not self._has_core or (self._failed > FAILED_SPINS and self._waits % RARELY):
             return False
@@ -74,14 +73,14 @@ class SpinWait:
 
 
 def layout(num_slots: int, num_workers: int, stats_bytes: int) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return shapes and dtypes of the shared arrays; one answer holds up to `stats_bytes` of statistics."""
+    """Return shapes and dtypes of the shared arrays. `stats_bytes` limits the statistics of one worker's answer."""
     each = (num_slots, num_workers)
     return {
         "todo": ((num_slots,), "int64"),  # number of the last request for each slot
-        "done": (each, "int64"),  # number of the request that each worker answered last
+        "done": (each, "int64"),  # number of the request that each worker answered last for each slot
         "stats_of": (each, "int64"),  # number of the last request whose answer came with statistics
         "stats_size": (each, "int64"),  # size of these statistics in bytes, or ON_LINK
-        "busy": (each, "float64"),  # seconds that the last answer took
+        "busy": (each, "float64"),  # seconds that each worker needed for its last answer
         "asleep": ((num_workers,), "int64"),
         "awaited": ((1,), "int64"),  # number of the request for which the parent sleeps; 0 while the parent is awake
         "stats": ((*each, stats_bytes), "uint8"),
@@ -139,7 +138,10 @@ class Requests:
         return [slot for slot in own if self._done[slot][worker - self.servers[slot].start] != self._todo[slot]]
 
     def sleep(self, number: int) -> None:
-        """Ask workers to ring when request `number` (or ANY) is complete. Check once more before you sleep."""
+        """Ask workers to ring the bell when request `number` (or ANY) is complete.
+
+        Call `is_done` once more before you wait for the bell.
+        """
         self._awaited[0] = number
         self._fence()
 
@@ -147,15 +149,15 @@ class Requests:
         self._awaited[0] = 0
 
     def busy(self, slot: int) -> float:
-        """Return the seconds that the fastest worker took for its last answer to this slot."""
-        self._fence()  # an answer must be read after the number that announces it
+        """Return how many seconds the fastest worker needed for the last request of this slot."""
+        self._fence()  # the times must be read after the number that marks the request as done
         return float(min(self._busy[slot].tolist()))
 
     def has_stats(self, slot: int, number: int) -> bool:
         return number in self._stats_of[slot].tolist()
 
     def stats(self, worker: int, slot: int, number: int) -> bytes | None:
-        """Return the statistics that came with an answer: b"" if there are none, None if they come over the link."""
+        """Return the statistics of an answer: b"" if it has none, None if they are sent over the link."""
         place = worker - self.servers[slot].start
         if self._stats_of[slot][place] != number:
             return b""

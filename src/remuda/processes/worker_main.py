@@ -1,4 +1,4 @@
-"""The main function of every worker process: it runs a service and sends the parent the error that ended it.
+"""The main function of every worker process. It runs a service; if an error ends this, it sends the parent the error.
 
 def main(fds):                               # called in the worker, from the module that the fork server has loaded
     link = Link.from_fd(fds[0])
@@ -12,11 +12,11 @@ from typing import Protocol
 
 from remuda.processes.links import Link
 
-IN_WORKER = False  # True in worker processes, in which functions that start workers or a training run raise an error
+IN_WORKER = False  # True in worker processes, which must not start workers or a training run
 
 
 class Service(Protocol):
-    """What one kind of worker does: `serve` calls run(), and then close() in any case."""
+    """The work of one kind of worker: `serve` calls run(), and then close() even if run() raised an error."""
 
     def run(self) -> None: ...
     def close(self) -> None: ...

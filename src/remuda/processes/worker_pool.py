@@ -28,7 +28,7 @@ from remuda.errors import Interrupted, RemudaError, WorkerError
 from remuda.processes.fork_server import DEATH_SECONDS, ForkFailed, ForkServer
 from remuda.processes.links import Bell, Link, Message
 
-WINDOW_SECONDS = 60.0  # `max_restarts` limits the restarts within this time
+WINDOW_SECONDS = 60.0  # at most `max_restarts` restarts are allowed within this time
 POLL_SECONDS = 0.2  # longest sleep between two calls of `should_stop`
 LEAVE_SECONDS = 1.0  # time for workers to clean up when the pool closes
 
@@ -45,7 +45,7 @@ class WorkerKind:
     count_option: str  # the option that sets the number of workers
     logger: logging.Logger
     errors: tuple[type[RemudaError], ...] = ()  # classes of errors that the parent raises again, unchanged
-    build_errors: tuple[type[RemudaError], ...] = ()  # like `errors`, but only until all workers were built once
+    build_errors: tuple[type[RemudaError], ...] = ()  # like `errors`, but only until all workers have been built once
 
 
 class Worker:
@@ -58,7 +58,7 @@ class Worker:
         self.pid = 0
         self.pidfd: int | None = None
         self.inbox: list[Message] = []
-        self.last_seen = 0.0  # when the worker started or sent its last message, by `WorkerPool.clock`
+        self.last_seen = 0.0  # value of `WorkerPool.clock` when the worker started or sent its last message
         self.exit_reason: str | None = None  # a phrase such as "was killed by SIGKILL"; None while the worker lives
         self.traceback = ""  # the traceback that the worker sent last
         self.deaths: deque[float] = deque()
@@ -69,7 +69,7 @@ class Worker:
         return self.exit_reason is not None
 
     def send(self, message: Mapping[str, object], fds: Sequence[int] = ()) -> None:
-        """Send a message. If the worker has died, do nothing: `WorkerPool.listen` will notice it."""
+        """Send a message. If the worker has died, do nothing: `WorkerPool.listen` will notice that."""
         if self.link is not None:
             with contextlib.suppress(OSError):
                 self.link.send(message, fds)
@@ -116,7 +116,7 @@ class WorkerPool:
     # --- starting and replacing ---------------------------------------------------------------------------------
 
     def start(self) -> Any:
-        """Build all workers concurrently; return the value of "built" in the first worker's message."""
+        """Start all workers and wait until they are built; return what worker 0 sent under the key "built"."""
         for worker in self.workers:
             self._launch(worker)
         built: dict[int, Any] = {}
@@ -191,7 +191,7 @@ class WorkerPool:
         worker.send({"do": "build", **worker.blueprint})
 
     def _fork(self, worker: Worker) -> tuple[Link, int]:
-        """Fork a process and return its link and pid; retry failures until there are too many."""
+        """Fork a process and return its link and pid; retry after failures, up to a limit."""
         while True:
             link, theirs = Link.pair()
             try:
@@ -244,7 +244,7 @@ class WorkerPool:
         for fd, _ in events:
             if fd == self.bell.fileno():
                 self.bell.clear()
-            elif fd in self._by_fd:  # false if an earlier event of this poll led to reaping the worker
+            elif fd in self._by_fd:  # false if the worker was reaped because of an earlier event in this list
                 worker = self._by_fd[fd]
                 self._read(worker)
                 if fd == worker.pidfd or (worker.link is not None and worker.link.has_ended):
@@ -273,7 +273,7 @@ class WorkerPool:
         name, text = message["error"], message["text"]
         build_errors = {error.__name__: error for error in self.kind.build_errors}
         if name in build_errors and self._has_started:
-            return  # the worker was built before, so it may be restarted: its process ends and counts as a loss
+            return  # the worker was built before, so its process ends, counts as lost, and is restarted
         known = {error.__name__: error for error in self.kind.errors} | build_errors
         error: RemudaError
         if name in known:
@@ -330,7 +330,7 @@ class WorkerPool:
         self.reap_if_silent(worker, self._build_timeout, f"while {self.kind.building}")
 
     def reap(self, worker: Worker, exit_reason: str | None = None) -> None:
-        """Kill a worker if it still runs, read its last messages, and close its descriptors."""
+        """Kill the worker's process if it still runs, read its last messages, and close its descriptors."""
         assert worker.link is not None
         self._kill(worker)
         deadline = time.monotonic() + DEATH_SECONDS
@@ -376,7 +376,7 @@ class WorkerPool:
         worker.link = worker.pidfd = None
 
     def close(self) -> None:
-        """Ask all workers to leave, kill those that do not, and reap all of them. Calling it again does nothing."""
+        """Ask all workers to leave, kill those that do not, and reap all of them. A second call does nothing."""
         if not self._is_open:
             return
         self._is_open = False

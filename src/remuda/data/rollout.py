@@ -38,7 +38,7 @@ class Steps(ArrayTuple):
 
 
 def resets(mask: Array) -> Array:
-    """Return flags [T, B] that are True where the previous row has mask False, so that recurrent state is reset.
+    """Return flags [T, B]: True where the previous row has mask False, so that recurrent state has to be reset.
 
     Row 0 is all False, because the recurrent state before row 0 is stored with the rollout.
     """

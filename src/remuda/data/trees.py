@@ -103,7 +103,7 @@ def stack(trees: Sequence[Tree]) -> Tree:
 
 
 def buffer_like(example: Tree, leading: tuple[int, ...], allocate: Callable[..., Any] = np.zeros) -> Tree:
-    """Return a tree like `example` whose leaves are new arrays: shape leading + leaf.shape, dtype of the leaf."""
+    """Return a tree like `example` with new arrays as leaves, of shape leading + leaf.shape and the same dtypes."""
 
     def make(leaf: Any) -> Any:
         array = np.asarray(leaf)

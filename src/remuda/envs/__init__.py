@@ -1,4 +1,4 @@
-"""Environments, found by name and stepped in this process or in worker processes. Torch is not imported.
+"""Find environments by name and step them in this process or in worker processes, without importing torch.
 
     spec = resolve("CartPole-v1")                        # an id, "package.module:factory" or a callable
     with make_envs(spec, num_envs=8, num_workers=2) as envs:
@@ -65,7 +65,7 @@ class EnvInfo:
     max_episode_steps: int | None  # None if Gymnasium knows no limit
     render_modes: tuple[str, ...]
     fps: float  # frames per second for videos; 0 if the env does not set this
-    no_state: str | None = None  # why the env's state cannot be saved; None if it can
+    no_state: str | None = None  # why the env's state cannot be saved; None if it can be saved
 
 
 def make_envs(
@@ -87,10 +87,10 @@ def make_envs(
     `limits` may contain max_restarts and, with workers, also step_timeout, build_timeout and max_worker_restarts.
 
     `backend` is "python" (single envs), the name of a native backend (see `backends`), or "auto". "auto" chooses a
-    native backend if its envs give exactly the numbers of the single env (Atari), or if the id has no single env.
-    Other native envs, such as Gymnasium's vectorized CartPole or those of envpool, give different numbers and are
-    used only if `backend` names them. Single envs are needed for `seeds`, `levels`, `info`, step limits, and a class
-    of `stats` that has a step() method.
+    native backend if its envs give exactly the same numbers as the single env (Atari), or if the id has no single
+    env. Other native envs, such as Gymnasium's vectorized CartPole or the envs of envpool, give different numbers
+    and are used only if `backend` names their backend. Single envs are needed for `seeds`, `levels`, `info`, step
+    limits, and a class of `stats` that has a step() method.
 
     A native backend uses up to `num_workers` threads for each slot, and at least one.
     """
@@ -118,7 +118,7 @@ def choose_backend(
     info: Sequence[str] = (),
     levels: Sequence[int] | None = None,
 ) -> backends.Backend | None:
-    """Return the native backend that `make_envs` uses, or None; raise ConfigError if `backend` cannot be used."""
+    """Return the native backend for `make_envs`, or None for single envs; raise ConfigError for a bad `backend`."""
     return backends.choose(backend, spec, _needs_single(spec, stats, seeds, info, levels))
 
 
@@ -183,7 +183,7 @@ def _probe_native(spec: EnvSpec) -> EnvInfo:
 
 
 def _why_no_state(envs: LocalEnvs | NativeEnvs) -> str | None:
-    """Return why the state of these envs cannot be saved, or None if it can.
+    """Return why the state of these envs cannot be saved, or None if it can be saved.
 
     Both get_state() and set_state() are tried, because an env may use these method names for something else.
     """

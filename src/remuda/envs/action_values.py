@@ -53,7 +53,8 @@ def writer(raw: gymnasium.Space, space: Space) -> Writer:
 def action_leaves(space: Space, action: Actions, count: int, path: str = "") -> Iterator[Array]:
     """Yield the leaves of actions for `count` envs as arrays [count, ...], in the order of the space.
 
-    Dicts may have the env's own keys or the space's field names. Raise ValueError if an entry or a shape is wrong.
+    A dict of actions may have the keys of the env's own space or the field names of `space`. Raise ValueError if an
+    entry or a shape is wrong.
     """
     name = f"actions {path}" if path else "actions"
     if space.is_leaf:

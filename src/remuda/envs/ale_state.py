@@ -4,9 +4,9 @@
     set_console(another, state, sticky=0.25)
 
 With sticky actions, the emulated console may repeat the action that it executed last. ale-py neither saves that
-action nor exposes it, and it may differ from the action that was requested last. `get_console` therefore finds it by
-experiment: it executes one action after another, until it finds one after which the console continues from the saved
-state just as it did at first.
+action nor exposes it, and it may differ from the action that was requested last. `get_console` therefore finds the
+last action by experiment: it executes one action after another, restores the saved state after each, and stops when
+the console continues exactly as it did at first.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _continuation(ale: Any, system: Any, frames: int, action: Any) -> bytes:
     This changes the action that the console executed last.
     """
     ale.restoreSystemState(system)
-    hashed = hashlib.sha256()  # of every frame, because different actions may lead to the same last frame
+    hashed = hashlib.sha256()  # covers all frames, because different actions may lead to the same last frame
     for _ in range(frames):
         ale.act(action)
         hashed.update(ale.cloneSystemState().serialize())

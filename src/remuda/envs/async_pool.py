@@ -1,4 +1,4 @@
-"""A pool in which every slot belongs to one worker. Slots are received in any order: a slow env delays only its own.
+"""A pool in which each slot belongs to one worker and slots are received in any order. A slow env delays one slot.
 
 with AsyncPooledEnvs(resolve("CartPole-v1"), num_envs=8, num_workers=8, slots=8) as envs:
     envs.reset(seed=1)
@@ -77,12 +77,13 @@ class AsyncPooledEnvs(PooledEnvs):
         return [slot for slot, number in self._sent if not number or self._requests.is_done(slot, number)]
 
     def _supervise(self) -> None:
-        """Replace lost workers, attach those that have built their envs, and enforce time limits."""
+        """Replace lost workers, attach replacements that have built their envs, and enforce time limits."""
         for member in self._worker_pool.lost():
             self._discard(member)
             own = [slot for slot, servers in enumerate(self._requests.servers) if member.index in servers]
             # The first answer of a new worker is a reset row, so only a second answer shows that the worker made
-            # progress. The number of the last request does not show this, because all slots increment it.
+            # progress. The number of the last request does not show this, because the
+            # requests of all slots increase it.
             was_useful = any(self._answers[slot] > 1 for slot in own)
             for slot in own:
                 self._answers[slot] = 0

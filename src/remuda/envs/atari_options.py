@@ -13,7 +13,7 @@ from typing import Any, Literal
 from remuda.errors import EnvSpecError
 
 ENTRY_POINT = "ale_py.env:AtariEnv"
-GYMNASIUM_KWARGS = ("obs_type", "continuous", "continuous_action_threshold", "sound_obs")  # only in ale-py's own env
+GYMNASIUM_KWARGS = ("obs_type", "continuous", "continuous_action_threshold", "sound_obs")  # for ale-py's own env
 KWARGS = (
     "frameskip",
     "repeat_action_probability",
@@ -66,11 +66,11 @@ class AtariOptions:
 
 @dataclass(frozen=True)
 class AtariGame:
-    """One game and its settings, each from the user's options, or else from envs.kwargs, or else from the env id."""
+    """One game and its settings. The Atari options take precedence over envs.kwargs, and these over the env id."""
 
     label: str
     rom: str
-    frame_skip: int | tuple[int, int]  # frames, or a range (low, high), high excluded, from which each step draws
+    frame_skip: int | tuple[int, int]  # a number of frames, or (low, high): every step draws from range(low, high)
     sticky: float
     full_action_set: bool
     max_frames: int | None  # number of frames after which a game is truncated; None for no limit
@@ -84,7 +84,7 @@ def resolve_game(
 ) -> AtariGame | None:
     """Return the settings of an Atari id, or None if its arguments need ale-py's own Gymnasium env.
 
-    `registered` are the keyword arguments with which the id is registered, and `kwargs` those of the user.
+    `registered` are the keyword arguments with which the id is registered; `kwargs` are given by the user.
     """
     if any(({**registered, **kwargs}).get(name) for name in GYMNASIUM_KWARGS):
         return None

@@ -112,7 +112,7 @@ def _check_with_gymnasium(spec: EnvSpec, env: gymnasium.Env, report: EnvReport) 
 
 
 def _check_contract(spec: EnvSpec, env: gymnasium.Env, report: EnvReport) -> None:
-    """Report values that are not finite or contradict their space; training refuses, casts or warns about them."""
+    """Report values that are not finite or contradict their space. Training would stop, warn or cast them."""
 
     def add_problem(text: str) -> None:
         problem = f"{spec.label}: {text}"
@@ -120,7 +120,7 @@ def _check_contract(spec: EnvSpec, env: gymnasium.Env, report: EnvReport) -> Non
             report.problems.append(problem)
 
     read = reader(env.observation_space, observation_space(env.observation_space, spec.label), on_cast=add_problem)
-    with contextlib.suppress(Forbidden):  # `LocalEnvs` refuses such values below, and names seed and step
+    with contextlib.suppress(Forbidden):  # `LocalEnvs` below raises a better error, with seed and step
         read(env.reset(seed=0)[0])
         read(env.step(env.action_space.sample())[0])
     with LocalEnvs(spec, 1, max_restarts=0, on_notice=lambda notice: report.problems.append(notice.text)) as envs:
@@ -131,7 +131,7 @@ def _check_contract(spec: EnvSpec, env: gymnasium.Env, report: EnvReport) -> Non
 
 
 def _check_saving(spec: EnvSpec, env: gymnasium.Env, report: EnvReport) -> None:
-    """Check whether the state can be saved, and whether a new env that restores it continues in the same way."""
+    """Check that an env's state can be saved, and that a new env continues from it in the same way."""
     env.action_space.seed(0)
     # Warnings about the env are dropped here, because _check_contract has reported them.
     quiet = partial(LocalEnvs, spec, 1, max_restarts=0, on_notice=lambda _: None)

@@ -5,7 +5,7 @@
     group.reset(seed=1)
     group.step(actions)                # results are in rows.step, rows.episodes and rows.notices
     group.step(actions, hold=True)     # does not reset envs whose episode has ended
-    group.renew()                      # starts the next episode of these envs and leaves the others alone
+    group.renew()                      # starts the next episode of the envs that were not reset
     group.close()
 
 Both LocalEnvs and the workers of PooledEnvs step their envs in env groups, so their results are bit-equal.
@@ -25,12 +25,12 @@ from remuda.envs.rows import Rows, scalar_view
 from remuda.envs.single import SingleEnv
 
 BLOCK = 1024  # number of steps after which collected rewards are added to the statistics
-CHUNK = 8192  # number of floats that one dot product checks; BLAS would start threads for more
-MAX_REWARD_SUM = 1e38  # if the sum of rewards is beyond this, each is checked; float32 holds up to 3.4e38
+CHUNK = 8192  # number of floats in one dot product; for more, BLAS would start threads
+MAX_REWARD_SUM = 1e38  # each reward is checked if the sum of rewards is beyond this; float32 ends at 3.4e38
 
 
 def build_all(makers: Sequence[Callable[[], SingleEnv]]) -> list[SingleEnv]:
-    """Build all envs; if one cannot be built, close those already built and raise its error."""
+    """Build all envs; if one cannot be built, close the envs already built and raise the error."""
     envs: list[SingleEnv] = []
     try:
         for make in makers:
@@ -45,7 +45,7 @@ def build_all(makers: Sequence[Callable[[], SingleEnv]]) -> list[SingleEnv]:
 def rows_layout(
     observation: Space, action: Space, num_envs: int, info: Sequence[str] = ()
 ) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return shape and dtype, by name, of the arrays for steps and actions of `num_envs` envs, one array per leaf."""
+    """Return the shapes and dtypes, by name, of the arrays that hold steps and actions of `num_envs` envs."""
     fields = {"reward": "float32", "terminated": "bool", "truncated": "bool", "mask": "bool"}
     fields |= {"restarts": "int64", "finished": "int64"}
     spaces = [*observation.leaves("obs"), *action.leaves("action")]
@@ -125,7 +125,7 @@ class EnvGroup:
             rows.marked.clear()
         rewards = [env.step(action) for env, action in zip(self.envs, self._write(actions), strict=True)]
         try:
-            # The sum shows whether a reward is not finite, at a tenth of the cost of checking each reward.
+            # If a reward is not finite, neither is the sum, which costs a tenth of checking each reward.
             is_finite = -MAX_REWARD_SUM < sum(rewards) < MAX_REWARD_SUM
             self._reward[:] = rewards
         except (TypeError, ValueError):
@@ -149,12 +149,12 @@ class EnvGroup:
     def get_state(self) -> list[tuple[int, bytes]]:
         """Return (number of steps of the group, state) for every env.
 
-        The number of steps is saved because rewards are summed in blocks of steps, whose bounds affect the rounding.
+        The number of steps is saved because rewards are summed in blocks of steps, which affects the rounding.
         """
         return [(self._num_steps, env.get_state()) for env in self.envs]
 
     def set_state(self, states: Sequence[tuple[int, bytes]]) -> None:
-        """Continue from these states at the next step; until then, only the observations in the rows are written."""
+        """Restore these states, so that the next step continues from them. In the rows, only `obs` is written."""
         self._num_steps = states[0][0]
         for env, (_, state) in zip(self.envs, states, strict=True):
             env.set_state(state)
@@ -168,8 +168,8 @@ class EnvGroup:
 
     def _require_finite_obs(self, rewards: list[float]) -> None:
         for flat in self._floats:
-            # A dot product takes a third of the time of np.isfinite. It may also overflow for finite values, so that
-            # np.isfinite is then needed to confirm.
+            # A dot product takes a third of the time of np.isfinite. It may overflow even if all values are finite,
+            # so np.isfinite has to confirm the result.
             if not isfinite(flat.dot(flat)) and not np.isfinite(flat).all():
                 self._check_each(rewards)
 

@@ -1,4 +1,4 @@
-"""Statistics of one episode: four that every run has, the numbers of `info`, and those of a user's class.
+"""Statistics of one episode: the four of `EpisodeStats`, the numbers in `info`, and a user's own numbers.
 
     class Falls(EpisodeStats):              # given as stats=Falls, or as "package.module:Falls"
         def __init__(self) -> None:
@@ -24,11 +24,11 @@ import numpy as np
 from remuda.envs.import_paths import import_named
 from remuda.errors import ConfigError
 
-CONTINUES = "episode_continues"  # key of info: True if the learner's episode ends but the env's own continues
+CONTINUES = "episode_continues"  # key of info: True if only the learner's episode ends, not the env's own
 
 
 class EpisodeStats:
-    """The statistics of one episode. Subclasses take no arguments and need not call super().__init__() or step()."""
+    """Statistics of one episode. Subclasses are made without arguments, and their methods need not call super()."""
 
     ep_rew: float = 0.0
     ep_len: int = 0

@@ -20,7 +20,7 @@ from remuda.processes.notices import Notice
 
 FAILURES = (Exception, SystemExit)  # an env that calls sys.exit() has failed too
 RESTARTS_IN_A_ROW = 20  # after more failures than this without a completed step, an env counts as broken
-FAILURES_WITHOUT_EPISODE = 20  # limit on failures of one env while no env of the group finishes an episode
+FAILURES_WITHOUT_EPISODE = 20  # limit on failures of one env while no env finishes an episode
 LONGEST_TRACEBACK = 1 << 16  # characters; an exception may contain the text of a whole file
 
 
@@ -28,13 +28,13 @@ LONGEST_TRACEBACK = 1 << 16  # characters; an exception may contain the text of 
 class FailureCount:
     """Counts the failures of one env and decides when the run gives it up.
 
-    A run survives an env that fails randomly as long as some env finishes an episode between two failures. The
-    episodes of all envs of one LocalEnvs or one pool count for this.
+    A run survives an env that fails at random times, as long as episodes are finished between its failures. The
+    episodes of all envs of the same LocalEnvs or pool count for this.
     """
 
     max_restarts: int
-    without_episode: int = 0  # failures of this env since any env of the group last finished an episode
-    finished: int = 0  # number of episodes of all envs of the group at this env's last failure
+    without_episode: int = 0  # failures of this env since any env last finished an episode
+    finished: int = 0  # number of episodes that all envs had finished at this env's last failure
 
     def add(self, in_a_row: int, restarts: int, finished: int) -> str | None:
         """Count one failure; return why the env is given up, or None if it may be rebuilt.
@@ -69,7 +69,7 @@ def find_place(error: BaseException) -> tuple[str, str] | None:
     """Return (file:line, function) of the innermost frame in the user's own code.
 
     If all frames belong to installed libraries, return the innermost frame outside of Remuda and Gymnasium, or else
-    the innermost of all. Return None if the exception was never raised.
+    the innermost frame of all. Return None if the exception was never raised.
     """
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     for folders in (_LIBRARIES, _FRAMEWORKS, ()):

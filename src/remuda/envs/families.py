@@ -1,6 +1,6 @@
 """Families of env ids that other packages register, and the wrappers that their envs need.
 
-    register("MiniGrid-Empty-5x5-v0")          # imports minigrid; the error names the extra that installs it
+    register("MiniGrid-Empty-5x5-v0")          # imports minigrid; if it is missing, the error says how to install it
     env = adapt(gymnasium.make("MiniGrid-Empty-5x5-v0"))
 
 To support another family, add a line to FAMILIES.
@@ -32,7 +32,7 @@ OWN = {  # envs of this package, registered on demand
 
 @dataclass(frozen=True)
 class Family:
-    """Env ids that match `pattern`; `package` registers them, and pip installs it with `remuda[extra]`."""
+    """Env ids that match `pattern`. `package` registers them, and `pip install remuda[extra]` installs `package`."""
 
     pattern: re.Pattern[str]
     package: str
@@ -51,7 +51,7 @@ def family_of(name: str) -> Family | None:
 
 
 def register(name: str) -> None:
-    """Import the package that registers this id; if it is missing, EnvSpecError names the extra to install."""
+    """Import the package that registers this id; raise EnvSpecError if that package is not installed."""
     if name in gymnasium.registry:
         return
     if name in OWN:
@@ -64,7 +64,7 @@ def register(name: str) -> None:
                 f"{name} needs the package {family.package}: pip install 'remuda[{family.extra}]'."
             ) from None
     elif LEGACY_ATARI.fullmatch(name):
-        with contextlib.suppress(ModuleNotFoundError):  # no error: the id may be a misspelled id of Gymnasium
+        with contextlib.suppress(ModuleNotFoundError):  # not an error: the id may belong to another package
             import_family("ale_py")
 
 
@@ -97,7 +97,7 @@ def forward_mujoco_warnings() -> None:
     logged = set()
 
     def log_once(text: str) -> None:
-        kind = re.sub(r"[-+\d.]+", "", text)  # remove times and positions, which vary within one kind
+        kind = re.sub(r"[-+\d.]+", "", text)  # without times and positions, which vary among warnings of one kind
         if kind not in logged:
             logged.add(kind)
             # Warnings about deprecated elements are only debug messages, because the elements are in the model file,
@@ -108,7 +108,7 @@ def forward_mujoco_warnings() -> None:
 
 
 def adapt(env: gymnasium.Env) -> gymnasium.Env:
-    """Return the env, in the wrapper that its family needs if there is one."""
+    """Return the env, inside a wrapper if its family needs one."""
     known = env.spec
     if known is not None and str(known.entry_point).startswith("minigrid."):
         space = env.observation_space

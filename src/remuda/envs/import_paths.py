@@ -27,7 +27,7 @@ from remuda.errors import ConfigError, EnvSpecError, nearest
 
 SCRIPT = "__remuda_main__"  # the name under which a worker loads the user's script
 GUARD = "if __name__ == '__main__':"
-OR_SERIAL = ", or use scheme=serial"  # part of error messages of runs; `EnvPool`, which has no scheme, removes it
+OR_SERIAL = ", or use scheme=serial"  # ends some error messages; `EnvPool`, which has no scheme, removes it
 
 
 def sentence(error: BaseException, limit: int = 300) -> str:
@@ -89,7 +89,7 @@ def _describe_main(name: str) -> dict[str, str]:
 
 
 def find(reference: Mapping[str, str]) -> Any:
-    """Return the function or class that `describe` described, in this process."""
+    """Return the function or class for which `describe` returned this reference in another process."""
     name = reference["name"]
     if "source" in reference:
         module, where = _load_source(reference), reference["file"]

@@ -9,7 +9,7 @@
 
 With `seeds` (one list for each env) every reset uses the next seed of the env's list. An env whose list is used up
 keeps its last observation with mask False, so that an evaluation plays exactly these episodes. With `levels` every
-reset draws its seed from this set, so that training sees exactly these seeds.
+reset draws its seed from this set, so that training sees only these seeds.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class LocalEnvs:
         return taken
 
     def prepare(self, seed: int, restarts: int) -> None:
-        """Continue in place of envs that were lost `restarts` times: the next step resets every env."""
-        self._restarts.fill(restarts)  # seeds depend on this count, and so differ from those of the lost envs
+        """Take the place of envs whose process was lost `restarts` times so far; the next step resets every env."""
+        self._restarts.fill(restarts)  # seeds are derived from this count, so the lost envs' seeds are not used again
         self._restarts_before = -int(self._restarts.sum())
         for env_group in self._env_groups:
             env_group.prepare(seed)
@@ -169,7 +169,7 @@ class LocalEnvs:
         return slot, rows.step
 
     def info(self, slot: int) -> dict[str, Array]:
-        """Return the requested entries of info at the slot's last step; nan where an env's info has no number."""
+        """Return the requested entries of info at a slot's last step; nan where an env's info has no such number."""
         return dict(self._env_groups[slot].rows.info)
 
     def _check_stop(self) -> None:
@@ -177,7 +177,7 @@ class LocalEnvs:
             raise Interrupted("asked to stop while stepping envs")
 
     def _take_stats(self, rows: Rows) -> None:
-        """Move the finished episodes out of the rows of a group, and report the notices in them."""
+        """Take the finished episodes and the notices out of the rows of a group, and report the notices."""
         self._episodes.extend(Episode(env, values) for env, values in rows.episodes)
         rows.episodes.clear()
         if self._on_notice is None:

@@ -1,7 +1,7 @@
 """Small tasks that need memory: `Remuda/Recall-v0` and `Remuda/CartPolePositions-v0`.
 
 remuda train ppo --env Remuda/Recall-v0 --agent.core lstm          # recalls the cue in every episode
-remuda train ppo --env Remuda/Recall-v0                            # guesses, and is right in half of them
+remuda train ppo --env Remuda/Recall-v0                            # guesses, and is right in half of the episodes
 """
 
 from __future__ import annotations

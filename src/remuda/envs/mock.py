@@ -28,7 +28,7 @@ KINDS = ("box", "discrete", "multidiscrete", "multibinary", "dict", "tuple")
 
 
 def space_from_json(values: Any, which: str) -> gymnasium.Space:
-    """Return the Gymnasium space that this JSON describes; `which` names it in errors."""
+    """Return the Gymnasium space that this JSON describes; `which` names the space in errors."""
     kind = next((kind for kind in KINDS if isinstance(values, Mapping) and kind in values), None)
     if kind is None:
         raise EnvSpecError(

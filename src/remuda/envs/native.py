@@ -6,9 +6,9 @@
             slot, step = envs.recv()             # slots come in the order in which they were sent
             envs.send(slot, act(step.obs))       # starts the library's threads, if it has any
 
-`recv` returns rows as PooledEnvs does. A native env cannot be killed or rebuilt: an exception ends the run, and there
-is no time limit for an env that hangs. It also cannot play given seeds, report entries of info, or be held at the end
-of an episode. Use PooledEnvs for envs that may fail.
+`recv` returns the same kind of `Step` as PooledEnvs. A native env cannot be killed or rebuilt: an exception ends the
+run, and there is no time limit for an env that hangs. It also cannot play given seeds, report entries of info, or be
+held at the end of an episode. Use PooledEnvs for envs that may fail.
 """
 
 from __future__ import annotations

@@ -108,13 +108,13 @@ class NativeSlot:
                 self._count_until(env)
                 if CONTINUES not in info or not info[CONTINUES][env]:
                     self._report(env, info)
-            self._starts[ended] = self._row + 2  # the next row is the reset row, and the episode starts after it
+            self._starts[ended] = self._row + 2  # the next row is the reset row, and the next episode starts after it
         self._has_ended = ended
         self._advance()
         return Step(stored, row.astype(np.float32), terminated, truncated, mask)
 
     def _stored(self, obs: Array) -> Array:
-        """Return observations as rollouts store them; raise EnvError for values that their space forbids."""
+        """Return observations as rollouts store them; raise EnvError if a shape is wrong or a value is not finite."""
         array = np.asarray(obs)
         if np.any(self._obs_start):
             array = array - self._obs_start
@@ -146,7 +146,7 @@ class NativeSlot:
         self._row += 1
 
     def _report(self, env: int, info: Mapping[str, Any]) -> None:
-        """Add the finished episode of an env to `finished` and start the next one."""
+        """Add the finished episode of an env to `finished` and start the statistics of its next episode."""
         last = {name: value[env] for name, value in info.items() if _has_value(info, name, env)}
         values = {str(name): float(value) for name, value in self._stats[env].values(last).items()}
         self.finished.append(Episode(self._first + env, values))
@@ -190,7 +190,7 @@ class NativeSlot:
         return taken
 
     def _restart(self, which: NDArray[np.bool_]) -> Array | None:
-        """Start new episodes where `which` is True; return all observations, or None if the backend cannot do it."""
+        """Start new episodes where `which` is True; return all observations, or None if that is not supported."""
         obs = self._guarded(lambda: self._vector.restart(which))
         if obs is not None:
             for env in which.nonzero()[0].tolist():
@@ -229,7 +229,7 @@ class NativeSlot:
 
 
 def _has_value(info: Mapping[str, Any], name: str, env: int) -> bool:
-    """Return whether info[name] has a number for this env; info["_" + name] marks the envs that have one."""
+    """Return whether info[name] has a number for this env. The array info["_" + name], if present, tells this."""
     value, is_set = info[name], info.get(f"_{name}")
     return (
         isinstance(value, np.ndarray)

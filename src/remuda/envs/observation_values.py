@@ -1,4 +1,4 @@
-"""Observations from envs: checked against their space and converted to the arrays that rollouts store.
+"""Check observations of envs against their space and convert them to the arrays that rollouts store.
 
     read = reader(env.observation_space, observation)            # raises Forbidden for values that the space forbids
     views[...] = read(obs)                                       # one array, or a tuple with one value per entry
@@ -25,14 +25,14 @@ ROUNDING = np.float32(1e-5)  # tolerance for float bounds; relative for bounds a
 
 
 class Forbidden(ValueError):
-    """A value that its space forbids. The message does not name the env; the caller adds that."""
+    """A value that its space forbids. The message does not name the env; the caller adds its name."""
 
 
 def reader(raw: gymnasium.Space, space: Space, name: str = "observation", on_cast: OnCast = None) -> Reader:
     """Return a function that converts an observation of an env to its stored form.
 
-    Values of another dtype, lists and tuples are cast if nothing but float precision is lost by that. `on_cast`, if
-    given, is called with a sentence about each such cast. Other values raise Forbidden.
+    A value of another dtype, a list or a tuple is cast, if the cast loses nothing but float precision. `on_cast`, if
+    given, is called with a sentence about each such cast. All other values raise Forbidden.
     """
     if space.kind == "dict":
         return _dict_reader(raw, space, name, on_cast)
@@ -207,7 +207,7 @@ class BoundsCheck:
 
 
 def _bounds_of(leaf: Space) -> tuple[Array, Array] | None:
-    """Return the bounds of a box, widened by `ROUNDING`, or None if no value of its dtype can be out of bounds."""
+    """Return the bounds of a box, for floats widened by `ROUNDING`, or None if no value can be out of bounds."""
     assert leaf.low is not None
     assert leaf.high is not None
     low, high = leaf.low, leaf.high

@@ -6,10 +6,10 @@
             slot, step = envs.recv()             # slots come in the order of sending; step is a view of shared memory
             envs.send(slot, act(step.obs))       # copies the actions and wakes the workers
 
-Every worker steps its share of every slot; with `alone` it has slots of its own (envs/async_pool.py). A worker that
-dies, or does not answer within `step_timeout`, is replaced, and the pending or next step of its envs is a reset row.
-Results do not depend on timing: as long as no worker is lost, the same seed and actions give the same bits as
-LocalEnvs.
+Every worker steps its share of every slot. With `alone`, each slot belongs to one worker (envs/async_pool.py). If a
+worker dies or does not answer within `step_timeout`, it is replaced, and the pending or next step of its envs is a
+reset row. Results do not depend on timing: as long as no worker is lost, the same seed and actions give the same bits
+as LocalEnvs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from remuda.errors import Interrupted, NoState
 from remuda.processes.requests import Requests, SpinWait, layout
 from remuda.processes.worker_pool import POLL_SECONDS, Worker, WorkerPool
 
-STATS_BYTES = 1024  # shared memory for one episode's statistics; longer ones are sent through the worker's `Link`
+STATS_BYTES = 1024  # shared memory for one episode's statistics; longer statistics are sent over the worker's `Link`
 
 
 class PooledEnvs:
@@ -62,7 +62,7 @@ class PooledEnvs:
         seed: int | None = None,  # if given, reset() is optional: the first send to a slot resets its envs
         alone: bool = False,
     ) -> None:
-        if not alone:  # alone=True is for inference servers, which are workers and may start a pool
+        if not alone:  # inference servers are workers that may start a pool; they pass alone=True
             worker.refuse_in_worker()
         per_slot, self._is_alone = envs_per_slot(num_envs, slots), alone
         check_seeds(seeds, levels, info, num_envs)
@@ -90,7 +90,7 @@ class PooledEnvs:
         self._seed = seed
         self._restarts_before = 0
         self._waited = 0.0
-        self._lost_at = [0] * num_workers  # number of the newest request at the last loss of each worker
+        self._lost_at = [0] * num_workers  # number of the newest request when each worker was last lost
         self._worker_pool = WorkerPool(
             worker.__name__, orders, ENV_WORKERS, build_timeout, max_worker_restarts, should_stop
         )
@@ -212,7 +212,7 @@ class PooledEnvs:
         raise RuntimeError(f"recv({slot}) without a send({slot}, ...) before it.")
 
     def is_ready(self, slot: int, seconds: float = 0.0) -> bool:
-        """Wait up to `seconds`; return whether recv(slot) returns at once. Lost workers are replaced meanwhile."""
+        """Wait up to `seconds`; return whether recv(slot) returns at once. Meanwhile, lost workers are replaced."""
         return all(self._wait(sent, number, seconds) for sent, number in self._sent if sent == slot)
 
     def _wait(self, slot: int, number: int, seconds: float = math.inf) -> bool:
@@ -307,7 +307,7 @@ class PooledEnvs:
     def _seeds_left(self, index: int) -> dict[str, list[int]] | None:
         """Return the seeds that each env of a worker has not played yet.
 
-        Episodes that are reported in answers not yet received count as played.
+        Episodes count as played even if `recv` has not yet returned the step in which they ended.
         """
         if self._seeds is None:
             return None
@@ -323,7 +323,7 @@ class PooledEnvs:
     def _attach(self, member: Worker) -> None:
         """Send the shared memory and the seed to a worker that has built its envs."""
         assert self._memory is not None
-        # If the seed came in a second message, the worker could answer a pending request before it had the seed.
+        # The seed is in the same message, because once attached the worker may answer a request that needs the seed.
         order = {"do": "attach", "layout": self._memory.layout, "seed": self._seed, "alone": self._is_alone}
         member.send(order, [self._memory.fd])
         member.last_seen = self._worker_pool.clock
@@ -331,14 +331,14 @@ class PooledEnvs:
     # --- reports and states -------------------------------------------------------------------------------------
 
     def info(self, slot: int) -> dict[str, Array]:
-        """Return the requested entries of info at the slot's last step; nan where an env's info has no number."""
+        """Return the requested entries of info at a slot's last step; nan where an env's info has no such number."""
         return dict(self._infos[slot])
 
     def episodes(self) -> list[Episode]:
         return self._worker_stats.take_episodes()
 
     def waited(self) -> float:
-        """Return the seconds in `recv` beyond the fastest worker's stepping time: communication and imbalance."""
+        """Return the seconds spent in `recv`, less the time that the fastest worker needed for stepping."""
         return self._waited
 
     def restarts(self) -> int:
@@ -369,7 +369,8 @@ class PooledEnvs:
 
     def set_state(self, state: EnvsState) -> None:
         """Continue from a state that LocalEnvs or a pool with any number of workers saved."""
-        libraries, self._seed = state.get("libraries", []), state.get("seed", 0)  # new workers need a seed later on
+        # A worker that later replaces a lost worker needs the seed.
+        libraries, self._seed = state.get("libraries", []), state.get("seed", 0)
         if len(libraries) != len(self._blocks):
             libraries = [None] * len(self._blocks)
         orders = [
@@ -377,7 +378,7 @@ class PooledEnvs:
             for blocks, own in zip(self._blocks, libraries, strict=True)
         ]
         self._worker_pool.ask(orders, "loaded", self._build_timeout, self._replace)
-        # The counts are set after loading, because a worker that is lost during loading increments them.
+        # The counts are set after loading, because the loss of a worker during loading increments them.
         self._restarts[:], self._restarts_before = state["restarts"], state["restarts_before"]
         self._sent.clear()
         self._is_in_flight = [False] * self.num_slots

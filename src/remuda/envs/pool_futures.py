@@ -9,8 +9,8 @@
                 actions[batch] = act(step.obs)                                 # while the other batch is stepped
                 futures[batch] = pool.step(batch, actions[batch])
 
-An env is reset by the step after the end of its episode. The result of that step has mask False, and its action is
-ignored. The arrays of a result are views of shared memory that the next step of the batch overwrites. A process that
+An env is reset by the step after the end of its episode. That step ignores its action, and its result has mask
+False. The arrays of a result are views of shared memory that the next step of the batch overwrites. A process that
 dies or hangs is replaced, and the next step of its envs resets them. Processes are forked from a fork server without
 threads, so a pool may be created at any time, whatever threads the program has. One thread at a time may use a pool.
 """
@@ -92,7 +92,7 @@ class EnvPool:
         self.batch_size, self.num_batches = batch_size, num_batches
         self._seed, self._resets, self._step_timeout = seed, 0, step_timeout
         self._futures: list[StepFuture | None] = [None] * num_batches  # the future of each batch's last step
-        self._results: list[BatchStep | None] = [None] * num_batches  # None: in flight, or never stepped
+        self._results: list[BatchStep | None] = [None] * num_batches  # None while in flight and before the first step
         try:
             self._envs = PooledEnvs(
                 resolve(env, kwargs),
@@ -123,7 +123,7 @@ class EnvPool:
         return [self._receive(batch) for batch in range(self.num_batches)]
 
     def step(self, batch: int, action: Actions) -> StepFuture:
-        """Send actions [batch_size] without blocking. A dict of actions may have the env's own keys."""
+        """Send actions [batch_size] without blocking. For a Dict space, `action` may be a dict with its keys."""
         if not 0 <= batch < self.num_batches:
             raise ValueError(f"batch {batch} of num_batches={self.num_batches}: they are numbered from 0.")
         if self._futures[batch] is not None and self._results[batch] is None:
@@ -147,7 +147,7 @@ class EnvPool:
 
     def _is_done(self, future: StepFuture, batch: int, sent_at: float) -> bool:
         if self._futures[batch] is not future or self._results[batch] is not None:
-            return True  # result() would not wait: it returns the result, or raises because it was overwritten
+            return True  # result() would not wait: it returns the result, or raises because that was overwritten
         return self._envs.is_ready(batch) or time.monotonic() - sent_at > self._step_timeout
 
     def _receive(self, batch: int) -> BatchStep:

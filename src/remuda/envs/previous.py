@@ -3,8 +3,8 @@
     envs = WithPrevious(envs, action=True, reward=True)
     envs.observation                       # a dict of "obs" (or the env's own entries), "prev_action", "prev_reward"
 
-Parts of the observation need no code of their own in rollouts, replays and evaluation. Both entries are zero in the
-first observation of an episode. Discrete actions are one-hot, so that "no previous action" differs from action 0.
+As entries of the observation, they need no extra code in rollouts, replays and evaluation. Both entries are zero in
+the first observation of an episode. Discrete actions are one-hot, so that "no previous action" differs from action 0.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def encode_action(space: Space, action: Actions) -> NDArray[np.float32]:
 
 
 def with_previous(observation: Space, action: Space, has_action: bool, has_reward: bool) -> Space:
-    """Return the observation space extended by `prev_action` and `prev_reward`, as requested."""
+    """Return the observation space extended by `prev_action`, `prev_reward` or both."""
     entries = dict(observation.entries) if not observation.is_leaf else {"obs": observation}
     wanted = {
         "prev_action": Space("box", (action_width(action),), "float32") if has_action else None,
@@ -69,7 +69,7 @@ def with_previous(observation: Space, action: Space, has_action: bool, has_rewar
 
 
 class WithPrevious:
-    """`core.Envs` that adds the previous action and reward to the observations of other envs, which it owns."""
+    """Wraps and owns other `core.Envs`, and adds the previous action and reward to their observations."""
 
     def __init__(self, envs: Envs, action: bool, reward: bool) -> None:
         self._envs, self._has_action, self._has_reward = envs, action, reward

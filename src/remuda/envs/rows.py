@@ -19,7 +19,7 @@ class Rows:
     finished: Array  # int64: number of episodes that each env has finished so far
     all_finished: Array  # `finished` of all envs of the pool, in this process and in others
     info: Mapping[str, Array] = field(default_factory=dict)  # float64; nan where info has no such number
-    marked: list[int] = field(default_factory=list)  # rows with an end flag or mask False, which the next step resets
+    marked: list[int] = field(default_factory=list)  # rows whose end flags or mask the next step has to reset
     episodes: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # (env, values) of finished episodes
     notices: list[Notice] = field(default_factory=list)
     places: set[str] = field(default_factory=set)  # keys of reported warnings, such as the file:line of a failure

@@ -54,7 +54,7 @@ COUNTS = (
     "_continues",
 )
 # Bounds are checked only for an env's first observations, and for the final observations of its first episodes.
-# A check takes 2 us (4 floats) to 25 us (an image). Checking all final ones slowed CartPole's first episodes by 9 %.
+# A check takes 2 us (4 floats) to 25 us (image). Checking all final observations would slow CartPole by 9 % at first.
 CHECKED_OBSERVATIONS, CHECKED_ENDS = 200, 50
 WARM_UP_KEY = 1 << 20  # larger than any count of restarts, so that no reset has the seed of the random actions
 
@@ -105,7 +105,7 @@ class SingleEnv:
     # --- stepping: the hot path, about 0.5 us on top of the env's own step ------------------------------------
 
     def step(self, action: Any) -> float:
-        """Take this action, or reset if the last one ended the episode; return the reward."""
+        """Take this action, or reset the env if the previous step ended the episode; return the reward."""
         if self._is_waiting:
             return self._begin()
         try:
@@ -192,7 +192,7 @@ class SingleEnv:
         return self.warm_up(draw % (warm_up + 1))
 
     def warm_up(self, steps: int) -> int:
-        """Take random steps; return how many were real. Episodes that end during these steps are not reported."""
+        """Take random steps; return how many of them were not resets. Episodes that end here are not reported."""
         rows, row = self._rows, self._row
         taken = 0
         for _ in range(steps):
@@ -229,7 +229,7 @@ class SingleEnv:
         return 0.0
 
     def _next_seed(self) -> int | None:
-        """Return the seed for the next reset, None to reset without one; mark an env with no seeds left as idle."""
+        """Return the seed for the next reset, or None for no seed; mark the env as idle if its seeds are used up."""
         if self._seeds is not None and self._seeds_used < len(self._seeds):
             self._current_seed = self._seeds[self._seeds_used]
             self._seeds_used += 1
@@ -297,7 +297,7 @@ class SingleEnv:
             raise NoState(f"{self.spec.label}: {error}") from error
 
     def set_state(self, state: bytes) -> None:
-        """Continue from this state at the next step; until then, only the observation of the row is written."""
+        """Restore this state, so that the next step continues from it. In the row, only `obs` is written."""
         saved = unpack(state)
         for path, array in leaves(self._obs):
             array[...] = saved["obs"][path]
@@ -340,7 +340,7 @@ class SingleEnv:
             return 0.0
 
     def _wait_for_renewal(self) -> float:
-        """Let `renew` reset a rebuilt env that is held. An env with given seeds then uses its current one again."""
+        """Let `renew` reset a rebuilt env that is held. If seeds are given, the current seed is used again."""
         self._stats, self._rewards, self._is_waiting = self._stats_class(), [], True
         if self._seeds is not None:
             self._seeds_used -= 1

@@ -66,7 +66,7 @@ def collect(name: str) -> dict[str, str]:
     while pending:
         used = pending.pop()
         if used in definitions or used in MODULE_NAMES or used not in namespace:
-            continue  # the name is defined already, a builtin, or undefined in `__main__` as well
+            continue  # the name was collected before, or `__main__` does not define it (such as a builtin)
         value = namespace[used]
         if is_defined_in_main(value):
             definitions[used] = found = find_definition(used, value)
@@ -254,14 +254,15 @@ def literal(value: object) -> str | None:
 
 
 def import_of(name: str, value: object) -> tuple[str, str] | None:
-    """Return (module, attribute) to import `value` from, preferably the module that defines it, or None."""
+    """Return (module, attribute) to import `value` from, preferably from the module that defines it, or None."""
     own = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     names = [each for each in (own[1], name) if isinstance(each, str) and each.isidentifier()]
     modules = [own[0]] if isinstance(own[0], str) else []
     modules += sorted(sys.modules, key=lambda module: (module.count("."), module))
     for module_name in modules:
         module = sys.modules.get(module_name)
-        if not isinstance(module, ModuleType) or module is sys.modules["__main__"]:  # even as its alias __mp_main__
+        # Modules are compared, not names, because `__main__` may also be in sys.modules as `__mp_main__`.
+        if not isinstance(module, ModuleType) or module is sys.modules["__main__"]:
             continue
         for attribute in names:
             if vars(module).get(attribute) is value:

@@ -1,4 +1,4 @@
-"""Gymnasium spaces as `core.Space`: Box, Discrete, MultiDiscrete, MultiBinary and nested Dict and Tuple of them.
+"""Convert Gymnasium's Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple spaces to `core.Space`.
 
     observation = observation_space(env.observation_space, "CartPole-v1")
     action = action_space(env.action_space, "CartPole-v1")
@@ -79,7 +79,7 @@ def _box(space: gymnasium.spaces.Box, dtype: str) -> Space:
 def _round_inwards(box: Space, space: gymnasium.spaces.Box) -> Space:
     """Move bounds that were rounded outwards to the next float32 inside the true bounds.
 
-    Otherwise an env might refuse an action at its bounds.
+    Otherwise an env might refuse an action that equals a rounded bound.
     """
     assert box.low is not None
     assert box.high is not None

@@ -1,7 +1,7 @@
 """Save and restore the state of an env without pickle, so that a run continues exactly where it stopped.
 
     state = get_state(env)                    # plain values and arrays; NoState names what cannot be saved
-    set_state(another, state)                 # an env that was made in the same way; both then give the same bits
+    set_state(another, state)                 # `another` was made like `env`; both now give the same bits
 
 An env is saved layer by layer, from its outermost wrapper to the env itself. This module knows Gymnasium's wrappers,
 classic control and toy text, MuJoCo, Atari, MinAtar, and the envs of this package. Any other class needs two methods,
@@ -118,7 +118,7 @@ def set_state(env: gymnasium.Env, state: list[State]) -> None:
 
 
 def why_not(env: gymnasium.Env) -> str | None:
-    """Return why the state of this env cannot be saved, or None if it can."""
+    """Return why the state of this env cannot be saved, or None if it can be saved."""
     try:
         for layer in _layers(env):
             _adapter(layer)
@@ -176,7 +176,7 @@ def _set_random(env: Layer, state: State) -> None:
 
 
 def _attribute_adapter(names: tuple[str, ...]) -> Adapter:
-    """Return an adapter that saves these attributes, except those that a layer lacks before its first reset."""
+    """Return an adapter that saves these attributes. Attributes that a layer does not have yet are skipped."""
 
     def get(layer: Layer) -> State:
         values = vars(layer)

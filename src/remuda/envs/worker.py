@@ -54,7 +54,7 @@ class WorkerInfo(TypedDict):
 
 
 def refuse_in_worker() -> None:
-    """Raise EnvSpecError in a worker process: it loads the user's script to find the env, not to start a run."""
+    """Raise EnvSpecError if this process is a worker, which loads the user's script only to find the env."""
     if serving.IN_WORKER:
         raise EnvSpecError(
             f"an env worker that loaded the user's script tried to start a run: put that under {GUARD}"
@@ -129,7 +129,7 @@ class _Service:
         self._is_leaving |= self._link.has_ended
 
     def _build(self, order: Mapping[str, Any]) -> None:
-        """Build the envs of all blocks and report their spaces."""
+        """Build this worker's envs and send their spaces to the parent."""
         self._index, self._blocks, self._info = order["worker"], order["blocks"], order["info"]
         spec = EnvSpec.from_json(order["spec"])
         stats = EpisodeStats if order["stats"] is None else find(order["stats"])
@@ -191,7 +191,7 @@ class _Service:
         self._link.send({"ready": taken, "notices": notices}, seconds=None)
 
     def _save(self) -> None:
-        """Send the states of all envs and of the global random generators, or the reason why there is none."""
+        """Send the states of all envs and of the global random generators, or why they cannot be saved."""
         try:
             states = [state for env_group in self._env_groups for state in env_group.get_state()]
         except NoState as error:

@@ -1,4 +1,4 @@
-"""The main function of every worker process. It runs a service; if an error ends this, it sends the parent the error.
+"""The main function of every worker process: run a service, and send the parent any error that ends the service.
 
 def main(fds):                               # called in the worker, from the module that the fork server has loaded
     link = Link.from_fd(fds[0])

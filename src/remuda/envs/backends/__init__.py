@@ -74,10 +74,10 @@ class Backend(Protocol):
 
     @property
     def IS_SAME_GAME(self) -> bool:
-        """Whether the envs give the same numbers as the single env of the id, so that "auto" may use the backend."""
+        """Whether the envs give the same numbers as single envs of the id, so that "auto" may use the backend."""
 
     def offer(self, spec: EnvSpec) -> str | None:
-        """Return None if the backend has this env, else the reason as a clause, like "as it only has MyGames/*"."""
+        """Return None if the backend has this env, else a clause that says why not: "as it only has MyGames/*"."""
 
     def make(self, spec: EnvSpec, num_envs: int, threads: int) -> NativeVectorEnv:
         """Make a vector env with at most `threads` threads of its own; called only for specs that are offered."""

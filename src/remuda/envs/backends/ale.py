@@ -4,10 +4,10 @@
 
 Every option of AtariVectorEnv is set, because its defaults clip rewards, press FIRE and repeat no actions. Its
 option for episodic life would start a new game at every lost life, so life_loss_info is used, which only reports lost
-lives. After a lost life, AtariEnv resets by taking one action in the same game; here the same action replaces the one
-that the agent sends.
+lives. After a lost life, AtariEnv resets by taking one no-op or FIRE action in the same game. Here this action
+replaces the action that the agent sends.
 
-One difference from AtariEnv remains. If a game ends during that action (in practice, by its time limit), this
+One difference from AtariEnv remains. If a game ends during this no-op or FIRE (in practice, by its time limit), this
 backend gives a second reset row, whereas AtariEnv starts an episode that ends with its first step. The statistics are
 the same.
 """
@@ -35,7 +35,7 @@ NO_LIMIT = 2**31 - 1
 
 
 def offer(spec: EnvSpec) -> str | None:
-    """Return why ale-py's vector env cannot play this env exactly as AtariEnv does, or None."""
+    """Return why ale-py's vector env cannot play this env exactly as AtariEnv does, or None if it can."""
     game = spec.game
     if game is None:
         return "as it is not an Atari game that is shown as frames"

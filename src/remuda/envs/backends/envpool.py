@@ -28,7 +28,7 @@ INTERNAL_INFO = ("env_id", "players", "elapsed_step")
 
 
 def offer(spec: EnvSpec) -> str | None:
-    """Return why envpool does not have this env, or None."""
+    """Return why envpool cannot be used for this env, or None if it can."""
     if importlib.util.find_spec("envpool") is None:
         return "as it is not installed (pip install envpool)"
     if spec.make is not None:

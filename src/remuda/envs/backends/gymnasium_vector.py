@@ -1,4 +1,4 @@
-"""Vector envs with which an id is registered (`vector_entry_point`): Gymnasium's CartPole, and those of users.
+"""Vector envs that are registered as the `vector_entry_point` of an id, such as Gymnasium's vectorized CartPole.
 
     vector = make(resolve("CartPole-v1"), num_envs=8, threads=1)
 
@@ -26,7 +26,7 @@ IS_SAME_GAME = False
 
 
 def offer(spec: EnvSpec) -> str | None:
-    """Return why this env has no usable vector env, or None."""
+    """Return why this env has no usable vector env, or None if it has one."""
     if spec.make is not None:
         return "as it is not a Gymnasium id"
     if gymnasium.spec(spec.id).vector_entry_point is None:

@@ -21,7 +21,7 @@ from remuda.registry import algorithm_names, all_algorithms, find_algorithm, sch
 def make_parser(command: str, argv: Sequence[str]) -> Parser:
     """Return the parser for `argv`, whose first word may name the algorithm.
 
-    If it does not, --config or --resume determines the algorithm, and the parser accepts options of any algorithm.
+    Otherwise --config or --resume determines the algorithm, and the parser accepts the options of all algorithms.
     """
     entries, names = all_algorithms(), algorithm_names()
     algo = argv[0] if argv and (argv[0] in names or ":" in argv[0]) else None

@@ -6,7 +6,7 @@
 
 Remuda's own entries are registered by the same functions (registry/builtin.py). A package that is installed but not
 imported can register entries through entry points of the groups `remuda.algorithms`, `remuda.schemes` and
-`remuda.env_backends`. An import path, `package.module:Name`, is accepted wherever a registered name is.
+`remuda.env_backends`. Wherever a registered name is accepted, so is an import path, `package.module:Name`.
 
 Help texts and tables read the registries, so importing this package must be cheap: it imports neither torch nor
 numpy, and an import path is resolved only when the object that it names is used.
@@ -211,7 +211,7 @@ def all_env_backends() -> list[EnvBackendEntry]:
 
 
 def _imported(path: str, option: str) -> Any:
-    from remuda.envs.import_paths import import_named  # imported here, because it imports Gymnasium
+    from remuda.envs.import_paths import import_named  # not at the top: this module imports Gymnasium
 
     return import_named(path, option)
 

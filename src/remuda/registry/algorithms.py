@@ -36,7 +36,7 @@ class AlgorithmEntry:
 
     @property
     def data(self) -> str:
-        """The data for learning: "rollouts" (rows of rollouts), "sequences" (whole columns of rollouts) or "replay"."""
+        """The data for learning: "rollouts" (single rows), "sequences" (whole columns of rollouts) or "replay"."""
         return self.options.data
 
     @property

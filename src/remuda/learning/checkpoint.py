@@ -57,7 +57,7 @@ class Checkpoint:
     progress: StateDict
     blobs: dict[str, bytes]  # packed states of the sampler, replay and log, by name
     skipped: list[str]  # error messages of newer checkpoints that are damaged
-    is_between_cuts: bool = False  # if True, an exact resume needs the checkpoint of the last cut of all episodes
+    is_between_cuts: bool = False  # if True, an exact resume needs an earlier checkpoint, made when episodes were cut
 
 
 @dataclass(frozen=True)
@@ -307,8 +307,8 @@ def _point(directory: Path, name: str, target: str) -> None:
 def _prune(directory: Path, keep: str, newest: Path) -> set[str]:
     """Delete old checkpoints according to `keep`; return the names of the files in `replay/` that these needed.
 
-    "all" keeps every checkpoint, and a number N every Nth. Three kinds are always kept: the newest two, because one may
-    be damaged, the target of the link `best`, and the newest one that is not `is_between_cuts`.
+    "all" keeps every checkpoint, and a number N every Nth. Three kinds are always kept: the newest two, because one
+    may be damaged, the target of the link `best`, and the newest one that is not `is_between_cuts`.
     """
     names: set[str] = set()
     if keep == "all":

@@ -24,7 +24,7 @@ from remuda.errors import RemudaError
 from remuda.machine import usable_cores
 
 DRAWN = 1000  # number of random actions drawn in advance for each env, used in rotation
-Turn = Callable[[], int]  # does a little work and returns the number of env steps or updates made
+Turn = Callable[[], int]  # function that does a little work and returns the number of env steps or updates made
 
 
 def envs_turn(job: Mapping[str, Any]) -> Turn:
@@ -145,7 +145,7 @@ def update_turn(job: Mapping[str, Any]) -> Turn:
     sampler = recipe.make_sampler(agent, recipe.make_weights(agent, 0), 0, 0, lambda: False)
     sampler.reset(0)
     rollout, replay = sampler.collect(), recipe.make_replay(agent, 0)
-    learner.learning_rate = lambda progress: 1e-6  # so small that all updates do the same work
+    learner.learning_rate = lambda progress: 1e-6  # hardly changes the agent, so that all updates do the same work
 
     def turn() -> int:
         replay.add(learner.prepare(rollout))

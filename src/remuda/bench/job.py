@@ -121,7 +121,7 @@ def options(job: Mapping[str, Any]) -> dict[str, Any]:
         },
         "envs": {"backend": job.get("backend", "auto"), **({"sticky": 0.0} if is_atari(job["env"]) else {})},
         "eval": {"episodes": 0},
-        # Avoid the default, metrics after every round of a short run, because the other libraries write no metrics.
+        # Write metrics rarely, as the other libraries write none. By default, a short run writes them in every round.
         "log": {"every": job["warm_up"] + job["steps"]},
     }
 

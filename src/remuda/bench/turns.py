@@ -40,7 +40,7 @@ class Contender:
                 [str(word) for word in command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # MuJoCo warns for every env that is built
+                stderr=subprocess.DEVNULL,  # because MuJoCo prints a warning for every env that is built
                 text=True,
             )
             for command in commands
@@ -64,10 +64,10 @@ class Contender:
         return line
 
     def slice(self, amount: float) -> tuple[list[dict[str, Any]], float]:
-        """Run one slice in all processes. Return their results and their CPU seconds, including those of children."""
+        """Send `amount` to all processes. Return their answers, and their CPU seconds including those of children."""
         before = self._cpu()
         for process in self._processes:
-            with suppress(BrokenPipeError):  # the process has died; reading its answer will raise
+            with suppress(BrokenPipeError):  # if the process has died, `_read` will raise an error
                 process.stdin.write(f"{amount}\n")
                 process.stdin.flush()
         found = [json.loads(self._read(process)) for process in self._processes]

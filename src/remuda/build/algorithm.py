@@ -88,7 +88,7 @@ def drawn_from_seed(config: RunConfig) -> Iterator[None]:
 
 @contextmanager
 def net_must_fit(config: RunConfig, info: EnvInfo) -> Iterator[None]:
-    """Convert every exception except ConfigError into a ConfigError: the net does not fit the observations."""
+    """Convert other exceptions than ConfigError to a ConfigError: the net does not fit the observations."""
     try:
         yield
     except ConfigError:

@@ -101,9 +101,8 @@ def make_ring(
         ring: Ring = FrameRing(example, rows, envs, frames, groups, fds, td_errors, CHECKED_ROWS)
     else:
         ring = Ring(example, rows, envs, groups, fds, td_errors)
-    ring.counters.pause_timeout += (
-        config.envs.step_timeout
-    )  # so that a hanging writer is replaced before the pause times out
+    # A pause times out later than a step of an env, so that a hanging writer is replaced before.
+    ring.counters.pause_timeout += config.envs.step_timeout
     return ring
 
 
@@ -120,7 +119,7 @@ def bytes_per_step(config: RunConfig, info: EnvInfo, state: Any) -> int:
         per_step -= example.obs.nbytes * (frames - 1) // frames - 8
     if config.replay.prioritized:
         per_step += 16
-    if config.replay.sequence:  # one recurrent state per rollout
+    if config.replay.sequence:  # the replay stores one recurrent state per rollout
         per_step += sum(tensor.nbytes for _, tensor in leaves(state)) // config.algo_options.rows_per_round
     return per_step
 

@@ -182,7 +182,7 @@ def ours_and_peers(place: Path, env: str) -> dict[str, tuple[list[str], dict[str
         "remuda parallel": (ours, {"scheme": "parallel"}),
         "remuda workers act": (ours, {"scheme": "parallel", "sampler": {"inference": "workers"}}),
     }
-    if choose_backend(resolve(env)) is not None:  # then also measure Python envs, as in other libraries
+    if choose_backend(resolve(env)) is not None:  # if envs are native, also measure Python envs
         found["remuda single envs"] = ours, {"scheme": "parallel", "backend": "python"}
     for peer in PEERS:
         python, scripts = place / f".venv-{peer}" / "bin" / "python", place / "bench" / "peers"
@@ -239,7 +239,7 @@ def rate(turn: dict[str, Any]) -> float:
 
 
 def summary(turns: Turns, unit: str) -> dict[str, Any]:
-    """Return the median speed of each contender, and how many times as fast as it the first contender is."""
+    """Return each contender's median speed, and the median ratio of the first contender's speed to its own speed."""
     if not turns:
         raise TrainingError("no contender could run: the reasons are above.")
     first = next(iter(turns))

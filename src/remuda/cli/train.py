@@ -97,7 +97,7 @@ def run(command: str, argv: Sequence[str]) -> int:
     if found.resume is not None:
         if found.config is not None or found.out is not None:
             raise ConfigError("--resume continues in the run's own directory: leave out --config and --out.")
-        found.resume = RunDirectory.open(found.resume).path  # a link such as runs/latest may change during the run
+        found.resume = RunDirectory.open(found.resume).path  # follow links now: runs/latest may change
         setup = resume_config(found.resume, settings, groups)
     else:
         setup = resolve_config(settings, groups, found.config)

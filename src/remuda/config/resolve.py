@@ -142,8 +142,8 @@ def fill_config(values: Mapping[str, Any], wanted: Groups, label: str, info: Env
 def stored_config(path: Path, net: Callable[..., Any] | None, call: str) -> tuple[RunConfig, EnvInfo] | None:
     """Return configuration and spaces of a run from its directory alone, or None if the spaces are not stored there.
 
-    The env is neither imported nor built. A net without an import path must be passed; otherwise an error suggests
-    the Python call `call`.
+    The env is neither imported nor built. A net without an import path must be passed as `net`; otherwise an error
+    suggests the Python call `call`.
     """
     stored = RunDirectory.open(path).read_config()
     spaces = read_spaces(path)

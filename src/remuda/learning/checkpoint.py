@@ -40,10 +40,10 @@ REPLACED = ".replaced-"  # prefix of a checkpoint while a new one of the same st
 NAME = re.compile(rf"(?:{re.escape(REPLACED)})?step-([0-9]+)")
 REPLAY = "replay"  # the directory of files that checkpoints share
 BETWEEN_CUTS = "between_cuts"  # key in a manifest, see `Checkpoint.is_between_cuts`
-BEST = "best"  # name of a link to the checkpoint with the best evaluation, which is never pruned
+BEST = "best"  # name of a link to the checkpoint with the best evaluation, which is never deleted
 BLOBS = "blobs.safetensors"  # only written if there are blobs
 MAX_BYTES = {"manifest.json": 1 << 16, "state.json": 1 << 24}
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)  # from damaged manifests
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)  # raised by damaged manifests
 FILES = ("state.json", "tensors.safetensors")
 
 
@@ -65,9 +65,9 @@ class Snapshot:
     """A copy of everything that a checkpoint will contain."""
 
     step: int
-    state: bytes  # JSON
+    state: bytes  # JSON text
     tensors: dict[str, Tensor]  # copies on the CPU
-    blobs: dict[str, Tensor]  # bytes, as uint8
+    blobs: dict[str, Tensor]  # the bytes of each blob, as a uint8 tensor
     files: tuple[str, ...] = ()  # names of the files in replay/ that the checkpoint needs
     is_between_cuts: bool = False
 

@@ -59,10 +59,10 @@ def register_algorithm(
 ) -> AlgorithmEntry:
     """Register an algorithm under `name`, and return its entry.
 
-    `algorithm` is its class, or the import path of the class. `options` is a frozen dataclass derived from those of
-    `remuda.config.algo_options`, `presets` maps patterns of env ids to values (config/presets.py), `builder` is
-    the import path of the `remuda.build.algorithm.Builder` that makes agent and algorithm, and `description` is one
-    line for `remuda algos`.
+    `algorithm` is the class of the algorithm, or the import path of the class. `options` is a dataclass derived from
+    a class of `remuda.config.algo_options`. `presets` maps patterns of env ids to values (config/presets.py).
+    `builder` is the import path of the `remuda.build.algorithm.Builder` that makes agent and algorithm. `description`
+    is one line for `remuda algos`.
 
     Arguments that are left out are taken from the class attributes `Options`, `presets` and `builder` and from the
     docstring of the class. Without these attributes, options and presets are those of the registered algorithm from
@@ -211,7 +211,7 @@ def all_env_backends() -> list[EnvBackendEntry]:
 
 
 def _imported(path: str, option: str) -> Any:
-    from remuda.envs.import_paths import import_named  # not at the top: this module imports Gymnasium
+    from remuda.envs.import_paths import import_named  # imported here, because import_paths imports Gymnasium
 
     return import_named(path, option)
 

@@ -27,7 +27,7 @@ from remuda.runs.directory import RunDirectory
 from remuda.runs.intervals import Interval
 
 CUT_SHORT = "its last round was stopped before all of its updates were made"
-LOG_STATE = "journal"  # name of the blob with the state of the run's log; old checkpoints have the same name
+LOG_STATE = "journal"  # name of the blob with the state of the run's log, the same as in old checkpoints
 # After a round that took longer than this, the sampler's state is kept in memory, because a stop signal may interrupt
 # the next round, which is probably as slow.
 SLOW_ROUND_SECONDS = 1.0
@@ -170,7 +170,7 @@ class RunCheckpoints:
     # --- writing ---
 
     def _has(self, progress: Progress, learner: Learner) -> bool:
-        """Return whether the last checkpoint was made at the same number of rounds and updates."""
+        """Return whether the last checkpoint was made at these numbers of rounds and updates."""
         return self._saved == (progress.rounds, learner.version)
 
     def _write(self, learner: Learner, progress: Progress, sampler: SamplerState, line_pending: bool = False) -> None:

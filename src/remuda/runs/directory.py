@@ -39,7 +39,8 @@ if sys.platform != "win32":
     import fcntl
 
 RUNS = "runs"
-RUN_FILES = ("config.yaml", "meta.json", "metrics.jsonl", "result.json", "checkpoints")  # any of them marks a run
+# A directory that contains any of these is the directory of a run.
+RUN_FILES = ("config.yaml", "meta.json", "metrics.jsonl", "result.json", "checkpoints")
 EVALUATIONS = "evaluations.jsonl"
 SPACES = "spaces.json"  # the env's spaces, so that a policy can be loaded without building the env
 WEIGHTS = "weights.safetensors"  # the newest weights; only written with scheme.weights=file
@@ -160,7 +161,7 @@ class RunDirectory:
             append_atomic(file, (to_json(found) + "\n").encode())
 
     def cut_evaluations(self, steps: int) -> None:
-        """Drop evaluations of weights from later than `steps`, because the resumed run repeats the later steps."""
+        """Drop evaluations of weights after more than `steps` steps, because the resumed run repeats these steps."""
         path = self.path / EVALUATIONS
         if path.exists():
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -354,7 +355,7 @@ def _git() -> dict[str, str | bool] | None:
     command = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=5, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.TimeoutExpired):  # such as a huge repository on a slow disk
+    except (OSError, subprocess.TimeoutExpired):  # for example, a huge repository on a slow disk takes too long
         return None
     if answer.returncode != 0:
         return None

@@ -67,7 +67,7 @@ class EvaluatorProcess:
         should_stop: Callable[[], bool] | None = None,
         net: NetFactory | None = None,
     ) -> None:
-        """Start the process; `version` and `steps` are those of the current weights.
+        """Start the process. `version` is that of the current weights, and `steps` the env steps done so far.
 
         `should_stop` is polled until the process has built its env. `video` is the file to which an episode is
         recorded after each evaluation.
@@ -161,7 +161,7 @@ class _Service:
         self._notices = collect_warnings()  # warnings for the parent to log, for example that an env raised
 
     def run(self) -> None:
-        """Evaluate whenever there are new weights, until asked to leave."""
+        """Evaluate whenever there are new weights, until a message asks the process to exit."""
         torch.set_num_threads(1)
         while not self._should_stop(POLL_SECONDS):
             if self._weights is None or time.monotonic() < self._idle_until:
@@ -182,7 +182,7 @@ class _Service:
         """Do nothing: nothing stays open between evaluations."""
 
     def _should_stop(self, seconds: float = 0.0) -> bool:
-        """Send a heartbeat if due, handle messages, and return whether to leave; wait up to `seconds` for a message.
+        """Send a heartbeat if due, handle messages, and return whether to exit. Wait up to `seconds` for a message.
 
         This is called at every env step, so that heartbeats stop when an env hangs.
         """

@@ -13,7 +13,7 @@ MAX_LINKS = 40  # Linux follows no more links in one path
 
 
 def point_latest(run: Path) -> str | None:
-    """Point the link `latest` beside this run to the run; return its former target, or None if it had no other."""
+    """Point the link `latest` beside `run` to `run`; return its former target, or None if it had no other target."""
     latest = run.parent / LATEST
     if run == latest or (latest.exists() and not latest.is_symlink()):
         return None

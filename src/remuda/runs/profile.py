@@ -15,7 +15,7 @@ FIRST, LAST = 3, 6  # rounds to trace: after the start-up, and few enough for a 
 
 @contextmanager
 def profiled(directory: Path | None) -> Iterator[Callback]:
-    """Yield a callback to be called after every round. It traces some rounds.
+    """Yield a callback that traces a few rounds. It must be called after every round.
 
     The trace (trace.json.gz) and a table of the slowest calls (top.txt) are written to `directory`. Without a
     directory, the callback does nothing.

@@ -27,7 +27,7 @@ from remuda.runs.directory import SPACES
 
 ARRAYS = {"box": ("low", "high"), "multidiscrete": ("sizes", "starts")}  # names of the arrays of a space, by kind
 KINDS = ("box", "discrete", "multidiscrete", "multibinary", "dict", "tuple")
-MAX_NUMBERS = 1 << 22  # maximum number of array elements in both spaces; larger spaces are too large to learn
+MAX_NUMBERS = 1 << 22  # maximum number of array elements in both spaces together; more cannot be learned
 MAX_BYTES = 1 << 26  # maximum size of the file
 MAX_DEPTH = 32
 

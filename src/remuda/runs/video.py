@@ -60,7 +60,7 @@ def record(run: Run, episodes: int = 1, seed: int | None = None, out: Path | Non
         closing(limited.build(render_mode="rgb_array")) as env,
         VideoWriter(target, info.fps) as video,
         torch_threads(config.scheme_options.threads),
-        StopSignals() as signals,  # pygame would swallow SIGTERM
+        StopSignals() as signals,  # without these handlers, pygame would swallow SIGTERM
     ):
         for number in range(episodes):
             total = record_episode(

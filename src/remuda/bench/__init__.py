@@ -1,1 +1,1 @@
-"""Benchmarks. The programs that they compare run in turns, because the speed of a shared machine drifts."""
+"""Benchmarks. The programs that they compare take turns, because the speed of a shared machine changes over time."""

@@ -2,8 +2,8 @@
 
     python -m remuda.bench.contenders '{"bench": "envs", "name": "pool", "env": "Hopper-v5", "envs": 8, "workers": 2}'
 
-A contender reads numbers of seconds from standard input. For each one it works that long and prints one line,
-{"count": env steps or updates, "seconds": time taken}.
+A contender reads lines from standard input. Each line is a number of seconds: the contender works for that time and
+then prints one line, {"count": env steps or updates, "seconds": time taken}.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from remuda.errors import RemudaError
 from remuda.machine import usable_cores
 
 DRAWN = 1000  # number of random actions drawn in advance for each env, used in rotation
-Turn = Callable[[], int]  # does a little work and returns the number of env steps or updates made
+Turn = Callable[[], int]  # function that does a little work and returns the number of env steps or updates made
 
 
 def envs_turn(job: Mapping[str, Any]) -> Turn:
-    """Return a turn that steps envs with random actions.
+    """Return a function that steps envs with random actions and returns the number of env steps made.
 
-    The envs are in this process, in a pool of workers, or in one of Gymnasium's vector envs.
+    `job` says whether the envs are in this process, in a pool of workers, or in one of Gymnasium's vector envs.
     """
     count = job["envs"]
     if job["name"].startswith("gymnasium"):
@@ -54,7 +54,10 @@ def envs_turn(job: Mapping[str, Any]) -> Turn:
 
 
 def gymnasium_turn(job: Mapping[str, Any]) -> Turn:
-    """Return a turn that steps a Gymnasium vector env. As in Remuda, a call that resets an env is not a step."""
+    """Return a function that steps a Gymnasium vector env and returns the number of env steps made.
+
+    As in Remuda, a call of `step` that resets an env does not count as a step of that env.
+    """
     import gymnasium
 
     kind = gymnasium.vector.SyncVectorEnv if job["name"] == "gymnasium sync" else gymnasium.vector.AsyncVectorEnv
@@ -125,7 +128,7 @@ def sampler_turn(job: Mapping[str, Any]) -> Turn:
 
 
 def update_turn(job: Mapping[str, Any]) -> Turn:
-    """Return a turn that makes updates from the minibatches of one rollout, the same in every turn."""
+    """Return a function that makes one update with each minibatch of a rollout. All calls use the same rollout."""
     import torch
 
     from remuda.build.recipe import make_recipe
@@ -142,7 +145,7 @@ def update_turn(job: Mapping[str, Any]) -> Turn:
     sampler = recipe.make_sampler(agent, recipe.make_weights(agent, 0), 0, 0, lambda: False)
     sampler.reset(0)
     rollout, replay = sampler.collect(), recipe.make_replay(agent, 0)
-    learner.learning_rate = lambda progress: 1e-6  # so small that the work of an update does not change over time
+    learner.learning_rate = lambda progress: 1e-6  # hardly changes the agent, so that all updates do the same work
 
     def turn() -> int:
         replay.add(learner.prepare(rollout))
@@ -171,7 +174,7 @@ def main() -> None:
     job = json.loads(sys.argv[1])
     try:
         turn = TURNS[job["bench"]](job)
-        turn()  # not measured, because the first turn includes one-time work
+        turn()  # not measured, because the first call includes one-time work
     except RemudaError as error:
         print(f"{REFUSAL}{job['name']}: {error}", flush=True)
         return

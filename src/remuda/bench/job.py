@@ -1,10 +1,10 @@
-"""One PPO run with given settings and its speed: the Remuda side of `remuda bench ppo`.
+"""Run PPO with given settings and measure its speed: the Remuda side of `remuda bench ppo`.
 
     python -m remuda.bench.job --job JOB.json --out OUT.json
 
-The scripts of other libraries (bench/peers) read the same jobs and write the same results: real env steps, seconds
-and CPU seconds from the end of the warm-up to the end of the last round. The run is an ordinary `remuda.train`, which
-writes metrics and checkpoints.
+The scripts of other libraries (bench/peers) read the same jobs and write the same kinds of results: real env steps,
+seconds and CPU seconds from the end of the warm-up to the end of the last round. The run is an ordinary
+`remuda.train`, which writes metrics and checkpoints.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from remuda.envs import is_atari
 from remuda.recipe import Round
 
 # Settings for all libraries, by env id or pattern. The settings of CartPole-v1 are the defaults: they apply to envs
-# that match no pattern, and fill in what another entry lacks.
+# that match no pattern, and supply the values that other entries leave out.
 JOBS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {
         "envs": 8,
@@ -73,7 +73,7 @@ def settings_for(env: str) -> dict[str, Any] | None:
 
 
 class Stopwatch:
-    """Callback that reads the clock after `warm_up` env steps, and again `steps` later, when it stops the run."""
+    """Callback that reads the clock after `warm_up` env steps and again `steps` later, and then stops the run."""
 
     def __init__(self, warm_up: int, steps: int) -> None:
         self.due, self.steps = warm_up, steps
@@ -121,7 +121,7 @@ def options(job: Mapping[str, Any]) -> dict[str, Any]:
         },
         "envs": {"backend": job.get("backend", "auto"), **({"sticky": 0.0} if is_atari(job["env"]) else {})},
         "eval": {"episodes": 0},
-        # By default, a short run writes metrics after every round. The other libraries write none.
+        # Write metrics rarely, as the other libraries write none. By default, a short run writes them in every round.
         "log": {"every": job["warm_up"] + job["steps"]},
     }
 

@@ -1,4 +1,4 @@
-"""Contenders of a benchmark: processes that run in turns (slices), because the speed of a shared machine drifts.
+"""Contenders of a benchmark: processes that take turns (slices), because the speed of a shared machine changes.
 
 contender = Contender([[sys.executable, __file__, "--serve", "pool"]])   # one or more commands, run simultaneously
 found, cpu = contender.slice(0.5)          # each process reads "0.5" and answers with one line of JSON
@@ -40,7 +40,7 @@ class Contender:
                 [str(word) for word in command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # MuJoCo warns for every env that is built
+                stderr=subprocess.DEVNULL,  # because MuJoCo prints a warning for every env that is built
                 text=True,
             )
             for command in commands
@@ -64,10 +64,10 @@ class Contender:
         return line
 
     def slice(self, amount: float) -> tuple[list[dict[str, Any]], float]:
-        """Run one slice in all processes; return their results, and the CPU seconds of all with their children."""
+        """Send `amount` to all processes. Return their answers, and their CPU seconds including those of children."""
         before = self._cpu()
         for process in self._processes:
-            with suppress(BrokenPipeError):  # the process has died; reading its answer will raise
+            with suppress(BrokenPipeError):  # if the process has died, `_read` will raise an error
                 process.stdin.write(f"{amount}\n")
                 process.stdin.flush()
         found = [json.loads(self._read(process)) for process in self._processes]
@@ -104,7 +104,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def give_out(report: dict[str, Any], out: Path | None) -> None:
-    """Print a report as JSON, and write it to `out` if that is given."""
+    """Print a report as JSON. If `out` is not None, also write the report to this file."""
     text = json.dumps(report, indent=1)
     print(text)
     if out is not None:

@@ -1,7 +1,8 @@
 """Build the agent and the algorithm of a run from its configuration.
 
-`make_algorithm` makes both; `make_agent` makes the agent alone, with the same initial weights, for processes that act
-and do not learn. Each family of algorithms has a `Builder`; the options of an algorithm name its builder.
+`make_algorithm` makes both. `make_agent` makes the agent alone, with the same initial weights, for processes that act
+and do not learn. Each family of algorithms has a `Builder`. The options class of an algorithm names the builder by
+its import path.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ FARTHEST = 1e30  # a Box with bounds of this magnitude or larger counts as unbou
 
 @dataclass(frozen=True)
 class Builder:
-    """Two functions that make the agent and the algorithm of one family.
+    """Two functions for one family of algorithms: one makes the agent, the other makes the algorithm.
 
-    The agent is made first, so that its initial weights are the same in processes that make no algorithm.
+    The agent is made first, so that its initial weights are the same in processes that make only an agent.
     """
 
     make_agent: Callable[[RunConfig, EnvInfo, NetFactory], Any]
-    # The first two arguments are the class of the algorithm and the agent.
+    # The first argument is the class of the algorithm. The second argument is the agent.
     make_algorithm: Callable[[type[Any], Any, RunConfig, EnvInfo, NetFactory], Algorithm]
 
 
@@ -63,9 +64,9 @@ def make_agent(config: RunConfig, info: EnvInfo, make_net: NetFactory) -> Any:
 def wrap_agent(config: RunConfig, agent: Any, info: EnvInfo, make_net: NetFactory, needs_loss: bool) -> Any:
     """Return an algorithm around an existing agent, for a process that writes to a replay.
 
-    The algorithm can `prepare` rollouts and, with `needs_loss`, compute losses; its targets and critics then have
-    newly initialized weights. If only `prepare` is needed and the class does not override it, the result is an
-    instance of the base class `OffPolicy`, which has no targets and critics.
+    The algorithm can `prepare` rollouts. With `needs_loss` it can also compute losses, using target networks and
+    critics with newly initialized weights. If only `prepare` is needed and the algorithm's class inherits it, the
+    result is an instance of the base class `OffPolicy`, which has no target networks and critics.
     """
     entry = find_algorithm(config.algo)
     kind, options = entry.load_class(), config.replay_algo_options
@@ -79,7 +80,7 @@ def wrap_agent(config: RunConfig, agent: Any, info: EnvInfo, make_net: NetFactor
 
 @contextmanager
 def drawn_from_seed(config: RunConfig) -> Iterator[None]:
-    """Seed torch's generator with the seed of a run, and restore its state afterwards."""
+    """Seed torch's generator with the seed of a run, and restore the generator's state afterwards."""
     with torch.random.fork_rng(devices=[]), torch_threads(config.scheme_options.threads):
         torch.manual_seed(config.seed)
         yield
@@ -87,7 +88,7 @@ def drawn_from_seed(config: RunConfig) -> Iterator[None]:
 
 @contextmanager
 def net_must_fit(config: RunConfig, info: EnvInfo) -> Iterator[None]:
-    """Turn any other exception into a ConfigError that says that the net does not fit the observations."""
+    """Convert other exceptions than ConfigError to a ConfigError: the net does not fit the observations."""
     try:
         yield
     except ConfigError:
@@ -107,9 +108,9 @@ def net_must_fit(config: RunConfig, info: EnvInfo) -> Iterator[None]:
 def keyword_arguments(kind: type[Any], options: AlgoOptions, **given: Any) -> dict[str, Any]:
     """Return the keyword arguments with which an algorithm is constructed.
 
-    Every option with the name of a keyword-only parameter is included, so that an algorithm outside of this package
-    receives its own options. Schedules become functions of the progress. `options.algorithm_arguments()` takes
-    precedence over the options, and `given` over both.
+    Every option that has the same name as a keyword-only parameter of the class `kind` is included, so that an
+    algorithm outside of this package receives its own options. Schedules become functions of the progress. Values in
+    `options.algorithm_arguments()` take precedence over the options, and those in `given` over both.
     """
     accepted = keyword_parameters(kind)
     values: dict[str, Any] = {}
@@ -122,7 +123,10 @@ def keyword_arguments(kind: type[Any], options: AlgoOptions, **given: Any) -> di
 
 
 def keyword_parameters(kind: type[Any]) -> set[str]:
-    """Return the names of a class's keyword-only parameters, including those that `**options` passes to its bases."""
+    """Return the names of the keyword-only parameters of a class's constructor.
+
+    If the constructor accepts `**options`, the parameters of the base class's constructor are included.
+    """
     names: set[str] = set()
     for each in kind.__mro__:
         if "__init__" not in vars(each):
@@ -158,7 +162,7 @@ def agent_arguments(options: AgentOptions) -> dict[str, Any]:
     return {name: getattr(options, name) for name in ("normalize_obs", "center_images", "core", "core_size")}
 
 
-# --- policies, from fresh rollouts ----------------------------------------------------------------------------------
+# --- learning from fresh rollouts -----------------------------------------------------------------------------------
 
 
 def make_policy_agent(config: RunConfig, info: EnvInfo, make_net: NetFactory) -> PolicyAgent:
@@ -181,7 +185,7 @@ def make_on_policy(
     return construct(kind, agent, config.sampler.envs, **keyword_arguments(kind, config.algo_options))
 
 
-# --- action values, from a replay -----------------------------------------------------------------------------------
+# --- Q-learning, from a replay --------------------------------------------------------------------------------------
 
 
 def make_q_agent(config: RunConfig, info: EnvInfo, make_net: NetFactory) -> QAgent:
@@ -202,7 +206,10 @@ def make_q_agent(config: RunConfig, info: EnvInfo, make_net: NetFactory) -> QAge
 
 
 def final_epsilon(options: AlgoOptions) -> float:
-    """Return the probability of a random action at the end of a run; agents that are loaded later explore with it."""
+    """Return the probability of a random action at the end of a run.
+
+    An agent that is loaded from the run explores with this probability.
+    """
     epsilon, _ = options.epsilon_greedy or ("0", 0.0)
     return max(HARDLY, parse_schedule(epsilon)(1.0))
 

@@ -41,7 +41,7 @@ class Built:
     """The parts that a process has built from a blueprint; parts that its role does not need are None."""
 
     config: RunConfig
-    seen: EnvInfo  # the env as the agent sees it
+    seen: EnvInfo  # describes the env; observations may include the previous action and reward
     make_net: NetFactory
     envs: Any = None
     agent: Any = None
@@ -80,7 +80,10 @@ def build(
 def make_blueprints(
     config: RunConfig, spec: EnvSpec, seen: EnvInfo, workers: int, net: NetFactory | None
 ) -> list[dict[str, Any]]:
-    """Return one blueprint per worker, with even shares of the envs. `seen` is the env as the agent sees it."""
+    """Return one blueprint for each worker; the workers share the envs evenly.
+
+    `seen` describes the env as the agent sees it: observations may include the previous action and reward.
+    """
     bounds = [worker * config.sampler.envs // workers for worker in range(workers + 1)]
     common = {
         "config": to_dict(config),
@@ -98,7 +101,8 @@ def make_async_blueprints(
 ) -> list[dict[str, Any]]:
     """Return the blueprints of workers that sample asynchronously.
 
-    With central inference there is only one blueprint, for the inference process, with `workers` groups of envs.
+    With central inference there is only one blueprint. It is for the inference process, whose envs form `workers`
+    groups.
     """
     is_central = config.sampler.inference == "central"
     blueprints = make_blueprints(config, spec, seen, 1 if is_central else workers, net)
@@ -106,7 +110,7 @@ def make_async_blueprints(
 
 
 def describe_algorithm(config: RunConfig) -> dict[str, Any] | None:
-    """Describe an algorithm registered at run time for other processes; return None if they find it by name."""
+    """Return a description by which other processes find the algorithm, or None if they find it by its name."""
     try:
         return algorithm_reference(config.algo)
     except Unreachable as error:
@@ -148,7 +152,7 @@ def worker_limits(config: RunConfig) -> dict[str, Any]:
 def make_own_envs(
     config: RunConfig, blueprint: Blueprint, heartbeat: Callable[[], bool], notify: Callable[[Notice], None]
 ) -> Any:
-    """Return the envs of one process; observations include previous actions and rewards if the options ask for it."""
+    """Return the envs of one process. Observations include previous actions and rewards if `config.agent` says so."""
     envs = make_plain_envs(config, blueprint, heartbeat, notify)
     shown = (config.agent.prev_action, config.agent.prev_reward)
     if not any(shown):
@@ -161,7 +165,8 @@ def make_plain_envs(
 ) -> LocalEnvs | NativeEnvs | AsyncPooledEnvs:
     """Return the envs of one process, without previous actions and rewards in observations.
 
-    Native envs are used only under asynchronous schemes, where no worker has to continue the episodes of another.
+    Native envs are used only under asynchronous schemes, where no worker has to continue episodes that a lost worker
+    began.
     """
     spec, levels = EnvSpec.from_json(blueprint["spec"]), training_seeds(config)
     first, count = blueprint["first"], blueprint["last"] - blueprint["first"]

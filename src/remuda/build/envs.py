@@ -18,7 +18,7 @@ WORKER_LIMITS = ("step_timeout", "build_timeout", "max_worker_restarts")
 
 
 def agent_view(config: RunConfig, info: EnvInfo) -> EnvInfo:
-    """Return the env as the agent sees it: options may add the previous action and reward to observations."""
+    """Return `info` with the observation space of the agent, which may include the previous action and reward."""
     options = config.agent
     if not (options.prev_action or options.prev_reward):
         return info
@@ -89,7 +89,7 @@ def why_no_state(config: RunConfig, info: EnvInfo, is_native: bool) -> str | Non
 
 
 def rounds_between_cuts(config: RunConfig, no_state: str | None) -> int:
-    """Return the number of rounds between two cuts of all episodes (checkpoint.cut_episodes); 0 means no cuts."""
+    """Return after how many rounds all episodes are ended (checkpoint.cut_episodes), or 0 if they are never ended."""
     if no_state is None or not config.checkpoint.cut_episodes:
         return 0
     rows = config.sampler.envs * config.algo_options.rows_per_round
@@ -131,7 +131,11 @@ def num_workers(config: RunConfig) -> int:
 
 
 def num_async_workers(config: RunConfig, asked: int) -> int:
-    """Return a number of workers such that shares of envs are equal and a round uses a whole number of shares."""
+    """Return the number of workers of an asynchronous scheme.
+
+    It is chosen so that all workers have equally many envs, and so that the sequences of one round are the rollouts
+    of a whole number of workers.
+    """
     envs = config.sampler.envs
     columns = config.algo_options.columns_per_round(envs)
     fitting = [count for count in range(1, envs + 1) if envs % count == 0 and columns % (envs // count) == 0]

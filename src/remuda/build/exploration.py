@@ -16,9 +16,9 @@ HARDLY = 1e-9  # a probability above 0, but so small that no random action occur
 
 
 def make_exploration(config: RunConfig) -> Exploration:
-    """Return the exploration of all envs of a run, as a function of the row.
+    """Return the `Exploration` of all envs of a run, which depends on the row number.
 
-    The progress of the run is estimated from the row number, as if every row were a real step and not a reset.
+    Schedules need the progress of the run. It is estimated from the row number, as if no row were a reset.
     """
     options, envs = config.algo_options, config.sampler.envs
     random_rows = -(-options.random_steps // envs)
@@ -28,7 +28,7 @@ def make_exploration(config: RunConfig) -> Exploration:
 
 
 def epsilons(options: AlgoOptions, envs: int, steps: int) -> Callable[[int], Tensor]:
-    """Return a function from the number of a row to the probability of a random action in each env [B].
+    """Return a function that maps a row number to the probability of a random action in each env [B].
 
     With `algo.epsilon_power` above 0, the probabilities are log-spaced over all envs, as in Ape-X (arXiv 1803.00933).
     """

@@ -18,7 +18,10 @@ def find_fast_policy(options: AgentOptions, agent: Agent) -> FastPolicy | None:
 
 
 def find_fast_path(options: AgentOptions, algorithm: Algorithm) -> FastPath | None:
-    """Return hand-written gradients; None if there are none, networks are compiled or `agent.fast_path` is off."""
+    """Return hand-written gradients for the algorithm, or None if it has none.
+
+    Also return None if `agent.compile` is on or `agent.fast_path` is off.
+    """
     if not options.fast_path or options.compile or find_spec("remuda.fast") is None:
         return None
     from remuda import fast

@@ -1,4 +1,4 @@
-"""Find the net of a run's agent, by its option or, in other processes, by a description."""
+"""Find the net of a run's agent: by the option `agent.net` or, in other processes, by a description of the net."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from remuda.runs.advice import as_written
 
 
 def find_net(options: AgentOptions, reference: Mapping[str, str] | None = None) -> NetFactory:
-    """Return the net that the options name, or that `describe_net` described as `reference` in the run's process."""
+    """Return the net that `options.net` names, or the net that `reference`, a result of `describe_net`, describes."""
     if reference is not None:
         found: NetFactory = find(reference)
         return found
@@ -31,7 +31,7 @@ def find_net(options: AgentOptions, reference: Mapping[str, str] | None = None) 
 
 
 def describe_net(config: RunConfig, net: NetFactory | None) -> dict[str, str] | None:
-    """Describe a net that was passed as an object for other processes; return None if the options name the net."""
+    """Return a description by which other processes find a net passed as an object; None if the options name it."""
     if not config.agent.net.startswith("<"):
         return None
     remedy = "--scheme parallel" if config.is_asynchronous else "sampler.inference=central"

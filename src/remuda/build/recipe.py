@@ -35,7 +35,7 @@ from remuda.sampling.sampler import EnvSampler
 
 
 def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory | None = None) -> Recipe:
-    """Return the recipe of a run; raise ConfigError before any process is started if a part cannot be built."""
+    """Return the recipe of a run. If a part cannot be built, raise ConfigError before any process is started."""
     options, seed = config.algo_options, config.seed
     has_worker_inference = config.sampler.inference == "workers"
     if has_worker_inference and not config.has_workers:
@@ -136,6 +136,6 @@ def split_threads(config: RunConfig, algorithm: Algorithm) -> tuple[int, int]:
     is_split = config.is_asynchronous and config.scheme_options.device == "cpu" and is_separable
     if not is_split or config.algo_options.uses_replay:
         return 1, threads
-    # There are no more parts than a batch has columns; torch uses the remaining threads.
+    # A batch has at most as many parts as columns. If there are more threads, torch uses several for each part.
     parts = min(threads, config.algo_options.columns_per_round(config.sampler.envs))
     return parts, max(1, threads // max(1, parts))

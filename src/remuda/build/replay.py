@@ -16,7 +16,8 @@ from remuda.errors import ConfigError
 from remuda.machine import free_memory
 from remuda.replay import FrameRing, Priorities, Ring, RolloutBuffer, Row, SequenceReplay, TransitionReplay
 
-CHECKED_ROWS = 100  # number of first rows of each env in which observations are checked to be stacks of frames
+# In the first rows of each env, up to this number, the ring checks that observations are stacks of frames.
+CHECKED_ROWS = 100
 SPARE = 0.9  # fraction of the free memory that a replay may take
 
 
@@ -65,7 +66,10 @@ def make_ring_replay(config: RunConfig, info: EnvInfo, state: Any, writers: int)
 
 
 def max_lead(config: RunConfig) -> int:
-    """Return how many steps throttled samplers may run ahead without them or the learner waiting in a round."""
+    """Return how many steps throttled samplers may be ahead of the learner.
+
+    The number is so large that within one round neither the samplers nor the learner have to wait.
+    """
     options, replay = config.replay_algo_options, config.replay
     assert replay.ratio is not None
     rows = config.sampler.envs * options.rows_per_round
@@ -74,7 +78,7 @@ def max_lead(config: RunConfig) -> int:
 
 
 def ratio(config: RunConfig) -> float | None:
-    """Return the number of rows drawn per env step: replay.ratio, or what follows from algo.gradient_steps."""
+    """Return the number of rows drawn per env step: replay.ratio, unless algo.gradient_steps determines it."""
     options = config.replay_algo_options
     if options.gradient_steps is None:
         return config.replay.ratio
@@ -85,18 +89,20 @@ def ratio(config: RunConfig) -> float | None:
 def make_ring(
     config: RunConfig, info: EnvInfo, state: Any, groups: int = 1, fds: Sequence[int] | None = None
 ) -> Ring:
-    """Return the ring of a replay, in new memory or, with `fds`, in the memory of another process."""
+    """Return the ring of a replay. It is in new memory or, with `fds`, in memory that another process allocated."""
     if not fds:
         refuse_too_large(config, info, state)
     envs, frames = config.sampler.envs, num_frames(config, info.observation)
     rows = -(-config.replay.capacity // envs) + 1  # one more, because the oldest row of a full ring cannot be drawn
     example = example_row(info)
-    td_errors = has_td_error(config) and not config.replay.sequence  # a sequence has one error, stored with its state
+    # The ring has TD errors of single rows. The TD error of a sequence is stored with its recurrent state.
+    td_errors = has_td_error(config) and not config.replay.sequence
     if frames > 1:
         ring: Ring = FrameRing(example, rows, envs, frames, groups, fds, td_errors, CHECKED_ROWS)
     else:
         ring = Ring(example, rows, envs, groups, fds, td_errors)
-    ring.counters.pause_timeout += config.envs.step_timeout  # a hanging writer is replaced before a pause times out
+    # A pause times out later than a step of an env, so that a hanging writer is replaced before.
+    ring.counters.pause_timeout += config.envs.step_timeout
     return ring
 
 
@@ -113,7 +119,7 @@ def bytes_per_step(config: RunConfig, info: EnvInfo, state: Any) -> int:
         per_step -= example.obs.nbytes * (frames - 1) // frames - 8
     if config.replay.prioritized:
         per_step += 16
-    if config.replay.sequence:  # one recurrent state per rollout
+    if config.replay.sequence:  # the replay stores one recurrent state per rollout
         per_step += sum(tensor.nbytes for _, tensor in leaves(state)) // config.algo_options.rows_per_round
     return per_step
 
@@ -132,9 +138,9 @@ def example_row(info: EnvInfo) -> Row:
 
 
 def num_frames(config: RunConfig, observation: Space) -> int:
-    """Return the number of images stacked in an observation; 1 if observations are stored whole.
+    """Return the number of images stacked in an observation, or 1 if the replay stores whole observations.
 
-    Consecutive observations share all images but the newest, so the replay stores each image only once.
+    Consecutive observations share all images except the newest, so a replay of images stores each image only once.
     """
     asked, stack = config.replay.frames, config.envs.frame_stack
     is_stack = observation.kind == "box" and len(observation.shape) == 3

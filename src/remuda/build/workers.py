@@ -39,7 +39,7 @@ def make_worker_sampler(
     should_stop: Callable[[], bool],
     net: NetFactory | None = None,
 ) -> WorkerSampler:
-    """Return a sampler for a synchronous scheme. Its workers run the policy, each on an even share of the envs."""
+    """Return a sampler for a synchronous scheme. Its workers run the policy, each for an equal share of the envs."""
     if config.envs.backend not in ("auto", "python"):
         raise ConfigError(
             f"envs.backend={config.envs.backend} with sampler.inference=workers: they step single envs, use python."
@@ -149,7 +149,7 @@ class SamplerWorker:
 def make_ring_writer(
     built: Built, blueprint: Blueprint, fds: Sequence[int], heartbeat: Callable[[], bool]
 ) -> RingWriter:
-    """Return a writer that appends the rows of one worker's groups to a replay of another process."""
+    """Return a writer that appends the rows of one worker's groups of envs to the replay of the learner's process."""
     config = built.config
     algorithm = built.wrap_agent(needs_loss=has_td_error(config))
     groups = range(blueprint["group"], blueprint["group"] + blueprint["groups"])
@@ -158,7 +158,8 @@ def make_ring_writer(
     ring = make_ring(config, built.seen, state, blueprint["all_groups"], fds)
     ring.counters.while_paused = heartbeat
     states, priorities = None, list[TransitionPriority | SequencePriority]()
-    if replay.sequence:  # even an agent without memory may have a state: that of its Ornstein-Uhlenbeck noise
+    # Without sequences, no recurrent states are stored, although Ornstein-Uhlenbeck noise gives every agent a state.
+    if replay.sequence:
         states = RecurrentStates(ring, state, blueprint["num_steps"], fds[-1], has_td_error(config))
     if has_td_error(config) and states is not None:
         lengths = (replay.burn_in, replay.sequence, replay.n_step)
@@ -169,7 +170,7 @@ def make_ring_writer(
 
 
 class RingWriter:
-    """Writes the rollouts of one worker to its groups of a ring, with the recurrent state before each rollout."""
+    """Writes one worker's rollouts to its groups of envs in a ring, with the recurrent state before each rollout."""
 
     def __init__(
         self,
@@ -181,14 +182,14 @@ class RingWriter:
     ) -> None:
         """Create a writer for these groups.
 
-        `priorities` holds one object per group, which computes the initial priorities of the group's rows, or nothing
-        if the learner assigns initial priorities.
+        `priorities` holds one object per group, which computes the initial priorities of the group's rows. If the
+        learner assigns initial priorities, `priorities` is empty.
         """
         self.ring, self.states, self.groups = ring, states, groups
         self.prepare, self.priorities = prepare, priorities
 
     def may_write(self) -> bool:
-        """Return False while samplers have to wait for the learner."""
+        """Return whether rows may be written now; if not, samplers have to wait for the learner."""
         return self.ring.counters.may_write()
 
     def num_written(self) -> int:

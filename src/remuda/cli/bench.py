@@ -41,7 +41,7 @@ near 1 need ten slices.
 PEERS = ("sb3", "cleanrl", "sample-factory", "tianshou", "rllib")
 LONGEST_RUN_SECONDS = 3600.0
 
-Turns = dict[str, list[dict[str, Any]]]  # the results of each contender's turns, in order
+Turns = dict[str, list[dict[str, Any]]]  # maps each contender to the results of its turns, in order
 
 
 def make_parser(command: str, argv: Sequence[str]) -> Parser:
@@ -116,7 +116,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def measure_parts(found: argparse.Namespace) -> tuple[Turns, str]:
-    """Measure contenders that keep one process for all their turns; return the turns and the unit of their counts."""
+    """Measure contenders that keep one process for all turns; return the results by contender, and their unit."""
     from remuda.bench.contenders import NAMES, UNITS
 
     envs = found.envs or (32 if found.what == "envs" else 8)
@@ -142,9 +142,9 @@ def measure_parts(found: argparse.Namespace) -> tuple[Turns, str]:
 
 
 def measure_runs(found: argparse.Namespace) -> tuple[Turns, str]:
-    """Measure contenders that start a new run for each turn; return the turns and the unit of their counts.
+    """Measure contenders that start a new run for each turn; return the results by contender, and their unit.
 
-    Start-up and warm-up of a run are not measured.
+    The start-up and the warm-up of each run are not measured.
     """
     from remuda.bench.job import complete
 
@@ -166,14 +166,14 @@ def measure_runs(found: argparse.Namespace) -> tuple[Turns, str]:
 
 
 def leave_out(only: str, error: ConfigError | TrainingError) -> None:
-    """Print that a contender is left out, and why; raise the error instead if the user chose contenders by --only."""
+    """Print why a contender is left out. If the user chose contenders by --only, raise the error instead."""
     if only:
         raise error
     print(f"  left out: {error}", file=sys.stderr)
 
 
 def ours_and_peers(place: Path, env: str) -> dict[str, tuple[list[str], dict[str, Any]]]:
-    """Return for each contender its command, and the settings in which its job differs from the common one."""
+    """Return the command of each contender, and the settings in which its job differs from the default job."""
     from remuda.envs import choose_backend, resolve
 
     ours = [sys.executable, "-m", "remuda.bench.job"]
@@ -182,7 +182,7 @@ def ours_and_peers(place: Path, env: str) -> dict[str, tuple[list[str], dict[str
         "remuda parallel": (ours, {"scheme": "parallel"}),
         "remuda workers act": (ours, {"scheme": "parallel", "sampler": {"inference": "workers"}}),
     }
-    if choose_backend(resolve(env)) is not None:  # the other libraries have no native envs
+    if choose_backend(resolve(env)) is not None:  # if envs are native, also measure Python envs
         found["remuda single envs"] = ours, {"scheme": "parallel", "backend": "python"}
     for peer in PEERS:
         python, scripts = place / f".venv-{peer}" / "bin" / "python", place / "bench" / "peers"
@@ -239,7 +239,7 @@ def rate(turn: dict[str, Any]) -> float:
 
 
 def summary(turns: Turns, unit: str) -> dict[str, Any]:
-    """Return the median speed of each contender, and the speed of the first contender divided by it."""
+    """Return each contender's median speed, and the median ratio of the first contender's speed to its own speed."""
     if not turns:
         raise TrainingError("no contender could run: the reasons are above.")
     first = next(iter(turns))

@@ -20,7 +20,7 @@ from remuda.cli.options import Parser, complete_with
 def complete() -> None:
     """Write the completions of the line in COMP_LINE, and exit."""
     line, point = os.environ["COMP_LINE"], int(os.environ["COMP_POINT"])
-    _, _, _, words, _ = split_line(line, point)  # the words before the one at the cursor
+    _, _, _, words, _ = split_line(line, point)  # `words` are those before the word at the cursor
     start = int(os.environ["_ARGCOMPLETE"])
     command, arguments = words[start : start + 1], words[start + 1 :]
     if command and command[0] in COMMANDS:

@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
         settings.setdefault("formatter_class", Formatter)
         super().__init__(allow_abbrev=False, **settings)
         self._negative_number_matcher = NEGATIVE_NUMBER
-        self.elsewhere: dict[str, str] = {}  # maps options of other algorithms to their algorithm, for errors
+        self.elsewhere: dict[str, str] = {}  # maps options of other algorithms to phrases that name the algorithm
         self.sections: dict[str, Section] = {}  # the section of each group of options
 
     def add_section(self, group: str, title: str) -> argparse._ArgumentGroup:

@@ -21,7 +21,7 @@ from remuda.registry import algorithm_names, all_algorithms, find_algorithm, sch
 def make_parser(command: str, argv: Sequence[str]) -> Parser:
     """Return the parser for `argv`, whose first word may name the algorithm.
 
-    If it does not, --config or --resume determines the algorithm, and the parser accepts options of any algorithm.
+    Otherwise --config or --resume determines the algorithm, and the parser accepts the options of all algorithms.
     """
     entries, names = all_algorithms(), algorithm_names()
     algo = argv[0] if argv and (argv[0] in names or ":" in argv[0]) else None
@@ -97,7 +97,7 @@ def run(command: str, argv: Sequence[str]) -> int:
     if found.resume is not None:
         if found.config is not None or found.out is not None:
             raise ConfigError("--resume continues in the run's own directory: leave out --config and --out.")
-        found.resume = RunDirectory.open(found.resume).path  # a link such as runs/latest may change during the run
+        found.resume = RunDirectory.open(found.resume).path  # follow links now: runs/latest may change
         setup = resume_config(found.resume, settings, groups)
     else:
         setup = resolve_config(settings, groups, found.config)

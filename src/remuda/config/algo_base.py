@@ -81,7 +81,7 @@ class AlgoOptions(Checked):
         return {}
 
     def algorithm_arguments(self) -> dict[str, Any]:
-        """Return those keyword arguments of the algorithm whose name or form differs from that of an option."""
+        """Return the keyword arguments of the algorithm that are made from options with another name or form."""
         return {}
 
     def columns_per_round(self, envs: int) -> int:
@@ -101,8 +101,8 @@ class AlgoOptions(Checked):
         return self
 
     def with_memory(self) -> Self:
-        """Return these options with default sizes adapted to a recurrent agent."""
+        """Return these options with a batch size that fits a recurrent agent."""
         return self
 
     def check_run(self, config: RunConfig) -> None:
-        """Raise ConfigError where these options do not fit the other options of a run."""
+        """Raise ConfigError if these options do not fit the other options of the run."""

@@ -1,4 +1,4 @@
-"""Options of the algorithms, as frozen dataclasses. Options that Stable-Baselines3 has too are named as there."""
+"""Options of the algorithms, as frozen dataclasses. Names are those of Stable-Baselines3 where it has the option."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class PPOOptions(GAEOptions):
         return replace(short, batch_size=short.n_steps * envs)  # a minibatch that is the whole rollout always fits
 
     def with_memory(self) -> Self:
-        """Enlarge minibatches to one sequence or more; the sizes in presets are for agents without memory."""
+        """Enlarge minibatches to at least one sequence, because sizes in presets are for agents without memory."""
         return replace(self, batch_size=max(self.batch_size, self.n_steps))
 
     def check_run(self, config: RunConfig) -> None:

@@ -1,4 +1,4 @@
-"""Checks that involve options of several groups. Each raises a ConfigError that names value, rule and remedy."""
+"""Checks that involve options of several groups. A ConfigError names the value, the rule and a remedy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def check_run(config: RunConfig) -> None:
-    """Raise ConfigError where the options of a run do not fit together."""
+    """Raise ConfigError if the options of a run do not fit together."""
     if config.steps < 1:
         raise ConfigError(f"steps={config.steps} is too small: a run takes at least 1 step.")
     if not 0 <= config.seed < 2**63:
@@ -32,7 +32,7 @@ def check_run(config: RunConfig) -> None:
 
 
 def check_replay(config: RunConfig) -> None:
-    """Check replay options against each other, the memory of the agent and the number of envs."""
+    """Check that the replay options fit together, and that they fit the agent's memory and the number of envs."""
     replay, core, envs = config.replay, config.agent.core, config.sampler.envs
     if config.sampler.wait_reset:
         raise ConfigError(
@@ -66,7 +66,7 @@ def check_replay(config: RunConfig) -> None:
 
 
 def check_scheme(config: RunConfig) -> None:
-    """Check that every option that is set applies to the scheme, and that the algorithm may run under it."""
+    """Check that all options that were set apply to the scheme, and that the algorithm may run under the scheme."""
     if config.is_asynchronous:
         check_asynchronous(config)
     else:
@@ -140,7 +140,7 @@ def check_asynchronous(config: RunConfig) -> None:
 
 
 def check_device_name(device: str) -> None:
-    """Refuse `gpu`, which PyTorch calls cuda; whether a device exists is checked when the run is built."""
+    """Refuse `gpu`, which PyTorch calls cuda. `check_machine` checks later whether the device exists."""
     kind, colon, number = device.partition(":")
     if kind == "gpu":
         raise ConfigError(f"scheme.device={device} is not a device of PyTorch: use cuda{colon}{number}.")
@@ -164,7 +164,7 @@ def check_inference_process(sampler: SamplerOptions, envs: EnvsOptions) -> None:
 
 
 def check_checkpoints(config: RunConfig) -> None:
-    """Check checkpoint options against evaluations and the scheme."""
+    """Check that the checkpoint options fit the evaluation options and the scheme."""
     options = config.checkpoint
     if options.keep == "best" and not (config.eval.every and config.eval.episodes):
         raise ConfigError("checkpoint.keep=best needs evaluations to compare: set eval.every to a number of steps.")

@@ -25,19 +25,19 @@ def option(default: Any, help: str, **checks: Any) -> Any:
 
 
 class Checked:
-    """Base class of options that checks the rules of each field when an instance is made."""
+    """Base class of options dataclasses. It checks the rules of every field when an instance is made."""
 
     def __post_init__(self) -> None:
         for item in fields(self):  # type: ignore[arg-type]
             check_value(f"{getattr(self, '_group', '')}{item.name}", getattr(self, item.name), item.metadata)
 
 
-# Limits of numeric options. With larger ones, int64 or float32 could overflow; smaller floats could become 0.
+# Limits of numeric options. Larger numbers could overflow int64 or float32, and smaller floats could become 0.
 LARGEST_INT, LARGEST_FLOAT, SMALLEST_FLOAT = 10**15, 1e30, 1e-30
 
 
 def check_value(name: str, value: Any, rules: Mapping[str, Any]) -> None:
-    """Raise ConfigError if `value` breaks a rule of `option`, or is a number outside the range of all options."""
+    """Raise ConfigError if `value` breaks one of the `rules` of its field, or exceeds the limits of all options."""
     if "choices" in rules and value is not None and value not in rules["choices"]:
         choices = ", ".join(map(str, rules["choices"]))
         raise ConfigError(f"{name}={value!r} is not one of {choices}: choose one of these.")

@@ -23,7 +23,7 @@ DEFAULT_STEPS = 1_000_000  # for presets that do not set the steps
 
 
 def find_preset(algo: str, env: str, action: Space) -> Preset:
-    """Return the preset for an env, found by its id (without any module prefix) or else by its action space.
+    """Return the preset for an env, selected by the env's id (without a module prefix) or else by its action space.
 
     All ids of Atari games, such as PongNoFrameskip-v4 and Pong-v4, match `ALE/*`.
     """
@@ -39,5 +39,6 @@ def _matching(table: Mapping[str, Preset], env: str, action: Space) -> Preset:
         if fnmatchcase(name, pattern):
             return preset
     is_continuous = all(leaf.kind == "box" for _, leaf in action.leaves())
-    # If the algorithm does not support the action space, building its agent will raise an error that says why.
+    # Without a preset for the action space, the algorithm does not support it. Any preset will do, because building
+    # the agent will raise an error.
     return table.get("box" if is_continuous else "discrete", next(iter(table.values()), {}))

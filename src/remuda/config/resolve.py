@@ -1,4 +1,4 @@
-"""Make the configuration of a run from defaults, presets, a file and user options, or read an existing run's."""
+"""Make the configuration of a new run from defaults, presets, a file and user options; read that of an old run."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def resolve_config(
 
 
 def max_steps() -> int | None:
-    """Return the number of steps to which REMUDA_MAX_STEPS caps every run, or None where it is not set."""
+    """Return the number of steps to which REMUDA_MAX_STEPS caps every run, or None if it is not set."""
     text = os.environ.get(MAX_STEPS)
     if not text:
         return None
@@ -81,7 +81,7 @@ def _shorten(config: RunConfig, limit: int | None) -> RunConfig:
 
 
 def merge(first: Groups, second: Groups) -> dict[str, dict[str, Any]]:
-    """Return the options of both by group. If both set an option, the value in `second` is used."""
+    """Return the options in `first` and `second`, by group. If both contain an option, `second` takes precedence."""
     return {group: {**first.get(group, {}), **second.get(group, {})} for group in GROUPS}
 
 
@@ -120,7 +120,7 @@ def fill_config(values: Mapping[str, Any], wanted: Groups, label: str, info: Env
     if filled["agent"].core and "batch_size" not in wanted["algo"]:
         filled["algo_options"] = filled["algo_options"].with_memory()
     if filled["scheme_options"].threads == 0:
-        # The number is resolved and stored in config.yaml, so that a resume on another machine computes the same.
+        # Replace 0 by the actual number, so that config.yaml stores it and a resume on another machine uses it too.
         filled["scheme_options"] = replace(filled["scheme_options"], threads=num_threads(info))
     if filled["sampler"].inference == "auto":
         filled["sampler"] = replace(
@@ -140,10 +140,10 @@ def fill_config(values: Mapping[str, Any], wanted: Groups, label: str, info: Env
 
 
 def stored_config(path: Path, net: Callable[..., Any] | None, call: str) -> tuple[RunConfig, EnvInfo] | None:
-    """Return configuration and spaces of a run from its directory alone, or None if it does not store the spaces.
+    """Return configuration and spaces of a run from its directory alone, or None if the spaces are not stored there.
 
-    The env is neither imported nor built. A net without an import path must be passed; otherwise an error suggests
-    the Python call `call`.
+    The env is neither imported nor built. A net without an import path must be passed as `net`; otherwise an error
+    suggests the Python call `call`.
     """
     stored = RunDirectory.open(path).read_config()
     spaces = read_spaces(path)
@@ -191,7 +191,7 @@ def check_groups(groups: Groups) -> None:
 
 
 def callable_name(thing: Callable[..., Any], label: str) -> str:
-    """Return the name of an env or net for config.yaml: its import path, or its label in <> if it has none."""
+    """Return the name of an env or net for config.yaml: its import path, or <label> if it has no import path."""
     try:
         found = describe(thing)
     except EnvSpecError:

@@ -29,7 +29,7 @@ from remuda.registry import SchemeEntry, find_algorithm, find_scheme
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What to learn and how to run it. The constructor raises ConfigError if options do not fit together."""
+    """The configuration of a run. The constructor raises ConfigError if options do not fit together."""
 
     algo: str
     env: str
@@ -71,13 +71,13 @@ class RunConfig:
 
     @property
     def rollout_options(self) -> OnPolicyOptions:
-        """`algo_options` of an algorithm that learns from fresh rollouts; an assertion fails for others."""
+        """`algo_options`, if the algorithm learns from fresh rollouts; otherwise an assertion fails."""
         assert isinstance(self.algo_options, OnPolicyOptions), f"{self.algo} learns from a replay"
         return self.algo_options
 
     @property
     def replay_algo_options(self) -> OffPolicyOptions:
-        """`algo_options` of an algorithm that learns from a replay; an assertion fails for others."""
+        """`algo_options`, if the algorithm learns from a replay; otherwise an assertion fails."""
         assert isinstance(self.algo_options, OffPolicyOptions), f"{self.algo} learns from fresh rollouts"
         return self.algo_options
 
@@ -102,7 +102,7 @@ SETTINGS = ("algo", "env", "steps", "seed", "scheme")
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
-    """Return the configuration as in config.yaml: the settings, and under `options` one mapping per group."""
+    """Return the configuration in the form of config.yaml: the settings and, under `options`, a mapping per group."""
     out: dict[str, Any] = {name: getattr(config, name) for name in SETTINGS}
     out["options"] = {group: _plain(getattr(config, attribute)) for group, attribute in GROUPS.items()}
     return out
@@ -114,7 +114,7 @@ def _plain(options: Any) -> dict[str, Any]:
 
 
 def from_dict(values: Mapping[str, Any]) -> RunConfig:
-    """Return the configuration that `to_dict` stored; no preset is applied and no env is probed."""
+    """Return the configuration that `to_dict` converted. No preset is applied and no env is probed."""
     settings = {name: values[name] for name in SETTINGS}
     kinds: dict[str, type[Any]] = {"algo": find_algorithm(values["algo"]).options, **KINDS}
     groups = {GROUPS[group]: fill(kinds[group](), values["options"].get(group, {}), group) for group in GROUPS}

@@ -1,4 +1,4 @@
-"""Find out which options a run uses, given its algorithm and scheme, and refuse others that the user sets.
+"""Find out which options a run uses, given its algorithm and scheme, and refuse unused options that the user sets.
 
 An option that only some runs use declares all features that such a run must have:
 `option(..., used_by="async replay")`. The options class of an algorithm names what it learns from (`data`), the
@@ -31,12 +31,12 @@ def required_features(kind: type[Any], group: str, name: str) -> list[str]:
 
 
 def data_feature(algo: type[Any]) -> str:
-    """Return the feature of algorithms with options of class `algo`: "replay", or "rollouts" for all others."""
+    """Return "replay" if an algorithm with options of class `algo` learns from a replay, otherwise "rollouts"."""
     return "replay" if algo.data == "replay" else "rollouts"
 
 
 def scheme_features(scheme: str) -> list[str]:
-    """Return the features of runs under a scheme."""
+    """Return the features of runs under a scheme: "workers", "async", both or none."""
     entry = find_scheme(scheme)
     has = {"workers": entry.has_workers, "async": entry.is_asynchronous}
     return [feature for feature, is_there in has.items() if is_there]

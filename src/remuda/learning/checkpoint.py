@@ -8,7 +8,7 @@ Data too large to be rewritten with every checkpoint is in files in `replay/`, w
 (see replay/ring_files.py). A manifest names the files that its checkpoint needs. A file is deleted together with the
 last checkpoint that needs it.
 
-A checkpoint is written under another name, flushed to disk and renamed, so it is complete or absent. It contains
+A checkpoint is written under a temporary name, flushed to disk and renamed, so it is complete or absent. It contains
 only tensors and JSON, so loading it executes no code.
 """
 
@@ -34,16 +34,16 @@ from remuda.errors import CheckpointError
 from remuda.learning.tensor_file import Piece, read_tensors, safetensors
 
 StateDict = dict[str, Any]  # nested dicts and lists of tensors and plain values
-FORMAT = 3  # format 1: one optimizer state per parameter; format 2: convolutions stored channels first
+FORMAT = 3  # older formats: 1 had one optimizer state per parameter, 2 stored convolutions channels first
 ASIDE = ".writing-"
-REPLACED = ".replaced-"  # prefix of a checkpoint that another one of the same step is about to replace
+REPLACED = ".replaced-"  # prefix of a checkpoint while a new one of the same step takes its place
 NAME = re.compile(rf"(?:{re.escape(REPLACED)})?step-([0-9]+)")
 REPLAY = "replay"  # the directory of files that checkpoints share
 BETWEEN_CUTS = "between_cuts"  # key in a manifest, see `Checkpoint.is_between_cuts`
-BEST = "best"  # name of a link to the checkpoint with the best evaluation, which is never pruned
+BEST = "best"  # name of a link to the checkpoint with the best evaluation, which is never deleted
 BLOBS = "blobs.safetensors"  # only written if there are blobs
 MAX_BYTES = {"manifest.json": 1 << 16, "state.json": 1 << 24}
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)  # raised for a bad manifest
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)  # raised by damaged manifests
 FILES = ("state.json", "tensors.safetensors")
 
 
@@ -57,7 +57,7 @@ class Checkpoint:
     progress: StateDict
     blobs: dict[str, bytes]  # packed states of the sampler, replay and log, by name
     skipped: list[str]  # error messages of newer checkpoints that are damaged
-    is_between_cuts: bool = False  # True: only an earlier checkpoint, written at a cut, can be resumed bit-equally
+    is_between_cuts: bool = False  # if True, an exact resume needs an earlier checkpoint, made when episodes were cut
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class Snapshot:
     """A copy of everything that a checkpoint will contain."""
 
     step: int
-    state: bytes  # JSON
+    state: bytes  # JSON text
     tensors: dict[str, Tensor]  # copies on the CPU
-    blobs: dict[str, Tensor]  # bytes, as uint8
+    blobs: dict[str, Tensor]  # the bytes of each blob, as a uint8 tensor
     files: tuple[str, ...] = ()  # names of the files in replay/ that the checkpoint needs
     is_between_cuts: bool = False
 
@@ -232,14 +232,14 @@ def list_checkpoints(directory: Path, before: int | None = None) -> list[Path]:
     A checkpoint that was set aside (REPLACED) counts if its replacement was never written.
     """
     found: dict[int, Path] = {}
-    for path in sorted(directory.glob("*")):  # names with REPLACED come first and are overwritten
+    for path in sorted(directory.glob("*")):  # `.replaced-step-N` comes before `step-N`, which overwrites it
         if (name := NAME.fullmatch(path.name)) and path.is_dir():
             found[int(name[1])] = path
     return [found[step] for step in sorted(found) if before is None or step < before]
 
 
 def _pack(node: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """Convert a state to JSON values, moving tensors to `tensors`. Dicts become pairs: JSON has no integer keys."""
+    """Convert a state to JSON values, moving tensors to `tensors`. Dicts become pairs, to allow integer keys."""
     if isinstance(node, Tensor):
         # Clone: training changes the tensor while a thread writes it. Contiguous: channels_last cannot be saved.
         tensors[path] = node.detach().cpu().clone(memory_format=torch.contiguous_format)
@@ -292,7 +292,7 @@ def _flush_directory(directory: Path) -> None:
 
 
 def point_best(directory: Path, step: int) -> None:
-    """Mark the checkpoint of this step as the best one, and keep it until another is marked."""
+    """Mark the checkpoint of this step as the best one. It is not deleted until another checkpoint is marked."""
     _point(directory, BEST, f"step-{step}")
     _flush_directory(directory)
 
@@ -305,10 +305,10 @@ def _point(directory: Path, name: str, target: str) -> None:
 
 
 def _prune(directory: Path, keep: str, newest: Path) -> set[str]:
-    """Delete checkpoints that `keep` excludes; return the names of the files in `replay/` that they needed.
+    """Delete old checkpoints according to `keep`; return the names of the files in `replay/` that these needed.
 
-    "all" keeps every checkpoint, and a number N every Nth. The newest two are always kept, because one may be
-    damaged. So are the one that the link `best` points to, and the newest one that is not between two cuts.
+    "all" keeps every checkpoint, and a number N every Nth. Three kinds are always kept: the newest two, because one
+    may be damaged, the target of the link `best`, and the newest one that is not `is_between_cuts`.
     """
     names: set[str] = set()
     if keep == "all":
@@ -338,7 +338,7 @@ def _aside(directory: Path) -> Path:
 
 
 def _number(path: Path) -> int:
-    """Return the number of a checkpoint, or 0 if its manifest cannot be read; keep="N" keeps number 0."""
+    """Return the number of a checkpoint. It is 0, which keep="N" never deletes, if the manifest cannot be read."""
     try:
         return int(_manifest(path)["number"])
     except UNREADABLE:
@@ -368,7 +368,7 @@ def _manifest(path: Path) -> Any:
 def _delete_unnamed(directory: Path, may_go: Callable[[str], bool]) -> None:
     """Delete the files in `replay/` that no checkpoint needs and whose names `may_go` accepts.
 
-    A checkpoint whose manifest cannot be read may need any older file, so files older than it are kept.
+    A checkpoint whose manifest cannot be read may need any file older than itself, so such files are kept.
     """
     if not (directory / REPLAY).is_dir():
         return

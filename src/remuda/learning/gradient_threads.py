@@ -1,4 +1,4 @@
-"""Gradients of a batch of sequences, computed by several threads: each takes some columns of the batch.
+"""Computation of the gradients of a batch of sequences by several threads. Each thread takes some of the sequences.
 
 Torch's own threads share every matrix product and wait for each other after each one. If other processes are busy, a
 thread that loses its core therefore delays the other threads. The threads here wait for each other once per update.
@@ -28,7 +28,7 @@ class GradientThreads:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="remuda-gradients")
 
     def gradients(self, compute: Callable[[Batch], Gradients], batch: Batch) -> Gradients:
-        """Return `compute(batch)`, combined from the results of `compute` for parts of the batch."""
+        """Return the result of `compute(batch)`, computed by calls of `compute` with parts of the batch."""
         columns = batch.steps.mask.shape[1]
         bounds = [part * columns // self.count for part in range(self.count + 1)]
         parts = [batch.columns(slice(first, last)) for first, last in pairwise(bounds) if first < last]

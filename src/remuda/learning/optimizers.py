@@ -5,7 +5,7 @@
     optimizer.load_state_dict(optimizer.state_dict())
 
 For a small agent, torch.optim.Adam spends most of its time outside of its fused kernel, so only the kernel is called
-here. For a large agent, taking gradients in pieces saves the time to concatenate them.
+here. For a large agent, accepting the gradient in pieces saves the time to concatenate the pieces.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def make_optimizer(vector: Tensor, options: OptimizerOptions) -> Optimizer:
     return RMSprop(vector, options) if options.name == "rmsprop" else Adam(vector, options)
 
 
-LARGE, ROWS = 1 << 18, 8  # `norm` views a piece of at least LARGE numbers as ROWS rows, for several threads
+LARGE, ROWS = 1 << 18, 8  # `norm` splits pieces of LARGE or more numbers into ROWS rows, to use several threads
 
 
 def norm(pieces: Pieces) -> float:

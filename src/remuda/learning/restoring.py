@@ -1,4 +1,4 @@
-"""Context managers for code that restores a saved state; they raise a CheckpointError if that is impossible."""
+"""Context managers for code that restores a saved state. If that fails, they raise a CheckpointError."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from remuda.errors import CheckpointError
 
 @contextmanager
 def must_fit(path: Path) -> Iterator[None]:
-    """Raise CheckpointError if the state loaded inside, from `path`, belongs to another env or network."""
+    """Raise CheckpointError if the state from `path`, loaded inside the context, does not fit the env or net."""
     try:
         yield
     except (RuntimeError, ValueError, KeyError) as error:
@@ -22,7 +22,7 @@ def must_fit(path: Path) -> Iterator[None]:
 
 @contextmanager
 def of_this_version() -> Iterator[None]:
-    """Raise CheckpointError if a saved state lacks entries or has others, because another version wrote it."""
+    """Raise CheckpointError if the saved state has other entries than this version of Remuda expects."""
     try:
         yield
     except (KeyError, TypeError) as error:

@@ -18,7 +18,7 @@ from remuda.learning.checkpoint import Snapshot, sweep, write
 class Saver:
     """Writes checkpoints to a directory that has no other writer.
 
-    In the caller's thread, `done` is called with each snapshot and the path of its checkpoint, or an OSError.
+    For each snapshot, `done(snapshot, path)` is called in the caller's thread, with an OSError for `path` on failure.
     """
 
     def __init__(self, directory: Path, keep: str, done: Callable[[Snapshot, Path | OSError], None]) -> None:
@@ -44,7 +44,7 @@ class Saver:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until nothing is being written. Raise the error of the thread, but pass an OSError to `done`."""
+        """Wait for the thread. Pass its result or OSError to `done`; raise any other exception of the thread."""
         if self._thread is None:
             return
         self._thread.join()

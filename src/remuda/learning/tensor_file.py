@@ -29,15 +29,14 @@ Piece = bytes | memoryview  # consecutive bytes of a file
 def safetensors(tensors: Mapping[str, Tensor]) -> list[Piece]:
     """Return the contents of a safetensors file, in pieces that are views of the tensors.
 
-    The safetensors library copies everything twice and holds the GIL while it does. Hashing and writing large pieces
+    The safetensors library copies everything twice and holds the GIL meanwhile. Hashing and writing large pieces
     releases the GIL, so training continues while a thread writes the file.
     """
     header: dict[str, object] = {}
     pieces: list[Piece] = []
     end = 0
-    for name in sorted(
-        tensors, key=lambda name: (-tensors[name].element_size(), name)
-    ):  # large dtypes first, so that all tensors are aligned
+    # Store tensors of large dtypes first, so that all tensors are aligned.
+    for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
         tensor = tensors[name].contiguous()
         pieces.append(tensor.reshape(-1).view(torch.uint8).numpy().data)
         start, end = end, end + len(pieces[-1])

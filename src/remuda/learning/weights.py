@@ -22,7 +22,7 @@ VERSION = "version"  # key of the version in the metadata of a weights file
 
 
 class LocalWeights:
-    """Weights of an agent that acts in the learner's process. Its parameters are the learner's, not copies."""
+    """Weights of an agent that acts in the learner's process. The agent uses the learner's parameters, not copies."""
 
     def __init__(self, version: int = 0) -> None:
         self.version = version
@@ -53,8 +53,8 @@ class SharedWeights:
         version = theirs.pull(have=-1)                               # copies newer parameters into its own agent
 
     Publications alternate between two copies. Each copy has a serial number, which is odd while the copy is written.
-    `pull` starts again if the serial number changed while it copied, so it never keeps a torn copy and needs no lock.
-    It does not compare versions, because one version may be published again with new observation statistics.
+    `pull` starts again if the serial number changed while it copied, so it needs no lock and never mixes two
+    publications. It does not compare versions: one version may be published again with new observation statistics.
     """
 
     def __init__(self, module: nn.Module, version: int = 0, fd: int | None = None) -> None:
@@ -76,7 +76,7 @@ class SharedWeights:
             self.publish(version)
 
     def _tensors(self) -> list[Tensor]:
-        """Return the current tensors, because a network may replace a buffer by another tensor."""
+        """Look up the module's tensors at every call, because a network may replace a buffer by another tensor."""
         return list(self._module.state_dict().values())
 
     @property
@@ -103,7 +103,7 @@ class SharedWeights:
 
     @classmethod
     def join(cls, module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> Self:
-        """Attach to weights by the message of their `invitation`; its descriptor is removed from `fds` and closed."""
+        """Attach `module` to the weights of an `invitation`. Remove the last descriptor from `fds`, and close it."""
         fd = fds.pop()
         joined = cls(module, fd=fd)
         os.close(fd)
@@ -141,7 +141,7 @@ class FileWeights:
         version = theirs.pull(have=-1)                                       # reads the file only if it has changed
 
     The file is written under another name and renamed, so readers always open a complete file and need no lock. The
-    Spreeze framework works this way. It is slower than shared memory, but the newest weights remain on disk.
+    Spreeze framework works this way. A file is slower than shared memory, but the newest weights remain on disk.
     """
 
     def __init__(self, module: nn.Module, path: Path, version: int | None = None) -> None:
@@ -175,7 +175,7 @@ class FileWeights:
 
     @classmethod
     def join(cls, module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> Self:
-        """Open the file that the message of an `invitation` names; `fds` is not used."""
+        """Attach `module` to the file that the message of an `invitation` names. `fds` is not used."""
         return cls(module, Path(message["weights"]))
 
     def pull(self, have: int) -> int:
@@ -197,7 +197,7 @@ class FileWeights:
 
 
 def join_weights(module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> SharedWeights | FileWeights:
-    """Attach to weights by the message of their `invitation`; its descriptor, if any, is the last of `fds`."""
+    """Attach `module` to the weights of an `invitation`. If it has a descriptor, that is the last one in `fds`."""
     if message.get("weights"):
         return FileWeights.join(module, message, fds)
     return SharedWeights.join(module, message, fds)

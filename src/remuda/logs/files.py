@@ -66,7 +66,7 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def append_atomic(file: io.FileIO, data: bytes) -> None:
-    """Append all of `data` or nothing, so that a disk that fills up within a line does not damage the file."""
+    """Append all of `data` or nothing, so that a full disk never leaves an incomplete line in the file."""
     end = os.fstat(file.fileno()).st_size
     if file.write(data) != len(data):
         file.truncate(end)

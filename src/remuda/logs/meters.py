@@ -20,7 +20,7 @@ STATISTICS = ("mean", "std", "median", "min", "max")
 
 
 class Window:
-    """The values of the last `size` episodes, which need not have the same fields."""
+    """The values of the last `size` finished episodes. Different episodes may report different fields."""
 
     def __init__(self, size: int = 100) -> None:
         self._episodes: deque[dict[str, float]] = deque(maxlen=size)
@@ -29,7 +29,7 @@ class Window:
         return len(self._episodes)
 
     def add(self, values: Mapping[str, float]) -> None:
-        """Add one finished episode; all computation is left to `summary`."""
+        """Add the values of one finished episode."""
         self._episodes.append(dict(values))
 
     def get_state(self) -> list[dict[str, float]]:

@@ -11,9 +11,9 @@ from remuda.processes.notices import notice_of
 
 @contextmanager
 def warnings_go_to(log: Callable[[str, str], None]) -> Iterator[None]:
-    """Call `log` with the text and traceback (or "") of every warning that is logged inside the context.
+    """For every warning that is logged inside the context, call `log` with the text and the traceback or "".
 
-    If the same line of the user's code raises again, `log` receives the text without the traceback.
+    If the same line of the user's code raises an exception again, `log` receives "" instead of the traceback.
     """
     handler, logger = _NoticeHandler(log), logging.getLogger("remuda")
     logger.addHandler(handler)

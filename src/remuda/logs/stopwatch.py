@@ -4,7 +4,7 @@ watch = Stopwatch()
 seconds = watch.lap({"env": 0.2, "update": 0.1})        # one round; the remaining time is `other`
 with watch.timed("evaluation"):                         # between two rounds
     evaluate()
-watch.total, watch.interval                             # seconds of the run, and since `interval` was cleared
+watch.total, watch.interval                             # seconds of the whole run, and since the last metrics line
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Stopwatch:
         self.restart()
 
     def start(self, elapsed: float = 0.0) -> None:
-        """Start measuring the run; `elapsed` is the number of seconds that a resumed run took before."""
+        """Start measuring the run; `elapsed` is the duration of earlier processes of a resumed run, in seconds."""
         self._started = time.perf_counter() - elapsed
 
     def elapsed(self) -> float:
@@ -37,7 +37,7 @@ class Stopwatch:
         self._mark = time.perf_counter()
 
     def lap(self, seconds: Mapping[str, float]) -> float:
-        """End the current round: add its seconds by activity, the rest as `other`, and return its duration."""
+        """End the current round. Add its `seconds` and, as `other`, the rest of its duration; return the duration."""
         now = time.perf_counter()
         whole, self._mark = now - self._mark, now
         for name, value in {**seconds, "other": max(0.0, whole - sum(seconds.values()))}.items():
@@ -47,7 +47,7 @@ class Stopwatch:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Add the time spent inside the context to the total of `name`; the next round starts when it ends."""
+        """Add the time inside the context to the total of `name`. The next round starts when the context ends."""
         start = time.perf_counter()
         yield
         self.total[name] += time.perf_counter() - start

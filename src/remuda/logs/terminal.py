@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 0.25
 LINE_SECONDS = 5.0
-LINES_PER_RUN = 10  # minimum in a file or pipe, also for a run of a few seconds
-TICK_SECONDS = 0.5  # time between two draws on a terminal while there is no update
+LINES_PER_RUN = 10  # minimum number of lines if output goes to a file or pipe, even in a run of a few seconds
+TICK_SECONDS = 0.5  # time between two draws on a terminal while `update` is not called
 LONG_SECONDS = 1.0  # an activity that takes longer is shown with its duration
 # Seconds between lines in a file or pipe while no metrics arrive. The first such line comes after LINE_SECONDS.
 SILENT_SECONDS = 60.0
-RATE_SECONDS = 30.0  # the remaining time is computed from the rate over this period
+RATE_SECONDS = 30.0  # the remaining time is computed from the steps done within this period
 SAMPLE_SECONDS = 0.5
-TRAINING = "sampling and learning"  # the activity after an update, unless `begin` names another
+TRAINING = "sampling and learning"  # the activity that is shown after `update`, until `begin` names another one
 
 TIMES = {"env": "env", "inference": "inference", "update": "update", "wait": "waiting", "evaluation": "evaluation"}
 
@@ -112,11 +112,11 @@ class Terminal:
         now = time.monotonic()
         self._activity, self._since = activity, now
         self._tick_at = now + (TICK_SECONDS if self._live is not None else LINE_SECONDS)
-        if len(self._rates) == 1:  # there was no update yet: exclude the time for starting up
+        if len(self._rates) == 1:  # before the first update: exclude the start-up time from the rate
             self._rates[0] = (now, self._steps)
 
     def tick(self) -> None:
-        """Redraw if the last update was long ago; a call costs 0.2 us, mostly for reading the clock."""
+        """Redraw the view if the last update was long ago. Most calls only read the clock, which takes 0.2 us."""
         now = time.monotonic()
         if now < self._tick_at:
             return
@@ -128,7 +128,7 @@ class Terminal:
             self._print_line(now)
 
     def note(self, line: str) -> None:
-        """Print a line that stays, above the progress bar."""
+        """Print a line that stays on the terminal, above the progress bar."""
         if self._live is not None:
             self._live.console.print(line, markup=False, highlight=False)
         else:
@@ -213,17 +213,17 @@ class Terminal:
             _View(self),
             console=console,
             auto_refresh=False,
-            redirect_stdout=self._output.wraps(
-                sys.stdout
-            ),  # so that a `print` in the user's code appears above the bar
-            redirect_stderr=sys.stderr is not None and sys.stderr.isatty(),  # with 2> FILE, only the file gets errors
+            # A `print` in the user's code appears above the progress bar.
+            redirect_stdout=self._output.wraps(sys.stdout),
+            # With `2> FILE`, errors go to the file only.
+            redirect_stderr=sys.stderr is not None and sys.stderr.isatty(),
         )
         live.start(refresh=True)
         return live
 
 
 class _View:
-    """What rich draws for a Terminal: the progress bar, then its texts, as many on a line as fit the width."""
+    """The view that rich draws of a Terminal: the progress bar and, below it, lines of texts that fit the width."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
@@ -268,7 +268,7 @@ class _Output(io.TextIOBase):
         self._gone = False
 
     @property
-    def encoding(self) -> str:  # type: ignore[override]  # rich reads it to decide whether it may draw lines
+    def encoding(self) -> str:  # type: ignore[override]  # tells rich which characters it may draw
         return getattr(self._file, "encoding", None) or "utf-8"
 
     def wraps(self, file: TextIO | None) -> bool:

@@ -7,7 +7,7 @@
     for writer in writers:
         writer.close()
 
-A resumed run continues from its last checkpoint, at `step`: `resume(step)` drops what was written for later steps.
+A resumed run continues from the step of its last checkpoint; `resume(step)` drops the metrics of later steps.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Writer(Protocol):
 
 
 def read_metrics(directory: Path) -> list[Row]:
-    """Return the rows of metrics.jsonl, oldest first, except a last line that a killed process left incomplete."""
+    """Return the rows of metrics.jsonl, oldest first. Skip an incomplete last line, left by a killed process."""
     path = directory / "metrics.jsonl"
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
     rows: list[Row] = []
-    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is incomplete
+    for number, line in enumerate(lines[:-1], start=1):  # text after the last newline is an incomplete line
         try:
             row = json.loads(line)
             if not isinstance(row, dict) or not isinstance(row.get(STEP), int):
@@ -76,7 +76,7 @@ class MetricsFile:
         self._open(read_metrics(directory))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one row to both files; after an error, such as a full disk, the next row can still be written."""
+        """Append one row to both files. If this fails, as on a full disk, later rows can still be written."""
         values = finite(plain(metrics))
         row = {STEP: int(step)} | {key: values[key] for key in sorted(values) if key != STEP}
         jsonl, table = self._files
@@ -132,7 +132,7 @@ class TensorBoard:
     tensorboard's `RecordWriter` encodes the records. Each record is one write, so a killed process leaves no partial
     record. tensorboard's `EventFileWriter` and torch's `SummaryWriter` are not used for two reasons: they write from
     a thread that ends at the first error, so all later metrics are lost if the disk is full for a moment, and they
-    load tensorflow where it is installed. Importing tensorboard takes 70 ms and is left to the first event.
+    load tensorflow where it is installed. tensorboard is imported at the first event, because that takes 70 ms.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -205,7 +205,7 @@ class WandB:
             raise ConfigError(
                 f"log.wandb={project} needs the package wandb, which is not installed: pip install 'remuda[wandb]'."
             ) from None
-        identity = run / "wandb-id.txt"  # the id is stored, so that a resumed run continues the same curves
+        identity = run / "wandb-id.txt"  # stores the id, so that a resumed run continues the same curves
         if not identity.exists():
             write_atomic(identity, secrets.token_hex(8))
         self._run = wandb.init(

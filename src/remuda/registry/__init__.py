@@ -6,7 +6,7 @@
 
 Remuda's own entries are registered by the same functions (registry/builtin.py). A package that is installed but not
 imported can register entries through entry points of the groups `remuda.algorithms`, `remuda.schemes` and
-`remuda.env_backends`. An import path, `package.module:Name`, is accepted wherever a registered name is.
+`remuda.env_backends`. Wherever a registered name is accepted, so is an import path, `package.module:Name`.
 
 Help texts and tables read the registries, so importing this package must be cheap: it imports neither torch nor
 numpy, and an import path is resolved only when the object that it names is used.
@@ -59,10 +59,10 @@ def register_algorithm(
 ) -> AlgorithmEntry:
     """Register an algorithm under `name`, and return its entry.
 
-    `algorithm` is its class, or the import path of the class. `options` is a frozen dataclass derived from those of
-    `remuda.config.algo_options`, `presets` maps patterns of env ids to values (config/presets.py), `builder` is
-    the import path of the `remuda.build.algorithm.Builder` that makes agent and algorithm, and `description` is one
-    line for `remuda algos`.
+    `algorithm` is the class of the algorithm, or the import path of the class. `options` is a dataclass derived from
+    a class of `remuda.config.algo_options`. `presets` maps patterns of env ids to values (config/presets.py).
+    `builder` is the import path of the `remuda.build.algorithm.Builder` that makes agent and algorithm. `description`
+    is one line for `remuda algos`.
 
     Arguments that are left out are taken from the class attributes `Options`, `presets` and `builder` and from the
     docstring of the class. Without these attributes, options and presets are those of the registered algorithm from
@@ -211,7 +211,7 @@ def all_env_backends() -> list[EnvBackendEntry]:
 
 
 def _imported(path: str, option: str) -> Any:
-    from remuda.envs.import_paths import import_named  # imported here, because it imports Gymnasium
+    from remuda.envs.import_paths import import_named  # imported here, because import_paths imports Gymnasium
 
     return import_named(path, option)
 

@@ -36,7 +36,7 @@ class AlgorithmEntry:
 
     @property
     def data(self) -> str:
-        """What the algorithm learns from: "rollouts" (single rows), "sequences" (whole columns) or "replay"."""
+        """The data for learning: "rollouts" (single rows), "sequences" (whole columns of rollouts) or "replay"."""
         return self.options.data
 
     @property
@@ -106,7 +106,7 @@ def entry_for_class(
 
 
 def check_options(name: str, options: Any) -> None:
-    """Raise ConfigError unless the options of an algorithm are declared in the way that the command line requires."""
+    """Raise ConfigError if the options of an algorithm are not declared as the command line requires."""
     from remuda.config.algo_base import AlgoOptions
 
     label = f"the options of {name}"
@@ -123,7 +123,7 @@ def check_options(name: str, options: Any) -> None:
 
 
 def _base(kind: type[Any], known: Iterable[AlgorithmEntry]) -> AlgorithmEntry | None:
-    """Return the entry of `kind` or of its nearest base class that has one. Of several entries, take the first."""
+    """Return the entry of `kind` or its nearest base class with an entry. If a class has several, use the first."""
     by_path: dict[str, AlgorithmEntry] = {}
     for entry in known:
         by_path.setdefault(entry.path, entry)
@@ -131,5 +131,5 @@ def _base(kind: type[Any], known: Iterable[AlgorithmEntry]) -> AlgorithmEntry | 
 
 
 def _attribute(kind: type[Any], name: str) -> Any:
-    """Return an attribute of the class as it is declared, without binding it; None if there is none."""
+    """Return an attribute of a class or its bases as declared, without binding it, or None if none declares it."""
     return next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)

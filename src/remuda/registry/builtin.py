@@ -6,7 +6,10 @@ from remuda import registry
 
 
 def register_algorithms() -> None:
-    """Register the ten algorithms. Subclasses of DQN, the class of dqn and rainbow, use the first entry (dqn)."""
+    """Register the ten algorithms.
+
+    The class DQN has two entries, dqn and rainbow. By default, subclasses of DQN have the options and presets of dqn.
+    """
     from remuda.config import algo_options as options
     from remuda.config.algo_base import AlgoOptions
 

@@ -21,7 +21,7 @@ BUILTIN = "remuda.registry.builtin"  # the module that registers Remuda's own en
 
 
 class Named(Protocol):
-    """Anything with a name, as every entry of a registry has."""
+    """Protocol of registry entries: an object with a name."""
 
     @property
     def name(self) -> str: ...
@@ -50,7 +50,7 @@ class Registry(Generic[Entry]):
         self._is_loading = False
 
     def add(self, entry: Entry) -> Entry:
-        """Add and return an entry. It may replace one of the same name, but not one of Remuda's own."""
+        """Add and return an entry. It may replace an entry of the same name, unless that is one of Remuda's own."""
         self._load_builtin()
         if not entry.name or ":" in entry.name:
             raise ConfigError(f"{entry.name!r} is not a name for an {self._kind}: use a word without a colon.")
@@ -68,13 +68,13 @@ class Registry(Generic[Entry]):
         return None if point is None else self._load_point(point)
 
     def names(self, is_sorted: bool = True) -> list[str]:
-        """Return all names, sorted or else in the order of registration, without loading any entry point."""
+        """Return all names, sorted or in the order of registration. Entry points are not loaded."""
         self._load_builtin()
         names = list(dict.fromkeys([*self._entries, *self._points]))
         return sorted(names) if is_sorted else names
 
     def is_installed(self, name: str) -> bool:
-        """Return whether every process of this installation knows the name: as a built-in entry or an entry point."""
+        """Return whether every process of this installation knows the name: it is built in or an entry point."""
         self._load_builtin()
         return name in self._points or (self._builtin is not None and name in self._builtin)
 
@@ -127,7 +127,7 @@ class SchemeEntry:
     """A registered scheme, with the properties that checks of a configuration need."""
 
     name: str
-    make: Callable[[RunConfig], Scheme] | str  # function that makes the scheme, or its import path
+    make: Callable[[RunConfig], Scheme] | str  # function that makes the scheme, or import path of the function
     description: str
     has_workers: bool = True  # whether envs are stepped in worker processes
     is_asynchronous: bool = False  # whether samplers run ahead of the learner

@@ -1,7 +1,7 @@
 """The checkpoints of one run: what they hold, when they are written, which are kept, and how exactly a run resumes.
 
 checkpoints = RunCheckpoints(directory, options, stopwatch, log, get_log_state)
-checkpoints.save_if_due(round, is_last=False)          # returns while a thread still writes
+checkpoints.save_if_due(round, is_last=False)          # a thread writes the checkpoint in the background
 checkpoints.save_if_best(learner, progress, mean_reward, lambda: state_of(round))      # checkpoint.keep=best
 checkpoints.wait()
 find_checkpoint(run)                                   # the checkpoint that a resumed run continues from
@@ -27,7 +27,7 @@ from remuda.runs.directory import RunDirectory
 from remuda.runs.intervals import Interval
 
 CUT_SHORT = "its last round was stopped before all of its updates were made"
-LOG_STATE = "journal"  # name of the blob with the state of the run's log, unchanged for the sake of old checkpoints
+LOG_STATE = "journal"  # name of the blob with the state of the run's log, the same as in old checkpoints
 # After a round that took longer than this, the sampler's state is kept in memory, because a stop signal may interrupt
 # the next round, which is probably as slow.
 SLOW_ROUND_SECONDS = 1.0
@@ -35,11 +35,11 @@ SLOW_ROUND_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class SamplerState:
-    """The sampler's part of a checkpoint, and the reason, if any, why a run resumed from it is not bit-equal."""
+    """The sampler's part of a checkpoint, and the reason, if any, why a resume from it is not bit-equal."""
 
     blob: bytes | None
     inexact: str | None = None
-    is_between_cuts: bool = False  # if True, a run that must resume exactly goes back to its last cut
+    is_between_cuts: bool = False  # if True, an exact resume needs an earlier checkpoint, made when episodes were cut
 
 
 FAILED = SamplerState(None, "a round failed, so new episodes start")
@@ -68,7 +68,7 @@ def state_in(found: checkpoint.Checkpoint | None) -> SamplerState:
 
 
 class RunCheckpoints:
-    """Writes checkpoints of a run's learner, progress, sampler and replay; the only writer of their directory."""
+    """Writes checkpoints of a run's learner, progress, sampler and replay. Nothing else writes to their directory."""
 
     def __init__(
         self,
@@ -110,7 +110,10 @@ class RunCheckpoints:
     # --- when to save ---
 
     def save_if_due(self, round: Round, is_last: bool) -> None:
-        """Write a checkpoint if `checkpoint.every` or a cut requires one; `RunLog` saves the last round itself."""
+        """Write a checkpoint if `checkpoint.every` or a cut of all episodes requires one after this round.
+
+        If `is_last`, write none: `RunLog` saves the last round itself.
+        """
         steps = round.progress.steps
         if (round.was_cut or (self.interval.is_due(steps) and not round.cut_follows)) and not is_last:
             self.interval.restart(steps)
@@ -132,7 +135,7 @@ class RunCheckpoints:
     def save(self, round: Round, line_pending: bool = False) -> None:
         """Write a checkpoint of the state after this round, unless the last one holds the same state.
 
-        `line_pending` is whether the metrics line of this round is still to be written.
+        `line_pending` tells whether the metrics line of this round has yet to be written.
         """
         if not self._has(round.progress, round.learner):
             with self._stopwatch.timed("checkpoint"):
@@ -145,7 +148,7 @@ class RunCheckpoints:
                 self._held = (round.progress.rounds, state_of(round))
 
     def save_interrupted(self, learner: Learner | None, progress: Progress, is_between_cuts: bool) -> None:
-        """Save what was learned before a signal interrupted a round, with any state kept by `hold_if_slow`."""
+        """Write a checkpoint after a signal interrupted a round, with the sampler state that `hold_if_slow` kept."""
         if self._held is not None and self._held[0] == progress.rounds:
             state = self._held[1]
         else:
@@ -153,7 +156,7 @@ class RunCheckpoints:
         self._save_within_round(learner, progress, state)
 
     def save_failed(self, learner: Learner | None, progress: Progress) -> None:
-        """Save what was learned before a round failed; a resumed run starts new episodes."""
+        """Write a checkpoint after a round failed. A run resumed from the checkpoint starts new episodes."""
         self._save_within_round(learner, progress, FAILED)
 
     def _save_within_round(self, learner: Learner | None, progress: Progress, state: SamplerState) -> None:
@@ -167,7 +170,7 @@ class RunCheckpoints:
     # --- writing ---
 
     def _has(self, progress: Progress, learner: Learner) -> bool:
-        """Return whether the last checkpoint was made at the same number of rounds and updates."""
+        """Return whether the last checkpoint was made at these numbers of rounds and updates."""
         return self._saved == (progress.rounds, learner.version)
 
     def _write(self, learner: Learner, progress: Progress, sampler: SamplerState, line_pending: bool = False) -> None:
@@ -177,7 +180,7 @@ class RunCheckpoints:
         if sampler.blob is not None:
             blobs["sampler"] = sampler.blob
         files: list[str] = []
-        self._saver.wait()  # the thread must not prune while the replay writes its files
+        self._saver.wait()  # the thread must not delete old files while the replay writes new ones
         try:
             directory = self._directory.checkpoints / checkpoint.REPLAY
             replay_state = None if self.replay is None else self.replay.save(directory)
@@ -201,7 +204,7 @@ class RunCheckpoints:
             self._directory.log(f"step-{step} is the best checkpoint so far: mean return {mean_reward:.2f}")
 
     def poll(self) -> None:
-        """Log a checkpoint that has been written since the last call."""
+        """Log the checkpoint, if any, that has been written since the last call."""
         self._saver.poll()
 
     def wait(self) -> None:
@@ -225,7 +228,7 @@ class CutWatch:
     """Follows the cuts of checkpoint.cut_episodes, and warns once if episodes are too long to end between cuts."""
 
     def __init__(self, num_envs: int, every: int, log: Callable[[str], None]) -> None:
-        self.is_between = False  # whether the last round was not cut, but a later one will be
+        self.is_between = False  # whether the last round did not end with a cut, but a later one will
         self.last_steps = 0  # steps done at the last cut
         self._num_envs, self._every, self._log = num_envs, every, log
         self._finished: set[int] = set()  # envs that have finished an episode since the last cut
@@ -251,9 +254,9 @@ class CutWatch:
 def find_checkpoint(run: Path, exact_until: int = 0) -> checkpoint.Checkpoint | None:
     """Return the checkpoint from which the run continues: the newest intact one, or the newest one at a cut.
 
-    With checkpoint.cut_episodes, only a run resumed at a cut is bit-equal, so checkpoints between two cuts with fewer
-    than `exact_until` steps are passed over. If no checkpoint is left, return None: the run starts again from the
-    beginning, with the same seed.
+    With checkpoint.cut_episodes, a resume is exact only from a checkpoint at a cut, where all episodes ended. Other
+    checkpoints are skipped if they have fewer than `exact_until` steps. If no checkpoint is left, return None: the
+    run starts again from the beginning, with the same seed.
     """
     directory = run / "checkpoints"
     before: int | None = None

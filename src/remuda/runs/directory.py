@@ -39,10 +39,11 @@ if sys.platform != "win32":
     import fcntl
 
 RUNS = "runs"
-RUN_FILES = ("config.yaml", "meta.json", "metrics.jsonl", "result.json", "checkpoints")  # each of them marks a run
+# A directory that contains any of these is the directory of a run.
+RUN_FILES = ("config.yaml", "meta.json", "metrics.jsonl", "result.json", "checkpoints")
 EVALUATIONS = "evaluations.jsonl"
 SPACES = "spaces.json"  # the env's spaces, so that a policy can be loaded without building the env
-WEIGHTS = "weights.safetensors"  # the newest weights, with scheme.weights=file
+WEIGHTS = "weights.safetensors"  # the newest weights; only written with scheme.weights=file
 # Files and directories that a run writes in addition to those that `create` makes.
 WRITTEN = ("metrics.jsonl", "metrics.csv", "result.json", "wandb-id.txt", "profile", EVALUATIONS, SPACES, WEIGHTS)
 PACKAGES = ("remuda", "torch", "numpy", "gymnasium")
@@ -160,7 +161,7 @@ class RunDirectory:
             append_atomic(file, (to_json(found) + "\n").encode())
 
     def cut_evaluations(self, steps: int) -> None:
-        """Drop evaluations of weights learned after `steps` steps, because the resumed run repeats those steps."""
+        """Drop evaluations of weights after more than `steps` steps, because the resumed run repeats these steps."""
         path = self.path / EVALUATIONS
         if path.exists():
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -239,7 +240,7 @@ class RunDirectory:
 
 
 def _is_up_to(steps: int, line: str) -> bool:
-    """Return whether a line of evaluations.jsonl has at most `steps` steps; False for an incomplete line."""
+    """Return whether a line of evaluations.jsonl is complete and is for at most `steps` steps."""
     try:
         return bool(json.loads(line)["steps"] <= steps)
     except (ValueError, KeyError, TypeError):
@@ -292,7 +293,7 @@ def _unwritable(directory: Path, error: OSError) -> str:
 
 
 def _make_directories(directory: Path, made: list[Path]) -> None:
-    """Create a directory and its parents as `mkdir -p` does, and append those that are new to `made`."""
+    """Create a directory and its parents as `mkdir -p` does, and append the new directories to `made`."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     for path in reversed(missing):
         try:
@@ -326,7 +327,7 @@ def _meta(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def _start() -> dict[str, object]:
-    """Return time, command, versions and machine. Environment variables are left out: they may hold passwords."""
+    """Return time, command, versions and machine, but no environment variables, which may hold passwords."""
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -354,7 +355,7 @@ def _git() -> dict[str, str | bool] | None:
     command = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=5, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.TimeoutExpired):  # such as a huge repository on a slow disk
+    except (OSError, subprocess.TimeoutExpired):  # for example, a huge repository on a slow disk takes too long
         return None
     if answer.returncode != 0:
         return None

@@ -48,14 +48,14 @@ class Evaluations:
         stopwatch: Stopwatch,
     ) -> None:
         self.interval = Interval(config.eval.every)
-        # Summary of the newest evaluation. It is None once a metrics line holds it; that of the last step is kept.
+        # Summary of the newest evaluation. It is cleared when a metrics line holds it, except at the last step.
         self.result: dict[str, Any] | None = None
         self.evaluate_agent = evaluate_agent
         self._concurrent: Mapping[str, Any] | None = None  # the newest result of the evaluator process
         self._config, self._directory, self._terminal, self._stopwatch = config, directory, terminal, stopwatch
 
     def is_due(self, steps: int) -> bool:
-        """Return whether to evaluate after this round: at every interval, and at the end of the run."""
+        """Return whether to evaluate after this round: every `eval.every` steps and at the end of the run."""
         is_last = steps >= self._config.steps
         return bool(self._config.eval.episodes) and (is_last or self.interval.is_due(steps))
 
@@ -80,7 +80,7 @@ class Evaluations:
             self._directory.add_evaluation(found)
 
     def take_metrics(self, steps: int) -> dict[str, float]:
-        """Return the metrics of results that are in no metrics line yet; clear `result` except at the last step."""
+        """Return the metrics of results that are in no metrics line yet. Clear `result`, except at the last step."""
         metrics: dict[str, float] = {}
         if self._concurrent is not None:
             metrics |= _metrics_of(self._concurrent, self._concurrent["steps"])
@@ -118,7 +118,7 @@ def play_episodes(
         workers = 0 if not config.has_workers else min(num_workers(config), count)
     limited = replace(spec, max_steps=config.eval.max_steps or None)
     envs = make_some_envs(config, limited, count, 1, workers, should_stop, seeds)
-    # Limit the threads: with more than it needs, a small net was 80 times slower on a busy machine with two cores.
+    # Limit torch's threads: with too many threads, a small net was 80 times slower on a busy machine with two cores.
     with closing(envs), torch_threads(config.scheme_options.threads if threads is None else threads):
         return evaluate(envs, agent, episodes, explore=explore, seed=config.eval.seed)
 

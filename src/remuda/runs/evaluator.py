@@ -2,7 +2,7 @@
 
     evaluator = EvaluatorProcess(config, spec, weights, version, steps, run / "videos" / "newest.mp4")
     while training:
-        for found in evaluator.poll(learner.version, steps):     # results since the last call, with their steps
+        for found in evaluator.poll(learner.version, steps):     # new evaluations since the last call
             ...
     evaluator.close()
 
@@ -53,7 +53,7 @@ HEARTBEAT_SECONDS = 1.0  # interval at which the evaluator shows the learner tha
 class EvaluatorProcess:
     """Starts the evaluator process from the learner's process; `poll` returns new results without waiting.
 
-    The exception: if the fork server was killed, `poll` waits some seconds while a new fork server loads torch.
+    Only if the fork server was killed, `poll` waits some seconds while a new fork server loads torch.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class EvaluatorProcess:
         should_stop: Callable[[], bool] | None = None,
         net: NetFactory | None = None,
     ) -> None:
-        """Start the process; `version` and `steps` are those of the current weights.
+        """Start the process. `version` is that of the current weights, and `steps` the env steps done so far.
 
         `should_stop` is polled until the process has built its env. `video` is the file to which an episode is
         recorded after each evaluation.
@@ -80,7 +80,7 @@ class EvaluatorProcess:
             "video": None if video is None else str(video.resolve()),
         }
         self._weights = weights
-        self._versions, self._steps = [version], [steps]  # published versions, and the steps done at each
+        self._versions, self._steps = [version], [steps]  # published versions, and env steps when each was published
         self._was_useful, self._is_open, self._polled = False, True, time.monotonic()
         self._reporter = Reporter(logger)
         options = config.envs
@@ -97,7 +97,7 @@ class EvaluatorProcess:
         self._send_weights()
 
     def poll(self, version: int, steps: int) -> list[dict[str, Any]]:
-        """Record that `version` was published at `steps`; return new evaluations, with the steps of their weights."""
+        """Record that `version` was published at `steps`. Return new evaluations with the steps of their weights."""
         if not self._is_open:
             return []
         if version > self._versions[-1]:
@@ -149,7 +149,7 @@ def main(fds: Sequence[int]) -> int:
 
 
 class _Service:
-    """The evaluator, inside the evaluator process."""
+    """The service that evaluates, inside the evaluator process."""
 
     def __init__(self, link: Link) -> None:
         self._link, self._is_leaving = link, False
@@ -158,10 +158,10 @@ class _Service:
         self._weights: SharedWeights | FileWeights | None = None
         self._version, self._idle_until, self._last_heartbeat = -1, 0.0, 0.0
         self._server = os.getppid()
-        self._notices = collect_warnings()  # warnings, such as that an env raised, which the parent logs
+        self._notices = collect_warnings()  # warnings for the parent to log, for example that an env raised
 
     def run(self) -> None:
-        """Evaluate whenever there are new weights, until asked to leave."""
+        """Evaluate whenever there are new weights, until a message asks the process to exit."""
         torch.set_num_threads(1)
         while not self._should_stop(POLL_SECONDS):
             if self._weights is None or time.monotonic() < self._idle_until:
@@ -182,7 +182,7 @@ class _Service:
         """Do nothing: nothing stays open between evaluations."""
 
     def _should_stop(self, seconds: float = 0.0) -> bool:
-        """Send a heartbeat if due, handle messages, and return whether to leave; wait up to `seconds` for a message.
+        """Send a heartbeat if due, handle messages, and return whether to exit. Wait up to `seconds` for a message.
 
         This is called at every env step, so that heartbeats stop when an env hangs.
         """

@@ -20,8 +20,8 @@ class Interval:
     def start(self, steps: int, saved: int | None = None) -> None:
         """Count from `steps`.
 
-        `saved` is the value that `next_steps` had in the checkpoint of a resumed run. If `steps + every` is earlier,
-        it is used instead, because the user may have resumed the run with a shorter interval.
+        `saved` is the value that `next_steps` had in the checkpoint of a resumed run. It becomes the next point,
+        unless the user has resumed the run with such a short interval that `steps + every` is earlier.
         """
         self.restart(steps)
         if saved is not None:

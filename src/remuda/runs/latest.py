@@ -13,7 +13,7 @@ MAX_LINKS = 40  # Linux follows no more links in one path
 
 
 def point_latest(run: Path) -> str | None:
-    """Point the link `latest` beside this run to it; return the former target, or None if there was no other."""
+    """Point the link `latest` beside `run` to `run`; return its former target, or None if it had no other target."""
     latest = run.parent / LATEST
     if run == latest or (latest.exists() and not latest.is_symlink()):
         return None
@@ -35,7 +35,7 @@ def restore_latest(run: Path, former: str | None) -> None:
 
 
 def _replace(link: Path, target: str) -> None:
-    """Let `link` point to `target`; at no moment is there no link."""
+    """Point `link` to `target` by an atomic rename, so that the link never disappears."""
     partial = link.parent / f".{link.name}-{os.getpid()}"
     partial.symlink_to(target, target_is_directory=True)
     os.replace(partial, link)

@@ -33,7 +33,7 @@ LINES_PER_RUN = 200
 class MetricsState(TypedDict):
     """State of a run's metrics in a checkpoint."""
 
-    window: list[dict[str, float]]  # the last episodes
+    window: list[dict[str, float]]  # values of the last episodes
     sums: dict[str, list[float]]  # values of the rounds since the last line
     first_steps: int
     total: dict[str, float]  # seconds by activity
@@ -87,7 +87,7 @@ class RunMetrics:
         self._values.update(saved["sums"])
 
     def get_state(self) -> MetricsState:
-        """Return what a resumed run needs to continue the unfinished metrics line and the times of the run."""
+        """Return the state from which a resumed run continues the unfinished metrics line and the run's times."""
         return {
             "window": self._window.get_state(),
             "sums": dict(self._values),
@@ -104,7 +104,7 @@ class RunMetrics:
             self._values[name].append(as_number(name, value))
 
     def write_line(self, progress: Progress, updates: int, evaluation: Mapping[str, float]) -> None:
-        """Write one line of metrics over the rounds since the last line, and of a new `evaluation`, if any."""
+        """Write one line: the metrics of the rounds since the last line, and those of a new `evaluation`, if any."""
         steps, interval = progress.steps, self._stopwatch.interval
         seconds = sum(interval.values()) or 1.0
         line = self._window.summary()

@@ -4,11 +4,11 @@
 
 Runs of the same algorithm, env and label that differ only in their seed form one group. Their curves are interpolated
 on the steps that all of them cover. The band is the 95 % t interval of the mean, which is wide for few seeds; for two
-seeds it is the area between their curves. The legend says which of the two is shown.
+seeds it is the area between their curves. The legend says which kind of band is shown.
 
 Runs that were evaluated only at their end have one point each, at slightly different numbers of steps, because a run
-ends with a whole rollout. If the curves of a group share no steps but end within 10 % of each other's steps, nothing
-is interpolated: the plot shows the last point of each curve, and at their mean step the mean with its interval.
+ends with a whole rollout. If the curves of a group share no steps, but their last steps differ by at most 10 %, the
+plot shows the last point of each curve, and the mean of these points with its interval.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EVALUATION = "eval/mean_reward"
 AXIS_LABELS = {RETURN: "episode return", "rollout/ep_len_mean": "episode length", "time/fps": "steps per second"}
 COLORS = ("#1f5fa8", "#d1603d", "#2e8b57", "#8a56a8", "#b8860b", "#c2458f", "#4aa3b5", "#5f6b76")
 GRID_POINTS = 200
-END_TOLERANCE = 0.1  # largest relative difference in steps at which the last points of curves are compared
+END_TOLERANCE = 0.1  # last points of curves are averaged only if their steps differ by at most this fraction
 # Minimum for a t interval. With two seeds it would span nine standard deviations to either side and hide the curves.
 SEEDS_FOR_INTERVAL = 3
 # Two-sided 95 % quantiles of Student's t for 1 to 10 degrees of freedom.
@@ -86,7 +86,7 @@ def mean_and_bar(curves: Sequence[Curve]) -> tuple[Array, Array, float, float, f
 
 
 def distinct(paths: Sequence[Path | str]) -> list[Path | str]:
-    """Return one path for each run, because runs/* includes the newest run twice: runs/latest is a link to it."""
+    """Keep one path of each run. The pattern runs/* names the newest run twice, because runs/latest links to it."""
     return list({follow_links(Path(path)).resolve(): path for path in paths}.values())
 
 
@@ -97,7 +97,10 @@ def plot_runs(
     labels: Sequence[str] | None = None,
     title: str | None = None,
 ) -> Path:
-    """Plot `metric` of the runs at `paths` to `out`; `labels`, one per path, replace options in group names."""
+    """Plot `metric` of the runs at `paths` to the file `out`.
+
+    `labels`, one for each path, appear in the names of groups instead of the options in which runs differ.
+    """
     if not paths:
         raise UsageError("there is nothing to plot: name one or more run directories.")
     if labels is not None and len(labels) != len(paths):
@@ -262,10 +265,10 @@ def _draw_evaluations(axes: Axes, name: str, points: Sequence[tuple[float, float
 
 
 def _limit(axes: Axes) -> None:
-    """Limit the axes to the curves and the nearby part of the bands: a band of three seeds may be far wider.
+    """Limit the axes to the curves and the nearby part of the bands, which for three seeds may be far wider.
 
-    If all points are at the ends of runs, the step axis starts at 0, because magnifying the small differences between
-    their steps would mislead.
+    If the plot shows only last points of runs, the step axis starts at 0, because magnifying the small differences
+    between their steps would mislead.
     """
     first, last = axes.dataLim.intervalx
     if last - first < END_TOLERANCE * last:

@@ -57,8 +57,8 @@ class Policy:
     ) -> tuple[Any, PolicyState | None]:
         """Return the action for one observation, or a batch of actions for a batch, and the state for the next call.
 
-        obs: as the env returns it; a batch has an additional first axis.
-        state: what the last call of the same episode returned; None for its first observation.
+        obs: one observation as the env returns it, or a batch of observations along an additional first axis.
+        state: the state that the previous call returned, or None for the first observation of an episode.
         deterministic: whether to act greedily; False explores as in training.
         reward: the reward of the last step, one number for each env, for agents that observe it (agent.prev_reward).
         """

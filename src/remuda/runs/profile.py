@@ -10,14 +10,15 @@ from pathlib import Path
 from remuda.recipe import Round
 from remuda.runs.stopping import Callback
 
-FIRST, LAST = 3, 6  # first and last round to trace: not the start-up, and few enough for a viewer to open
+FIRST, LAST = 3, 6  # rounds to trace: after the start-up, and few enough for a viewer to open
 
 
 @contextmanager
 def profiled(directory: Path | None) -> Iterator[Callback]:
-    """Yield a callback for every round; write trace.json.gz and a table of the slowest calls to `directory`.
+    """Yield a callback that traces a few rounds. It must be called after every round.
 
-    Without a directory, the callback does nothing.
+    The trace (trace.json.gz) and a table of the slowest calls (top.txt) are written to `directory`. Without a
+    directory, the callback does nothing.
     """
     if directory is None:
         yield lambda round: False

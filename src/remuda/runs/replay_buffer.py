@@ -53,12 +53,12 @@ class ReplaySample(NamedTuple):
 
 
 class ReplayBuffer:
-    """The newest `capacity` transitions of `num_envs` envs."""
+    """A buffer of the newest `capacity` transitions of `num_envs` envs."""
 
     def __init__(
         self,
         capacity: int,  # number of transitions, over all envs
-        observation_space: Any,  # space of a single env: of Gymnasium, or a remuda.Space such as EnvPool.observation
+        observation_space: Any,  # Gymnasium space of a single env, or remuda.Space such as EnvPool.observation
         action_space: Any,
         num_envs: int = 1,
         *,
@@ -195,7 +195,7 @@ class ReplayBuffer:
     def _tree(self, space: Space, values: Tree, name: str) -> Tree:
         """Convert `values` to a tree of arrays [num_envs, ...] like `space`, with the dtypes that the ring stores."""
         if self.num_envs == 1 and space.is_leaf and np.shape(values) == space.shape:
-            values = np.asarray(values)[None]  # a single env without an env axis
+            values = np.asarray(values)[None]  # the values of a single env may lack the env axis
         try:
             arrays = iter(list(action_leaves(space, values, self.num_envs)))
         except ValueError as error:
@@ -230,7 +230,7 @@ def reset_values(count: int) -> tuple[NDArray[np.float32], NDArray[np.float32], 
 
 
 def same_rows(left: Tree, right: Tree, count: int) -> NDArray[np.bool_]:
-    """Return for each of `count` rows whether `left` and `right` are equal in it; NaN equals NaN."""
+    """Return for each of `count` rows whether `left` and `right` hold equal values. NaN counts as equal to NaN."""
     same = np.ones(count, bool)
     for (_, a), (_, b) in zip(leaves(left), leaves(right), strict=True):
         same &= ((a == b) | ((a != a) & (b != b))).reshape(count, math.prod(a.shape[1:])).all(-1)

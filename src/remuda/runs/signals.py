@@ -1,4 +1,4 @@
-"""Handlers for SIGINT and SIGTERM: the first signal ends a run at the end of its round, the second at once."""
+"""Handlers for SIGINT and SIGTERM: the first signal ends a run after the current round, the second at once."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class StopSignals:
     def __exit__(self, *error: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer.join()  # it must not send a signal after the caller's handlers are restored
+            self._timer.join()  # the timer must not send a signal after the previous handlers are restored
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
@@ -95,7 +95,7 @@ def acknowledge(line: str) -> None:
 
 
 def abandon_env(frame: FrameType | None) -> None:
-    """Raise `Abandoned`, with file and line, if the main thread is inside a call into an env."""
+    """If the main thread is inside a call into an env, raise `Abandoned` with the file and line that it executes."""
     innermost = frame
     while frame is not None:
         if frame.f_code in ENV_CALLS:

@@ -27,7 +27,7 @@ from remuda.runs.directory import SPACES
 
 ARRAYS = {"box": ("low", "high"), "multidiscrete": ("sizes", "starts")}  # names of the arrays of a space, by kind
 KINDS = ("box", "discrete", "multidiscrete", "multibinary", "dict", "tuple")
-MAX_NUMBERS = 1 << 22  # maximum array elements in both spaces; nothing can be learned from larger ones
+MAX_NUMBERS = 1 << 22  # maximum number of array elements in both spaces together; more cannot be learned
 MAX_BYTES = 1 << 26  # maximum size of the file
 MAX_DEPTH = 32
 
@@ -71,7 +71,7 @@ def space_to_json(space: Space) -> dict[str, object]:
 
 
 def numbers(array: NDArray[np.generic]) -> object:
-    """Return an array as a flat list, or as one number if all are equal."""
+    """Return an array as a flat list, or as one number if all elements are equal."""
     flat = array.reshape(-1)
     same = len(flat) > 0 and bool((flat == flat[0]).all())
     return exact(flat[0].item()) if same else [exact(value) for value in flat.tolist()]

@@ -34,7 +34,10 @@ class StopConditions:
         return self.signals.received is not None
 
     def must_end_now(self) -> bool:
-        """Return whether a signal ends the current round early: before training at once, later at the deadline."""
+        """Return whether a signal ends the current round early.
+
+        A signal does so at once before training begins, and only after a deadline during training.
+        """
         return self.signal_received() and (not self.has_begun or time.monotonic() > self.signals.deadline)
 
     @property

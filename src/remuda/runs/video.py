@@ -60,7 +60,7 @@ def record(run: Run, episodes: int = 1, seed: int | None = None, out: Path | Non
         closing(limited.build(render_mode="rgb_array")) as env,
         VideoWriter(target, info.fps) as video,
         torch_threads(config.scheme_options.threads),
-        StopSignals() as signals,  # pygame would swallow SIGTERM
+        StopSignals() as signals,  # without these handlers, pygame would swallow SIGTERM
     ):
         for number in range(episodes):
             total = record_episode(
@@ -77,7 +77,7 @@ def record(run: Run, episodes: int = 1, seed: int | None = None, out: Path | Non
 def record_episode(
     env: Any, policy: Policy, seed: int, video: VideoWriter, should_stop: Callable[[], bool]
 ) -> float | None:
-    """Record one greedy episode of a Gymnasium env in `video`; return its return, or None if it was stopped."""
+    """Record one greedy episode of a Gymnasium env. Return its episode return, or None if `should_stop` ended it."""
     obs, _ = env.reset(seed=seed)
     video.add(render_frame(env))
     total, is_over, state, reward = 0.0, False, None, 0.0
@@ -88,7 +88,7 @@ def record_episode(
         obs, reward, terminated, truncated, info = env.step(action)
         video.add(render_frame(env))
         total, is_over = total + float(reward), terminated or truncated
-        if is_over and info.get(CONTINUES):  # the episode ended for the learner only (a lost life): the game goes on
+        if is_over and info.get(CONTINUES):  # a lost life ended the episode for the learner, but the game goes on
             obs, _ = env.reset()
             is_over, state = False, None
     return total

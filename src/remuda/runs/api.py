@@ -28,7 +28,9 @@ from remuda.runs.directory import WEIGHTS, RunDirectory
 from remuda.runs.evaluation import play_episodes
 from remuda.runs.policy import Policy
 from remuda.runs.stopping import Callback
+from remuda.runs.train import rounds
 from remuda.runs.train import train as run_training
+from remuda.runs.training import Training
 from remuda.runs.video import record
 
 EnvFactory = Callable[..., object]  # returns a Gymnasium env
@@ -127,6 +129,20 @@ class Run:
         found = play_episodes(config, spec, episodes, self.agent(), explore=not deterministic)
         return found.summary()
 
+    def start(
+        self,
+        *,
+        steps: int | None = None,
+        callbacks: Callback | Sequence[Callback] = (),
+        quiet: bool = False,
+        **groups: Mapping[str, Any],
+    ) -> Training:
+        """Continue this run round by round, from its newest checkpoint. The arguments are those of `resume`."""
+        changed = {} if steps is None else {"steps": steps}
+        config, spec, info = resume_config(self.path, changed, groups, self._env, self._net)
+        options: dict[str, Any] = {"net": self._net, "callbacks": as_list(callbacks), "quiet": quiet}
+        return Training(rounds(config, spec, info, out=self.path, resume=True, **options), spec)
+
     def record(
         self, episodes: int = 1, seed: int | None = None, out: str | Path | None = None
     ) -> tuple[Path, list[float]]:
@@ -191,6 +207,21 @@ def train(
     groups: options by group, as on the command line: algo={...}, agent={...}, sampler={...}, envs={...},
         replay={...}, eval={...}, log={...}, checkpoint={...}.
     """
+    setup, make = new_setup(algorithm, env, steps, seed, scheme, net, groups)
+    result = run_training(*setup, out=out, net=net, callbacks=as_list(callbacks), quiet=quiet)
+    return Run(result["path"], make, net)
+
+
+def new_setup(
+    algorithm: str,
+    env: str | EnvFactory,
+    steps: int | None,
+    seed: int,
+    scheme: str | Mapping[str, Any],
+    net: NetFactory | None,
+    groups: dict[str, Any],
+) -> tuple[Setup, EnvFactory | None]:
+    """Return the configuration of a new run, and the env factory if `env` is one."""
     if not isinstance(scheme, str):
         groups["scheme"] = {name: value for name, value in scheme.items() if name != "name"}
         scheme = str(scheme.get("name", "serial"))
@@ -201,9 +232,32 @@ def train(
     if net is not None:
         label = getattr(net, "__qualname__", type(net).__qualname__)
         groups["agent"] = {**groups.get("agent", {}), "net": callable_name(net, label)}
-    setup = resolve_config(settings, groups, env=make)
-    result = run_training(*setup, out=out, net=net, callbacks=as_list(callbacks), quiet=quiet)
-    return Run(result["path"], make, net)
+    return resolve_config(settings, groups, env=make), make
+
+
+def start(
+    algorithm: str,
+    /,
+    env: str | EnvFactory,
+    *,
+    steps: int | None = None,
+    seed: int = 0,
+    scheme: str | Mapping[str, Any] = "serial",
+    out: str | Path | None = None,
+    net: NetFactory | None = None,
+    callbacks: Callback | Sequence[Callback] = (),
+    quiet: bool = False,
+    **groups: Mapping[str, Any],
+) -> Training:
+    """Start a run whose rounds your own loop calls one by one. The arguments are those of `train`.
+
+    with remuda.start("ppo", "CartPole-v1", steps=200_000) as run:
+        while not run.done():
+            round = run.step()
+    """
+    (config, spec, info), _ = new_setup(algorithm, env, steps, seed, scheme, net, groups)
+    options: dict[str, Any] = {"out": out, "net": net, "callbacks": as_list(callbacks), "quiet": quiet}
+    return Training(rounds(config, spec, info, **options), spec)
 
 
 def resume(

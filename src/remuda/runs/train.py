@@ -1,6 +1,6 @@
 """Training from a configuration: build the parts of the run, run them under its scheme, and write a run directory.
 
-`remuda train` and `remuda.train` both call `train`. The path from here to the loss: `scheme.run`
+`remuda train` and `remuda.train` both call `train`. The path from here to the loss: `scheme.rounds`
 (schemes/synchronous.py) calls `learner.step` (learning/learner.py), which calls `algorithm.losses`
 (algorithms/ppo.py).
 """
@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -39,8 +39,24 @@ from remuda.runs.spaces import write_spaces
 from remuda.runs.stopping import Callback
 from remuda.runs.video import require_codecs
 
+Rounds = Generator["RunLog", None, dict[str, Any]]
 
-def train(
+
+def train(config: RunConfig, spec: EnvSpec, info: EnvInfo, **options: Any) -> dict[str, Any]:
+    """Run a configuration to its end, or until a signal; return the content of result.json and the run's path.
+
+    The options are those of `rounds`.
+    """
+    training = rounds(config, spec, info, **options)
+    while True:
+        try:
+            next(training)
+        except StopIteration as end:
+            result: dict[str, Any] = end.value
+            return result
+
+
+def rounds(
     config: RunConfig,
     spec: EnvSpec,
     info: EnvInfo,
@@ -51,8 +67,8 @@ def train(
     callbacks: Sequence[Callback] = (),
     quiet: bool = False,
     profile: bool = False,
-) -> dict[str, Any]:
-    """Run a configuration to the end, or until a signal; return the content of result.json and the run's path."""
+) -> Rounds:
+    """Yield the log of the run when training can begin, then after every round; return the result of the run."""
     refuse_in_worker()
     if config.has_replay_writers or (config.has_workers and config.sampler.inference == "workers"):
         # config.yaml stores the number of workers, because its default depends on the machine and a checkpoint holds
@@ -65,13 +81,16 @@ def train(
     found = find_checkpoint(Path(out), exact_until) if resume and out is not None else None
     while True:
         try:
-            return train_from(found, scheme, recipe, config, spec, info, net, out, resume, callbacks, quiet, profile)
-        except DamagedReplay as error:  # damage shows only when the replay reads its files
+            result = yield from rounds_from(
+                found, scheme, recipe, config, spec, info, net, out, resume, callbacks, quiet, profile
+            )
+            return result
+        except DamagedReplay as error:  # found only now, when the replay is built and reads its files
             assert found is not None
             found = load_newest(found.path.parent, found.step, [*found.skipped, str(error)])
 
 
-def train_from(
+def rounds_from(
     found: Checkpoint | None,
     scheme: Scheme,
     recipe: Recipe,
@@ -84,7 +103,7 @@ def train_from(
     callbacks: Sequence[Callback],
     quiet: bool,
     profile: bool,
-) -> dict[str, Any]:
+) -> Rounds:
     """Open the run directory and run the scheme, from the checkpoint `found` if there is one.
 
     Most invalid configurations are refused before this is called, so that they create or change no directory.
@@ -118,8 +137,10 @@ def train_from(
                 warn_if_nothing_is_learned(config, journal)
                 if warning := frame_skip_warning(spec):
                     journal.log(f"warning: {warning}")
-                learner = scheme.run(recipe, journal)
-                result = journal.finish(learner)
+                for round in scheme.rounds(recipe, journal):
+                    journal.last_round = round
+                    yield journal
+                result = journal.finish()
         except Interrupted as error:  # a signal arrived before there was a learner to save
             if not resume:
                 directory.discard()

@@ -3,8 +3,9 @@
 Two lists are measured for PPO on CartPole and for SAC under `async`, both with the default options:
 
 - *update*: the modules on the call stack of `Learner.gradients`, from the command down, and all modules of which a
-  function runs from there to the end of the update, in an ordinary update. Updates that compare the fast path with autograd are few
-  (the first, and then whenever the number of updates has doubled); they add the modules of the algorithm's own loss.
+  function runs from there to the end of the update, in an ordinary update. Updates that compare the fast path with
+  autograd are few (the first, and then whenever the number of updates has doubled); they add the modules of the
+  algorithm's own loss.
 - *round*: the same, and all modules of which a function runs in the learner's thread from one round's updates to the
   next: sampling or waiting for samplers, preparing, drawing batches, publishing weights.
 

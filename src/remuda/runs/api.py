@@ -25,10 +25,10 @@ from remuda.learning.restoring import must_fit
 from remuda.learning.weights import FileWeights
 from remuda.runs.checkpoints import named_checkpoint
 from remuda.runs.directory import WEIGHTS, RunDirectory
-from remuda.runs.evaluation import play_episodes
+from remuda.runs.evaluation import Result, play_episodes
 from remuda.runs.policy import Policy
 from remuda.runs.stopping import Callback
-from remuda.runs.train import rounds
+from remuda.runs.train import exhaust
 from remuda.runs.train import train as run_training
 from remuda.runs.training import Training
 from remuda.runs.video import record
@@ -74,10 +74,10 @@ class Run:
         return f"Run({str(self.path)!r}, {self.result['status'] if has_ended else 'not ended'})"
 
     @property
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Result:
         """The content of result.json: status, steps, updates, seconds, steps_per_second, eval and more."""
         try:
-            found: dict[str, Any] = json.loads((self.path / "result.json").read_text())
+            found: Result = json.loads((self.path / "result.json").read_text())
         except OSError:
             raise CheckpointError(f"run {self.path} has no result yet: it has not ended.") from None
         return found
@@ -114,7 +114,7 @@ class Run:
         """Return the agent as a `Policy`; its observations and actions have the format of the env."""
         return Policy(*self._agent("remuda.load({})"))
 
-    def evaluate(self, episodes: int = 20, seed: int | None = None, deterministic: bool = True) -> dict[str, Any]:
+    def evaluate(self, episodes: int = 20, seed: int | None = None, deterministic: bool = True) -> Result:
         """Play whole episodes and return mean_reward, std_reward, mean_length, episodes and returns.
 
         episodes: the number of episodes.
@@ -139,9 +139,10 @@ class Run:
     ) -> Training:
         """Continue this run round by round, from its newest checkpoint. The arguments are those of `resume`."""
         changed = {} if steps is None else {"steps": steps}
-        config, spec, info = resume_config(self.path, changed, groups, self._env, self._net)
-        options: dict[str, Any] = {"net": self._net, "callbacks": as_list(callbacks), "quiet": quiet}
-        return Training(rounds(config, spec, info, out=self.path, resume=True, **options), spec)
+        setup = resume_config(self.path, changed, groups, self._env, self._net)
+        called = as_list(callbacks)
+        training = run_training(*setup, out=self.path, resume=True, net=self._net, callbacks=called, quiet=quiet)
+        return Training(training, setup[1])
 
     def record(
         self, episodes: int = 1, seed: int | None = None, out: str | Path | None = None
@@ -208,7 +209,7 @@ def train(
         replay={...}, eval={...}, log={...}, checkpoint={...}.
     """
     setup, make = new_setup(algorithm, env, steps, seed, scheme, net, groups)
-    result = run_training(*setup, out=out, net=net, callbacks=as_list(callbacks), quiet=quiet)
+    result = exhaust(run_training(*setup, out=out, net=net, callbacks=as_list(callbacks), quiet=quiet))
     return Run(result["path"], make, net)
 
 
@@ -255,9 +256,8 @@ def start(
         while not run.done():
             round = run.step()
     """
-    (config, spec, info), _ = new_setup(algorithm, env, steps, seed, scheme, net, groups)
-    options: dict[str, Any] = {"out": out, "net": net, "callbacks": as_list(callbacks), "quiet": quiet}
-    return Training(rounds(config, spec, info, **options), spec)
+    setup, _ = new_setup(algorithm, env, steps, seed, scheme, net, groups)
+    return Training(run_training(*setup, out=out, net=net, callbacks=as_list(callbacks), quiet=quiet), setup[1])
 
 
 def resume(
@@ -282,5 +282,5 @@ def resume(
     """
     path = RunDirectory.open(path).path  # a link such as runs/latest may move while the run continues
     setup = resume_config(path, {} if steps is None else {"steps": steps}, groups, env, net)
-    run_training(*setup, out=path, resume=True, net=net, callbacks=as_list(callbacks), quiet=quiet)
+    exhaust(run_training(*setup, out=path, resume=True, net=net, callbacks=as_list(callbacks), quiet=quiet))
     return Run(path, env, net)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Self, cast
 
 from remuda.config.run_config import RunConfig, to_dict
 from remuda.core import Replay
@@ -38,7 +38,7 @@ from remuda.runs.checkpoints import (
     state_of,
 )
 from remuda.runs.directory import RunDirectory
-from remuda.runs.evaluation import EvaluateAgent, Evaluations, eval_episodes
+from remuda.runs.evaluation import EvaluateAgent, Evaluations, Result, eval_episodes
 from remuda.runs.metrics import MetricsState, RunMetrics
 from remuda.runs.signals import StopSignals
 from remuda.runs.stopping import Callback, StopConditions
@@ -257,7 +257,7 @@ class RunLog:
 
     # --- the end of the run ---
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> Result:
         """Evaluate the final agent unless that was done already; return the content of result.json."""
         learner = self.learner
         assert learner is not None

@@ -1,6 +1,6 @@
 """Training from a configuration: build the parts of the run, run them under its scheme, and write a run directory.
 
-`remuda train` and `remuda.train` both call `train`. The path from here to the loss: `scheme.rounds`
+`remuda train` and `remuda.train` both exhaust `train`. The path from here to the loss: `scheme.rounds`
 (schemes/synchronous.py) calls `learner.step` (learning/learner.py), which calls `algorithm.losses`
 (algorithms/ppo.py).
 """
@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from traceback import format_exception
-from typing import Any
+from typing import TypeAlias
 
 from remuda.agents import NetFactory
 from remuda.build.envs import frame_skip_warning, num_workers
@@ -30,7 +30,7 @@ from remuda.recipe import Recipe, Scheme
 from remuda.replay.ring_files import DamagedReplay
 from remuda.runs.checkpoints import find_checkpoint
 from remuda.runs.directory import SPACES, WEIGHTS, RunDirectory
-from remuda.runs.evaluation import eval_episodes, play_episodes
+from remuda.runs.evaluation import Result, eval_episodes, play_episodes
 from remuda.runs.evaluator import EvaluatorProcess
 from remuda.runs.profile import profiled
 from remuda.runs.run_log import RunLog
@@ -39,24 +39,20 @@ from remuda.runs.spaces import write_spaces
 from remuda.runs.stopping import Callback
 from remuda.runs.video import require_codecs
 
-Rounds = Generator["RunLog", None, dict[str, Any]]
+Rounds: TypeAlias = Generator[RunLog, None, Result]
 
 
-def train(config: RunConfig, spec: EnvSpec, info: EnvInfo, **options: Any) -> dict[str, Any]:
-    """Run a configuration to its end, or until a signal; return the content of result.json and the run's path.
-
-    The options are those of `rounds`.
-    """
-    training = rounds(config, spec, info, **options)
+def exhaust(training: Rounds) -> Result:
+    """Run a training to its end, or until a signal; return the content of result.json and the run's path."""
     while True:
         try:
             next(training)
         except StopIteration as end:
-            result: dict[str, Any] = end.value
+            result: Result = end.value
             return result
 
 
-def rounds(
+def train(
     config: RunConfig,
     spec: EnvSpec,
     info: EnvInfo,
@@ -68,7 +64,10 @@ def rounds(
     quiet: bool = False,
     profile: bool = False,
 ) -> Rounds:
-    """Yield the log of the run when training can begin, then after every round; return the result of the run."""
+    """Run a configuration: yield the log of the run when training can begin, and after every round.
+
+    The generator returns the content of result.json, with the run's path and the signal that ended it, if any.
+    """
     refuse_in_worker()
     if config.has_replay_writers or (config.has_workers and config.sampler.inference == "workers"):
         # config.yaml stores the number of workers, because its default depends on the machine and a checkpoint holds
@@ -81,7 +80,7 @@ def rounds(
     found = find_checkpoint(Path(out), exact_until) if resume and out is not None else None
     while True:
         try:
-            result = yield from rounds_from(
+            result = yield from train_from(
                 found, scheme, recipe, config, spec, info, net, out, resume, callbacks, quiet, profile
             )
             return result
@@ -90,7 +89,7 @@ def rounds(
             found = load_newest(found.path.parent, found.step, [*found.skipped, str(error)])
 
 
-def rounds_from(
+def train_from(
     found: Checkpoint | None,
     scheme: Scheme,
     recipe: Recipe,

@@ -10,29 +10,29 @@ print(run.result["eval"])
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from remuda.config.algo_base import AlgoOptions
+from remuda.config.fields import fill
 from remuda.config.run_config import to_dict
 from remuda.envs import EnvSpec
 from remuda.errors import CheckpointError, ConfigError, nearest
 from remuda.learning.learner import Learner
 from remuda.learning.schedules import parse_schedule
 from remuda.recipe import Round
-from remuda.runs.evaluation import play_episodes
-from remuda.runs.run_log import RunLog
+from remuda.runs.evaluation import Result, play_episodes
+from remuda.runs.train import Rounds
 
 
 class Training:
     """A run that trains round by round. Use it as a context manager, or call `close` to end it early."""
 
-    def __init__(self, rounds: Generator[RunLog, None, dict[str, Any]], spec: EnvSpec) -> None:
-        """Start the parts of the run. `rounds` is the iterator of runs/train.py."""
+    def __init__(self, rounds: Rounds, spec: EnvSpec) -> None:
+        """Start the parts of the run. `rounds` comes from `remuda.runs.train.train`."""
         self._rounds, self._spec = rounds, spec
-        self._result: dict[str, Any] | None = None
+        self._result: Result | None = None
         self._log = next(rounds)
         self.path = self._log.directory.path
         if self._log.progress.steps >= self._log.config.steps:  # a resumed run that was complete
@@ -59,7 +59,7 @@ class Training:
         return learner
 
     @property
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Result:
         """The content of result.json; available when the run is done."""
         if self._result is None:
             raise ConfigError("the run has no result yet: call step() until done(), or close().")
@@ -96,7 +96,7 @@ class Training:
         self._log.checkpoints.wait()
         return self._log.directory.checkpoints / f"step-{round.progress.steps}"
 
-    def evaluate(self, episodes: int = 20, deterministic: bool = True) -> dict[str, Any]:
+    def evaluate(self, episodes: int = 20, deterministic: bool = True) -> Result:
         """Play whole episodes with the present agent; return mean_reward, std_reward, mean_length and returns.
 
         The result is not logged, and training is not affected.
@@ -120,8 +120,7 @@ class Training:
         if not name.startswith("algo.") or field not in names:
             hint = nearest(name, [f"algo.{each}" for each in names])
             raise ConfigError(f"{name} cannot change while {config.algo} trains: {hint}")
-        given: Any = {field: float(value) if field == "max_grad_norm" else str(value)}
-        changed = replace(options, **given)
+        changed = fill(options, {field: float(value) if field == "max_grad_norm" else str(value)}, "algo")
         apply(self.learner, changed, field)
         self._log.config = replace(config, algo_options=changed)
         self._log.directory.write_config(to_dict(self._log.config))

@@ -140,7 +140,7 @@ def serve_ours(words: Sequence[str]) -> None:
     from remuda.cli.train import make_parser
     from remuda.config.resolve import resolve_config
     from remuda.config.run_config import KINDS
-    from remuda.runs.train import train
+    from remuda.runs.train import exhaust, train
 
     found = make_parser("train", words).parse(words)
     settings = {name: getattr(found, name) for name in ("algo", "env", "steps", "scheme")}
@@ -153,7 +153,8 @@ def serve_ours(words: Sequence[str]) -> None:
     remuda.keep_memory()  # as `remuda train` does
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "run"
-        train(*setup, out=out, callbacks=[lambda round: turns.round_ended(round.progress.steps)], quiet=True)
+        ended = [lambda round: turns.round_ended(round.progress.steps)]
+        exhaust(train(*setup, out=out, callbacks=ended, quiet=True))
 
 
 def serve_limit() -> None:

@@ -75,6 +75,8 @@ class Turns:
 
     def save_if_stopped(self, error: BaseException) -> None: ...
 
+    def save(self, round: Any) -> None: ...
+
     def should_stop(self) -> bool:
         return False
 
@@ -144,7 +146,8 @@ def serve_ours(threads: int, has_journal: bool) -> None:
     keep_memory()  # `remuda train` also does this and what the next two lines do
     gc.collect()
     gc.freeze()
-    config.scheme_entry.make_scheme(config).run(recipe, turns)
+    for _ in config.scheme_entry.make_scheme(config).rounds(recipe, turns):
+        pass
 
 
 def parse(name: str, threads: int) -> tuple[str, list[str], int]:

@@ -64,7 +64,7 @@ def returns_of(algo, env, steps, settings, seed, lag, correction):
     training.make_recipe = lagging
     try:
         with tempfile.TemporaryDirectory() as directory:
-            result = training.train(*setup, out=Path(directory) / "run", quiet=True)
+            result = training.exhaust(training.train(*setup, out=Path(directory) / "run", quiet=True))
             line = json.loads((Path(directory) / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     finally:
         training.make_recipe = make_recipe

@@ -227,6 +227,7 @@ def parts(algo: str) -> Iterator[dict[str, Any]]:
     """Make the objects that a training loop consists of, for a small CartPole run of this algorithm."""
     from remuda.build.recipe import make_recipe
     from remuda.config.resolve import resolve_config
+    from remuda.schemes.learning_round import LocalUpdates
 
     setup = resolve_config({"algo": algo, "env": "CartPole-v1"}, {})
     recipe = make_recipe(*setup)
@@ -239,4 +240,5 @@ def parts(algo: str) -> Iterator[dict[str, Any]]:
     ):
         sampler.reset(recipe.seed)
         rollout = sampler.collect()
-        yield {"learner": learner, "weights": weights, "sampler": sampler, "replay": replay, "rollout": rollout}
+        made = {"learner": learner, "weights": weights, "sampler": sampler, "replay": replay, "rollout": rollout}
+        yield {**made, "updates": LocalUpdates()}

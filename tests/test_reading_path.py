@@ -2,9 +2,10 @@
 
 Two lists are measured for PPO on CartPole and for SAC under `async`, both with the default options:
 
-- *update*: the modules on the call stack of `Learner.step`, from the command down, and all modules of which a
-  function runs inside of that call, in an ordinary update. Updates that compare the fast path with autograd are few
-  (the first, and then whenever the number of updates has doubled); they add the modules of the algorithm's own loss.
+- *update*: the modules on the call stack of `Learner.gradients`, from the command down, and all modules of which a
+  function runs from there to the end of the update, in an ordinary update. Updates that compare the fast path with
+  autograd are few (the first, and then whenever the number of updates has doubled); they add the modules of the
+  algorithm's own loss.
 - *round*: the same, and all modules of which a function runs in the learner's thread from one round's updates to the
   next: sampling or waiting for samplers, preparing, drawing batches, publishing weights.
 
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,6 +27,7 @@ import remuda
 from remuda.algorithms.ppo import PPO
 from remuda.cli import main
 from remuda.learning.learner import Learner
+from remuda.schemes.learning_round import LocalUpdates
 
 SOURCE = Path(remuda.__file__).parent
 LEFT_OUT = ("envs/", "logs/", "runs/", "config/")
@@ -90,38 +91,31 @@ class Recorder:
             else:
                 self.found.add(name)
 
-    @contextmanager
-    def recording(self) -> Any:
-        before = sys.getprofile()
-        sys.setprofile(self)
-        try:
-            yield
-        finally:
-            sys.setprofile(before)
-
 
 def measure(arguments: list[str], out: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
     """Run a command and return the modules of each list."""
     in_update, in_round = Recorder(), Recorder()
     stack: set[str] = set()
-    step: Callable[..., Any] = Learner.step
+    gradients: Callable[..., Any] = Learner.gradients
+    exchange: Callable[..., Any] = LocalUpdates.exchange
     updates = 0
 
-    def spy(self: Learner, batch: Any) -> Any:
+    def begin(self: Learner, batch: Any) -> Any:
         nonlocal updates
         updates += 1
-        if updates != FIRST:
-            result = step(self, batch)
-            if updates == LAST:
-                sys.setprofile(None)
-            return result
-        stack.update(modules_on_stack(sys._getframe(1)))
-        with in_update.recording():
-            result = step(self, batch)
-        sys.setprofile(in_round)
+        if updates == FIRST:
+            stack.update(modules_on_stack(sys._getframe(1)))
+            sys.setprofile(in_update)
+        return gradients(self, batch)
+
+    def end(self: LocalUpdates, learner: Learner, found: Any) -> Any:
+        result = exchange(self, learner, found)
+        if updates in (FIRST, LAST):
+            sys.setprofile(in_round if updates == FIRST else None)
         return result
 
-    monkeypatch.setattr(Learner, "step", spy)
+    monkeypatch.setattr(Learner, "gradients", begin)
+    monkeypatch.setattr(LocalUpdates, "exchange", end)
     try:
         assert main([*arguments, "--out", str(out), *COMMON]) == 0
     finally:

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from remuda.machine import keep_memory
     from remuda.recipe import Round
     from remuda.registry import register_algorithm, register_env_backend, register_scheme
-    from remuda.runs.api import Run, load, resume, train
+    from remuda.runs.api import Run, load, resume, start, train
     from remuda.runs.policy import Policy
     from remuda.runs.replay_buffer import ReplayBuffer, ReplaySample
+    from remuda.runs.training import Training
 
 __version__ = "0.1.0"
 
@@ -44,6 +45,7 @@ _HOMES = {
     "Space": "remuda.core",
     "Step": "remuda.core",
     "Steps": "remuda.data",
+    "Training": "remuda.runs.training",
     "UsageError": "remuda.errors",
     "keep_memory": "remuda.machine",
     "load": "remuda.runs.api",
@@ -52,6 +54,7 @@ _HOMES = {
     "register_env_backend": "remuda.registry",
     "register_scheme": "remuda.registry",
     "resume": "remuda.runs.api",
+    "start": "remuda.runs.api",
     "train": "remuda.runs.api",
 }
 
@@ -70,6 +73,7 @@ __all__ = [
     "Space",
     "Step",
     "Steps",
+    "Training",
     "UsageError",
     "keep_memory",
     "load",
@@ -78,6 +82,7 @@ __all__ = [
     "register_env_backend",
     "register_scheme",
     "resume",
+    "start",
     "train",
 ]
 

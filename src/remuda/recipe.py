@@ -6,7 +6,7 @@ that need the results, and runs rounds of learning until the recipe's steps are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,9 +15,10 @@ from remuda.core import Agent, Episode, Replay, SharedReplay, Weights
 from remuda.data.rollout import Rollout
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from remuda.errors import Interrupted
+    from remuda.learning.gradients import Gradients
     from remuda.learning.learner import Learner
 
 ShouldStop = Callable[[], bool]
@@ -80,6 +81,22 @@ class ReplayWriters(AsyncSampler, Protocol):
     def drain(self) -> None: ...  # wait for the statistics of all written rows, for a limited time
 
 
+@dataclass(frozen=True)
+class Applied:
+    """What happened to the gradients of one batch."""
+
+    versions: int  # updates applied by this call; 0 if the update was skipped, or if the round stops
+    stop: bool  # whether the round ends without applying these gradients
+    metrics: Mapping[str, Tensor | float] = field(default_factory=dict)
+    gradient_to_update: float = 0.0  # by how many updates the gradients lagged the parameters they were applied to
+
+
+class Updates(Protocol):
+    """What lies between computing gradients and updating the parameters."""
+
+    def exchange(self, learner: Learner, gradients: Gradients) -> Applied: ...
+
+
 class Evaluator(Protocol):
     """A process that evaluates the newest weights while training goes on."""
 
@@ -138,6 +155,7 @@ class Round:
     replay: Replay
     # Returns the sampler's state for a checkpoint, or raises NoState; None for asynchronous samplers.
     get_state: Callable[[], bytes] | None = None
+    is_last: bool = False  # True if the run ends with this round; set once the log has recorded the round
     is_whole: bool = True  # False if a stop signal ended the round before all due updates were made
     was_cut: bool = False  # True if all envs just started new episodes: a resume from this round is exact
     cut_follows: bool = False  # True if a resume from this round is not exact, but one from a later round
@@ -153,6 +171,7 @@ class Log(Protocol):
     def restore(self, replay: Replay) -> None: ...  # load the replay of the last checkpoint, before the first round
     def begin(self) -> None: ...  # start the clock for rates, after warm-up
     def round(self, round: Round) -> bool: ...  # record a round; True: stop now
+    def save(self, round: Round) -> None: ...  # write a checkpoint of the round unless there is one
     def should_stop(self) -> bool: ...  # True once a signal has arrived: stop at the end of this round
     def must_stop(self) -> bool: ...  # True some time after a signal: abandon this round
 
@@ -167,4 +186,8 @@ class Log(Protocol):
 class Scheme(Protocol):
     """How to run a recipe: which process does what, and which parts wait for each other."""
 
-    def run(self, recipe: Recipe, log: Log) -> Learner: ...
+    def rounds(self, recipe: Recipe, log: Log) -> Iterator[Round | None]:
+        """Yield None when all parts are ready, then each round after the log has recorded it.
+
+        The log knows the learner from `Log.resume`. The iterator must be exhausted or closed, which closes all parts.
+        """

@@ -12,7 +12,7 @@ import pytest
 import torch
 from rollouts import move
 from test_bit_equal import weights
-from test_synchronous import REAL, Pieces
+from test_synchronous import REAL, Pieces, run
 
 import remuda
 from remuda.build.envs import num_workers
@@ -346,7 +346,7 @@ ROUND = ["prepare", "add", "step", "feedback key 0", "step", "feedback key 1", "
 
 def test_the_order_of_calls() -> None:
     pieces = AsyncPieces(steps=REAL * 2)
-    assert Asynchronous(workers=2, max_lag=5).run(pieces.recipe, pieces) is pieces
+    run(Asynchronous(workers=2, max_lag=5), pieces)
     assert pieces.calls == [
         *("learner", "resume", "weights", "replay 0", "source 2 0 5", "restore", "start 3 0", "begin at 0"),
         *("take 0", "collect with 0", "progress 0.00", *ROUND, "release 2", "round"),
@@ -362,7 +362,7 @@ def test_the_order_of_calls() -> None:
 def test_a_resumed_run_starts_elsewhere_and_goes_on_counting() -> None:
     before = Progress(steps=100, rounds=7, episodes=9, restarts=5, dropped=6)
     pieces = AsyncPieces(before, warm_up=50, steps=100 + REAL)
-    Asynchronous(workers=2).run(pieces.recipe, pieces)
+    run(Asynchronous(workers=2), pieces)
     assert pieces.calls[3:8] == [
         "replay 7",
         "source 2 7 None",
@@ -376,7 +376,7 @@ def test_a_resumed_run_starts_elsewhere_and_goes_on_counting() -> None:
 def test_a_signal_while_it_waits_for_a_rollout_drops_nothing_that_was_learned() -> None:
     pieces = AsyncPieces(steps=1000)
     pieces.fail_in, pieces.error = "take 4", Interrupted("now")
-    assert Asynchronous(workers=2).run(pieces.recipe, pieces) is pieces
+    run(Asynchronous(workers=2), pieces)
     assert (pieces.start.steps, pieces.start.rounds) == (2 * REAL, 2)
     assert pieces.calls[-3:] == ["take 4", "save what was learned", "close source"]
 
@@ -386,7 +386,7 @@ def test_whatever_fails_what_was_made_is_closed(place: str) -> None:
     pieces, threads = AsyncPieces(), torch.get_num_threads()
     pieces.fail_in, pieces.error = place, ZeroDivisionError("here")
     with pytest.raises(ZeroDivisionError, match="here"):
-        Asynchronous(workers=2).run(pieces.recipe, pieces)
+        run(Asynchronous(workers=2), pieces)
     assert pieces.weights.closed == 1
     assert pieces.closed == 2, "replay and learner"
     assert pieces.calls[-1] == "save what was learned", "when nobody samples any more"

@@ -89,7 +89,7 @@ def run(command: str, argv: Sequence[str]) -> int:
     from remuda.config.resolve import resolve_config, resume_config
     from remuda.machine import keep_memory
     from remuda.runs.directory import RunDirectory
-    from remuda.runs.train import train
+    from remuda.runs.train import exhaust, train
 
     settings = {name: getattr(found, name) for name in ("algo", "env", "steps", "seed", "scheme")}
     settings = {name: value for name, value in settings.items() if value is not None}
@@ -102,13 +102,9 @@ def run(command: str, argv: Sequence[str]) -> int:
     else:
         setup = resolve_config(settings, groups, found.config)
     keep_memory()
-    result = train(
-        *setup,
-        out=found.resume or found.out,
-        resume=found.resume is not None,
-        quiet=found.quiet,
-        profile=found.profile,
-    )
+    resume = found.resume is not None
+    training = train(*setup, out=found.resume or found.out, resume=resume, quiet=found.quiet, profile=found.profile)
+    result = exhaust(training)
     evaluation, signal = result["eval"], result["signal"]
     if evaluation is not None:
         mean, std, count = evaluation["mean_reward"], evaluation["std_reward"], evaluation["episodes"]

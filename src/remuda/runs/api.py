@@ -25,10 +25,12 @@ from remuda.learning.restoring import must_fit
 from remuda.learning.weights import FileWeights
 from remuda.runs.checkpoints import named_checkpoint
 from remuda.runs.directory import WEIGHTS, RunDirectory
-from remuda.runs.evaluation import play_episodes
+from remuda.runs.evaluation import Result, play_episodes
 from remuda.runs.policy import Policy
 from remuda.runs.stopping import Callback
+from remuda.runs.train import exhaust
 from remuda.runs.train import train as run_training
+from remuda.runs.training import Training
 from remuda.runs.video import record
 
 EnvFactory = Callable[..., object]  # returns a Gymnasium env
@@ -72,10 +74,10 @@ class Run:
         return f"Run({str(self.path)!r}, {self.result['status'] if has_ended else 'not ended'})"
 
     @property
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Result:
         """The content of result.json: status, steps, updates, seconds, steps_per_second, eval and more."""
         try:
-            found: dict[str, Any] = json.loads((self.path / "result.json").read_text())
+            found: Result = json.loads((self.path / "result.json").read_text())
         except OSError:
             raise CheckpointError(f"run {self.path} has no result yet: it has not ended.") from None
         return found
@@ -112,7 +114,7 @@ class Run:
         """Return the agent as a `Policy`; its observations and actions have the format of the env."""
         return Policy(*self._agent("remuda.load({})"))
 
-    def evaluate(self, episodes: int = 20, seed: int | None = None, deterministic: bool = True) -> dict[str, Any]:
+    def evaluate(self, episodes: int = 20, seed: int | None = None, deterministic: bool = True) -> Result:
         """Play whole episodes and return mean_reward, std_reward, mean_length, episodes and returns.
 
         episodes: the number of episodes.
@@ -126,6 +128,21 @@ class Run:
             config = replace(config, eval=replace(config.eval, seed=seed, seeds=None))
         found = play_episodes(config, spec, episodes, self.agent(), explore=not deterministic)
         return found.summary()
+
+    def start(
+        self,
+        *,
+        steps: int | None = None,
+        callbacks: Callback | Sequence[Callback] = (),
+        quiet: bool = False,
+        **groups: Mapping[str, Any],
+    ) -> Training:
+        """Continue this run round by round, from its newest checkpoint. The arguments are those of `resume`."""
+        changed = {} if steps is None else {"steps": steps}
+        setup = resume_config(self.path, changed, groups, self._env, self._net)
+        called = as_list(callbacks)
+        training = run_training(*setup, out=self.path, resume=True, net=self._net, callbacks=called, quiet=quiet)
+        return Training(training, setup[1])
 
     def record(
         self, episodes: int = 1, seed: int | None = None, out: str | Path | None = None
@@ -191,6 +208,21 @@ def train(
     groups: options by group, as on the command line: algo={...}, agent={...}, sampler={...}, envs={...},
         replay={...}, eval={...}, log={...}, checkpoint={...}.
     """
+    setup, make = new_setup(algorithm, env, steps, seed, scheme, net, groups)
+    result = exhaust(run_training(*setup, out=out, net=net, callbacks=as_list(callbacks), quiet=quiet))
+    return Run(result["path"], make, net)
+
+
+def new_setup(
+    algorithm: str,
+    env: str | EnvFactory,
+    steps: int | None,
+    seed: int,
+    scheme: str | Mapping[str, Any],
+    net: NetFactory | None,
+    groups: dict[str, Any],
+) -> tuple[Setup, EnvFactory | None]:
+    """Return the configuration of a new run, and the env factory if `env` is one."""
     if not isinstance(scheme, str):
         groups["scheme"] = {name: value for name, value in scheme.items() if name != "name"}
         scheme = str(scheme.get("name", "serial"))
@@ -201,9 +233,31 @@ def train(
     if net is not None:
         label = getattr(net, "__qualname__", type(net).__qualname__)
         groups["agent"] = {**groups.get("agent", {}), "net": callable_name(net, label)}
-    setup = resolve_config(settings, groups, env=make)
-    result = run_training(*setup, out=out, net=net, callbacks=as_list(callbacks), quiet=quiet)
-    return Run(result["path"], make, net)
+    return resolve_config(settings, groups, env=make), make
+
+
+def start(
+    algorithm: str,
+    /,
+    env: str | EnvFactory,
+    *,
+    steps: int | None = None,
+    seed: int = 0,
+    scheme: str | Mapping[str, Any] = "serial",
+    out: str | Path | None = None,
+    net: NetFactory | None = None,
+    callbacks: Callback | Sequence[Callback] = (),
+    quiet: bool = False,
+    **groups: Mapping[str, Any],
+) -> Training:
+    """Start a run whose rounds your own loop calls one by one. The arguments are those of `train`.
+
+    with remuda.start("ppo", "CartPole-v1", steps=200_000) as run:
+        while not run.done():
+            round = run.step()
+    """
+    setup, _ = new_setup(algorithm, env, steps, seed, scheme, net, groups)
+    return Training(run_training(*setup, out=out, net=net, callbacks=as_list(callbacks), quiet=quiet), setup[1])
 
 
 def resume(
@@ -228,5 +282,5 @@ def resume(
     """
     path = RunDirectory.open(path).path  # a link such as runs/latest may move while the run continues
     setup = resume_config(path, {} if steps is None else {"steps": steps}, groups, env, net)
-    run_training(*setup, out=path, resume=True, net=net, callbacks=as_list(callbacks), quiet=quiet)
+    exhaust(run_training(*setup, out=path, resume=True, net=net, callbacks=as_list(callbacks), quiet=quiet))
     return Run(path, env, net)

@@ -230,6 +230,10 @@ class RunDirectory:
                 f"{self.path} is in use by another process: wait until it ends, or stop it."
             ) from None
 
+    def write_config(self, config: Mapping[str, object]) -> None:
+        """Replace config.yaml, with which a resumed run continues."""
+        write_atomic(self.path / "config.yaml", _config_text(config))
+
     def point_latest(self) -> None:
         """Point the link runs/latest to this run. Do nothing if the run is not in a directory named runs."""
         if self.path.parent.name == RUNS:

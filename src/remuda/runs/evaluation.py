@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from remuda.build.envs import make_some_envs, num_workers
 from remuda.config.fields import parse_seeds
@@ -33,6 +33,9 @@ MAX_EVAL_ENVS = 8
 EvaluateAgent = Callable[[Agent, Callable[[], bool]], Evaluation]
 
 
+Result: TypeAlias = dict[str, Any]  # the content of result.json, or of its entry `eval`
+
+
 class Evaluations:
     """Evaluates the agent between rounds, and keeps results until they are written to a metrics line.
 
@@ -49,7 +52,7 @@ class Evaluations:
     ) -> None:
         self.interval = Interval(config.eval.every)
         # Summary of the newest evaluation. It is cleared when a metrics line holds it, except at the last step.
-        self.result: dict[str, Any] | None = None
+        self.result: Result | None = None
         self.evaluate_agent = evaluate_agent
         self._concurrent: Mapping[str, Any] | None = None  # the newest result of the evaluator process
         self._config, self._directory, self._terminal, self._stopwatch = config, directory, terminal, stopwatch

@@ -1,8 +1,9 @@
 """The log of a run, to which a scheme reports after every round.
 
     with RunLog(directory, config, evaluate_agent, terminal, signals).open() as run_log:
-        learner = scheme.run(recipe, run_log)
-        result = run_log.finish(learner)
+        for _ in scheme.rounds(recipe, run_log):
+            pass
+        result = run_log.finish()
 
 `RunLog` only coordinates. Metrics are in `metrics.py`, checkpoints in `checkpoints.py`, evaluations in
 `evaluation.py`, and the conditions for stopping early in `stopping.py`.
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Self, cast
 
 from remuda.config.run_config import RunConfig, to_dict
 from remuda.core import Replay
@@ -37,7 +38,7 @@ from remuda.runs.checkpoints import (
     state_of,
 )
 from remuda.runs.directory import RunDirectory
-from remuda.runs.evaluation import EvaluateAgent, Evaluations, eval_episodes
+from remuda.runs.evaluation import EvaluateAgent, Evaluations, Result, eval_episodes
 from remuda.runs.metrics import MetricsState, RunMetrics
 from remuda.runs.signals import StopSignals
 from remuda.runs.stopping import Callback, StopConditions
@@ -65,6 +66,7 @@ class RunLog:
         self.directory, self.config, self.terminal = directory, config, terminal
         self.progress = Progress()
         self.learner: Learner | None = None
+        self.last_round: Round | None = None
         self.stopwatch = Stopwatch()
         self.metrics = RunMetrics(config, self.stopwatch, self.log)
         self.evaluations = Evaluations(config, evaluate_agent, directory, terminal, self.stopwatch)
@@ -214,7 +216,11 @@ class RunLog:
 
     def should_stop(self) -> bool:
         """Return whether to stop at the end of the current round."""
-        return self.stop.signal_received()
+        return self.stop.is_requested()
+
+    def save(self, round: Round) -> None:
+        """Write a checkpoint of this round unless there is one."""
+        self.checkpoints.save(round)
 
     def must_stop(self) -> bool:
         """Return whether to stop within the current round. As this is called often, it refreshes the terminal too."""
@@ -251,8 +257,10 @@ class RunLog:
 
     # --- the end of the run ---
 
-    def finish(self, learner: Learner) -> dict[str, Any]:
+    def finish(self) -> Result:
         """Evaluate the final agent unless that was done already; return the content of result.json."""
+        learner = self.learner
+        assert learner is not None
         self.checkpoints.wait()
         steps, is_complete = self.progress.steps, self.progress.steps >= self.config.steps
         advice = resume_advice(self.directory.path, to_dict(self.config))

@@ -19,6 +19,7 @@ class StopConditions:
         self.callbacks: Sequence[Callback] = ()
         self.has_begun = False  # whether training has begun; before that, a signal stops the run at once
         self._by_callback = False
+        self.is_closed = False  # whether the user's own loop has ended the run (runs/training.py)
 
     def call_callbacks(self, round: Round) -> None:
         """Call every callback, even after one has returned True, because each may add metrics to the round."""
@@ -27,11 +28,15 @@ class StopConditions:
 
     def should_end(self) -> bool:
         """Return whether the run ends with the round that has just ended."""
-        return self._by_callback or self.signal_received()
+        return self._by_callback or self.is_requested()
 
     def signal_received(self) -> bool:
         """Return whether a stop signal has arrived."""
         return self.signals.received is not None
+
+    def is_requested(self) -> bool:
+        """Return whether the run should stop at the end of a round, because of a signal or the user's own loop."""
+        return self.is_closed or self.signal_received()
 
     def must_end_now(self) -> bool:
         """Return whether a signal ends the current round early.
@@ -42,6 +47,8 @@ class StopConditions:
 
     @property
     def reason(self) -> str:
-        """What stopped the run: the name of the signal, or `callback`."""
+        """What stopped the run: the name of the signal, `close` or `callback`."""
         signal = self.signals.received
-        return "callback" if signal is None else signal.name
+        if signal is not None:
+            return signal.name
+        return "close" if self.is_closed else "callback"

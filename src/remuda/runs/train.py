@@ -1,6 +1,6 @@
 """Training from a configuration: build the parts of the run, run them under its scheme, and write a run directory.
 
-`remuda train` and `remuda.train` both call `train`. The path from here to the loss: `scheme.run`
+`remuda train` and `remuda.train` both exhaust `train`. The path from here to the loss: `scheme.rounds`
 (schemes/synchronous.py) calls `learner.step` (learning/learner.py), which calls `algorithm.losses`
 (algorithms/ppo.py).
 """
@@ -8,13 +8,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from traceback import format_exception
-from typing import Any
+from typing import TypeAlias
 
 from remuda.agents import NetFactory
 from remuda.build.envs import frame_skip_warning, num_workers
@@ -30,7 +30,7 @@ from remuda.recipe import Recipe, Scheme
 from remuda.replay.ring_files import DamagedReplay
 from remuda.runs.checkpoints import find_checkpoint
 from remuda.runs.directory import SPACES, WEIGHTS, RunDirectory
-from remuda.runs.evaluation import eval_episodes, play_episodes
+from remuda.runs.evaluation import Result, eval_episodes, play_episodes
 from remuda.runs.evaluator import EvaluatorProcess
 from remuda.runs.profile import profiled
 from remuda.runs.run_log import RunLog
@@ -38,6 +38,18 @@ from remuda.runs.signals import STOPPING, StopSignals
 from remuda.runs.spaces import write_spaces
 from remuda.runs.stopping import Callback
 from remuda.runs.video import require_codecs
+
+Rounds: TypeAlias = Generator[RunLog, None, Result]
+
+
+def exhaust(training: Rounds) -> Result:
+    """Run a training to its end, or until a signal; return the content of result.json and the run's path."""
+    while True:
+        try:
+            next(training)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
 
 
 def train(
@@ -51,8 +63,11 @@ def train(
     callbacks: Sequence[Callback] = (),
     quiet: bool = False,
     profile: bool = False,
-) -> dict[str, Any]:
-    """Run a configuration to the end, or until a signal; return the content of result.json and the run's path."""
+) -> Rounds:
+    """Run a configuration: yield the log of the run when training can begin, and after every round.
+
+    The generator returns the content of result.json, with the run's path and the signal that ended it, if any.
+    """
     refuse_in_worker()
     if config.has_replay_writers or (config.has_workers and config.sampler.inference == "workers"):
         # config.yaml stores the number of workers, because its default depends on the machine and a checkpoint holds
@@ -65,8 +80,11 @@ def train(
     found = find_checkpoint(Path(out), exact_until) if resume and out is not None else None
     while True:
         try:
-            return train_from(found, scheme, recipe, config, spec, info, net, out, resume, callbacks, quiet, profile)
-        except DamagedReplay as error:  # damage shows only when the replay reads its files
+            result = yield from train_from(
+                found, scheme, recipe, config, spec, info, net, out, resume, callbacks, quiet, profile
+            )
+            return result
+        except DamagedReplay as error:  # found only now, when the replay is built and reads its files
             assert found is not None
             found = load_newest(found.path.parent, found.step, [*found.skipped, str(error)])
 
@@ -84,7 +102,7 @@ def train_from(
     callbacks: Sequence[Callback],
     quiet: bool,
     profile: bool,
-) -> dict[str, Any]:
+) -> Rounds:
     """Open the run directory and run the scheme, from the checkpoint `found` if there is one.
 
     Most invalid configurations are refused before this is called, so that they create or change no directory.
@@ -118,8 +136,10 @@ def train_from(
                 warn_if_nothing_is_learned(config, journal)
                 if warning := frame_skip_warning(spec):
                     journal.log(f"warning: {warning}")
-                learner = scheme.run(recipe, journal)
-                result = journal.finish(learner)
+                for round in scheme.rounds(recipe, journal):
+                    journal.last_round = round
+                    yield journal
+                result = journal.finish()
         except Interrupted as error:  # a signal arrived before there was a learner to save
             if not resume:
                 directory.discard()

@@ -21,7 +21,7 @@ from remuda.core import Replay, SharedReplay, Weights, derive_seed
 from remuda.errors import Interrupted
 from remuda.learning.learner import Learner
 from remuda.recipe import AsyncSampler, Evaluator, Log, Progress, Recipe, ReplayWriters, RolloutSource, Round
-from remuda.schemes.learning_round import learn, learn_due, torch_threads
+from remuda.schemes.learning_round import learn, learn_due, rounds, torch_threads
 
 POLL_SECONDS = 0.001  # time between two checks whether updates are due
 ROUND_SECONDS = 0.05  # time after which a round ends if no update is due
@@ -34,7 +34,7 @@ class Asynchronous:
     workers: int
     max_lag: int | None = None  # most updates by which a rollout may lag the learner; None sets no limit
 
-    def run(self, recipe: Recipe, log: Log) -> Learner:
+    def rounds(self, recipe: Recipe, log: Log) -> Iterator[Round | None]:
         with ExitStack() as stack:
             learner, progress, weights, replay, evaluator = open_parts(recipe, log, stack)
             agent = learner.agent_on_cpu()
@@ -47,9 +47,8 @@ class Asynchronous:
                 log.restore(replay)
                 dropped, restarts = progress.dropped, progress.restarts
                 start(recipe, source, progress, learner.version)
-                log.begin()
-                must_end = log.should_stop()
-                while progress.steps < recipe.steps and not must_end:
+
+                def make_round() -> Round:
                     try:
                         round = self._round(recipe, learner, replay, source, progress, log)
                     finally:  # the updates of an interrupted round are published, too
@@ -57,8 +56,9 @@ class Asynchronous:
                     source.release(learner.version)
                     progress.dropped, progress.restarts = dropped + source.dropped, restarts + source.restarts()
                     round.evaluations = evaluator.poll(learner.version, progress.steps) if evaluator else []
-                    must_end = log.round(round)
-            return learner
+                    return round
+
+                yield from rounds(recipe, log, progress, make_round)
 
     @staticmethod
     def _round(
@@ -85,7 +85,7 @@ class AsynchronousReplay:
 
     workers: int
 
-    def run(self, recipe: Recipe, log: Log) -> Learner:
+    def rounds(self, recipe: Recipe, log: Log) -> Iterator[Round | None]:
         with ExitStack() as stack:
             learner, progress, weights, opened, evaluator = open_parts(recipe, log, stack)
             replay = cast(SharedReplay, opened)  # recipes for this scheme make a SharedReplay
@@ -99,9 +99,8 @@ class AsynchronousReplay:
                 )
                 restarts = progress.restarts
                 start(recipe, writers, progress, learner.version)
-                log.begin()
-                must_end = log.should_stop()
-                while progress.steps < recipe.steps and not must_end:
+
+                def make_round() -> Round:
                     before = learner.version, learner.statistics_version
                     try:
                         round = self._round(recipe, learner, replay, writers, progress, log)
@@ -113,8 +112,9 @@ class AsynchronousReplay:
                             weights.publish(learner.version)
                         progress.restarts = restarts + writers.restarts()
                     round.evaluations = evaluator.poll(learner.version, progress.steps) if evaluator else []
-                    must_end = log.round(round)
-            return learner
+                    return round
+
+                yield from rounds(recipe, log, progress, make_round)
 
     @staticmethod
     def _round(

@@ -1,4 +1,4 @@
-"""One round of learning, the same for all schemes: make the updates that are due, and average their metrics."""
+"""What all schemes share: the iterator of rounds, and a round of learning that makes the updates that are due."""
 
 from __future__ import annotations
 
@@ -11,11 +11,46 @@ import torch
 from remuda.core import Replay
 from remuda.data import Rollout
 from remuda.errors import Interrupted
+from remuda.learning.gradients import Gradients
 from remuda.learning.learner import Learner
+from remuda.recipe import Applied, Log, Progress, Recipe, Round, Updates
+
+
+def rounds(recipe: Recipe, log: Log, progress: Progress, make_round: Callable[[], Round]) -> Iterator[Round | None]:
+    """Yield None when training can begin, then each round after the log has recorded it."""
+    log.begin()
+    must_end = log.should_stop()
+    yield None
+    while progress.steps < recipe.steps and not must_end:
+        round = make_round()
+        must_end = log.round(round)
+        round.is_last = must_end or progress.steps >= recipe.steps
+        yield round
+        if not round.is_last and log.should_stop():  # asked to stop by the caller of the iterator, or by a signal
+            log.save(round)
+            must_end = True
+
+
+class LocalUpdates:
+    """Applies gradients at once, to the parameters from which they were computed."""
+
+    def exchange(self, learner: Learner, gradients: Gradients) -> Applied:
+        if gradients.stop:
+            return Applied(0, stop=True)
+        before = learner.version
+        metrics = learner.apply(gradients)
+        return Applied(learner.version - before, False, metrics, float(before - gradients.version))
+
+
+LOCAL = LocalUpdates()
 
 
 def learn(
-    learner: Learner, replay: Replay, rollout: Rollout, must_stop: Callable[[], bool] = lambda: False
+    learner: Learner,
+    replay: Replay,
+    rollout: Rollout,
+    must_stop: Callable[[], bool] = lambda: False,
+    updates: Updates = LOCAL,
 ) -> tuple[dict[str, float], bool]:
     """Add a rollout to the replay and make the updates that are due.
 
@@ -27,9 +62,9 @@ def learn(
     version = rollout.steps.version
     collected_by, oldest = float(version.float().mean()), int(version.min())
     replay.add(batch)
-    means, is_whole = {"lag/gradient_to_update": 0.0}, True
+    means, is_whole = dict[str, float](), True
     try:
-        means = learn_due(learner, replay, collected_by, oldest, must_stop)
+        means = learn_due(learner, replay, collected_by, oldest, must_stop, updates)
     except Interrupted:
         is_whole = False
     learner.finish(rollout)
@@ -37,7 +72,12 @@ def learn(
 
 
 def learn_due(
-    learner: Learner, replay: Replay, collected_by: float, oldest: int, must_stop: Callable[[], bool]
+    learner: Learner,
+    replay: Replay,
+    collected_by: float,
+    oldest: int,
+    must_stop: Callable[[], bool],
+    updates: Updates = LOCAL,
 ) -> dict[str, float]:
     """Learn from all batches that are due, and return the mean of each metric.
 
@@ -48,16 +88,20 @@ def learn_due(
     for minibatch in replay.batches():
         seen["lag/collect_to_gradient"].append(learner.version - collected_by)
         seen["lag/collect_to_gradient_max"] = [learner.version - oldest]
-        result = learner.step(minibatch)
-        replay.feedback(minibatch.key, result.priority)
-        for name, value in result.metrics.items():
+        gradients = learner.gradients(minibatch)
+        applied = updates.exchange(learner, gradients)
+        if applied.versions:
+            seen["lag/gradient_to_update"].append(applied.gradient_to_update)
+        is_skipped = not applied.versions and not applied.stop
+        # The priorities of a batch whose update was skipped may not be finite either.
+        replay.feedback(minibatch.key, None if is_skipped else gradients.priority)
+        for name, value in (*gradients.metrics.items(), *applied.metrics.items()):
             seen[f"train/{name}"].append(value)
         if must_stop():
             raise Interrupted("asked to stop between two updates")
-        if result.stop:
+        if applied.stop:
             break
-    # The lag from gradient to update is 0, because gradients are applied to the parameters they were computed from.
-    return {**{name: mean(values) for name, values in seen.items()}, "lag/gradient_to_update": 0.0}
+    return {name: mean(values) for name, values in seen.items()}
 
 
 def mean(values: list[torch.Tensor | float]) -> float:

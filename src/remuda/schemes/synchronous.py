@@ -8,15 +8,15 @@ on the same batches, so both give the same parameters, bit for bit. Sampler work
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 from remuda.core import Replay, derive_seed
 from remuda.errors import Interrupted
-from remuda.learning.learner import Learner
 from remuda.learning.restoring import of_this_version
 from remuda.recipe import Log, Progress, Recipe, Round, Sampler
-from remuda.schemes.learning_round import learn, torch_threads
+from remuda.schemes.learning_round import learn, rounds, torch_threads
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Synchronous:
 
     workers: int = 0
 
-    def run(self, recipe: Recipe, log: Log) -> Learner:
+    def rounds(self, recipe: Recipe, log: Log) -> Iterator[Round | None]:
         with ExitStack() as stack:
             stack.enter_context(torch_threads(recipe.num_threads))
             learner = recipe.make_learner()
@@ -40,9 +40,8 @@ class Synchronous:
             try:
                 log.restore(replay)
                 restarts = self._start(recipe, sampler, replay, progress, state)
-                log.begin()
-                must_end = log.should_stop()
-                while progress.steps < recipe.steps and not must_end:
+
+                def make_round() -> Round:
                     rollout = sampler.collect()
                     start = time.perf_counter()
                     learner.set_progress(progress.steps / recipe.steps)
@@ -58,10 +57,11 @@ class Synchronous:
                         progress, learner, episodes, metrics, seconds, replay, sampler.get_state, is_whole=is_whole
                     )
                     self._cut_if_due(round, recipe, sampler)
-                    must_end = log.round(round)
+                    return round
+
+                yield from rounds(recipe, log, progress, make_round)
             except Interrupted as error:  # raised only while sampling, so the last round is complete
                 log.save_if_stopped(error)
-            return learner
 
     @staticmethod
     def _start(recipe: Recipe, sampler: Sampler, replay: Replay, progress: Progress, state: bytes | None) -> int:

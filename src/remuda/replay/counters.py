@@ -50,14 +50,14 @@ class GroupCounters:
     @overload
     def published(self, group: Index) -> Index: ...
     def published(self, group: int | Index) -> int | Index:
-        """Return the number of complete items of a group, or of each of several groups, which may then be read."""
+        """Return how many items of a group, or of each of several groups, are complete and may be read."""
         # Without the fence, processors other than x86 may read an item before the counter, and get stale data.
         written = self.written[group]
         self.fence()
         return int(written) if isinstance(group, int) else written
 
     def usable(self, group: int) -> int:
-        """Return how many items a reader may use: with `has_td_error`, those whose TD error is known, else all."""
+        """Return how many items a reader may use: items with a known TD error if `has_td_error`, otherwise all."""
         count = int(self.td_errors[group] if self.has_td_error else self.written[group])
         self.fence()
         return count
@@ -87,7 +87,8 @@ class RowCounters(GroupCounters):
     - `written` and `td_errors`: see `GroupCounters`.
     - `real`: number of written rows that are real steps and not reset rows, since this memory was created.
 
-    The reader makes writers wait by setting `is_paused`, or `limit`, the largest total of `real` over all groups.
+    The reader sets two values: writers wait while `is_paused` is 1, and once the total of `real` over all groups has
+    reached `limit`.
 
     At any moment, in every process, and for every group:
 
@@ -106,7 +107,7 @@ class RowCounters(GroupCounters):
         self._is_paused = memory["is_paused"]
         self.pause_timeout = PAUSE_TIMEOUT
         self.while_paused: Callable[[], object] = lambda: None  # called repeatedly by a writer that is paused
-        # A thread holds this lock while it relies on a pause, so that no other thread writes for a dead writer then.
+        # Held while a thread relies on a pause, so that no other thread takes over for a dead writer meanwhile.
         self._pause_lock = threading.RLock()
         self._ignores_pause = False
         if is_new:
@@ -143,7 +144,7 @@ class RowCounters(GroupCounters):
         return max(0, int(self.written[group]) - self.capacity + 1)
 
     def is_stored(self, row: Index, env: Index) -> NDArray[np.bool_]:
-        """Return whether each row is still stored, so that a copy of it made before this call is intact."""
+        """Return whether each row is still stored. If it is, a copy of the row made before this call is intact."""
         self.fence()
         group = env // self.width
         found: NDArray[np.bool_] = (row < self.written[group]) & (row > self.begun[group] - self.capacity)
@@ -169,7 +170,7 @@ class RowCounters(GroupCounters):
     # --- for writers ---
 
     def may_write(self) -> bool:
-        """Return whether writers may append rows, because they are below the reader's `limit` of real steps."""
+        """Return whether writers may append rows: the total of real steps must be below the reader's `limit`."""
         return self.total_real < int(self.limit[0])
 
     def begin(self, group: int, rows: int) -> int:
@@ -224,7 +225,7 @@ class RowCounters(GroupCounters):
                         "check whether they hang, or whether the machine swaps."
                     )
                 time.sleep(POLL_SECONDS)
-            with self._pause_lock:  # acquired after the wait, in which `takeover` needs it for a dead writer
+            with self._pause_lock:  # only now, because `takeover` may need the lock during the wait
                 self.fence()
                 yield
         finally:

@@ -40,7 +40,7 @@ class DrawNumbers:
     DRAWS = 64
 
     def __init__(self, seed: int, count: int, is_stratified: bool) -> None:
-        """Provide `count` numbers for each draw, in [0, 1) or, with `is_stratified`, number i in [i, i + 1)."""
+        """Provide `count` numbers per draw: all are in [0, 1), or if `is_stratified`, number i is in [i, i + 1)."""
         self._seed, self._count, self._block, self._numbers = seed, count, -1, np.zeros((0, count))
         self._offset = np.arange(count) if is_stratified else np.zeros(count)
 
@@ -111,7 +111,7 @@ class Priorities:
             else:
                 error = ring.td_error[places, columns]
                 self.append(rows.start, mask, group, error, is_known=~np.isnan(error))
-        # The newest rows have no TD error yet. Until they do, the places that they have overwritten get priority 0.
+        # The newest rows have no TD error yet and must not be drawn, so their places get priority 0.
         if (written := int(ring.written[group])) > rows.stop:
             pending = np.arange(rows.stop, written)
             row, env = np.meshgrid(pending, np.arange(columns.start, columns.stop), indexing="ij")
@@ -170,7 +170,7 @@ class SumTree:
     """A sum tree over the priorities of `capacity` places; all priorities are 0 at first."""
 
     def __init__(self, capacity: int) -> None:
-        # The additional block at the end is where a search arrives if rounding puts its mass beyond the total.
+        # There is one block more than needed. A search ends there if rounding puts its mass beyond the total.
         blocks = -(-capacity // WIDTH**2) + 1
         self.capacity = capacity
         self._places, self._groups = _aligned_zeros(blocks * WIDTH**2), _aligned_zeros(blocks * WIDTH)

@@ -161,7 +161,7 @@ class Ring:
         """
         begun, columns = self.counters.begun_rows(group), self.columns(group)
         start, end = begun.start, begun.stop
-        seen = map_tree(lambda x: x[start % self.capacity, columns].copy(), self.rows.obs)  # after the newest row
+        seen = map_tree(lambda x: x[start % self.capacity, columns].copy(), self.rows.obs)  # obs after the newest row
         self.rows.obs[end % self.capacity, columns] = seen  # now the observations after the newest row
         for places, _ in unbroken(max(start, end - self.capacity + 1), end, self.capacity):
             for _, array in leaves(self.rows.replace(obs=None, discount=None)):
@@ -184,7 +184,7 @@ class Ring:
     # --- reading ---
 
     def is_stored(self, row: Index, env: Index) -> NDArray[np.bool_]:
-        """Return whether each row can still be drawn, so that a copy of it made before this call is intact."""
+        """Return whether each row can still be drawn. If it can, a copy of it made before this call is intact."""
         return self.counters.is_stored(row, env)
 
     def is_real(self, row: Index, env: Index) -> NDArray[np.bool_]:

@@ -8,7 +8,7 @@
 
 A file holds consecutive rows of a group in their memory layout, in parts that begin at a disk block. The state holds
 a checksum of every part. It does not name files whose rows the ring has overwritten. When old checkpoints are
-deleted, files that no remaining checkpoint names are deleted, too.
+deleted, files that no remaining checkpoint needs are deleted, too.
 
 Parts are copied through one buffer and bypass the page cache (direct I/O). Writing 0.4 GB is then 1.5 to 2.9 times as
 fast as through the page cache, and takes no memory from the processes that train.
@@ -48,7 +48,8 @@ BLOCK = 4096  # alignment of parts, which direct I/O requires
 # ring, the next checkpoint writes the rows of that file again, in one file with the new rows. Otherwise, frequent
 # checkpoints would leave thousands of small files.
 MAX_FILES = 256
-MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)  # from a damaged state
+# Exceptions that may be raised while a damaged state is read.
+MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
 
 Bytes = NDArray[np.uint8]
 
@@ -274,7 +275,7 @@ def _split(views: Sequence[NDArray[Any]], largest: int) -> list[Part]:
 def _with_buffer(parts: Sequence[Part]) -> Iterator[tuple[Part, Bytes]]:
     """Yield every part with a buffer of its size; all these buffers share the same memory."""
     size = max((part.end - part.begin for part in parts), default=BLOCK)
-    buffer = np.frombuffer(mmap.mmap(-1, size), np.uint8)  # mmap begins at a page, as direct I/O requires
+    buffer = np.frombuffer(mmap.mmap(-1, size), np.uint8)  # mmap is aligned to pages, as direct I/O requires
     for part in parts:
         yield part, buffer[: part.end - part.begin]
 
@@ -327,7 +328,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        fd = os.open(path, flags & ~os.O_EXCL, 0o644)  # not O_EXCL: the failed call may have created the file
+        fd = os.open(path, flags & ~os.O_EXCL, 0o644)  # without O_EXCL: the failed call may have created the file
     try:
         yield fd
     finally:

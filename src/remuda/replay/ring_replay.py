@@ -29,7 +29,8 @@ EAGER_ATTEMPTS = 10  # number of attempts after which `draw` sleeps before each 
 class RingReplay(ABC):
     """Base class of replays whose rows are in a ring; subclasses define how to draw and what to save besides rows.
 
-    For each real step after the warm-up, `ratio` rows are to be drawn. With a ratio of None, a batch is always due.
+    For each real step after the warm-up, `ratio` rows are to be drawn. If `ratio` is None, a batch is due at any time
+    after the warm-up.
 
     With `is_shared`, rows are appended by other processes, and `sync` counts these rows. A batch is drawn again if
     some of its rows were overwritten while they were copied. `batches` yields at most `max_batches_per_round`, so

@@ -160,7 +160,7 @@ class SequenceIndex:
         """Remove the sequences whose first row is overwritten.
 
         The oldest rows and frames are overwritten first, so a sequence is intact as long as its first row is intact,
-        and the sequences of an env are lost in order. Envs may differ in the frames, and so the sequences, they lost.
+        and the sequences of an env are lost in order. An env may lose frames, and thus sequences, before other envs.
         """
         group = np.arange(self.ring.envs) // self.ring.width
         while True:

@@ -52,9 +52,9 @@ class SequenceReplay(RingReplay):
     """Replay that draws whole sequences.
 
     `state_example` is a state of any number of envs, as the agent's `initial_state` returns it. `interval` is the
-    least number of rows between two stored states, or None for the length of the first rollout. A rollout that ends
-    before `interval` rows have passed stores no state. `priorities` is the power alpha of arXiv 1511.05952; with None
-    all sequences are equally likely.
+    least number of rows between two stored states, or None for the length of the first rollout. A rollout that begins
+    less than `interval` rows after the newest state stores no state. `priorities` is the power alpha of
+    arXiv 1511.05952; with None, all sequences are equally likely.
 
     Steps of the warm-up earn no updates, and neither do steps that are counted while nothing can be drawn. Otherwise
     updates would accumulate and then come all at once.
@@ -232,7 +232,7 @@ def sequence_rows(
     taken = ring.take(np.minimum(row, newest).reshape(-1), np.broadcast_to(env, row.shape).reshape(-1))
     rows: Row = map_tree(lambda x: x.reshape(*row.shape, *x.shape[1:]), taken)
     for _, part in leaves(rows.replace(obs=None)):
-        part[row >= newest] = 0  # in that place, `obs` is new, but the other fields still belong to an old row
+        part[row >= newest] = 0  # beyond the newest row, only `obs` is valid; the other fields belong to old rows
     learned = row[burn_in : burn_in + length]
     flat = [np.broadcast_to(x, learned.shape).reshape(-1) for x in (learned, env, newest)]
     found = ring.n_steps(flat[0], flat[1], n_step, gamma, flat[2])

@@ -79,7 +79,7 @@ class TransitionReplay(RingReplay):
 
     def add(self, batch: Batch) -> None:
         rows, next_obs = map_tree(lambda x: x.numpy(), (as_row(batch.steps), batch.next_obs))
-        if self.priorities is not None:  # first, because this may raise, and the ring must not change then
+        if self.priorities is not None:  # before the ring, which must not change if this raises an error
             is_given = batch.targets is not None and "priority" in batch.targets
             given = batch.targets.priority.detach().numpy() if is_given else None
             self.priorities.append(int(self.ring.written[0]), rows.mask, td_error=given)

@@ -1,6 +1,6 @@
 """The actor of DDPG, TD3 and SAC, deterministic or stochastic, and its critics.
 
-action, _, state = agent.act(obs, state, explore, noise)         # in the env's bounds; where explore [B] is 0, greedy
+action, _, state = agent.act(obs, state, explore, noise)         # in the env's bounds; greedy where explore [B] is 0
 features, _ = agent.features(obs, state, reset)                  # for learning: rows [N] or sequences [T, B]
 action, log_prob = agent.choose(features, noise)                 # between -1 and 1, as critics expect
 q = critic(critic.features(obs)[0], action)
@@ -25,7 +25,7 @@ from remuda.nets.recurrent import State
 
 LOG_STD = (-20.0, 2.0)  # bounds of a stochastic actor's log_std, as in the code of arXiv 1812.05905
 DRIFT = 0.15  # decay of Ornstein-Uhlenbeck noise per step (arXiv 1509.02971)
-DRIFT_SCALE = math.sqrt(1 - (1 - DRIFT) ** 2)  # gives the noise a stationary standard deviation of 1
+DRIFT_SCALE = math.sqrt(1 - (1 - DRIFT) ** 2)  # factor that gives the noise a stationary standard deviation of 1
 
 
 class ActorState(ArrayTuple):
@@ -38,7 +38,7 @@ class ActorState(ArrayTuple):
 class ActorAgent(nn.Module):
     """An agent for Box actions, either deterministic (tanh, with added noise) or stochastic (squashed Gaussian)."""
 
-    exploration = 1.0  # default of `explore`, with which the noise is not scaled
+    exploration = 1.0  # default of `explore`, a factor on the noise
     fast_policy: FastPolicy | None = None
     middle: Tensor
     reach: Tensor
@@ -121,11 +121,11 @@ class ActorAgent(nn.Module):
 
     def normalized(self, action: Tensor) -> Tensor:
         """Scale the env's actions to the range from -1 to 1, which critics expect."""
-        return (action - self.middle) / self.reach.clamp(min=1e-30)  # avoids 0 / 0 where both bounds are equal
+        return (action - self.middle) / self.reach.clamp(min=1e-30)  # clamp avoids 0 / 0 where both bounds are equal
 
 
 class Critic(nn.Module):
-    """Computes the value of an action with an MLP over the observation's features, concatenated with the action."""
+    """The value of an action, computed by an MLP from the observation's features concatenated with the action."""
 
     def __init__(
         self,
@@ -138,9 +138,9 @@ class Critic(nn.Module):
         core: Literal["lstm", "gru"] | None = None,
         core_size: int = 128,
     ) -> None:
-        """Build the networks; without `make_net`, the observation must be a vector and is joined with the action."""
+        """Build the networks; without `make_net`, the features are the observation itself, which must be a vector."""
         super().__init__()
-        self.observation, self._inputs = observation, (inputs,)  # a tuple, so that only the agent registers `inputs`
+        self.observation, self._inputs = observation, (inputs,)  # in a tuple, so that only the agent registers it
         if make_net is None and core is None:
             self.trunk = Trunk(nn.Flatten(), math.prod(observation.shape), None, 0)
         else:
@@ -151,7 +151,7 @@ class Critic(nn.Module):
     def features(
         self, obs: Any, state: State | None = None, reset: Tensor | None = None
     ) -> tuple[Tensor, State | None]:
-        """Return features of rows [N, ...] or sequences [T, B, ...], and the last state; the first defaults to 0."""
+        """Return features of rows [N, ...] or sequences [T, B, ...], and the last state; `state` defaults to 0."""
         if self.trunk.core is not None and state is None:
             assert reset is not None
             state = self.trunk.core.initial_state(reset.shape[1])

@@ -21,7 +21,7 @@ NoiseParts = tuple[tuple[Literal["uniform", "normal"], int], ...]
 
 
 class PolicyOutput(ArrayTuple):
-    """What the policy computed for a step, stored with its row: log-probability of the action, and value."""
+    """Outputs of the policy that are stored with each row: log-probability of the action, and value."""
 
     log_prob: Tensor
     value: Tensor
@@ -94,4 +94,4 @@ def noise_of(leaf: Space) -> tuple[Literal["uniform", "normal"], int]:
     """Return the kind and the width of the noise from which an action of this leaf is sampled."""
     if leaf.kind == "box":
         return "normal", math.prod(leaf.shape)
-    return "uniform", math.prod(leaf.shape)  # a discrete leaf has no axes, so the width is 1
+    return "uniform", math.prod(leaf.shape)  # the shape of a discrete leaf is (), whose product is 1

@@ -24,7 +24,7 @@ from remuda.nets.recurrent import State
 
 
 class Outputs(NamedTuple):
-    """What the agent computes for each row while learning."""
+    """Outputs of the agent for each row while learning."""
 
     distribution: Distribution
     value: Tensor
@@ -40,7 +40,7 @@ class Memory(ArrayTuple):
 class PolicyAgent(nn.Module):
     """An actor-critic agent with linear heads on two trunks, for policy and value, or on one trunk if `shared`."""
 
-    exploration = 1.0  # above 0, actions are sampled; the amount makes no difference
+    exploration = 1.0  # default of `explore`: 0 chooses the mode, and any other number a sample
     fast_policy: FastPolicy | None = None
 
     def __init__(
@@ -67,7 +67,7 @@ class PolicyAgent(nn.Module):
         self.value_trunk = self.policy_trunk if shared else Trunk(value_net, width, core, core_size)
         self.policy_head = PolicyHead(action, self.policy_trunk.width, log_std_init)
         self.value_head = nn.Linear(self.value_trunk.width, 1)
-        if orthogonal_init:  # gain 0.01: actions are nearly uniform at first, or means nearly 0
+        if orthogonal_init:  # with gain 0.01, actions are nearly uniform at first, or their means nearly 0
             orthogonal(self.policy_head.linear, 0.01)
             orthogonal(self.value_head, 1.0)
         self.noise = self.policy_head.noise
@@ -93,7 +93,7 @@ class PolicyAgent(nn.Module):
     ) -> tuple[Any, PolicyOutput, Memory | None]:
         """Return actions for observations [B], the policy's outputs for these actions, and the next state.
 
-        Where `explore` [B] is 0, the action is the mode; elsewhere it is sampled. None samples in every env.
+        Where `explore` [B] is 0, the action is the mode; elsewhere it is sampled. With None, all are sampled.
         """
         inputs = self.inputs(obs)
         memory = state if state is not None else Memory(None, None)

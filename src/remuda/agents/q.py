@@ -39,7 +39,7 @@ class Stream(nn.Module):
 
 
 class QHead(nn.Module):
-    """A head for values [..., A] or logits [..., A, atoms]; `dueling` (1511.06581) adds a stream for state values."""
+    """A head for values [..., A] or logits [..., A, atoms]; `dueling` (arXiv 1511.06581) adds state values."""
 
     def __init__(self, width: int, actions: int, atoms: int, hidden: int, dueling: bool, noisy: bool) -> None:
         super().__init__()
@@ -58,11 +58,11 @@ class QHead(nn.Module):
 
 
 class QAgent(nn.Module):
-    """An epsilon-greedy agent; the weights of its head may be noisy (NoisyNet), which explores as well."""
+    """An epsilon-greedy agent, which may also explore by noise on the weights of its head (NoisyNet)."""
 
     fast_policy: FastPolicy | None = None
     support: Tensor
-    has_support: Tensor  # whether an automatic support has been derived
+    has_support: Tensor  # whether `set_support` has been called
 
     def __init__(
         self,
@@ -85,9 +85,9 @@ class QAgent(nn.Module):
         """Build the networks; `head_hidden` is the width of a hidden layer in the head, and 0 means none.
 
         `head_hidden` defaults to the number of features for dueling and noisy heads, because two linear streams
-        without a hidden layer are equivalent to one linear head. For other heads it defaults to 0. A bound `v_min` or
-        `v_max` of "auto" is that of DEFAULT_SUPPORT until `set_support` is called; the support is then saved and
-        published with the weights.
+        without a hidden layer are equivalent to one linear head. For other heads it defaults to 0. If `v_min` or
+        `v_max` is "auto", this bound is taken from DEFAULT_SUPPORT until `set_support` is called, and the support is
+        saved and published with the weights.
         """
         super().__init__()
         self.observation, self.action, self.is_recurrent = observation, action, core is not None
@@ -104,7 +104,7 @@ class QAgent(nn.Module):
         if self.is_auto:
             self.register_buffer("has_support", torch.zeros((), dtype=torch.bool))
         self.noise_width = sum(self.head.noise_widths)
-        parts: NoiseParts = (("uniform", 2),)  # these decide whether an action is random, and which one it is
+        parts: NoiseParts = (("uniform", 2),)  # one decides whether to act at random, the other selects the action
         self.noise: NoiseParts = (*parts, ("normal", self.noise_width)) if noisy else parts
 
     def set_support(self, low: float, high: float) -> None:
@@ -117,7 +117,7 @@ class QAgent(nn.Module):
         v_min, v_max = self.bounds
         width = high - low
         low, high = (low if v_min == "auto" else v_min), (high if v_max == "auto" else v_max)
-        if low >= high and "auto" in self.bounds:  # the given bound is beyond the other, derived one
+        if low >= high and "auto" in self.bounds:  # the bound given as a number is beyond the derived bound
             low, high = (high - width, high) if v_min == "auto" else (low, low + width)
         return low, high
 

@@ -10,12 +10,12 @@ from torch import Tensor
 
 logger = logging.getLogger("remuda.agents")
 
-DEFAULT_SUPPORT = (-10.0, 10.0)  # used if no reward other than 0 was observed
-MARGIN = 0.25  # added on either side, as a fraction of the observed range
+DEFAULT_SUPPORT = (-10.0, 10.0)  # used until returns are observed, or if all rewards are 0
+MARGIN = 0.25  # margin on either side, as a fraction of the observed range
 GROWTH = 3.0  # factor on the largest observed return, because a learned policy earns more than a random one
-WATCHED_UPDATES = 200  # updates between two reads of the clipped fraction, because a read waits for the device
+WATCHED_UPDATES = 200  # updates between two reads of the clipped fraction; a read waits for the device
 NEGLIGIBLE = 1e-3  # probability below which an atom is ignored
-MAX_CLIPPED = 0.02  # fraction of clipped targets above which a warning is logged
+MAX_CLIPPED = 0.02  # clipped fraction of target probability above which a warning is logged
 
 
 class ReturnRange(NamedTuple):

@@ -1,4 +1,4 @@
-"""The trunk of every agent, to which its heads are added: a network and, optionally, a recurrent core."""
+"""The trunk of every agent, on which the heads are built: a network and, optionally, a recurrent core."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from remuda.data import leaves, map_tree
 from remuda.nets import Core, Inputs
 from remuda.nets.recurrent import State
 
-NetFactory = Callable[[Any], nn.Module]  # makes a network from the shape of an observation or from {path: shape}
+NetFactory = Callable[[Any], nn.Module]  # makes a network from an observation's shape, or from {path: shape}
 
 
 class Trunk(nn.Module):
-    """A network, and the recurrent core on top of it if there is one."""
+    """A network with an optional recurrent core on top."""
 
     def __init__(self, net: nn.Module, width: int, core: Literal["lstm", "gru"] | None, size: int) -> None:
         super().__init__()

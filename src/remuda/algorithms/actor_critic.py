@@ -14,7 +14,7 @@ from remuda.maths import Distribution, explained_variance, gae
 
 
 class Targets(ArrayTuple):
-    """What `ActorCritic.prepare` adds to every row."""
+    """Targets that `ActorCritic.prepare` adds to every row."""
 
     advantage: Tensor
     value: Tensor  # the target of the value network: advantage + old value
@@ -73,15 +73,15 @@ class ActorCritic(nn.Module):
     def loss_metrics(
         loss: Tensor, value_loss: Tensor, entropy: Tensor, **policy_loss: Tensor
     ) -> dict[str, Tensor | float]:
-        """Return the metrics that all subclasses log; each passes its policy loss under a name of its own."""
+        """Return the metrics of all subclasses; each subclass passes its policy loss under a name of its own."""
         losses = {"loss": loss, **policy_loss, "value_loss": value_loss, "entropy_loss": -entropy}
         return {name: value.detach() for name, value in losses.items()}
 
     def real_rows(self, batch: Batch) -> tuple[Distribution, Tensor, Steps, Targets]:
         """Return policy and value of the batch's real rows, with the stored steps and targets of these rows.
 
-        In a batch of shuffled rows, all are real. Sequences are unrolled as a whole, because recurrent state needs
-        every row; masked rows are dropped afterwards.
+        In a batch of shuffled rows, all rows are real. Sequences are unrolled as a whole, because the recurrent state
+        needs every row; masked rows are dropped afterwards.
         """
         steps, targets = batch.steps, batch.targets
         if batch.state is None:
@@ -92,7 +92,7 @@ class ActorCritic(nn.Module):
         return policy.rows(real), value[real], steps.replace(obs=None)[real], targets[real]
 
     def after_rollout(self, rollout: Rollout) -> bool:
-        """Update observation statistics with the real rows, and return whether the agent has such statistics.
+        """Update observation statistics with the real rows; return whether the agent has such statistics.
 
         Statistics do not change while a rollout is learned from, so all gradients of a rollout use the statistics
         with which it was sampled.

@@ -15,7 +15,7 @@ from remuda.maths import approximate_kl, clipped_surrogate, standardized, value_
 
 
 class APPO(IMPALA):
-    """IMPALA with PPO's surrogate, which keeps the policy near the one that acted, over several epochs if need be."""
+    """IMPALA with PPO's surrogate, which keeps the policy near the acting policy, even over several epochs."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class APPO(IMPALA):
 
     @property
     def gradient_reduction(self) -> Literal["sum", "mean"] | None:
-        """As in IMPALA; None if the loss needs statistics of the whole batch (standardized advantages, target_kl)."""
+        """The reduction of IMPALA, or None if standardized advantages or `target_kl` need the whole batch at once."""
         return None if self.normalize_advantage or self.target_kl is not None else super().gradient_reduction
 
     def losses(self, batch: Batch, clock: Clock) -> Losses:

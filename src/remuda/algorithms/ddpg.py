@@ -1,6 +1,6 @@
 """Deep deterministic policy gradients (arXiv 1509.02971), with the options of TD3 (td3.py).
 
-All losses of an update use the same parameters; other implementations update the critic before the actor's loss.
+All losses of an update use the same parameters; many other libraries update the critics before the actor's loss.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from remuda.data import Batch
 
 
 class DDPG(OffPolicy):
-    """The actor maximizes the first critic; critics learn returns bootstrapped with target networks."""
+    """An actor that maximizes the first critic, and critics that learn returns bootstrapped with target networks."""
 
     def __init__(
         self,
@@ -37,7 +37,10 @@ class DDPG(OffPolicy):
         burn_in: int = 0,
         reward_scale: float = 1.0,
     ) -> None:
-        """Every `policy_delay`-th update changes the actor; targets move after `target_interval` such changes."""
+        """Every `policy_delay`-th update changes the actor.
+
+        Every `target_interval`-th of these updates also moves the target networks.
+        """
         super().__init__(agent, seed, tau, target_interval * policy_delay, clip_reward, burn_in, reward_scale)
         self.critics, self._critics = nn.ModuleList(critics), critics
         self.target, self.target_critics = self.make_target(agent), self.make_target(self.critics)

@@ -58,7 +58,7 @@ class DQN(OffPolicy):
         rows = self.rows(batch)
         mine, theirs = self._noises(clock, rows.reward)
         online, target = partial(self.agent.unroll, noise=mine), partial(self.target.unroll, noise=theirs)
-        with torch.no_grad():  # runs first, so that the online activations stay in the cache for the gradient
+        with torch.no_grad():  # first, so that the online network's activations stay in the cache for its gradient
             later = self.after(batch, target, batch.state)
         if self.is_double:  # the online network selects the action that the target network evaluates (1509.06461)
             outputs, chooser = self.now_and_after(batch, online, batch.state)
@@ -126,7 +126,7 @@ class DQN(OffPolicy):
         return each, (each.detach() - own).clamp(min=0.0)
 
     def _noises(self, clock: Clock, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return new noise for the weights of online and target network, or None twice if no layers are noisy."""
+        """Return new noise for the weights of online and target network, or (None, None) if no layers are noisy."""
         if not self.agent.noise_width:
             return None, None
         mine, theirs = torch.randn(2, self.agent.noise_width, generator=self.generator(clock))

@@ -1,4 +1,4 @@
-"""IMPALA (arXiv 1802.01561): policy gradient from sequences that an older policy sampled, corrected by V-trace."""
+"""IMPALA (arXiv 1802.01561): policy gradients from sequences of an older policy, corrected by V-trace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RealRows(NamedTuple):
     value: Tensor
     log_prob: Tensor
     log_rho: Tensor  # log(probability of the action under the current policy / under the acting policy)
-    target: Tensor  # target of the value; neither it nor the advantages have a gradient
+    target: Tensor  # target of the value; target and advantages have no gradient
     pg_advantage: Tensor  # advantage for the policy gradient, multiplied by the clipped rho
     advantage: Tensor  # advantage that is not multiplied by rho
 
@@ -55,18 +55,18 @@ class IMPALA(ActorCritic):
 
     @property
     def gradient_reduction(self) -> Literal["sum", "mean"] | None:
-        """How to combine gradients of parts of a batch, split by columns; None if a subclass changes the loss."""
+        """How to combine the gradients of column-wise parts of a batch, or None if a subclass changes the loss."""
         is_current = describes(type(self), "gradient_reduction", "losses", "corrected_rows", "reduced")
         return self.reduction if is_current else None
 
     def prepare(self, rollout: Rollout) -> Batch:
-        """Prepare only rewards; targets depend on the parameters, which change between two batches of a rollout."""
+        """Prepare only rewards, because targets depend on the parameters, which change from batch to batch."""
         return Batch(
             rollout.steps.replace(reward=self.rewards(rollout)), state=rollout.state, next_obs=rollout.next_obs
         )
 
     def corrected_rows(self, batch: Batch) -> RealRows:
-        """Unroll the agent over the T rows and the observation after them, and compute their V-trace targets."""
+        """Unroll the agent over the T rows and the observation after them, and compute V-trace targets."""
         steps, mask = batch.steps, batch.steps.mask
         no_row = torch.zeros_like(mask[:1])
         obs = map_tree(lambda rows, last: torch.cat([rows, last.unsqueeze(0)]), steps.obs, batch.next_obs)
@@ -99,23 +99,23 @@ class IMPALA(ActorCritic):
         )
 
     def reduced(self, rows: Tensor) -> Tensor:
-        """Return the sum or mean over real rows, or 0 if there are none, which can happen in a part of a batch."""
+        """Return the sum or mean over real rows, or 0 if a part of a batch has no real rows."""
         return rows.sum() if self.reduction == "sum" else rows.sum() / max(1, len(rows))
 
     @torch.no_grad()
     def ratio_metrics(self, rows: RealRows) -> dict[str, Tensor | float]:
         """Return the mean ratio of current to acting policy, and the fraction of ratios that V-trace clips."""
         rho, count = rows.log_rho.exp(), max(1, len(rows.log_rho))
-        # Without the margin, ratios that are 1 except for rounding would count as clipped.
+        # The margin excludes ratios that exceed a `rho_clip` of 1 only by rounding.
         clipped = 0.0 if self.rho_clip is None else (rho > self.rho_clip * (1 + 1e-4)).sum() / count
         return {"rho": rho.sum() / count, "rho_clipped": clipped}
 
 
 def describes(kind: type, claim: str, *methods: str) -> bool:
-    """Return whether the attribute `claim`, which makes a statement on these methods, is valid for the class `kind`.
+    """Return whether the attribute `claim`, which makes a statement about `methods`, is valid for the class `kind`.
 
-    It is valid if the class that defines it has the same methods as `kind`. If a subclass of that class overrides a
-    method but not the claim, the statement may be wrong.
+    The claim is valid if the class that defines `claim` has the same `methods` as `kind`. If a subclass overrides one
+    of these methods but not `claim`, the statement may be wrong.
     """
 
     def owner(name: str) -> type:

@@ -13,7 +13,7 @@ from remuda.core import Clock
 from remuda.data import Batch, Rollout, map_tree, resets
 from remuda.randomness import Purpose, keyed_generator
 
-# Takes observations, state and reset flags; returns the outputs for every row, and the state after the last row.
+# A function of observations, state and reset flags that returns outputs of every row and the state after the last.
 Unroll = Callable[[Any, Any, Tensor | None], tuple[Tensor, Any]]
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -42,7 +42,7 @@ class OffPolicy(nn.Module):
         burn_in: int = 0,
         reward_scale: float = 1.0,
     ) -> None:
-        """Every `target_interval` updates, target networks move toward the online ones by the fraction `tau`."""
+        """Every `target_interval` updates, target networks move toward online networks by the fraction `tau`."""
         super().__init__()
         self.agent, self.seed, self.tau, self.target_interval = agent, seed, tau, target_interval
         self.clip_reward, self.burn_in, self.reward_scale = clip_reward, burn_in, reward_scale
@@ -50,7 +50,7 @@ class OffPolicy(nn.Module):
         self._targets: list[Tensor] = []
 
     def make_target(self, online: Module) -> Module:
-        """Return a copy of `online` that `move_targets` updates; it shares observation statistics with the agent."""
+        """Return a copy of `online` for `move_targets` to update; it shares observation statistics with the agent."""
         inputs = self.agent.inputs
         target = deepcopy(online, {id(inputs): inputs})
         self._online += online.parameters()
@@ -80,7 +80,7 @@ class OffPolicy(nn.Module):
             torch._foreach_lerp_(self._targets, self._online, tau)
 
     def after_rollout(self, rollout: Rollout) -> bool:
-        """Update observation statistics with the real rows, and return whether the agent has such statistics.
+        """Update observation statistics with the real rows; return whether the agent has such statistics.
 
         A replay stores raw observations, so statistics may change at any time.
         """
@@ -125,7 +125,7 @@ class OffPolicy(nn.Module):
         return self._later(batch, self._sequence(batch, unroll, state))
 
     def now_and_after(self, batch: Batch, unroll: Unroll, state: Any = None) -> tuple[Tensor, Tensor]:
-        """Return the results of `now` and `after`, with one unroll of sequences; the second has no gradient."""
+        """Return the results of `now` and `after`, from one unroll of sequences; the latter has no gradient."""
         if batch.state is None:
             with torch.no_grad():
                 after = self.after(batch, unroll)
@@ -135,7 +135,7 @@ class OffPolicy(nn.Module):
         return now, self._later(batch, sequence.detach())
 
     def priority(self, size: Tensor, batch: Batch) -> Tensor:
-        """Return `size`, the absolute errors of rows; for sequences, a mixture of the errors of each (see `eta`)."""
+        """Return row errors `size` as priorities; a sequence gets a mixture of largest and mean error (see `eta`)."""
         if batch.state is None:
             return size
         real = self.real(batch)

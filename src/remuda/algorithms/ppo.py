@@ -14,7 +14,7 @@ from remuda.maths import approximate_kl, clipped_surrogate, standardized, value_
 
 
 class PPO(ActorCritic):
-    """Policy gradient over several epochs per rollout; a clipped ratio keeps the policy near the one that acted."""
+    """Policy gradients over several epochs per rollout; a clipped ratio keeps the policy near the acting policy."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ class RewardScale(nn.Module):
     """Divides rewards by the standard deviation of the discounted return, so that value targets are of order 1.
 
     The running return of each env is carried from rollout to rollout until the episode ends. The mean of rewards is
-    not subtracted, which would change the optimal policy of tasks whose episodes can end early.
+    not subtracted, because this would change the optimal policy of tasks whose episodes can end early.
     """
 
     carry: Tensor
@@ -36,8 +36,8 @@ class RewardScale(nn.Module):
         """Return the scaled rewards [T, B], and update the statistics.
 
         Call this once per rollout. `envs` [B] holds the index of each column's env; None means all envs, in order.
-        `begins` [B] is True for columns whose row 0 starts a new episode although no masked row came before it. There
-        the running return starts from 0.
+        `begins` [B] is True for columns whose row 0 starts a new episode although no masked row came before it. In
+        these columns, the running return starts from 0.
         """
         returns = torch.empty(r_t.shape, dtype=torch.float64)
         envs = torch.arange(len(self.carry)) if envs is None else envs
@@ -55,7 +55,7 @@ class RewardScale(nn.Module):
 
 
 def unique_envs(envs: Tensor) -> list[Tensor]:
-    """Split columns into groups that contain each env at most once; rollouts of one env stay in order."""
+    """Split columns into groups that contain each env at most once; the columns of one env stay in order."""
     groups: dict[int, list[int]] = defaultdict(list)
     times: Counter[int] = Counter()
     for column, env in enumerate(envs.tolist()):

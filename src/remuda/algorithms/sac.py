@@ -1,6 +1,6 @@
-"""Soft actor-critic (arXiv 1812.05905): maximizes reward plus entropy times a learned or fixed temperature.
+"""Soft actor-critic (arXiv 1812.05905): maximize rewards plus entropy times a learned or fixed temperature.
 
-All losses of an update use the same parameters; other implementations update the critic before the actor's loss.
+All losses of an update use the same parameters; many other libraries update the critics before the actor's loss.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SAC(OffPolicy):
         burn_in: int = 0,
         reward_scale: float = 1.0,
     ) -> None:
-        """`ent_coef=None` learns the temperature; `target_entropy` is by default minus the action dimension."""
+        """`ent_coef=None` means a learned temperature; `target_entropy` defaults to minus the action dimension."""
         super().__init__(agent, seed, tau, target_interval, clip_reward, burn_in, reward_scale)
         self.critics, self._critics = nn.ModuleList(critics), critics
         self.target_critics = self.make_target(self.critics)

@@ -19,9 +19,9 @@ logger = logging.getLogger("remuda.fast")
 GradientFunction = Callable[[Batch, Clock], Gradients | None]
 Groups = dict[str, Tensor]  # the gradient of each parameter group, as one vector
 
-RECHECK_AFTER = 10  # updates until the next comparison after a result of Agreement.UNKNOWN
-RELATIVE, SMALLEST = 1e-3, 1e-6  # tolerated relative and absolute rounding differences
-SMALLEST_SCALAR = 1e-4  # replaces SMALLEST for a gradient of one number, such as SAC's alpha, whose terms may cancel
+RECHECK_AFTER = 10  # number of updates until the next comparison after Agreement.UNKNOWN
+RELATIVE, SMALLEST = 1e-3, 1e-6  # relative and absolute tolerance for rounding
+SMALLEST_SCALAR = 1e-4  # used instead of SMALLEST for a single number, such as SAC's alpha, whose terms may cancel
 # If gradients differ, targets are perturbed by the fraction PERTURBATION. A difference of up to NOISE_FACTOR times
 # the change of the gradient that this perturbation causes may be due to rounding.
 PERTURBATION, NOISE_FACTOR = 1e-6, 10.0
@@ -30,7 +30,7 @@ PERTURBATION, NOISE_FACTOR = 1e-6, 10.0
 class CheckedGradients:
     """Hand-written gradients that are dropped, with one warning, when they disagree with autograd.
 
-    The comparison takes place in the first update of a process and again whenever the number of updates has doubled.
+    They are compared in the first update of a process and again whenever the number of updates has doubled.
     """
 
     def __init__(self, name: str, compute: GradientFunction) -> None:
@@ -40,7 +40,7 @@ class CheckedGradients:
         self._compare_at = 0  # version (number of updates) of the next comparison
 
     def gradients(self, batch: Batch, clock: Clock, exact: Callable[[Batch], Gradients]) -> Gradients | None:
-        """Return the gradients of a batch, or None to use `exact`, which computes them by autograd."""
+        """Return the gradients of a batch, or None if the caller must compute them by autograd with `exact`."""
         if self.compute is None:
             return None
         found = self.compute(batch, clock)
@@ -66,14 +66,14 @@ class Agreement(Enum):
 
     SAME = "same"
     DIFFERENT = "different"
-    UNKNOWN = "unknown"  # the batch amplifies rounding so much that any two computations of its gradient differ
+    UNKNOWN = "unknown"  # rounding errors of this batch are amplified so much that any two computations differ
 
 
 def compare(found: Groups, exact: Groups, batch: Batch, gradient: Callable[[Batch], Groups]) -> Agreement:
-    """Compare a hand-written gradient with `exact`, which is gradient(batch) by autograd.
+    """Compare a hand-written gradient with `exact`, the result of gradient(batch), which uses autograd.
 
-    If they differ, gradient(batch) is computed again with targets that are perturbed by about their rounding error.
-    If the perturbation explains the difference, the result is UNKNOWN. This happens, for example, when all
+    If they differ, autograd computes the gradient again with targets that are perturbed by about their rounding
+    error. If the perturbation explains the difference, the result is UNKNOWN. This happens, for example, when all
     advantages are nearly equal: dividing them by their standard deviation leaves only rounding errors.
     """
     if {name: x.shape for name, x in exact.items()} != {name: x.shape for name, x in found.items()}:

@@ -1,4 +1,4 @@
-"""Fast forms of small fully connected policy agents, which compute the same with a third of the calls to torch.
+"""Fast forms of small fully connected policy agents, with the same results from a third of the calls to torch.
 
     fast = fast_policy_agent(agent)                  # None if the agent is of another kind
     action = fast.choose(obs, noise)                 # while sampling: equal to PolicyAgent.act, except for rounding
@@ -6,8 +6,8 @@
     rows = fast.forward(obs, action)                 # log_prob, entropy and value of many rows
     vector = fast.gradient(rows, row_gradients)      # gradients of all parameters, concatenated
 
-They use no modules and no autograd. Torch computes matrix products and activations, on the agent's own parameters;
-numpy, whose calls cost less, computes everything else.
+The fast forms use no modules and no autograd. Torch computes matrix products and activations from the agent's own
+parameters. Numpy, whose calls cost less, computes everything else.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ logger = logging.getLogger("remuda.fast")
 MAX_WIDTH = 128  # largest width of a layer; in wider layers the arithmetic dominates, and autograd is as fast
 Rows = NDArray[np.float32]
 Parameters = tuple[Tensor, Tensor]  # weight and bias of a layer, or their gradients
-Kept = tuple[Any, ...]  # what a distribution's forward pass keeps for its backward pass
+Kept = tuple[Any, ...]  # data from a distribution's forward pass for its backward pass
 
 
 class Activations(NamedTuple):
-    """What `FastPolicyAgent.forward` keeps for `FastPolicyAgent.gradient`."""
+    """Data of `FastPolicyAgent.forward` that `FastPolicyAgent.gradient` needs."""
 
-    policy: list[Tensor]  # the input of the policy trunk and the output of each layer
+    policy: list[Tensor]  # the input of the policy trunk, then the output of each layer
     value: list[Tensor]
     distribution: Kept
 
 
 @dataclass(frozen=True)
 class RowOutputs:
-    """Outputs of the agent for N rows, and what `gradient` needs from the forward pass."""
+    """Outputs of the agent for N rows, and the activations of the forward pass, which `gradient` needs."""
 
     log_prob: Rows
     entropy: Rows
@@ -66,7 +66,7 @@ class RowGradients:
 
 
 class FastDistribution(Protocol):
-    """Action distribution, computed from the outputs [N, K] of the policy head, with its derivatives."""
+    """An action distribution, with derivatives, computed from the outputs [N, K] of the policy head."""
 
     def sample(self, outputs: Rows, noise: Rows) -> NDArray[Any]: ...
     def forward(self, outputs: Rows, action: NDArray[Any]) -> tuple[Rows, Rows, Kept]: ...  # log_prob, entropy, kept
@@ -134,7 +134,7 @@ class FastMLP:
         self.is_tanh = isinstance(net.layers[-1], nn.Tanh)
 
     def features(self, x: Tensor) -> Tensor:
-        """Return the features of a few rows, without storing what a backward pass would need."""
+        """Return the features of a few rows, without storing the activations for a backward pass."""
         for weight, bias in self.layers:
             x = F.linear(x, weight, bias)
             x = x.tanh_() if self.is_tanh else x.relu_()
@@ -220,7 +220,7 @@ class FastPolicyAgent:
 
     @torch.no_grad()
     def gradient(self, rows: RowOutputs, by: RowGradients) -> Tensor:
-        """Return the gradient with respect to all parameters, as one vector in the order of `agent.parameters()`."""
+        """Return the gradient of all parameters as one vector, in the order of `agent.parameters()`."""
         policy, value, kept = rows.activations
         by_outputs = torch.from_numpy(self._distribution.backward(kept, by.log_prob, by.entropy))
         by_value = torch.from_numpy(by.value).unsqueeze(-1)
@@ -247,7 +247,7 @@ def log_softmax(logits: Rows) -> Rows:
 
 
 def needs_inputs(agent: PolicyAgent) -> bool:
-    """Return whether observations need conversion by `Inputs`; float32 vectors without statistics do not."""
+    """Return whether observations need conversion by `Inputs`, unlike float32 vectors without statistics."""
     space = agent.observation
     return agent.inputs.has_statistics or space.kind != "box" or space.dtype != "float32" or len(space.shape) != 1
 

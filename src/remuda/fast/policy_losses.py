@@ -1,7 +1,7 @@
 """The losses of A2C and PPO with hand-written derivatives, for the agents of policy_agent.py.
 
-`a2c_losses` and `ppo_losses` repeat `A2C.losses` and `PPO.losses` in numpy, and add the derivatives with respect to
-the agent's outputs for each row. algorithms/ defines the losses.
+`a2c_losses` and `ppo_losses` compute the losses of `A2C.losses` and `PPO.losses` (algorithms/) in numpy, and also the
+derivatives of these losses with respect to the agent's outputs for each row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Learned = TypeVar("Learned", bound=ActorCritic)
 
 
 class RowLosses(NamedTuple):
-    """Derivatives of a loss with respect to each row's outputs, and the metrics and stop flag of `core.Losses`."""
+    """Derivatives of a loss with respect to each row's outputs, with metrics and stop flag as in `core.Losses`."""
 
     by_rows: RowGradients
     metrics: dict[str, Tensor | float]
@@ -37,7 +37,7 @@ class RowLosses(NamedTuple):
 def policy_gradients(
     algorithm: Learned, losses: Callable[[Learned, RowOutputs, Batch, Clock], RowLosses]
 ) -> GradientFunction | None:
-    """Combine row-wise losses with the backward pass of the agent's fast form; None if it has no fast form."""
+    """Combine `losses` with the backward pass of the agent's fast form; return None if the agent has no fast form."""
     agent = fast_policy_agent(algorithm.agent)
     if agent is None:
         return None
@@ -46,7 +46,7 @@ def policy_gradients(
         if batch.state is not None:
             return None
         # If ratios overflow, gradients are not finite, as with autograd, and the learner skips the update. Warnings
-        # from numpy would add nothing.
+        # from numpy are not needed in addition.
         with np.errstate(over="ignore", invalid="ignore"):
             rows = agent.forward(batch.steps.obs, batch.steps.action)
             found = losses(algorithm, rows, batch, clock)
@@ -67,7 +67,7 @@ def ppo_gradients(ppo: PPO) -> GradientFunction | None:
 
 
 def a2c_losses(a2c: A2C, rows: RowOutputs, batch: Batch, clock: Clock) -> RowLosses:
-    """Compute `A2C.losses` and the derivatives with respect to each row's outputs."""
+    """Compute the loss of `A2C.losses` and its derivatives with respect to each row's outputs."""
     n, ent_coef = len(rows.value), a2c.ent_coef(clock.progress)
     advantage, target = (tensor.numpy() for tensor in batch.targets)
     if a2c.normalize_advantage:
@@ -90,14 +90,14 @@ def a2c_losses(a2c: A2C, rows: RowOutputs, batch: Batch, clock: Clock) -> RowLos
 
 
 def ppo_losses(ppo: PPO, rows: RowOutputs, batch: Batch, clock: Clock) -> RowLosses:
-    """Compute `PPO.losses` and the derivatives with respect to each row's outputs."""
+    """Compute the loss of `PPO.losses` and its derivatives with respect to each row's outputs."""
     steps, n, progress = batch.steps, len(rows.value), clock.progress
     clip, ent_coef = ppo.clip_range(progress), ppo.ent_coef(progress)
     advantage, target = (tensor.numpy() for tensor in batch.targets)
     if ppo.normalize_advantage:
         advantage = standardized_rows(advantage)
     log_ratio = rows.log_prob - steps.policy.log_prob.numpy()
-    max_log_ratio = np.where(advantage >= 0, np.float32(MAX_LOG_RATIO), np.float32(np.inf))  # see clipped_surrogate
+    max_log_ratio = np.where(advantage >= 0, np.float32(MAX_LOG_RATIO), np.float32(np.inf))  # as in clipped_surrogate
     ratio = np.exp(np.minimum(log_ratio, max_log_ratio))
     gain, clipped_gain = ratio * advantage, ratio.clip(1 - clip, 1 + clip) * advantage
     error = rows.value - target
@@ -114,7 +114,7 @@ def ppo_losses(ppo: PPO, rows: RowOutputs, batch: Batch, clock: Clock) -> RowLos
     value_loss, entropy = float(squared) / n, float(rows.entropy.sum()) / n
     kl = float((np.expm1(log_ratio) - log_ratio).sum()) / n
     by_rows = RowGradients(
-        log_prob=np.where(gain > clipped_gain, np.float32(0), gain) * np.float32(-1 / n),  # a NaN is kept
+        log_prob=np.where(gain > clipped_gain, np.float32(0), gain) * np.float32(-1 / n),  # NaN stays NaN
         value=error * np.float32(2 * ppo.vf_coef / n),
         entropy=-ent_coef / n,
     )
@@ -137,7 +137,7 @@ def standardized_rows(x: Rows) -> Rows:
     mean = x.sum() / len(x)
     centered: Rows = x - mean
     deviation = math.sqrt(centered.dot(centered) / (len(x) - 1))
-    if deviation <= ROUNDING * abs(mean):  # False for NaN, so that it is kept
+    if deviation <= ROUNDING * abs(mean):  # False for NaN, so that NaN stays NaN
         return np.zeros_like(x)
     centered /= np.float32(deviation + 1e-8)
     return centered

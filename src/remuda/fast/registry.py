@@ -19,13 +19,13 @@ _policies: dict[type, MakePolicy] = {}
 
 
 def register(algorithm: type, agent: type) -> Callable[[Made], Made]:
-    """Register a function that makes the gradient function of an `algorithm` with this kind of `agent`.
+    """Register a maker of gradient functions for algorithms of class `algorithm` with agents of class `agent`.
 
         @register(PPO, PolicyAgent)
         def ppo_gradients(ppo: PPO) -> GradientFunction | None: ...
 
     The gradient function takes a batch and a clock, and returns the gradients that autograd would compute from
-    `losses`, or None to leave this batch to autograd.
+    `losses`, or None if autograd must compute the gradients of this batch.
     """
 
     def add(make: Made) -> Made:
@@ -49,7 +49,7 @@ def find(algorithm: Algorithm) -> CheckedGradients | None:
     """Return hand-written gradients of the algorithm's losses, or None if there are none.
 
     A subclass gets the gradients of its base class only if it does not override `losses`. The agent's class must be
-    exactly the registered one, because a subclass may compute something else.
+    exactly the registered one, because a subclass may compute other outputs.
     """
     own = type(algorithm)
     for registered in own.__mro__:

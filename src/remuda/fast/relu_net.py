@@ -1,13 +1,12 @@
 """Hand-written forward and backward passes of fully connected ReLU networks, for large batches.
 
-    net = ReluNet(layers, views)                     # backward() writes the gradients of the parameters to `views`
-    outputs = net.forward(x)                         # x, the output of every hidden layer, the output of the last
+    net = ReluNet(layers, views)                     # backward() writes parameter gradients to `views`
+    outputs = net.forward(x)                         # [x, outputs of hidden layers..., output of the last layer]
     by_first = net.backward(outputs, by_output, len(x), accumulate=False)      # gradients of all parameters
     by_action = net.to_input(by_first, slice(17, 23))
 
-Only the gradients that are needed are computed. Autograd takes twice as long, because it also keeps tensors that are
-not needed and moves them through memory, while the data of this module stays in the cache. Callers pass at most
-`MAX_ROWS` rows at a time.
+Only the gradients that are needed are computed. Autograd takes twice as long, because it keeps more tensors and moves
+them through memory, while the data of this module stays in the cache. Callers pass at most `MAX_ROWS` rows at a time.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from torch.nn import functional as F
 from remuda.agents.trunk import Trunk
 from remuda.nets import MLP
 
-MAX_ROWS = 2048  # rows of one pass: with 512, products are too small; with 8192, activations exceed the cache
+MAX_ROWS = 2048  # rows of one pass; 512 rows are inefficient, and activations of 8192 rows exceed the cache
 
-FEW_ROWS = 1024  # up to this many rows, extra calls that skip needless products cost more than these products
+FEW_ROWS = 1024  # up to this many rows, needless products cost less than the calls that would avoid them
 
 
 class ReluNet:
-    """Linear layers with ReLU between them. The parameters are those of existing modules."""
+    """Linear layers of existing modules, with ReLU between the layers."""
 
     def __init__(self, layers: Sequence[nn.Linear], views: dict[int, Tensor] | None = None) -> None:
         self.layers = [(layer.weight, layer.bias) for layer in layers]
@@ -44,8 +43,8 @@ class ReluNet:
     def backward(self, outputs: list[Tensor], by_output: Tensor, rows: int, accumulate: bool) -> Tensor:
         """Compute the gradients of all parameters from the first `rows` rows.
 
-        If `accumulate`, add them to the gradients already in the views. Return the gradient with respect to the first
-        layer's output before its ReLU, for all rows.
+        If `accumulate` is True, add these gradients to those in the views. Return the gradient, for all rows, with
+        respect to the first layer's output before its ReLU.
         """
         assert self.into is not None
         for index in reversed(range(len(self.layers))):
@@ -63,13 +62,13 @@ class ReluNet:
         return by_output
 
     def to_first(self, hidden: list[Tensor], by_output: Tensor) -> Tensor:
-        """Return the same as `backward`, from the outputs of hidden layers, but compute no parameter gradients."""
+        """Return the result of `backward` from the outputs of hidden layers, but compute no parameter gradients."""
         for index in reversed(range(1, len(self.layers))):
             by_output = self._to_previous(index, hidden[index - 1], by_output)
         return by_output
 
     def to_input(self, by_first: Tensor, columns: slice) -> Tensor:
-        """Return the gradient with respect to `columns` of the input. `by_first` is what `backward` returned."""
+        """Return the gradient with respect to `columns` of the input; `by_first` is the result of `backward`."""
         return by_first @ self.layers[0][0][:, columns]
 
     def _to_previous(self, index: int, x: Tensor, by_output: Tensor) -> Tensor:
@@ -80,7 +79,7 @@ class ReluNet:
 
 
 def linear_layers(trunk: Trunk, *more: nn.Module) -> list[nn.Linear] | None:
-    """Return the linear layers of a trunk and `more` modules on top; None if they are not a plain ReLU network."""
+    """Return the linear layers of a trunk and of `more` modules, or None if these are not a plain ReLU network."""
     found: list[nn.Linear] = []
     for part in [trunk.net, *more]:
         steps = list(part.layers) if type(part) is MLP else [part]

@@ -25,7 +25,7 @@ from remuda.maths.distributions import LOG_SQRT_2_PI
 
 
 class Transitions(NamedTuple):
-    """Rows [N] of a batch, with the noise [2, N, A] of the actions that the actor chooses in `obs` and `next_obs`."""
+    """Rows [N] of a batch, with the noise [2, N, A] for the actor's new actions in `obs` and `next_obs`."""
 
     obs: Tensor
     next_obs: Tensor
@@ -44,8 +44,8 @@ class Transitions(NamedTuple):
 class RowResults(NamedTuple):
     """Results for every row, from which metrics and priorities are computed."""
 
-    log_prob: Tensor  # log-density of the action that the actor chooses now
-    best: Tensor  # the lower of the two critics' values of the action that the actor chooses now
+    log_prob: Tensor  # log-density of the actor's new action
+    best: Tensor  # the lower of the two critics' values of the actor's new action
     q: Tensor  # the first critic's value of the stored action
     error: Tensor  # errors of both critics [N, 2]
 
@@ -99,7 +99,7 @@ class FastSAC:
     def _piece(self, drawn: Transitions, alpha: float, count: int, accumulate: bool) -> RowResults:
         """Compute the gradients of one piece of a batch of `count` rows.
 
-        If `accumulate`, add them to the gradients of earlier pieces.
+        If `accumulate` is True, add these gradients to the gradients of earlier pieces.
         """
         obs, next_obs, noise, taken, reward, discount, weight = drawn
         n, noise = len(obs), noise.flatten(0, 1)
@@ -110,7 +110,7 @@ class FastSAC:
         u = mean + scaled
         action, next_action = torch.split(u.tanh(), n)
         log_prob, next_log_prob = torch.split(squashed_log_prob(u, log_std, noise), n)
-        # Compute the critics' targets, then the values of the actions taken and of those that the actor chooses now.
+        # Compute the targets of the critics, then the values of the stored actions and of the actor's new actions.
         following = torch.cat([next_obs, next_action], -1)
         next_q = torch.minimum(*(target.forward(following)[-1] for target in self.targets)).squeeze(-1)
         goal = torch.addcmul(reward, discount, next_q.sub_(next_log_prob, alpha=alpha))
@@ -132,9 +132,9 @@ class FastSAC:
     def _through_critics(
         self, outputs: list[list[Tensor]], by_taken: Tensor, by_chosen: Tensor, accumulate: bool, actions: slice
     ) -> Tensor:
-        """Compute the gradients of the critics' parameters from `by_taken`, the derivatives for the actions taken.
+        """Compute the gradients of the critics' parameters from `by_taken`, for the stored actions.
 
-        Return the gradient with respect to the actions [N, A] that the actor chooses, from `by_chosen`.
+        Return the gradient with respect to the actor's new actions [N, A], from `by_chosen`.
         """
         n = len(by_taken)
         if n <= FEW_ROWS:
@@ -147,7 +147,7 @@ class FastSAC:
         by_action = torch.empty(n, outputs[0][0].shape[1] - actions.start)
         for index, (critic, each) in enumerate(zip(self.critics, outputs, strict=True)):
             critic.backward([x[:n] for x in each], by_taken[:, index : index + 1], n, accumulate)
-            # The actor's loss uses only the lower critic of a row, so each critic passes back about half of the rows.
+            # In each row, the actor's loss uses only the lower critic, so each critic passes back half of the rows.
             rows = by_chosen[:, index].nonzero().squeeze(-1)
             hidden = [x[n:].index_select(0, rows) for x in each[1:-1]]
             by_first = critic.to_first(hidden, by_chosen[rows, index : index + 1])

@@ -30,7 +30,7 @@ class Distribution(Protocol):
 
     def sample(self, noise: Tensor) -> Any: ...
     def mode(self) -> Any: ...
-    def log_prob(self, action: Any) -> Tensor: ...  # [...], summed over the parts of an action, as are entropy and kl
+    def log_prob(self, action: Any) -> Tensor: ...  # [...]; a sum over the parts of an action, like entropy and kl
     def entropy(self) -> Tensor: ...
     def kl(self, other: Self) -> Tensor: ...  # KL(self || other)
     def rows(self, index: Tensor) -> Self: ...  # selects rows by a mask or an index of the leading axes
@@ -39,7 +39,7 @@ class Distribution(Protocol):
         return self.entropy().exp()
 
     def choose(self, noise: Tensor, explore: Tensor | None = None) -> Any:
-        """Return a sample where explore [...] is not 0, and the mode elsewhere; None samples everywhere."""
+        """Return samples where `explore` [...] is not 0 and modes elsewhere; if it is None, return only samples."""
         sample = self.sample(noise)
         if explore is None:
             return sample
@@ -75,7 +75,7 @@ class Categorical(Distribution):
         return (probability * (self.logits - other.logits).masked_fill(probability == 0, 0.0)).sum(-1)
 
     def rows(self, index: Tensor) -> Self:
-        part = copy(self)  # the constructor would normalize again
+        part = copy(self)  # without the constructor, which would normalize the logits again
         part.logits = self.logits[index]
         return part
 
@@ -134,7 +134,7 @@ class Bernoulli(MultiCategorical):
 
 
 class Gaussian(Distribution):
-    """Independent normal distributions, from mean and log_std [..., d]; the sampler clips actions for the env."""
+    """Independent normal distributions, from mean and log_std [..., d]; actions may exceed the env's bounds."""
 
     def __init__(self, mean: Tensor, log_std: Tensor) -> None:
         self.mean, self.log_std = mean, log_std
@@ -161,7 +161,7 @@ class Gaussian(Distribution):
     def rows(self, index: Tensor) -> Self:
         part = copy(self)
         part.mean = self.mean[index]
-        if self.log_std.dim() > 1:  # a log_std that all rows share has no axis of rows
+        if self.log_std.dim() > 1:  # a log_std that all rows share has only one axis
             part.log_std = self.log_std.expand_as(self.mean)[index]
         return part
 

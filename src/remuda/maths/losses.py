@@ -8,14 +8,14 @@ from torch import Tensor
 # Upper bound of log-ratios in rows whose advantage is not negative. Beyond the clip range, such a row has gradient 0,
 # but exp overflows above 88.7 in float32, and the backward pass would multiply this 0 by infinity.
 MAX_LOG_RATIO = 60.0
-ROUNDING = 1e-6  # if the std of float32 numbers / their mean is at most this, they differ only by rounding
+ROUNDING = 1e-6  # float32 numbers whose std is at most this fraction of their mean differ only by rounding
 
 
 def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
     """Return PPO's clipped surrogate as a loss (Eq. 7 of 1707.06347): the negated mean over rows.
 
-    With a negative advantage the loss grows with the ratio without bound. If it overflows, the gradient is not finite
-    and the learner skips the update.
+    With a negative advantage, the loss grows with the ratio without bound. If the loss overflows, the gradient is not
+    finite, and the learner skips the update.
     """
     ratio = torch.minimum(log_ratio, torch.where(advantage >= 0, MAX_LOG_RATIO, torch.inf)).exp()
     return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).mean()
@@ -51,4 +51,4 @@ def standardized(x: Tensor, epsilon: float = 1e-8) -> Tensor:
         return x
     mean, deviation = x.mean(), x.std()
     scaled = (x - mean) / (deviation + epsilon)
-    return torch.where(deviation <= ROUNDING * mean.abs(), torch.zeros_like(x), scaled)  # NaN stays NaN
+    return torch.where(deviation <= ROUNDING * mean.abs(), torch.zeros_like(x), scaled)  # NaN in x stays NaN

@@ -71,7 +71,7 @@ def explained_variance(prediction: Tensor, target: Tensor) -> Tensor:
 
     The result is 1 for a perfect prediction, 0 for a constant one, and NaN if the targets do not vary.
     """
-    if target.numel() == 0:  # torch would warn about a rollout of reset rows only
+    if target.numel() == 0:  # a rollout of reset rows only, about which torch would warn
         return target.new_full((), torch.nan)
     variance = target.var(unbiased=False)
     nan = torch.full_like(variance, torch.nan)

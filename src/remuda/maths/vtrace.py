@@ -34,8 +34,8 @@ def vtrace(
 ) -> tuple[Tensor, Tensor]:
     """Return value targets and advantages, [T, B] each, without gradients.
 
-    `log_rho_t` [T, B] holds one log-ratio for each whole action, also for actions of many parts. A clip of None does
-    not clip.
+    `log_rho_t` [T, B] holds one log-ratio for each whole action, even if actions have several parts. A clip of None
+    leaves the ratios unclipped.
     """
     _check(r_t, discount_t, mask_t, v)
     if log_rho_t.shape != r_t.shape:

@@ -1,7 +1,7 @@
 """Convolutional networks for images, which map [N, *shape] to features [N, F].
 
-    net = NatureCNN((4, 84, 84))                # channels first, as Atari's stacked frames
-    net = SmallCNN((10, 10, 6))                 # channels last, as MinAtar and MiniGrid
+    net = NatureCNN((4, 84, 84))                # channels first, as in Atari's stacked frames
+    net = SmallCNN((10, 10, 6))                 # channels last, as in MinAtar and MiniGrid
     features = net(images)                      # float32 [N, *shape]
 
 `channels_last` stores the channels of a pixel next to each other. The table shows milliseconds in torch's default
@@ -33,14 +33,14 @@ from remuda.errors import ConfigError
 from remuda.nets.mlp import Layer, orthogonal
 from remuda.nets.wide import WideLinear
 
-NATURE_LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # channels, kernel and stride
+NATURE_LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # (output channels, kernel size, stride) of each convolution
 A3C_LAYERS = ((16, 8, 4), (32, 4, 2))
-NATURE_SIDE = 36  # smallest height and width, of which the convolutions leave one pixel
+NATURE_SIDE = 36  # smallest height and width of an image, from which the convolutions make one pixel
 SMALL_SIDE = 3
 
 
 def is_channels_first(shape: tuple[int, ...]) -> bool:
-    """Return whether channels come first in a shape, which is assumed if the first axis is the smallest."""
+    """Return whether channels are the first axis of a shape, which is assumed if the first axis is the smallest."""
     return len(shape) == 3 and shape[0] < min(shape[1:])
 
 

@@ -1,10 +1,10 @@
-"""The choice of a network for an observation, by its shape or by name; a Dict gets one branch per entry.
+"""The choice of a network by name or by the observation's shape; a Dict observation gets one branch per entry.
 
     inputs = Inputs(space)
     net = make_net(inputs.shapes, "auto")
     features = net(inputs(obs))                 # [N, F], from a tensor or a named array tuple of tensors
 
-A network that you write takes the same shapes, and replaces the result of `make_net`.
+A network of your own takes the same shapes, and is used instead of the result of `make_net`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class EntriesNet(nn.Module):
     ) -> None:
         super().__init__()
         self.names = tuple(shapes)
-        # A list and not a dict, because torch does not allow module names with dots, which paths have.
+        # Not a ModuleDict: its keys would be paths such as "a.b", and torch does not allow dots in module names.
         self.branches = nn.ModuleList(
             make_branch(shape) if len(shape) == 3 else nn.Identity() for shape in shapes.values()
         )
@@ -75,7 +75,7 @@ def make_net(
     activation: str = "tanh",
     orthogonal_init: bool = True,
 ) -> nn.Module:
-    """Make a network for inputs of these shapes; for a dict of shapes, `net` is the network of each image.
+    """Make a network for inputs of these shapes; for a dict of shapes, `net` names the network for each image.
 
     With "auto", images of at least 36x36 pixels get "nature", smaller images "small", and everything else "mlp" (also
     images below 3x3, which are too small for a convolution). `hidden` and `activation` apply to MLPs, including the

@@ -1,8 +1,8 @@
-"""Conversion of stored observations to the float32 that networks take, leaf by leaf.
+"""Conversion of stored observations to the float32 inputs of networks, leaf by leaf.
 
     inputs = Inputs(space, normalize=True)
     net = make_net(inputs.shapes)
-    features = net(inputs(obs))                 # obs [N, ...]: a tensor, or a named array tuple of them
+    features = net(inputs(obs))                 # obs [N, ...]: a tensor, or a named array tuple of tensors
     inputs.update(obs)                          # once per rollout: updates running statistics
 
 A leaf of the observation space becomes:
@@ -44,9 +44,9 @@ class Inputs(nn.Module):
     def __init__(self, space: Space, normalize: bool = False, center: bool = False) -> None:
         super().__init__()
         tree = space.tree(lambda path, leaf: LeafInput(leaf, normalize, center))
-        # Torch does not register modules in a tuple, and the tree may be a named tuple.
+        # A ModuleList registers the modules. The tree may be a named tuple, in which torch would not register them.
         self.leaf_inputs = nn.ModuleList(leaf for _, leaf in leaves(tree))
-        self.tree = (tree,)  # in a tuple, because otherwise a tree that is one module would be registered twice
+        self.tree = (tree,)  # in a tuple, because torch would register a tree of only one module a second time
         self.shapes: Shapes = tree.shape if space.is_leaf else {path: leaf.shape for path, leaf in leaves(tree)}
 
     @property
@@ -54,7 +54,7 @@ class Inputs(nn.Module):
         return any(leaf.standardize is not None for _, leaf in leaves(self.tree))
 
     def update(self, obs: Any) -> None:
-        """Merge rows [N, ...] into the statistics."""
+        """Merge rows [N, ...] into the running statistics."""
         map_tree(lambda leaf, rows: leaf.update(rows), self.tree[0], obs)
 
     def arrange(self, obs: Any) -> Any:
@@ -104,7 +104,7 @@ class LeafInput(nn.Module):
             self.standardize.update(rows.float())
 
     def arrange(self, obs: Tensor) -> Tensor:
-        """Move the channels of images last in memory, which costs least while pixels are bytes and not floats."""
+        """Store the channels of images last in memory. This costs least while pixels are bytes and not yet floats."""
         if not self.is_channels_first or obs.movedim(-3, -1).is_contiguous():
             return obs
         return torch.stack(obs.unbind(-3), -1).movedim(-1, -3)  # takes half the time of contiguous()
@@ -132,7 +132,7 @@ def is_image(space: Space) -> bool:
 
 
 def image_bound(space: Space) -> NDArray[np.float32]:
-    """Return the upper bound of each pixel, or 1 if no bound above 1 is known; one number if all bounds are equal."""
+    """Return each pixel's upper bound, or 1 where no bound above 1 is known; if all are equal, return one number."""
     assert space.high is not None
     high = space.high.astype(np.float64)
     is_bound = high > 1

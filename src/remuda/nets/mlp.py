@@ -38,7 +38,7 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         layers: list[nn.Module] = [nn.Flatten()] if len(shape) > 1 else []
-        if not shape:  # a scalar per row gets an axis of features
+        if not shape:  # observations are scalars, which get an axis of features
             layers = [nn.Unflatten(0, (-1, 1))]
         width = math.prod(shape)
         for size in hidden:

@@ -5,7 +5,7 @@
     features, state = core.step(net(obs), state)                    # sampling: one row of B envs
     features, _ = core.unroll(net(obs_rows), state, reset)          # learning: [T, B] rows, from the stored state
 
-Where `reset[t, b]` is True, the state of env b is set to the initial one before row t, and gradients end there.
+Where `reset[t, b]` is True, the state of env b is set to the initial state before row t, and gradients end there.
 """
 
 from __future__ import annotations

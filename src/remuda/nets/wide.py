@@ -1,6 +1,6 @@
 """A linear layer for thousands of features from convolutions, with matrix products by oneDNN instead of MKL.
 
-    layer = WideLinear(3136, 512)           # an nn.Linear with, except for rounding, the same results
+    layer = WideLinear(3136, 512)           # an nn.Linear, with the same results except for rounding
 
 On x86, torch uses MKL for matrices and oneDNN for convolutions. MKL divides a product badly between threads if the
 weights are much larger than the inputs. The table shows milliseconds of MKL / oneDNN for 3136 to 512 features, with
@@ -61,7 +61,7 @@ class WideLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         is_plain = x.device.type == "cpu" and x.dtype == torch.float32 and x.dim() == 2 and len(x) > 0
-        if not HAS_ONEDNN or not is_plain or torch.compiler.is_compiling():  # torch.compile chooses by itself
+        if not HAS_ONEDNN or not is_plain or torch.compiler.is_compiling():  # torch.compile picks a library by itself
             return super().forward(x)
         if not torch.is_grad_enabled():
             return product(x, self.weight, self.bias)

@@ -1,14 +1,14 @@
 """All counters of a replay: what writers have written, what a reader may read, and how much is left to draw.
 
-Rows of a ring are numbered from the first one that was ever appended, separately for each group of envs, and a number
-is never used again. A counter is therefore a row number, and comparing two counters shows which rows are stored.
+Rows of a ring are numbered in the order in which they are appended, separately for each group of envs. A number is
+never used again, so a counter of rows is also a row number, and comparing two counters shows which rows are stored.
 
-    GroupCounters    items, such as recurrent states, that the writer of each group has stored
-    RowCounters      rows of a ring that are begun, written and real; and how the reader pauses and limits writers
-    ReplayCounters   what one reader has counted and drawn, and how much it still has to draw
+    GroupCounters    numbers of items, such as recurrent states, that the writer of each group has stored
+    RowCounters      numbers of rows that each writer has begun and completed, and a pause and a limit for all writers
+    ReplayCounters   steps that one reader has counted, batches that it has drawn, and rows that it still has to draw
 
 There are no locks between processes, because a lock would stay locked if the process that holds it dies. Each counter
-is written by one process only, and memory fences order the counters against the rows that they describe.
+is written by one process only. Memory fences keep accesses to a counter and to the rows that it counts in order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from remuda.errors import WorkerError
 
 Index = NDArray[np.int64]
 Layout = dict[str, tuple[tuple[int, ...], str]]
-PAUSE_TIMEOUT = 30.0  # seconds to wait for writers to stop before an error is raised
+PAUSE_TIMEOUT = 30.0  # seconds that a reader waits for writers to stop before it raises an error
 POLL_SECONDS = 0.001
 NO_LIMIT = int(np.iinfo(np.int64).max)
 
@@ -36,9 +36,9 @@ class GroupCounters:
     """Counters of the items (rows or recurrent states) of each group, which one writer per group appends.
 
     - `written` counts complete items. A writer stores an item, issues a memory fence, and then counts the item. A
-      reader calls `published`, which issues a fence after it has read the counter.
-    - `td_errors` counts items whose TD error is known, if writers compute TD errors: `td_errors <= written`. A reader
-      then uses only these items (`usable`), so that every item enters the replay with its own priority.
+      reader calls `published`, which reads the counter and then issues a fence.
+    - `td_errors` counts the items whose TD error is known. If writers compute TD errors (`has_td_error`), a reader
+      uses only these items, so that every item enters the replay with its own priority.
     """
 
     def __init__(self, written: Index, td_errors: Index, has_td_error: bool) -> None:
@@ -50,25 +50,25 @@ class GroupCounters:
     @overload
     def published(self, group: Index) -> Index: ...
     def published(self, group: int | Index) -> int | Index:
-        """Return the number of items written to a group, or to each of several groups; these items can be read."""
+        """Return how many items of a group, or of each of several groups, are complete and may be read."""
         # Without the fence, processors other than x86 may read an item before the counter, and get stale data.
         written = self.written[group]
         self.fence()
         return int(written) if isinstance(group, int) else written
 
     def usable(self, group: int) -> int:
-        """Return how many items a reader may use: all written items, or with `has_td_error` those with a TD error."""
+        """Return how many items a reader may use: items with a known TD error if `has_td_error`, otherwise all."""
         count = int(self.td_errors[group] if self.has_td_error else self.written[group])
         self.fence()
         return count
 
     def publish(self, group: int, count: int) -> None:
-        """Set the number of written items of a group to `count`; these items must be stored already."""
+        """Set the number of written items of a group to `count`, after these items have been stored."""
         self.fence()
         self.written[group] = count
 
     def publish_td_errors(self, group: int, count: int) -> None:
-        """Mark the TD errors of the first `count` items of a group as known; these errors must be stored already."""
+        """Mark the TD errors of the first `count` items of a group as known, after these errors have been stored."""
         self.fence()
         self.td_errors[group] = count
 
@@ -82,12 +82,13 @@ class RowCounters(GroupCounters):
 
     The writer of a group changes four counters. If the writer dies, the reader changes them instead (`takeover`):
 
-    - `begun`: rows that the writer has announced. It is set before the rows are stored, so a reader can tell that row
-      `begun - capacity` and all rows before it may have been overwritten.
+    - `begun`: number of rows that the writer has announced. The writer increases it before it stores the rows, so a
+      reader can tell that row `begun - capacity` and all earlier rows may have been overwritten.
     - `written` and `td_errors`: see `GroupCounters`.
-    - `real`: real steps among the rows written since this memory was created; reset rows are not steps.
+    - `real`: number of written rows that are real steps and not reset rows, since this memory was created.
 
-    The reader changes two values: `limit`, the total of `real` at which writers wait, and `is_paused`.
+    The reader sets two values: writers wait while `is_paused` is 1, and once the total of `real` over all groups has
+    reached `limit`.
 
     At any moment, in every process, and for every group:
 
@@ -99,14 +100,14 @@ class RowCounters(GroupCounters):
     """
 
     def __init__(self, memory: SharedArrays, capacity: int, width: int, has_td_error: bool, is_new: bool) -> None:
-        """Use the arrays of `memory` that `layout` describes; `width` is the number of envs of a group."""
+        """Use the arrays in `memory`, which was allocated with `layout`; `width` is the number of envs of a group."""
         super().__init__(memory["written"], memory["td_errors"], has_td_error)
         self.capacity, self.width, self.groups = capacity, width, len(self.written)
         self.begun, self.real, self.limit = memory["begun"], memory["real"], memory["limit"]
         self._is_paused = memory["is_paused"]
         self.pause_timeout = PAUSE_TIMEOUT
         self.while_paused: Callable[[], object] = lambda: None  # called repeatedly by a writer that is paused
-        # A thread that relies on a pause holds this lock, so that no other thread writes in place of a dead writer.
+        # Held while a thread relies on a pause, so that no other thread takes over for a dead writer meanwhile.
         self._pause_lock = threading.RLock()
         self._ignores_pause = False
         if is_new:
@@ -121,7 +122,7 @@ class RowCounters(GroupCounters):
 
     @property
     def stored(self) -> Index:
-        """For each group, the number of intact rows of each of its envs."""
+        """Number of intact rows of one env, for each group."""
         found: Index = np.maximum(self.written - np.maximum(self.begun - self.capacity + 1, 0), 0)
         return found
 
@@ -139,11 +140,11 @@ class RowCounters(GroupCounters):
         return max(0, int(self.begun[group]) - self.capacity + 1)
 
     def oldest_written(self, group: int) -> int:
-        """Return the oldest intact row of a group inside `pause_writers`, where `begun` may briefly be too large."""
+        """Return the number of a group's oldest row during a pause, when `oldest` may briefly be too large."""
         return max(0, int(self.written[group]) - self.capacity + 1)
 
     def is_stored(self, row: Index, env: Index) -> NDArray[np.bool_]:
-        """Return whether rows are still stored; if so, copies of them made before this call are intact."""
+        """Return whether each row is still stored. If it is, a copy of the row made before this call is intact."""
         self.fence()
         group = env // self.width
         found: NDArray[np.bool_] = (row < self.written[group]) & (row > self.begun[group] - self.capacity)
@@ -151,14 +152,14 @@ class RowCounters(GroupCounters):
         return found
 
     def locate(self, index: Index) -> tuple[Index, Index]:
-        """Return row numbers and envs of stored rows, given indices that count them group by group, oldest first."""
+        """Convert indices, which count all stored rows group by group and oldest first, to row numbers and envs."""
         if self.groups == 1:
             row, env = np.divmod(index, self.width)
             return row + self.oldest(0), env
-        stored, written = self.stored, self.written.copy()  # read once, because writers may change them
+        stored, written = self.stored, self.written.copy()  # copies, because writers may change the counters
         self.fence()  # the counters must be read before the rows; see `published`
         ends = (stored * self.width).cumsum()
-        index = np.minimum(index, ends[-1] - 1)  # fewer rows may be stored than when the caller read `count`
+        index = np.minimum(index, ends[-1] - 1)  # rows may have been lost since the caller read `count`
         group = ends.searchsorted(index, "right")
         row, env = np.divmod(index - (ends[group] - stored[group] * self.width), self.width)
         return row + written[group] - stored[group], env + group * self.width
@@ -169,11 +170,11 @@ class RowCounters(GroupCounters):
     # --- for writers ---
 
     def may_write(self) -> bool:
-        """Return whether writers are still below the limit that the reader has set."""
+        """Return whether writers may append rows: the total of real steps must be below the reader's `limit`."""
         return self.total_real < int(self.limit[0])
 
     def begin(self, group: int, rows: int) -> int:
-        """Wait until writers are not paused; announce `rows` rows of a group and return the number of the first."""
+        """Wait while writers are paused, announce `rows` rows of a group, and return the number of the first row."""
         start = int(self.written[group])
         end = start + rows
         if self._ignores_pause:
@@ -224,7 +225,7 @@ class RowCounters(GroupCounters):
                         "check whether they hang, or whether the machine swaps."
                     )
                 time.sleep(POLL_SECONDS)
-            with self._pause_lock:  # not taken earlier, so that `takeover` can complete the rows of a dead writer
+            with self._pause_lock:  # only now, because `takeover` may need the lock during the wait
                 self.fence()
                 yield
         finally:
@@ -235,7 +236,7 @@ class RowCounters(GroupCounters):
     def takeover(self) -> Iterator[None]:
         """Let this process write in place of dead writers, even during a pause of all writers.
 
-        A pause waits until all rows that were begun are complete, those of dead writers included. While a takeover
+        `pause_writers` waits until all begun rows are complete, including the rows of dead writers. While a takeover
         lasts, no other thread of this process enters the body of `pause_writers`.
         """
         with self._pause_lock:
@@ -246,28 +247,29 @@ class RowCounters(GroupCounters):
                 self._ignores_pause = False
 
     def begun_rows(self, group: int) -> range:
-        """Return the numbers of the rows that the writer of a group has announced and not completed."""
+        """Return the numbers of the rows that the writer of a group has announced but not completed."""
         return range(self.published(group), int(self.begun[group]))
 
     def reset(self, written: Index | int = 0) -> None:
-        """Set the number of rows that were ever written to each group; all of them count as complete."""
+        """Set the number of rows that were ever written to each group, and treat all these rows as complete."""
         self.written[:] = self.begun[:] = self.td_errors[:] = written
 
 
 class ReplayCounters:
     """Counters of one reader of a ring: steps, drawn batches, and how much the learner still has to draw.
 
-    - `steps`: real steps that were counted, over the whole run.
-    - `credit`: rows that are due to be drawn. Each real step after the first `warm_up` steps earns `ratio` rows, if
-      anything can be drawn when the step is counted. Each batch spends `rows_per_batch`. With a ratio of None,
-      batches are always due after the warm-up.
-    - `draws`: number of draws so far, on which the random numbers of the next draw depend. `wasted_draws` of them had
-      to be repeated, because `torn_rows` of their rows or sequences were overwritten while they were copied.
-    - `prioritized` and `observed`: for each group, the number of rows that have a priority, and of rows that were
-      handed out to update observation statistics.
+    - `steps`: number of real steps that were counted over the whole run.
+    - `credit`: number of rows that are due to be drawn. Each real step after the first `warm_up` steps earns `ratio`
+      rows, if anything can be drawn when the step is counted. Each batch costs `rows_per_batch` rows. With a ratio of
+      None, batches are always due after the warm-up.
+    - `draws`: number of draws so far, which determines the random numbers of the next draw.
+    - `wasted_draws`: number of draws that had to be repeated, because some of their rows or sequences were
+      overwritten while they were copied. `torn_rows` is the number of these rows or sequences.
+    - `prioritized`: number of rows of each group that have a priority.
+    - `observed`: number of rows of each group that were passed on to update observation statistics.
 
-    Steps and credit are provisional until `commit`: a checkpoint in the middle of a round stores the rows of that
-    round as not counted, so that the resumed run counts them once.
+    Steps and credit are provisional until `commit`. A checkpoint in the middle of a round stores the rows of that
+    round as not counted, and the resumed run counts them.
 
     With `max_lead` above 0, writers wait when they are more than `max_lead` steps ahead of the learner.
     """
@@ -278,7 +280,7 @@ class ReplayCounters:
         self.rows, self.ratio, self.warm_up, self.max_lead = rows, ratio, warm_up, max_lead
         self.rows_per_batch = rows_per_batch
         self.steps, self.credit, self.draws, self.wasted_draws, self.torn_rows = 0, 0.0, 0, 0, 0
-        self._new_steps, self._new_credit = 0, 0.0  # what was added since the last `commit`
+        self._new_steps, self._new_credit = 0, 0.0  # steps and credit since the last `commit`
         self.start_here()
 
     def start_here(self) -> None:
@@ -287,7 +289,7 @@ class ReplayCounters:
         self.observed, self.prioritized = self.rows.written.copy(), self.rows.written.copy()
 
     def uncounted(self) -> int:
-        """Return the number of real steps that were written and not counted yet."""
+        """Return the number of real steps that were written but not counted yet."""
         return self.rows.total_real - self._counted
 
     def add_steps(self, real: int, can_draw: bool) -> None:
@@ -315,9 +317,9 @@ class ReplayCounters:
         return bool(self.max_lead) and self.ratio is not None
 
     def set_limit(self, left: int | None, can_draw: Callable[[], bool]) -> None:
-        """Let writers add `left` more steps (None: any number), or fewer if they are throttled."""
+        """Set how many more steps writers may add: `left` (None for any number), or fewer if they are throttled."""
         limit = NO_LIMIT if left is None else self._counted + max(0, left)
-        if self.is_throttled and can_draw():  # otherwise writers and learner would wait for each other
+        if self.is_throttled and can_draw():  # a learner that cannot draw waits for writers, so do not throttle them
             assert self.ratio is not None
             unlearned = int(min(self.credit / self.ratio, NO_LIMIT // 4))
             limit = min(limit, self._counted - unlearned + self.max_lead)
@@ -325,7 +327,7 @@ class ReplayCounters:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Make writers wait until the context ends, once they have completed the rows that they have begun."""
+        """Let writers complete the rows that they have begun, and then make them wait until the context ends."""
         before, self.rows.limit[0] = int(self.rows.limit[0]), 0
         try:
             yield
@@ -351,7 +353,7 @@ class ReplayCounters:
         self.wasted_draws += 1
 
     def metrics(self) -> dict[str, float]:
-        """Return the drawn rows per real step after the warm-up, and how many rows or sequences were drawn again."""
+        """Return the drawn rows per real step after the warm-up, and the number of rows or sequences drawn again."""
         drawn = (self.draws - self.wasted_draws) * self.rows_per_batch
         return {"replay/ratio": drawn / max(1, self.steps - self.warm_up), "replay/redrawn": float(self.torn_rows)}
 
@@ -383,7 +385,7 @@ class ReplayCounters:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state; the ring must already hold the rows that were saved with it."""
+        """Restore a state; the ring must already hold the rows that were saved with this state."""
         self.draws, self.steps, self.credit = state["draws"], state["steps"], state["credit"]
         self.wasted_draws, self.torn_rows = state["again"], state["redrawn"]
         self._counted -= state["unseen"]

@@ -2,10 +2,10 @@
 
     ring = FrameRing(example, capacity=100_000, envs=16, frames=4)      # obs [4, 84, 84]; used like Ring
 
-Frames are stored in a second ring, to which an env adds one frame for each row, and the whole stack where an episode
-begins, so that every observation is restored exactly. A row stores the number of its newest frame; the older frames
-of its stack have the preceding numbers. The frames of one env are contiguous in memory, so a stack is read in one
-piece, and a checkpoint reads all new frames of an env in one piece.
+Frames are stored in a second ring. Each row adds one frame to it, except that the first row of an episode adds its
+whole stack, so that every observation is restored exactly. A row stores the number of its newest frame; the older
+frames of its stack have the preceding numbers. The frames of one env are contiguous in memory, so a stack is read in
+one piece, and a checkpoint reads all new frames of an env in one piece.
 """
 
 from __future__ import annotations
@@ -21,19 +21,17 @@ from remuda.errors import ConfigError
 from remuda.replay.counters import Index, Layout
 from remuda.replay.ring import Ring, Row, Span, unbroken
 
-# The ring has room for one extra frame per 64 rows, for the whole stacks with which episodes begin. If short episodes
-# need more, the oldest rows lose their frames and can no longer be drawn.
+# Each episode begins with a whole stack, for which the ring has room for one extra frame per 64 rows. If many short
+# episodes need more room, the oldest rows lose their frames and can no longer be drawn.
 ROWS_PER_EXTRA_FRAME = 64
 
 
 class FrameCounters:
-    """Counters of the frames of each env, in a ring of `room` frames; the stack of a row consists of `frames` frames.
+    """Counters of the frames of each env, in a ring with room for `room` frames; a stack consists of `frames` frames.
 
     - `kept`: number of frames that belong to written rows. The writer increases it after the frames are stored.
-    - `announced`: number of frames that are stored or about to be stored. It exceeds `kept` by up to `frames`: the
-      observation after the newest row is stored too, and is stored again as part of the row that follows.
-
-    A frame is intact if it is not older than `oldest`.
+    - `announced`: number of frames that are stored or about to be stored. It exceeds `kept` by up to `frames`,
+      because the observation after the newest row is stored too. The next row stores this observation again.
     """
 
     def __init__(self, memory: SharedArrays, room: int, frames: int, fence: Callable[[], None]) -> None:
@@ -45,7 +43,7 @@ class FrameCounters:
         return dict.fromkeys(("kept", "announced"), ((envs,), "int64"))
 
     def newest(self, columns: slice, begins: NDArray[np.bool_]) -> Index:
-        """Return the number of the newest frame of each of the next rows [T, B].
+        """Return the number that the newest frame of each of the next rows [T, B] will have.
 
         A row adds a whole stack where `begins` is True, and one frame elsewhere.
         """
@@ -53,7 +51,7 @@ class FrameCounters:
         return newest
 
     def announce(self, columns: slice, newest: Index) -> None:
-        """Announce the frames of each env up to number `newest`, before any of them is stored."""
+        """Announce the frames of each env up to number `newest`, before any of these frames is stored."""
         self.announced[columns] = newest + 1
         self.fence()
 
@@ -62,7 +60,7 @@ class FrameCounters:
         self.kept[columns] = newest + 1
 
     def skip_announced(self, columns: slice) -> None:
-        """Skip the numbers of all frames that a lost writer may have stored: readers may still use these frames."""
+        """Advance `kept` past all frames that a lost writer may have stored, because readers may still use these."""
         self.kept[columns] = np.maximum(self.kept[columns] + self.frames, self.announced[columns])
 
     def oldest(self, env: Index | slice) -> Index:
@@ -94,7 +92,7 @@ class FrameRing(Ring):
         has_td_error: bool = False,
         checked_rows: int = 0,
     ) -> None:
-        """Allocate or attach as `Ring` does; check that the first `checked_rows` stacks are restored exactly."""
+        """Create a ring as `Ring` does; `append` checks that the first `checked_rows` rows are restored exactly."""
         stack = np.asarray(example.obs)
         super().__init__(example.replace(obs=np.zeros((), np.int64)), capacity, envs, groups, fds, has_td_error)
         self.frames, self._shape = frames, stack.shape
@@ -111,7 +109,7 @@ class FrameRing(Ring):
         )
         self.images = self._images["frames"]
         self.frame_counters = FrameCounters(self._images, self._room, frames, self.counters.fence)
-        self.begins = self._images["begins"]  # whether an env's next row is the first of an episode
+        self.begins = self._images["begins"]  # for each env, whether its next row is the first of an episode
         if not fds:
             self._begin_empty()
 
@@ -138,18 +136,18 @@ class FrameRing(Ring):
         super()._write(places, columns, rows.replace(obs=newest))
 
     def _write_obs(self, place: int, columns: slice, obs: Tree) -> None:
-        """Store the observation after the newest row, without counting its frames: the next row stores them again."""
+        """Store the observation after the newest row, without counting its frames: the next row repeats them."""
         newest = self._write_frames(np.asarray(obs)[None], self.begins[None, columns], columns)
         super()._write_obs(place, columns, newest[0])
 
     def _write_frames(self, stacks: NDArray[Any], begins: NDArray[np.bool_], columns: slice) -> Index:
-        """Store the new frames of [T, B] stacks; return the number of the newest frame of each."""
+        """Store the frames that the stacks [T, B] add, and return the number of the newest frame of each stack."""
         T, B = begins.shape
         stacks = stacks.reshape(T, B, self.frames, *self.images.shape[2:])
         newest = self.frame_counters.newest(columns, begins)
         env = np.broadcast_to(np.arange(columns.start, columns.stop), (T, B))
         self.frame_counters.announce(columns, newest[-1])
-        gone = newest[-1] - self._room  # later frames of the same call overwrite the frames up to this number
+        gone = newest[-1] - self._room  # this call would overwrite frames up to this number, so they are skipped
         t, b = np.nonzero(newest > gone)
         self.images[env[t, b], newest[t, b] % self._room] = stacks[t, b, -1]
         for back in range(1, self.frames):
@@ -167,17 +165,17 @@ class FrameRing(Ring):
     # --- reading ---
 
     def observed(self, group: int, rows: range) -> Iterator[tuple[Tree, NDArray[np.bool_]]]:
-        """Yield observations and masks, but nothing for integer images, which have no running statistics."""
+        """Yield observations and masks of rows, or nothing if images are integers, which need no statistics."""
         if self.images.dtype.kind == "f":
             row, env = np.mgrid[rows.start : rows.stop, self.columns(group)].reshape(2, -1)
             shape = (len(rows), self.width)
             yield self.obs(row, env).reshape(*shape, *self._shape), self.is_real(row, env).reshape(shape)
 
     def is_stored(self, row: Index, env: Index) -> NDArray[np.bool_]:
-        self.counters.fence()  # the caller's copies were made before the reads below
+        self.counters.fence()  # completes the caller's copies before the reads below
         oldest = self.rows.obs[row % self.capacity, env] - self.frames + 1
         has_frames = self.frame_counters.is_intact(oldest, env)
-        # Rows are checked last, because the place of an overwritten row holds the frame number of another row.
+        # Rows are checked last: if a row was overwritten before `oldest` was read, `oldest` belongs to another row.
         return super().is_stored(row, env) & has_frames
 
     def obs(self, row: Index, env: Index) -> NDArray[Any]:
@@ -197,11 +195,11 @@ class FrameRing(Ring):
         return {**super().layout(), "frames": self.frames, "room for frames": self._room, "stacks": stacks}
 
     def span(self, group: int, first: int, last: int) -> Span:
-        """Return the span of stored rows, with all frames of their stacks, even if earlier rows added them."""
+        """Return the span of stored rows with all frames of their stacks, some of which earlier rows added."""
         columns = self.columns(group)
         oldest = self.rows.obs[first % self.capacity, columns] - self.frames + 1
         end = self.rows.obs[(last - 1) % self.capacity, columns] + 1
-        # With many short episodes, some frames are overwritten before the rows that use them.
+        # With many short episodes, some frames are overwritten before the rows that use them, and are left out here.
         begin = np.clip(self.frame_counters.oldest(columns), oldest, end)
         return Span(group, first, last, np.stack([begin, end], -1))
 
@@ -216,7 +214,7 @@ class FrameRing(Ring):
         return views
 
     def get_tail(self) -> dict[str, Any]:
-        """Return what `Ring.get_tail` does, and the frames of the observation after the newest row of each env."""
+        """Add to the result of `Ring.get_tail` the frames of the observation after the newest row of each env."""
         kept = self.frame_counters.kept
         env, place = self._uncounted(kept)
         frames = self.images[env, place]
@@ -230,7 +228,7 @@ class FrameRing(Ring):
         super().set_tail(tail)
 
     def _uncounted(self, kept: Index) -> tuple[Index, Index]:
-        """Return envs and places of the frames beyond `kept`, which may belong to the next observation."""
+        """Return envs and places of the frames after the first `kept` ones, which the next observation may use."""
         return np.arange(self.envs)[:, None], (kept[:, None] + np.arange(self.frames)) % self._room
 
     def clear(self) -> None:
@@ -240,7 +238,7 @@ class FrameRing(Ring):
     def _begin_empty(self) -> None:
         self.frame_counters.reset()
         self.begins[:] = True
-        # If a writer is lost in its first rows, the first stack serves as the observation of its reset rows.
+        # If a writer dies during its first append, reset rows replace its rows, with the first stack as observation.
         self.rows.obs[0] = self.frames - 1
 
     def close(self) -> None:

@@ -1,11 +1,11 @@
 """Prioritized sampling from a replay: a sum tree, the priorities of rows, and the random numbers of every draw.
 
     tree = SumTree(1_000_000)
-    tree[index] = priority                     # both are arrays; if an index occurs twice, its last value is kept
+    tree[index] = priority                     # two arrays; if an index occurs twice, its last value is kept
     index = tree.find(mass)                    # where the running sum passes each mass in [0, tree.total)
 
-A draw costs about the same for any number of priorities. The tree has three levels, where a binary tree would have
-twenty: groups of 16 priorities, blocks of 16 groups, and running sums over all blocks. One numpy call takes two
+A draw costs about the same for any number of priorities. The tree has three levels: groups of 16 priorities, blocks
+of 16 groups, and running sums over all blocks. A binary tree would have twenty levels. One numpy call takes two
 microseconds, as long as adding a thousand numbers, so it is more important to make few calls than few additions.
 """
 
@@ -40,12 +40,12 @@ class DrawNumbers:
     DRAWS = 64
 
     def __init__(self, seed: int, count: int, is_stratified: bool) -> None:
-        """Provide `count` numbers for each draw, all in [0, 1), or if stratified, number i in [i, i + 1)."""
+        """Provide `count` numbers per draw: all are in [0, 1), or if `is_stratified`, number i is in [i, i + 1)."""
         self._seed, self._count, self._block, self._numbers = seed, count, -1, np.zeros((0, count))
         self._offset = np.arange(count) if is_stratified else np.zeros(count)
 
     def of(self, draw: int, attempt: int = 0) -> Floats:
-        """Return the [count] numbers of a draw; each further `attempt` at the same draw gets different numbers."""
+        """Return the [count] numbers of a draw; each `attempt` at the same draw gets different numbers."""
         if attempt:
             again = keyed_generator(Purpose.REPLAY, self._seed, draw, attempt)
             return again.random(self._count) + self._offset
@@ -68,7 +68,7 @@ class Priorities:
         self.ring, self.alpha, self.epsilon = ring, alpha, epsilon
         self.tree, self.largest = SumTree(ring.capacity * ring.envs), 1.0
         self.index = RingIndex(ring, is_shared)
-        self._last_draw = (RingIndex.NONE, RingIndex.NONE, b"")  # keys, places, and `ring.written` at the last draw
+        self._last_draw = (RingIndex.NONE, RingIndex.NONE, b"")  # last draw: keys, places, and `ring.written`
 
     def append(
         self,
@@ -96,7 +96,7 @@ class Priorities:
         self.largest = max(self.largest, largest)
 
     def append_each(self, row: Index, env: Index, mask: NDArray[np.bool_]) -> None:
-        """Set the priorities of N new rows, one in each of N envs, and set those of the places after them to 0."""
+        """Set the priorities of N new rows of N different envs, and give priority 0 to the place after each row."""
         key = np.stack([np.concatenate([row, row + 1]), np.concatenate([env, env])], -1)
         self.tree.put(self.index.place(key), np.concatenate([mask * self.largest, np.zeros(len(row))]))
 
@@ -111,7 +111,7 @@ class Priorities:
             else:
                 error = ring.td_error[places, columns]
                 self.append(rows.start, mask, group, error, is_known=~np.isnan(error))
-        # Rows without a TD error cannot be drawn yet, but they overwrote rows whose priorities must be cleared.
+        # The newest rows have no TD error yet and must not be drawn, so their places get priority 0.
         if (written := int(ring.written[group])) > rows.stop:
             pending = np.arange(rows.stop, written)
             row, env = np.meshgrid(pending, np.arange(columns.start, columns.stop), indexing="ij")
@@ -132,10 +132,10 @@ class Priorities:
         return place, key, priority
 
     def feedback(self, key: Index, td_error: Errors) -> None:
-        """Set the priorities of drawn rows from their absolute TD errors, except rows that were overwritten since."""
+        """Set the priorities of drawn rows from their absolute TD errors, except for rows overwritten since."""
         priority, largest = self._from_error(td_error)
         drawn, place, written = self._last_draw
-        # Right after the draw, no row can have been overwritten; skipping the check then saves 15 us.
+        # The check for overwritten rows takes 15 us. It is skipped for the last draw if no row was written since.
         if key is not drawn or written != self.ring.written.tobytes():
             overwritten = self.index.overwritten(key)
             if len(overwritten):
@@ -167,10 +167,10 @@ class Priorities:
 
 
 class SumTree:
-    """A sum tree over the priorities of `capacity` places, which are all 0 at first."""
+    """A sum tree over the priorities of `capacity` places; all priorities are 0 at first."""
 
     def __init__(self, capacity: int) -> None:
-        # A search ends in the spare last block if rounding puts its mass beyond the total.
+        # There is one block more than needed. A search ends there if rounding puts its mass beyond the total.
         blocks = -(-capacity // WIDTH**2) + 1
         self.capacity = capacity
         self._places, self._groups = _aligned_zeros(blocks * WIDTH**2), _aligned_zeros(blocks * WIDTH)
@@ -203,11 +203,11 @@ class SumTree:
         """Set priorities without checking that they are finite and not negative."""
         self._places[index] = priority
         group = index // SIXTEEN
-        # Neighboring indices belong to the same groups, and the sum of each group has to be computed only once.
+        # Neighboring indices often share a group. Remove duplicates, to compute the sum of each group only once.
         if len(group) > MANY and group[-1] - group[0] < len(group) // 2:
             group = np.unique(group)
-        # Each sum is added up again and not updated by a difference, so that rounding errors do not accumulate over
-        # millions of changes. The dot product with ones takes 3 us, `sum(1)` takes 10 us.
+        # Each sum is added up again instead of being updated by a difference, so that rounding errors do not
+        # accumulate over millions of changes. The dot product with ones takes 3 us, `sum(1)` takes 10 us.
         self._groups[group] = self._rows_of_places.take(group, 0).dot(ONES)
         block = group // SIXTEEN
         self._blocks[block] = self._rows_of_groups.take(block, 0).dot(ONES)
@@ -261,7 +261,7 @@ class SumTree:
         return found
 
     def get_state(self) -> dict[str, Any]:
-        """Return the priorities and their sums, because adding the priorities up again may round differently."""
+        """Return the priorities and also their sums, because sums computed again may be rounded differently."""
         return {"places": self[:].copy(), "groups": self._groups.copy(), "blocks": self._blocks.copy()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -274,7 +274,7 @@ class SumTree:
 
 
 class _Search:
-    """A search in `count` rows of 16 numbers; arrays are reused, because allocating takes as long as filling them."""
+    """A search in `count` rows of 16 numbers. It reuses arrays, because allocating takes as long as filling them."""
 
     def __init__(self, count: int) -> None:
         self.row = np.arange(0, count * WIDTH, WIDTH)
@@ -282,11 +282,11 @@ class _Search:
         self._first, self._flat, self._tensor = self._sums[:, 0], self._sums.reshape(-1), torch.from_numpy(self._sums)
 
     def pick(self, rows: Floats, row: Index, mass: Floats) -> Index:
-        """Return for each row the place where its running sum passes its mass, or the last one if none does."""
+        """Return for each row the index where its running sum exceeds its mass, or 15 if the sum never does."""
         rows.take(row, 0, self._sums, "clip")
         # Subtracting the mass first and comparing with 0 is three times as fast as comparing the sums with masses.
         np.subtract(self._first, mass, self._first)
-        self._tensor.cumsum_(1)  # torch takes a third of numpy's time
+        self._tensor.cumsum_(1)  # cumsum of torch takes a third of the time of numpy's
         np.less_equal(self._sums, ZERO, self._flags)
         return NUM_FLAGS.take(np.packbits(self._flags).view(np.uint16))
 

@@ -6,9 +6,10 @@
     found = ring.n_steps(row, env, n=3, gamma=0.99)        # return, product of discounts, row to bootstrap from
     obs = ring.obs(found.row, env)
 
-Rows are numbered from the first one that was ever appended, so a number never refers to another row. A reset row is
-stored like any other, because a truncated episode bootstraps from its observation. The observation after the newest
-row is stored, too, so that the newest row can be drawn at once. It takes one place, which leaves `capacity - 1` rows.
+Rows are numbered in the order in which they are appended, and a number is never used again. A reset row is stored
+like any other row, because a truncated episode bootstraps from its observation. The observation after the newest row
+is also stored, so that the newest row can be drawn at once. It takes one place, which leaves places for
+`capacity - 1` rows.
 
 Groups of envs may be appended independently of each other, each group by a process of its own:
 
@@ -33,7 +34,7 @@ from remuda.replay.counters import Index, RowCounters
 
 
 class Row(ArrayTuple):
-    """The fields of a row that the ring stores: those of `Steps` that do not depend on the acting policy."""
+    """The fields of a stored row, which are the fields of `Steps` that do not depend on the acting policy."""
 
     obs: Tree
     action: Tree
@@ -45,9 +46,9 @@ class Row(ArrayTuple):
 class NSteps(NamedTuple):
     """The n-step returns of several rows, one array entry for each row."""
 
-    reward: NDArray[np.float32]  # discounted sum of the next n rewards
+    reward: NDArray[np.float32]  # discounted sum of up to n rewards
     discount: NDArray[np.float32]  # factor of the bootstrap value; 0 after a termination
-    row: Index  # number of the row whose observation has the bootstrap value
+    row: Index  # number of the row whose observation's value is the bootstrap value
 
 
 class Span(NamedTuple):
@@ -56,7 +57,7 @@ class Span(NamedTuple):
     group: int
     first: int
     last: int
-    frames: Index  # [envs of the group, 2]: first frame, and one past the last; empty if rows hold whole observations
+    frames: Index  # [envs of the group, 2]: begin and end of each env's frames; empty if rows hold whole observations
 
 
 class NothingToDraw(ValueError):
@@ -64,7 +65,7 @@ class NothingToDraw(ValueError):
 
 
 class Ring:
-    """Rows [capacity, B] of B envs, divided into groups; `capacity - 1` rows of each env can be drawn."""
+    """The newest `capacity - 1` rows of each env, in shared memory; envs are divided into groups of equal size."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class Ring:
         fds: Sequence[int] | None = None,
         has_td_error: bool = False,
     ) -> None:
-        """Allocate a ring, or attach to the memory of an existing one by its `fds`.
+        """Allocate a ring, or attach to the memory of an existing ring by its `fds`.
 
         `example` is one row of one env, and defines shapes and dtypes. With `has_td_error`, writers also compute the
         TD error of each row (`set_td_error`).
@@ -94,7 +95,7 @@ class Ring:
 
     @property
     def fds(self) -> list[int]:
-        """Descriptors with which another process attaches to the same memory."""
+        """File descriptors with which another process attaches to the memory of this ring."""
         return [memory.fd for memory in self.memory]
 
     @property
@@ -142,7 +143,7 @@ class Ring:
         self.counters.publish_td_errors(group, first + len(error))
 
     def waive_td_error(self, group: int) -> None:
-        """Mark missing TD errors as unknown, because no writer will compute them any more."""
+        """Store NaN for all TD errors that are still missing, so that readers do not wait for them any longer."""
         if self.td_error is not None:
             rows = self.counters.without_td_error(group)
             self.set_td_error(group, rows.start, np.full((len(rows), self.width), np.nan, np.float32))
@@ -154,14 +155,14 @@ class Ring:
         self.append(blank.replace(obs=obs, discount=np.ones_like(blank.discount)), next_obs, group)
 
     def abandon(self, group: int) -> None:
-        """Replace the rows that a lost writer has begun and not completed by reset rows, at which returns end.
+        """Replace the rows that a lost writer has begun but not completed by reset rows, at which returns end.
 
-        The begun rows may have overwritten older rows, which are lost. Call this method in `counters.takeover`.
+        The begun rows may have overwritten older rows, which are lost. Call this method inside `counters.takeover`.
         """
         begun, columns = self.counters.begun_rows(group), self.columns(group)
         start, end = begun.start, begun.stop
-        seen = map_tree(lambda x: x[start % self.capacity, columns].copy(), self.rows.obs)  # these obs are complete
-        self.rows.obs[end % self.capacity, columns] = seen  # needed if the next writer is lost in its first rows
+        seen = map_tree(lambda x: x[start % self.capacity, columns].copy(), self.rows.obs)  # obs after the newest row
+        self.rows.obs[end % self.capacity, columns] = seen  # now the observations after the newest row
         for places, _ in unbroken(max(start, end - self.capacity + 1), end, self.capacity):
             for _, array in leaves(self.rows.replace(obs=None, discount=None)):
                 array[places, columns] = 0
@@ -178,12 +179,12 @@ class Ring:
         self.rows.obs[place, columns] = obs
 
     def _mark_gap(self, columns: slice) -> None:
-        """Record that rows are missing between the newest row and the next one, if the ring depends on this."""
+        """Record that rows are missing before the next row. Only rings whose rows need earlier rows override this."""
 
     # --- reading ---
 
     def is_stored(self, row: Index, env: Index) -> NDArray[np.bool_]:
-        """Return whether rows can still be drawn; if so, copies of them made before this call are intact."""
+        """Return whether each row can still be drawn. If it can, a copy of it made before this call is intact."""
         return self.counters.is_stored(row, env)
 
     def is_real(self, row: Index, env: Index) -> NDArray[np.bool_]:
@@ -199,12 +200,12 @@ class Ring:
         return taken
 
     def obs(self, row: Index, env: Index) -> Tree:
-        """Return copies of the observations of rows, which may include the row number after the newest row."""
+        """Return copies of the observations of rows, or of the observation after the newest row."""
         place = self.place(row, env)
         return map_tree(lambda x: x.take(place, 0), self.flat_rows.obs)
 
     def observed(self, group: int, rows: range) -> Iterator[tuple[Tree, NDArray[np.bool_]]]:
-        """Yield observations and masks [T, B of the group] of a group's rows, as views, in one or two parts."""
+        """Yield views of the observations and masks [T, B of the group] of a group's rows, in one or two parts."""
         for places, _ in unbroken(rows.start, rows.stop, self.capacity):
             yield self.rows.obs[places, self.columns(group)], self.rows.mask[places, self.columns(group)]
 
@@ -216,7 +217,7 @@ class Ring:
     def n_steps(self, row: Index, env: Index, n: int, gamma: float, end: Index | None = None) -> NSteps:
         """Return n-step returns of real rows, with fewer than n rewards where the episode or the stored rows end.
 
-        `end` is the number of rows that were written to each row's group; if it is None, it is read here.
+        `end` is the number of rows written to the group of each row; None means the numbers at the time of the call.
         """
         reward, discount = np.zeros(len(row), np.float32), np.ones(len(row), np.float32)
         end = self.counters.published(env // self.width) if end is None else end
@@ -238,17 +239,17 @@ class Ring:
         return [self._memory]
 
     def layout(self) -> dict[str, Any]:
-        """Return the sizes, shapes and dtypes that a ring must have to load the files of this one."""
+        """Return the sizes, shapes and dtypes that a ring must have to load the files of this ring."""
         arrays = {name: self._memory[name] for name in self._names}
         sizes = {"capacity": self.capacity, "envs": self.envs, "groups": self.groups}
         return {**sizes, **{name: f"{array.dtype.str}{list(array.shape)}" for name, array in arrays.items()}}
 
     def span(self, group: int, first: int, last: int) -> Span:
-        """Return the span of stored rows `first` to `last - 1`, with everything that is needed to draw them."""
+        """Return the span of stored rows `first` to `last - 1`, with all frames that these rows use."""
         return Span(group, first, last, np.zeros((0, 2), np.int64))
 
     def views(self, span: Span) -> list[NDArray[Any]]:
-        """Return views of the memory of a span, whose first axis is time; raise ValueError if it does not fit."""
+        """Return views of the memory of a span, with time as first axis; raise ValueError if the span is invalid."""
         rows = span.last - span.first
         if not (0 <= span.group < self.groups and span.first >= 0 and 0 <= rows < self.capacity):
             raise ValueError(f"rows {span.first} to {span.last} of group {span.group} have no place")
@@ -256,13 +257,13 @@ class Ring:
         return [self._memory[name][place, columns] for name in self._names for place, _ in places]
 
     def get_tail(self) -> dict[str, Any]:
-        """Return copies of what no row holds: row counts, and the observation after the newest row of each env."""
+        """Return copies of the data outside of rows: row counts, and the observation after each env's newest row."""
         place = np.repeat(self.written % self.capacity, self.width)
         seen = [x[place, np.arange(self.envs)] for _, x in leaves(self.rows.obs)]
         return {"written": self.written.copy(), "obs": seen}
 
     def set_tail(self, tail: Mapping[str, Any]) -> None:
-        """Restore the result of `get_tail`, after the rows; raise ValueError if it belongs to another ring."""
+        """Restore the result of `get_tail` after the rows; raise ValueError if this result does not fit the ring."""
         if (tail["written"] < 0).any():
             raise ValueError("rows cannot be fewer than none")
         place = np.repeat(tail["written"] % self.capacity, self.width)
@@ -292,8 +293,8 @@ class RingIndex:
         self.is_shared = is_shared  # whether other processes may write to the ring at any time
         # These are arrays, because numpy would convert a Python number in every call, which takes 0.5 us.
         self._envs, self._num_places = np.array(ring.envs), np.array(ring.envs * ring.capacity)
-        # A plain Ring stores whole observations. A FrameRing stores frames, which may be overwritten before the rows
-        # that need them.
+        # Both flags are True for a plain Ring, which stores whole observations. They are False for a FrameRing, which
+        # stores frames, and may overwrite frames before the rows that need them.
         self._stores_obs, self._loses_rows_only = type(ring).obs is Ring.obs, type(ring).is_stored is Ring.is_stored
 
     def place(self, key: Index) -> Index:
@@ -303,19 +304,20 @@ class RingIndex:
         return place
 
     def newest_keys(self, place: Index) -> tuple[Index, Index]:
-        """Return the key of the newest row at each place, and the indices of the keys that can no longer be drawn."""
+        """Return the key of the newest row at each place, and the indices of keys whose rows cannot be drawn."""
         ring, counters = self.ring, self.ring.counters
         written = counters.published(place % ring.envs // ring.width) if ring.groups > 1 else counters.published(0)
         oldest = (written - ring.capacity) * ring.envs
         age = place - oldest
         age %= self._num_places
         key = self._key(age + oldest)
-        # The oldest of the last `capacity` rows cannot be drawn. Using argmin takes a third of the time of min.
+        # If no process writes meanwhile, a plain Ring has lost only the first of its last `capacity` rows. If none of
+        # the drawn rows is that row, no check is needed. Using argmin takes a third of the time of min.
         is_quick = self._loses_rows_only and not self.is_shared
         return key, self.NONE if is_quick and age[age.argmin()] >= ring.envs else self.overwritten(key)
 
     def at(self, share: NDArray[np.float64]) -> tuple[Index, Index]:
-        """Return places and keys of rows, given as fractions in [0, 1) of the way from oldest to newest row."""
+        """Return places and keys of rows; a `share` in [0, 1) is a position between the oldest and the newest row."""
         ring, counters = self.ring, self.ring.counters
         written = counters.published(0)
         stored = written - counters.oldest(0)
@@ -329,25 +331,25 @@ class RingIndex:
         return number % self._num_places, self._key(number)
 
     def _key(self, number: Index) -> Index:
-        """Return the keys of rows, given as row * envs + env; each column is contiguous, because it is used alone."""
+        """Return the keys of rows, given as row * envs + env. Each column of the result is contiguous in memory."""
         key = np.empty((2, len(number)), np.int64)
         np.divmod(number, self._envs, key[0], key[1])
         return key.T
 
     def overwritten(self, key: Index) -> Index:
-        """Return the indices of those keys whose rows can no longer be drawn."""
+        """Return the indices of the keys whose rows can no longer be drawn."""
         return np.flatnonzero(~self.ring.is_stored(key[:, 0], key[:, 1]))
 
     def not_drawable(self, place: Index, key: Index) -> Index:
-        """Return the indices of those keys whose rows are reset rows or can no longer be drawn."""
+        """Return the indices of the keys whose rows are reset rows or can no longer be drawn."""
         is_real = self.rows.mask.take(place)
         if self.is_shared or not self._loses_rows_only:
             is_real &= self.ring.is_stored(key[:, 0], key[:, 1])
         return np.flatnonzero(~is_real)
 
     def count_torn(self, key: Index) -> int:
-        """Return how many of these rows were overwritten while they were copied, or are reset rows."""
-        # The mask is read before `is_stored` is checked. Afterwards, it might be the mask of a newer row.
+        """Return how many rows of a drawn batch were overwritten while they were copied, or are reset rows."""
+        # The mask is read before the call of `is_stored`. If read later, it might be the mask of a newer row.
         is_real = self.rows.mask.take(self.place(key))
         # A key refers to the first row of an n-step return: if that row is still stored, so are the rows after it.
         is_whole = self.ring.is_stored(key[:, 0], key[:, 1]) & is_real
@@ -367,7 +369,7 @@ def take(rows: Tree, place: Index) -> Tree:
 
 
 def unbroken(first: int, last: int, room: int) -> list[tuple[slice, int]]:
-    """Split rows `first` to `last - 1` where a ring of `room` places ends; return places and first row by part."""
+    """Split rows `first` to `last - 1` at the end of a ring; return places and first row of each part."""
     turn = (first // room + 1) * room
     parts = [(first, last)] if last <= turn else [(first, turn), (turn, last)]
     return [(slice(a % room, a % room + b - a), a) for a, b in parts]

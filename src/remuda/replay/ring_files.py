@@ -1,4 +1,4 @@
-"""A replay ring on disk: files of rows, to which every checkpoint adds the rows that are new.
+"""Files of the rows of a replay ring; every checkpoint adds files with the rows that are new.
 
     saved = RingFiles(run / "checkpoints" / "replay")
     state = saved.write(ring)             # writes the rows since the last call; the small state names all files
@@ -7,8 +7,8 @@
     saved.read(ring, state)               # restores the rows; the next write adds to these files
 
 A file holds consecutive rows of a group in their memory layout, in parts that begin at a disk block. The state holds
-a checksum of every part. Files whose rows the ring has overwritten are not part of the state, and when checkpoints
-are pruned, files that belong to none of the remaining ones are deleted.
+a checksum of every part. It does not name files whose rows the ring has overwritten. When old checkpoints are
+deleted, files that no remaining checkpoint needs are deleted, too.
 
 Parts are copied through one buffer and bypass the page cache (direct I/O). Writing 0.4 GB is then 1.5 to 2.9 times as
 fast as through the page cache, and takes no memory from the processes that train.
@@ -39,16 +39,17 @@ from remuda.replay.counters import Index
 from remuda.replay.ring import Ring, Span
 
 TEMPORARY = ".writing-"
-O_DIRECT = getattr(os, "O_DIRECT", 0)  # macOS does not define it
+O_DIRECT = getattr(os, "O_DIRECT", 0)  # macOS does not define O_DIRECT
 NAME = re.compile(r"rows-\d+-\d+-\d+-[0-9a-f]{16}")
-PART = 8 << 20  # bytes of a part, unless one row is larger
-LARGEST_PART = 1 << 26  # largest part that can be read, from a file written with another PART
+PART = 8 << 20  # largest size of a part in bytes, unless a single row is larger
+LARGEST_PART = 1 << 26  # limit on the part size of files that are read, which may differ from PART
 BLOCK = 4096  # alignment of parts, which direct I/O requires
 # Approximate limit on the number of files of a ring. While a group's newest file holds less than 1 / MAX_FILES of the
-# ring, the next checkpoint writes its rows again, in one file with the new rows. Otherwise frequent checkpoints would
-# leave thousands of small files.
+# ring, the next checkpoint writes the rows of that file again, in one file with the new rows. Otherwise, frequent
+# checkpoints would leave thousands of small files.
 MAX_FILES = 256
-MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)  # raised by a damaged state
+# Exceptions that may be raised while a damaged state is read.
+MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
 
 Bytes = NDArray[np.uint8]
 
@@ -137,7 +138,7 @@ class RingFiles:
         }
 
     def read(self, ring: Ring, state: Mapping[str, Any]) -> None:
-        """Read all rows into a ring of the same layout; if that fails, clear the ring and raise CheckpointError."""
+        """Read all rows into a ring of the same layout; on failure, clear the ring and raise CheckpointError."""
         try:
             _check_layout(state["layout"], ring.layout(), self.directory)
             segments = [Segment.from_state(each) for each in state["files"]]
@@ -155,7 +156,7 @@ class RingFiles:
         self._segments = segments
 
     def _are_intact(self, ring: Ring) -> bool:
-        """Return whether the files that were written or read last still exist and belong to this ring."""
+        """Return whether all files of the last write or read still exist and hold rows that this ring has written."""
         return all(
             segment.span.last <= ring.written[segment.span.group] and (self.directory / segment.name).is_file()
             for segment in self._segments
@@ -179,7 +180,7 @@ class RingFiles:
                     _transfer(os.pwritev, fd, buffer, part.begin)
                     sums[number] = zlib.crc32(buffer.data)
                 os.fsync(fd)
-            # A hash is needed: a run resumed from an older checkpoint writes different rows with the same numbers.
+            # The hash keeps names unique: a run resumed from an older checkpoint reuses row numbers for other rows.
             name = f"rows-{span.group}-{span.first}-{span.last}-{hashlib.sha256(sums.data).hexdigest()[:16]}"
             temporary.rename(self.directory / name)
         finally:
@@ -274,7 +275,7 @@ def _split(views: Sequence[NDArray[Any]], largest: int) -> list[Part]:
 def _with_buffer(parts: Sequence[Part]) -> Iterator[tuple[Part, Bytes]]:
     """Yield every part with a buffer of its size; all these buffers share the same memory."""
     size = max((part.end - part.begin for part in parts), default=BLOCK)
-    buffer = np.frombuffer(mmap.mmap(-1, size), np.uint8)  # begins at a page, as direct I/O requires
+    buffer = np.frombuffer(mmap.mmap(-1, size), np.uint8)  # mmap is aligned to pages, as direct I/O requires
     for part in parts:
         yield part, buffer[: part.end - part.begin]
 
@@ -285,7 +286,7 @@ def _copy_to_ring(data: Bytes, piece: NDArray[Any], ring: Ring) -> None:
     In memory that no process has touched yet, the kernel then neither clears pages nor handles page faults, so
     reading a ring is 1.5 times as fast as with an assignment.
     """
-    if not piece.flags.c_contiguous:  # the ring has several groups, and the piece belongs to one
+    if not piece.flags.c_contiguous:  # true if the ring has several groups, because a piece belongs to one group
         piece[...] = _as(piece, data)
         return
     for memory in ring.memory:
@@ -302,7 +303,7 @@ def _as(piece: NDArray[Any], data: Bytes) -> NDArray[Any]:
 
 
 def _transfer(call: Callable[[int, list[memoryview], int], int], fd: int, buffer: Bytes, begin: int) -> None:
-    """Read or write the whole buffer, in as many calls as it takes."""
+    """Read or write the whole buffer, with as many calls as are needed."""
     left, is_direct = buffer.data, bool(O_DIRECT)
     while left:
         try:
@@ -327,7 +328,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        fd = os.open(path, flags & ~os.O_EXCL, 0o644)  # the call that failed may have created the file
+        fd = os.open(path, flags & ~os.O_EXCL, 0o644)  # without O_EXCL: the failed call may have created the file
     try:
         yield fd
     finally:

@@ -1,4 +1,4 @@
-"""The base class of replays over a ring: which batches are due, rows that other processes append, and checkpoints."""
+"""The base class of replays over a ring, which decides when batches are due, counts rows, and saves checkpoints."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from remuda.replay.counters import POLL_SECONDS, ReplayCounters
 from remuda.replay.ring import NothingToDraw, Ring
 from remuda.replay.ring_files import RingFiles
 
-# Maximum number of attempts to draw rows that are real and intact. If only one row in a hundred is, this number
-# suffices for 99% of all batches of 256 rows.
+# Maximum number of attempts to draw rows that are real and intact. Even if this holds for only one row in a hundred,
+# the attempts suffice for 99% of all batches of 256 rows.
 MAX_ATTEMPTS = 1000
-EAGER_ATTEMPTS = 10  # number of attempts before `draw` begins to pause between them
+EAGER_ATTEMPTS = 10  # number of attempts after which `draw` sleeps before each further attempt
 
 
 class RingReplay(ABC):
-    """Base class of replays whose rows are in a ring; subclasses define how to draw, and what else to save.
+    """Base class of replays whose rows are in a ring; subclasses define how to draw and what to save besides rows.
 
-    For each real step after the warm-up, `ratio` rows have to be learned from; None: updates are always due.
+    For each real step after the warm-up, `ratio` rows are to be drawn. If `ratio` is None, a batch is due at any time
+    after the warm-up.
 
-    With `is_shared`, rows are appended by other processes. `sync` counts these rows, a batch is drawn again if some
-    of its rows were overwritten while it was copied, and `batches` yields at most `max_batches_per_round`, so that
-    weights are published in between. With `max_lead` above 0, writers wait when they are more than `max_lead` steps
-    ahead of the learner.
+    With `is_shared`, rows are appended by other processes, and `sync` counts these rows. A batch is drawn again if
+    some of its rows were overwritten while they were copied. `batches` yields at most `max_batches_per_round`, so
+    that weights are published between rounds. With `max_lead` above 0, writers wait when they are more than
+    `max_lead` steps ahead of the learner.
     """
 
     gamma: float
@@ -61,7 +62,7 @@ class RingReplay(ABC):
 
     @property
     def fds(self) -> list[int]:
-        """Descriptors with which another process can write to this replay."""
+        """File descriptors with which another process can write to this replay."""
         return self.ring.fds
 
     @property
@@ -71,7 +72,7 @@ class RingReplay(ABC):
 
     @abstractmethod
     def _sync_rows(self) -> None:
-        """Update what is kept beside the ring (priorities, sequences) for rows appended since the last call."""
+        """Update the priorities or the index of sequences for rows that were appended since the last call."""
 
     @abstractmethod
     def _draw_once(self) -> Batch:
@@ -90,7 +91,7 @@ class RingReplay(ABC):
 
     @abstractmethod
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state, once the ring holds the rows saved with it; the next draws are then exactly the same."""
+        """Restore a state once the ring holds the rows saved with it, so that the next draws are the same."""
 
     # --- what is due ---
 
@@ -98,7 +99,7 @@ class RingReplay(ABC):
         """Count the rows that other processes have appended, and return how many of them are real steps.
 
         `left` is the number of real steps that the run still needs, including those that this call returns. Writers
-        wait once they have written that many; None sets no limit.
+        wait once they have written that many steps. None sets no limit.
         """
         self._sync_rows()
         new = self.counters.add_written_steps(self.can_draw)
@@ -173,7 +174,7 @@ class RingReplay(ABC):
     # --- writers that are restarted ---
 
     def cut(self) -> None:
-        """End all episodes as truncations, because the envs start new ones. A second call changes nothing."""
+        """End all episodes as truncations, because the envs start new episodes. A second call changes nothing."""
         for group in range(self.ring.groups):
             self._cut_group(group)
         self._sync_rows()
@@ -216,10 +217,10 @@ class RingReplay(ABC):
 
 
 def return_range(ring: Ring, gamma: float) -> tuple[float, float, float]:
-    """Return the smallest and largest discounted return of all stored real rows, and that of a constant mean reward.
+    """Return the smallest and the largest discounted return of stored real rows, and the return of the mean reward.
 
     Returns end with the episode or with the newest row, without a bootstrap. The third number is the discounted sum
-    of the mean reward over infinitely many steps; with a gamma of 1 this is not finite, and 0 is returned instead.
+    of the mean reward over infinitely many steps, or 0 if gamma is 1, where this sum is not finite.
     """
     low, high, total, count = 0.0, 0.0, 0.0, 0
     for group in range(ring.groups):

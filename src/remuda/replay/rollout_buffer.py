@@ -21,9 +21,9 @@ class RolloutBuffer:
 
     For agents without memory, rows are shuffled one by one and reset rows are left out. The real rows are split as
     evenly as possible into T * B / batch_size minibatches, so that the number of updates per rollout does not depend
-    on where episodes end. For recurrent agents (the batch has a state), a minibatch consists of the whole sequences
-    of batch_size / T envs, reset rows included. With `whole`, minibatches consist of whole sequences for any agent,
-    and batch_size is the largest number of sequences in a minibatch; minibatches are of nearly equal size.
+    on where episodes end. For recurrent agents, whose batches have a state, a minibatch consists of the whole
+    sequences of batch_size / T envs, reset rows included. With `whole`, minibatches of any agent consist of whole
+    sequences, batch_size is the largest number of sequences in a minibatch, and minibatches have nearly equal size.
 
     The shuffled order is a function of (seed, round, epoch), so no random state has to be saved to resume.
     """

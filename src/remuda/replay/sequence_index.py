@@ -1,4 +1,4 @@
-"""The sequences of a replay ring: the recurrent states at which they begin, and an index of those to draw from."""
+"""Sequences in a replay ring: the recurrent states at which sequences begin, and an index for drawing sequences."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ PriorityFunction = Callable[[NDArray[np.float32]], NDArray[np.float64]]
 
 
 class RecurrentStates:
-    """Recurrent states and the rows that they precede, in memory that other processes may write to.
+    """Recurrent states and the numbers of the rows that follow them, in memory that other processes may write to.
 
         states = RecurrentStates(ring, example, interval=40)
-        states.store(state, group)                     # state [B of the group] before its next row; then ring.append
+        states.store(state, group)                     # the group's state [B] before its next row
         attached = RecurrentStates(ring, example, interval=40, fd=states.memory.fd)
 
-    The states of each group are numbered from the first one that was ever stored, and a number is never used again.
+    The states of each group are numbered in the order in which they are stored, and a number is never used again.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class RecurrentStates:
         self.counters = GroupCounters(self.memory["stored"], self.memory["td_errors"], has_td_error)
 
     def store(self, state: Tree, group: int = 0) -> None:
-        """Store the state before the next row, unless the newest state is less than `interval` rows back."""
+        """Store the state before the next row, unless another state was stored less than `interval` rows ago."""
         number, row = int(self.counters.written[group]), int(self.ring.written[group])
         if number and row < self.row[(number - 1) % self.room, group] + self.interval:
             return
@@ -78,13 +78,13 @@ class RecurrentStates:
         self.counters.publish_td_errors(group, number + 1)
 
     def waive_td_error(self, group: int) -> None:
-        """Mark missing TD errors as unknown, because no writer will compute them any more."""
+        """Store NaN for all TD errors that are still missing, so that readers do not wait for them any longer."""
         if self.td_error is not None:
             for number in self.counters.without_td_error(group):
                 self.set_td_error(group, number, np.nan)
 
     def get_state(self) -> dict[str, Any]:
-        """Return a copy of all states; counters are copied first, so that they count no state stored meanwhile."""
+        """Return a copy of all states. Counters are copied first, so that they exclude states stored meanwhile."""
         stored = self.counters.written.copy()
         self.counters.fence()
         row = self.row.copy()
@@ -124,7 +124,7 @@ class SequenceIndex:
         self.first = np.zeros(self.ring.envs, np.int64)
 
     def sync(self) -> None:
-        """Give a priority to sequences that were completed since the last call, and remove overwritten ones."""
+        """Give a priority to sequences that were completed since the last call, and remove overwritten sequences."""
         self._drop_overwritten()
         for group in range(self.ring.groups):
             self._add_completed(group)
@@ -133,7 +133,7 @@ class SequenceIndex:
     def _add_completed(self, group: int) -> None:
         end, columns = self.ring.counters.published(group), self.ring.columns(group)
         usable, env = self.states.counters.usable(group), np.arange(columns.start, columns.stop)
-        # If this method is called too rarely, newer states have overwritten older ones, which are skipped.
+        # Skip states that newer states have overwritten, which happens if this method is called too rarely.
         self.complete[group] = max(self.complete[group], self.states.counters.published(group) - self.room + 1)
         while self.complete[group] < usable:
             number = int(self.complete[group])
@@ -148,7 +148,7 @@ class SequenceIndex:
             self.complete[group] += 1
 
     def _initial_priority(self, number: int, columns: slice) -> NDArray[np.float64] | float:
-        """Return priorities of new sequences: from their TD errors where these are known, else the largest so far."""
+        """Return priorities for new sequences: from the TD error if it is known, else the largest priority so far."""
         if self.states.td_error is None:
             return self.largest
         error = self.states.td_error[number % self.room, columns]
@@ -159,8 +159,8 @@ class SequenceIndex:
     def _drop_overwritten(self) -> None:
         """Remove the sequences whose first row is overwritten.
 
-        The oldest rows and frames are overwritten first, so a sequence is intact as long as its first row is, and an
-        env loses its sequences in order. Envs lose them at different times if frames are overwritten before rows.
+        The oldest rows and frames are overwritten first, so a sequence is intact as long as its first row is intact,
+        and the sequences of an env are lost in order. An env may lose frames, and thus sequences, before other envs.
         """
         group = np.arange(self.ring.envs) // self.ring.width
         while True:
@@ -186,7 +186,7 @@ class SequenceIndex:
         return row
 
     def set_priority(self, number: Index, env: Index, priority: NDArray[np.float64]) -> None:
-        """Set the priorities of sequences that were drawn earlier, except those that can no longer be drawn."""
+        """Set the priorities of sequences drawn earlier, except for sequences that can no longer be drawn."""
         kept = number >= self.first[env]
         self.tree[self._leaf(number[kept], env[kept])] = priority[kept]
         self.largest = max(self.largest, float(priority[kept].max(initial=0.0)))

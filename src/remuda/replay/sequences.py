@@ -45,16 +45,16 @@ class SequenceReturns(ArrayTuple):
 
     reward: Array
     discount: Array
-    row: Array  # int64, index of that value's row in the sequence; never beyond a reset row
+    row: Array  # int64, index in the sequence of the row whose value is bootstrapped from; never beyond a reset row
 
 
 class SequenceReplay(RingReplay):
     """Replay that draws whole sequences.
 
     `state_example` is a state of any number of envs, as the agent's `initial_state` returns it. `interval` is the
-    least number of rows between two stored states (None: the length of the first rollout); with short rollouts, not
-    every rollout then stores a state. `priorities` is the power alpha of arXiv 1511.05952; with None all sequences
-    are equally likely.
+    least number of rows between two stored states, or None for the length of the first rollout. A rollout that begins
+    less than `interval` rows after the newest state stores no state. `priorities` is the power alpha of
+    arXiv 1511.05952; with None, all sequences are equally likely.
 
     Steps of the warm-up earn no updates, and neither do steps that are counted while nothing can be drawn. Otherwise
     updates would accumulate and then come all at once.
@@ -83,8 +83,8 @@ class SequenceReplay(RingReplay):
     ) -> None:
         """Create a replay over `ring`.
 
-        Other processes that write (`is_shared`) store a state with each rollout, and `interval` is the length of a
-        rollout. With `has_td_error`, they also compute the TD errors of their sequences (`SequencePriority`).
+        With `is_shared`, other processes write to the ring and store a state with each rollout, so `interval` is the
+        length of a rollout. With `has_td_error`, they also compute TD errors of sequences (`SequencePriority`).
         """
         _check(ring, n_step, burn_in, length, interval)
         super().__init__(
@@ -113,7 +113,7 @@ class SequenceReplay(RingReplay):
 
     def _make_sequence_index(self, T: int) -> SequenceIndex:
         kept, rows = self.ring.capacity - 1, self.burn_in + self.length
-        # After each rollout of T rows, every sequence begins a multiple of T rows before the next row.
+        # Sequences begin at multiples of T rows before the next row, so only `kept // T * T` rows are of use.
         if kept // T * T < rows:
             raise ConfigError(
                 f"rollouts of {T} rows never leave a whole sequence of burn_in + length = {rows} rows in a ring that "
@@ -191,7 +191,7 @@ class SequenceReplay(RingReplay):
 
 
 class SequencePriority:
-    """Computes the TD errors of one group's sequences, in the process that writes their rows."""
+    """TD errors of the sequences of one group, computed by the process that writes their rows."""
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class SequencePriority:
         self.states, self.group, self.lengths, self.gamma, self.td_error = states, group, lengths, gamma, td_error
 
     def update(self) -> None:
-        """Compute and store the TD errors of all sequences that are complete and have none yet."""
+        """Compute and store the TD error of each complete sequence whose TD error is not known yet."""
         states, ring, columns = self.states, self.states.ring, self.states.ring.columns(self.group)
         env, (burn_in, length, _) = np.arange(columns.start, columns.stop), self.lengths
         for number in states.counters.without_td_error(self.group):
@@ -232,7 +232,7 @@ def sequence_rows(
     taken = ring.take(np.minimum(row, newest).reshape(-1), np.broadcast_to(env, row.shape).reshape(-1))
     rows: Row = map_tree(lambda x: x.reshape(*row.shape, *x.shape[1:]), taken)
     for _, part in leaves(rows.replace(obs=None)):
-        part[row >= newest] = 0  # except for `obs`, the place after the newest row holds an old row
+        part[row >= newest] = 0  # beyond the newest row, only `obs` is valid; the other fields belong to old rows
     learned = row[burn_in : burn_in + length]
     flat = [np.broadcast_to(x, learned.shape).reshape(-1) for x in (learned, env, newest)]
     found = ring.n_steps(flat[0], flat[1], n_step, gamma, flat[2])

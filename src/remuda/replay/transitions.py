@@ -12,8 +12,8 @@ beta. A draw is a function of (seed, number of the draw), so no random state has
 Other processes may append rows to the memory of the ring (ring.py):
 
     replay = TransitionReplay(ring, ..., is_shared=True, max_batches_per_round=20)
-    replay.sync()                                  # counts the rows appended since the last call, and what is due
-    for batch in replay.batches(): ...             # at most 20, so that weights are published in between
+    replay.sync()                                  # counts the rows that were appended since the last call
+    for batch in replay.batches(): ...             # at most 20, so that weights are published between rounds
 
 `TransitionPriority` computes TD errors of new rows in the process that samples them, so that rows with large errors
 are drawn sooner (Ape-X).
@@ -79,7 +79,7 @@ class TransitionReplay(RingReplay):
 
     def add(self, batch: Batch) -> None:
         rows, next_obs = map_tree(lambda x: x.numpy(), (as_row(batch.steps), batch.next_obs))
-        if self.priorities is not None:  # done before the ring changes, because it may raise
+        if self.priorities is not None:  # before the ring, which must not change if this raises an error
             is_given = batch.targets is not None and "priority" in batch.targets
             given = batch.targets.priority.detach().numpy() if is_given else None
             self.priorities.append(int(self.ring.written[0]), rows.mask, td_error=given)
@@ -88,7 +88,7 @@ class TransitionReplay(RingReplay):
         self.counters.add_steps(int(rows.mask.sum()), self.can_draw())
 
     def add_each(self, rows: Row, next_obs: Tree, env: Index) -> None:
-        """Append one row for each env in `env`, to a ring with one group per env; `next_obs` follow these rows."""
+        """Append one row for each env in `env` to a ring with one group per env. `next_obs` follows these rows."""
         row = self.ring.append_each(rows, next_obs, env)
         if self.priorities is not None:
             self.priorities.append_each(row, env, rows.mask)
@@ -171,7 +171,7 @@ class TransitionPriority:
         ring.append(rows, next_obs, group=1)
         priority.update()                          # stores TD errors of all new rows; readers wait for them
 
-    The newest rows have fewer than n rewards so far, and their TD errors are computed from these rewards.
+    For the newest rows, fewer than n rewards are known, and TD errors are computed from these rewards.
     """
 
     def __init__(self, ring: Ring, group: int, n_step: int, gamma: float, td_error: TDErrorFunction) -> None:
@@ -180,7 +180,7 @@ class TransitionPriority:
         self._index, self._gamma = RingIndex(ring), np.array(gamma, np.float32)
 
     def update(self) -> None:
-        """Compute and store the TD errors of all rows that have none."""
+        """Compute and store the TD errors of all rows whose TD errors are not known."""
         ring, columns, rows = (
             self.ring,
             self.ring.columns(self.group),
@@ -216,7 +216,7 @@ def batch_of_rows(
     discount = rows.discount.take(place)
     reward = torch.from_numpy(rows.reward.take(place))
     steps = Steps(obs, action, reward, torch.from_numpy(discount), mask, None, None)
-    if n_step == 1:  # reward and discount are known; n_steps would take 60 us
+    if n_step == 1:  # the rows hold their 1-step returns; calling n_steps would take 60 us
         targets = Returns(reward, torch.from_numpy(discount * gamma))
         row, place = row + 1, place + ring.envs
     else:

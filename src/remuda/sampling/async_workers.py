@@ -44,12 +44,12 @@ class AsyncWorkers(ABC):
         self._weights, self._seed = weights, seed
         self._step_timeout, self._build_timeout = step_timeout, build_timeout
         self._worker_stats = WorkerStats(len(blueprints))
-        self._changed = threading.Condition()  # guards all state that both threads use
-        self._is_ready = [True] * len(blueprints)  # False while a replacement builds its envs
+        self._changed = threading.Condition()  # guards all attributes that both threads use
+        self._is_ready = [True] * len(blueprints)  # False while the replacement of a lost worker builds envs
         self._made_progress = [False] * len(blueprints)  # whether each worker has answered since it was last replaced
         self._to_relaunch: list[Worker] = []
-        self._version, self._lags = 0, [0.0]  # learner's version; how many updates acting weights lag behind it
-        self._seconds: dict[str, float] = {}  # how workers spent their time, from the newest statistics
+        self._version, self._lags = 0, [0.0]  # learner's version; lags of acting weights in updates
+        self._seconds: dict[str, float] = {}  # the last result of `take_seconds`
         self._is_closing = False
         self._error: BaseException | None = None
         self._worker_pool = WorkerPool(
@@ -76,7 +76,7 @@ class AsyncWorkers(ABC):
 
     @abstractmethod
     def _on_lost(self, index: int) -> None:
-        """Discard the work that a lost worker had begun and not completed."""
+        """Discard the work that a lost worker had begun but not completed."""
 
     @abstractmethod
     def _must_answer(self, index: int) -> bool:
@@ -84,7 +84,7 @@ class AsyncWorkers(ABC):
 
     @abstractmethod
     def _next_row(self, index: int) -> int:
-        """Return the first row for which this worker has not drawn noise yet; its replacement starts there."""
+        """Return the first row for which this worker has not drawn noise yet; a replacement starts at this row."""
 
     @abstractmethod
     def _on_ready(self, worker: Worker) -> None:
@@ -118,13 +118,13 @@ class AsyncWorkers(ABC):
         self._attach(worker)
 
     def take_lag(self) -> float:
-        """Return the mean number of updates by which acting weights lagged the learner since the last call."""
+        """Return the mean number of updates by which acting weights lagged behind the learner since the last call."""
         with self._changed:
             lags, self._lags = self._lags, self._lags[-1:]
         return sum(lags) / len(lags)
 
     def take_seconds(self) -> dict[str, float]:
-        """Return a worker's mean seconds per activity since the last call, or the last result if nothing is new."""
+        """Return a worker's mean seconds per activity since the last call; without news, repeat the last result."""
         with self._changed:
             self._seconds = self._worker_stats.take_seconds() or self._seconds
             return {"env": 0.0, "inference": 0.0, "wait": 0.0, **self._seconds}
@@ -138,7 +138,7 @@ class AsyncWorkers(ABC):
             return self._worker_stats.restarts()
 
     def close(self) -> None:
-        """End the thread and every process. Calling it again does nothing."""
+        """End the thread and every process. A second call does nothing."""
         self._is_closing = True
         if self._thread.is_alive():
             self._worker_pool.bell.ring()
@@ -158,13 +158,13 @@ class AsyncWorkers(ABC):
                 while self._to_relaunch:  # without the lock, because it may take long to start a fork server
                     self._relaunch(self._to_relaunch.pop())
                 self._assemble()
-        except BaseException as error:  # raised again in the learner's thread, at its next call
+        except BaseException as error:  # the learner's thread raises this error at its next call
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
 
     def _check(self, worker: Worker) -> None:
-        """Handle the messages of one worker, and retire or reap it if it is lost or silent."""
+        """Handle the messages of one worker. Retire it if it is lost, and kill it if it is silent for too long."""
         index = worker.index
         while (answer := worker.take(self.answer_key)) is not None:
             self._made_progress[index] = True
@@ -202,7 +202,7 @@ class AsyncWorkers(ABC):
     def _attach(self, worker: Worker, seed: int | None = None) -> None:
         """Give a worker access to the memory and the weights.
 
-        A worker that replaces a lost one is also sent a seed, with which it resets its envs at once.
+        The replacement of a lost worker is also sent a seed, with which it resets its envs at once.
         """
         (memory, fds), (weights, weights_fds) = self._attach_message(), self._weights.invitation()
         restarts = self._worker_stats.lost[worker.index]

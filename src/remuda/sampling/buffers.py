@@ -34,7 +34,7 @@ class Buffers(NamedTuple):
     next_state: Tree  # [B], the state before row 0 of the next rollout
 
     def columns(self, first: int, last: int) -> Buffers:
-        """Return views of the columns `first` to `last`, exclusive."""
+        """Return views of the columns `first` to `last - 1`."""
         rest = map_tree(lambda x: x[first:last], tuple(self)[1:])
         return Buffers(self.steps[:, first:last], *rest)
 
@@ -66,7 +66,7 @@ def allocate(agent: Agent, observation: Space, T: int, B: int) -> Buffers:
 
 
 def share(buffers: Buffers) -> tuple[SharedArrays, Buffers]:
-    """Return shared memory with the shapes of `buffers`, and new buffers in it. The caller closes the memory."""
+    """Return shared memory and new buffers in it, which are shaped like `buffers`. The caller closes the memory."""
     named = dict(leaves(buffers._asdict()))
     memory = SharedArrays({path: (tuple(x.shape), str(x.numpy().dtype)) for path, x in named.items()})
     return memory, attach(buffers, memory)
@@ -78,14 +78,14 @@ def attach(buffers: Buffers, memory: SharedArrays) -> Buffers:
 
 
 def share_slots(buffers: Buffers, count: int) -> tuple[SharedArrays, list[Buffers]]:
-    """Return shared memory for `count` copies of `buffers`, and new buffers in it. The caller closes the memory."""
+    """Return shared memory and `count` new buffers in it, shaped like `buffers`. The caller closes the memory."""
     named = dict(leaves(buffers._asdict()))
     memory = SharedArrays({path: ((count, *x.shape), str(x.numpy().dtype)) for path, x in named.items()})
     return memory, attach_slots(buffers, memory)
 
 
 def attach_slots(buffers: Buffers, memory: SharedArrays) -> list[Buffers]:
-    """Return the buffers of all slots in a memory that `share_slots` has created."""
+    """Return the buffers of all slots in shared memory that `share_slots` has created."""
 
     def slot(number: int) -> Buffers:
         return _like(buffers, lambda path: torch.from_numpy(memory[path][number]))

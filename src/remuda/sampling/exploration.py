@@ -32,7 +32,7 @@ class Exploration:
         return None if self.amount is None else self.amount(row)
 
     def columns(self, first: int, last: int) -> Exploration:
-        """Return the exploration of the envs `first` to `last`, exclusive."""
+        """Return the exploration of the envs `first` to `last - 1`."""
         amount = self.amount
         return Exploration(None if amount is None else lambda row: amount(row)[first:last], self.random_rows)
 

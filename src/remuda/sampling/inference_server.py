@@ -9,7 +9,7 @@
         server.act()                                  # sends the next actions, computed in one batch
 
 Every group of envs fills a rollout of its own, row by row, and no group waits for another. Weights are pulled before
-each batch, so a rollout may be sampled by several versions. `Steps.version` holds the version that acted in each row.
+each batch, so several versions may act in a rollout. `Steps.version` holds the version that acted in each row.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class InferenceServer:
 
     def _receive(self, group: Group) -> None:
         _, step = self.envs.recv(group.number)
-        if group.slot is None:  # the first observations after a reset
+        if group.slot is None:  # then these are the first observations after a reset
             group.writer.obs_arrays[...] = step.obs
         else:
             group.writer.write_step(group.t, step)

@@ -15,7 +15,7 @@ from remuda.randomness import Purpose, keyed_generator
 class Noise:
     """Random numbers for each env and row.
 
-    Each of `parts` is a pair: a kind of random number, uniform or standard normal, and its count per row.
+    Each entry of `parts` names a kind of random number, and says how many numbers of this kind a row gets.
     """
 
     def __init__(

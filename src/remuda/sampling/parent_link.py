@@ -21,7 +21,7 @@ class ParentLink:
         self._last_sent = 0.0
 
     def beat(self) -> bool:
-        """Send a heartbeat if one is due. Envs call this method as `should_stop`, so it returns False."""
+        """Send a heartbeat if one is due. Envs call this method as `should_stop`, so False tells them to go on."""
         if time.monotonic() - self._last_sent > BEAT_SECONDS:
             self.send({"alive": True})
         return False

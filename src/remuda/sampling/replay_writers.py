@@ -23,7 +23,7 @@ from remuda.processes.links import Message
 from remuda.processes.worker_pool import Blueprint, Worker
 from remuda.sampling.async_workers import AsyncWorkers
 
-DRAIN_SECONDS = 1.0  # longest wait for the statistics of the last rows
+DRAIN_SECONDS = 1.0  # longest time for which `drain` waits for statistics
 DRAIN_POLL_SECONDS = 0.005
 
 
@@ -55,10 +55,10 @@ class ReplayWriterPool(AsyncWorkers):
         self._width = width = blueprints[0]["groups"]
         self._written = written if written is not None else np.zeros(width * len(blueprints), np.int64)
         before: list[int] = self._written.tolist()
-        self._reported = self._written.reshape(-1, width).sum(1)  # rows whose statistics each worker has sent
+        self._reported = self._written.reshape(-1, width).sum(1)  # for each worker, rows whose statistics were sent
         first_row = max(before)
         self._rows = [first_row] * len(blueprints)
-        self._ahead = [first_row - rows for rows in before]  # each group's row number minus its row count
+        self._ahead = [first_row - rows for rows in before]  # for each group, row number minus written rows
         common = {"num_steps": num_steps, "seed": seed, "row": first_row, "all_groups": len(before)}
         complete = [{**blueprint, **common, "group": width * i} for i, blueprint in enumerate(blueprints)]
         super().__init__(module, complete, weights, seed, **limits)
@@ -71,7 +71,7 @@ class ReplayWriterPool(AsyncWorkers):
                 raise self._error
 
     def drain(self) -> None:
-        """Wait, at most a second, for the statistics of all rows that were written."""
+        """Wait for the statistics of all written rows, but at most DRAIN_SECONDS."""
         end = time.monotonic() + DRAIN_SECONDS
         while time.monotonic() < end:
             with self._changed:
@@ -84,7 +84,7 @@ class ReplayWriterPool(AsyncWorkers):
         super().close()
         on_writer_lost, self._on_writer_lost = self._on_writer_lost, lambda group: 0
         for group in range(len(self._ahead)):
-            on_writer_lost(group)  # discards incomplete rows, in case a worker was stopped while it wrote
+            on_writer_lost(group)  # discards incomplete rows, which a worker may have left when it was stopped
 
     def _attach_message(self) -> tuple[Message, list[int]]:
         return {"into": "replay"}, self._fds
@@ -108,7 +108,7 @@ class ReplayWriterPool(AsyncWorkers):
         self._rows[index] = max(rows + self._ahead[group] for group, rows in zip(own, written, strict=True))
         for group, rows in zip(own, written, strict=True):
             self._ahead[group] = self._rows[index] - rows
-        self._reported[index] = sum(written)  # statistics not yet sent are lost with the worker
+        self._reported[index] = sum(written)  # `drain` must not wait for statistics lost with the worker
 
     def _next_row(self, index: int) -> int:
         return self._rows[index]

@@ -45,7 +45,7 @@ class FullSlot:
 
 
 class RolloutQueue(AsyncWorkers):
-    """A `RolloutSource` whose workers fill slots, each for one or more groups of envs."""
+    """A `RolloutSource` whose workers fill slots; each worker runs one or more groups of envs."""
 
     answer_key = "filled"
 
@@ -71,15 +71,15 @@ class RolloutQueue(AsyncWorkers):
         arguments of AsyncWorkers.
         """
         self._per_round, self._max_lag, self._num_steps = per_round, max_lag, num_steps
-        self._held: list[list[int]] = [[] for _ in blueprints]  # slots each worker holds, in the order of filling
+        self._held: list[list[int]] = [[] for _ in blueprints]  # for each worker, its slots in filling order
         self._rows = [first_row] * len(blueprints)  # for each worker, the first row whose noise is not drawn yet
         self._full: deque[FullSlot] = deque()
-        self._staged: list[FullSlot] | None = None  # what `take` returns next
+        self._staged: list[FullSlot] | None = None  # the slots that the next `take` uses
         self._taken: list[FullSlot] = []
         self.dropped = 0
-        self._waiting = list(range(len(blueprints)))  # workers; the one that was given a slot longest ago is first
+        self._waiting = list(range(len(blueprints)))  # indices of workers, ordered by when each last got a slot
         self._taken_at, self._usual_updates = 0, updates_per_round  # `_taken_at` is the version at the last `take`
-        self._updates = updates_per_round  # the number of updates to expect in the next round
+        self._updates = updates_per_round  # expected number of updates in the next round
         groups = blueprints[0]["groups"]
         self._max_held = SLOTS_PER_GROUP * groups
         num_slots = slots_for(per_round, groups * len(blueprints), max_lag)
@@ -183,7 +183,7 @@ class RolloutQueue(AsyncWorkers):
             self._full = deque(kept)
 
     def _hand_out_slots(self) -> None:
-        """Give each free slot to the worker with the fewest slots; among equals, to the one that waited longest."""
+        """Give each free slot to the worker with the fewest slots; a tie goes to the worker that waited longest."""
         while self._free and len(self._slots) - len(self._free) < self._max_in_use():
             ready = [index for index in self._waiting if self._is_ready[index]]
             index = min(ready, key=lambda index: len(self._held[index]), default=None)
@@ -200,13 +200,13 @@ class RolloutQueue(AsyncWorkers):
             worker.send({"do": "fill", "slot": slot})
 
     def _max_in_use(self) -> int:
-        """Return how many slots may be in use, so that each is learned from before max_lag makes it stale."""
+        """Return how many slots may be in use, so that every rollout is learned from before it exceeds `max_lag`."""
         if self._max_lag is None:
             return len(self._slots)
         return (self._max_lag // self._updates + 1) * self._per_round
 
     def _assemble(self) -> None:
-        """Copy full slots into the next rollout, sorted by env, so that it does not matter which was full first."""
+        """Copy full slots into the next rollout, sorted by env, so that their order of completion has no effect."""
         with self._changed:
             if self._staged is not None or len(self._full) < self._per_round:
                 return
@@ -222,15 +222,15 @@ class RolloutQueue(AsyncWorkers):
 def slots_for(per_round: int, num_groups: int, max_lag: int | None) -> int:
     """Return the number of slots: those of the current and of the next round, and one for each group of envs to fill.
 
-    `max_lag` limits this number. While a rollout is sampled, the learner can learn at most from all other slots, so
-    with this limit a rollout becomes older than max_lag only if rollouts that began later are complete before it.
+    `max_lag` limits this number. While a rollout is sampled, the learner can learn from all other slots at most. With
+    this limit, a rollout can exceed `max_lag` only if rollouts that began later are completed earlier.
     """
     wanted = 2 * per_round + num_groups
     return wanted if max_lag is None else min(wanted, (max_lag + 1) * per_round)
 
 
 def copy_columns(source: Buffers, target: Buffers, place: int) -> None:
-    """Copy the buffers of one slot to `target`, which holds several slots side by side, at position `place`."""
+    """Copy the buffers of one slot to position `place` of `target`, which holds several slots side by side."""
     width = source.steps.mask.shape[1]
     own = target.columns(place * width, (place + 1) * width)
     own.steps[...] = source.steps

@@ -86,7 +86,7 @@ class RowWriter:
         self.random: Sequence[NDArray[Any]] | NDArray[Any] = ()
 
     def write_to(self, buffers: Buffers) -> None:
-        """Set the buffers of the next rollout; they have one column for each env of the slot."""
+        """Set the buffers of the next rollout, which must have one column for each env of the slot."""
         self.buffers, self.steps = buffers, buffers.steps
         arrays = map_tree(lambda tensor: tensor.numpy(), buffers.steps)  # views of the same memory
         # Reading a field of an ArrayTuple calls a property, so keep the arrays of the hot path as attributes.
@@ -104,7 +104,7 @@ class RowWriter:
             self.buffers.state[...] = self.inputs.state[self.columns]
 
     def write_action(self, t: int, action: Tree, output: ArrayTuple | None) -> None:
-        """Write the observation, the agent's action and, unless it is None, the policy output to row t."""
+        """Write the observation, the action, and the policy output (if there is one) to row t."""
         self._obs[t] = self.obs_arrays
         self._action[t] = action
         if output is not None:
@@ -124,7 +124,7 @@ class RowWriter:
 def make_writers(
     inputs: AgentInputs, envs: Envs, agent: Agent, seed: int, exploration: Exploration, first_env: int = 0
 ) -> list[RowWriter]:
-    """Return a writer for each slot of `envs`, whose first env has index `first_env` in the run."""
+    """Return a writer for each slot of `envs`; `first_env` is the index in the run of the first env."""
     width = envs.num_envs // envs.num_slots
     writers = []
     for start in range(0, envs.num_envs, width):

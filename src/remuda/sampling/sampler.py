@@ -105,14 +105,14 @@ class EnvSampler:
             self._writers[slot].obs_arrays[...] = step.obs
         self._inputs.reset()
         self._is_over.fill(False)
-        self._inputs.store_next(self._buffers)  # `resume` may have to continue from here
+        self._inputs.store_next(self._buffers)  # `resume` continues from here if a worker is lost
         self._waited = self.envs.waited()
         return taken
 
     def resume(self) -> None:
-        """Continue where the rollout in the buffers ends; called in a worker that replaces a lost one.
+        """Continue where the rollout in the buffers ends; called in the replacement of a lost worker.
 
-        The envs are reset in row 0, which is therefore masked, and is not the first row of an episode.
+        The new envs are reset in row 0. This row is therefore masked, and is not the first row of an episode.
         """
         inputs, buffers = self._inputs, self._buffers
         inputs.begins.fill_(False)
@@ -122,7 +122,7 @@ class EnvSampler:
         self._is_over.fill(True)  # the envs are new and wait for their first reset
 
     def get_state(self) -> bytes:
-        """Return all that later rollouts depend on, except the weights and the row number."""
+        """Return everything that later rollouts depend on, except the weights and the row number."""
         inputs = self._inputs
         obs, memory = (_as_arrays(tree) for tree in (inputs.obs, inputs.state))
         own = {"is_over": self._is_over, "begins": inputs.begins.numpy()}
@@ -181,7 +181,7 @@ class EnvSampler:
         return Rollout(buffers.steps, buffers.next_obs, buffers.last_value, buffers.state, begins=buffers.begins)
 
     def take_seconds(self) -> dict[str, float]:
-        """Return the seconds spent on stepping envs, waiting for them, and inference since the last call."""
+        """Return the seconds spent on stepping envs, on waiting for envs, and on inference since the last call."""
         waited, seconds = self.envs.waited() - self._waited, self._seconds
         self._waited += waited
         self._seconds = dict.fromkeys(seconds, 0.0)

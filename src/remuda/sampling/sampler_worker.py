@@ -48,7 +48,7 @@ MakeWriter = Callable[[Blueprint, Sequence[int]], Writer]
 
 
 def serve(fds: Sequence[int], make_parts: MakeParts, make_writer: MakeWriter | None = None) -> int:
-    """Run a sampler worker until the parent asks it to leave or is gone; return the exit code."""
+    """Run a sampler worker until the parent asks it to leave or has exited; return the exit code."""
     link = Link.from_fd(fds[0])
     return worker_main.serve(link, SamplerWorker(link, make_parts, make_writer))
 
@@ -115,7 +115,7 @@ class SamplerWorker:
                 self._service = self._sample_to_replay(weights, fds)
         for fd in fds:
             os.close(fd)
-        if message["seed"] is not None and message["into"] != "columns":  # only a replacement is sent a seed
+        if message["seed"] is not None and message["into"] != "columns":  # this worker replaces a lost worker
             assert self._service is not None
             self._service.reset(derive_seed(message["seed"], self._blueprint["first"], message["restarts"]))
 
@@ -129,7 +129,7 @@ class SamplerWorker:
         width = memory["steps.mask"].shape[-1]
         buffers = attach(self._allocate(width), memory).columns(self._blueprint["first"], self._blueprint["last"])
         sampler = self._make_sampler(weights, buffers)
-        if message["seed"] is not None:  # only a replacement of a lost worker is sent a seed
+        if message["seed"] is not None:  # this worker replaces a lost worker
             self._envs.prepare(message["seed"], message["restarts"])
             sampler.resume()
         return ColumnService(self._parent, self._envs, sampler)

@@ -99,13 +99,13 @@ class WorkerSampler:
     def _keep_next(self) -> None:
         """Copy the observations and states at which the next rollout begins.
 
-        If a worker is lost, it may already have overwritten those in the shared buffers.
+        A worker may overwrite the originals in the shared buffers before it is lost.
         """
         self._next = map_tree(torch.clone, (self._buffers.next_obs, self._buffers.next_state))
 
     def _ask(self, request: Message, key: str, seconds: float) -> list[Message]:
         """Send the same request to every worker; a lost worker is replaced and asked again."""
-        continues = request["do"] in ("collect", "save")  # a replacement continues from the end of the last rollout
+        continues = request["do"] in ("collect", "save")  # then a replacement continues from the last rollout's end
         requests = [request] * len(self._worker_pool.workers)
         answers = self._worker_pool.ask(requests, key, seconds, lambda worker: self._replace(worker, continues))
         self._made_progress = [True] * len(answers)
@@ -139,7 +139,7 @@ class WorkerSampler:
         self._keep_next()
 
     def _replace(self, worker: Worker, continues: bool) -> None:
-        """Restart a lost worker; with `continues`, it starts from the end of the last rollout."""
+        """Restart a lost worker; with `continues`, its replacement starts from the end of the last rollout."""
         index, own = worker.index, slice(worker.blueprint["first"], worker.blueprint["last"])
         worker.inbox.clear()
         self._worker_stats.on_lost(index, own.stop - own.start)
@@ -152,7 +152,7 @@ class WorkerSampler:
         self._attach(worker, self._seed if continues else None)
 
     def _attach(self, worker: Worker, seed: int | None = None) -> None:
-        """Give a worker access to the memory and the weights, and a seed if it has to continue for a lost worker."""
+        """Give a worker access to the memory and the weights, and a seed if it continues for a lost worker."""
         weights, fds = self._weights.invitation()
         message = {"do": "attach", "layout": self._memory.layout, "into": "columns", "seed": seed}
         message |= {"restarts": self._worker_stats.lost[worker.index], **weights, "fds": 1 + len(fds)}
@@ -175,6 +175,6 @@ class WorkerSampler:
         return self._running
 
     def close(self) -> None:
-        """End every process and free the memory. Calling it again does nothing."""
+        """End every process and free the memory. A second call does nothing."""
         self._worker_pool.close()
         self._memory.close()

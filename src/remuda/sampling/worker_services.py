@@ -1,4 +1,4 @@
-"""The services of a sampler worker, one for each way in which its rows reach the learner.
+"""The services of a sampler worker, one for each way in which rows reach the learner.
 
 | service | samples | into |
 |---|---|---|
@@ -30,11 +30,11 @@ from remuda.sampling.sampler import EnvSampler
 IDLE_SECONDS = 1.0  # how long an idle worker waits for messages before it checks that its fork server is alive
 GROUP_SECONDS = 0.02  # longest wait for groups of envs before the worker reads messages again
 STATS_SECONDS = 0.1  # how often a worker that samples without being asked sends statistics
-THROTTLED_SECONDS = 0.002  # how long to wait before asking again whether the replay may be written to
+THROTTLED_SECONDS = 0.002  # time between two checks of `may_write` while it returns False
 
 
 class Writer(Protocol):
-    """Puts rollouts into a replay."""
+    """An object that writes rollouts to a replay."""
 
     def may_write(self) -> bool: ...  # returns False while samplers must wait for the learner
     def write(self, rollout: Rollout, group: int = 0) -> None: ...  # `group`: index among the worker's own groups
@@ -42,7 +42,7 @@ class Writer(Protocol):
 
 
 class SamplingService(ABC):
-    """One way to sample. The message loop calls `wait_seconds`, reads messages, and then calls `work`."""
+    """A way to sample. The message loop calls `wait_seconds`, reads messages, and then calls `work`."""
 
     @abstractmethod
     def reset(self, seed: int, warm_up: int = 0) -> int:
@@ -196,7 +196,7 @@ class GroupReplayService(ReplayService):
             rollout = Rollout(slot.steps, slot.next_obs, slot.last_value, slot.state)
             self._write(rollout, filled.first_env // self._width)
             if self._writer.may_write():
-                self._server.give(filled.slot)  # at once, so that the group is in the next batch
+                self._server.give(filled.slot)  # at once, so that its group takes part in the next batch
             else:
                 self._spare.append(filled.slot)
 

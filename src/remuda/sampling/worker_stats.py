@@ -13,11 +13,11 @@ logger = logging.getLogger("remuda.sampling")
 
 
 class WorkerStats:
-    """Accumulates the statistics of all workers until they are taken."""
+    """The statistics of all workers, accumulated until `take_episodes` and `take_seconds` return them."""
 
     def __init__(self, num_workers: int) -> None:
         self.lost = [0] * num_workers  # number of times that each worker was replaced
-        self.restarts_before = 0  # number of envs of lost workers, plus envs that these had rebuilt
+        self.restarts_before = 0  # number of envs of lost workers, plus the envs that these workers had rebuilt
         self._restarts = [0] * num_workers  # number of envs rebuilt by each worker, from its last answer
         self._episodes: list[Episode] = []
         self._seconds: dict[str, float] = {}
@@ -31,7 +31,7 @@ class WorkerStats:
             self._seconds[name] = self._seconds.get(name, 0.0) + seconds / len(self.lost)
 
     def report(self, notices: Sequence[Notice]) -> None:
-        """Log the notices of a worker, except those that the `Reporter` suppresses because they are too frequent."""
+        """Log the notices of a worker, except notices that the `Reporter` suppresses as too frequent."""
         self._reporter.report(notices)
 
     def on_lost(self, worker: int, num_envs: int) -> None:
@@ -41,7 +41,7 @@ class WorkerStats:
         self._restarts[worker] = 0
 
     def set_restarts(self, before: int, lost: list[int], by_worker: list[int]) -> None:
-        """Set the counts, so that they continue those of the run that is resumed."""
+        """Set the counts of lost workers and rebuilt envs to those of the run that is resumed."""
         self.restarts_before, self.lost, self._restarts = before, lost, by_worker
 
     def restarts(self) -> int:

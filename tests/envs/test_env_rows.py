@@ -1,4 +1,4 @@
-"""Every row of envs, in this process and in workers, compared with rows computed by hand."""
+"""Every row of envs, in this process and in workers, compared with rows computed from the definition of the env."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_each_seed_of_a_list_is_played_once_and_then_the_env_idles() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_statistics_of_episodes_by_hand(workers: int) -> None:
+def test_statistics_of_episodes_have_known_values(workers: int) -> None:
     spec = resolve("counting:make", {"lengths": list(LENGTHS)})
     with make_envs(spec, 2, workers, gamma=0.5) as envs:
         play(envs, 1, np.full((4, 2), 2))

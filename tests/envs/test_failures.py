@@ -69,7 +69,7 @@ WAYS = {
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Write a module that holds ENV, and share one fork server between runs that need torch in their workers."""
+    """Write a module that contains ENV, make it importable, and return its path."""
     path = tmp_path_factory.mktemp("own") / "own_failing.py"
     path.write_text(ENV)
     with pytest.MonkeyPatch.context() as patch:

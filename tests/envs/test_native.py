@@ -226,7 +226,7 @@ def vector_id() -> Iterator[str]:
     del gymnasium.registry["CountingVector-v0"]
 
 
-def test_rows_and_statistics_by_hand(vector_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_and_statistics_have_known_values(vector_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_slot, "BLOCK", 4)  # so that episodes extend over several blocks of rewards
     with make_envs(resolve(vector_id), 4, slots=2, gamma=0.5) as envs:
         assert isinstance(envs, NativeEnvs)

@@ -105,7 +105,7 @@ def test_saving_changes_nothing() -> None:
 
 @pytest.mark.parametrize("steps", [12, 20, 60])
 def test_held_envs_are_restored_as_held(steps: int) -> None:
-    """The other envs keep their last observation, also when restored in envs that were just made."""
+    """The other envs keep their last observation, also when restored in new envs."""
     with start("CartPole-v1", 0, 1) as envs, start("CartPole-v1", 2, 1) as others:
         begin(envs, seed=3)
         play(envs, steps, seed=1, hold=True)

@@ -218,7 +218,7 @@ def kill_thrice(form: str, witness: Witness) -> None:
     for times in range(1, 4):
         take_until(witness, lambda: len(steppers(form, witness.queue)) == 2)
         kill(second(form, witness.queue))
-        take_until(witness, lambda: witness.begun_anew == 2 * times)  # noqa: B023  (asked at once)
+        take_until(witness, lambda: witness.begun_anew == 2 * times)  # noqa: B023  (called at once)
 
 
 def second(form: str, queue: RolloutQueue) -> psutil.Process:
@@ -341,7 +341,7 @@ def test_inference_server_killed_in_mid_batch(caplog: pytest.LogCaptureFixture) 
             below = victim.children(recursive=True)
             assert len(below) == 5
             threading.Timer(chance.random() * 0.05, kill, (victim,)).start()
-            take_until(witness, lambda: witness.begun_anew == 8 * times)  # noqa: B023  (asked at once)
+            take_until(witness, lambda: witness.begun_anew == 8 * times)  # noqa: B023  (called at once)
             wait_for(lambda: not any(map(is_alive, below)), 5.0)  # noqa: B023
             assert queue.restarts() == 8 * times
         assert caplog.text.count("was killed by SIGKILL; it is replaced.") == 3

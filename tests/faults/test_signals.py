@@ -232,7 +232,7 @@ def test_full_disk_loses_checkpoints_and_metrics_but_does_not_stop_training(tmp_
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, preexec_fn=limit)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
-    assert "what was learned could not be saved after 6," in done.stderr, "the error must say that the result is lost"
+    assert "what was learned could not be saved after 6," in done.stderr, "the error must report the failed save"
     assert "warning: no checkpoint was written" in done.stdout
     assert "make room" in done.stdout
     assert json.loads((path / "result.json").read_text())["status"] == "failed"

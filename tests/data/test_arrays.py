@@ -1,4 +1,4 @@
-"""Named array tuples: one index for every field, errors that say where, and types that travel by name."""
+"""Named array tuples: one index for all fields, errors that name the field, and types that can be pickled."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Extended(Declared):
 
 
 def make_outer(library: str) -> Any:
-    """inner.x [4, 3] counts from 0, inner.y is absent, z [4] counts from 100."""
+    """Return an Outer: inner.x [4, 3] counts from 0, inner.y is absent, z [4] counts from 100."""
     x, z = np.arange(12.0).reshape(4, 3), np.arange(100, 104)
     if library == "torch":
         return Outer(inner=Point(x=torch.tensor(x), y=None), z=torch.tensor(z))
@@ -54,7 +54,7 @@ both = pytest.mark.parametrize("library", ["numpy", "torch"])
     ],
     ids=str,
 )
-def test_an_index_reaches_every_nested_field(library: str, where: Any) -> None:
+def test_index_applies_to_every_nested_field(library: str, where: Any) -> None:
     outer = make_outer(library)
     got = outer[where]
     assert type(got) is Outer
@@ -72,7 +72,7 @@ def test_slices_are_views_of_the_same_memory(library: str) -> None:
 
 
 @both
-def test_assigns_all_nested_fields_at_once(library: str) -> None:
+def test_assignment_sets_all_nested_fields(library: str) -> None:
     outer = make_outer(library)
     outer[1:3] = outer[[3, 0]]
     assert np.asarray(outer.inner.x)[:, 0].tolist() == [0, 9, 0, 9]
@@ -80,7 +80,7 @@ def test_assigns_all_nested_fields_at_once(library: str) -> None:
 
 
 @both
-def test_assigns_through_a_boolean_mask(library: str) -> None:
+def test_assignment_through_a_boolean_mask(library: str) -> None:
     outer = make_outer(library)
     where = np.array([False, True, False, True])
     outer[where] = 0
@@ -89,28 +89,28 @@ def test_assigns_through_a_boolean_mask(library: str) -> None:
 
 
 @both
-def test_one_scalar_goes_to_every_field(library: str) -> None:
+def test_scalar_is_assigned_to_every_field(library: str) -> None:
     outer = make_outer(library)
     outer[...] = 7
     assert (np.asarray(outer.inner.x) == 7).all()
     assert (np.asarray(outer.z) == 7).all()
 
 
-def test_a_plain_tuple_assigns_field_by_field() -> None:
+def test_plain_tuple_is_assigned_field_by_field() -> None:
     outer = make_outer("numpy")
     outer[0] = ((1.0, None), 2)
     assert outer.inner.x[0].tolist() == [1, 1, 1]
     assert outer.z[0] == 2
 
 
-def test_numpy_rows_may_receive_torch_rows() -> None:
+def test_torch_rows_can_be_assigned_to_numpy_rows() -> None:
     ours, theirs = make_outer("numpy"), make_outer("torch")
     ours[0] = theirs[3]
     assert ours.inner.x[0].tolist() == [9, 10, 11]
     assert ours.z[0] == 103
 
 
-def test_none_on_either_side_leaves_the_field_as_it_is() -> None:
+def test_none_on_either_side_leaves_the_field_unchanged() -> None:
     mine = Point(x=np.zeros(3), y=None)
     mine[0] = Point(x=None, y=np.ones(()))
     assert mine.x.tolist() == [0, 0, 0]
@@ -118,7 +118,7 @@ def test_none_on_either_side_leaves_the_field_as_it_is() -> None:
 
 
 @given(st.integers(1, 6), st.data())
-def test_assigning_what_an_index_returned_changes_nothing_else(rows: int, data: st.DataObject) -> None:
+def test_assigning_indexed_rows_back_restores_them(rows: int, data: st.DataObject) -> None:
     start, stop = sorted(data.draw(st.tuples(st.integers(0, rows), st.integers(0, rows))))
     tree = Outer(inner=Point(x=np.arange(rows * 2).reshape(rows, 2), y=None), z=np.arange(rows) * 10)
     before = copy.deepcopy(tree)
@@ -132,7 +132,7 @@ def test_assigning_what_an_index_returned_changes_nothing_else(rows: int, data: 
 
 
 @both
-def test_a_failing_index_names_the_nested_field(library: str) -> None:
+def test_failing_index_names_the_nested_field(library: str) -> None:
     outer = make_outer(library)
     with pytest.raises(FieldError, match=r"^field inner\.x: ") as caught:
         outer[:, 7]
@@ -141,7 +141,7 @@ def test_a_failing_index_names_the_nested_field(library: str) -> None:
 
 
 @both
-def test_a_failing_assignment_names_the_nested_field(library: str) -> None:
+def test_failing_assignment_names_the_nested_field(library: str) -> None:
     outer = make_outer(library)
     with pytest.raises(FieldError, match=r"^field inner\.x: "):
         outer[0] = Outer(inner=Point(x=np.zeros(5), y=None), z=0)
@@ -150,12 +150,12 @@ def test_a_failing_assignment_names_the_nested_field(library: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [IndexError, ValueError, TypeError])
-def test_a_field_error_is_what_the_array_would_have_raised(kind: type[Exception]) -> None:
+def test_field_error_is_an_instance_of_common_array_errors(kind: type[Exception]) -> None:
     with pytest.raises(kind):
         Point(x=np.zeros(2), y=np.zeros(2))[9]
 
 
-def test_a_field_error_survives_the_way_to_another_process() -> None:
+def test_field_error_can_be_pickled() -> None:
     error = pickle.loads(pickle.dumps(FieldError("inner.x", "too short")))
     assert (str(error), error.path) == ("field inner.x: too short", "inner.x")
 
@@ -163,7 +163,7 @@ def test_a_field_error_survives_the_way_to_another_process() -> None:
 @pytest.mark.parametrize(
     "field", [(np.zeros(3), np.ones(3)), [np.zeros(3)], {0: np.zeros(3)}], ids=["tuple", "list", "dict"]
 )
-def test_a_plain_container_as_field_is_never_indexed_by_mistake(field: Any) -> None:
+def test_plain_container_as_field_cannot_be_indexed(field: Any) -> None:
     point = Point(x=np.zeros(3), y=field)
     with pytest.raises(FieldError, match=r"^field y: .*has no axes.*named array tuple"):
         point[0]
@@ -171,7 +171,7 @@ def test_a_plain_container_as_field_is_never_indexed_by_mistake(field: Any) -> N
         point[0] = 1
 
 
-def test_assigning_other_fields_or_another_number_of_values_is_refused() -> None:
+def test_assignment_of_other_fields_or_numbers_of_values_is_refused() -> None:
     point = Point(x=np.zeros(2), y=np.zeros(2))
     with pytest.raises(ValueError, match=r"cannot assign Declared\(first, second\) to Point\(x, y\)"):
         point[0] = Declared(1, 2)
@@ -182,7 +182,7 @@ def test_assigning_other_fields_or_another_number_of_values_is_refused() -> None
         make_outer("numpy")[0] = (Declared(1, 2), 0)
 
 
-def test_in_get_and_items_speak_of_fields() -> None:
+def test_in_get_and_items_refer_to_fields() -> None:
     point = Point(x=np.ones(2), y=None)
     assert "x" in point
     assert "z" not in point
@@ -196,7 +196,7 @@ def test_in_get_and_items_speak_of_fields() -> None:
     assert y is None
 
 
-def test_replace_makes_a_new_tuple_and_refuses_unknown_fields() -> None:
+def test_replace_returns_a_new_tuple_and_refuses_unknown_fields() -> None:
     point = Point(x=1, y=2)
     assert tuple(point.replace(y=3)) == (1, 3)
     assert tuple(point) == (1, 2)
@@ -205,13 +205,13 @@ def test_replace_makes_a_new_tuple_and_refuses_unknown_fields() -> None:
 
 
 @pytest.mark.parametrize("name", ["get", "items", "replace", "_hidden", "two words", "2nd"])
-def test_reserved_and_impossible_names_are_refused(name: str) -> None:
+def test_reserved_and_invalid_names_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"field '{name}' of Bad"):
         namedarraytuple("Bad", ["fine", name])
 
 
 @pytest.mark.parametrize("fields", ["", "x x"])
-def test_no_field_and_no_name_twice(fields: str) -> None:
+def test_no_fields_and_repeated_names_are_refused(fields: str) -> None:
     with pytest.raises(ValueError, match="at least one field and no name twice"):
         namedarraytuple("Bad", fields)
 
@@ -241,13 +241,13 @@ def test_repr_shows_names() -> None:
     assert repr(Outer(inner=Point(x=1, y=None), z=2)) == "Outer(inner=Point(x=1, y=None), z=2)"
 
 
-def test_a_subclass_adds_its_fields_to_those_it_inherits() -> None:
+def test_subclass_adds_its_fields_to_those_it_inherits() -> None:
     value = Extended(first=1, second=2, third=3)
     assert (value.first, value.second, value.third) == (1, 2, 3)
     assert Declared._fields == ("first", "second")
 
 
-def test_a_declared_type_survives_pickle_and_copy() -> None:
+def test_declared_type_survives_pickle_and_copy() -> None:
     value = Declared(first=np.arange(3), second=Point(x=np.ones(2), y=None))
     for same in (pickle.loads(pickle.dumps(value)), copy.deepcopy(value)):
         assert type(same) is Declared
@@ -265,7 +265,7 @@ sys.stdout.buffer.write(pickle.dumps(answer))
 """
 
 
-def test_a_made_type_crosses_to_a_process_that_never_defined_it() -> None:
+def test_created_type_is_unpickled_in_a_process_that_never_defined_it() -> None:
     local = namedarraytuple("OnlyHere", "a b")  # no module has this name
     value = local(a=np.arange(4).reshape(2, 2), b=namedarraytuple("Deeper", "c")(c=np.array([5.0, 6.0])))
     done = subprocess.run(

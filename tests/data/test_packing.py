@@ -1,4 +1,4 @@
-"""Plain values and arrays to bytes and back: the same values of the same types, and nothing else."""
+"""Plain values and arrays packed to bytes and back: values and types are equal, and other objects are refused."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ values = st.recursive(
 
 @settings(max_examples=50)
 @given(values)
-def test_what_was_packed_comes_back_with_its_types(value: Any) -> None:
+def test_unpacked_values_have_the_same_types(value: Any) -> None:
     assert is_same(unpack(pack(value)), value)
 
 
-def test_the_state_of_a_generator_comes_back() -> None:
+def test_state_of_a_generator_is_restored() -> None:
     generator, other = np.random.default_rng(3), np.random.default_rng(4)
     generator.integers(5, size=7)
     other.bit_generator.state = unpack(pack(generator.bit_generator.state))
     assert other.integers(1 << 60, size=9).tolist() == generator.integers(1 << 60, size=9).tolist()
 
 
-def test_arrays_are_copies_that_may_be_changed() -> None:
+def test_arrays_are_writable_copies() -> None:
     array = np.arange(6.0).reshape(2, 3)[:, ::2]
     found = unpack(pack(array))
     found[0, 0] = 7
@@ -71,12 +71,12 @@ def test_arrays_are_copies_that_may_be_changed() -> None:
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, np.array([None]), lambda: 0, [object()], 1j])
-def test_anything_else_is_refused(value: Any) -> None:
+def test_other_objects_are_refused(value: Any) -> None:
     with pytest.raises(Unpackable):
         pack(value)
 
 
-def test_what_is_nested_without_end_is_refused_both_ways() -> None:
+def test_deep_nesting_is_refused_by_pack_and_unpack() -> None:
     value: Any = 0
     node: Any = 0
     for _ in range(MAX_DEPTH + 1):
@@ -105,7 +105,7 @@ def test_what_is_nested_without_end_is_refused_both_ways() -> None:
         ["deque", -3],
     ],
 )
-def test_bytes_that_were_not_packed_are_refused(node: Any) -> None:
+def test_invalid_bytes_are_refused(node: Any) -> None:
     with pytest.raises(Unpackable):
         unpack(msgspec.msgpack.encode(node))
     with pytest.raises(Unpackable):

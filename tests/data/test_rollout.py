@@ -1,4 +1,4 @@
-"""Rollouts and batches with numbers that say where they came from: row t of env b holds 10 * t + b."""
+"""Rollouts and batches whose numbers identify their origin: row t of env b contains 10 * t + b."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def number(t: Any, b: Any) -> Any:
 
 
 def make_steps(num_rows: int = T, num_envs: int = B) -> Steps:
-    """Every field tells its row, its env and itself: obs 1000 + n, value 5000 + n, version t."""
+    """Return steps whose numbers identify row, env and field: obs is 1000 + n, value 5000 + n, version t."""
     n = number(*np.mgrid[0:num_rows, 0:num_envs])
     return Steps(
         obs=np.stack([1000 + n, -1000 - n], axis=-1),
@@ -37,7 +37,7 @@ def make_steps(num_rows: int = T, num_envs: int = B) -> Steps:
 
 
 def make_rollout(library: str = "numpy") -> Rollout:
-    """Row T, which is not stored, continues the numbers; state h is 100 + b."""
+    """Return a rollout of T rows whose next_obs and last_value are those of row T; state h is 100 + b."""
     steps = make_steps(T + 1)
     rollout = Rollout(
         steps=steps[:T],
@@ -53,7 +53,7 @@ def make_rollout(library: str = "numpy") -> Rollout:
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 @pytest.mark.parametrize(("t0", "t1"), [(t0, t1) for t0 in range(T) for t1 in range(t0 + 1, T + 1)])
-def test_a_window_ends_with_what_its_next_row_saw(library: str, t0: int, t1: int) -> None:
+def test_window_ends_with_the_observation_of_the_next_row(library: str, t0: int, t1: int) -> None:
     window = make_rollout(library).window(t0, t1)
     assert np.asarray(window.steps.action).tolist() == [
         [2000 + number(t, b) for b in range(B)] for t in range(t0, t1)
@@ -72,7 +72,7 @@ def test_a_window_ends_with_what_its_next_row_saw(library: str, t0: int, t1: int
     ids=["slice", "list", "mask"],
 )
 @pytest.mark.parametrize("t1", [2, T], ids=["inside", "end"])
-def test_a_window_of_some_envs_takes_all_its_parts_from_them(b: Any, envs: list[int], t1: int) -> None:
+def test_window_of_some_envs_takes_all_its_parts_from_them(b: Any, envs: list[int], t1: int) -> None:
     window = make_rollout().window(0, t1, b)
     assert window.steps.reward.tolist() == [[3000 + number(t, env) for env in envs] for t in range(t1)]
     assert window.steps.policy.value[0].tolist() == [5000 + env for env in envs]
@@ -83,13 +83,13 @@ def test_a_window_of_some_envs_takes_all_its_parts_from_them(b: Any, envs: list[
 
 
 @pytest.mark.parametrize(("t0", "t1"), [(-1, 2), (2, 2), (3, 1), (0, T + 1), (T, T + 1)])
-def test_a_window_outside_the_rollout_is_refused(t0: int, t1: int) -> None:
+def test_window_outside_the_rollout_is_refused(t0: int, t1: int) -> None:
     with pytest.raises(ValueError, match=f"window {t0}:{t1} is not inside the rollout's {T} rows"):
         make_rollout().window(t0, t1)
 
 
 @given(st.data())
-def test_a_window_of_a_window_is_a_window(data: st.DataObject) -> None:
+def test_window_of_a_window_is_a_window(data: st.DataObject) -> None:
     t0, t1 = sorted(data.draw(st.sets(st.integers(0, T), min_size=2, max_size=2)))
     s0, s1 = sorted(data.draw(st.sets(st.integers(0, t1 - t0), min_size=2, max_size=2), label="inner"))
     twice = make_rollout().window(t0, t1).window(s0, s1)
@@ -98,20 +98,20 @@ def test_a_window_of_a_window_is_a_window(data: st.DataObject) -> None:
         np.testing.assert_array_equal(mine, theirs, err_msg=path)
 
 
-def test_a_window_of_a_feed_forward_rollout_has_no_state() -> None:
+def test_window_of_a_feed_forward_rollout_has_no_state() -> None:
     rollout = make_rollout()
     plain = Rollout(rollout.steps, rollout.next_obs, rollout.last_value)
     assert plain.window(0, 2).state is None
 
 
-def test_a_later_window_begins_where_the_row_before_it_was_masked() -> None:
+def test_later_window_begins_where_the_row_before_it_is_masked() -> None:
     rollout = replace(make_rollout(), begins=np.array([True, False, True]))
     assert rollout.window(0, 2, [2, 1]).begins.tolist() == [True, False]
     assert rollout.window(1, 3).begins.tolist() == (~rollout.steps.mask[0]).tolist() == [False, True, False]
     assert make_rollout().window(0, 2).begins is None
 
 
-def test_flatten_puts_the_envs_of_a_row_side_by_side() -> None:
+def test_flatten_keeps_the_envs_of_a_row_together() -> None:
     steps = make_steps()
     flat = Batch(steps, targets=steps.policy, state=State(h=np.zeros(B), c=None)).flatten()
     assert flat.steps.action.tolist() == [2000 + number(t, b) for t in range(T) for b in range(B)]
@@ -121,7 +121,7 @@ def test_flatten_puts_the_envs_of_a_row_side_by_side() -> None:
     assert flat.state is None
 
 
-def test_rows_are_taken_in_the_order_of_the_index_with_weight_and_key() -> None:
+def test_rows_are_selected_in_index_order_with_weight_and_key() -> None:
     flat = Batch(make_steps(), targets=make_steps().reward).flatten()
     drawn = Batch(flat.steps, flat.targets, weight=np.arange(12) / 10, key=(np.arange(12), np.arange(12) + 50))
     got = drawn.rows(np.array([7, 0, 7]))
@@ -133,7 +133,7 @@ def test_rows_are_taken_in_the_order_of_the_index_with_weight_and_key() -> None:
     assert (index.tolist(), generation.tolist()) == ([7, 0, 7], [57, 50, 57])
 
 
-def test_columns_are_whole_sequences_with_their_state_weight_and_key() -> None:
+def test_columns_are_whole_sequences_with_state_weight_and_key() -> None:
     batch = Batch(
         make_steps(),
         targets=make_steps().reward,
@@ -150,7 +150,7 @@ def test_columns_are_whole_sequences_with_their_state_weight_and_key() -> None:
 
 
 @pytest.mark.parametrize("extra", [{"weight": np.ones(B)}, {"key": (np.arange(B), np.arange(B))}])
-def test_a_prioritized_draw_of_sequences_is_not_flattened(extra: dict[str, Any]) -> None:
+def test_flatten_refuses_a_prioritized_draw_of_sequences(extra: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="use columns, not flatten"):
         Batch(make_steps(), **extra).flatten()
 
@@ -165,7 +165,7 @@ def test_shuffled_minibatches_cover_every_row_once(order: list[int]) -> None:
         assert torch.equal(part.steps.policy.value - 3000, part.steps.action.double())
 
 
-def test_parts_that_are_absent_stay_absent() -> None:
+def test_absent_parts_stay_absent() -> None:
     steps = make_steps().replace(policy=None)
     for got in (Batch(steps).flatten(), Batch(steps).columns([0]), Batch(steps).flatten().rows([0])):
         assert (got.steps.policy, got.targets, got.state, got.weight, got.key) == (None,) * 5

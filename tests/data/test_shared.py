@@ -1,4 +1,4 @@
-"""Shared memory: the same bytes everywhere, no name anywhere, and nothing left when the last view goes."""
+"""Shared memory: all processes see the same bytes, it has no name, and it is freed with the last view."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_arrays_have_the_shapes_of_the_layout_and_start_at_zero() -> None:
 
 
 @linux
-def test_it_has_no_name() -> None:
+def test_shared_memory_has_no_name() -> None:
     before = set(os.listdir("/dev/shm"))
     with SharedArrays({"big": ((1 << 16,), "float64")}) as shared:
         shared["big"][:] = 1.0
@@ -57,7 +57,7 @@ def test_numpy_and_torch_see_the_same_bytes() -> None:
         del tensor
 
 
-def test_attach_is_a_second_view_that_is_closed_on_its_own() -> None:
+def test_attached_view_is_closed_independently() -> None:
     ours = SharedArrays(LAYOUT)
     theirs = SharedArrays.attach(ours.fd, ours.layout)
     assert theirs.fd != ours.fd
@@ -93,7 +93,7 @@ def test_another_process_sees_the_same_bytes_through_a_passed_descriptor() -> No
         child = subprocess.Popen(
             [sys.executable, "-c", CHILD, str(theirs_end.fileno())], pass_fds=[theirs_end.fileno()]
         )
-        theirs_end.close()  # so that a child that fails is an end of file, not a wait
+        theirs_end.close()  # so that recv returns if the child fails
         try:
             passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [shared.fd]))]
             ours_end.sendmsg([json.dumps(shared.layout).encode()], passed)
@@ -107,7 +107,7 @@ def test_another_process_sees_the_same_bytes_through_a_passed_descriptor() -> No
         assert shared["mask"].tolist() == [False, True, False]
 
 
-def test_memory_outlives_its_creator_while_another_maps_it() -> None:
+def test_memory_outlives_its_creator_while_another_view_maps_it() -> None:
     ours = SharedArrays(LAYOUT)
     ours["step"][...] = 3
     theirs = SharedArrays.attach(ours.fd, ours.layout)
@@ -123,7 +123,7 @@ layouts = st.dictionaries(
 
 
 @given(layouts)
-def test_every_array_begins_a_cache_line_and_none_overlap(layout: dict[str, tuple[tuple[int, ...], str]]) -> None:
+def test_arrays_are_aligned_to_cache_lines_and_do_not_overlap(layout: dict[str, tuple[tuple[int, ...], str]]) -> None:
     with SharedArrays(layout) as shared:
         for number, name in enumerate(layout, start=1):
             if shared[name].size:
@@ -146,7 +146,7 @@ def test_arrays_stay_usable_after_close() -> None:
 
 
 @linux
-def test_the_last_view_takes_the_mapping_with_it() -> None:
+def test_mapping_is_freed_with_the_last_view() -> None:
     before = num_descriptors()
     shared = SharedArrays(LAYOUT)
     held = shared["reward"]
@@ -157,7 +157,7 @@ def test_the_last_view_takes_the_mapping_with_it() -> None:
 
 
 @linux
-def test_a_thousand_blocks_leave_no_descriptor() -> None:
+def test_thousand_blocks_leak_no_descriptor() -> None:
     before = num_descriptors()
     for _ in range(1000):
         with SharedArrays(LAYOUT) as shared, SharedArrays.attach(shared.fd, LAYOUT):
@@ -166,7 +166,7 @@ def test_a_thousand_blocks_leave_no_descriptor() -> None:
 
 
 @linux
-def test_a_refused_block_leaves_no_descriptor() -> None:
+def test_refused_block_leaks_no_descriptor() -> None:
     with SharedArrays({"few": ((4,), "uint8")}) as small:
         before = num_descriptors()
         with pytest.raises(ValueError, match="has 64 bytes, and its layout needs 128"):
@@ -179,7 +179,7 @@ def test_a_refused_block_leaves_no_descriptor() -> None:
 
 
 @linux
-def test_descriptors_are_not_inherited_by_programs_that_were_not_given_them() -> None:
+def test_descriptors_are_not_inheritable() -> None:
     with SharedArrays(LAYOUT) as shared, SharedArrays.attach(shared.fd, LAYOUT) as theirs:
         assert not os.get_inheritable(shared.fd)
         assert not os.get_inheritable(theirs.fd)

@@ -1,4 +1,4 @@
-"""Trees: every container maps to its like, None is passed over, and differences are told by name."""
+"""Trees: containers keep their types, None is skipped, and errors name the leaf that differs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ trees = st.recursive(
 )
 
 
-def test_maps_over_every_kind_of_container() -> None:
+def test_map_tree_keeps_every_kind_of_container() -> None:
     tree = {"a": [1, (2, None)], "b": Pair(3, 4), "c": Point(x=5, y=Point(x=6, y=None))}
     got = map_tree(lambda leaf: leaf * 10, tree)
     assert got == {"a": [10, (20, None)], "b": Pair(30, 40), "c": Point(x=50, y=Point(x=60, y=None))}
@@ -39,14 +39,14 @@ def test_maps_over_every_kind_of_container() -> None:
 
 
 @given(trees)
-def test_mapping_identity_rebuilds_the_same_tree(tree: Any) -> None:
+def test_mapping_the_identity_returns_an_equal_tree(tree: Any) -> None:
     got = map_tree(lambda leaf: leaf, tree)
     assert got == tree
     assert type(got) is type(tree)
 
 
 @given(trees)
-def test_mapping_several_trees_meets_the_leaves_in_the_order_of_leaves(tree: Any) -> None:
+def test_mapping_several_trees_visits_leaves_in_order(tree: Any) -> None:
     paths = [path for path, _ in leaves(tree)]
     values = [leaf for _, leaf in leaves(tree)]
     met: list[int] = []
@@ -55,7 +55,7 @@ def test_mapping_several_trees_meets_the_leaves_in_the_order_of_leaves(tree: Any
     assert list(leaves(tripled)) == [(path, 3 * value) for path, value in zip(paths, values, strict=True)]
 
 
-def test_leaves_come_with_dotted_paths_and_without_none() -> None:
+def test_leaves_have_dotted_paths_and_skip_none() -> None:
     tree = {"obs": Point(x=1, y=None), "pair": (2, [3]), "named": Pair(4, 5)}
     assert list(leaves(tree)) == [("obs.x", 1), ("pair.0", 2), ("pair.1.0", 3), ("named.0", 4), ("named.1", 5)]
     assert list(leaves(9)) == [("", 9)]
@@ -80,7 +80,7 @@ def test_trees_that_differ_are_refused(tree: Any, other: Any) -> None:
         map_tree(lambda a, b: a, tree, other)
 
 
-def test_none_on_any_side_is_kept_and_never_handed_over() -> None:
+def test_none_in_any_tree_is_kept_and_not_passed_to_the_function() -> None:
     assert map_tree(lambda a, b: a + b, (1, None, 3, None), (10, 20, None, None)) == (11, None, None, None)
     assert map_tree(lambda a, b: a + b, {"a": 1, "b": (1, 2)}, {"a": 2, "b": None}) == {"a": 3, "b": None}
 
@@ -117,7 +117,7 @@ def test_buffer_like_takes_torch_examples_and_another_allocator() -> None:
     assert buffer["x"].sum() == 6
 
 
-def test_leading_shape_is_what_all_leaves_share() -> None:
+def test_leading_shape_is_shared_by_all_leaves() -> None:
     tree = {"a": np.zeros((5, 4, 3)), "b": (torch.zeros(5, 4), None)}
     assert leading_shape(tree, 2) == (5, 4)
     assert leading_shape(tree, 1) == (5,)

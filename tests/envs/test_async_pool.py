@@ -1,4 +1,4 @@
-"""A pool whose slots belong to one worker each: rows equal those of other Envs, and no slot waits for another."""
+"""A pool in which each slot belongs to one worker: rows equal those of LocalEnvs, and no slot waits for another."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from remuda.envs import AsyncPooledEnvs, LocalEnvs, resolve
 from remuda.errors import ConfigError, EnvError, Interrupted, WorkerError
 
 COUNTING = ("counting:make", {"lengths": list(LENGTHS)})
-SLOW = ("own_things:slow", {"seconds": 5.0, "only_seed": derive_seed(7, 0, 0)})  # only env 0
+SLOW = ("own_things:slow", {"seconds": 5.0, "only_seed": derive_seed(7, 0, 0)})  # only env 0 is slow
 
 
 def step_until(
     envs: AsyncPooledEnvs, is_enough: Callable[[], bool], leave: int | None = None, answers: int = 0
 ) -> list[Any]:
-    """Step the slots that are ready, except one that is left out; return (slot, obs, mask) of every step.
+    """Step the slots that are ready, except `leave`, until `is_enough`; return (slot, obs, mask) of every step.
 
-    Not before so many answers of every slot have come: on a busy machine one may be hundreds ahead of another.
+    Every slot has returned at least `answers` steps then: on a busy machine a slot may be hundreds ahead of another.
     """
     width, seen = envs.num_envs // envs.num_slots, []
     awaited = [slot for slot in range(envs.num_slots) if slot != leave for _ in range(answers)]
     deadline = time.monotonic() + 60
     while awaited or not is_enough():
-        assert time.monotonic() < deadline, "it never comes true"
+        assert time.monotonic() < deadline, "the condition was not met in time"
         for slot in envs.ready(0.05):
             if slot != leave:
                 _, step = envs.recv(slot)
@@ -96,7 +96,7 @@ def test_slots_advance_independently(workers: int, slots: int) -> None:
 def test_ready_returns_only_slots_that_have_answered() -> None:
     with AsyncPooledEnvs(resolve(*SLOW), 3, 3, 3) as envs:
         envs.reset(7)
-        assert sorted(envs.ready(0.0)) == [0, 1, 2], "after a reset all are"
+        assert sorted(envs.ready(0.0)) == [0, 1, 2], "after a reset all slots are ready"
         for slot in range(3):
             envs.recv(slot)
         assert envs.ready(0.0) == [], "nothing was sent"
@@ -109,7 +109,7 @@ def test_ready_returns_only_slots_that_have_answered() -> None:
                     assert 0 not in ready
                 envs.recv(slot)
                 envs.send(slot, np.zeros(1, np.int64))
-        assert time.monotonic() - start < 5.0, "recv waited for the slow one"
+        assert time.monotonic() - start < 5.0, "recv waited for the slow slot"
         while 0 not in envs.ready(1.0):
             assert time.monotonic() - start < 60.0
         assert time.monotonic() - start > 4.9
@@ -127,7 +127,7 @@ def test_ready_waits_no_longer_than_its_timeout() -> None:
             assert seconds * 0.9 <= time.monotonic() - start < seconds + 4.0
 
 
-def test_a_killed_worker_is_replaced_while_others_continue() -> None:
+def test_killed_worker_is_replaced_while_others_continue() -> None:
     with AsyncPooledEnvs(resolve("counting:make", {"lengths": [10**6]}), 6, 3, 3) as envs:
         envs.reset(7)
         step_until(envs, lambda: True, answers=5)
@@ -157,10 +157,10 @@ def test_other_slots_continue_while_a_new_worker_builds_its_envs(tmp_path: Path)
     with AsyncPooledEnvs(resolve("own_things:slow_to_rebuild", {"file": str(file), "seconds": 20}), 3, 3, 3) as envs:
         killed_and_slow_to_rebuild(envs, file)
         step_until(envs, lambda: True, leave=1, answers=20)
-        assert envs._building, "which it does for 20 seconds"
+        assert envs._building, "building must take 20 s, longer than the other slots need"
 
 
-def test_a_death_is_noticed_although_another_slot_is_always_ready() -> None:
+def test_lost_worker_is_detected_although_another_slot_is_always_ready() -> None:
     """In an inference server, some slot is ready at nearly every poll; here one slot always is."""
     with AsyncPooledEnvs(resolve(*COUNTING), 3, 3, 3) as envs:
         envs.reset(7)
@@ -169,7 +169,7 @@ def test_a_death_is_noticed_although_another_slot_is_always_ready() -> None:
         step_until(envs, lambda: envs.restarts() == 1, leave=2)
 
 
-def test_a_hanging_worker_is_replaced_although_another_slot_is_always_ready() -> None:
+def test_hung_worker_is_replaced_although_another_slot_is_always_ready() -> None:
     kwargs = {"fault": "sleep", "at": 5, "only": derive_seed(7, 1, 0) % 1000, "lengths": [10**6]}
     with AsyncPooledEnvs(resolve("counting:make", kwargs), 3, 3, 3, step_timeout=1.0) as envs:
         envs.reset(7)
@@ -177,7 +177,7 @@ def test_a_hanging_worker_is_replaced_although_another_slot_is_always_ready() ->
 
 
 @pytest.mark.parametrize("leave", [None, 2], ids=["waiting", "others always have an answer"])
-def test_an_error_of_an_env_is_raised(leave: int | None) -> None:
+def test_error_of_an_env_is_raised(leave: int | None) -> None:
     kwargs = {"fault": "nan", "at": 5, "only": derive_seed(7, 1, 0) % 1000, "lengths": [10**6]}
     with (
         AsyncPooledEnvs(resolve("counting:make", kwargs), 3, 3, 3) as envs,
@@ -186,7 +186,7 @@ def test_an_error_of_an_env_is_raised(leave: int | None) -> None:
         step_for_ever(envs, leave)
 
 
-def test_a_worker_that_is_lost_too_often_raises(caplog: pytest.LogCaptureFixture) -> None:
+def test_worker_that_is_lost_too_often_raises(caplog: pytest.LogCaptureFixture) -> None:
     with (
         caplog.at_level(logging.CRITICAL, "remuda"),
         AsyncPooledEnvs(resolve("counting:make", {"fault": "kill", "at": 3}), 2, 2, 2, max_worker_restarts=2) as envs,
@@ -201,7 +201,7 @@ def test_recv_of_a_slot_waits_for_its_new_worker(tmp_path: Path) -> None:
         killed_and_slow_to_rebuild(envs, tmp_path / "slow")
         start = time.monotonic()
         _, step = envs.recv(1)
-        assert time.monotonic() - start < 50.0, "it is built at once, and nobody has to time out first"
+        assert time.monotonic() - start < 50.0, "recv must not wait for a timeout"
         assert not step.mask.any()
 
 

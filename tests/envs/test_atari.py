@@ -56,7 +56,7 @@ def test_settings_of_an_id_apply(env: str, skip: Any, sticky: float) -> None:
         assert (game.full_action_set, game.max_frames, game.mode, game.difficulty) == (False, 108_000, None, None)
 
 
-def test_options_override_the_id_and_kwargs_too() -> None:
+def test_options_and_kwargs_override_the_id() -> None:
     kwargs = {"frameskip": [2, 3], "repeat_action_probability": 0, "mode": 0, "max_num_frames_per_episode": 50}
     spec = resolve("ALE/Pong-v5", kwargs, AtariOptions(full_action_set=True, screen_size=64))
     game = EnvSpec.from_json(spec.to_json()).game
@@ -107,7 +107,7 @@ def test_atari_options_are_refused_for_other_envs() -> None:
     ("kwargs", "shape"),
     [({"obs_type": "ram"}, (128,)), ({"obs_type": "rgb"}, (210, 160, 3)), ({"continuous": True}, (210, 160, 3))],
 )
-def test_kwargs_of_gymnasiums_env_select_it(kwargs: Any, shape: tuple[int, ...]) -> None:
+def test_kwargs_of_the_gymnasium_env_select_it(kwargs: Any, shape: tuple[int, ...]) -> None:
     env = resolve("ALE/Pong-v5", kwargs).build()
     assert not isinstance(env.unwrapped, AtariEnv)
     assert env.observation_space.shape == shape
@@ -118,7 +118,7 @@ def test_kwargs_of_gymnasiums_env_select_it(kwargs: Any, shape: tuple[int, ...])
 
 
 @pytest.mark.parametrize(("interpolation", "flag"), [("area", cv2.INTER_AREA), ("linear", cv2.INTER_LINEAR)])
-def test_frames_equal_the_emulators(interpolation: Any, flag: int) -> None:
+def test_frames_equal_those_of_the_emulator(interpolation: Any, flag: int) -> None:
     env = build("ALE/Pong-v5", noop_max=0, sticky=0.0, interpolation=interpolation)
     ale = emulator("pong", seed=3)
     actions = ale.getMinimalActionSet()
@@ -146,13 +146,13 @@ def test_frames_equal_the_emulators(interpolation: Any, flag: int) -> None:
     assert env._ale.getEpisodeFrameNumber() == 4 * 80  # frames are skipped once, not twice
 
 
-def test_sizes_of_observations() -> None:
+def test_observation_shape_follows_screen_size_and_frame_stack() -> None:
     env = build(screen_size=48, frame_stack=2)
     assert env.observation_space.shape == (2, 48, 48)
     assert env.observation_space.contains(env.reset(seed=1)[0])
 
 
-def test_rendered_images() -> None:
+def test_render_returns_the_screen_and_frame_rate() -> None:
     env = resolve("ALE/Breakout-v5").build(render_mode="rgb_array")
     env.reset(seed=1)
     assert env.render().shape == (210, 160, 3)
@@ -164,7 +164,7 @@ def test_rendered_images() -> None:
 # --- seeds, no-ops and limits ---------------------------------------------------------------------------------------
 
 
-def test_a_range_of_skips_is_drawn_for_every_step() -> None:
+def test_frame_skip_is_drawn_from_its_range_at_every_step() -> None:
     env = build("Breakout-v4", noop_max=0)
     env.reset(seed=1)
     counts, before = [], 0
@@ -185,15 +185,15 @@ def play(env: AtariEnv, seed: int, actions: Any) -> list[Any]:
     return seen
 
 
-def test_equal_seeds_repeat_and_different_ones_do_not() -> None:
+def test_equal_seeds_repeat_and_different_seeds_do_not() -> None:
     actions = np.random.default_rng(0).integers(0, 4, 260)
-    first, second = build(), build()  # sticky 0.25 and no-ops, both drawn
+    first, second = build(), build()  # sticky actions with probability 0.25 and random no-ops
     play(second, 9, actions[:30])
     assert play(first, 5, actions) == play(second, 5, actions)
     assert play(first, 6, actions) != play(second, 5, actions)
 
 
-def test_sticky_reaches_the_emulator() -> None:
+def test_sticky_is_passed_to_the_emulator() -> None:
     always = build(sticky=1.0, noop_max=0)
     assert play(always, 1, [FIRE] * 40) == play(always, 1, [NO_OP] * 40)  # no action ever replaces the first no-op
     never = build(sticky=0.0, noop_max=0)
@@ -210,7 +210,7 @@ def test_every_number_of_no_ops_below_noop_max_is_drawn() -> None:
     assert set(counts) == {0, 1, 2, 3, 4}
 
 
-def test_a_game_is_truncated_at_its_limit_of_frames() -> None:
+def test_game_is_truncated_at_its_frame_limit() -> None:
     env = build(kwargs={"max_num_frames_per_episode": 101}, noop_max=30)
     env.reset(seed=1)
     ends = [env.step(NO_OP)[2:4] for _ in range(26)]
@@ -222,7 +222,7 @@ def test_a_game_is_truncated_at_its_limit_of_frames() -> None:
 # --- lives ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_lost_life_ends_an_episode_and_the_game_continues() -> None:
+def test_lost_life_ends_an_episode_and_the_game_continues() -> None:
     env = build(noop_max=0, sticky=0.0, episodic_life=True)
     env.reset(seed=1)
     lives, frames, ends = 5, 0, []
@@ -251,13 +251,13 @@ def lose_a_life(env: AtariEnv) -> None:
         pass
 
 
-def test_a_seed_starts_a_new_game_even_after_a_lost_life() -> None:
+def test_seed_starts_a_new_game_even_after_a_lost_life() -> None:
     env = build(noop_max=0, episodic_life=True)
     lose_a_life(env)
     assert env.reset(seed=4)[1] == {"lives": 5}
 
 
-def test_the_reward_of_the_no_op_after_a_lost_life_is_added_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reward_of_the_no_op_after_a_lost_life_is_added_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     env = build(noop_max=0, sticky=0.0, episodic_life=True)
     lose_a_life(env)
     with monkeypatch.context() as patch:
@@ -267,7 +267,7 @@ def test_the_reward_of_the_no_op_after_a_lost_life_is_added_to_the_next(monkeypa
     assert env.step(NO_OP)[1] == 0.0
 
 
-def test_a_frame_limit_reached_by_that_no_op_ends_the_next_step() -> None:
+def test_frame_limit_reached_by_that_no_op_ends_the_next_step() -> None:
     env = build(noop_max=0, sticky=0.0, episodic_life=True)
     lose_a_life(env)
     frames = env._ale.getEpisodeFrameNumber()
@@ -295,7 +295,7 @@ def test_fire_starts_a_game_and_every_life() -> None:
     assert lives[:3] == [4, 3, 2]
 
 
-def test_scores_in_the_pool_are_of_whole_games() -> None:
+def test_scores_of_whole_games_are_reported() -> None:
     spec = resolve("ALE/Breakout-v5", None, AtariOptions(episodic_life=True))
     whole = replace(spec, atari=AtariOptions())
     results = {}

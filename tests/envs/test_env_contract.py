@@ -17,7 +17,7 @@ from remuda.errors import EnvError, WorkerError
 
 
 def run(envs: Any, steps: int, seed: int = 7) -> list[Any]:
-    """Return the masks of every row."""
+    """Step all envs with action 0 and return the masks of all rows."""
     envs.reset(seed)
     masks = []
     for _ in range(steps):
@@ -53,7 +53,7 @@ FAULTS = [
 def test_invalid_results_of_step_are_refused(
     fault: str, observation: str, what: str, workers: int, tmp_path: Path
 ) -> None:
-    # The 5th call is step 2 of episode 2, after the 3 steps of episode 1. Whichever of three envs is first fails.
+    # The 5th call is step 2 of episode 2, after the 3 steps of episode 1. The first of three envs to get there fails.
     kwargs = {"fault": fault, "at": 5, "once": str(tmp_path / "done"), "observation": observation}
     with make_envs(resolve("counting:make", kwargs), 3, workers) as envs, pytest.raises(EnvError) as caught:
         run(envs, 12)
@@ -66,7 +66,7 @@ def test_invalid_results_of_step_are_refused(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_the_first_observation_is_checked_too(workers: int) -> None:
+def test_first_observation_is_checked_too(workers: int) -> None:
     with (
         make_envs(resolve("counting:make", {"fault": "nan", "at": 0}), 2, workers) as envs,
         pytest.raises(EnvError, match=r"env 0 of counting:make \(seed \d+, step 0 of its episode 1\): obs.* nan"),
@@ -76,7 +76,7 @@ def test_the_first_observation_is_checked_too(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("fault", ["raise", "sys.exit"])
-def test_an_env_that_raises_is_rebuilt_and_gives_a_reset_row(
+def test_env_that_raises_is_rebuilt_and_returns_a_reset_row(
     workers: int, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     spec = resolve("counting:make", {"fault": fault, "at": 4, "lengths": [100]})
@@ -105,7 +105,7 @@ def test_an_env_that_raises_is_rebuilt_and_gives_a_reset_row(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_env_that_always_raises_ends_with_its_own_message(workers: int) -> None:
+def test_env_that_always_raises_ends_with_its_own_message(workers: int) -> None:
     with (
         make_envs(resolve("counting:make", {"fault": "raise", "at": 1}), 1, workers) as envs,
         pytest.raises(
@@ -118,7 +118,7 @@ def test_an_env_that_always_raises_ends_with_its_own_message(workers: int) -> No
         envs.reset(1)
 
 
-def test_the_total_of_restarts_is_limited_too() -> None:
+def test_total_of_restarts_is_limited_too() -> None:
     with LocalEnvs(resolve("counting:make", {"fault": "raise", "at": 2, "lengths": [1]}), 1, max_restarts=30) as envs:
         with pytest.raises(EnvError, match=r"more than envs\.max_restarts=30 times"):
             run(envs, 500)
@@ -126,7 +126,7 @@ def test_the_total_of_restarts_is_limited_too() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_random_failures_are_survived(workers: int) -> None:
+def test_envs_that_fail_randomly_are_rebuilt(workers: int) -> None:
     kwargs = {"raise_step": 0.02, "raise_reset": 0.2, "lengths": [5, 9]}
     with make_envs(resolve("counting:make", kwargs), 4, workers) as envs:
         masks = np.stack(run(envs, 400))
@@ -136,7 +136,7 @@ def test_random_failures_are_survived(workers: int) -> None:
     assert 0.5 < masks.mean() < 0.95
 
 
-def test_an_evaluation_repeats_an_episode_that_failed(tmp_path: Path) -> None:
+def test_evaluation_repeats_an_episode_that_failed(tmp_path: Path) -> None:
     kwargs = {"fault": "raise", "at": 2, "once": str(tmp_path / "done"), "lengths": [3]}
     with LocalEnvs(resolve("counting:make", kwargs), 1, seeds=[[41, 42]]) as envs:
         envs.reset(1)
@@ -149,7 +149,7 @@ def test_an_evaluation_repeats_an_episode_that_failed(tmp_path: Path) -> None:
     assert rows == [41] * 6 + [42] * 4
 
 
-def test_an_error_in_the_users_statistics_is_raised() -> None:
+def test_error_in_user_statistics_is_raised() -> None:
     envs = LocalEnvs(resolve("counting:make"), 1, stats="counting:BrokenStats")
     with envs, pytest.raises(KeyError, match="no such key"):
         run(envs, 9)
@@ -205,7 +205,7 @@ class Bounded(gymnasium.Env[Any, Any]):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("at", [0, 7, 300])  # the first, an early and the last observation of an episode
-def test_observations_out_of_bounds_give_one_warning(at: int, workers: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_observations_out_of_bounds_log_one_warning(at: int, workers: int, caplog: pytest.LogCaptureFixture) -> None:
     spec = resolve("test_env_contract:Bounded", {"at": at})
     with caplog.at_level(logging.WARNING, "remuda.envs"), make_envs(spec, 4, workers) as envs:
         run(envs, 605)
@@ -232,7 +232,7 @@ def test_bounds_are_checked_for_the_first_observations_only() -> None:
         assert (env._unchecked, env._dtype) == (0, np.dtype(np.float32))
 
 
-def test_the_doctor_reports_casts_and_bounds() -> None:
+def test_examine_reports_casts_and_bounds() -> None:
     found = examine(resolve("test_env_contract:Bounded", {"at": 3, "dtype": "float64"}), seconds=0.01).problems
     cast = "observation has dtype float64, its space says float32: it is cast at every step."
     assert f"test_env_contract:Bounded: {cast}" in found

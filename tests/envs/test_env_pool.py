@@ -1,4 +1,4 @@
-"""EnvPool: steps as futures, several batches in flight, every row as computed by hand."""
+"""EnvPool: steps as futures and several batches in flight; every row is compared with those of LocalEnvs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_several_batches_in_flight_and_results_in_any_order() -> None:
             for batch in order:
                 step = futures[batch].result()
                 assert futures[batch].done()
-                assert futures[batch].result() is step  # may be called again
+                assert futures[batch].result() is step  # result() may be called again
                 found[batch].append(copied(step))
     for batch in range(3):
         for mine, row in zip(found[batch], expected_rows(4, batch, actions[batch]), strict=True):
@@ -100,7 +100,7 @@ def test_info_truncation_and_statistics() -> None:
 
 
 @pytest.mark.parametrize("env", ["counting:make", counting.make, counting.CountingEnv])
-def test_continuous_actions_and_every_way_to_name_an_env(env: Any) -> None:
+def test_continuous_actions_and_every_way_to_specify_an_env(env: Any) -> None:
     with EnvPool(env, 2, 2, kwargs={"action": "box"}) as pool:
         pool.reset()
         step = pool.step(0, np.array([[0.5, 0.25], [-1.0, 1.0]], np.float32)).result()
@@ -144,12 +144,12 @@ def test_misuse_is_refused_in_one_sentence() -> None:
         with pytest.raises(ConfigError, match=sentence):
             EnvPool("counting:make", *arguments)
     with pytest.raises(EnvSpecError, match=r"and pass my_code\.make or 'my_code:make'\.$"):
-        EnvPool(lambda: None, 1, 1)  # a pool has no scheme that could be serial
+        EnvPool(lambda: None, 1, 1)  # the remedy must not mention schemes, which a pool does not have
     with pytest.raises(EnvSpecError, match="has no nothing"):
         EnvPool("counting:nothing", 1, 1)
 
 
-def test_a_result_may_be_awaited_with_repeated_timeouts(tmp_path: Path) -> None:
+def test_result_may_be_awaited_with_repeated_timeouts(tmp_path: Path) -> None:
     kwargs = {"fault": "sleep", "at": 1, "once": str(tmp_path / "done")}
     with EnvPool("counting:make", 1, 2, 2, kwargs=kwargs, step_timeout=0.6) as pool:
         pool.step(1, ZEROS).result()
@@ -170,7 +170,7 @@ def test_a_result_may_be_awaited_with_repeated_timeouts(tmp_path: Path) -> None:
         assert pool.restarts() == 4
 
 
-def test_done_notices_a_death_and_never_hangs(tmp_path: Path) -> None:
+def test_done_detects_a_lost_worker_and_never_hangs(tmp_path: Path) -> None:
     kwargs = {"fault": "kill", "at": 2, "once": str(tmp_path / "done"), "lengths": [100]}
     with EnvPool("counting:make", 2, 2, kwargs=kwargs) as pool:
         pool.reset()
@@ -186,7 +186,7 @@ def test_done_notices_a_death_and_never_hangs(tmp_path: Path) -> None:
         assert pool.restarts() == 1
 
 
-def test_an_overdue_step_counts_as_done(tmp_path: Path) -> None:
+def test_overdue_step_counts_as_done(tmp_path: Path) -> None:
     kwargs = {"fault": "sleep", "at": 1, "once": str(tmp_path / "done")}
     with EnvPool("counting:make", 1, 2, kwargs=kwargs, step_timeout=0.3) as pool:
         pool.reset()
@@ -198,7 +198,7 @@ def test_an_overdue_step_counts_as_done(tmp_path: Path) -> None:
         assert not future.result().mask.any()
 
 
-def test_killed_processes_come_back_with_a_reset_row() -> None:
+def test_envs_of_a_killed_process_restart() -> None:
     with EnvPool("counting:make", 2, 4, 2, kwargs={"lengths": [1000]}) as pool:
         pool.reset()
         actions = np.zeros(4, np.int64)
@@ -211,7 +211,7 @@ def test_killed_processes_come_back_with_a_reset_row() -> None:
             futures = [pool.step(batch, actions) for batch in range(2)]
             steps = [copied(future.result()) for future in futures]
         assert pool.restarts() == 4
-        for batch in range(2):  # of 4 envs the first two were lost and have restarted
+        for batch in range(2):  # the first two of 4 envs were lost and have restarted
             assert steps[batch][4].all()
             assert (steps[batch][0][2:, 2] == 8).all()
             assert (steps[batch][0][:2, 2] < 8).all()

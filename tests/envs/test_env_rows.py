@@ -1,4 +1,4 @@
-"""Every row of envs, in this process and in workers, compared with rows computed by hand."""
+"""Every row of envs, in this process and in workers, compared with rows computed from the definition of the env."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def start(spec: EnvSpec, num_envs: int, num_workers: int = 0, slots: int = 1, **
 
 
 def rows_by_hand(seed: int, index: int, actions: list[int]) -> Iterator[tuple[Any, ...]]:
-    """Return obs, reward, terminated, truncated and mask of one CountingEnv, computed from its definition."""
+    """Yield obs, reward, terminated, truncated and mask of one CountingEnv, computed from its definition."""
     marker, episode, step = derive_seed(seed, index, 0) % 1000, 1, 0
     yield (marker, 1, 0), 0.0, False, False, False
     is_over = False
@@ -94,7 +94,7 @@ def test_observations_are_stored_with_the_dtype_of_their_space(kind: str, worker
         assert stored[:, 2, 2].tolist() == [0, 1, 2, 3, 0]
 
 
-def test_actions_reach_the_env_in_its_own_space() -> None:
+def test_actions_are_passed_to_the_env_in_its_own_space() -> None:
     for kind, sent, expected in [
         ("shifted", np.array([0]), np.int64(-1)),
         ("box", np.array([[0.5, -1.0]], np.float32), np.array([0.5, -1.0], np.float32)),
@@ -123,7 +123,7 @@ def test_local_and_pooled_envs_are_bit_equal_on_cartpole(slots: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_same_seed_repeats_and_a_different_one_does_not(workers: int) -> None:
+def test_equal_seeds_repeat_and_different_seeds_do_not(workers: int) -> None:
     actions = np.ones((10, 4), np.int64)
     with make_envs(resolve("CartPole-v1"), 4, workers) as envs:
         first, again, other = play(envs, 5, actions), play(envs, 5, actions), play(envs, 6, actions)
@@ -152,7 +152,7 @@ def test_warm_up_decorrelates_and_counts_its_steps(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_episodes_of_the_warm_up_are_not_reported_and_the_running_one_is_complete(workers: int) -> None:
+def test_warm_up_episodes_are_not_reported_and_the_running_one_is_complete(workers: int) -> None:
     spec = resolve("counting:make", {"lengths": [4], "ends": "truncate"})
     with make_envs(spec, 4, workers) as envs:
         assert envs.reset(3, warm_up=30) > 16
@@ -185,7 +185,7 @@ def test_each_seed_of_a_list_is_played_once_and_then_the_env_idles() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_statistics_of_episodes_by_hand(workers: int) -> None:
+def test_statistics_of_episodes_have_known_values(workers: int) -> None:
     spec = resolve("counting:make", {"lengths": list(LENGTHS)})
     with make_envs(spec, 2, workers, gamma=0.5) as envs:
         play(envs, 1, np.full((4, 2), 2))
@@ -203,7 +203,7 @@ def test_statistics_of_episodes_by_hand(workers: int) -> None:
     }
 
 
-def test_counting_rewards_in_blocks_changes_nothing() -> None:
+def test_summing_rewards_in_blocks_gives_the_same_statistics() -> None:
     spec = resolve("counting:make", {"lengths": [2500], "ends": "terminate"})
     with LocalEnvs(spec, 1, gamma=0.999) as envs:
         play(envs, 1, np.zeros((2500, 1), np.int64))
@@ -215,7 +215,7 @@ def test_counting_rewards_in_blocks_changes_nothing() -> None:
     assert episode.values["ep_discounted_rew"] == pytest.approx((rewards * 0.999 ** np.arange(2500)).sum(), rel=1e-12)
 
 
-def test_statistics_too_long_for_shared_memory_arrive() -> None:
+def test_statistics_too_long_for_shared_memory_are_received() -> None:
     spec, found = resolve("counting:make", {"lengths": list(LENGTHS), "chatter": 400}), []
     for workers, slots in [(0, 2), (2, 2), (1, 1)]:
         with make_envs(spec, 4, workers, slots) as envs:
@@ -229,7 +229,7 @@ def test_statistics_too_long_for_shared_memory_arrive() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stats", ["counting:Peaks", counting.Peaks])
-def test_a_users_own_statistics(workers: int, stats: Any) -> None:
+def test_user_statistics_are_reported(workers: int, stats: Any) -> None:
     with make_envs(resolve("counting:make"), 2, workers, stats=stats) as envs:
         play(envs, 1, np.zeros((9, 2), np.int64))
         episodes = envs.episodes()
@@ -239,7 +239,7 @@ def test_a_users_own_statistics(workers: int, stats: Any) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_end_for_the_learner_only_does_not_end_the_episode(workers: int) -> None:
+def test_end_for_the_learner_only_does_not_end_the_episode(workers: int) -> None:
     # 3 lives of 2 steps: the first row, then 2 steps and a reset row for each life.
     spec = resolve("counting:make_lives")
     with make_envs(spec, 2, workers) as envs:
@@ -269,7 +269,7 @@ def test_an_end_for_the_learner_only_does_not_end_the_episode(workers: int) -> N
     assert episodes[0].values["info/lives"] == 0
 
 
-def test_a_continued_game_uses_no_seed() -> None:
+def test_continued_game_uses_no_seed() -> None:
     spec = resolve("counting:make_lives", {"lives": 2})
     with LocalEnvs(spec, 1, seeds=[[7, 8]]) as envs:
         play(envs, 1, np.zeros((14, 1), np.int64))
@@ -306,7 +306,10 @@ def test_levels_are_drawn_again_after_a_failure() -> None:
 
 
 def held_rows(workers: int, slots: int) -> list[Any]:
-    """Return [obs, reward, ended, mask] of 4 envs: 8 rows with hold, a renewal, 3 rows with hold, one without."""
+    """Return [obs, reward, ended, mask, half] of 4 envs: after a reset, 8 held sends, a renewal and 4 sends.
+
+    The last send is not held.
+    """
     width, seen = 4 // slots, []
     with start(resolve("counting:make", {"lengths": list(LENGTHS)}), 4, workers, slots, info=["half"]) as envs:
         envs.reset(2)
@@ -337,7 +340,7 @@ def test_held_envs_wait_for_renewal() -> None:
     assert np.array_equal([row[4][1] for row in rows][:5], [np.nan, 0.5, 1, 1.5, np.nan], equal_nan=True)
 
 
-def test_renewal_leaves_running_envs_alone() -> None:
+def test_renewal_does_not_change_running_envs() -> None:
     with LocalEnvs(resolve("counting:make", {"lengths": [9, 2]}), 1) as envs:
         envs.reset(1)
         envs.recv()
@@ -359,7 +362,7 @@ def test_hold_is_the_same_in_every_backend(workers: int, slots: int) -> None:
             assert np.array_equal(mine, np.concatenate([part[field] for part in parts]), equal_nan=True)
 
 
-def test_an_env_that_fails_while_held_waits_for_renewal(tmp_path: Any) -> None:
+def test_env_that_fails_while_held_waits_for_renewal(tmp_path: Any) -> None:
     kwargs = {"fault": "raise", "at": 2, "once": str(tmp_path / "done"), "lengths": [3]}
     with LocalEnvs(resolve("counting:make", kwargs), 1) as envs:
         envs.reset(1)
@@ -385,7 +388,7 @@ def test_an_env_that_fails_while_held_waits_for_renewal(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(("workers", "slots"), [(0, 1), (2, 2)])
-def test_requested_entries_of_info(workers: int, slots: int) -> None:
+def test_requested_entries_of_info_are_returned(workers: int, slots: int) -> None:
     names = ["half", "odd", "n", "name", "nan", "lost"]
     with start(resolve("counting:make", {"lengths": [3]}), 4, workers, slots, info=names) as envs:
         envs.reset(1)
@@ -427,7 +430,7 @@ def test_calls_out_of_order_are_refused() -> None:
         with pytest.raises(ValueError, match=r"shape \(1,\), this slot takes \(2,\)"):
             envs.send(0, np.zeros(1, np.int64))
         envs.send(0, np.zeros(2, np.int64))
-        envs.reset(1)  # gives up what was in flight
+        envs.reset(1)  # discards the steps in flight
         assert [envs.recv()[0], envs.recv()[0]] == [0, 1]
 
 

@@ -1,4 +1,4 @@
-"""What may be given as env, how it reaches a worker, and the errors for everything else."""
+"""All forms in which an env can be given, how workers get it, and the errors for everything else."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def refused(env: Any, kwargs: dict[str, Any] | None = None, build: bool = True) 
         (functools.partial(functools.partial(counting.make, lengths=[9]), lengths=[7]), {}, "CountingEnv"),
     ],
 )
-def test_every_form_of_env_is_built_here_and_from_json(env: Any, kwargs: dict[str, Any], kind: str) -> None:
+def test_every_form_of_env_is_built_directly_and_from_json(env: Any, kwargs: dict[str, Any], kind: str) -> None:
     spec = resolve(env, kwargs)
     for each in (spec, EnvSpec.from_json(spec.to_json())):
         built = each.build()
@@ -52,13 +52,13 @@ def test_every_form_of_env_is_built_here_and_from_json(env: Any, kwargs: dict[st
         built.close()
 
 
-def test_labels() -> None:
+def test_labels_of_ids_paths_and_partials() -> None:
     assert resolve("CartPole-v1").label == "CartPole-v1"
     assert resolve("counting:make").label == "counting:make"
     assert resolve(functools.partial(counting.make)).label == "make"
 
 
-def test_extra_arguments_reach_the_env() -> None:
+def test_extra_arguments_are_passed_to_the_env() -> None:
     env = resolve("counting:make", {"lengths": [2]}).build(render_mode="rgb_array")
     assert env.render_mode == "rgb_array"
 
@@ -87,7 +87,7 @@ def test_errors_while_building_are_one_sentence(env: Any, kwargs: dict[str, Any]
         assert part in text
 
 
-def test_a_module_that_fails_to_import_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_that_fails_to_import_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "halfway.py").write_text("import nosuchdependency\n")
     (tmp_path / "broken.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -106,7 +106,7 @@ def test_definitions_that_workers_cannot_find_are_refused() -> None:
     assert "by keyword" in refused(functools.partial(counting.make, [3]), build=False)
     assert "lengths=(7,)" in refused(counting.make, {"lengths": (7,)}, build=False)
     assert "once=<object" in refused(counting.make, {"once": object()}, build=False)
-    LocalEnvs(resolve(local), 1).close()  # works in this process
+    LocalEnvs(resolve(local), 1).close()  # a local function works in this process
 
 
 class TextEnv(counting.CountingEnv):
@@ -150,7 +150,7 @@ def test_probe_returns_properties_of_an_env() -> None:
         probe(resolve("counting:make", {"fault": "raise"}))
 
 
-def test_ids_that_the_program_registered_itself_reach_workers() -> None:
+def test_ids_registered_by_the_program_are_built_in_workers() -> None:
     gymnasium.register("CountingForWorkers-v0", counting.CountingEnv, max_episode_steps=2, kwargs={"lengths": [9]})
     try:
         with PooledEnvs(resolve("CountingForWorkers-v0", {"ends": "terminate"}), 1, 1) as envs:
@@ -192,25 +192,25 @@ def run_script(path: Path, text: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_function_of_the_script_that_is_run(tmp_path: Path) -> None:
+def test_function_of_the_main_script_is_built_in_workers(tmp_path: Path) -> None:
     done = run_script(tmp_path / "guarded.py", SCRIPT + "if __name__ == '__main__':\n    main()\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, "rows (2, 3)\n", "")
 
 
-def test_a_script_without_a_guard_is_not_run_again(tmp_path: Path) -> None:
+def test_script_without_a_guard_is_not_run_again(tmp_path: Path) -> None:
     done = run_script(tmp_path / "unguarded.py", SCRIPT + "print('once')\nmain()\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, "once\nrows (2, 3)\n", "")
 
 
-def test_a_script_whose_env_uses_an_object_is_loaded_as_a_whole(tmp_path: Path) -> None:
-    """Every worker creates the object again."""
+def test_script_whose_env_uses_an_object_is_imported_by_workers(tmp_path: Path) -> None:
+    """The object has no source text, so every worker creates it again by importing the script."""
     text = SCRIPT.replace("lengths=[2]", "lengths=lengths.get()").replace("def make", OBJECT + "def make")
     done = run_script(tmp_path / "guarded.py", text + "if __name__ == '__main__':\n    main()\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, "rows (2, 3)\n", "")
 
 
 @pytest.mark.parametrize("call", ["main()", "sys.exit(main())", "1 / 0 if __name__ != '__main__' else main()"])
-def test_a_script_that_is_loaded_as_a_whole_needs_a_guard(tmp_path: Path, call: str) -> None:
+def test_script_that_is_imported_by_workers_needs_a_guard(tmp_path: Path, call: str) -> None:
     text = SCRIPT.replace("lengths=[2]", "lengths=lengths.get()").replace("def make", OBJECT + "def make")
     done = run_script(tmp_path / "unguarded.py", text + call)
     assert done.returncode == 1
@@ -218,7 +218,7 @@ def test_a_script_that_is_loaded_as_a_whole_needs_a_guard(tmp_path: Path, call: 
     assert first.endswith("under if __name__ == '__main__':")
 
 
-def test_a_function_typed_into_an_interpreter_is_refused() -> None:
+def test_function_typed_into_an_interpreter_is_refused() -> None:
     code = "from remuda.envs import resolve\ndef make(): pass\nresolve(make).to_json()"
     here = Path(__file__).parents[2]
     done = subprocess.run(
@@ -233,7 +233,7 @@ def test_a_function_typed_into_an_interpreter_is_refused() -> None:
     assert "the source of make is not kept" in done.stderr
 
 
-def test_examine_measures_a_good_env() -> None:
+def test_examine_measures_a_correct_env() -> None:
     report = examine(resolve("CartPole-v1"), seconds=0.2)
     assert report.steps_per_second > 0
     assert report.reset_seconds > 0

@@ -69,7 +69,7 @@ WAYS = {
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Write a module that holds ENV, and share one fork server between runs that need torch in their workers."""
+    """Write a module that contains ENV, make it importable, and return its path."""
     path = tmp_path_factory.mktemp("own") / "own_failing.py"
     path.write_text(ENV)
     with pytest.MonkeyPatch.context() as patch:
@@ -78,7 +78,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_env_that_fails_in_every_episode_is_named_and_ends_the_run(
+def test_env_that_fails_in_every_episode_is_named_and_ends_the_run(
     way: str, source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = ["train", *WAYS[way], "--env", "own_failing:Env", "--sampler.envs", "4", "--steps", "100000"]
@@ -99,7 +99,7 @@ def test_an_env_that_fails_in_every_episode_is_named_and_ends_the_run(
     assert result["status"] == "failed"
 
 
-def test_the_traceback_is_kept_if_no_failure_is_allowed(
+def test_traceback_is_logged_if_no_failure_is_allowed(
     source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = ["train", "ppo", "--env", "own_failing:Env", "--envs.max_restarts", "0", "--scheme", "parallel"]
@@ -121,7 +121,7 @@ def steps(envs: Any, count: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_failures_of_one_env_are_survived_while_another_finishes_episodes(
+def test_failures_of_one_env_do_not_end_the_run_while_another_finishes_episodes(
     workers: int, source: Path, tmp_path: Path
 ) -> None:
     """The other env may be in another process."""
@@ -149,7 +149,7 @@ def test_traceback_is_formatted_once_for_each_place(source: Path, caplog: pytest
     assert [bool(text) for text in shown] == [True, False, False, False]
 
 
-def test_place_is_in_the_users_code_if_a_library_raised() -> None:
+def test_place_is_in_user_code_if_a_library_raised() -> None:
     def ask() -> None:
         np.linalg.inv(np.zeros((2, 2)))
 
@@ -160,7 +160,7 @@ def test_place_is_in_the_users_code_if_a_library_raised() -> None:
     assert raised(caught.value) == f"LinAlgError: Singular matrix ({__file__}:{line}, in ask)"
 
 
-def test_a_finished_episode_resets_the_count() -> None:
+def test_finished_episode_resets_the_count() -> None:
     count = FailureCount(max_restarts=1000)
     assert [count.add(1, failures, 0) for failures in range(1, 20)] == [None] * 19
     assert [count.add(1, failures, 1) for failures in range(20, 39)] == [None] * 19

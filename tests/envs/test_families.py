@@ -44,7 +44,7 @@ def _hidden_packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("BabyAI-GoToRedBall-v0", "minigrid", "minigrid"),
     ],
 )
-def test_a_missing_package_is_named_with_its_extra(env: str, package: str, extra: str) -> None:
+def test_missing_package_of_an_id_is_named_with_its_extra(env: str, package: str, extra: str) -> None:
     with pytest.raises(EnvSpecError) as caught:
         resolve(env)
     assert str(caught.value) == f"{env} needs the package {package}: pip install 'remuda[{extra}]'."
@@ -72,7 +72,7 @@ mujoco.get_mju_user_warning()("Pre-allocated constraint buffer is full.")
 @pytest.mark.parametrize(
     ("module", "name", "extra"), [("mujoco", "HalfCheetah-v5", "mujoco"), ("Box2D", "LunarLander-v3", "box2d")]
 )
-def test_a_package_that_is_missing_is_named_with_its_extra(module: str, name: str, extra: str) -> None:
+def test_missing_package_at_build_is_named_with_its_extra(module: str, name: str, extra: str) -> None:
     code = f"import sys; sys.modules[{module!r}] = None; from remuda.envs import resolve; resolve({name!r}).build()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     last = done.stderr.strip().splitlines()[-1]
@@ -81,7 +81,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(module: str, name: st
 
 
 @pytest.mark.usefixtures("_hidden_packages")
-def test_an_old_atari_id_without_the_package_is_unknown() -> None:
+def test_old_atari_id_without_the_package_is_unknown() -> None:
     with pytest.raises(EnvSpecError, match="Pong-v4 is not a registered"):
         resolve("Pong-v4")
     assert not any(name.startswith("ALE/") for name, _, _ in list_envs())
@@ -119,12 +119,12 @@ def test_minigrid_with_another_view_keeps_its_shape() -> None:
     ("env", "shape", "action"),
     [("MinAtar/Breakout-v1", (10, 10, 4), "discrete"), ("Hopper-v5", (11,), "box")],
 )
-def test_other_families_by_their_ids(env: str, shape: tuple[int, ...], action: str) -> None:
+def test_other_families_are_found_by_id(env: str, shape: tuple[int, ...], action: str) -> None:
     info = probe(resolve(env))
     assert (info.observation.shape, info.action.kind) == (shape, action)
 
 
-def test_the_catalogue_lists_every_family() -> None:
+def test_catalog_lists_every_family() -> None:
     listed = {name: maker for name, _, maker in list_envs()}
     assert listed["Remuda/Mock-v0"] == "remuda.envs.mock"
     for name in ("ALE/Pong-v5", "MinAtar/Breakout-v1", "MiniGrid-Empty-5x5-v0", "BabyAI-GoToRedBall-v0"):

@@ -1,4 +1,4 @@
-"""The memory tasks: their rules, and that they are regular Gymnasium envs."""
+"""The memory tasks follow their rules and are regular Gymnasium envs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def play(env: Recall, seed: int, answer: int | None = None) -> tuple[list[Any], 
 
 
 @pytest.mark.parametrize(("cues", "delay"), [(2, 10), (2, 0), (5, 1), (3, 4)])
-def test_the_cue_is_shown_once_and_asked_for_after_the_delay(cues: int, delay: int) -> None:
+def test_cue_is_shown_once_and_asked_for_after_the_delay(cues: int, delay: int) -> None:
     env = Recall(cues, delay)
     for seed in range(8):
         seen, rewards, ends = play(env, seed)
@@ -39,7 +39,7 @@ def test_the_cue_is_shown_once_and_asked_for_after_the_delay(cues: int, delay: i
         assert ends == [False] * delay + [True]
         assert rewards == [0.0] * delay + [1.0]
         assert seen[0][:-1].sum() == 1.0
-        assert not any(obs[:-1].any() for obs in seen[1:]), "the cue is gone"
+        assert not any(obs[:-1].any() for obs in seen[1:]), "the cue must be shown only once"
         assert [float(obs[-1]) for obs in seen] == [float(step == delay) for step in range(delay + 2)]
 
 
@@ -63,14 +63,14 @@ def test_actions_before_the_question_have_no_effect() -> None:
     assert env.step(cue)[1:3] == (1.0, True)
 
 
-def test_without_memory_one_half_is_the_best_mean() -> None:
-    """The observation at the question is the same for every cue."""
+def test_observation_at_the_question_does_not_depend_on_the_cue() -> None:
+    """Without memory, the best mean reward with two cues is therefore one half."""
     env = Recall()
     questions = {tuple(play(env, seed)[0][10].tolist()) for seed in range(20)}
     assert questions == {(0.0, 0.0, 1.0)}
 
 
-def test_the_same_seed_gives_the_same_cues() -> None:
+def test_equal_seeds_give_equal_cues() -> None:
     def cues(seed: int) -> list[int]:
         env = Recall(cues=4)
         first = int(env.reset(seed=seed)[0][:-1].argmax())
@@ -139,7 +139,7 @@ def test_ids_are_found_in_a_worker(name: str) -> None:
         assert np.isfinite(step.obs).all()
 
 
-def test_arguments_of_an_id() -> None:
+def test_arguments_of_an_id_are_passed_to_the_env() -> None:
     env = resolve("Remuda/Recall-v0", {"cues": 5, "delay": 3}).build()
     assert (env.observation_space.shape, env.action_space.n) == ((6,), 5)
     inner: Any = env.unwrapped
@@ -149,7 +149,7 @@ def test_arguments_of_an_id() -> None:
 
 @pytest.mark.parametrize("name", IDS)
 @pytest.mark.filterwarnings("ignore:.*is different from the unwrapped version.*")  # `make` adds wrappers
-def test_gymnasiums_checker_finds_no_problem(name: str) -> None:
+def test_gymnasium_checker_finds_no_problem(name: str) -> None:
     register(name)
     env = gymnasium.make(name)
     check_env(env, skip_render_check=True)

@@ -1,4 +1,4 @@
-"""The mock env: arbitrary spaces, a known cost, and the same observations in every episode."""
+"""The mock env: arbitrary spaces, steps of known cost, and the same observations in every episode."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_episodes_have_the_given_length_and_equal_observations() -> None:
 
 
 @pytest.mark.parametrize("wait", ["busy", "sleep"])
-def test_a_step_takes_its_time(wait: Any) -> None:
+def test_step_takes_the_configured_time(wait: Any) -> None:
     env = MockEnv(seconds=0.1, wait=wait)
     env.reset()
     worked = []
@@ -76,7 +76,7 @@ def test_a_step_takes_its_time(wait: Any) -> None:
     assert min(worked) < 0.01 if wait == "sleep" else max(worked) > 0.01
 
 
-def test_workers_build_it_by_its_id() -> None:
+def test_workers_build_the_mock_env_from_its_id() -> None:
     spec = resolve("Remuda/Mock-v0", {"observation": {"dict": {"image": {"box": [2, 2]}}}, "length": 2})
     assert EnvSpec.from_json(spec.to_json()) == spec
     with make_envs(spec, 2, 1) as envs:

@@ -24,7 +24,10 @@ from remuda.registry import env_backend_names, find_env_backend
 
 
 def play_both(env: str, steps: int, num_envs: int = 2, slots: int = 1, **options: Any) -> tuple[int, int, float]:
-    """Step both with random actions and compare all fields and statistics; return ends, episodes, largest reward."""
+    """Step Python and native envs with random actions and compare all fields and statistics.
+
+    Return the number of ends, the number of episodes and the largest reward.
+    """
     spec = resolve(env, None, AtariOptions(**options))
     with make_envs(spec, num_envs, 0, slots, backend="python") as single, make_envs(spec, num_envs, 2, slots) as many:
         assert isinstance(many, NativeEnvs)
@@ -61,7 +64,9 @@ def play_both(env: str, steps: int, num_envs: int = 2, slots: int = 1, **options
         ("SpaceInvadersNoFrameskip-v4", 300, 1, {"screen_size": 48, "full_action_set": True, "frame_skip": 3}),
     ],
 )
-def test_the_same_rows_as_single_envs(env: str, steps: int, slots: int, options: dict[str, Any]) -> None:
+def test_native_envs_give_the_same_rows_as_single_envs(
+    env: str, steps: int, slots: int, options: dict[str, Any]
+) -> None:
     ends, episodes, most = play_both(env, steps, 2, slots, **options)
     if "episodic_life" in options:
         assert ends > episodes >= 1
@@ -77,7 +82,7 @@ def test_ten_thousand_actions_give_the_same_rows(env: str, options: dict[str, An
     assert ends >= episodes >= 5
 
 
-def test_the_number_of_threads_changes_nothing() -> None:
+def test_number_of_threads_does_not_change_rows() -> None:
     seen = []
     for threads in (1, 3):
         with NativeEnvs(resolve("ALE/Pong-v5"), ale, 3, threads=threads) as envs:
@@ -128,7 +133,7 @@ class Scripted:
         )
 
 
-def test_the_reward_of_the_action_after_a_lost_life_is_kept() -> None:
+def test_reward_of_the_action_after_a_lost_life_is_kept() -> None:
     spec = resolve(
         "ALE/Breakout-v5", {"max_num_frames_per_episode": 28}, AtariOptions(episodic_life=True, noop_max=0)
     )
@@ -173,7 +178,7 @@ def test_the_reward_of_the_action_after_a_lost_life_is_kept() -> None:
 
 
 class CountingVector(VectorEnv):  # type: ignore[misc]
-    """Env i shows [i, episode, step] and lasts 3 + i steps; even ones terminate, odd ones are truncated."""
+    """Env i returns [i, episode, step]; its episodes have 3 + i steps, and terminate if i is even, else truncate."""
 
     def __init__(self, num_envs: int, autoreset_mode: Any = AutoresetMode.SAME_STEP, fault: str = "", start: int = 2):
         self.num_envs, self.fault = num_envs, fault
@@ -221,7 +226,7 @@ def vector_id() -> Iterator[str]:
     del gymnasium.registry["CountingVector-v0"]
 
 
-def test_rows_and_statistics_by_hand(vector_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_and_statistics_have_known_values(vector_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_slot, "BLOCK", 4)  # so that episodes extend over several blocks of rewards
     with make_envs(resolve(vector_id), 4, slots=2, gamma=0.5) as envs:
         assert isinstance(envs, NativeEnvs)
@@ -263,7 +268,7 @@ def test_rows_and_statistics_by_hand(vector_id: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("env", ["CountingVector-v0", "ALE/Breakout-v5"])
-def test_a_reset_drops_a_step_in_flight(vector_id: str, env: str) -> None:
+def test_reset_drops_a_step_in_flight(vector_id: str, env: str) -> None:
     seen = []
     with make_envs(resolve(env), 2) as envs:
         for _ in range(2):
@@ -346,7 +351,7 @@ def test_errors_name_the_env(vector_id: str, fault: str, parts: list[str]) -> No
         ("counting:make", {}, {}, None),
     ],
 )
-def test_auto_takes_a_backend_with_equal_envs(env: str, kwargs: Any, options: Any, expected: str | None) -> None:
+def test_auto_chooses_a_backend_with_equal_envs(env: str, kwargs: Any, options: Any, expected: str | None) -> None:
     chosen = choose("auto", resolve(env, kwargs, AtariOptions(**options)))
     assert (None if chosen is None else chosen.NAME) == expected
 
@@ -380,7 +385,7 @@ def test_features_of_single_envs_exclude_backends(asked: dict[str, Any], part: s
         ("alle", "CartPole-v1", "'alle' is not known: did you mean ale"),
     ],
 )
-def test_an_unsuitable_backend_is_refused_in_one_sentence(backend: str, env: str, part: str) -> None:
+def test_unsuitable_backend_is_refused_in_one_sentence(backend: str, env: str, part: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make_envs(resolve(env), 2, backend=backend)
     text = str(caught.value)
@@ -396,14 +401,14 @@ def test_every_backend_is_registered_and_complete() -> None:
         assert (name == "ale") == backend.IS_SAME_GAME
 
 
-def test_python_backend_and_workers() -> None:
+def test_python_backend_uses_pooled_and_local_envs() -> None:
     with make_envs(resolve("ALE/Pong-v5"), 2, 1, backend="python") as envs:
         assert isinstance(envs, PooledEnvs)
     with make_envs(resolve("CartPole-v1"), 2) as envs:
         assert isinstance(envs, LocalEnvs)
 
 
-def test_an_id_with_a_vector_env_only(vector_id: str) -> None:
+def test_id_with_a_vector_env_only_has_no_single_env(vector_id: str) -> None:
     spec = resolve(vector_id)
     info = probe(spec)
     assert (info.label, info.observation.shape, info.action.n) == (vector_id, (3,), 4)
@@ -414,13 +419,13 @@ def test_an_id_with_a_vector_env_only(vector_id: str) -> None:
 
 
 def test_reset_on_the_next_step_is_requested_and_checked(vector_id: str) -> None:
-    assert gymnasium_vector.offer(resolve(vector_id)) is None  # its own default is a reset in the same step
+    assert gymnasium_vector.offer(resolve(vector_id)) is None  # although its default is a reset in the same step
     said = gymnasium_vector.offer(resolve(vector_id, {"autoreset_mode": AutoresetMode.SAME_STEP}))
     assert said is not None
     assert "not on the next step" in said
 
 
-def test_gymnasiums_own_vector_env_by_name() -> None:
+def test_vector_env_of_gymnasium_by_name() -> None:
     with make_envs(resolve("CartPole-v1"), 3, backend="gymnasium") as envs:
         assert isinstance(envs, NativeEnvs)
         envs.reset(seed=1)
@@ -437,7 +442,7 @@ def test_gymnasiums_own_vector_env_by_name() -> None:
     assert all(8 <= length <= 11 for length in lengths)
 
 
-def test_envpool_where_it_is_installed() -> None:
+def test_envpool_backend_if_installed() -> None:
     spec = resolve("CartPole-v1")
     if importlib.util.find_spec("envpool") is None:
         with pytest.raises(ConfigError, match="pip install envpool"):

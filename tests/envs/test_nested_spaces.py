@@ -1,4 +1,4 @@
-"""Spaces of every kind: converted, sent to workers, stored and checked entry by entry, and passed back to envs."""
+"""Spaces of every kind are converted, sent to workers, stored and checked by entry, and passed back to envs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_leaves_have_paths_kinds_and_stored_types() -> None:
     assert [path for path, _ in action.leaves()] == ["buttons", "modes", "move.item0", "move.item1"]
 
 
-def test_the_wire_carries_a_space_whole() -> None:
+def test_space_survives_conversion_to_wire_format() -> None:
     for space in nested_spaces():
         assert same(space_from_wire(space_to_wire(space)), space)
     observation, action = nested_spaces()
@@ -102,7 +102,7 @@ def test_other_spaces_are_refused_by_path_in_one_sentence(space: Any, where: str
         observation_space(Dict({1: Discrete(2)}), "Odd-v0")
 
 
-def test_the_layout_names_every_leaf() -> None:
+def test_layout_has_a_name_for_every_leaf() -> None:
     observation, action = nested_spaces()
     layout = rows_layout(observation, action, 5, ("speed",))
     assert [name for name in layout if name.startswith("obs")] == [f"obs.{path}" for path in OBS_LEAVES]
@@ -144,7 +144,7 @@ def play_nested(workers: int, slots: int, steps: int = 11) -> list[Any]:
 
 
 @pytest.mark.parametrize(("workers", "slots"), [(0, 1), (0, 2), (2, 1), (3, 2)])
-def test_rows_of_nested_spaces_by_hand(workers: int, slots: int) -> None:
+def test_rows_of_nested_spaces_have_known_values(workers: int, slots: int) -> None:
     rows = play_nested(workers, slots)
     for t, (row, _) in enumerate(rows):
         step = t % 5  # the first observation, then 4 steps
@@ -173,7 +173,7 @@ def test_local_and_pooled_envs_are_bit_equal_on_nested_spaces() -> None:
                 assert a.tobytes() == b.tobytes()
 
 
-def test_an_env_gets_its_own_keys_and_types_and_may_modify_actions() -> None:
+def test_env_gets_actions_with_its_own_keys_and_types_and_may_modify_them() -> None:
     with LocalEnvs(resolve(SPEC), 2) as envs:
         envs.reset(1)
         envs.recv()
@@ -190,11 +190,11 @@ def test_an_env_gets_its_own_keys_and_types_and_may_modify_actions() -> None:
     assert given["buttons"].dtype == np.int8
     for (_, sent), (_, mine), (_, stored) in zip(leaves(actions), leaves(before), leaves(kept), strict=True):
         assert np.array_equal(sent, mine)
-        assert np.array_equal(stored, mine)  # the env overwrote its own copy
+        assert np.array_equal(stored, mine)  # the env modified only its own copy
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_actions_may_use_the_envs_own_keys(workers: int) -> None:
+def test_actions_may_use_the_keys_of_the_env(workers: int) -> None:
     plain = {
         "modes": np.array([[1, 2], [0, 1]]),
         "move": (np.array([2, 0]), np.array([[0.5, 0.25], [0.0, -1.0]])),
@@ -217,7 +217,7 @@ def test_keys_that_are_not_identifiers_may_be_used_either_way() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_actions_of_the_wrong_form_are_named_by_path(workers: int) -> None:
+def test_actions_of_the_wrong_form_are_reported_with_their_path(workers: int) -> None:
     with make_envs(resolve(SPEC), 2, workers) as envs:
         envs.reset(1)
         envs.recv()
@@ -307,7 +307,7 @@ def plain(value: Any) -> Any:
     return tuple(map(plain, value)) if isinstance(value, tuple) else np.asarray(value)
 
 
-def test_a_reader_accepts_exactly_the_values_of_the_space() -> None:
+def test_reader_accepts_all_samples_of_the_space() -> None:
     space = resolve(SPEC).build().observation_space
     read = reader(space, observation_space(space, "x"))
     space.seed(1)
@@ -322,7 +322,7 @@ def test_a_reader_accepts_exactly_the_values_of_the_space() -> None:
         assert switches is sample["switches"]
 
 
-def test_examine_looks_at_nested_envs_too() -> None:
+def test_examine_supports_nested_spaces() -> None:
     report = examine(resolve(SPEC), seconds=0.05)
     assert report.is_repeatable
     assert report.steps_per_second > 0

@@ -1,4 +1,4 @@
-"""Previous action and reward in the observation: every entry computed by hand, over ends, resets, holds and slots."""
+"""Previous action and reward in the observation, compared with known values across ends, resets, holds and slots."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def one_hot(*actions: int | None, n: int = 4) -> list[list[float]]:
     return [[float(action == k) for k in range(n)] for action in actions]
 
 
-def test_every_entry_over_ends_and_resets() -> None:
+def test_entries_across_ends_and_resets() -> None:
     """Two envs, episodes of 2 and 3 steps; the reward of a step is 100 * episode + step + action / 4."""
     envs = WithPrevious(local(lengths=[2, 3]), action=True, reward=True)
     envs.reset(seed=1)
@@ -37,8 +37,8 @@ def test_every_entry_over_ends_and_resets() -> None:
     assert (slot, *seen(step)) == (0, one_hot(None, None), [0, 0], [False, False])
     expected = [  # actions, and the entries after them
         ([1, 0], one_hot(1, 0), [101.25, 101.0], True),
-        ([3, 2], one_hot(3, 2), [102.75, 102.5], True),  # the true last observation of episode 1
-        ([2, 2], one_hot(None, None), [0, 0], False),  # ignored: the first observation of episode 2
+        ([3, 2], one_hot(3, 2), [102.75, 102.5], True),  # the final observation of episode 1
+        ([2, 2], one_hot(None, None), [0, 0], False),  # ignored; the first observation of episode 2
         ([0, 1], one_hot(0, 1), [201.0, 201.25], True),
         ([0, 0], one_hot(0, 0), [202.0, 202.0], True),
         ([1, 3], one_hot(1, 3), [203.25, 203.75], True),
@@ -48,12 +48,12 @@ def test_every_entry_over_ends_and_resets() -> None:
         envs.send(0, np.array(actions))
         _, step = envs.recv()
         assert seen(step) == (shown, rewards, [is_taken] * 2)
-        assert step.reward.tolist() == rewards, "the reward itself is where it was"
+        assert step.reward.tolist() == rewards, "the reward itself must be unchanged"
     assert step.obs.obs[:, 1:].tolist() == [[3, 0], [3, 0]]
     envs.close()
 
 
-def test_a_reset_of_all_envs_clears_both() -> None:
+def test_reset_of_all_envs_clears_both_entries() -> None:
     envs = WithPrevious(local(lengths=[50]), action=True, reward=True)
     for episode in (1, 2):
         envs.reset(seed=1)
@@ -81,7 +81,7 @@ def test_envs_that_end_at_different_times_are_independent() -> None:
     envs.close()
 
 
-def test_hold_and_renew() -> None:
+def test_entries_with_hold_and_renew() -> None:
     """Episodes have 2 steps, then 5. Env 0 is held at its end; renewing does not change envs that have not ended."""
     spec = resolve("counting:make", {"lengths": [2, 5]})
     envs = WithPrevious(LocalEnvs(spec, 2), action=True, reward=True)
@@ -114,7 +114,7 @@ class Uneven(CountingEnv):
         return answer
 
 
-def test_renewing_one_of_two() -> None:
+def test_renewing_one_of_two_envs() -> None:
     envs = WithPrevious(LocalEnvs(resolve(Uneven), 2, seeds=[[2, 4], [3, 5]]), action=True, reward=True)
     envs.reset(seed=1)
     envs.recv()
@@ -166,7 +166,7 @@ def test_asynchronous_slots_are_received_in_any_order() -> None:
 
 
 @pytest.mark.parametrize(("action", "reward"), [(True, False), (False, True)])
-def test_only_one_of_action_and_reward(action: bool, reward: bool) -> None:
+def test_either_action_or_reward_can_be_added_alone(action: bool, reward: bool) -> None:
     envs = WithPrevious(local(lengths=[9]), action, reward)
     assert list(envs.observation.entries) == ["obs", "prev_action" if action else "prev_reward"]
     envs.reset(seed=1)
@@ -210,7 +210,7 @@ SPACES = {
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_actions_as_numbers(name: str) -> None:
+def test_encode_action_returns_numbers_for_every_space(name: str) -> None:
     raw, given, expected = SPACES[name]
     space = action_space(raw, name)
     rows = np.array(given, space.dtype)
@@ -229,8 +229,8 @@ NESTED_ACTION = {  # in the order of Gymnasium's keys
 NESTED_NUMBERS = [[1, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0.5, -0.5], [0, 1, 1, 0, 1, 0, 0, 1, 0, 0, 0.0, 1.0]]
 
 
-def test_a_nested_action_is_its_leaves_concatenated() -> None:
-    """buttons = 2 bits, modes = one of 2 and one of 3, move = (one of 3, a box of 2): 2 + 5 + 3 + 2 numbers."""
+def test_nested_action_is_encoded_as_its_leaves_concatenated() -> None:
+    """The numbers are 2 bits of buttons, 2 + 3 of modes, and 3 + 2 of move (a choice of 3 and a box of 2)."""
     envs = WithPrevious(local("counting:make_nested"), action=True, reward=True)
     assert envs.observation.entries["prev_action"].shape == (12,)
     own = ("camera", "dials", "gear", "pair", "switches")
@@ -242,12 +242,12 @@ def test_a_nested_action_is_its_leaves_concatenated() -> None:
     _, step = envs.recv()
     assert step.obs.prev_action.tolist() == NESTED_NUMBERS
     assert step.obs.prev_reward[:, 0].tolist() == step.reward.tolist()
-    assert step.obs.camera.left.tolist() == [[[1, 1], [1, 1]]] * 2, "the env's own entries stay"
+    assert step.obs.camera.left.tolist() == [[[1, 1], [1, 1]]] * 2, "the env's own entries must be unchanged"
     assert [path for path, _ in leaves(step.obs)] == [path for path, _ in envs.observation.leaves()]
     envs.close()
 
 
-def test_a_dict_of_actions_may_be_in_any_order() -> None:
+def test_dict_of_actions_may_be_in_any_order() -> None:
     envs = WithPrevious(local("counting:make_nested"), action=True, reward=True)
     envs.reset(seed=1)
     envs.recv()
@@ -257,7 +257,7 @@ def test_a_dict_of_actions_may_be_in_any_order() -> None:
     assert step.obs.prev_action.tolist() == NESTED_NUMBERS
 
 
-def test_the_observation_space_describes_the_entries() -> None:
+def test_observation_space_describes_the_entries() -> None:
     envs = WithPrevious(local(action="multi"), action=True, reward=True)
     shapes = {path: (leaf.shape, leaf.dtype) for path, leaf in envs.observation.leaves()}
     assert shapes == {
@@ -272,7 +272,7 @@ def test_the_observation_space_describes_the_entries() -> None:
 
 
 @pytest.mark.parametrize("name", ["prev_action", "prev_reward"])
-def test_an_entry_of_that_name_is_refused(name: str) -> None:
+def test_existing_entry_of_the_same_name_is_refused(name: str) -> None:
     number = Space("box", (1,), "float32")
     observation = Space("dict", entries={name: number, "other": number}, keys=(name, "other"))
     with pytest.raises(ConfigError, match=rf"has an entry {name} of its own: leave agent\.{name} out\.$"):

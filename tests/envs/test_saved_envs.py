@@ -1,4 +1,4 @@
-"""Envs that are saved between two rollouts and restored in others: all later rows are bit-equal."""
+"""Envs that are saved between two rollouts and restored in other envs: all later rows are bit-equal."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def begin(envs: Any, seed: int) -> Any:
 @pytest.mark.parametrize("previous", [False, True])
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize(("workers", "workers_then"), [(0, 0), (2, 2), (2, 0), (0, 1)])
-def test_rows_and_statistics_continue(workers: int, workers_then: int, slots: int, previous: bool) -> None:
+def test_rows_and_statistics_continue_after_restoring(
+    workers: int, workers_then: int, slots: int, previous: bool
+) -> None:
     stats = f"{__name__}:Odd"
     envs = begin(start("CartPole-v1", workers, slots, stats, previous), seed=3)
     others = begin(start("CartPole-v1", workers_then, slots, stats, previous), seed=8)
@@ -84,7 +86,7 @@ def test_rows_and_statistics_continue(workers: int, workers_then: int, slots: in
         others.close()
 
 
-def test_envs_that_were_never_reset_take_a_state() -> None:
+def test_state_can_be_set_in_envs_that_were_never_reset() -> None:
     with start("CartPole-v1", 0, 1) as envs, start("CartPole-v1", 2, 1) as others:
         begin(envs, seed=3)
         play(envs, 30, seed=1)
@@ -103,7 +105,7 @@ def test_saving_changes_nothing() -> None:
 
 @pytest.mark.parametrize("steps", [12, 20, 60])
 def test_held_envs_are_restored_as_held(steps: int) -> None:
-    """The other envs keep their last observation, also when restored in envs that were just made."""
+    """The other envs keep their last observation, also when restored in new envs."""
     with start("CartPole-v1", 0, 1) as envs, start("CartPole-v1", 2, 1) as others:
         begin(envs, seed=3)
         play(envs, steps, seed=1, hold=True)
@@ -115,7 +117,7 @@ def test_held_envs_are_restored_as_held(steps: int) -> None:
         assert play(others, 60, seed=2) == play(envs, 60, seed=2)
 
 
-def test_long_episodes_are_added_up_in_the_same_blocks() -> None:
+def test_rewards_of_long_episodes_are_summed_in_the_same_blocks() -> None:
     name, kwargs = "Remuda/Mock-v0", {"length": 2500, "reward": 0.1}
     envs, others = (make_envs(resolve(name, kwargs), 2) for _ in range(2))
     begin(envs, seed=0)
@@ -125,7 +127,7 @@ def test_long_episodes_are_added_up_in_the_same_blocks() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_error_names_what_cannot_be_saved(workers: int) -> None:
+def test_error_names_what_cannot_be_saved(workers: int) -> None:
     with start("MiniGrid-Empty-5x5-v0", workers, 1) as envs:
         begin(envs, seed=0)
         with pytest.raises(NoState, match="EmptyEnv has no get_state"):
@@ -162,7 +164,7 @@ class Global(gymnasium.Env):
         pass
 
 
-def test_the_global_generators_of_workers_are_restored() -> None:
+def test_global_generators_of_workers_are_restored() -> None:
     envs, others = (make_envs(resolve(f"{__name__}:Global"), NUM_ENVS, 2) for _ in range(2))
     with envs, others:
         begin(envs, seed=1)
@@ -186,7 +188,7 @@ class Forgetful(Global):
         self.count = 0.0
 
 
-def test_the_doctor_reports_how_runs_are_resumed() -> None:
+def test_examine_reports_how_runs_are_resumed() -> None:
     assert examine(resolve("CartPole-v1"), seconds=0.01).resume == "exactly, its state is saved"
     grid = examine(resolve("MiniGrid-Empty-5x5-v0"), seconds=0.01)
     assert (
@@ -196,27 +198,27 @@ def test_the_doctor_reports_how_runs_are_resumed() -> None:
     assert not grid.problems
 
 
-def test_the_doctor_notices_an_incomplete_state() -> None:
+def test_examine_detects_an_incomplete_state() -> None:
     report = examine(resolve(f"{__name__}:Forgetful"), seconds=0.01)
     assert any("continued differently: let get_state() return all that changes" in text for text in report.problems)
 
 
 class Unrelated(Forgetful):
-    """Has a method of this name with another meaning."""
+    """Has a method with the name get_state and another meaning."""
 
     def get_state(self, agent_id: int) -> int:  # type: ignore[override]
         return agent_id
 
 
-def test_methods_that_mean_something_else_are_no_state() -> None:
+def test_unrelated_get_state_method_is_not_used() -> None:
     assert str(probe(resolve(f"{__name__}:Unrelated")).no_state).startswith(
         "its state could not be taken and put back"
     )
     assert probe(resolve("CartPole-v1")).no_state is None
 
 
-def test_envs_that_were_never_reset_have_nothing_to_save() -> None:
-    """Such as those of a worker that has just been replaced, or that wait for their first reset."""
+def test_envs_that_were_never_reset_can_be_saved() -> None:
+    """The envs of a worker that has just been replaced wait for their first reset."""
     with start("ALE/Breakout-v5", 2, 1) as envs, start("ALE/Breakout-v5", 2, 1) as others:
         begin(envs, seed=1)
         os.kill(envs.inspect_workers()[0]["pid"], signal.SIGKILL)

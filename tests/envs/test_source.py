@@ -1,4 +1,4 @@
-"""Definitions of a script or notebook as text that another process imports."""
+"""Definitions of a script or notebook are collected as source text that another process imports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cell() -> Iterator[Notebook]:
 
 
 def rebuilt(name: str) -> Any:
-    """Return the definition as a worker gets it."""
+    """Return the definition as a worker rebuilds it."""
     reference = json.loads(json.dumps(describe(getattr(sys.modules["__main__"], name))))
     thing = find(reference)
     assert thing is not getattr(sys.modules["__main__"], name)
@@ -54,7 +54,7 @@ def test_names_that_a_class_uses_are_included(cell: Notebook) -> None:
     assert issubclass(found["made"], mine)
 
 
-def test_nothing_else_of_the_script_is_run(cell: Notebook, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_other_code_of_the_script_is_run(cell: Notebook, capsys: pytest.CaptureFixture[str]) -> None:
     cell("import os\nprint('once')\ndef make():\n    return 3\nresult = make()\n")
     assert rebuilt("make")() == 3
     assert capsys.readouterr().out == "once\n"
@@ -76,7 +76,7 @@ def test_nothing_else_of_the_script_is_run(cell: Notebook, capsys: pytest.Captur
         "(1, [2.5, {'a': set()}])",
     ],
 )
-def test_constants(cell: Notebook, value: str) -> None:
+def test_constants_are_included(cell: Notebook, value: str) -> None:
     original = cell(f"CONSTANT = {value}\ndef get():\n    return CONSTANT\n")["CONSTANT"]
     found = rebuilt("get")()
     assert type(found) is type(original)
@@ -90,14 +90,14 @@ def test_constants_have_their_current_value(cell: Notebook) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64", "bool", ">f8"])
-def test_arrays(cell: Notebook, dtype: str) -> None:
+def test_arrays_are_included(cell: Notebook, dtype: str) -> None:
     original = cell(f"import numpy as np\nA = np.array([[0, 1, 2]], {dtype!r})\ndef get():\n    return A\n")["A"]
     found = rebuilt("get")()
     np.testing.assert_array_equal(found, original)
     assert (found.dtype, found.flags.writeable) == (original.dtype, True)
 
 
-def test_imports_of_every_kind(cell: Notebook) -> None:
+def test_imports_of_every_kind_are_included(cell: Notebook) -> None:
     cell(
         """
         import xml.dom.minidom
@@ -116,7 +116,7 @@ def test_imports_of_every_kind(cell: Notebook) -> None:
     assert [thing.__module__ for thing in found[5:]] == ["counting", "counting"]
 
 
-def test_decorators_defaults_dataclasses_and_classes_without_functions(cell: Notebook) -> None:
+def test_decorators_defaults_and_dataclasses_are_included(cell: Notebook) -> None:
     cell("import functools\nfrom dataclasses import dataclass\nDEFAULT = 4\n")
     cell(
         """
@@ -133,7 +133,7 @@ def test_decorators_defaults_dataclasses_and_classes_without_functions(cell: Not
     assert rebuilt("make")() == 12
 
 
-def test_the_newest_definition_is_taken(cell: Notebook) -> None:
+def test_newest_definition_is_used(cell: Notebook) -> None:
     cell("def helper(): return 1\ndef make(): return helper()\nclass Plain:\n    size = 1\n")
     cell("def helper(): return 2\nclass Plain:\n    size = 2\n")
     assert rebuilt("make")() == 2
@@ -147,7 +147,7 @@ def test_bases_come_first_if_classes_refer_to_each_other(cell: Notebook) -> None
     assert rebuilt("Derived")().derived()
 
 
-def test_annotations_for_type_checkers_only(cell: Notebook) -> None:
+def test_names_used_only_in_annotations_are_not_needed(cell: Notebook) -> None:
     cell(
         """
         from __future__ import annotations
@@ -161,7 +161,7 @@ def test_annotations_for_type_checkers_only(cell: Notebook) -> None:
     assert rebuilt("make")() == 3, "a name that only annotations use is not needed"
 
 
-def test_a_method_of_a_class(cell: Notebook) -> None:
+def test_method_of_a_class_is_rebuilt(cell: Notebook) -> None:
     made = cell("class Outer:\n    @staticmethod\n    def make(): return 5\n")
     assert find(describe(made["Outer"].make))() == 5
 
@@ -174,12 +174,12 @@ def test_line_numbers_are_those_of_the_file(cell: Notebook) -> None:
     assert (frame.filename, frame.lineno, frame.line) == ("<ipython-input-0-test>", 9, "raise ValueError(X)")
 
 
-def test_a_definition_inside_a_try(cell: Notebook) -> None:
+def test_definition_inside_a_try_is_rebuilt(cell: Notebook) -> None:
     cell("try:\n    import nonsense_that_is_missing\nexcept ImportError:\n    def make():\n        return 7\n")
     assert rebuilt("make")() == 7
 
 
-def test_equal_text_is_one_module(cell: Notebook) -> None:
+def test_equal_text_is_loaded_as_one_module(cell: Notebook) -> None:
     cell("def make():\n    return 1\n")
     assert load(collect("make")) is load(collect("make"))
 
@@ -220,7 +220,7 @@ def test_lambdas_and_closures_are_refused(cell: Notebook) -> None:
             describe(getattr(sys.modules["__main__"], name))
 
 
-def test_a_worker_forwards_the_source_that_it_was_sent(cell: Notebook) -> None:
+def test_worker_forwards_the_source_that_it_received(cell: Notebook) -> None:
     """Under async with central inference, a worker has env workers of its own."""
     cell("def make():\n    return 3\n")
     assert describe(rebuilt("make")) == describe(sys.modules["__main__"].make)

@@ -1,4 +1,4 @@
-"""Another env that was made in the same way continues exactly from a saved state."""
+"""An env continues exactly from the state that was saved in another env of the same kind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def play(env: Any, actions: list[Any]) -> bytes:
 
 
 def check(make: Any, steps: int, seed: int = 3) -> None:
-    """Save after some steps; restore in an env that was never reset and in one with another history."""
+    """Save after some steps, restore in an env that was never reset and in a used one, and compare later steps."""
     env = make()
     env.action_space.seed(seed)
     env.reset(seed=seed)
@@ -64,12 +64,12 @@ def check(make: Any, steps: int, seed: int = 3) -> None:
         "Remuda/Mock-v0",
     ],
 )
-def test_small_envs(name: str) -> None:
+def test_small_envs_continue_from_a_saved_state(name: str) -> None:
     check(lambda: resolve(name).build(), 300)
 
 
 @pytest.mark.parametrize("name", ["HalfCheetah-v5", "Hopper-v5", "Ant-v5", "Pusher-v5"])
-def test_mujoco(name: str) -> None:
+def test_mujoco_envs_continue_from_a_saved_state(name: str) -> None:
     check(lambda: resolve(name).build(), 60)
 
 
@@ -78,12 +78,12 @@ def test_mujoco(name: str) -> None:
     "name",
     ["Humanoid", "HumanoidStandup", "Walker2d", "Swimmer", "Reacher", "InvertedPendulum", "InvertedDoublePendulum"],
 )
-def test_other_mujoco_envs(name: str) -> None:
+def test_other_mujoco_envs_continue_from_a_saved_state(name: str) -> None:
     check(lambda: resolve(f"{name}-v5").build(), 200)
 
 
 @pytest.mark.parametrize("name", ["Breakout", "Asterix", "Seaquest", "SpaceInvaders", "Freeway"])
-def test_minatar(name: str) -> None:
+def test_minatar_games_continue_from_a_saved_state(name: str) -> None:
     check(lambda: resolve(f"MinAtar/{name}-v1").build(), 150)
 
 
@@ -93,14 +93,14 @@ def test_minatar(name: str) -> None:
     [AtariOptions(), AtariOptions(sticky=0.0), AtariOptions(sticky=0.5, episodic_life=True, fire_reset=True)],
     ids=["as the id says", "not sticky", "very sticky, one life"],
 )
-def test_atari(options: AtariOptions, steps: int) -> None:
+def test_atari_games_continue_from_a_saved_state(options: AtariOptions, steps: int) -> None:
     check(lambda: resolve("ALE/Breakout-v5", None, options).build(), steps)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("game", ["Pong", "SpaceInvaders", "Qbert", "Seaquest"])
-def test_atari_at_many_moments(game: str) -> None:
-    """The last executed action is not part of a console's state; a wrong one would show at these moments."""
+def test_atari_games_continue_from_states_saved_at_many_moments(game: str) -> None:
+    """The emulator state lacks the last executed action; a wrong one would change later steps of some saves."""
     make = resolve(f"ALE/{game}-v5").build
     env = make()
     env.action_space.seed(1)
@@ -139,7 +139,7 @@ WRAPPED = {
 
 
 @pytest.mark.parametrize("name", WRAPPED)
-def test_wrappers(name: str) -> None:
+def test_wrapped_envs_continue_from_a_saved_state(name: str) -> None:
     env = "MountainCarContinuous-v0" if name == "scaled" else "CartPole-v1"
     check(lambda: WRAPPED[name](gymnasium.make(env)), 100)
 
@@ -168,7 +168,7 @@ class Saved(Own):
         self.place = state["place"]
 
 
-def test_a_users_env_needs_two_methods_and_its_generator_is_saved() -> None:
+def test_user_env_needs_two_methods_and_its_generator_is_saved() -> None:
     check(lambda: gymnasium.wrappers.TimeLimit(Saved(), 20), 100)
 
 
@@ -181,7 +181,7 @@ def test_a_users_env_needs_two_methods_and_its_generator_is_saved() -> None:
         (type("MyCartPole", (CartPoleEnv,), {}), "MyCartPole"),
     ],
 )
-def test_an_env_that_cannot_be_saved_is_named(make: Any, culprit: str) -> None:
+def test_env_that_cannot_be_saved_is_named(make: Any, culprit: str) -> None:
     env = make()
     env.reset(seed=0)
     assert why_not(env) == f"{culprit} has no get_state() and set_state()"
@@ -189,5 +189,5 @@ def test_an_env_that_cannot_be_saved_is_named(make: Any, culprit: str) -> None:
         get_state(env)
 
 
-def test_why_not_is_none_for_an_env_that_can_be_saved() -> None:
+def test_why_not_is_none_for_envs_that_can_be_saved() -> None:
     assert why_not(resolve("CartPole-v1").build()) is None

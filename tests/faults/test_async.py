@@ -1,7 +1,8 @@
-"""Asynchronous sampling whose processes are killed, hang and fail: rows continue or restart, none is repeated.
+"""Asynchronous sampling whose processes are killed, hang or fail: rows continue or restart, and none is repeated.
 
-Both forms: workers that act, and one process that acts for groups of envs in env workers of their own. The envs count
-their steps and the agent its rows, so that a rollout shows what was repeated, skipped or mixed up.
+Most tests run with both places of inference: in the sampler workers, and in an inference server with its own env
+workers. The envs count their steps and the agent counts its rows, so that a rollout shows which rows were repeated,
+skipped or mixed up.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from remuda.processes.fork_server import ForkServer
 from remuda.sampling.rollout_queue import RolloutQueue
 
 FORMS = ("workers", "central")
-SOON = 30.0  # seconds for what takes one on an idle machine: long after that it hangs
-torch.set_num_threads(1)  # more are many times slower on arrays this small when the machine is busy
+SOON = 30.0  # time limit in seconds for what takes about 1 s on an idle machine
+torch.set_num_threads(1)  # on a busy machine, more threads are many times slower for arrays this small
 pytestmark = pytest.mark.usefixtures("one_server", "_no_thread_is_left")
 
 
@@ -52,7 +53,7 @@ def _no_thread_is_left() -> Iterator[None]:
 def streaming(
     form: str, num_envs: int = 4, workers: int = 2, T: int = 6, per_round: int = 2, **options: Any
 ) -> Iterator[RolloutQueue]:
-    """Options of the env by their names, the others are those of the queue."""
+    """Yield a queue. The options named below are passed to the env, all others to the queue."""
     names = ("fault", "at", "once", "only", "lengths", "raise_step", "raise_reset")
     kwargs = {"lengths": list(LENGTHS), **{name: options.pop(name) for name in names if name in options}}
     spec, agent = resolve(*options.pop("env", ("counting:make", kwargs))), CountingRNN()
@@ -72,7 +73,7 @@ def streaming(
 
 
 def actors(queue: RolloutQueue) -> list[psutil.Process]:
-    """Who acts: all workers, or the one for all groups."""
+    """Return the living processes that run the policy: all workers, or the inference server."""
     found = []
     for worker in queue._worker_pool.workers:
         with contextlib.suppress(psutil.NoSuchProcess):  # it is being replaced
@@ -81,7 +82,7 @@ def actors(queue: RolloutQueue) -> list[psutil.Process]:
 
 
 def steppers(form: str, queue: RolloutQueue) -> list[psutil.Process]:
-    """Who steps envs, oldest first: those who act, or the env workers below the one who does."""
+    """Return the processes that step envs, oldest first: the sampler workers, or those of the inference server."""
     if form == "workers":
         return actors(queue)
     with contextlib.suppress(psutil.NoSuchProcess, IndexError):
@@ -96,22 +97,22 @@ def kill(process: psutil.Process) -> None:
 
 
 class Witness:
-    """Takes rollouts and follows every env from row to row; counts how often one began anew without having ended."""
+    """Takes rollouts and checks every row of every env; counts the restarts without an end of the episode."""
 
     def __init__(self, queue: RolloutQueue) -> None:
         self.queue, self.begun_anew, self.rows, self.taken = queue, 0, 0, 0
-        self.last: dict[int, tuple[list[float], float]] = {}  # by env: what it shows next, and the agent's rows
+        self.last: dict[int, tuple[list[float], float]] = {}  # by env: its next observation, and the agent's rows
         self.noises: set[tuple[float, ...]] = set()
         queue.start(SEED)
 
     def see_all(self, num_envs: int) -> None:
-        """Who was never seen cannot be seen to begin anew."""
+        """Take rollouts until every env has appeared: only then can its restart be detected."""
         take_until(self, lambda: len(self.last) == num_envs)
 
     def take(self, rollouts: int = 1) -> Rollout:
         for _ in range(rollouts):
             deadline = time.monotonic() + SOON
-            rollout = self.queue.take(7, lambda: time.monotonic() > deadline)  # noqa: B023  (asked at once)
+            rollout = self.queue.take(7, lambda: time.monotonic() > deadline)  # noqa: B023  (called at once)
             for column, env in enumerate(rollout.envs.tolist()):
                 self.sync(rollout, column, env)
             self.queue.release(7)
@@ -122,10 +123,10 @@ class Witness:
         steps, rows = rollout.steps, float(rollout.state.rows[column])
         shown = [*steps.obs[:, column].tolist(), rollout.next_obs[column].tolist()]
         if (shown[0], rows) != self.last.get(env, (shown[0], 0.0)):
-            assert (shown[0][1:], rows) == ([1.0, 0.0], 0.0), "it goes on, or begins with another worker"
+            assert (shown[0][1:], rows) == ([1.0, 0.0], 0.0), "neither continued nor restarted"
             self.begun_anew += 1
         noise = (env, *steps.policy.log_prob[:2, column].tolist())
-        assert noise not in self.noises, "who takes the place of another draws noise of its own"
+        assert noise not in self.noises, "a replacement must draw noise of its own"
         self.noises.add(noise)
         for t, (obs, following) in enumerate(pairwise(shown)):
             rows = self.follow_row(obs, following, rows, map_row(steps, t, column))
@@ -133,20 +134,20 @@ class Witness:
         self.last[env] = (shown[-1], rows)
 
     def follow_row(self, obs: list[float], following: list[float], rows: float, row: tuple[Any, ...]) -> float:
-        """One row by the rules of the env and its agent; returns the agent's rows after it."""
+        """Check one row against the rules of the env and the agent, and return the agent's rows after it."""
         action, reward, discount, mask = row
         marker, episode, step = obs
         has_ended = step == LENGTHS[int(episode - 1) % len(LENGTHS)]
         assert action == rows % 4
         if mask:
             assert not has_ended
-            assert following == [marker, episode, step + 1], "no step is skipped or applied twice"
+            assert following == [marker, episode, step + 1], "a step was skipped or applied twice"
             assert reward == 100 * episode + step + 1 + action / 4
             ends = step + 1 == LENGTHS[int(episode - 1) % len(LENGTHS)]
             assert discount == (0.0 if ends and episode % 2 == 1 else 1.0)
             self.rows += 1
             return rows + 1
-        assert (reward, discount, following[2]) == (0.0, 1.0, 0.0), "cut as by a truncation"
+        assert (reward, discount, following[2]) == (0.0, 1.0, 0.0), "a restart must look like a truncation"
         if not (has_ended and following == [marker, episode + 1, 0.0]):
             assert following[1] == 1.0
             self.begun_anew += 1
@@ -168,8 +169,8 @@ def take_until(witness: Witness, condition: Any, seconds: float = SOON) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_one_of_eight_killed_twenty_times_at_random_moments(form: str) -> None:
-    """No rollout is lost or torn: envs of the one that was killed begin anew, all others go on."""
+def test_one_of_eight_workers_killed_twenty_times_at_random_moments(form: str) -> None:
+    """No rollout is lost or torn: the envs of the killed worker restart, and all others continue."""
     chance = random.Random(4)
     with streaming(form, num_envs=8, workers=8, T=20, per_round=4) as queue:
         witness = Witness(queue)
@@ -184,11 +185,11 @@ def test_one_of_eight_killed_twenty_times_at_random_moments(form: str) -> None:
             timer.join()
         take_until(witness, lambda: queue.restarts() == 20)
         take_until(witness, lambda: len(steppers(form, queue)) == 8)
-        assert 0 < witness.begun_anew <= 20, "some are killed before their first rollout"
+        assert 0 < witness.begun_anew <= 20, "at most 20, because some are killed before their first rollout"
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_all_killed_at_once(form: str) -> None:
+def test_all_workers_killed_at_once(form: str) -> None:
     with streaming(form, num_envs=6, workers=3) as queue:
         witness = Witness(queue)
         witness.see_all(6)
@@ -202,7 +203,7 @@ def test_all_killed_at_once(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_same_one_killed_again_and_again_ends_in_one_named_error(form: str) -> None:
+def test_worker_killed_repeatedly_ends_in_one_error_that_names_it(form: str) -> None:
     with streaming(form, max_worker_restarts=2) as queue:
         witness = Witness(queue)
         witness.see_all(4)
@@ -217,16 +218,16 @@ def kill_thrice(form: str, witness: Witness) -> None:
     for times in range(1, 4):
         take_until(witness, lambda: len(steppers(form, witness.queue)) == 2)
         kill(second(form, witness.queue))
-        take_until(witness, lambda: witness.begun_anew == 2 * times)  # noqa: B023  (asked at once)
+        take_until(witness, lambda: witness.begun_anew == 2 * times)  # noqa: B023  (called at once)
 
 
 def second(form: str, queue: RolloutQueue) -> psutil.Process:
-    """The worker of the last envs: the first one is never lost, and so the oldest."""
+    """Return the worker of the last envs. The first worker is never lost, so it is always the oldest."""
     return actors(queue)[1] if form == "workers" else steppers(form, queue)[-1]
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_worker_that_dies_in_every_rollout_ends_in_one_too(form: str) -> None:
+def test_worker_that_dies_in_every_rollout_ends_in_one_error(form: str) -> None:
     with streaming(form, num_envs=2, workers=2, fault="kill", at=3, max_worker_restarts=2) as queue:
         queue.start(SEED)
         with pytest.raises(WorkerError, match=r"worker [01] .* was killed by SIGKILL, more than 2 times"):
@@ -234,7 +235,7 @@ def test_a_worker_that_dies_in_every_rollout_ends_in_one_too(form: str) -> None:
 
 
 def take_finite(queue: RolloutQueue) -> None:
-    """Until something is raised: whatever was taken before may be learned from."""
+    """Take rollouts until an error is raised, and check that all of them are finite."""
     deadline = time.monotonic() + SOON
     while time.monotonic() < deadline:
         rollout = queue.take(7, lambda: time.monotonic() > deadline)
@@ -247,7 +248,7 @@ def take_finite(queue: RolloutQueue) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_envs_that_raise_by_chance_are_rebuilt_and_counted(form: str) -> None:
+def test_envs_that_raise_randomly_are_rebuilt_and_counted(form: str) -> None:
     with streaming(form, T=50, raise_step=0.02, raise_reset=0.02) as queue:
         witness = Witness(queue)
         first = queue.restarts()  # an env may have failed in its first reset
@@ -258,8 +259,8 @@ def test_envs_that_raise_by_chance_are_rebuilt_and_counted(form: str) -> None:
 
 
 @pytest.mark.parametrize(("form", "fault"), [("workers", "sleep"), ("workers", "hold"), ("central", "hold")])
-def test_an_env_that_hangs_is_replaced_and_the_others_go_on(form: str, fault: str, tmp_path: Path) -> None:
-    """A round is of one worker's rollout: others have filled many when it comes back."""
+def test_env_that_hangs_is_replaced_while_the_others_continue(form: str, fault: str, tmp_path: Path) -> None:
+    """Each round takes the rollout of one worker, so the others fill many before the hung one is back."""
     hung = {"fault": fault, "at": 30, "once": str(tmp_path / "done"), "step_timeout": 3.0}
     with streaming(form, num_envs=6, workers=3, per_round=1, **hung) as queue:
         witness = Witness(queue)
@@ -267,12 +268,12 @@ def test_an_env_that_hangs_is_replaced_and_the_others_go_on(form: str, fault: st
         start, taken = time.monotonic(), witness.taken
         take_until(witness, lambda: witness.begun_anew >= 2)
         assert witness.taken - taken > 20
-        assert time.monotonic() - start < 30.0, "the limit of 3 s, and what a busy machine adds"
+        assert time.monotonic() - start < 30.0, "the limit is 3 s; the rest is for a busy machine"
         assert queue.restarts() == 2
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_env_that_always_hangs_ends_in_one_named_error(form: str) -> None:
+def test_env_that_always_hangs_ends_in_one_error_that_names_its_worker(form: str) -> None:
     hung = {"fault": "sleep", "at": 2, "step_timeout": 0.4, "max_worker_restarts": 1}
     with streaming(form, num_envs=2, workers=2, **hung) as queue:
         queue.start(SEED)
@@ -280,8 +281,10 @@ def test_an_env_that_always_hangs_ends_in_one_named_error(form: str) -> None:
             take_finite(queue)
 
 
-def test_a_worker_that_hangs_seldom_and_always_ends_in_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With limits of 60 s there is one loss a minute: what others do meanwhile must not count for it."""
+def test_worker_that_hangs_once_per_minute_without_progress_ends_in_one_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a limit of 60 s there is one loss per minute: the progress of other workers must not excuse it."""
     monkeypatch.setattr(worker_pool, "WINDOW_SECONDS", 0.1)
     monkeypatch.setattr(worker_pool, "ForkServer", ForkServer)  # without torch
     spec = resolve("counting:make", {"lengths": [50]})
@@ -292,7 +295,7 @@ def test_a_worker_that_hangs_seldom_and_always_ends_in_one_too(monkeypatch: pyte
 
 
 def step_while_suspended(envs: AsyncPooledEnvs) -> None:
-    """Slot 0 is stepped all the time, and whoever serves slot 1 hangs from the beginning."""
+    """Step slot 0 continually, and suspend every worker of slot 1 as soon as it is built."""
     deadline, hung = time.monotonic() + SOON, 0
     while time.monotonic() < deadline:
         worker = envs._worker_pool.workers[1]
@@ -304,13 +307,13 @@ def step_while_suspended(envs: AsyncPooledEnvs) -> None:
             envs.send(slot, np.zeros(1, np.int64))
 
 
-# --- R5: broken promises --------------------------------------------------------------------------------------------
+# --- R5: data that violates its space -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("form", "fault"), [*(("workers", fault) for fault in FORBIDDEN), ("central", "nan"), ("central", "nan reward")]
 )
-def test_what_its_space_forbids_is_named_before_it_is_learned_from(form: str, fault: str) -> None:
+def test_data_that_violates_its_space_is_reported_before_learning(form: str, fault: str) -> None:
     seed = derive_seed(SEED, 3, 0)
     with streaming(form, fault=fault, at=5, only=seed % 1000, lengths=[50]) as queue:
         queue.start(SEED)
@@ -324,11 +327,11 @@ def test_what_its_space_forbids_is_named_before_it_is_learned_from(form: str, fa
     assert "Traceback" in caught.value.__notes__[0]
 
 
-# --- R7: the one who acts for all -----------------------------------------------------------------------------------
+# --- R7: the inference server ---------------------------------------------------------------------------------------
 
 
-def test_the_inference_process_killed_in_mid_batch(caplog: pytest.LogCaptureFixture) -> None:
-    """Its env workers end with it, what it had not finished is filled again, and no step is there twice."""
+def test_inference_server_killed_in_mid_batch(caplog: pytest.LogCaptureFixture) -> None:
+    """Its env workers end with it, its unfinished rollouts are filled again, and no step occurs twice."""
     chance = random.Random(6)
     with streaming("central", num_envs=8, workers=4, T=20, per_round=2) as queue:
         witness = Witness(queue)
@@ -338,14 +341,14 @@ def test_the_inference_process_killed_in_mid_batch(caplog: pytest.LogCaptureFixt
             below = victim.children(recursive=True)
             assert len(below) == 5
             threading.Timer(chance.random() * 0.05, kill, (victim,)).start()
-            take_until(witness, lambda: witness.begun_anew == 8 * times)  # noqa: B023  (asked at once)
+            take_until(witness, lambda: witness.begun_anew == 8 * times)  # noqa: B023  (called at once)
             wait_for(lambda: not any(map(is_alive, below)), 5.0)  # noqa: B023
             assert queue.restarts() == 8 * times
         assert caplog.text.count("was killed by SIGKILL; it is replaced.") == 3
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_closing_while_somebody_hangs_needs_no_answer(form: str, tmp_path: Path) -> None:
+def test_closing_does_not_wait_for_a_hung_process(form: str, tmp_path: Path) -> None:
     hung = {"fault": "hold", "at": 8, "once": str(tmp_path / "done")}
     with streaming(form, **hung) as queue:
         queue.start(SEED)

@@ -1,4 +1,4 @@
-"""Asynchronous sampling with failures for minutes: the rate of other workers, learning, and leaks."""
+"""Asynchronous sampling with minutes of failures: the rate of the other workers, learning, and leaks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ pytestmark = pytest.mark.long
 MOCK = {"observation": {"box": [3]}, "action": {"discrete": 4}, "seconds": 0.01, "wait": "sleep"}
 
 
-# --- R1, R4: the others ---------------------------------------------------------------------------------------------
+# --- R1, R4: the other workers --------------------------------------------------------------------------------------
 
 
 def rate_of_others(form: str, hurt: Callable[[psutil.Process], None], times: int = 8, seconds: float = 3.0) -> float:
-    """Rollouts of three workers while the fourth is hurt and replaced, over what they fill in peace."""
+    """Return the rate of three workers while the fourth is hurt and replaced, divided by their normal rate."""
     in_peace = beside_it = 0
     limits = {"step_timeout": 1.0, "env": ("Remuda/Mock-v0", MOCK)}
     with streaming(form, num_envs=4, workers=4, T=10, per_round=1, **limits) as queue:
@@ -44,7 +44,7 @@ def rate_of_others(form: str, hurt: Callable[[psutil.Process], None], times: int
             in_peace += sum(count(seconds)) * 3 // 4
             hurt(steppers(form, queue)[0])
             counts = sorted(count(seconds))
-            beside_it += sum(counts[1:])  # whoever was hurt has filled the fewest
+            beside_it += sum(counts[1:])  # without the worker that was hurt: it has filled the fewest
             assert queue.restarts() > 0
     return beside_it / in_peace
 
@@ -52,8 +52,8 @@ def rate_of_others(form: str, hurt: Callable[[psutil.Process], None], times: int
 @pytest.mark.usefixtures("one_server")
 @pytest.mark.parametrize("hurt", [psutil.Process.kill, psutil.Process.suspend], ids=["killed", "hung"])
 @pytest.mark.parametrize("form", FORMS)
-def test_the_others_keep_nine_tenths_of_their_rate(form: str, hurt: Any) -> None:
-    """Envs that sleep, so that nobody waits for a core; a process that is suspended hangs as hard as one can."""
+def test_other_workers_keep_nine_tenths_of_their_rate(form: str, hurt: Any) -> None:
+    """The envs sleep, so that no worker waits for a core. A suspended process cannot react to anything."""
     rate = rate_of_others(form, hurt)
     print(f"{form}: {rate:.1%} of their rate")
     assert rate >= 0.9
@@ -64,7 +64,7 @@ def test_the_others_keep_nine_tenths_of_their_rate(form: str, hurt: Any) -> None
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("form", FORMS)
-def test_training_survives_envs_that_fail_by_chance(form: str, tmp_path: Path) -> None:
+def test_training_survives_envs_that_fail_randomly(form: str, tmp_path: Path) -> None:
     def run(seed: int, chances: dict[str, float], watch: Any) -> None:
         options: dict[str, Any] = {"env": "own_things:flaky_cartpole", "envs": {"kwargs": chances}}
         out = tmp_path / f"{seed}-{chances['step']}"
@@ -80,12 +80,15 @@ def test_training_survives_envs_that_fail_by_chance(form: str, tmp_path: Path) -
 @pytest.mark.parametrize("form", FORMS)
 def test_ten_thousand_updates_with_a_worker_killed_every_thirty_seconds(form: str, tmp_path: Path) -> None:
     soak = Soak(workers_below, this_and_who_acts_for_all)
-    # what a line of metrics sums up is kept until it is written
+    # Few lines of metrics: the values that a line averages are kept in memory until it is written.
     options = {"algo": {"n_steps": 8, "batch_size": 8}, "checkpoint": {"every": 20_000}, "log": {"every": 10_000}}
     train(tmp_path / "run", form, soak, steps=100_000_000, env="Acrobot-v1", **options)
     soak.check()
 
 
 def this_and_who_acts_for_all(me: psutil.Process) -> list[psutil.Process]:
-    """The inference process outlives its env workers: a child of a fork server that has a fork server."""
+    """Return this process and the inference server, which outlives its env workers.
+
+    The inference server is the child of a fork server that has a fork server of its own.
+    """
     return [me, *(child for one in me.children() for child in children_of(one) if children_of(child))]

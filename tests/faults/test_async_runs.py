@@ -1,4 +1,4 @@
-"""Asynchronous runs that are stopped, killed, resumed, delayed, or get invalid data."""
+"""Asynchronous runs that are stopped, killed, resumed or delayed, or whose gradients are not finite."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "workers": {"envs": 8, "workers": 2, "inference": "workers"},
     "central": {"envs": 8, "workers": 2, "inference": "central"},
 }
-INTERVAL = 5120  # steps between two checkpoints, and between two lines of metrics at least half of them
+INTERVAL = 5120  # steps between two checkpoints; two lines of metrics are at least half as many apart
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def _nothing_is_left() -> Iterator[None]:
 
 
 def running(path: Path, form: str, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
-    """In one of both forms."""
+    """Start an IMPALA run with this place of inference, and wait until it trains."""
     sampler = [text for name, value in FORMS[form].items() for text in (f"--sampler.{name}", str(value))]
     every = ["--log.every", str(INTERVAL // 2)]
     return begun(path, *sampler, *every, *arguments, algo="impala")
@@ -53,7 +53,7 @@ def running(path: Path, form: str, *arguments: str) -> AbstractContextManager[su
 
 @contextmanager
 def begun(path: Path, *arguments: str, algo: str) -> Iterator[subprocess.Popen[str]]:
-    """A run as a user starts it, that has begun to train."""
+    """Start an asynchronous run from the command line, wait until it trains, and yield its process."""
     process = start(path, "--scheme", "async", *arguments, algo=algo)
     try:
         wait_for(lambda: has_trained(path), 120)
@@ -65,7 +65,7 @@ def begun(path: Path, *arguments: str, algo: str) -> Iterator[subprocess.Popen[s
 
 
 def train(path: Path, form: str, callback: Any, scheme: dict[str, Any] | None = None, **options: Any) -> Any:
-    """The same in this process."""
+    """Run the same training in this process."""
     settings: dict[str, Any] = {"steps": 10_000_000, "quiet": True, "eval": {"episodes": 0}, **options}
     names = {"name": "async", **(scheme or {})}
     env = settings.pop("env", "CartPole-v1")
@@ -77,11 +77,11 @@ def lines(path: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
-# --- R8, R20, R21: the end, by whoever ------------------------------------------------------------------------------
+# --- R8, R20, R21: SIGKILL, stop signals, lost workers --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", [pytest.param("workers", marks=pytest.mark.long), "central"])
-def test_killed_it_leaves_no_orphan_and_loses_at_most_one_checkpoint_interval(form: str, tmp_path: Path) -> None:
+def test_sigkill_leaves_no_orphan_and_loses_at_most_one_checkpoint_interval(form: str, tmp_path: Path) -> None:
     path = tmp_path / "run"
     with running(path, form, "--checkpoint.every", str(INTERVAL)) as process:
         wait_for((path / "checkpoints/latest").exists)
@@ -91,12 +91,12 @@ def test_killed_it_leaves_no_orphan_and_loses_at_most_one_checkpoint_interval(fo
         process.communicate(timeout=10)
     wait_for(lambda: all_gone(members), 2)
     logged, saved = lines(path)[-1]["time/total_timesteps"], load_newest(path / "checkpoints").step
-    # A round is of 8 x 20 rows, and a checkpoint is written beside the one that follows it.
+    # A round has 8 x 20 rows, and a checkpoint is written while the next round runs.
     assert saved >= logged - INTERVAL - 2 * 160
     end = str(saved + 600)
     assert main(["train", "--resume", str(path), "--steps", end, "--quiet", "--eval.episodes", "0"]) == 0
     steps = [line["time/total_timesteps"] for line in lines(path)]
-    assert steps == sorted(set(steps)), "one curve without repetition"
+    assert steps == sorted(set(steps)), "the log must not repeat steps"
     assert json.loads((path / "result.json").read_text())["status"] == "complete"
 
 
@@ -113,7 +113,7 @@ def test_one_signal_leaves_a_resumable_checkpoint(form: str, number: signal.Sign
     path = tmp_path / "run"
     with running(path, form, "--checkpoint.every", "0") as process:
         members = family(process)
-        assert len(members) == (4 if form == "workers" else 6), "fork servers, workers, and who acts for them"
+        assert len(members) == (4 if form == "workers" else 6), "the run and all processes below it"
         out, err = stop(process, number)
     assert process.returncode == 128 + number, err
     assert err == f"{number.name}: {STOPPING}\n"
@@ -134,7 +134,7 @@ def interrupt_twice(process: subprocess.Popen[str]) -> None:
     members = family(process)
     for _ in range(2):
         process.send_signal(signal.SIGINT)
-        time.sleep(0.1)  # or both would be one
+        time.sleep(0.1)  # two signals in a row could be delivered as one
     # Usually the run is still stopping when the second signal arrives. If it has just ended, the interpreter is
     # exiting, and the signal ends it by its default action; shells report both as 130.
     process.communicate(timeout=20)
@@ -142,8 +142,8 @@ def interrupt_twice(process: subprocess.Popen[str]) -> None:
     wait_for(lambda: all_gone(members), 2)
 
 
-def test_an_env_worker_of_the_inference_process_that_is_killed_is_told_of_and_counted(tmp_path: Path) -> None:
-    """It is the child of a child: what it leaves must still reach the run's log."""
+def test_killed_env_worker_of_inference_server_is_logged_and_counted(tmp_path: Path) -> None:
+    """The worker is a grandchild of the run, whose log must still report the loss."""
     path, killed = tmp_path / "run", []
 
     def watch(round: Any) -> bool:
@@ -158,7 +158,10 @@ def test_an_env_worker_of_the_inference_process_that_is_killed_is_told_of_and_co
 
 
 def workers_below(process: psutil.Process) -> list[psutil.Process]:
-    """Those that step envs: forked, and so of the same command as their parent, without children of their own."""
+    """Return the processes that step envs.
+
+    They are forked, so they have the command line of their parent, and they have no children.
+    """
     found = []
     for child in process.children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -177,8 +180,8 @@ def kill_one(processes: list[psutil.Process], chance: random.Random) -> int:
 
 
 @pytest.mark.parametrize("form", ["workers", pytest.param("central", marks=pytest.mark.long)])
-def test_gradients_that_are_not_finite_change_nothing_and_end_the_run_after_ten(form: str, tmp_path: Path) -> None:
-    seen: list[tuple[int, list[torch.Tensor]]] = []  # updates left out, parameters
+def test_non_finite_gradients_are_skipped_and_end_the_run_after_ten(form: str, tmp_path: Path) -> None:
+    seen: list[tuple[int, list[torch.Tensor]]] = []  # skipped updates, parameters
 
     def spoil(round: Any) -> bool:
         learner = round.learner
@@ -193,7 +196,7 @@ def test_gradients_that_are_not_finite_change_nothing_and_end_the_run_after_ten(
     with pytest.raises(TrainingError, match=sentence) as caught:
         train(tmp_path / "run", form, spoil, log={"every": 160})
     assert "\n" not in str(caught.value)
-    assert [skipped for skipped, _ in seen] == list(range(10)), "the tenth ends the run"
+    assert [skipped for skipped, _ in seen] == list(range(10)), "the tenth must end the run"
     for _, vectors in seen:
         assert all(map(torch.equal, vectors, seen[0][1]))
     assert lines(tmp_path / "run")[-1]["train/skipped_updates"] > 0
@@ -203,12 +206,12 @@ def nan_losses(losses: Any) -> Any:
     return replace(losses, groups={name: loss * float("nan") for name, loss in losses.groups.items()})
 
 
-# --- R25: a learner that is held up ---------------------------------------------------------------------------------
+# --- R25: a delayed learner -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["workers", pytest.param("central", marks=pytest.mark.long)])
-def test_a_learner_that_sleeps_finds_no_more_than_its_slots_and_nothing_too_old(form: str, tmp_path: Path) -> None:
-    """One env is so slow that others overtake it: what it has collected is too old when it is ready, and dropped."""
+def test_sleeping_learner_finds_at_most_its_slots_and_no_stale_rollout(form: str, tmp_path: Path) -> None:
+    """One env is so slow that its rollouts are too old when they are ready, and are dropped."""
     max_lag, rounds, slots = 1, 60, []
 
     def sleep(round: Any) -> bool:
@@ -224,7 +227,7 @@ def test_a_learner_that_sleeps_finds_no_more_than_its_slots_and_nothing_too_old(
     assert len(found) == rounds
     lags = [line["lag/collect_to_gradient_max"] for line in found]
     assert max(lags) == max_lag, lags
-    assert max(slots) <= (max_lag + 1) * 2, "rounds of two slots, as many as can be used before they are too old"
+    assert max(slots) <= (max_lag + 1) * 2, "two slots per round, for the rounds that max_lag allows"
     dropped = [line["rollout/dropped"] for line in found]
     assert dropped == sorted(dropped)
     assert dropped[-1] > 0

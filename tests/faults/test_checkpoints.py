@@ -26,8 +26,8 @@ def write_for_ever(directory: Path, first: int) -> None:
         save(directory, step, state(step), {"steps": step}, number=step, blobs={"sampler": bytes(50_000)})
 
 
-def test_a_writer_that_is_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
-    """What is found afterwards is whole, never older than before, and the next writer goes on from there."""
+def test_writer_killed_at_any_moment_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
+    """The newest checkpoint is complete and never older than before, and the next writer continues from it."""
     draw = random.Random(0)
     save(tmp_path, 0, state(0), {"steps": 0})
     newest = 0
@@ -49,12 +49,12 @@ def test_a_writer_that_is_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_pat
         newest = found.step
         sweep(tmp_path)
         assert {path.name for path in tmp_path.iterdir() if path.name.startswith(".writing")} == set()
-    assert newest > KILLS / 4, "they did write meanwhile"
-    save(tmp_path, newest + 1, state(newest + 1), {"steps": newest + 1})  # which clears away what the killed left
+    assert newest > KILLS / 4, "the writers must have saved checkpoints before they were killed"
+    save(tmp_path, newest + 1, state(newest + 1), {"steps": newest + 1})  # save() removes what killed writers left
     assert len(list_checkpoints(tmp_path)) == 2
 
 
-def test_a_thousand_damages_are_all_noticed_and_the_one_before_is_used(tmp_path: Path) -> None:
+def test_all_of_a_thousand_damages_are_detected_and_the_previous_checkpoint_is_used(tmp_path: Path) -> None:
     draw = random.Random(1)
     save(tmp_path, 1, {"weight": torch.arange(50.0)}, {"steps": 1})
     newest = save(tmp_path, 2, {"weight": torch.arange(50.0) + 1}, {"steps": 2}, blobs={"sampler": bytes(100)})

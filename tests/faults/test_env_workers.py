@@ -1,4 +1,4 @@
-"""Env workers that are killed, hang and fail at any moment: rows stay correct, and no process hangs or remains."""
+"""Env workers that are killed, hang or fail at any moment: rows stay correct, and no process hangs or remains."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _processes() -> set[int]:
 
 
 def _descriptors() -> list[str]:
-    """What is open, without the one that listing opens."""
+    """Return the targets of the open descriptors, except the one that is opened for listing them."""
     names = []
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -63,7 +63,7 @@ def pool(num_envs: int = 4, num_workers: int = 2, slots: int = 1, **options: Any
 
 @pytest.fixture
 def scarce(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Which forks the system refuses."""
+    """Return a function that makes the forks with these numbers fail."""
 
     def refuse(numbers: str) -> None:
         monkeypatch.setenv("SCARCE_FORKS", numbers)
@@ -72,8 +72,8 @@ def scarce(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return refuse
 
 
-def test_a_process_that_the_system_refuses_once_is_asked_for_again(scarce: Callable[[str], None]) -> None:
-    """The others are not touched."""
+def test_fork_that_fails_is_tried_again(scarce: Callable[[str], None]) -> None:
+    """The other workers are not replaced."""
     scarce("3 4")
     with contextlib.closing(pool()) as envs:
         envs.reset(0)
@@ -85,7 +85,7 @@ def test_a_process_that_the_system_refuses_once_is_asked_for_again(scarce: Calla
         assert envs._worker_pool.workers[1].pid == second
 
 
-def test_a_system_that_refuses_processes_for_good_is_named(scarce: Callable[[str], None]) -> None:
+def test_system_that_refuses_all_forks_is_reported(scarce: Callable[[str], None]) -> None:
     scarce(" ".join(map(str, range(2, 100))))
     with pytest.raises(WorkerError, match=r"worker 1 cannot be started, tried 4 times .*: allow more processes"):
         pool(max_worker_restarts=3)
@@ -123,7 +123,7 @@ def pids(envs: PooledEnvs) -> list[int]:
 
 
 def check_rows(previous: Any, step: Any) -> None:
-    """A row continues its episode by one step, begins one, or is the reset row of a rebuilt env."""
+    """Check that each row continues its episode by one step, begins one, or is the reset row of a rebuilt env."""
     for before, after, mask, ended in zip(previous[0], step.obs, step.mask, previous[1], strict=True):
         if mask:
             assert not ended
@@ -153,7 +153,7 @@ def test_workers_killed_at_random_moments(slots: int) -> None:
         assert envs.restarts() == 6 * 2  # every worker has two envs
 
 
-def test_only_the_envs_of_the_lost_worker_begin_anew_and_with_a_new_seed() -> None:
+def test_only_the_envs_of_the_lost_worker_restart_with_a_new_seed() -> None:
     with pool(4, 2, lengths=[1000]) as envs:
         envs.reset(9)
         step_often(envs, 5)
@@ -172,11 +172,11 @@ def test_only_the_envs_of_the_lost_worker_begin_anew_and_with_a_new_seed() -> No
         assert step.obs[:, 2].tolist() == [7, 7, 1, 1]
 
 
-def test_what_was_answered_before_the_death_is_kept() -> None:
+def test_answers_written_before_the_worker_died_are_kept() -> None:
     with pool(4, 1, slots=2, lengths=[3]) as envs:
         envs.reset(1)
         for _ in range(6):
-            step_once(envs)  # both slots have an answer under way that ends its episodes
+            step_once(envs)  # the next answer of both slots ends their episodes
         deadline = time.monotonic() + 5
         while envs._requests.unanswered(0):
             assert time.monotonic() < deadline
@@ -187,21 +187,21 @@ def test_what_was_answered_before_the_death_is_kept() -> None:
             assert step.terminated.all()
             assert step.obs[:, 2].tolist() == [3, 3]
         assert [episode.env for episode in envs.episodes()] == [0, 1, 2, 3]
-        assert envs.restarts() == 0  # nobody has asked the dead worker for anything yet
+        assert envs.restarts() == 0  # no request was sent to the dead worker yet
         envs.send(0, np.zeros(2, np.int64))
         _, step = envs.recv()
         assert not step.mask.any()
         assert envs.restarts() == 4
 
 
-def test_news_of_a_slot_that_was_done_survive_a_replacement_for_another() -> None:
-    # two slots of two envs, worker 0 has envs 0 and 2, worker 1 has envs 1 and 3; env 0 hangs in its last step
+def test_stats_of_a_finished_slot_survive_the_loss_of_another_worker() -> None:
+    # There are two slots of two envs. Worker 0 has envs 0 and 2, worker 1 has 1 and 3. Env 0 hangs in its last step.
     hung = {"fault": "sleep", "at": 3, "only": derive_seed(1, 0, 0) % 1000}
     with pool(4, 2, slots=2, lengths=[3], step_timeout=0.4, **hung) as envs:
         envs.reset(1)
         step_often(envs, 6)
         deadline = time.monotonic() + 5
-        while envs._requests.unanswered(1):  # worker 1 has ended the episodes of both its envs
+        while envs._requests.unanswered(1):  # until worker 1 has ended the episodes of both its envs
             assert time.monotonic() < deadline
             time.sleep(0.005)
         kill_and_wait(pids(envs)[1])
@@ -213,14 +213,14 @@ def test_news_of_a_slot_that_was_done_survive_a_replacement_for_another() -> Non
         assert [episode.env for episode in envs.episodes()] == [3]
 
 
-@pytest.mark.parametrize("chatter", [0, 300])  # 300 numbers have no room in memory and go through the link
-def test_an_evaluation_plays_every_seed_once_although_its_worker_is_lost(chatter: int, tmp_path: Path) -> None:
-    hung = {"fault": "sleep", "at": 2, "once": str(tmp_path / "done"), "only": 21}  # env 1, in the slot of its own
+@pytest.mark.parametrize("chatter", [0, 300])  # 300 numbers exceed the shared memory and go through the link
+def test_evaluation_plays_every_seed_once_although_its_worker_is_lost(chatter: int, tmp_path: Path) -> None:
+    hung = {"fault": "sleep", "at": 2, "once": str(tmp_path / "done"), "only": 21}  # env 1, the only one of its slot
     seeds = [[11, 12], [21, 22]]
     with pool(2, 1, slots=2, lengths=[2], seeds=seeds, chatter=chatter, step_timeout=0.4, **hung) as envs:
         envs.reset(1)
         step_often(envs, 4)
-        assert envs.recv(1)[1].mask.tolist() == [False]  # replaced, while nobody had heard of the end in slot 0
+        assert envs.recv(1)[1].mask.tolist() == [False]  # replaced before the end in slot 0 was received
         _, step = envs.recv(0)
         assert (step.terminated.tolist(), step.obs[0, 0]) == ([True], 11)
         markers = []
@@ -236,13 +236,13 @@ def test_an_evaluation_plays_every_seed_once_although_its_worker_is_lost(chatter
     assert all(len(episode.values) == 7 + chatter for episode in episodes)
 
 
-def test_news_of_a_request_that_was_never_done_are_forgotten(tmp_path: Path) -> None:
+def test_stats_of_a_request_that_was_never_finished_are_discarded(tmp_path: Path) -> None:
     with pool(2, 1, fault="sleep", at=2, once=str(tmp_path / "done"), step_timeout=0.3) as envs:
         envs.reset(1)
         step_often(envs, 1)
         envs.recv()
         envs.send(0, np.zeros(2, np.int64))
-        # the worker hangs; as if it had died between telling of an end and writing that it was done
+        # The worker hangs. Simulate that it died after sending its statistics and before marking the request done.
         envs._requests._stats_of[0][0] = envs._number
         envs._requests._stats_size[0][0] = ON_LINK
         news = b"\0" + msgspec.msgpack.encode([[[0, {"ep_len": 2.0}]], []])
@@ -250,14 +250,14 @@ def test_news_of_a_request_that_was_never_done_are_forgotten(tmp_path: Path) -> 
         _, step = envs.recv()
         assert not step.mask.any()
         assert envs.episodes() == []
-        assert envs._worker_pool.lost() == []  # nobody waited for those news
+        assert envs._worker_pool.lost() == []  # those statistics were not waited for
         assert envs._worker_pool.workers[0].inbox == []
 
 
-def test_a_worker_lost_while_its_envs_are_held_waits_for_renewal_too() -> None:
+def test_worker_lost_while_its_envs_are_held_waits_for_renew_too() -> None:
     with pool(4, 2, lengths=[3, 50]) as envs:
         envs.reset(9)
-        for t in range(6):  # all ended after 3 steps, and wait
+        for t in range(6):  # all episodes end after 3 steps, and their envs wait
             envs.recv()
             if t == 4:
                 kill_and_wait(pids(envs)[1])
@@ -276,7 +276,7 @@ def test_a_worker_lost_while_its_envs_are_held_waits_for_renewal_too() -> None:
         assert step.mask.all()
         assert step.obs[:, 2].tolist() == [1, 1, 1, 1]
         os.kill(pids(envs)[0], signal.SIGKILL)
-        envs.renew(0)  # the lost ones begin anew, the others go on
+        envs.renew(0)  # the lost envs restart, the others continue
         _, step = envs.recv()
         assert step.obs[:, 2].tolist() == [0, 0, 1, 1]
 
@@ -293,7 +293,7 @@ def test_all_workers_killed_at_once() -> None:
         assert envs.restarts() == 6
 
 
-def test_the_fork_server_killed_takes_its_workers_and_all_come_back() -> None:
+def test_killed_fork_server_ends_its_workers_and_all_are_replaced() -> None:
     with pool() as envs:
         envs.reset(1)
         step_once(envs)
@@ -310,7 +310,7 @@ def test_the_fork_server_killed_takes_its_workers_and_all_come_back() -> None:
         assert envs.restarts() == 4
 
 
-def test_the_same_worker_killed_until_its_budget_ends() -> None:
+def test_worker_killed_more_often_than_its_restart_budget_raises() -> None:
     with pool(max_worker_restarts=3) as envs:
         envs.reset(1)
         kill_often(envs, 1, 3)
@@ -328,7 +328,7 @@ def test_the_same_worker_killed_until_its_budget_ends() -> None:
         ("hold", "was silent for 0.4 s"),
     ],
 )
-def test_an_env_that_takes_its_worker_along(
+def test_env_that_ends_or_hangs_its_worker(
     fault: str, how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pool(fault=fault, at=3, once=str(tmp_path / "done"), lengths=[100], step_timeout=0.4) as envs:
@@ -338,11 +338,11 @@ def test_an_env_that_takes_its_worker_along(
             _, step = step_once(envs)
             masks.append(step.mask)
         assert envs.restarts() == 2
-    assert (~np.array(masks)[1:]).sum() == 2  # one reset row for each env of that worker, no other
+    assert (~np.array(masks)[1:]).sum() == 2  # one reset row for each env of that worker, and no others
     assert how in caplog.text
 
 
-def test_an_env_that_takes_its_worker_along_while_being_built(tmp_path: Path) -> None:
+def test_env_that_ends_its_worker_while_being_built(tmp_path: Path) -> None:
     path = tmp_path / "deadly.py"
     path.write_text("import os\ndef make():\n    os._exit(5)\n")
     sys.path.insert(0, str(tmp_path))
@@ -353,8 +353,8 @@ def test_an_env_that_takes_its_worker_along_while_being_built(tmp_path: Path) ->
         sys.path.remove(str(tmp_path))
 
 
-def test_a_worker_that_hangs_again_and_again_is_given_up_although_it_is_lost_seldom(monkeypatch: Any) -> None:
-    monkeypatch.setattr(worker_pool, "WINDOW_SECONDS", 0.1)  # as if its time limit were longer than the window
+def test_worker_that_hangs_repeatedly_raises_even_if_it_is_rarely_lost(monkeypatch: Any) -> None:
+    monkeypatch.setattr(worker_pool, "WINDOW_SECONDS", 0.1)  # shorter than the time limit of a step
     spec = resolve("counting:make", {"fault": "sleep", "at": 1})
     with PooledEnvs(spec, 1, 1, step_timeout=0.3, max_worker_restarts=2) as envs:
         envs.reset(seed=1)
@@ -368,7 +368,7 @@ def step_until_it_fails(envs: PooledEnvs) -> None:
         envs.send(slot, np.zeros(1, np.int64))
 
 
-def test_building_has_a_time_limit_of_its_own(tmp_path: Path) -> None:
+def test_building_has_its_own_time_limit(tmp_path: Path) -> None:
     (tmp_path / "sleepy.py").write_text("import time\ndef make():\n    time.sleep(60)\n")
     sys.path.insert(0, str(tmp_path))
     try:
@@ -378,7 +378,7 @@ def test_building_has_a_time_limit_of_its_own(tmp_path: Path) -> None:
         sys.path.remove(str(tmp_path))
 
 
-def test_an_env_that_cannot_be_built_in_a_worker_is_the_users_mistake() -> None:
+def test_env_that_cannot_be_built_in_a_worker_raises_a_spec_error() -> None:
     with pytest.raises(EnvSpecError, match="OSError: no display") as caught:
         PooledEnvs(resolve("counting:make_failing"), 4, 2)
     assert "Traceback" in caught.value.__notes__[0]
@@ -406,7 +406,7 @@ def test_a_wait_can_be_interrupted(tmp_path: Path) -> None:
         timer.join()
 
 
-def test_ctrl_c_is_the_parents_business_alone() -> None:
+def test_workers_and_fork_server_ignore_ctrl_c() -> None:
     with pool() as envs:
         envs.reset(1)
         assert envs._worker_pool._server is not None
@@ -419,12 +419,12 @@ def test_ctrl_c_is_the_parents_business_alone() -> None:
 def test_closing_is_quick_and_may_be_repeated(tmp_path: Path) -> None:
     envs = pool(fault="hold", at=1, once=str(tmp_path / "done"))
     envs.reset(1)
-    step_once(envs)  # a worker hangs by now, and holds its interpreter
+    step_once(envs)  # now a worker hangs and holds the GIL
     envs.close()
     envs.close()
 
 
-def test_workers_are_light_and_without_torch() -> None:
+def test_workers_use_little_memory_and_do_not_import_torch() -> None:
     with PooledEnvs(resolve("CartPole-v1"), 8, 2) as envs:
         envs.reset(1)
         for _ in range(20):
@@ -485,7 +485,7 @@ def test_a_killed_parent_leaves_no_orphan(tmp_path: Path, how: str) -> None:
         time.sleep(0.01)
 
 
-def test_a_pool_outlives_the_thread_that_made_it() -> None:
+def test_pool_outlives_the_thread_that_created_it() -> None:
     made: list[PooledEnvs] = []
     thread = threading.Thread(target=lambda: made.append(pool()))
     thread.start()
@@ -499,7 +499,7 @@ def test_a_pool_outlives_the_thread_that_made_it() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("slots", [1, 2])
 def test_no_wake_up_is_lost(slots: int) -> None:
-    """Whoever misses one sleeps on for 0.2 s or more."""
+    """A process that misses a wake-up sleeps for 0.2 s or more."""
     late = 0
     with pool(2 * slots, 2, slots, lengths=[10**9]) as envs:
         envs.reset(1)
@@ -507,7 +507,7 @@ def test_no_wake_up_is_lost(slots: int) -> None:
             start = time.perf_counter()
             slot, _ = envs.recv()
             late += time.perf_counter() - start > 0.19
-            sum(range(moment % 601))  # the next request comes while workers are about to sleep, or sleep, or do not
+            sum(range(moment % 601))  # so that requests arrive before, while and after workers fall asleep
             envs.send(slot, np.zeros(2, np.int64))
         assert envs.restarts() == 0
-    assert late <= 3  # a busy machine may be late now and then
+    assert late <= 3  # a busy machine may delay a few of them

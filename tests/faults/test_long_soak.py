@@ -1,4 +1,4 @@
-"""Hundreds of kills, and envs that fail randomly, for minutes each."""
+"""Long tests, of minutes each, with hundreds of kills or with envs that fail randomly."""
 
 import os
 import random
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.long
 LENGTHS = [3, 5, 2]
 
 
-def test_three_hundred_killed_workers_leave_every_other_row_right():
-    """Counting envs in 4 workers, one of which dies every few steps: rows go on as computed, or start anew."""
+def test_three_hundred_killed_workers_leave_all_other_rows_correct():
+    """One of 4 workers with counting envs is killed every few steps: rows continue as computed, or restart."""
     num_envs, kills, chance = 8, 300, random.Random(1)
     spec = resolve("counting:make", {"lengths": LENGTHS})
     with make_envs(spec, num_envs, num_workers=4, max_worker_restarts=10_000) as envs:
@@ -62,7 +62,7 @@ def test_three_hundred_killed_workers_leave_every_other_row_right():
         assert envs.restarts() >= rebuilt > kills, "each worker had two envs"
 
 
-def test_training_survives_envs_that_fail_by_chance(tmp_path):
+def test_training_survives_envs_that_fail_randomly(tmp_path):
     def run(seed, chances, watch):
         options = {"eval": {"episodes": 0}, "envs": {"kwargs": chances}}
         names = {"steps": 200_000, "seed": seed, "scheme": "parallel", "quiet": True}
@@ -72,8 +72,8 @@ def test_training_survives_envs_that_fail_by_chance(tmp_path):
     learns_nearly_as_fast(run)
 
 
-# The env is CartPole under another name: its preset has to be given; with smaller steps than that has, because it
-# would be solved before many envs have failed.
+# The env is CartPole under another name, so its preset is not found and has to be given here. The learning rate is
+# smaller than in the preset, because CartPole would otherwise be solved before many envs have failed.
 PRESET = {group: values for group, values in PPO["CartPole-*"].items() if group != "run"}
 PRESET["algo"] = {**PRESET["algo"], "learning_rate": "linear(1e-3, 0)"}
 
@@ -97,7 +97,7 @@ def test_thirty_kills_of_the_whole_run_each_resumed(tmp_path):
         process.kill()
         process.communicate()
         found = load_newest(path / "checkpoints")
-        assert found.step > step, "each life gets further than the one before"
+        assert found.step > step, "each process must get further than the one before"
         step = found.step
     assert set(os.listdir("/dev/shm")) == shared_before
 

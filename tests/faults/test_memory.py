@@ -1,4 +1,4 @@
-"""A long run with workers that die does not leak memory, descriptors or threads."""
+"""A long run whose workers are killed does not leak memory, descriptors or threads."""
 
 from __future__ import annotations
 

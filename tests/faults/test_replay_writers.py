@@ -1,6 +1,6 @@
-"""Replay writers that are killed, hang and fail: rows continue or restart, and none is torn or repeated.
+"""Replay writers that are killed, hang or fail: rows continue or restart, and none is torn or repeated.
 
-The envs count their steps, so that the replay shows what was repeated, skipped or mixed up.
+The envs count their steps, so that the replay shows which rows were repeated, skipped or mixed up.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _one_server() -> Iterator[None]:
 
 
 def counting(**options: Any) -> dict[str, Any]:
-    """Settings of envs that misbehave."""
+    """Return the options of a run whose counting envs may misbehave."""
     kwargs = {"lengths": [3, 5, 2], **options.pop("kwargs", {})}
     return {**COUNTING, **options, "envs": {"kwargs": kwargs, **options.get("envs", {})}}
 
@@ -53,7 +53,7 @@ def kill(setup: Setup, worker: int) -> None:
         os.kill(setup.writers._worker_pool.workers[worker].pid, signal.SIGKILL)
 
 
-def test_one_of_eight_killed_twenty_times_at_random_moments() -> None:
+def test_one_of_eight_writers_killed_twenty_times_at_random_moments() -> None:
     rng = random.Random(1)
     settings = counting(sampler={"envs": 16, "workers": 8}, replay={**COUNTING["replay"], "capacity": 400_000})
     with Setup("counting:make", **settings) as setup:
@@ -66,12 +66,12 @@ def test_one_of_eight_killed_twenty_times_at_random_moments() -> None:
             kill(setup, worker)
         before = real.copy()
         setup.wait(lambda: (real > before + 50).all())
-        assert sum(setup.writers._worker_stats.lost) >= 15, "some were killed again before they were back"
+        assert sum(setup.writers._worker_stats.lost) >= 15, "some were killed twice before they were back"
         assert setup.writers.restarts() == 2 * sum(setup.writers._worker_stats.lost)
     assert check_rows(setup.replay) <= 40
 
 
-def test_of_one_that_acts_for_all_env_workers_and_itself_are_killed_at_random_moments() -> None:
+def test_inference_server_and_its_env_workers_killed_at_random_moments() -> None:
     rng = random.Random(2)
     settings = counting(
         sampler={"envs": 8, "workers": 4, "inference": "central"},
@@ -96,11 +96,11 @@ def test_of_one_that_acts_for_all_env_workers_and_itself_are_killed_at_random_mo
         before = real.copy()
         setup.wait(lambda: (real > before + 50).all())
         assert setup.writers._worker_stats.lost == [3]
-        assert setup.writers.restarts() == 8 * 3 + 2 * killed, "all envs of the one, two of each worker"
+        assert setup.writers.restarts() == 8 * 3 + 2 * killed, "8 envs of the server, 2 of each worker"
     assert check_rows(setup.replay) <= 8 * 3 + 2 * killed
 
 
-def test_all_killed_at_once() -> None:
+def test_all_writers_killed_at_once() -> None:
     with Setup("counting:make", **counting(sampler={"envs": 8, "workers": 4})) as setup:
         real = setup.replay.ring.real
         setup.wait(lambda: (real > 50).all())
@@ -112,7 +112,7 @@ def test_all_killed_at_once() -> None:
     assert check_rows(setup.replay) <= 8
 
 
-def test_the_same_one_killed_again_and_again_ends_in_one_named_error() -> None:
+def test_writer_killed_repeatedly_ends_in_one_error_that_names_it() -> None:
     with Setup("counting:make", **counting(envs={"max_worker_restarts": 3})) as setup:
 
         def is_over() -> bool:
@@ -123,7 +123,7 @@ def test_the_same_one_killed_again_and_again_ends_in_one_named_error() -> None:
             setup.wait(is_over)
 
 
-def test_an_env_that_hangs_does_not_hold_up_the_groups_that_one_acts_for(tmp_path: Path) -> None:
+def test_hung_env_does_not_delay_other_groups_of_the_inference_server(tmp_path: Path) -> None:
     once = {"fault": "hold", "at": 60, "once": str(tmp_path / "once")}
     sampler = {**COUNTING["sampler"], "inference": "central"}
     with Setup("counting:make", **counting(kwargs=once, envs={"step_timeout": 4.0}, sampler=sampler)) as setup:
@@ -131,14 +131,14 @@ def test_an_env_that_hangs_does_not_hold_up_the_groups_that_one_acts_for(tmp_pat
         setup.wait((tmp_path / "once").exists)
         before = real.copy()
         setup.wait(lambda: setup.writers.restarts() >= 2)
-        assert (real > before + 100).sum() >= 1, "of the other group"
+        assert (real > before + 100).sum() >= 1, "the other group must continue"
         before = real.copy()
         setup.wait(lambda: (real > before + 50).all())
-        assert setup.writers._worker_stats.lost == [0], "only its worker was replaced"
+        assert setup.writers._worker_stats.lost == [0], "only the env worker must be replaced"
     check_rows(setup.replay)
 
 
-def test_a_sampler_that_hangs_is_replaced_and_the_others_go_on(tmp_path: Path) -> None:
+def test_hung_writer_is_replaced_while_the_others_continue(tmp_path: Path) -> None:
     once = {"fault": "hold", "at": 60, "once": str(tmp_path / "once")}
     with Setup("counting:make", **counting(kwargs=once, envs={"step_timeout": 4.0})) as setup:
         real = setup.replay.ring.real
@@ -153,8 +153,8 @@ def test_a_sampler_that_hangs_is_replaced_and_the_others_go_on(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("act", ["workers", "central"])
-def test_samplers_that_are_held_for_long_are_not_taken_for_dead(act: str) -> None:
-    """As while a large replay is saved to a slow disk."""
+def test_paused_writers_are_not_mistaken_for_lost(act: str) -> None:
+    """Writers are paused like this while a large replay is saved to a slow disk."""
     sampler = {**COUNTING["sampler"], "inference": act}
     with Setup("counting:make", **counting(envs={"step_timeout": 3.0}, sampler=sampler)) as setup:
         real = setup.replay.ring.real
@@ -170,7 +170,7 @@ def test_samplers_that_are_held_for_long_are_not_taken_for_dead(act: str) -> Non
 
 @pytest.mark.parametrize("act", ["workers", "central"])
 @pytest.mark.parametrize("fault", FORBIDDEN)
-def test_what_its_space_forbids_is_named_and_never_stored(fault: str, act: str) -> None:
+def test_data_that_violates_its_space_is_reported_and_never_stored(fault: str, act: str) -> None:
     sampler = {**COUNTING["sampler"], "inference": act}
     with Setup("counting:make", **counting(kwargs={"fault": fault, "at": 40}, sampler=sampler)) as setup:
         named = r"^env \d+ of counting:make \(seed \d+, step \d+ of its episode \d+\)"
@@ -192,7 +192,7 @@ def running(path: Path, *arguments: str) -> contextlib.AbstractContextManager[An
     return begun(path, *sizes, *arguments, algo="dqn")
 
 
-def test_killed_it_leaves_no_orphan_and_loses_at_most_one_checkpoint_interval(tmp_path: Path) -> None:
+def test_sigkill_leaves_no_orphan_and_loses_at_most_one_checkpoint_interval(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with running(path, "--checkpoint.every", str(INTERVAL)) as process:
         wait_for((path / "checkpoints/latest").exists)
@@ -206,14 +206,14 @@ def test_killed_it_leaves_no_orphan_and_loses_at_most_one_checkpoint_interval(tm
     end = str(saved + 1000)
     assert main(["train", "--resume", str(path), "--steps", end, "--quiet", "--eval.episodes", "0"]) == 0
     steps = [line["time/total_timesteps"] for line in lines(path)]
-    assert steps == sorted(set(steps)), "one curve without repetition"
+    assert steps == sorted(set(steps)), "the log must not repeat steps"
 
 
 def test_one_signal_leaves_a_resumable_checkpoint_with_its_replay(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with running(path, "--checkpoint.every", "0", "--eval.cpu_fraction", "0.2") as process:
         members = family(process)
-        assert len(members) >= 6, "two fork servers, two samplers, an evaluator, and who started them"
+        assert len(members) >= 6, "the run, two fork servers, two samplers and an evaluator"
         out, err = stop(process, signal.SIGTERM)
     assert process.returncode == 128 + signal.SIGTERM, err
     assert f"remuda train --resume {path}" in out
@@ -229,9 +229,9 @@ def test_two_signals_stop_at_once(tmp_path: Path) -> None:
         interrupt_twice(process)
 
 
-def test_gradients_that_are_not_finite_change_nothing_and_end_the_run_after_ten(tmp_path: Path) -> None:
-    """R6. Samplers go on meanwhile; some rounds have no update, so that the same number is seen more than once."""
-    seen: list[tuple[int, int, list[torch.Tensor]]] = []  # updates, updates left out, parameters
+def test_non_finite_gradients_are_skipped_and_end_the_run_after_ten(tmp_path: Path) -> None:
+    """R6. Samplers continue, and some rounds have no update, so the same count may be seen more than once."""
+    seen: list[tuple[int, int, list[torch.Tensor]]] = []  # updates, skipped updates, parameters
 
     def spoil(round: Any) -> bool:
         learner = round.learner
@@ -255,14 +255,14 @@ def test_gradients_that_are_not_finite_change_nothing_and_end_the_run_after_ten(
             callbacks=spoil,
             **settings,
         )
-    assert {skipped for _, skipped, _ in seen} == set(range(10)), "the tenth ends the run"
+    assert {skipped for _, skipped, _ in seen} == set(range(10)), "the tenth must end the run"
     for version, _, vectors in seen:
         assert version == seen[0][0]
         assert all(map(torch.equal, vectors, seen[0][2]))
 
 
-def test_a_learner_that_sleeps_finds_samplers_waiting(tmp_path: Path) -> None:
-    """With a replay the bound is the lead that samplers may have."""
+def test_samplers_wait_for_a_sleeping_learner(tmp_path: Path) -> None:
+    """With a replay, samplers may be ahead of the learner by a limited number of steps."""
     seen: list[tuple[int, int]] = []
 
     def sleep_once(round: Any) -> bool:

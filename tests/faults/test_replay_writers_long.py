@@ -1,4 +1,4 @@
-"""Replay writers with failures for minutes: the rate of other workers, learning, and memory."""
+"""Replay writers with minutes of failures: the rate of the other workers, learning, and memory."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.long
 
 @pytest.mark.parametrize("hurt", [psutil.Process.kill, psutil.Process.suspend], ids=["killed", "hung"])
 @pytest.mark.parametrize("act", ["workers", "central"])
-def test_the_others_keep_nine_tenths_of_their_rate(act: str, hurt: Any) -> None:
-    """R1, R4. Envs that sleep, so that nobody waits for a core."""
+def test_other_writers_keep_nine_tenths_of_their_rate(act: str, hurt: Any) -> None:
+    """R1, R4. The envs sleep, so that no worker waits for a core."""
     in_peace = beside_it = 0
     settings: dict[str, Any] = {"envs": {"kwargs": MOCK, "step_timeout": 1.0, "max_worker_restarts": 100}}
     settings |= {"sampler": {"envs": 4, "workers": 4, "inference": act}, "replay": {"ratio": None}}
@@ -42,7 +42,7 @@ def test_the_others_keep_nine_tenths_of_their_rate(act: str, hurt: Any) -> None:
             sampler = psutil.Process(setup.writers._worker_pool.workers[0].pid)
             stepping = [child for child in sampler.children(recursive=True) if not children_of(child)]
             hurt(stepping[0] if act == "central" else sampler)
-            beside_it += sum(count(3.0)[1:])  # whoever was hurt has written the fewest
+            beside_it += sum(count(3.0)[1:])  # without the writer that was hurt: it has written the fewest
         assert setup.writers.restarts() == 8
         assert sum(setup.writers._worker_stats.lost) == (8 if act == "workers" else 0)
     print(f"{act}: {beside_it / in_peace:.1%} of their rate")
@@ -50,9 +50,9 @@ def test_the_others_keep_nine_tenths_of_their_rate(act: str, hurt: Any) -> None:
 
 
 @pytest.mark.timeout(3600)
-def test_training_survives_envs_that_fail_by_chance(tmp_path: Path) -> None:
+def test_training_survives_envs_that_fail_randomly(tmp_path: Path) -> None:
     def run(seed: int, chances: dict[str, float], watch: Any) -> None:
-        # An env of one's own has no preset; this one is CartPole.
+        # A user's own env has no preset. This env is CartPole, so it gets the preset of CartPole.
         options: dict[str, Any] = {group: dict(values) for group, values in CARTPOLE.items() if group != "run"}
         options["sampler"]["workers"] = 2
         options |= {"envs": {"kwargs": chances, "max_worker_restarts": 1000}, "eval": {"episodes": 0}}
@@ -66,7 +66,7 @@ def test_training_survives_envs_that_fail_by_chance(tmp_path: Path) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("act", ["workers", "central"])
 def test_ten_thousand_updates_with_a_sampler_killed_every_thirty_seconds(tmp_path: Path, act: str) -> None:
-    """R24; of one that acts for all the env workers are killed, and it is watched."""
+    """R24. With central inference, the env workers are killed, and the inference server is checked for leaks."""
     soak = Soak(workers_below, this_and_who_acts_for_all)
     remuda.train(
         "dqn",
@@ -77,7 +77,7 @@ def test_ten_thousand_updates_with_a_sampler_killed_every_thirty_seconds(tmp_pat
         quiet=True,
         callbacks=soak,
         algo={"learning_starts": 500, "batch_size": 32},
-        replay={"capacity": 5000, "ratio": 1.0},  # full long before the first look that counts
+        replay={"capacity": 5000, "ratio": 1.0},  # full long before the first measurement
         sampler={"envs": 8, "workers": 2, "inference": act},
         eval={"episodes": 0},
         checkpoint={"every": 200_000},

@@ -1,6 +1,6 @@
-"""Sampler workers that are killed, hang and fail at any moment: rollouts stay complete, no process hangs or remains.
+"""Sampler workers that are killed, hang or fail at any moment: rollouts stay complete, no process hangs or remains.
 
-A fork server that has torch loaded takes seconds to start: all tests share one, and the last one kills it.
+A fork server that has torch loaded takes seconds to start, so all tests share one, and the last test kills it.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from remuda.sampling.worker_sampler import WorkerSampler
 
 HERE = Path(__file__).parents[2]
 SEED, LENGTHS = 11, (7, 4, 9)
-torch.set_num_threads(1)  # more are many times slower on arrays this small when the machine is busy
+torch.set_num_threads(1)  # on a busy machine, more threads are many times slower for arrays this small
 
 
 class LastingServer(ForkServer):
     """A fork server that outlives the samplers that use it."""
 
     def close(self) -> None:
-        """Not yet."""
+        """Do nothing: `end` closes the server."""
 
     def end(self) -> None:
         super().close()
@@ -73,7 +73,7 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     gc.collect()
     deadline = time.monotonic() + 5
-    while processes() != before:  # of the lasting server's, which reaps them when it has a turn
+    while processes() != before:  # the shared server reaps its children with some delay
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert descriptors() == fds
@@ -84,7 +84,7 @@ def processes() -> set[int]:
 
 
 def descriptors() -> list[str]:
-    """What is open, without the one that listing opens."""
+    """Return the targets of the open descriptors, except the one that is opened for listing them."""
     names = []
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -96,7 +96,7 @@ def descriptors() -> list[str]:
 def acting(
     num_envs: int = 4, workers: int = 2, T: int = 6, is_padded: bool = False, **options: Any
 ) -> Iterator[WorkerSampler]:
-    """Options of the env by their names, the others are those of the sampler."""
+    """Yield a sampler. The options named below are passed to the env, all others to the sampler."""
     names = ("fault", "at", "once", "only", "lengths", "raise_step", "raise_reset")
     kwargs = {"lengths": list(LENGTHS), **{name: options.pop(name) for name in names if name in options}}
     spec, agent = resolve(*options.pop("env", ("counting:make", kwargs))), CountingRNN()
@@ -126,7 +126,7 @@ def kill_and_wait(pid: int) -> None:
 
 
 class Hand:
-    """One env and its agent's memory, played by the rules."""
+    """Model of one env and of its agent's memory, which computes the expected rows."""
 
     def __init__(self, index: int) -> None:
         self.index, self.times_lost = index, 0
@@ -149,7 +149,7 @@ class Hand:
         return 100 * self.rows + self.total / 2 + self.step
 
     def row(self) -> tuple[Any, ...]:
-        """obs, action, reward, discount, mask, value."""
+        """Return the next row: obs, action, reward, discount, mask, value."""
         obs, value, action = self.obs, self.value, self.rows % 4
         if self.is_lost or self.is_over:
             if self.is_lost:
@@ -176,7 +176,7 @@ def check_column(rollout: Rollout, b: int, hand: Hand) -> None:
 
 
 class Witness:
-    """Collects and compares every row; a worker's columns begin anew exactly when it was replaced meanwhile."""
+    """Collects rollouts and compares every row; a worker's columns restart exactly when it was replaced."""
 
     def __init__(self, sampler: WorkerSampler) -> None:
         self.sampler, self.replaced = sampler, 0
@@ -200,8 +200,8 @@ class Witness:
 
 
 @pytest.mark.usefixtures("one_server")
-def test_killed_between_rollouts() -> None:
-    """Only its own columns begin anew, by one masked row that holds the last observation; no rollout is lost."""
+def test_worker_killed_between_rollouts() -> None:
+    """Only its own columns restart, with one reset row that holds the last observation; no rollout is lost."""
     with acting() as sampler:
         witness = Witness(sampler)
         for _ in range(2):
@@ -214,20 +214,20 @@ def test_killed_between_rollouts() -> None:
         mask, obs, discount = rollout.steps.mask, rollout.steps.obs, rollout.steps.discount
         assert mask[0, 2:].tolist() == [False, False]
         assert mask[1:, 2:].all()
-        assert torch.equal(obs[0], last), "the row after the last one, as if nothing had happened"
-        assert discount[0, 2:].tolist() == [1.0, 1.0], "a truncation"
+        assert torch.equal(obs[0], last), "row 0 must hold the observations that followed the last rollout"
+        assert discount[0, 2:].tolist() == [1.0, 1.0], "a restart must look like a truncation"
         assert obs[1, 2:].tolist() == [[derive_seed(SEED, index, 1) % 1000, 1, 0] for index in (2, 3)]
         assert sampler.restarts() == 2
         for _ in range(4):
             witness.collect()
         kill_and_wait(pids(sampler)[1])
-        assert witness.collect().steps.obs[1, 2, 0] == derive_seed(SEED, 2, 2) % 1000, "another seed again"
+        assert witness.collect().steps.obs[1, 2, 0] == derive_seed(SEED, 2, 2) % 1000, "a restart has a new seed"
         assert sampler.restarts() == 4
 
 
 @pytest.mark.usefixtures("one_server")
-def test_killed_twenty_times_at_random_moments() -> None:
-    """Between and during collects: the moment is anywhere in a rollout of some 20 ms, or after it."""
+def test_workers_killed_twenty_times_at_random_moments() -> None:
+    """Kill workers between and during calls of `collect`, which take about 20 ms."""
     rng = random.Random(3)
     with acting(num_envs=5, workers=3, T=60) as sampler:
         witness = Witness(sampler)
@@ -244,13 +244,13 @@ def test_killed_twenty_times_at_random_moments() -> None:
                 timer.join()
         for _ in range(2):
             witness.collect()
-        assert sum(sampler._worker_stats.lost) == 20, "each was noticed once"
+        assert sum(sampler._worker_stats.lost) == 20, "each loss must be counted once"
         assert sampler.restarts() == witness.replaced
         assert witness.replaced >= 20
 
 
 @pytest.mark.usefixtures("one_server")
-def test_all_killed_at_once_and_the_same_one_while_it_is_replaced() -> None:
+def test_all_workers_killed_at_once() -> None:
     with acting(num_envs=6, workers=3) as sampler:
         witness = Witness(sampler)
         witness.collect()
@@ -265,7 +265,10 @@ def test_all_killed_at_once_and_the_same_one_while_it_is_replaced() -> None:
 
 
 def first_row(rollouts_before: int, rollouts_after: int, is_padded: bool = False) -> tuple[list[Any], list[Any]]:
-    """Mask and observations of row 0 of the last of these rollouts; worker 1 of 2 is killed between them."""
+    """Return the mask and the observations of row 0 of the last rollout.
+
+    Worker 1 of 2 is killed after `rollouts_before` rollouts; `rollouts_after` are collected after that.
+    """
     with acting(is_padded=is_padded, lengths=[20]) as sampler:
         sampler.reset(SEED)
         for _ in range(rollouts_before):
@@ -277,14 +280,14 @@ def first_row(rollouts_before: int, rollouts_after: int, is_padded: bool = False
 
 
 @pytest.mark.usefixtures("one_server")
-def test_killed_before_the_first_rollout() -> None:
+def test_worker_killed_before_the_first_rollout() -> None:
     mask, obs = first_row(rollouts_before=0, rollouts_after=1)
     assert mask == [True, True, False, False]
     assert obs == [[derive_seed(SEED, index, 0) % 1000, 1, 0] for index in range(4)]
 
 
 @pytest.mark.usefixtures("one_server")
-def test_lost_after_it_wrote_the_end_of_a_rollout_that_it_did_not_report() -> None:
+def test_worker_lost_after_writing_the_end_of_an_unreported_rollout() -> None:
     """Its columns are sampled again, and must begin where the rollout before them ended."""
     with acting(lengths=[20]) as sampler:
         sampler.reset(SEED)
@@ -300,7 +303,7 @@ def test_lost_after_it_wrote_the_end_of_a_rollout_that_it_did_not_report() -> No
 
 
 @pytest.mark.usefixtures("one_server")
-def test_episodes_that_were_told_are_kept_and_lost_ones_are_not_made_up() -> None:
+def test_reported_episodes_are_kept_and_lost_ones_are_not_invented() -> None:
     with acting(num_envs=2, workers=2, T=8, lengths=[8]) as sampler:
         sampler.reset(SEED)
         sampler.collect()  # both episodes end with the last row
@@ -313,7 +316,7 @@ def test_episodes_that_were_told_are_kept_and_lost_ones_are_not_made_up() -> Non
 
 
 @pytest.mark.usefixtures("one_server")
-def test_killed_again_and_again_ends_in_one_named_error() -> None:
+def test_worker_killed_repeatedly_ends_in_one_error_that_names_it() -> None:
     with acting(max_worker_restarts=2) as sampler:
         witness = Witness(sampler)
         witness.collect()
@@ -329,7 +332,7 @@ def test_killed_again_and_again_ends_in_one_named_error() -> None:
 
 
 @pytest.mark.usefixtures("one_server")
-def test_a_worker_that_kills_itself_in_every_rollout_does_too() -> None:
+def test_worker_that_dies_in_every_rollout_ends_in_one_error() -> None:
     with acting(num_envs=2, workers=1, fault="kill", at=3, max_worker_restarts=3) as sampler:
         sampler.reset(SEED)
         with pytest.raises(WorkerError, match=r"worker 0 .* was killed by SIGKILL, more than 3 times"):
@@ -338,8 +341,10 @@ def test_a_worker_that_kills_itself_in_every_rollout_does_too() -> None:
 
 @pytest.mark.usefixtures("one_server")
 @pytest.mark.parametrize("fault", ["kill", "sys.exit", "os._exit"])
-def test_lost_in_its_own_step_or_reset(fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """sys.exit is a failure of the env alone, the others end the worker."""
+def test_worker_that_ends_in_a_step_or_reset_of_its_env(
+    fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """sys.exit is a failure of the env alone; the other faults end the worker."""
     with acting(fault=fault, at=4, once=str(tmp_path / "step")) as sampler:
         sampler.reset(SEED)
         for _ in range(3):
@@ -352,13 +357,13 @@ def test_lost_in_its_own_step_or_reset(fault: str, tmp_path: Path, caplog: pytes
 
 
 @pytest.mark.usefixtures("one_server")
-def test_killed_while_rollouts_are_padded() -> None:
+def test_worker_killed_while_rollouts_are_padded() -> None:
     mask, _ = first_row(rollouts_before=1, rollouts_after=2, is_padded=True)
     assert mask == [True] * 4
 
 
-def test_an_env_that_raises_while_rollouts_are_padded(tmp_path: Path) -> None:
-    """The same in this process: central inference has it too."""
+def test_env_that_raises_while_rollouts_are_padded(tmp_path: Path) -> None:
+    """Padding works in the same way with local envs and central inference."""
     spec = resolve("counting:make", {"lengths": [20], "fault": "raise", "at": 2, "once": str(tmp_path / "done")})
     sampler = EnvSampler(LocalEnvs(spec, 1), CountingRNN(), LocalWeights(7), 4, SEED, wait_reset=True)
     sampler.reset(SEED)
@@ -372,7 +377,7 @@ def test_an_env_that_raises_while_rollouts_are_padded(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_server")
-def test_an_env_that_raises_is_rebuilt_and_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_env_that_raises_is_rebuilt_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     marker = derive_seed(SEED, 2, 0) % 1000
     with acting(fault="raise", at=3, only=marker, lengths=[50]) as sampler, caplog.at_level(logging.WARNING):
         sampler.reset(SEED)
@@ -392,7 +397,7 @@ def test_an_env_that_raises_is_rebuilt_and_told_of(tmp_path: Path, caplog: pytes
 
 
 @pytest.mark.usefixtures("one_server")
-def test_of_many_restarts_few_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_few_of_many_restarts_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     with acting(raise_step=0.1, T=100) as sampler, caplog.at_level(logging.WARNING):
         sampler.reset(SEED)
         for _ in range(2):
@@ -400,11 +405,11 @@ def test_of_many_restarts_few_are_told(caplog: pytest.LogCaptureFixture) -> None
         restarts = sampler.restarts()
     told = [record for record in caplog.records if record.name == "remuda.sampling"]
     assert restarts > 30
-    assert len(told) == restarts.bit_length(), "the 1st, 2nd, 4th, 8th ..."
+    assert len(told) == restarts.bit_length(), "the 1st, 2nd, 4th, 8th ... must be logged"
 
 
 @pytest.mark.usefixtures("one_server")
-def test_restarts_are_counted_once_where_a_run_goes_on() -> None:
+def test_restarts_are_not_counted_again_after_resume() -> None:
     marker = derive_seed(SEED, 2, 0) % 1000
     with acting(fault="raise", at=3, only=marker, lengths=[50]) as sampler:
         sampler.reset(SEED)
@@ -412,7 +417,7 @@ def test_restarts_are_counted_once_where_a_run_goes_on() -> None:
         kill_and_wait(pids(sampler)[0])
         sampler.collect()
         saved, before = sampler.get_state(), sampler.restarts()
-        assert before == 3, "one env that raised, two of a lost worker"
+        assert before == 3, "one env that raised, and two of a lost worker"
     with acting(lengths=[50]) as sampler:
         sampler.set_state(saved)
         assert sampler.restarts() == before
@@ -428,7 +433,7 @@ def test_a_worker_that_hangs_is_replaced(fault: str, tmp_path: Path, caplog: pyt
         sampler.collect()
         start = time.monotonic()
         sampler.collect()
-        assert time.monotonic() - start < 6.0, "the limit of 1 s, and what a busy machine adds"
+        assert time.monotonic() - start < 6.0, "the limit is 1 s; the rest is for a busy machine"
         assert sampler.restarts() == 2
         assert len(set(pids(sampler))) == 2
         sampler.collect()
@@ -436,7 +441,7 @@ def test_a_worker_that_hangs_is_replaced(fault: str, tmp_path: Path, caplog: pyt
 
 
 @pytest.mark.usefixtures("one_server")
-def test_a_worker_that_always_hangs_ends_in_one_named_error() -> None:
+def test_worker_that_always_hangs_ends_in_one_error_that_names_it() -> None:
     hung = {"fault": "sleep", "at": 2, "step_timeout": 0.4, "max_worker_restarts": 1}
     with acting(num_envs=2, workers=1, **hung) as sampler:
         sampler.reset(SEED)
@@ -447,8 +452,10 @@ def test_a_worker_that_always_hangs_ends_in_one_named_error() -> None:
 
 
 @pytest.mark.usefixtures("one_server")
-def test_hanging_too_seldom_for_a_budget_per_minute_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With limits of 60 s, as is usual, there is one loss a minute: what counts then is that none led to anything."""
+def test_worker_that_hangs_once_per_minute_without_progress_ends_in_one_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the usual limit of 60 s there is one loss per minute, so losses without a step in between are counted."""
     monkeypatch.setattr(worker_pool, "WINDOW_SECONDS", 0.1)
     assert "more than 2 times without a step in between" in end_of_hanging(seconds=60)
 
@@ -466,7 +473,7 @@ def end_of_hanging(seconds: float) -> str:
 
 
 @pytest.mark.usefixtures("one_server")
-def test_hanging_in_reset_has_the_limit_of_building(tmp_path: Path) -> None:
+def test_hang_in_reset_has_the_time_limit_of_building(tmp_path: Path) -> None:
     with acting(fault="sleep", at=0, once=str(tmp_path / "done"), build_timeout=1.0) as sampler:
         sampler.reset(SEED)
         assert sampler.restarts() == 2
@@ -474,8 +481,8 @@ def test_hanging_in_reset_has_the_limit_of_building(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_server")
-def test_a_long_rollout_is_not_a_silent_one() -> None:
-    """Busy workers say that they live: the limit is for a step, not for a rollout."""
+def test_long_rollout_does_not_exceed_the_step_timeout() -> None:
+    """Busy workers report that they are alive: the limit is for a step, not for a rollout."""
     mock = {"observation": {"box": [3]}, "action": {"discrete": 4}, "seconds": 0.1, "wait": "sleep"}
     with acting(
         num_envs=1, workers=1, T=45, env=("Remuda/Mock-v0", mock), step_timeout=3.0, max_worker_restarts=1
@@ -485,7 +492,7 @@ def test_a_long_rollout_is_not_a_silent_one() -> None:
         assert sampler.restarts() == 0
 
 
-# --- R5: broken promises --------------------------------------------------------------------------------------------
+# --- R5: data that violates its space -------------------------------------------------------------------------------
 
 FORBIDDEN = {
     "nan": r"observation is nan at \[1\]",
@@ -498,7 +505,7 @@ FORBIDDEN = {
 
 @pytest.mark.usefixtures("one_server")
 @pytest.mark.parametrize("fault", FORBIDDEN)
-def test_what_its_space_forbids_is_named_before_it_is_learned_from(fault: str) -> None:
+def test_data_that_violates_its_space_is_reported_before_learning(fault: str) -> None:
     only, seed = derive_seed(SEED, 3, 0) % 1000, derive_seed(SEED, 3, 0)
     with acting(fault=fault, at=5, only=only, lengths=[50]) as sampler:
         sampler.reset(SEED)
@@ -513,13 +520,13 @@ def test_what_its_space_forbids_is_named_before_it_is_learned_from(fault: str) -
 
 
 @pytest.mark.usefixtures("one_server")
-def test_an_env_that_cannot_be_built_is_the_users_mistake() -> None:
+def test_env_that_cannot_be_built_raises_a_spec_error() -> None:
     with pytest.raises(EnvSpecError, match="OSError: no display") as caught, acting(env=("counting:make_failing",)):
         pass
     assert "Traceback" in caught.value.__notes__[0]
 
 
-# --- R20, R21: ending -----------------------------------------------------------------------------------------------
+# --- R20, R21: stopping and closing ---------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("one_server")
@@ -534,13 +541,13 @@ def test_a_wait_can_be_interrupted(tmp_path: Path) -> None:
         start = time.monotonic()
         with pytest.raises(Interrupted):
             sampler.collect()
-        assert time.monotonic() - start < 10.0, "the limit of a step is 60 s"
+        assert time.monotonic() - start < 10.0, "the wait must not last until the limit of a step, 60 s"
         timer.join()
 
 
 @pytest.mark.usefixtures("one_server")
-def test_closing_may_be_repeated_and_needs_no_answer(tmp_path: Path) -> None:
-    """One worker hangs and holds its interpreter; rollouts stay readable."""
+def test_closing_may_be_repeated_and_does_not_wait_for_a_hung_worker(tmp_path: Path) -> None:
+    """One worker hangs and holds the GIL; rollouts stay readable."""
     with acting(fault="hold", at=8, once=str(tmp_path / "done"), step_timeout=1.0) as sampler:
         sampler.reset(SEED)
         rollout = sampler.collect()
@@ -565,7 +572,7 @@ with acting(fault="hold", at=8, once=sys.argv[1]) as sampler:
 
 
 def test_a_killed_parent_leaves_no_orphan(tmp_path: Path) -> None:
-    """It dies in the middle of a rollout, in which one worker hangs in a loop of C."""
+    """The parent is killed in the middle of a rollout in which one worker hangs and holds the GIL."""
     script = subprocess.Popen(
         [sys.executable, "-c", ORPHANS, str(tmp_path / "done"), str(Path(__file__).parent)],
         stdout=subprocess.PIPE,
@@ -591,7 +598,7 @@ def test_a_killed_parent_leaves_no_orphan(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("one_server")
 def test_soak_of_kills() -> None:
-    """Minutes of rollouts, somebody killed every few of them: every row by hand, descriptors constant."""
+    """Kill workers every few rollouts for 90 s: all rows are as computed, and no descriptors leak."""
     rng = random.Random(5)
     with acting(num_envs=6, workers=3, T=100) as sampler:
         witness = Witness(sampler)
@@ -613,14 +620,14 @@ def test_soak_of_kills() -> None:
 
 
 def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it was chosen twice
+    with contextlib.suppress(ProcessLookupError):  # the worker was chosen twice
         os.kill(pid, signal.SIGKILL)
 
 
-def test_the_fork_server_killed_takes_its_workers_and_all_come_back_and_closing_ends_all(
+def test_killed_fork_server_ends_its_workers_and_all_are_replaced_and_closed(
     server: LastingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last test, as it kills the server that the others use; the one that replaces it is the sampler's own."""
+    """This test must be the last: it kills the server that the others share. The sampler closes its replacement."""
     servers = [server]
     monkeypatch.setattr(worker_pool, "ForkServer", lambda module: servers.pop() if servers else ForkServer(module))
     with acting() as sampler:

@@ -46,7 +46,7 @@ def has_trained(path: Path) -> bool:
 
 
 def stop(process: subprocess.Popen, number: signal.Signals) -> tuple[str, str]:
-    """Send the signal; what was printed by the end, which must come within 10 s."""
+    """Send the signal, and return the output of the process, which must end within 10 s."""
     asked = time.monotonic()
     process.send_signal(number)
     printed = process.communicate(timeout=60)
@@ -85,7 +85,7 @@ def test_one_signal_leaves_a_resumable_checkpoint(tmp_path, scheme, number):
     found = load_newest(path / "checkpoints")
     assert found.step == result["steps"] > 0
 
-    # And it goes on from there, to a nearer end.
+    # The run can be resumed from there, with a smaller budget of steps.
     assert (
         main(["train", "--resume", str(path), "--steps", str(found.step + 600), "--quiet", "--eval.episodes", "0"])
         == 0
@@ -94,11 +94,11 @@ def test_one_signal_leaves_a_resumable_checkpoint(tmp_path, scheme, number):
     assert after["status"] == "complete"
     assert after["updates"] > result["updates"]
     steps = [json.loads(line)["time/total_timesteps"] for line in (path / "metrics.jsonl").read_text().splitlines()]
-    assert steps == sorted(set(steps)), "one curve without repetition"
+    assert steps == sorted(set(steps)), "the log must not repeat steps"
 
 
-def test_a_signal_to_all_of_its_processes_leaves_the_workers_to_the_run(tmp_path):
-    """As timeout, systemd and Slurm send it: envs can still be asked for their states."""
+def test_signal_to_all_processes_keeps_workers_until_the_run_stops_them(tmp_path):
+    """timeout, systemd and Slurm signal all processes: the run must still be able to save the states of its envs."""
     path = tmp_path / "run"
     process = start(path, "--scheme", "parallel", "--log.every", "256", "--checkpoint.every", "0")
     wait_for(lambda: has_trained(path))
@@ -112,8 +112,8 @@ def test_a_signal_to_all_of_its_processes_leaves_the_workers_to_the_run(tmp_path
     wait_for(lambda: all_gone(members), 2)
 
 
-def test_what_an_env_starts_can_be_terminated():
-    """By a fork of a worker, and by another program."""
+def test_processes_started_by_an_env_can_be_terminated():
+    """SIGTERM ends both a fork of a worker and another program that it started."""
     script = """
 import multiprocessing, os, signal, subprocess, time
 from remuda.processes.fork_server import stay_when_terminated
@@ -139,8 +139,8 @@ def read_acknowledgement(process: subprocess.Popen) -> tuple[str, float]:
     return line, time.monotonic() - asked
 
 
-def test_a_signal_during_a_slow_rollout_keeps_what_was_learned(tmp_path):
-    """A rollout of 16 s after one of 1.6 s: the checkpoint holds the end of the first, with its envs as they were."""
+def test_signal_during_a_slow_rollout_keeps_the_last_complete_round(tmp_path):
+    """The signal interrupts a rollout: the checkpoint holds the end of the round before it, with its env states."""
     path = tmp_path / "run"
     arguments = ["--sampler.envs", "2", "--algo.n_steps", "40", "--algo.batch_size", "40", "--checkpoint.every", "0"]
     arguments += ["--log.every", "1"]
@@ -148,7 +148,7 @@ def test_a_signal_during_a_slow_rollout_keeps_what_was_learned(tmp_path):
     wait_for(lambda: has_trained(path))
     line, seconds = read_acknowledgement(process)
     assert line == f"SIGINT: {STOPPING}\n"
-    assert seconds < 3, "at once; 0.5 s on a machine that has nothing else to do"
+    assert seconds < 3, "0.5 s on an idle machine"
     process.communicate(timeout=30)
     assert process.returncode == 130
     found = load_newest(path / "checkpoints")
@@ -158,7 +158,7 @@ def test_a_signal_during_a_slow_rollout_keeps_what_was_learned(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["sleep", pytest.param("loop", marks=pytest.mark.long)])
-def test_an_env_of_this_process_that_hangs_is_named_and_costs_nothing_that_was_learned(tmp_path, how):
+def test_signal_while_a_local_env_hangs_names_it_and_keeps_the_last_round(tmp_path, how):
     path = tmp_path / "run"
     arguments = ["--sampler.envs", "2", "--algo.n_steps", "16", "--algo.batch_size", "32", "--log.every", "1"]
     kwargs = json.dumps({"after": 200, "how": how})
@@ -170,15 +170,15 @@ def test_an_env_of_this_process_that_hangs_is_named_and_costs_nothing_that_was_l
     assert seconds < 3
     asked = time.monotonic()
     out, err = process.communicate(timeout=60)
-    assert time.monotonic() - asked < 20, "10 s, on a machine that has nothing else to do"
+    assert time.monotonic() - asked < 20, "10 s on an idle machine"
     assert process.returncode == 130, err
     assert "own_things:hanging: an env did not return from its call after a stop signal" in out
-    assert "own_things.py:" in out, "the file and the line in which it hangs"
+    assert "own_things.py:" in out, "the output must name the file and the line"
     assert load_newest(path / "checkpoints").progress["rounds"] > 1
 
 
 def is_still(path: Path) -> bool:
-    """Whether no metrics line was written for a second."""
+    """Return whether no metrics were written for a second."""
     before = (path / "metrics.jsonl").stat().st_size
     time.sleep(1.0)
     return (path / "metrics.jsonl").stat().st_size == before
@@ -209,8 +209,8 @@ def test_a_signal_while_workers_build_their_envs_leaves_nothing(tmp_path):
     wait_for(lambda: all_gone(members), 2)
 
 
-def test_a_signal_during_a_long_update_keeps_the_updates_that_were_made(tmp_path):
-    """An update of a minute ends early: its round is saved, with the reason why a resumed run is not bit-equal."""
+def test_signal_during_a_long_round_of_updates_keeps_the_updates_made(tmp_path):
+    """A minute of updates ends early: the round is saved with the reason why a resumed run is not bit-equal."""
     path = tmp_path / "run"
     arguments = ["--algo.n_steps", "512", "--algo.batch_size", "64", "--algo.n_epochs", "200"]
     process = start(path, *arguments, "--agent.hidden", "512,512")
@@ -223,8 +223,8 @@ def test_a_signal_during_a_long_update_keeps_the_updates_that_were_made(tmp_path
     assert "stopped before all of its updates were made" in found.progress["inexact"]
 
 
-def test_a_disk_that_fills_up_costs_checkpoints_and_metrics_but_not_the_run(tmp_path):
-    """No file may grow beyond 30 kB: that is less than a checkpoint, and less than the metrics of the run."""
+def test_full_disk_loses_checkpoints_and_metrics_but_does_not_stop_training(tmp_path):
+    """The limit of 30 kB per file is smaller than a checkpoint and smaller than the metrics of the run."""
     path = tmp_path / "run"
     command = [sys.executable, "-m", "remuda", "train", "ppo", "--env", "CartPole-v1", "--steps", "6000"]
     command += ["--out", str(path), "--checkpoint.every", "1000", "--log.every", "256", "--eval.episodes", "2"]
@@ -232,21 +232,21 @@ def test_a_disk_that_fills_up_costs_checkpoints_and_metrics_but_not_the_run(tmp_
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, preexec_fn=limit)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
-    assert "what was learned could not be saved after 6," in done.stderr, "nobody must find out later"
+    assert "what was learned could not be saved after 6," in done.stderr, "the error must report the failed save"
     assert "warning: no checkpoint was written" in done.stdout
     assert "make room" in done.stdout
     assert json.loads((path / "result.json").read_text())["status"] == "failed"
-    assert list((path / "checkpoints").iterdir()) == [], "nothing half-written stays"
+    assert list((path / "checkpoints").iterdir()) == [], "no partial checkpoint may remain"
     for line in (path / "metrics.jsonl").read_text().splitlines():
         json.loads(line)
 
 
 def has_begun(path: Path) -> bool:
-    """Workers are up and the first rollout is under way: the log has its first line."""
+    """Return whether the log has its first line, which is written when the first rollout begins."""
     return (path / "log.txt").exists() and "begins" in (path / "log.txt").read_text()
 
 
-def test_a_killed_worker_is_replaced_told_and_counted(tmp_path):
+def test_killed_worker_is_replaced_logged_and_counted(tmp_path):
     path = tmp_path / "run"
     process = start(path, "--scheme", "parallel", "--log.every", "256")
     wait_for(lambda: has_trained(path))
@@ -268,18 +268,18 @@ def test_two_signals_stop_at_once(tmp_path, scheme):
     process = start(path, "--scheme", scheme, "--log.every", "256")
     wait_for(lambda: has_trained(path))
     members = family(process)
-    # The first is still being obeyed when the second comes; whichever way it ends, it ends now.
+    # The run is still stopping because of the first signal when the second one arrives, and must end at once.
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)
     asked = time.monotonic()
     process.communicate(timeout=30)
-    assert time.monotonic() - asked < 5, "which is how long one signal lets a round go on"
+    assert time.monotonic() - asked < 5, "a single signal lets a round continue for 5 s"
     assert process.returncode == 130
     wait_for(lambda: all_gone(members), 2)
 
 
-def test_ctrl_c_on_a_terminal_reaches_the_whole_group_and_is_still_polite(tmp_path):
-    """Ctrl-C goes to every process of the group; workers must leave the decision to the run."""
+def test_ctrl_c_sent_to_the_process_group_stops_the_run_gracefully(tmp_path):
+    """A terminal sends Ctrl-C to every process of the group; workers must ignore it."""
     path = tmp_path / "run"
     environment = {**os.environ, "PYTHONPATH": str(TESTS)}
     command = [sys.executable, "-m", "remuda", "train", "ppo", "--env", "CartPole-v1", "--scheme", "parallel"]
@@ -296,7 +296,7 @@ def test_ctrl_c_on_a_terminal_reaches_the_whole_group_and_is_still_polite(tmp_pa
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert err == f"SIGINT: {STOPPING}\n", "workers say nothing"
+    assert err == f"SIGINT: {STOPPING}\n", "workers must print nothing"
     assert load_newest(path / "checkpoints").step > 0
     assert json.loads((path / "result.json").read_text())["status"] == "stopped by SIGINT"
     wait_for(lambda: all_gone(members), 2)
@@ -315,7 +315,7 @@ def test_kill_9_leaves_no_orphan(tmp_path):
     assert main(["train", "--resume", str(path), "--steps", str(step + 300), "--quiet", "--eval.episodes", "0"]) == 0
 
 
-def test_a_run_in_a_thread_needs_no_signals(tmp_path):
+def test_run_in_a_thread_works_without_signal_handlers(tmp_path):
     import threading
 
     import remuda
@@ -332,7 +332,7 @@ def test_a_run_in_a_thread_needs_no_signals(tmp_path):
     assert results == ["complete"]
 
 
-def test_the_callers_handlers_come_back(tmp_path):
+def test_signal_handlers_of_the_caller_are_restored(tmp_path):
     import remuda
 
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)

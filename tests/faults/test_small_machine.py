@@ -1,4 +1,4 @@
-"""A machine that lacks something gives one sentence with a remedy and exit code 2, or a run that works without."""
+"""A missing resource ends in one sentence with a remedy and exit code 2, or the run works without it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shell(script: str) -> tuple[int, str, float]:
     ],
     ids=["few descriptors", "below a file", "no room for a file"],
 )
-def test_one_sentence_and_exit_code_2(script: str, words: str, tmp_path: Path) -> None:
+def test_missing_resource_prints_one_sentence_and_exits_with_code_2(script: str, words: str, tmp_path: Path) -> None:
     code, said, seconds = shell(script.replace("PLACE", str(tmp_path)))
     assert words in said
     assert said.count("\n") == 1
@@ -50,7 +50,7 @@ def test_one_sentence_and_exit_code_2(script: str, words: str, tmp_path: Path) -
     ],
     ids=["no directory", "no metrics", "no checkpoint"],
 )
-def test_a_disk_that_is_full_from_the_start(disk: str, words: list[str], is_kept: bool, tmp_path: Path) -> None:
+def test_disk_that_is_full_from_the_start(disk: str, words: list[str], is_kept: bool, tmp_path: Path) -> None:
     mounted = f"mount -t tmpfs -o {disk} tmpfs {tmp_path}"
     if subprocess.run(["unshare", "-m", "bash", "-c", mounted], capture_output=True).returncode:
         pytest.skip("this container may not mount")
@@ -63,7 +63,7 @@ def test_a_disk_that_is_full_from_the_start(disk: str, words: list[str], is_kept
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small /dev/shm")
-def test_shared_memory_needs_no_room_in_dev_shm(tmp_path: Path) -> None:
+def test_shared_memory_does_not_use_dev_shm(tmp_path: Path) -> None:
     mounted = "mount -t tmpfs -o size=4k tmpfs /dev/shm"
     if subprocess.run(["unshare", "-m", "bash", "-c", mounted], capture_output=True).returncode:
         pytest.skip("this container may not mount")

@@ -1,4 +1,4 @@
-"""The worker pool with workers that have no envs: its sentences and errors are those of the caller's WorkerKind."""
+"""The worker pool with workers that have no envs: its messages and errors are those of the caller's WorkerKind."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_errors_of_the_kind_keep_their_class_and_others_become_worker_errors(cap
             listen_until_lost(pool, worker)
             assert worker.exit_reason == "exited with code 1"
             pool.restart(worker, made_progress=True)
-        # An error that only counts before the first start is left to the budget of restarts afterwards.
+        # `build_errors` are raised only before the workers have started; afterwards they count as restarts.
         worker.send({"do": "fail", "how": "training"})
         listen_until_lost(pool, worker)
         assert "TrainingError: not finite" in worker.traceback
@@ -70,7 +70,7 @@ def test_errors_of_the_kind_keep_their_class_and_others_become_worker_errors(cap
     assert "exited with code 1; it is replaced." in caplog.text
 
 
-def test_sentences_use_the_words_of_the_kind() -> None:
+def test_error_messages_use_the_wording_of_the_worker_kind() -> None:
     sentence = r"was silent for 0.3 s while building its echo, more than 1 times .*: shout less\."
     with echo_pool(build_timeout=0.3, max_restarts=1, hangs=True) as pool, pytest.raises(WorkerError, match=sentence):
         pool.start()

@@ -1,4 +1,4 @@
-"""Readers of rows that another process wrote put a fence between reading its counters and reading the rows.
+"""Readers of another process's rows put a fence between reading its counters and reading the rows.
 
 x86 does not reorder loads, so no test there could observe a missing fence: the order of calls is recorded instead.
 """
@@ -43,7 +43,7 @@ class Watch:
 
 
 class Watched(np.ndarray):  # type: ignore[type-arg]
-    """An array that reports reads to its watch."""
+    """An array that reports every read to its `Watch`."""
 
     watch: Watch | None = None
     name = ""
@@ -151,11 +151,11 @@ KINDS: dict[str, Callable[[], tuple[Any, Watch]]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_are_read_behind_a_fence(kind: str) -> None:
+def test_rows_are_read_after_a_fence(kind: str) -> None:
     replay, watch = KINDS[kind]()
     writer = make_ring(type(replay.ring), replay.ring.fds, replay.ring.td_error is not None)
     states = RecurrentStates(writer, torch.zeros(1, 3), ROWS, replay.fds[-1]) if kind == "sequences" else None
-    for _ in range(4):  # once round the ring
+    for _ in range(4):  # enough rows to wrap around the ring
         for group in range(GROUPS):
             if states is not None:
                 states.store(torch.zeros(ENVS // GROUPS, 3), group)

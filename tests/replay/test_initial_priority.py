@@ -1,4 +1,4 @@
-"""Errors that samplers find of what they sampled: what the algorithm says of the same rows with the same nets."""
+"""TD errors computed by samplers equal those that the algorithm computes for the same rows with the same networks."""
 
 from __future__ import annotations
 
@@ -36,12 +36,15 @@ def make_dqn(kind: Any = DQN, core: Any = None, **options: Any) -> Any:
     algorithm = kind(agent, 0, **options)
     with torch.no_grad():
         for parameter in algorithm.target.parameters():
-            parameter.add_(1.0)  # a target that a sampler never sees
+            parameter.add_(1.0)  # a target network that samplers never receive
     return algorithm
 
 
 class Source:
-    """Rows of one group, with ends of both kinds, each followed by a reset row; what was seen last is seen next."""
+    """Generates rollouts of one group; each begins with the observations that followed the one before.
+
+    Each rollout has a terminated step in row 2 and a reset row in row 3 of its first env.
+    """
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -62,7 +65,7 @@ class Source:
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
-def test_rows_have_the_error_of_their_own_net(n_step: int) -> None:
+def test_rows_get_the_td_error_of_the_samplers_network(n_step: int) -> None:
     dqn, sources = make_dqn(), [Source(group) for group in range(GROUPS)]
     ring = Ring(EXAMPLE, 40, ENVS, GROUPS, has_td_error=True)
     updates = [TransitionPriority(ring, group, n_step, GAMMA, dqn.td_error) for group in range(GROUPS)]
@@ -79,14 +82,14 @@ def test_rows_have_the_error_of_their_own_net(n_step: int) -> None:
             replay.sync()
             assert priorities.tree.total > before
     batch = replay.draw()
-    error = dqn.losses(batch, Clock()).priority.numpy()  # error_of has made the target the same as the net
-    is_whole = batch.key[:, 0] % T + n_step <= T  # all of its rewards were stored when its TD error was computed
+    error = dqn.losses(batch, Clock()).priority.numpy()  # td_error has set the target network to the network
+    is_whole = batch.key[:, 0] % T + n_step <= T  # all its rewards were stored when its TD error was computed
     found = priorities.tree[priorities.index.place(batch.key)]
     np.testing.assert_allclose(found[is_whole], ((error + 1e-6) ** ALPHA)[is_whole], rtol=1e-4)
     assert is_whole.sum() > 3
 
 
-def test_rows_of_a_lost_writer_are_as_likely_as_any() -> None:
+def test_rows_of_a_lost_writer_get_the_largest_priority() -> None:
     dqn, source = make_dqn(), Source(2)
     ring = Ring(EXAMPLE, 40, ENVS, GROUPS, has_td_error=True)
     priorities = Priorities(ring, ALPHA, is_shared=True)
@@ -106,7 +109,7 @@ def test_rows_of_a_lost_writer_are_as_likely_as_any() -> None:
 
 
 @pytest.mark.parametrize("burn_in", [0, 2])
-def test_sequences_have_the_error_of_their_own_net(burn_in: int) -> None:
+def test_sequences_get_the_td_error_of_the_samplers_network(burn_in: int) -> None:
     r2d1 = make_dqn(R2D1, "lstm", burn_in=burn_in, delta=None)
     sources = [Source(group) for group in range(GROUPS)]
     state, length, n_step = r2d1.agent.initial_state(1), 8, 2
@@ -143,8 +146,8 @@ def test_sequences_have_the_error_of_their_own_net(burn_in: int) -> None:
 
 
 @pytest.mark.parametrize("pause", [1, 5, 6, 7, 20])
-def test_a_learner_that_pauses_for_longer_than_the_ring_draws_again(pause: int) -> None:
-    """TD errors of sequences are computed when they are complete; newer states may have taken some places by then."""
+def test_learner_can_draw_again_after_a_pause_longer_than_the_ring(pause: int) -> None:
+    """TD errors of sequences are computed when they are complete; newer states may have overwritten some by then."""
     ring = Ring(EXAMPLE, 61, 1, 1)
     state: Any = torch.zeros(1, 4)
     settings: dict[str, Any] = {"ratio": None, "warm_up": 0, "n_step": 1, "gamma": GAMMA, "seed": 0, "interval": 10}
@@ -186,19 +189,19 @@ def sync(priorities: Priorities, counters: ReplayCounters) -> int:
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_errors_that_are_not_finite_are_unknown(bad: float) -> None:
+def test_non_finite_td_errors_get_the_largest_priority(bad: float) -> None:
     ring, source = Ring(EXAMPLE, 40, ENVS, GROUPS, has_td_error=True), Source(0)
     priorities, counters = Priorities(ring, ALPHA, is_shared=True), ReplayCounters(ring.counters, None, 0, 1, 0)
     priority = TransitionPriority(ring, 0, 1, GAMMA, lambda batch: torch.full((len(batch.key),), bad))
     ring.append(*source.rows(), 0)
     priority.update()
     assert sync(priorities, counters) == T
-    assert set(priorities.tree[:].tolist()) == {0.0, 1.0}, "as likely as any"
+    assert set(priorities.tree[:].tolist()) == {0.0, 1.0}, "rows must have the largest priority"
     ring.close()
 
 
 def test_rows_without_td_error_cannot_be_drawn_yet() -> None:
-    """Nor what they have overwritten, whose priority would be theirs."""
+    """Rows that they have overwritten cannot be drawn either, because their priority is stored in the same place."""
     ring, source = Ring(EXAMPLE, 2 * T, ENVS, GROUPS, has_td_error=True), Source(0)
     priorities, counters = Priorities(ring, ALPHA, is_shared=True), ReplayCounters(ring.counters, None, 0, 1, 0)
     priority = TransitionPriority(ring, 0, 1, GAMMA, lambda batch: torch.ones(len(batch.key)))
@@ -209,5 +212,5 @@ def test_rows_without_td_error_cannot_be_drawn_yet() -> None:
     ring.append(*source.rows(), 0)
     assert sync(priorities, counters) == 2 * T
     drawable = np.flatnonzero(priorities.tree[:].reshape(2 * T, ENVS)[:, :WIDTH].any(1))
-    assert drawable.tolist() == list(range(T, 2 * T)), "the new rows lie where the first ones lay"
+    assert drawable.tolist() == list(range(T, 2 * T)), "the newest rows occupy the places of the first ones"
     ring.close()

@@ -1,4 +1,4 @@
-"""The range of discounted returns in a ring, against loops over every env."""
+"""The range of discounted returns in a ring, compared with loops over every env."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def rows(reward: np.ndarray, discount: np.ndarray, mask: np.ndarray) -> Row:
 
 @pytest.mark.parametrize("gamma", [0.9, 1.0])
 @pytest.mark.parametrize("seed", range(4))
-def test_against_loops(seed: int, gamma: float) -> None:
+def test_return_range_matches_loops(seed: int, gamma: float) -> None:
     rng, T = np.random.default_rng(seed), 31
-    ring = Ring(EXAMPLE, 20, 4, groups=2)  # of 31 rows the newest 19 are kept
+    ring = Ring(EXAMPLE, 20, 4, groups=2)  # the newest 19 of 31 rows are kept
     try:
         low, high, rewards = 0.0, 0.0, list[float]()
         for group in range(2):
@@ -46,8 +46,8 @@ def test_against_loops(seed: int, gamma: float) -> None:
         ring.close()
 
 
-def test_of_steps_that_cost_one_each() -> None:
-    """As in MountainCar, whose episodes are truncated after 200 steps: the last of three is not over yet."""
+def test_return_range_of_truncated_episodes_with_reward_minus_one() -> None:
+    """Three episodes as in MountainCar, which truncates them after 200 steps; the last one is not over yet."""
     T, ring = 500, Ring(EXAMPLE, 1000, 1)
     try:
         mask = (np.arange(T)[:, None] + 1) % 201 > 0
@@ -58,7 +58,7 @@ def test_of_steps_that_cost_one_each() -> None:
         ring.close()
 
 
-def test_of_nothing() -> None:
+def test_return_range_of_an_empty_ring_is_zero() -> None:
     ring = Ring(EXAMPLE, 10, 2)
     try:
         assert return_range(ring, 0.99) == (0.0, 0.0, 0.0)

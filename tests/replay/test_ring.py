@@ -1,4 +1,4 @@
-"""The ring against a model that forgets nothing: lists of rows, episode by episode."""
+"""The ring compared with a model that stores all rows of every env in lists."""
 
 from __future__ import annotations
 
@@ -21,14 +21,12 @@ FRAMES, GAMMA = 3, 0.9
 
 @dataclass
 class Model:
-    """Envs whose observations are stacks of numbered frames, and every row they ever gave."""
+    """Envs whose observations are stacks of numbered frames, and all rows that they have produced."""
 
     envs: int
     rng: np.random.Generator
     mean_length: float
-    rows: list[list[tuple[Any, ...]]] = field(
-        default_factory=list
-    )  # of each env: obs, action, reward, discount, mask
+    rows: list[list[tuple[Any, ...]]] = field(default_factory=list)  # by env: obs, action, reward, discount, mask
 
     def __post_init__(self) -> None:
         self.rows = [[] for _ in range(self.envs)]
@@ -41,13 +39,13 @@ class Model:
         return self.next_frame
 
     def first(self) -> np.ndarray:
-        """Some envs begin with blanks, others with copies: here with anything."""
+        """Return a first stack of arbitrary frames: some real envs begin with blank frames, others with copies."""
         return np.array([self.frame() for _ in range(FRAMES)]).reshape(FRAMES, 1, 1)
 
     def step(self, env: int) -> None:
         obs = self.now[env]
         action, reward = int(self.rng.integers(5)), float(self.rng.integers(-3, 4))
-        if self.has_ended[env]:  # the reset row: what was seen last, and no action
+        if self.has_ended[env]:  # the reset row: the final observation, whose action is not executed
             self.rows[env].append((obs, action, 0.0, 1.0, False))
             self.now[env], self.has_ended[env] = self.first(), False
             return
@@ -67,7 +65,7 @@ class Model:
         return Row(obs, action, reward.astype(np.float32), discount.astype(np.float32), mask), last
 
     def cut(self, envs: range) -> None:
-        """All episodes end where they are, as when envs are built anew."""
+        """End all episodes with a reset row, as when envs are rebuilt."""
         for env in envs:
             self.rows[env].append((self.now[env], 0, 0.0, 1.0, False))
             self.now[env], self.has_ended[env] = self.first(), False
@@ -95,7 +93,7 @@ def make(kind: str, capacity: int, envs: int, groups: int) -> Ring:
 
 
 def check(ring: Ring, model: Model) -> int:
-    """Every row that can be drawn is as it was; returns how many."""
+    """Check that every stored row is unchanged, and return the number of real rows."""
     row, env = ring.counters.locate(np.arange(ring.counters.count))
     assert len(set(zip(row.tolist(), env.tolist(), strict=True))) == ring.counters.count
     kept = ring.is_stored(row, env)
@@ -135,7 +133,7 @@ def check(ring: Ring, model: Model) -> int:
     seed=st.integers(0, 2**31),
 )
 @example(kind="frames", capacity=7, groups=1, lengths=[(7, 0, False)], mean_length=4.0, seed=0)
-def test_any_lengths(
+def test_ring_matches_model_for_any_rollout_lengths(
     kind: str, capacity: int, groups: int, lengths: list[tuple[int, int, bool]], mean_length: float, seed: int
 ) -> None:
     model = Model(4, np.random.default_rng(seed), mean_length)
@@ -154,7 +152,7 @@ def test_any_lengths(
         ring.close()
 
 
-def test_the_newest_row_can_be_drawn_at_once() -> None:
+def test_newest_row_can_be_drawn_at_once() -> None:
     model = Model(2, np.random.default_rng(0), 1e9)
     ring = make("frames", 10, 2, 1)
     ring.append(*model.rollout(1, range(2)))
@@ -163,7 +161,7 @@ def test_the_newest_row_can_be_drawn_at_once() -> None:
 
 
 def test_frames_of_long_episodes_are_all_kept() -> None:
-    """Only where more than one row in 64 begins an episode can rows be lost before they are overwritten."""
+    """A frame ring loses rows before they are overwritten only if more than one row in 64 begins an episode."""
     model = Model(2, np.random.default_rng(0), 1e9)
     ring = make("frames", 300, 2, 1)
     for _ in range(40):
@@ -172,7 +170,7 @@ def test_frames_of_long_episodes_are_all_kept() -> None:
     ring.close()
 
 
-def test_a_row_that_was_overwritten_is_known_by_its_number() -> None:
+def test_overwritten_row_is_not_stored() -> None:
     model = Model(1, np.random.default_rng(0), 5.0)
     ring = make("rows", 8, 1, 1)
     ring.append(*model.rollout(7, range(1)))
@@ -184,8 +182,8 @@ def test_a_row_that_was_overwritten_is_known_by_its_number() -> None:
     ring.close()
 
 
-def test_worked_numbers() -> None:
-    """Rewards 1, 2, 4 and an end that is truncated, then 8 and one that is terminated."""
+def test_n_step_returns_of_a_worked_example() -> None:
+    """A truncated episode with rewards 1, 2, 4; a terminated one with reward 8; and the first row of a third."""
     ring = Ring(EXAMPLE.replace(obs=np.zeros((), np.int64)), 20, 1)
     mask = np.array([True, True, True, False, True, False, True])
     rows = Row(
@@ -204,19 +202,19 @@ def test_worked_numbers() -> None:
     ring.close()
 
 
-def test_a_transition_of_atari_takes_little_more_than_one_frame() -> None:
-    """84x84 in stacks of four, 100,000 of them in eight envs: other replays keep the stack, or two."""
+def test_atari_transition_takes_little_more_memory_than_one_frame() -> None:
+    """100,000 stacks of four 84x84 frames in eight envs: other replays store one or two stacks per transition."""
     ring = FrameRing(EXAMPLE.replace(obs=np.zeros((4, 84, 84), np.uint8)), 12_500, 8, 4)
-    taken = sum(os.fstat(memory.fd).st_size for memory in ring.memory)  # of untouched pages
+    taken = sum(os.fstat(memory.fd).st_size for memory in ring.memory)  # reserved, not resident
     assert 84 * 84 < taken / 100_000 <= 7_300
     ring.close()
 
 
 @pytest.mark.parametrize("T", [1, 7])
-def test_observations_that_are_no_stacks_are_refused(T: int) -> None:
+def test_observations_that_are_not_stacks_are_refused(T: int) -> None:
     ring = FrameRing(EXAMPLE, 40, 1, FRAMES, checked_rows=20)
     obs = np.zeros((21, 1, *np.asarray(EXAMPLE.obs).shape), np.uint8)
-    obs += np.arange(21, dtype=np.uint8).reshape(21, 1, *[1] * np.asarray(EXAMPLE.obs).ndim)  # all frames alike
+    obs += np.arange(21, dtype=np.uint8).reshape(21, 1, *[1] * np.asarray(EXAMPLE.obs).ndim)  # equal frames
     ones = np.ones((T, 1), np.float32)
     rows = Row(None, ones.astype(np.int64), ones, ones, ones.astype(bool))
 

@@ -1,4 +1,4 @@
-"""A ring on disk: the same rows back, only new ones written, and one sentence where something is wrong."""
+"""A ring on disk: all rows are restored, only new rows are written, and damage is reported in one sentence."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def make(kind: str, capacity: int = 40, groups: int = 1, envs: int = ENVS, side:
 
 
 class Source:
-    """Rows of noise for a ring; of two with the same seed the same."""
+    """Random rows for a ring; the same seed gives the same rows."""
 
     def __init__(self, seed: int = 0, ends: float = 0.1) -> None:
         self.numbers, self.ends = np.random.default_rng(seed), ends
@@ -81,7 +81,7 @@ class Source:
 
 
 def assert_same(ours: Ring, theirs: Ring) -> None:
-    """In all that can be drawn, and in what comes after the newest rows; after a reset row that says nothing."""
+    """Compare all stored rows of two rings, and the observations after the newest rows that are not reset rows."""
     assert ours.written.tolist() == theirs.written.tolist()
     row, env = ours.counters.locate(np.arange(ours.counters.count))
     kept = ours.is_stored(row, env)
@@ -121,7 +121,7 @@ def sizes(directory: Path) -> dict[str, int]:
 )
 @example(kind="frames", capacity=30, groups=1, moves=[(9, 0, False, True)] * 8, ends=0.05)
 @example(kind="frames", capacity=30, groups=2, moves=[(9, i, i > 0, True) for i in (0, 0, 0, 1, 0, 1)], ends=0.6)
-def test_any_ring_comes_back_and_goes_on(
+def test_any_ring_is_restored_and_can_be_appended_to(
     kind: str, capacity: int, groups: int, moves: list[tuple[int, int, bool, bool]], ends: float
 ) -> None:
     ring, source = make(kind, capacity, groups), Source(ends=ends)
@@ -135,7 +135,7 @@ def test_any_ring_comes_back_and_goes_on(
         restored = make(kind, capacity, groups)
         RingFiles(Path(directory)).read(restored, state)
     assert_same(ring, restored)
-    for seed, (T, group, is_cut, _) in enumerate(moves):  # what follows depends on more than rows
+    for seed, (T, group, is_cut, _) in enumerate(moves):  # appending depends on more than the rows
         for each in (ring, restored):
             Source(seed).append(each, T, group % groups, is_cut)
         assert_same(ring, restored)
@@ -144,15 +144,15 @@ def test_any_ring_comes_back_and_goes_on(
 
 
 class Killed(BaseException):
-    """What happens to a writer."""
+    """Raised in a writer to simulate that it is killed."""
 
 
 @pytest.mark.parametrize("kind", ["rows", "frames", "nested"])
 @pytest.mark.parametrize(("before", "after"), [(0, 0), (0, 5), (7, 0), (7, 5), (100, 0)])
-def test_a_ring_two_of_whose_writers_were_lost_at_once_comes_back(
+def test_ring_is_restored_after_two_writers_were_lost_at_once(
     tmp_path: Path, kind: str, before: int, after: int
 ) -> None:
-    """At any line of what they do, be it the first that was ever written."""
+    """The writers are lost at any line of `append`, also before any row was written."""
 
     def kill(where: str) -> None:
         raise Killed(where)
@@ -179,10 +179,10 @@ def test_a_ring_two_of_whose_writers_were_lost_at_once_comes_back(
             made.pop().close()
         if not lost:
             break
-    assert when > 20, "lines of append"
+    assert when > 20, "append must have more than 20 lines"
 
 
-def test_a_ring_without_rows_comes_back(tmp_path: Path) -> None:
+def test_ring_without_rows_is_restored(tmp_path: Path) -> None:
     _, state = saved_to(tmp_path, make("frames"))
     assert sizes(tmp_path) == {}
     ring = make("frames")
@@ -191,7 +191,7 @@ def test_a_ring_without_rows_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["rows", "frames"])
-def test_the_same_is_drawn(tmp_path: Path, kind: str) -> None:
+def test_restored_ring_gives_the_same_draws(tmp_path: Path, kind: str) -> None:
     def draws(ring: Ring) -> list[Any]:
         replay = TransitionReplay(ring, batch_size=16, ratio=1, warm_up=0, n_step=3, gamma=0.9, seed=7)
         drawn = [replay.draw() for _ in range(5)]
@@ -213,7 +213,7 @@ def added(replay: TransitionReplay, T: int) -> None:
     replay.add(Batch(steps, next_obs=obs[-1]))
 
 
-def test_what_is_added_through_a_replay_is_saved(tmp_path: Path) -> None:
+def test_rows_added_through_a_replay_are_saved(tmp_path: Path) -> None:
     ring, restored = make("frames"), make("frames")
     replay = TransitionReplay(ring, batch_size=16, ratio=1, warm_up=0, n_step=1, gamma=0.9, seed=7)
     saved = RingFiles(tmp_path)
@@ -225,13 +225,13 @@ def test_what_is_added_through_a_replay_is_saved(tmp_path: Path) -> None:
 
 
 def bytes_of(rows: int, kind: str) -> int:
-    """Of one group without beginnings: what the files hold at least."""
+    """Return the least size of the files of one group without new episodes."""
     per_row = ENVS * (2 * 8 + 4 + 4 + 1) + ENVS * (FRAMES * 25 if kind == "rows" else 8)
     return rows * per_row + (0 if kind == "rows" else ENVS * 25 * (rows + FRAMES - 1))
 
 
 @pytest.mark.parametrize("kind", ["rows", "frames"])
-def test_only_what_is_new_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_only_new_rows_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(saving, "PART", 1 << 20)
     ring, source, saved = make(kind, 500), Source(ends=0.0), RingFiles(tmp_path)
     seen: dict[str, int] = {}
@@ -246,11 +246,11 @@ def test_only_what_is_new_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert bytes_of(rows, kind) <= size < bytes_of(rows, kind) + BLOCK
         seen |= new
     assert saved.write(ring)["files"][-1]["name"] == name
-    assert sizes(tmp_path) == seen, "nothing new, nothing written"
+    assert sizes(tmp_path) == seen, "without new rows, nothing may be written"
     assert [each.split("-")[2] for each in saved.files] == ["301", "451", "481"], "382 rows are overwritten"
 
 
-def test_files_of_rows_that_are_overwritten_are_no_longer_named(tmp_path: Path) -> None:
+def test_files_of_overwritten_rows_are_no_longer_listed(tmp_path: Path) -> None:
     ring, source, saved = make("frames", 30), Source(), RingFiles(tmp_path)
     for _ in range(20):
         source.append(ring, 7)
@@ -260,7 +260,7 @@ def test_files_of_rows_that_are_overwritten_are_no_longer_named(tmp_path: Path) 
         assert first[0] <= ring.counters.oldest(0) < last[0]
         assert first[1:] == last[:-1]
         assert last[-1] == ring.written[0]
-    source.append(ring, 100)  # more than it holds
+    source.append(ring, 100)  # more rows than the ring holds
     state = through_bytes(saved.write(ring))
     assert [name.split("-")[2:4] for name in saved.files] == [["211", "240"]]
     restored = make("frames", 30)
@@ -268,7 +268,7 @@ def test_files_of_rows_that_are_overwritten_are_no_longer_named(tmp_path: Path) 
     assert_same(ring, restored)
 
 
-def test_of_groups_each_has_its_own_files(tmp_path: Path) -> None:
+def test_each_group_has_its_own_files(tmp_path: Path) -> None:
     ring, source, saved = make("rows", 20, groups=2), Source(), RingFiles(tmp_path)
     source.append(ring, 5, 0)
     source.append(ring, 3, 1)
@@ -281,7 +281,7 @@ def test_of_groups_each_has_its_own_files(tmp_path: Path) -> None:
     assert [name[: name.rindex("-")] for name in saved.files] == ["rows-0-0-5", "rows-1-38-57"]
 
 
-def test_many_small_files_become_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_small_files_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saving, "MAX_FILES", 8)
     ring, source, saved = make("frames", 80), Source(), RingFiles(tmp_path)
     for _ in range(200):
@@ -297,7 +297,7 @@ def test_many_small_files_become_few(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("kind", ["rows", "frames"])
-def test_a_run_that_is_resumed_adds_to_the_same_files(tmp_path: Path, kind: str) -> None:
+def test_resumed_run_adds_to_the_same_files(tmp_path: Path, kind: str) -> None:
     ring, saved = make(kind), RingFiles(tmp_path)
     states = []
     for seed in range(3):
@@ -307,7 +307,7 @@ def test_a_run_that_is_resumed_adds_to_the_same_files(tmp_path: Path, kind: str)
     resumed, again = make(kind), RingFiles(tmp_path)
     again.read(resumed, states[1])
     assert again.files == [each["name"] for each in states[1]["files"]]
-    Source(99).append(resumed, 15)  # the same rows by number, and others
+    Source(99).append(resumed, 15)  # rows with the same numbers, but different contents
     state = through_bytes(again.write(resumed))
     assert len(sizes(tmp_path)) == len(before) + 1
     assert before.items() <= sizes(tmp_path).items()
@@ -320,7 +320,7 @@ def test_a_run_that_is_resumed_adds_to_the_same_files(tmp_path: Path, kind: str)
 
 
 def test_files_with_parts_of_another_size_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by another version."""
+    """Another version may have written parts of another size."""
     ring, restored, source, saved = make("frames"), make("frames"), Source(), RingFiles(tmp_path)
     for part in (5000, 300, 1 << 20):
         monkeypatch.setattr(saving, "PART", part)
@@ -330,7 +330,7 @@ def test_files_with_parts_of_another_size_are_read(tmp_path: Path, monkeypatch: 
     assert_same(ring, restored)
 
 
-def test_the_same_rows_written_again_are_the_same_file(tmp_path: Path) -> None:
+def test_same_rows_are_written_to_the_same_file(tmp_path: Path) -> None:
     ring = make("frames")
     Source().append(ring, 30)
     first, second = RingFiles(tmp_path), RingFiles(tmp_path)
@@ -339,7 +339,7 @@ def test_the_same_rows_written_again_are_the_same_file(tmp_path: Path) -> None:
     assert first.files == second.files == list(sizes(tmp_path))
 
 
-def test_deleted_files_are_written_anew(tmp_path: Path) -> None:
+def test_deleted_files_are_written_again(tmp_path: Path) -> None:
     ring, source, saved = make("rows"), Source(), RingFiles(tmp_path / "replay")
     for _ in range(3):
         source.append(ring, 10)
@@ -348,12 +348,12 @@ def test_deleted_files_are_written_anew(tmp_path: Path) -> None:
     source.append(ring, 5)
     state = saved.write(ring)
     assert [name.split("-")[2:4] for name in saved.files] == [["0", "35"]]
-    elsewhere = RingFiles(tmp_path / "other")  # of a run that goes on from another's replay
+    elsewhere = RingFiles(tmp_path / "other")  # the directory of a run that continues from another run's replay
     elsewhere._segments = saved._segments
     elsewhere.write(ring)
     assert elsewhere.files == saved.files == list(sizes(tmp_path / "other"))
     source.append(ring, 5)
-    saved.write(make("rows"))  # one that is new has none of these rows
+    saved.write(make("rows"))  # a new ring has none of these rows
     assert saved.files == []
     restored = make("rows")
     saved.read(restored, through_bytes(state))
@@ -386,7 +386,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("kind", ["rows", "frames"])
 @pytest.mark.parametrize("how", DAMAGES)
-def test_damage_is_one_sentence_and_an_earlier_state_can_be_read(tmp_path: Path, kind: str, how: str) -> None:
+def test_damage_raises_one_sentence_and_an_earlier_state_can_be_read(tmp_path: Path, kind: str, how: str) -> None:
     ring, source, saved = make(kind), Source(), RingFiles(tmp_path)
     source.append(ring, 15)
     earlier = through_bytes(saved.write(ring))
@@ -397,7 +397,7 @@ def test_damage_is_one_sentence_and_an_earlier_state_can_be_read(tmp_path: Path,
     path, (harm, says) = tmp_path / saved.files[-1], DAMAGES[how]
     harm(path)
     restored = make(kind)
-    source.append(restored, 20)  # used before
+    source.append(restored, 20)  # a ring that already has rows
     assert_refused(restored, tmp_path, state, str(path), says)
     assert restored.counters.count == 0
     saved.read(restored, earlier)
@@ -413,7 +413,7 @@ def assert_refused(ring: Ring, directory: Path, state: Any, *says: str) -> None:
     assert "\n" not in message
 
 
-def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
+def test_every_flipped_bit_is_detected(tmp_path: Path) -> None:
     ring = make("frames", 10, envs=1, side=3)
     Source().append(ring, 9)
     saved, state = saved_to(tmp_path, ring)
@@ -439,7 +439,7 @@ def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
         ({"kind": "frames"}, "has obs |u1[40, 4, 3, 5, 5], and this one <i8[40, 4]"),
     ],
 )
-def test_another_ring_is_refused(tmp_path: Path, other: dict[str, Any], says: str) -> None:
+def test_ring_with_other_settings_is_refused(tmp_path: Path, other: dict[str, Any], says: str) -> None:
     ring, another = make("rows"), make(**{"kind": "rows", **other})
     Source().append(ring, 15)
     _, state = saved_to(tmp_path, ring)
@@ -489,7 +489,7 @@ HOSTILE: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("how", HOSTILE)
-def test_hostile_states_are_one_sentence(tmp_path: Path, how: str) -> None:
+def test_invalid_states_raise_one_sentence(tmp_path: Path, how: str) -> None:
     ring, source, saved = make("frames"), Source(), RingFiles(tmp_path)
     for _ in range(3):
         source.append(ring, 10)
@@ -501,7 +501,7 @@ def test_hostile_states_are_one_sentence(tmp_path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("call", ["pwritev", "fsync", "rename"])
-def test_a_full_disk_leaves_everything_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_full_disk_leaves_all_files_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     ring, source, saved = make("frames", groups=2), Source(), RingFiles(tmp_path)
     for group in (0, 1):
         source.append(ring, 10, group)
@@ -514,7 +514,7 @@ def test_a_full_disk_leaves_everything_as_it_was(tmp_path: Path, monkeypatch: py
 
     def full(*arguments: Any) -> Any:
         calls.append(1)
-        if len(calls) >= (4 if call == "pwritev" else 2):  # the first group was written by then
+        if len(calls) >= (4 if call == "pwritev" else 2):  # after the first group was written
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(*arguments)
 
@@ -530,7 +530,7 @@ def test_a_full_disk_leaves_everything_as_it_was(tmp_path: Path, monkeypatch: py
     assert_same(ring, restored)
 
 
-def test_a_disk_that_cannot_be_read_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_disk_raises_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ring = make("rows")
     Source().append(ring, 10)
     _, state = saved_to(tmp_path, ring)
@@ -542,7 +542,7 @@ def test_a_disk_that_cannot_be_read_is_one_sentence(tmp_path: Path, monkeypatch:
     assert_refused(make("rows"), tmp_path, state, "is damaged", "Input/output error")
 
 
-def test_a_file_has_its_name_after_all_of_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_renamed_after_it_is_synced_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ring, calls = make("frames"), []
     Source().append(ring, 30)
     rename = os.rename
@@ -553,11 +553,11 @@ def test_a_file_has_its_name_after_all_of_it_is_on_the_disk(tmp_path: Path, monk
     for name in ("fsync", "rename"):
         monkeypatch.setattr(os, name, note(name))
     RingFiles(tmp_path).write(ring)
-    assert calls == ["fsync", "rename", "fsync"], "the file, its name, the directory"
+    assert calls == ["fsync", "rename", "fsync"], "sync the file, rename it, sync the directory"
 
 
-def test_file_systems_that_must_use_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some say so when a file is opened, some when it is written or read."""
+def test_file_systems_that_refuse_direct_io(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some refuse O_DIRECT when a file is opened, others when it is written or read."""
     ring = make("frames")
     Source().append(ring, 30)
     real, refused = {name: getattr(os, name) for name in ("open", "pwritev", "preadv")}, []
@@ -565,7 +565,7 @@ def test_file_systems_that_must_use_the_page_cache(tmp_path: Path, monkeypatch: 
     def open_(path: Any, flags: int, *rest: Any) -> Any:
         if flags & saving.O_DIRECT:
             refused.append(path)
-            real["open"](path, flags & ~saving.O_DIRECT, *rest)  # it is created all the same
+            real["open"](path, flags & ~saving.O_DIRECT, *rest)  # the file is created nevertheless
             raise OSError(errno.EINVAL, "Invalid argument")
         return real["open"](path, flags, *rest)
 
@@ -592,7 +592,7 @@ def test_file_systems_that_must_use_the_page_cache(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="there is none")
-def test_memory_as_a_disk() -> None:
+def test_ring_is_saved_to_and_restored_from_dev_shm() -> None:
     ring, restored = make("frames"), make("frames")
     Source().append(ring, 30)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:

@@ -1,4 +1,4 @@
-"""Minibatches of fresh rollouts: which rows, how many, in what order."""
+"""Minibatches of the rollout buffer: their rows, sizes and order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from remuda.replay import RolloutBuffer
 
 
 def numbered(mask: torch.Tensor) -> Batch:
-    """Row t of env b has obs t * B + b, everywhere."""
+    """Return a batch in which all fields of row t of env b are t * B + b."""
     T, B = mask.shape
     number = torch.arange(T * B).reshape(T, B)
     steps = Steps(number, number, number.float(), torch.ones(T, B), mask, None, number)
@@ -29,7 +29,7 @@ def round_of(replay: RolloutBuffer, batch: Batch) -> list[list[int]]:
 
 @settings(deadline=None, database=None, max_examples=60)
 @given(st.integers(1, 12), st.integers(1, 6), st.integers(1, 30), st.integers(1, 3), st.integers(0, 2**63 - 1))
-def test_every_real_row_once_per_epoch_and_no_reset_row(
+def test_every_epoch_has_every_real_row_once_and_no_reset_row(
     T: int, B: int, batch_size: int, num_epochs: int, seed: int
 ) -> None:
     mask = torch.rand(T, B, generator=torch.Generator().manual_seed(seed % 1000)) < 0.7
@@ -51,8 +51,8 @@ def test_sizes_are_exact_without_reset_rows_and_even_with_some() -> None:
     assert sorted(len(rows) for rows in round_of(RolloutBuffer(1, 16, 0), numbered(mask))) == [14, 14, 15, 15]
 
 
-def test_rows_stay_whole() -> None:
-    """Every field of a minibatch's row, the targets too, belongs to the same row of the rollout."""
+def test_fields_of_a_row_stay_together() -> None:
+    """All fields of a minibatch's row, including the targets, belong to the same row of the rollout."""
     replay = RolloutBuffer(2, 8, 3)
     replay.add(numbered(torch.ones(8, 4, dtype=torch.bool)))
     for batch in replay.batches():
@@ -61,7 +61,7 @@ def test_rows_stay_whole() -> None:
         assert batch.steps.mask.all()
 
 
-def test_the_order_is_a_function_of_seed_round_and_epoch() -> None:
+def test_order_is_a_function_of_seed_round_and_epoch() -> None:
     batch = numbered(torch.ones(8, 8, dtype=torch.bool))
 
     def orders(seed: int, first_round: int, rounds: int) -> list[list[list[int]]]:
@@ -70,7 +70,7 @@ def test_the_order_is_a_function_of_seed_round_and_epoch() -> None:
 
     torch.manual_seed(1)
     first = orders(7, 0, 4)
-    torch.manual_seed(2)  # torch's own generator has no say
+    torch.manual_seed(2)  # torch's global generator must not matter
     assert orders(7, 0, 4) == first
     assert orders(7, 2, 2) == first[2:]  # resumed after two rounds
     epochs = [tuple(itertools.chain(*found[epoch * 4 : epoch * 4 + 4])) for found in first for epoch in range(3)]
@@ -78,26 +78,26 @@ def test_the_order_is_a_function_of_seed_round_and_epoch() -> None:
     assert orders(8, 0, 1) != first[:1]
 
 
-def test_the_order_is_shuffled_over_time_and_envs() -> None:
+def test_order_is_shuffled_over_time_and_envs() -> None:
     (minibatch, *_) = round_of(RolloutBuffer(1, 64, 0), numbered(torch.ones(32, 8, dtype=torch.bool)))
     assert len({number // 8 for number in minibatch}) > 16
     assert len({number % 8 for number in minibatch}) == 8
 
 
 @pytest.mark.parametrize("batch_size", [None, 12])
-def test_one_minibatch_is_the_rollout_in_its_own_order(batch_size: int | None) -> None:
+def test_single_minibatch_has_the_order_of_the_rollout(batch_size: int | None) -> None:
     mask = torch.ones(4, 3, dtype=torch.bool)
     assert round_of(RolloutBuffer(2, batch_size, 0), numbered(mask)) == [list(range(12))] * 2
     mask[1, 1] = False
     assert round_of(RolloutBuffer(1, batch_size, 0), numbered(mask)) == [[0, 1, 2, 3, *range(5, 12)]]
 
 
-def test_a_round_is_used_once() -> None:
+def test_rollout_is_used_once() -> None:
     replay = RolloutBuffer(2, 4, 0)
     assert list(replay.batches()) == []
     assert len(round_of(replay, numbered(torch.ones(4, 2, dtype=torch.bool)))) == 4
     assert list(replay.batches()) == []
 
 
-def test_reset_rows_alone_give_nothing_to_learn() -> None:
+def test_only_reset_rows_give_no_minibatch() -> None:
     assert round_of(RolloutBuffer(3, 2, 0), numbered(torch.zeros(2, 2, dtype=torch.bool))) == []

@@ -1,4 +1,4 @@
-"""Minibatches of whole columns of a fresh rollout, reset rows included: of recurrent agents, and where asked for."""
+"""Minibatches of whole columns with their reset rows, for recurrent agents or with `whole=True`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from remuda.replay import RolloutBuffer
 
 
 class Carried(ArrayTuple):
-    """A state with two parts."""
+    """A recurrent state with two parts."""
 
     h: Any
     c: Any
 
 
 def numbered(mask: torch.Tensor) -> Batch:
-    """Row t of env b has number t * B + b everywhere; state, last_obs of env b tell b."""
+    """Return a batch in which all fields of row t of env b are t * B + b; its state and next_obs contain b."""
     T, B = mask.shape
     number, envs = torch.arange(T * B).reshape(T, B), torch.arange(B)
     steps = Steps(number, number, number.float(), torch.ones(T, B), mask, None, number)
@@ -51,7 +51,7 @@ def epochs_of(minibatches: list[Batch], per_epoch: int) -> list[list[int]]:
 
 @settings(deadline=None, database=None, max_examples=40)
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 5), st.integers(1, 3), st.integers(0, 2**63 - 1))
-def test_every_env_once_per_epoch_in_whole_columns(T: int, size: int, parts: int, epochs: int, seed: int) -> None:
+def test_every_epoch_has_every_column_once(T: int, size: int, parts: int, epochs: int, seed: int) -> None:
     B = size * parts
     minibatches = round_of(RolloutBuffer(epochs, T * size, seed), whole(T, B))
     assert len(minibatches) == epochs * parts
@@ -59,10 +59,10 @@ def test_every_env_once_per_epoch_in_whole_columns(T: int, size: int, parts: int
     for minibatch in minibatches:
         assert minibatch.steps.obs.shape == (T, size)
         envs = torch.tensor(envs_of(minibatch))
-        assert torch.equal(minibatch.steps.obs, torch.arange(T).unsqueeze(1) * B + envs), "rows stay in order"
+        assert torch.equal(minibatch.steps.obs, torch.arange(T).unsqueeze(1) * B + envs), "rows must stay in order"
 
 
-def test_every_field_belongs_to_the_same_envs() -> None:
+def test_all_fields_belong_to_the_same_envs() -> None:
     for minibatch in round_of(RolloutBuffer(2, 8, 3), whole(4, 6)):
         steps, targets, envs = minibatch.steps, minibatch.targets, torch.tensor(envs_of(minibatch))
         for field in (steps.action, steps.reward, steps.version, targets.advantage, targets.value):
@@ -71,14 +71,14 @@ def test_every_field_belongs_to_the_same_envs() -> None:
         assert torch.equal(minibatch.state.c, -envs.float())
 
 
-def test_another_order_in_every_epoch_and_round_and_the_same_for_the_same_seed() -> None:
+def test_order_differs_between_epochs_and_rounds_and_depends_on_the_seed() -> None:
     def orders(seed: int, first_round: int, rounds: int) -> list[list[list[int]]]:
         replay = RolloutBuffer(3, 8, seed, first_round)
         return [epochs_of(round_of(replay, whole(4, 16)), 8) for _ in range(rounds)]
 
     torch.manual_seed(1)
     first = orders(7, 0, 3)
-    torch.manual_seed(2)  # torch's own generator has no say
+    torch.manual_seed(2)  # torch's global generator must not matter
     assert orders(7, 0, 3) == first
     assert orders(7, 1, 2) == first[1:], "resumed after one round"
     assert orders(8, 0, 1) != first[:1]
@@ -87,7 +87,7 @@ def test_another_order_in_every_epoch_and_round_and_the_same_for_the_same_seed()
     assert tuple(range(16)) not in every
 
 
-def test_reset_rows_are_kept_where_they_are() -> None:
+def test_reset_rows_keep_their_places() -> None:
     mask = torch.ones(5, 4, dtype=torch.bool)
     mask[2, 1] = mask[0, 3] = mask[4, 3] = False
     minibatches = round_of(RolloutBuffer(2, 10, 0), numbered(mask))
@@ -96,14 +96,14 @@ def test_reset_rows_are_kept_where_they_are() -> None:
         assert torch.equal(minibatch.steps.mask, mask[:, envs_of(minibatch)])
 
 
-def test_columns_without_a_real_row_are_left_out_when_nothing_else_is_there() -> None:
+def test_minibatch_of_columns_without_a_real_row_is_skipped() -> None:
     mask = torch.ones(3, 4, dtype=torch.bool)
     mask[:, 2] = False
     minibatches = round_of(RolloutBuffer(3, 3, 0), numbered(mask))
     assert [sorted(epoch) for epoch in epochs_of(minibatches, 3)] == [[0, 1, 3]] * 3
 
 
-def test_columns_without_a_real_row_may_keep_others_company() -> None:
+def test_columns_without_a_real_row_may_share_a_minibatch() -> None:
     mask = torch.ones(3, 4, dtype=torch.bool)
     mask[:, 2] = False
     minibatches = round_of(RolloutBuffer(2, 6, 0), numbered(mask))
@@ -112,14 +112,14 @@ def test_columns_without_a_real_row_may_keep_others_company() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [None, 12])
-def test_one_minibatch_is_the_rollout_itself(batch_size: int | None) -> None:
+def test_single_minibatch_is_the_rollout_itself(batch_size: int | None) -> None:
     batch = whole(4, 3)
     minibatches = round_of(RolloutBuffer(2, batch_size, 0), batch)
     assert [envs_of(minibatch) for minibatch in minibatches] == [[0, 1, 2]] * 2
     assert all(minibatch.steps.obs is batch.steps.obs for minibatch in minibatches), "nothing is copied"
 
 
-def test_a_round_is_used_once_and_reset_rows_alone_give_nothing() -> None:
+def test_rollout_is_used_once_and_only_reset_rows_give_no_minibatch() -> None:
     replay = RolloutBuffer(2, 4, 0)
     assert len(round_of(replay, whole(4, 2))) == 4
     assert list(replay.batches()) == []
@@ -133,7 +133,7 @@ def without_state(batch: Batch) -> Batch:
 @settings(deadline=None, database=None, max_examples=40)
 @given(st.integers(1, 6), st.integers(1, 12), st.integers(1, 15), st.integers(1, 3), st.integers(0, 2**63 - 1))
 def test_whole_sequences_without_memory(T: int, B: int, batch_size: int, epochs: int, seed: int) -> None:
-    """batch_size counts sequences: no minibatch has more, and all have as many as they evenly can."""
+    """batch_size counts sequences: no minibatch has more, and the sizes differ by at most one."""
     minibatches = round_of(RolloutBuffer(epochs, batch_size, seed, whole=True), without_state(whole(T, B)))
     per_epoch = -(-B // batch_size)
     assert len(minibatches) == epochs * per_epoch
@@ -144,10 +144,10 @@ def test_whole_sequences_without_memory(T: int, B: int, batch_size: int, epochs:
     for minibatch in minibatches:
         envs = torch.tensor(envs_of(minibatch))
         assert minibatch.state is None
-        assert torch.equal(minibatch.steps.obs, torch.arange(T).unsqueeze(1) * B + envs), "rows stay in order"
+        assert torch.equal(minibatch.steps.obs, torch.arange(T).unsqueeze(1) * B + envs), "rows must stay in order"
 
 
-def test_with_memory_whole_changes_only_what_batch_size_counts() -> None:
+def test_whole_changes_only_the_unit_of_batch_size_for_recurrent_agents() -> None:
     rows, sequences = RolloutBuffer(2, 8, 5), RolloutBuffer(2, 2, 5, whole=True)
     found = [[envs_of(minibatch) for minibatch in round_of(replay, whole(4, 6))] for replay in (rows, sequences)]
     assert found[0] == found[1]
@@ -162,7 +162,7 @@ def test_whole_sequences_keep_their_reset_rows() -> None:
         assert torch.equal(minibatch.steps.mask, mask[:, envs_of(minibatch)])
 
 
-def test_whole_sequences_without_a_real_row_give_nothing() -> None:
+def test_whole_sequences_without_a_real_row_give_no_minibatch() -> None:
     mask = torch.ones(3, 4, dtype=torch.bool)
     mask[:, 2] = False
     minibatches = round_of(RolloutBuffer(2, 1, 0, whole=True), without_state(numbered(mask)))
@@ -172,7 +172,7 @@ def test_whole_sequences_without_a_real_row_give_nothing() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [None, 3, 100])
-def test_all_sequences_at_once_are_the_rollout_itself(batch_size: int | None) -> None:
+def test_single_minibatch_of_whole_sequences_is_the_rollout_itself(batch_size: int | None) -> None:
     batch = without_state(whole(4, 3))
     minibatches = round_of(RolloutBuffer(2, batch_size, 0, whole=True), batch)
     assert [envs_of(minibatch) for minibatch in minibatches] == [[0, 1, 2]] * 2

@@ -1,4 +1,4 @@
-"""Replay of sequences against a model that forgets nothing: every row has its number, and so has every state."""
+"""Sequence replay compared with a model that stores everything: every row and every state contains its number."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Memory(ArrayTuple):
 
 
 def state_of(row: int, B: int) -> Memory:
-    """Of every env: the row that it belongs before, and the env."""
+    """Return the state before this row, which contains the row and the env."""
     return Memory(Part(torch.tensor([[row, env] for env in range(B)]).float(), torch.full((B,), float(row))), None)
 
 
 class Model:
-    """B envs, and every row they ever gave. The newest frame of an observation is the number of its row."""
+    """B envs and all rows that they have produced. The newest frame of an observation is the number of its row."""
 
     def __init__(self, B: int, seed: int = 0, ends: float = 0.0, terminates: float = 0.5) -> None:
         self.B, self.rng, self.ends, self.terminates = B, np.random.default_rng(seed), ends, terminates
@@ -59,11 +59,11 @@ class Model:
         return len(self.rows[0])
 
     def first(self, row: int) -> np.ndarray:
-        """Where an episode begins the frames before are of its own."""
+        """Return the first stack of an episode that begins at this row; its older frames are unique, too."""
         return np.array([-10 * row - 2, -10 * row - 1, row]).reshape(FRAMES, 1, 1)
 
     def step(self, env: int, end: str | None) -> None:
-        """`end` is how the episode ends with this row: terminated, truncated, or None for not at all."""
+        """Append one row. `end` is how the episode ends with it: terminated, truncated, or None if it continues."""
         row, obs = len(self.rows[env]), self.now[env]
         action = 10 * row + env + 1
         if self.has_ended[env]:
@@ -76,7 +76,7 @@ class Model:
         self.has_ended[env] = end is not None
 
     def rollout(self, T: int, ends: dict[tuple[int, int], str] | None = None) -> Batch:
-        """Ends are where they are said to be, by (row, env), or else anywhere."""
+        """Return a rollout of T rows. Episodes end as given in `ends` by (row, env), or else randomly."""
         start = self.written
         self.begins.append(start)
         state = state_of(start, self.B)
@@ -93,7 +93,7 @@ class Model:
         return Batch(steps, state=state, next_obs=torch.from_numpy(self.next_obs))
 
     def cut(self, ring: Ring) -> None:
-        """All episodes end where they are, as when envs are built anew."""
+        """End all episodes with a reset row, as when envs are rebuilt."""
         for env in range(self.B):
             self.rows[env].append((self.now[env], 0, 0.0, 1.0, False))
         self.next_obs = np.stack(self.now)
@@ -134,7 +134,7 @@ def filled(adds: int, T: int = 4, B: int = 2, capacity: int = 60, **options: Any
 
 
 def drawable(replay: SequenceReplay) -> set[tuple[int, int]]:
-    """What has a priority, as the replay tells it."""
+    """Return (number, env) of all sequences that have a priority in the replay."""
     replay.can_draw()
     sequence_index = replay.sequence_index
     assert sequence_index is not None
@@ -145,7 +145,7 @@ def drawable(replay: SequenceReplay) -> set[tuple[int, int]]:
 
 
 def drawable_by_hand(replay: SequenceReplay, model: Model, interval: int) -> set[tuple[int, int]]:
-    """By going through all rows of all sequences there ever were."""
+    """Return the expected result of `drawable`, from all rows of all sequences of the model."""
     found = set()
     for number, start in enumerate(model.sequence_index(interval)):
         row = np.arange(start, start + replay.burn_in + replay.length)
@@ -158,7 +158,7 @@ def drawable_by_hand(replay: SequenceReplay, model: Model, interval: int) -> set
 
 
 def check(replay: SequenceReplay, model: Model, batch: Batch, interval: int) -> None:
-    """Every row drawn is what was appended, or blank; every target is that of the slow reference."""
+    """Check that every drawn row is as appended or blank, and that every target is that of the slow reference."""
     steps, targets = batch.steps, batch.targets
     R = replay.burn_in + replay.length + replay.n_step
     assert steps.mask.shape == (R, replay.batch_size)
@@ -182,11 +182,11 @@ def check(replay: SequenceReplay, model: Model, batch: Batch, interval: int) -> 
         np.testing.assert_allclose(targets.discount[:, s], discount, atol=1e-6)
         assert targets.row[:, s].tolist() == [row - start for row in bootstrap]
         for row, end in zip(rows, (targets.row[:, s] + start).tolist(), strict=True):
-            assert all(mask for *_, mask in model.rows[env][row:end]), "bootstrapped across a reset"
+            assert all(mask for *_, mask in model.rows[env][row:end]), "a target was bootstrapped across a reset"
 
 
 def check_draw(replay: SequenceReplay, model: Model, interval: int) -> None:
-    """What can be drawn is exactly what could be found by hand, and one batch of it is right."""
+    """Check that exactly the expected sequences can be drawn, and check one batch of them."""
     expected = drawable_by_hand(replay, model, interval)
     assert drawable(replay) == expected
     assert replay.can_draw() == bool(expected)
@@ -214,7 +214,7 @@ def check_draw(replay: SequenceReplay, model: Model, interval: int) -> None:
 @example("frames", 2, [False] * 14, 2, 2, 1, 20, None, 1.0, 0.7, 0)
 @example("rows", 1, [False] * 14, 0, 1, 1, 1, 1, 0.0, None, 0)
 @example("rows", 9, [True] * 6, 4, 5, 5, 5, 8, 0.4, 0.7, 0)
-def test_any_rollouts(
+def test_replay_matches_the_model_for_any_rollouts(
     kind: str,
     T: int,
     adds: list[bool],
@@ -256,7 +256,7 @@ def test_any_rollouts(
         ring.close()
 
 
-def test_worked_numbers() -> None:
+def test_targets_of_a_worked_example() -> None:
     """Rewards are 1, 2, 4, ...; row 4 is truncated, row 7 terminated, and row 9 is the newest."""
     replay, model = make(Ring(EXAMPLE, 30, 1), batch_size=1, burn_in=2, length=8, n_step=3, gamma=0.5), Model(1)
     batch = model.rollout(10, ends={(4, 0): "truncated", (7, 0): "terminated"})
@@ -270,23 +270,23 @@ def test_worked_numbers() -> None:
     assert targets.reward[is_real, 0].tolist() == [4 + 4 + 4, 8 + 8, 16, 64 + 64, 128, 512]
     assert targets.discount[is_real, 0].tolist() == [0.125, 0.25, 0.5, 0, 0, 0.5]
     assert targets.row[is_real, 0].tolist()[:3] == [5, 5, 5]  # the reset row, which has the final observation
-    assert targets.row[-1, 0].item() == 10  # after the newest
+    assert targets.row[-1, 0].item() == 10  # the observation after the newest row
     assert drawn.steps.obs[:, 0, -1, 0, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10, 10]
     assert drawn.steps.mask[:, 0].tolist() == [*mask.tolist(), False, False, False]
 
 
-def test_nothing_of_an_old_row_is_left_behind_the_newest() -> None:
+def test_rows_after_the_newest_are_blank() -> None:
     replay, model = filled(30, T=3, B=1, capacity=20, burn_in=1, length=5, n_step=4, batch_size=64)
     batch = replay.draw()
     check(replay, model, batch, 3)
-    is_last = batch.key[:, 0] == 28  # rows 84 to 90 are learned, of 90 that were written
+    is_last = batch.key[:, 0] == 28  # it begins at row 84, and rows 84 to 89 are the last ones written
     assert is_last.any()
     for part in (batch.steps.action, batch.steps.reward, batch.steps.discount, batch.steps.mask):
         assert (part[6:, is_last] == 0).all()
     assert (batch.steps.obs[6:, is_last, -1] == 90).all()
 
 
-def test_a_sequence_can_be_drawn_from_its_last_row_on_and_until_its_first_is_gone() -> None:
+def test_sequence_can_be_drawn_while_all_of_its_rows_are_stored() -> None:
     model = Model(1)
     replay = make(Ring(EXAMPLE, 13, 1), burn_in=2, length=4, n_step=2)
     found = []
@@ -296,7 +296,7 @@ def test_a_sequence_can_be_drawn_from_its_last_row_on_and_until_its_first_is_gon
     assert found == [[], [], [0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [1, 2, 3, 4]]
 
 
-def test_a_cut_moves_what_can_be_drawn_even_before_the_next_rollout() -> None:
+def test_cut_removes_overwritten_sequences_before_the_next_rollout() -> None:
     model = Model(1)
     ring = Ring(EXAMPLE, 13, 1)
     replay = make(ring, batch_size=32, burn_in=2, length=4, n_step=2)
@@ -316,7 +316,7 @@ def test_a_cut_moves_what_can_be_drawn_even_before_the_next_rollout() -> None:
     assert set(batch.state.policy.c.tolist()) == {6.0, 8.0, 10.0}
 
 
-def test_states_are_stored_no_nearer_than_the_interval() -> None:
+def test_states_are_stored_at_least_an_interval_apart() -> None:
     replay, _ = filled(12, T=2, B=1, interval=5, batch_size=64)
     assert set(replay.draw().state.policy.c.tolist()) == {0.0, 6.0, 12.0, 18.0}
     assert replay.sequence_index is not None
@@ -324,7 +324,7 @@ def test_states_are_stored_no_nearer_than_the_interval() -> None:
 
 
 def test_states_are_copied() -> None:
-    """Samplers reuse theirs."""
+    """Samplers reuse the arrays of their states."""
     model, replay = Model(2), make(Ring(EXAMPLE, 40, 2))
     for _ in range(3):
         batch = model.rollout(4)
@@ -336,16 +336,16 @@ def test_states_are_copied() -> None:
     check(replay, model, replay.draw(), 4)
 
 
-def test_sequences_of_reset_rows_alone_are_not_drawn() -> None:
-    """Env 1 ends with row 2, so that its one learned row, 3, is a reset row."""
+def test_sequences_that_learn_only_reset_rows_are_not_drawn() -> None:
+    """The episode of env 1 ends with row 2, so that its only learned row, 3, is a reset row."""
     model, replay = Model(2), make(Ring(EXAMPLE, 10, 2), burn_in=3, length=1, n_step=1)
     replay.add(model.rollout(4, ends={(2, 1): "truncated"}))
     assert drawable(replay) == {(0, 0)}
     assert set(replay.draw().key[:, 1].tolist()) == {0}
 
 
-def test_frames_that_are_gone_take_their_sequences_along() -> None:
-    """In env 0 every second row begins an episode, and its frames are gone before its rows are."""
+def test_sequences_with_overwritten_frames_are_not_drawn() -> None:
+    """In env 0 every second row begins an episode, and its frames are overwritten before its rows are."""
     model = Model(2)
     ring = FrameRing(EXAMPLE, 64, 2, FRAMES)
     replay = make(ring, batch_size=16, priorities=0.5)
@@ -359,8 +359,8 @@ def test_frames_that_are_gone_take_their_sequences_along() -> None:
     assert 0 < of_env[0] < of_env[1] == (63 - 6) // 4
 
 
-def test_when_all_frames_are_gone_nothing_is_due() -> None:
-    """Every second row needs the room of three: of 13 rows only a few can be put together, and a sequence is 10."""
+def test_nothing_is_due_when_all_frames_are_overwritten() -> None:
+    """Every second row takes the room of three frames: too few of 13 rows can be restored for a sequence of 10."""
     model = Model(1)
     ring = FrameRing(EXAMPLE, 14, 1, FRAMES)
     replay = make(ring, batch_size=1, ratio=100.0, burn_in=5, length=5, n_step=2)
@@ -374,8 +374,8 @@ def test_when_all_frames_are_gone_nothing_is_due() -> None:
     assert list(replay.batches()) == []
 
 
-def test_what_is_due_follows_the_ratio_in_learned_rows() -> None:
-    """A batch is of 2 * 4 learned rows; every add earns 8 * 1.5 of them once the first sequence is whole."""
+def test_due_batches_follow_the_ratio_of_learned_rows() -> None:
+    """A batch has 2 * 4 learned rows; every add earns 8 * 1.5 of them once the first sequence is complete."""
     model, replay = Model(2), make(Ring(EXAMPLE, 60, 2), batch_size=2, ratio=1.5)
     due = []
     for _ in range(7):
@@ -391,7 +391,7 @@ def test_reset_rows_earn_nothing() -> None:
     assert replay.counters.credit == 10
 
 
-def test_the_warm_up_is_owed_nothing() -> None:
+def test_no_updates_are_due_for_the_warm_up() -> None:
     model, replay = Model(2), make(Ring(EXAMPLE, 60, 2), batch_size=1, warm_up=27)
     credit = []
     for _ in range(5):
@@ -400,16 +400,16 @@ def test_the_warm_up_is_owed_nothing() -> None:
     assert credit == [0, 0, 0, 5, 13]
 
 
-def test_what_is_earned_while_nothing_can_be_drawn_does_not_pile_up() -> None:
+def test_credit_does_not_accumulate_while_nothing_can_be_drawn() -> None:
     model, replay = Model(1), make(Ring(EXAMPLE, 200, 1), batch_size=1, ratio=4.0, burn_in=50, length=4)
     for _ in range(13):
         replay.add(model.rollout(4))
         assert list(replay.batches()) == []
     replay.add(model.rollout(4))
-    assert len(list(replay.batches())) == 4  # of its own four rows
+    assert len(list(replay.batches())) == 4  # for its own four rows
 
 
-def test_the_same_draws_from_the_same_seed_and_number() -> None:
+def test_draws_are_a_function_of_seed_and_number() -> None:
     one, other, third = (filled(10, seed=seed)[0] for seed in (1, 1, 2))
     one.draw()
     other.counters.draws = 1
@@ -431,23 +431,23 @@ def counted(replay: SequenceReplay, draws: int) -> dict[tuple[int, int], int]:
     return found
 
 
-def test_uniform_draws_are_of_all_sequences_alike() -> None:
+def test_uniform_draws_have_equal_frequencies() -> None:
     """Chi-square with 17 degrees of freedom: 40.8 has probability 0.001."""
     replay, _ = filled(10, batch_size=7)
     units = [(number, env) for number in range(9) for env in range(2)]
     batch = replay.draw()
     assert batch.weight is None
-    replay.feedback(batch.key, torch.full((7,), 100.0))  # changes nothing
+    replay.feedback(batch.key, torch.full((7,), 100.0))  # must change nothing
     found = counted(replay, 400)
     assert chi_square(found, dict.fromkeys(units, 2800 / 18)) < 40.8
 
 
-def test_prioritized_draws_are_in_proportion_and_weights_undo_it() -> None:
+def test_prioritized_draws_are_proportional_and_weights_correct_for_it() -> None:
     """Chi-square with 17 degrees of freedom: 40.8 has probability 0.001."""
     replay, _ = filled(10, batch_size=7, priorities=0.5)
     units = np.array([(number, env) for number in range(9) for env in range(2)])
     error = torch.linspace(0.1, 4, 18)
-    replay.feedback(units, -error)  # only how large it is matters
+    replay.feedback(units, -error)  # only the absolute value matters
     shares = (error.sqrt() / error.sqrt().sum()).tolist()
     share = {(number, env): part for (number, env), part in zip(units.tolist(), shares, strict=True)}
     batch = replay.draw()
@@ -459,11 +459,11 @@ def test_prioritized_draws_are_in_proportion_and_weights_undo_it() -> None:
     assert chi_square(found, {unit: part * 2800 for unit, part in share.items()}) < 40.8
 
 
-def test_feedback_of_sequences_that_are_gone_is_ignored() -> None:
+def test_feedback_for_overwritten_sequences_is_ignored() -> None:
     replay, model = filled(4, T=4, B=1, capacity=13, priorities=1.0)
     old = replay.draw()
     assert set(old.key[:, 0].tolist()) == {1, 2}
-    for _ in range(4):  # by now other starts lie in their places
+    for _ in range(4):  # now newer sequences occupy their places
         replay.add(model.rollout(4))
     assert replay.sequence_index is not None
     before = replay.sequence_index.tree[:].copy()
@@ -471,13 +471,13 @@ def test_feedback_of_sequences_that_are_gone_is_ignored() -> None:
     np.testing.assert_array_equal(replay.sequence_index.tree[:], before)
     assert replay.sequence_index.largest == 1.0
     assert drawable(replay) == {(5, 0), (6, 0)}
-    model.cut(replay.ring)  # start 5 is as old as can be
+    model.cut(replay.ring)  # the cut overwrites the first row of sequence 5
     replay.feedback(np.array([[5, 0]]), torch.full((1,), 100.0))
     assert drawable(replay) == {(6, 0)}
     assert replay.sequence_index.largest == 1.0
 
 
-def test_a_fresh_sequence_is_as_likely_as_the_likeliest() -> None:
+def test_new_sequence_gets_the_largest_priority() -> None:
     replay, model = filled(5, B=1, priorities=0.5)
     replay.feedback(np.array([[0, 0], [1, 0]]), torch.tensor([9.0, 4.0]))
     replay.add(model.rollout(4))
@@ -494,7 +494,7 @@ def test_bad_priorities_are_refused() -> None:
     assert set(replay.sequence_index.tree[:].tolist()) == {0.0, 1.0}
 
 
-def test_nothing_can_be_drawn_before_a_sequence_is_whole() -> None:
+def test_nothing_can_be_drawn_before_a_sequence_is_complete() -> None:
     replay = make(Ring(EXAMPLE, 60, 2))
     assert list(replay.batches()) == []
     with pytest.raises(ValueError, match="none of 6 rows is stored whole"):
@@ -505,7 +505,7 @@ def test_nothing_can_be_drawn_before_a_sequence_is_whole() -> None:
         replay.draw()
 
 
-def test_columns_of_a_batch() -> None:
+def test_columns_of_a_batch_select_sequences() -> None:
     replay, _ = filled(6, priorities=0.5)
     batch = replay.draw()
     part = batch.columns(torch.tensor([5, 2]))
@@ -532,8 +532,8 @@ def test_lengths_that_do_not_fit_are_refused(options: dict[str, int], sentence: 
     make(Ring(EXAMPLE, 20, 2), burn_in=10, length=6, n_step=3)
 
 
-def test_rollouts_between_which_no_sequence_fits_are_refused() -> None:
-    """A start is 10 rows back, which is too short, and then 20, which is more than are kept."""
+def test_rollouts_that_never_leave_a_whole_sequence_are_refused() -> None:
+    """A sequence begins 10 rows back, which is too short, or 20 rows back, which is more than the ring keeps."""
     with pytest.raises(ConfigError, match="rollouts of 10 rows never leave a whole sequence"):
         filled(1, T=10, capacity=20, burn_in=5, length=6)
     replay, _ = filled(5, T=10, capacity=20, burn_in=4, length=6)

@@ -1,6 +1,6 @@
-"""A ring that other processes write to: every row says by its own bytes whether it is whole and where it belongs.
+"""A ring that other processes write to. The contents of a row show whether it is complete and where it belongs.
 
-Run as a script this is the other processes: one writer for each group, until its input ends or its time is up.
+As a script, this module runs the writer processes, one per group, until its input ends or its time is up.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from remuda.data import ArrayTuple, leaves
 from remuda.errors import WorkerError
 from remuda.replay import FrameRing, Priorities, RecurrentStates, Ring, Row, SequenceReplay, TransitionReplay
 
-FRAMES, SIDE, WIDTH, GAMMA, N_STEP = 3, 4, 2, 0.5, 3  # with a half, sums of whole rewards are exact
-SECONDS = 60.0  # longest time of a writer, and longest wait of a test
+FRAMES, SIDE, WIDTH, GAMMA, N_STEP = 3, 4, 2, 0.5, 3  # with gamma 0.5, sums of integer rewards are exact
+SECONDS = 60.0  # time limit of a writer and of each wait in a test
 NO_GAP = (0, 0)
 NUMBER = np.zeros((), np.float32)
 EXAMPLE = Row(np.zeros((FRAMES, SIDE, SIDE), np.int64), np.zeros((), np.int64), NUMBER, NUMBER, np.zeros((), bool))
 KINDS = pytest.mark.parametrize("kind", ["rows", "frames"])
 
 
-made: list[Any] = []  # what a test has to close
+made: list[Any] = []  # rings and replays that are closed after each test
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def all_closed() -> Iterator[None]:
 
 
 class Memory(ArrayTuple):
-    """A recurrent state: of each env the row that it belongs before, and the env."""
+    """A recurrent state that contains, for each env, the row that it belongs to and the env."""
 
     h: Any
     c: Any
@@ -69,14 +69,17 @@ def state_of(row: int, env: Any) -> Memory:
 
 
 def truth(row: Any, env: Any, gap: tuple[int, int] = NO_GAP) -> Row:
-    """What envs give in these rows, a function of both: episodes of 5 to 8 steps, every other one terminated, and a
-    reset row after each. Rows of the gap were lost with their writer; behind it episodes begin anew."""
+    """Return the contents of these rows, which are a function of row and env.
+
+    Episodes have 5 to 8 steps and a reset row, and every other one is terminated. Rows of the gap were lost with
+    their writer; a new episode begins after it.
+    """
     row, env = np.broadcast_arrays(row, env)
     first, length = np.where(row >= gap[1], gap[1], 0), 5 + env % 4
     episode, age = np.divmod(row - first, length + 1)
     mask = (age < length) & ((row < gap[0]) | (row >= gap[1]))
     back = np.arange(FRAMES)[::-1]
-    before = -10 * (row - age)[..., None] + age[..., None] - back  # frames of its own before the first row
+    before = -10 * (row - age)[..., None] + age[..., None] - back  # unique frames before the first row of an episode
     frame = np.where(back <= age[..., None], row[..., None] - back, before) * 16 + env[..., None]
     obs = np.broadcast_to(frame[..., None, None], (*frame.shape, SIDE, SIDE))
     is_end = mask & (age == length - 1) & (episode % 2 == 1)
@@ -97,7 +100,7 @@ def make(kind: str, capacity: int, groups: int, fds: Any = None) -> Ring:
 
 
 class Writer:
-    """Appends to a group what comes next, by a ring of its own over the memory of a replay."""
+    """Appends the next rows to a group, with its own ring over the memory of a replay."""
 
     def __init__(self, kind: str, capacity: int, groups: int, fds: Any, group: int = 0, interval: int = 0) -> None:
         self.ring, self.group, self.gap = make(kind, capacity, groups, fds), group, NO_GAP
@@ -116,7 +119,10 @@ class Writer:
             self.states.store(state, self.group)
 
     def begin(self, T: int, when: int | None = None) -> None:
-        """Append, but stop until `finish` when rows are stored and not counted yet, or before the when-th line."""
+        """Append in a thread that pauses until `finish`: after storing rows and before counting them, or at a line.
+
+        The line is the `when`-th one that is executed.
+        """
         write, is_there, self._may_go_on = self.ring._write, threading.Event(), threading.Event()
 
         def pause(_: str = "") -> None:
@@ -145,7 +151,7 @@ class Writer:
             self.ring.__dict__.pop("_write", None)
 
     def write_until_told(self, T: int, seconds: float) -> None:
-        """As fast as it can: rollouts of T rows, or of 1 to 9."""
+        """Append rollouts of T rows, or of 1 to 9 if T is 0, without pause until the input ends or the time is up."""
         deadline = time.monotonic() + seconds
         for number in itertools.count():
             if time.monotonic() > deadline or select.select([0], [], [], 0)[0]:
@@ -154,7 +160,7 @@ class Writer:
 
 
 def serve() -> None:
-    """The writers, forked from one process: to import torch takes longer than a test."""
+    """Run the writers, forked from one process, because importing torch takes longer than a test."""
     ring, T, interval, seconds = json.loads(sys.argv[1])
     children = []
     for group in range(ring[2]):
@@ -168,7 +174,7 @@ def serve() -> None:
 
 @contextmanager
 def writing(replay: Any, kind: str, seconds: float = 0.0, T: int = 0, interval: int = 0) -> Iterator[None]:
-    """One process for each group: when this begins the ring is full, and when it ends they have ended."""
+    """Run one writer process per group. The block begins with a full ring, and the writers end with the block."""
     ring, fds = replay.ring, replay.fds
     order = json.dumps([[kind, ring.capacity, ring.groups, fds], T, interval, seconds + SECONDS])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
@@ -211,7 +217,7 @@ def assert_same(found: Any, known: Any, *what: Any) -> None:
 
 
 def check_targets(row: Any, env: Any, gap: tuple[int, int], newest: Any, found: Any, next_obs: Any) -> None:
-    """`newest` is where rows ended before these were drawn: returns may stop there, or where rows ended later."""
+    """Check n-step targets. `newest` was the number of rows before the draw: returns may end there or later."""
     ahead = truth(row[:, None] + np.arange(N_STEP + 1), env[:, None], gap)
     for i in np.flatnonzero(ahead.mask[:, 0]):
         rows = list(zip(ahead.reward[i].tolist(), ahead.discount[i].tolist(), ahead.mask[i].tolist(), strict=True))
@@ -223,7 +229,7 @@ def check_targets(row: Any, env: Any, gap: tuple[int, int], newest: Any, found: 
 
 
 def check_batch(batch: Any, written: Any, gap: tuple[int, int] = NO_GAP) -> None:
-    """All of it is what the keys say; `written` were the rows before it was drawn, and the gap is group 0's."""
+    """Check that a batch matches its keys. `written` are the counts before the draw; the gap is in group 0."""
     row, env = batch.key.T
     for here, rest in ((env < WIDTH, gap), (env >= WIDTH, NO_GAP)):
         r, e, part = row[here], env[here], torch.from_numpy(here)
@@ -273,7 +279,7 @@ def interrupted(
 
 
 @KINDS
-def test_two_rings_over_one_memory_see_the_same_and_groups_move_at_their_own_pace(kind: str) -> None:
+def test_two_rings_over_one_memory_agree_and_groups_are_independent(kind: str) -> None:
     ours, rng = make(kind, 30, 3), np.random.default_rng(0)
     theirs = make(kind, 30, 3, ours.fds)
     given, real = np.zeros(3, int), np.zeros(3, int)
@@ -290,7 +296,7 @@ def test_two_rings_over_one_memory_see_the_same_and_groups_move_at_their_own_pac
             assert 0 < check_ring(ring) <= expected if kind == "frames" else check_ring(ring) == expected
 
 
-def test_what_is_about_to_be_overwritten_is_said_beforehand() -> None:
+def test_writer_announces_the_rows_that_it_will_overwrite() -> None:
     replay = experience(make("rows", 40, 2))
     ring, (_, writer) = replay.ring, writers_of(replay, "rows", 12)
     row, env = np.arange(10, 80), np.full(70, WIDTH)
@@ -304,10 +310,10 @@ def test_what_is_about_to_be_overwritten_is_said_beforehand() -> None:
 
 
 @KINDS
-def test_a_reset_row_that_is_overwritten_while_it_is_looked_at_is_still_a_reset_row(
+def test_reset_row_overwritten_during_the_check_is_still_a_reset_row(
     kind: str,
 ) -> None:
-    """Of env 0 row 5 is a reset row, and row 45, which comes to the same place, is a real one."""
+    """Row 5 of env 0 is a reset row, and row 45, which is stored in the same place, is a real one."""
     replay = experience(make(kind, 40, 2), 1.0)
     writer, _ = writers_of(replay, kind, 2)
     ring, look = replay.ring, replay.ring.is_stored
@@ -320,14 +326,14 @@ def test_a_reset_row_that_is_overwritten_while_it_is_looked_at_is_still_a_reset_
 
     ring.is_stored = look_and_lose_the_core
     assert replay.index.count_torn(np.array([[5, 0]])) == 1
-    assert ring.rows.mask[5, 0], "the row that was looked at is gone by now"
+    assert ring.rows.mask[5, 0], "the checked row must be overwritten by now"
 
 
-def test_what_is_due_for_rows_of_others() -> None:
+def test_due_batches_for_rows_of_other_processes() -> None:
     replay = experience(make("rows", 40, 2), ratio=2.0, batch_size=8, warm_up=10, max_batches_per_round=2)
     one, two = (Writer("rows", 40, 2, replay.fds, group) for group in range(2))
     found = []
-    for writer, T in ((one, 4), (two, 7), (one, 4), (one, 1)):  # of group 0, one row of each env is a reset row
+    for writer, T in ((one, 4), (two, 7), (one, 4), (one, 1)):  # one row of each env of group 0 is a reset row
         writer.append(T)
         found.append(
             (replay.sync(), replay.counters.credit, len(list(replay.batches())), len(list(replay.batches())))
@@ -361,7 +367,7 @@ def test_writers_wait_while_they_are_too_far_ahead() -> None:
     assert (replay.sync(), writer.ring.counters.may_write()) == (0, True)
 
 
-def test_after_loading_too_writers_wait_for_what_is_owed(tmp_path: Path) -> None:
+def test_writers_wait_for_due_updates_after_loading_too(tmp_path: Path) -> None:
     replay, other = (experience(make("rows", 40, 1), ratio=2.0, batch_size=8, max_lead=6) for _ in range(2))
     writer = Writer("rows", 40, 1, replay.fds)
     writer.append(3)
@@ -375,7 +381,7 @@ def test_after_loading_too_writers_wait_for_what_is_owed(tmp_path: Path) -> None
     assert (other.sync(), other.ring.counters.may_write()) == (0, True)
 
 
-def test_writers_wait_once_all_that_was_wanted_is_there() -> None:
+def test_writers_wait_once_all_requested_steps_are_written() -> None:
     replay = experience(make("rows", 40, 1), ratio=None)
     writer = Writer("rows", 40, 1, replay.fds)
     assert (replay.sync(6), writer.ring.counters.may_write()) == (0, True)
@@ -386,13 +392,13 @@ def test_writers_wait_once_all_that_was_wanted_is_there() -> None:
 
 
 @KINDS
-def test_what_was_seen_since_is_shown_once(kind: str) -> None:
-    """For statistics of observations, which images in integers have none of."""
+def test_new_observations_returns_each_row_once(kind: str) -> None:
+    """The rows are for the normalization of observations, which integer images do not have."""
     example = EXAMPLE.replace(obs=EXAMPLE.obs.astype(np.float32))
     size = (example, 40, WIDTH)
     made.append(ring := FrameRing(*size, FRAMES) if kind == "frames" else Ring(*size))
     replay, shown = experience(ring), 0
-    for T in (30, 25):  # beyond the end of the ring
+    for T in (30, 25):  # the second rollout wraps around the ring
         ring.append(*rollout(int(ring.written[0]), T, 0))
         found = list(replay.new_observations())
         expected = truth(np.arange(shown, shown + T)[:, None], np.arange(WIDTH))
@@ -413,7 +419,7 @@ def test_writers_wait_before_the_first_sync() -> None:
     assert writer.ring.counters.may_write()
 
 
-def test_writers_wait_while_it_is_paused() -> None:
+def test_writers_wait_while_the_replay_is_paused() -> None:
     replay = experience(make("rows", 40, 1), ratio=None)
     writer = Writer("rows", 40, 1, replay.fds)
     replay.sync()
@@ -422,7 +428,7 @@ def test_writers_wait_while_it_is_paused() -> None:
     assert writer.ring.counters.may_write()
 
 
-def test_rows_not_counted_when_it_was_saved_are_counted_later(tmp_path: Path) -> None:
+def test_rows_not_counted_when_saved_are_counted_later(tmp_path: Path) -> None:
     replay, other = (experience(make("rows", 40, 1), ratio=2.0, batch_size=8) for _ in range(2))
     writer = Writer("rows", 40, 1, replay.fds)
     writer.append(2)
@@ -435,7 +441,7 @@ def test_rows_not_counted_when_it_was_saved_are_counted_later(tmp_path: Path) ->
     assert other.sync() == 0
 
 
-def test_rows_of_a_round_that_was_cut_short_are_counted_later_and_what_was_learned_from_them_is_not_due_again(
+def test_rows_of_an_interrupted_round_are_counted_later_without_repeated_updates(
     tmp_path: Path,
 ) -> None:
     replay, other = (experience(make("rows", 40, 1), ratio=2.0, batch_size=8) for _ in range(2))
@@ -452,15 +458,15 @@ def test_rows_of_a_round_that_was_cut_short_are_counted_later_and_what_was_learn
     assert (other.sync(), other.steps, other.counters.credit) == (7, 11, 6)
     again = experience(make("rows", 40, 1), ratio=2.0, batch_size=8)
     again.load(tmp_path, other.save(tmp_path))
-    assert (again.sync(), again.steps, again.counters.credit) == (7, 11, 6), "cut short once more"
+    assert (again.sync(), again.steps, again.counters.credit) == (7, 11, 6), "interrupted a second time"
 
 
-def test_while_writers_are_held_nothing_changes_and_then_they_go_on() -> None:
+def test_nothing_changes_while_writers_are_paused_and_then_they_continue() -> None:
     ring = make("frames", 150, 3)
     assert isinstance(ring, FrameRing)
 
     def bytes_of_all() -> list[bytes]:
-        """But for what writers that wait say they would like to begin."""
+        """Return all shared memory, except the counter with which waiting writers announce their rows."""
         counters = [ring.written, ring.real, ring.frame_counters.kept, ring.frame_counters.announced, ring.begins]
         return [part.tobytes() for part in (*(rows for _, rows in leaves(ring.rows)), ring.images, *counters)]
 
@@ -474,8 +480,8 @@ def test_while_writers_are_held_nothing_changes_and_then_they_go_on() -> None:
             wait_for_rows(ring, ring.written + 1)
 
 
-def test_a_writer_that_is_lost_while_others_are_held_changes_nothing_either() -> None:
-    """A checkpoint is being written: of frames, too, what is in it is of one moment."""
+def test_loss_of_a_writer_changes_nothing_while_writers_are_paused() -> None:
+    """Writers are paused while a checkpoint is written, which must be consistent for frames, too."""
     replay = experience(make("frames", 40, 1))
     Writer("frames", 40, 1, replay.fds).append(30)
     ring = replay.ring
@@ -489,12 +495,12 @@ def test_a_writer_that_is_lost_while_others_are_held_changes_nothing_either() ->
             assert was.tolist() == now.tolist()
     lost.join(10)
     assert not lost.is_alive()
-    assert ring.written.tolist() == [31], "a reset row is where it was cut"
+    assert ring.written.tolist() == [31], "a reset row must follow the rows of the lost writer"
 
 
 @pytest.mark.parametrize("kind", ["rows", "frames"])
-def test_a_writer_that_died_in_the_middle_is_replaced_after_another_while_both_are_held(kind: str) -> None:
-    """Who waits for the second to end must not be waited for by who cuts the rows of the first."""
+def test_two_lost_writers_are_handled_while_writers_are_paused(kind: str) -> None:
+    """`pause_writers` waits for the second writer, so `on_writer_lost` of the first must not wait for it."""
     replay = experience(make(kind, 40, 2))
     ring, writers = replay.ring, writers_of(replay, kind, 3)
     writers[1].begin(5)
@@ -516,7 +522,7 @@ def test_a_writer_that_died_in_the_middle_is_replaced_after_another_while_both_a
     writers[1].finish()
 
 
-def test_a_writer_that_died_is_waited_for_no_longer_than_asked() -> None:
+def test_waiting_for_a_dead_writer_ends_with_the_pause_timeout() -> None:
     replay = experience(make("rows", 40, 2))
     ring, writers = replay.ring, writers_of(replay, "rows", 12)
     writers[1].begin(5)

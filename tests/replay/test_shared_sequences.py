@@ -1,4 +1,4 @@
-"""Sequences, and rows, of a ring that other processes write to: as they are drawn, lost with a writer, and saved."""
+"""Transition and sequence replay of a ring that other processes write to: draws, lost writers, checkpoints."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ from remuda.data.packing import pack, unpack
 from remuda.replay import Ring, SequenceReplay, counters
 from remuda.replay.ring import NothingToDraw
 
-T, BURN_IN, LENGTH = 5, 2, 3  # of rollouts and sequences: one is whole before what it is bootstrapped from is there
+T, BURN_IN, LENGTH = 5, 2, 3  # a sequence is complete before the rows that it bootstraps from
 R = BURN_IN + LENGTH + N_STEP
-HOW = pytest.mark.parametrize("how", ["append", "begin"])  # rows are overwritten, or some of them so far
+HOW = pytest.mark.parametrize("how", ["append", "begin"])  # rows are overwritten completely or partly
 WHAT = pytest.mark.parametrize("what", ["prioritized", "sequences"])
 SOME = [("uniform", 1), pytest.param("uniform", 3, marks=pytest.mark.long), ("prioritized", 3), ("sequences", 2)]
 
@@ -60,7 +60,7 @@ def replay_of(what: str, ring: Ring) -> Any:
 
 
 def check(replay: Any, batch: Any, written: Any, gap: tuple[int, int] = NO_GAP) -> None:
-    """`written` were the rows before it was drawn; the gap is group 0's."""
+    """Check a batch. `written` are the counts before the draw; the gap is in group 0."""
     if not isinstance(replay, SequenceReplay):
         check_batch(batch, written, gap)
         return
@@ -72,8 +72,8 @@ def check(replay: Any, batch: Any, written: Any, gap: tuple[int, int] = NO_GAP) 
         is_there = (steps.mask | (steps.discount > 0)).numpy()
         end, known = start + int(is_there.sum()), truth(row, env, rest)
         assert is_there[: end - start].all()
-        assert end >= min(newest, start + R), "a row that was there is blank"
-        assert end >= start + BURN_IN + LENGTH, "a sequence that is not whole"
+        assert end >= min(newest, start + R), "a stored row is blank"
+        assert end >= start + BURN_IN + LENGTH, "an incomplete sequence was drawn"
         for name in ("action", "reward", "discount", "mask"):
             part, compared = getattr(steps, name).numpy(), is_there & (known.mask | (name != "action"))
             assert_same(part[compared], getattr(known, name)[compared], name, start, env)
@@ -81,7 +81,7 @@ def check(replay: Any, batch: Any, written: Any, gap: tuple[int, int] = NO_GAP) 
         seen = (row <= rest[0]) | (row >= rest[1])
         assert_same(steps.obs[seen], truth(np.minimum(row, end), env, rest).obs[seen], "obs", start, env)
         targets, learned = batch.targets[:, s], row[BURN_IN : BURN_IN + LENGTH]
-        assert max(targets.row.tolist()) <= end - start, "bootstrapped from a row that is blank"
+        assert max(targets.row.tolist()) <= end - start, "a target was bootstrapped from a blank row"
         next_obs = steps.obs[targets.row]
         check_targets(learned, np.full(LENGTH, env), rest, np.full(LENGTH, newest), targets, next_obs)
 
@@ -99,8 +99,10 @@ def check_all(replay: Any, gap: tuple[int, int] = NO_GAP, ahead: int = 0) -> int
 
 
 def check_states(replay: Any, ahead: int = 0) -> None:
-    """Every state is that of its row; what has a priority is whole and stored, and all of that has one, unless a
-    writer was so many rows ahead."""
+    """Check that every state belongs to its row, and that exactly the complete stored sequences have a priority.
+
+    Sequences that a writer was about to overwrite, up to `ahead` rows later, may lack one.
+    """
     sequence_index, ring, states, expected = replay.sequence_index, replay.ring, replay.sequence_index.states, set()
     spare: set[tuple[int, int]] = set()
     for group in range(ring.groups):
@@ -122,7 +124,7 @@ def check_states(replay: Any, ahead: int = 0) -> None:
 
 
 def check_priorities(replay: Any) -> None:
-    """When all was followed, exactly real rows can be drawn."""
+    """Check that exactly the real rows have a priority after `sync`."""
     row, env = replay.ring.counters.locate(np.arange(replay.ring.counters.count))
     kept = replay.ring.is_stored(row, env)
     priority = replay.priorities.tree[replay.index.place(np.stack([row, env], -1))]
@@ -130,7 +132,11 @@ def check_priorities(replay: Any) -> None:
 
 
 def failures_at_any_line(attempt: Callable[[int, list[str]], None]) -> dict[str, str]:
-    """attempt(when, lines) lets something happen before the when-th line, and notes which that is; up to the last."""
+    """Call attempt(when, lines) for every line, and return the errors by line.
+
+    `attempt` lets something happen before the `when`-th line and appends that line to `lines`; if it appends
+    nothing, there are no more lines.
+    """
     found: dict[str, str] = {}
     for when in itertools.count():
         lines: list[str] = []
@@ -153,7 +159,7 @@ def drawn(replay: Any, error: float = 0.25) -> Any:
 @KINDS
 @HOW
 @pytest.mark.parametrize(("what", "groups"), SOME)
-def test_a_writer_may_move_before_any_line_of_a_draw(kind: str, how: str, what: str, groups: int) -> None:
+def test_writer_may_append_before_any_line_of_a_draw(kind: str, how: str, what: str, groups: int) -> None:
     replay = replay_of(what, make(kind, 40, groups))
     writer = writers_of(replay, kind, 14)[0]
 
@@ -179,7 +185,7 @@ def test_a_writer_may_move_before_any_line_of_a_draw(kind: str, how: str, what: 
 @KINDS
 @HOW
 @pytest.mark.parametrize("what", ["uniform", "prioritized", "sequences"])
-def test_what_was_torn_is_drawn_again(kind: str, how: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torn_rows_are_drawn_again(kind: str, how: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     replay = replay_of(what, make(kind, 40, 2))
     _, writer = writers_of(replay, kind, 14)
     gather, written, torn = replay._draw_once, replay.ring.written.copy(), []
@@ -206,8 +212,8 @@ def test_what_was_torn_is_drawn_again(kind: str, how: str, what: str, monkeypatc
 
 
 @KINDS
-def test_a_learner_that_looks_too_seldom_draws_nothing_wrong(kind: str) -> None:
-    """Between two looks writers fill the ring once, almost once, or several times."""
+def test_learner_that_syncs_rarely_draws_only_valid_sequences(kind: str) -> None:
+    """Between two draws, writers fill the ring once, almost once, or several times."""
     replay = replay_of("sequences", make(kind, 40, 2))
     writers = writers_of(replay, kind, 2)
     for rollouts in (1, 6, 7, 8, 9, 16, 17, 30, 1, 8):
@@ -220,10 +226,10 @@ def test_a_learner_that_looks_too_seldom_draws_nothing_wrong(kind: str) -> None:
 
 
 @pytest.mark.parametrize("is_drawn", [False, True])
-def test_a_sequence_that_goes_before_it_is_drawn_is_due_later(
+def test_update_stays_due_if_the_only_sequence_is_overwritten_before_its_draw(
     is_drawn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was the only one that was whole: overwritten between the look and the draw, or while it is drawn."""
+    """The only complete sequence is overwritten between `is_due` and the draw, or during the draw."""
     replay = replay_of("sequences", make("rows", R + 3, 1))
     writer = writers_of(replay, "rows", 1)[0]
     writer.append(T)
@@ -234,7 +240,7 @@ def test_a_sequence_that_goes_before_it_is_drawn_is_due_later(
 
     def too_late() -> Any:
         batch = gather() if is_drawn else None
-        for _ in range(R + 4):  # rows of no episode
+        for _ in range(R + 4):  # reset rows only
             replay.ring.cut(truth(replay.ring.written[0], np.arange(WIDTH)).obs)
         monkeypatch.setattr(replay, "_draw_once", gather)
         return gather() if batch is None else batch
@@ -251,8 +257,8 @@ def test_a_sequence_that_goes_before_it_is_drawn_is_due_later(
 
 @KINDS
 @pytest.mark.parametrize(("groups", "seconds"), [(3, 2.0), pytest.param(8, 600.0, marks=pytest.mark.long)])
-def test_writers_as_fast_as_they_can(kind: str, groups: int, seconds: float) -> None:
-    """A reader that has lost its core for a moment may find that all it knew of is overwritten: it looks again."""
+def test_draws_are_valid_while_writers_run_at_full_speed(kind: str, groups: int, seconds: float) -> None:
+    """All rows known to a reader may be overwritten while it does not run: then the draw fails and is repeated."""
     ring, draws, in_vain = make(kind, 83, groups), 0, 0
     replays = [replay_of(what, ring) for what in ("sequences", "prioritized", "uniform")]
     with writing(replays[0], kind, seconds, T, T):
@@ -265,10 +271,10 @@ def test_writers_as_fast_as_they_can(kind: str, groups: int, seconds: float) -> 
                 except NothingToDraw:
                     in_vain += 1
                 draws += 1
-            time.sleep(0.05 * (draws % 30 == 0))  # writers go several times round meanwhile
+            time.sleep(0.05 * (draws % 30 == 0))  # meanwhile writers wrap around the ring several times
     torn = sum(replay.counters.torn_rows for replay in replays)
     print(f"{draws} batches, {torn} rows drawn again, {in_vain} draws of nothing")
-    assert draws > 5 * seconds, "also on a busy machine"
+    assert draws > 5 * seconds, "too few draws, even for a busy machine"
     assert in_vain <= 2 + 0.02 * draws
     assert (ring.written > 20 * ring.capacity).all()
     assert torn > 0
@@ -278,13 +284,13 @@ def test_writers_as_fast_as_they_can(kind: str, groups: int, seconds: float) -> 
 
 
 class Died(BaseException):
-    """Of a writer: nothing that comes after it happens."""
+    """Raised in a writer to simulate its death."""
 
 
 @WHAT
 @KINDS
 @pytest.mark.parametrize("rollouts", [1, 14])  # before the ring is full, and after
-def test_a_writer_may_die_before_any_line_of_an_append(kind: str, what: str, rollouts: int) -> None:
+def test_writer_may_die_before_any_line_of_an_append(kind: str, what: str, rollouts: int) -> None:
     @closing_all()
     def attempt(when: int, lines: list[str]) -> None:
         replay = replay_of(what, make(kind, 24, 2))
@@ -307,7 +313,7 @@ def check_lost(replay: Any, kind: str) -> None:
     assert gap[1] == ring.written[0] == ring.counters.begun[0]
     row, env = np.arange(max(0, begun + 2 - ring.capacity), written), np.arange(WIDTH)
     assert kind == "frames" or ring.is_stored(row[:, None], env).all(), "the writer cannot have overwritten these"
-    assert gap[1] == written or not ring.is_real(np.full(WIDTH, written), env).any(), "a reset row follows"
+    assert gap[1] == written or not ring.is_real(np.full(WIDTH, written), env).any(), "a reset row must follow"
     check_ring(ring, gap)
     successor = writers_of(replay, kind, 0)[0]
     successor.gap = gap
@@ -318,8 +324,8 @@ def check_lost(replay: Any, kind: str) -> None:
 
 @WHAT
 @KINDS
-def test_a_group_may_be_lost_before_any_line_of_a_draw(kind: str, what: str) -> None:
-    """By another thread, which hears that the writer died. It had only announced what it would write."""
+def test_writer_may_be_lost_before_any_line_of_a_draw(kind: str, what: str) -> None:
+    """Another thread handles the loss. The writer had announced its rows and had not written any."""
 
     @closing_all()
     def attempt(when: int, lines: list[str]) -> None:
@@ -341,7 +347,7 @@ def test_a_group_may_be_lost_before_any_line_of_a_draw(kind: str, what: str) -> 
 
 
 @pytest.mark.parametrize(("kind", "what"), [("rows", "sequences"), ("frames", "prioritized")])
-def test_saved_while_writers_write(kind: str, what: str, tmp_path: Path) -> None:
+def test_replay_is_saved_correctly_while_writers_write(kind: str, what: str, tmp_path: Path) -> None:
     replay, other = (replay_of(what, make(kind, 200, 3)) for _ in range(2))
     with writing(replay, kind, T=T, interval=T * (what == "sequences")):
         for number in range(4):
@@ -357,7 +363,7 @@ def test_saved_while_writers_write(kind: str, what: str, tmp_path: Path) -> None
 
 
 def check_fed(replay: Any, fed: dict[tuple[int, int], float]) -> None:
-    """What was fed back is known, of all that is still there."""
+    """Check that the priorities of all stored keys are those that were fed back."""
     key, error = np.array(list(fed)), np.array(list(fed.values()))
     if isinstance(replay, SequenceReplay):
         assert replay.sequence_index is not None
@@ -371,10 +377,10 @@ def check_fed(replay: Any, fed: dict[tuple[int, int], float]) -> None:
 
 @WHAT
 @KINDS
-def test_a_writer_that_waits_until_all_is_saved_changes_nothing_of_it(
+def test_paused_writer_does_not_change_what_is_saved(
     kind: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever it is when writers are held, and one line later: it may not have seen yet that it is to wait."""
+    """The writer is at any line when the pause begins, and one line later: it may not have read the flag yet."""
     monkeypatch.setattr(counters, "POLL_SECONDS", 0.0)
     replay, other = (replay_of(what, make(kind, 40, 2)) for _ in range(2))
     ring, (writer, _) = replay.ring, writers_of(replay, kind, 14)
@@ -396,7 +402,7 @@ def test_a_writer_that_waits_until_all_is_saved_changes_nothing_of_it(
         def hold_while_it_pauses() -> Iterator[None]:
             thread.start()
             pauses.acquire(timeout=SECONDS)
-            may_go_on.release(1 if ring.counters.begun[0] == ring.written[0] else 2)  # who has begun is waited for
+            may_go_on.release(1 if ring.counters.begun[0] == ring.written[0] else 2)  # one that has begun must finish
             with hold():
                 pauses.acquire(timeout=SECONDS)
                 yield
@@ -414,10 +420,8 @@ def test_a_writer_that_waits_until_all_is_saved_changes_nothing_of_it(
     assert failures_at_any_line(attempt) == {}
 
 
-def test_a_state_that_is_stored_while_all_is_saved_is_whole_or_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only who appends is held."""
+def test_state_stored_during_a_save_is_complete_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only appending is paused: states may be stored during a save."""
     replay, other = (replay_of("sequences", make("rows", 40, 2)) for _ in range(2))
     writer, _ = writers_of(replay, "rows", 14)
     get_state = replay.get_state

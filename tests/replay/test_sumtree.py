@@ -1,4 +1,4 @@
-"""The sum tree against plain cumulative sums."""
+"""The sum tree compared with plain cumulative sums."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from remuda.replay.priorities import SumTree
 
 
 def slow_find(priorities: np.ndarray, mass: float) -> int:
-    """The first place whose running sum is above the mass."""
+    """Return the first place whose running sum is above the mass."""
     total = 0.0
     for place, priority in enumerate(priorities):
         total += priority
@@ -22,12 +22,12 @@ def slow_find(priorities: np.ndarray, mass: float) -> int:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 5000), st.integers(0, 2**31), st.integers(1, 30))
-def test_it_finds_what_running_sums_find(capacity: int, seed: int, changes: int) -> None:
+def test_find_matches_running_sums(capacity: int, seed: int, changes: int) -> None:
     rng = np.random.default_rng(seed)
     tree, plain = SumTree(capacity), np.zeros(capacity)
     for _ in range(changes):
         index = rng.integers(0, capacity, rng.integers(1, 50))
-        priority = rng.integers(0, 4, len(index)).astype(float)  # whole numbers: sums are exact, and many are 0
+        priority = rng.integers(0, 4, len(index)).astype(float)  # integers: their sums are exact, and many are 0
         tree[index] = priority
         plain[index] = priority
     np.testing.assert_array_equal(tree[:], plain)
@@ -39,7 +39,7 @@ def test_it_finds_what_running_sums_find(capacity: int, seed: int, changes: int)
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 3000), st.integers(0, 2**31))
-def test_a_place_without_priority_is_never_found(capacity: int, seed: int) -> None:
+def test_place_without_priority_is_never_found(capacity: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     tree = SumTree(capacity)
     index = rng.integers(0, capacity, rng.integers(1, 40))
@@ -49,7 +49,7 @@ def test_a_place_without_priority_is_never_found(capacity: int, seed: int) -> No
     assert (tree[tree.find(edges)] > 0).all()
 
 
-def test_frequencies_are_in_proportion() -> None:
+def test_frequencies_are_proportional_to_priorities() -> None:
     """Chi-square against exact probabilities; 40 places, so 39 degrees of freedom: 72.1 has probability 0.001."""
     rng = np.random.default_rng(1)
     tree = SumTree(2000)
@@ -63,14 +63,14 @@ def test_frequencies_are_in_proportion() -> None:
     assert chi_square < 72.1
 
 
-def test_of_a_place_that_is_named_twice_the_last_counts() -> None:
+def test_last_value_of_a_repeated_place_is_kept() -> None:
     tree = SumTree(10)
     tree[np.array([3, 3, 4])] = np.array([5.0, 1.0, 2.0])
     assert tree[3] == 1.0
     assert tree.total == 3.0
 
 
-def test_slices_and_single_places() -> None:
+def test_priorities_can_be_set_by_slice_and_by_single_place() -> None:
     tree = SumTree(5000)
     tree[:] = 1.0
     tree[100:200] = 0.0
@@ -80,13 +80,13 @@ def test_slices_and_single_places() -> None:
     assert tree.find(np.array([0.0, 99.5, 103.0])).tolist() == [0, 97, 201]
 
 
-def test_a_mass_beyond_the_end_belongs_to_the_last_place_with_a_priority() -> None:
+def test_mass_beyond_the_end_finds_the_last_place_with_a_priority() -> None:
     tree = SumTree(600)
     tree[np.array([300, 310])] = np.array([1.0, 2.0])
     assert tree.find(np.array([0.5, 2.999, 3.0, np.nextafter(3, 4), 9.0])).tolist() == [300, 310, 310, 310, 310]
 
 
-def test_errors_do_not_add_up() -> None:
+def test_rounding_errors_do_not_accumulate() -> None:
     rng = np.random.default_rng(0)
     tree = SumTree(1000)
     for _ in range(3000):
@@ -112,8 +112,8 @@ Change = tuple[int, list[int]]
     st.lists(st.tuples(st.integers(0, 599), st.lists(st.integers(0, 9), min_size=1, max_size=40)), max_size=20),
     st.lists(st.floats(0, 1, exclude_max=True), max_size=10),
 )
-def test_it_is_a_list_of_numbers(capacity: int, changes: list[Change], shares: list[float]) -> None:
-    """Neighbours from some place on are set; whole numbers, whose sums are exact."""
+def test_tree_behaves_like_a_list_of_numbers(capacity: int, changes: list[Change], shares: list[float]) -> None:
+    """Consecutive places are set, to integers, whose sums are exact."""
     tree, plain = SumTree(capacity), [0] * capacity
     for first, priorities in changes:
         places = [(first + k) % capacity for k in range(len(priorities))]
@@ -133,8 +133,8 @@ def test_it_is_a_list_of_numbers(capacity: int, changes: list[Change], shares: l
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**31), st.floats(0, 12))
-def test_priorities_of_any_size(seed: int, decades: float) -> None:
-    """What is found has running sums on both sides of the mass, but for rounding."""
+def test_draws_are_correct_for_priorities_of_any_size(seed: int, decades: float) -> None:
+    """The mass lies between the running sums before and after the drawn place, except for rounding."""
     rng = np.random.default_rng(seed)
     tree = SumTree(3000)
     tree[:] = 10.0 ** rng.uniform(-decades, 0, 3000) * (rng.random(3000) < 0.7)
@@ -147,7 +147,7 @@ def test_priorities_of_any_size(seed: int, decades: float) -> None:
     assert (ends[place] - priority <= mass + error).all()
 
 
-def test_what_was_found_stays_when_more_is_found() -> None:
+def test_results_of_a_draw_are_not_changed_by_later_draws() -> None:
     tree = SumTree(500)
     tree[:] = 1.0
     first, priority = tree.draw(np.arange(20) + 0.5)
@@ -161,10 +161,10 @@ def test_what_was_found_stays_when_more_is_found() -> None:
 
 
 @pytest.mark.parametrize("count", [900, 5000])
-def test_many_at_once_in_any_order(count: int) -> None:
+def test_many_places_can_be_set_at_once_in_any_order(count: int) -> None:
     rng = np.random.default_rng(count)
     tree, plain = SumTree(20_000), np.zeros(20_000)
-    ring = np.arange(19_000, 19_000 + count) % 20_000  # over the end, as rows of a ring are
+    ring = np.arange(19_000, 19_000 + count) % 20_000  # wrapping around the end, like rows of a ring
     for index in (rng.integers(0, 20_000, count), np.arange(300, 300 + count), ring, ring[::-1]):
         priority = rng.integers(0, 9, count).astype(float)
         tree[index] = priority
@@ -174,7 +174,7 @@ def test_many_at_once_in_any_order(count: int) -> None:
         assert tree.find(np.array([plain.sum() / 2 + 0.5])) == slow_find(plain, plain.sum() / 2 + 0.5)
 
 
-def test_the_same_is_found_from_its_state_bit_by_bit() -> None:
+def test_tree_restored_from_its_state_is_bit_equal() -> None:
     rng = np.random.default_rng(3)
     tree, restored = SumTree(7000), SumTree(7000)
     for _ in range(300):
@@ -191,6 +191,6 @@ def test_the_same_is_found_from_its_state_bit_by_bit() -> None:
         np.testing.assert_array_equal(priority, same_priority)
         fresh = 10.0 ** rng.uniform(-9, 3, 100)
         tree[place], restored[place] = fresh, fresh
-    np.testing.assert_array_equal(state["places"], before)  # a copy
+    np.testing.assert_array_equal(state["places"], before)  # the state is a copy
     with pytest.raises(ValueError, match="7000 places, and this tree has 6999"):
         SumTree(6999).set_state(state)

@@ -1,4 +1,4 @@
-"""Experience replay: what is due, what is drawn, and how often."""
+"""Transition replay: due updates, drawn rows, and their frequencies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXAMPLE = Row(
 
 
 def fresh(T: int, B: int, first: int, ends: tuple[int, ...] = ()) -> Batch:
-    """Rows whose observation is their number; where an episode has ended, the next row is a reset row."""
+    """Return rows whose observation is their number; the rows in `ends` are reset rows."""
     number = torch.arange(first, first + T, dtype=torch.float32)
     mask = torch.ones(T, B, dtype=torch.bool)
     for end in ends:
@@ -51,7 +51,7 @@ def make(capacity: int = 50, B: int = 2, alpha: float | None = None, **options: 
     )
 
 
-def test_what_is_due_follows_the_ratio_and_nothing_is_due_twice() -> None:
+def test_due_batches_follow_the_ratio_and_are_given_once() -> None:
     replay = make(ratio=3.0, batch_size=8)
     due = []
     for round in range(6):
@@ -68,7 +68,7 @@ def test_reset_rows_earn_nothing() -> None:
     assert len(list(replay.batches())) == 4
 
 
-def test_the_warm_up_is_owed_nothing() -> None:
+def test_no_updates_are_due_for_the_warm_up() -> None:
     replay = make(ratio=1.0, batch_size=1, warm_up=5)
     replay.add(fresh(2, 2, 0))
     assert list(replay.batches()) == []
@@ -79,7 +79,7 @@ def test_the_warm_up_is_owed_nothing() -> None:
 
 
 @pytest.mark.parametrize("alpha", [None, 0.6])
-def test_only_real_rows_are_drawn_and_each_of_them(alpha: float | None) -> None:
+def test_all_real_rows_and_no_reset_rows_are_drawn(alpha: float | None) -> None:
     replay = make(capacity=20, alpha=alpha, batch_size=64, ratio=64.0)
     seen = set()
     for round in range(5):
@@ -94,7 +94,7 @@ def test_only_real_rows_are_drawn_and_each_of_them(alpha: float | None) -> None:
     assert seen == expected
 
 
-def test_returns_and_what_follows() -> None:
+def test_n_step_returns_and_next_observations() -> None:
     replay = make(n_step=3, batch_size=256, ratio=256.0)
     replay.add(fresh(10, 2, 0, ends=(6,)))
     batch = replay.draw()
@@ -111,7 +111,7 @@ def test_returns_and_what_follows() -> None:
         assert after == number + steps
 
 
-def test_the_same_draws_from_the_same_seed_and_number() -> None:
+def test_draws_are_a_function_of_seed_and_number() -> None:
     one, other, third = make(), make(), make(seed=2)
     for replay in (one, other, third):
         replay.add(fresh(20, 2, 0))
@@ -122,7 +122,7 @@ def test_the_same_draws_from_the_same_seed_and_number() -> None:
     assert not np.array_equal(first.key, different.key)
 
 
-def test_prioritized_draws_are_in_proportion_and_weights_undo_it() -> None:
+def test_prioritized_draws_are_proportional_and_weights_correct_for_it() -> None:
     """Chi-square with 15 degrees of freedom: 37.7 has probability 0.001."""
     replay = make(capacity=20, B=1, alpha=0.5, batch_size=16)
     replay.add(fresh(16, 1, 0))
@@ -142,7 +142,7 @@ def test_prioritized_draws_are_in_proportion_and_weights_undo_it() -> None:
     assert ((found - expected) ** 2 / expected).sum() < 37.7
 
 
-def test_feedback_of_rows_that_are_gone_is_ignored() -> None:
+def test_feedback_for_overwritten_rows_is_ignored() -> None:
     replay = make(capacity=9, B=1, alpha=1.0)
     replay.add(fresh(8, 1, 0))
     old = np.stack([np.arange(8), np.zeros(8, int)], -1)
@@ -153,7 +153,7 @@ def test_feedback_of_rows_that_are_gone_is_ignored() -> None:
     assert replay.priorities.largest == 1.0
 
 
-def test_a_fresh_row_is_as_likely_as_the_likeliest() -> None:
+def test_new_row_gets_the_largest_priority() -> None:
     replay = make(capacity=30, B=1, alpha=1.0)
     replay.add(fresh(4, 1, 0))
     replay.feedback(np.stack([np.arange(4), np.zeros(4, int)], -1), torch.tensor([1.0, 5.0, 2.0, 3.0]))
@@ -162,8 +162,8 @@ def test_a_fresh_row_is_as_likely_as_the_likeliest() -> None:
 
 
 @pytest.mark.parametrize("alpha", [None, 0.6])
-def test_rows_whose_frames_are_gone_are_not_drawn(alpha: float | None) -> None:
-    """Every second row is a reset row, so beginnings need three frames for every two rows."""
+def test_rows_with_overwritten_frames_are_not_drawn(alpha: float | None) -> None:
+    """Every second row is a reset row, so that every two rows need three frames."""
     example = EXAMPLE.replace(obs=np.zeros((3, 1, 1), np.int64))
     ring = FrameRing(example, 64, 1, 3)
     replay = TransitionReplay(
@@ -191,14 +191,14 @@ def test_rows_whose_frames_are_gone_are_not_drawn(alpha: float | None) -> None:
     assert len(set(row.tolist())) < 32
 
 
-def test_more_rows_than_fit() -> None:
+def test_rollout_longer_than_the_ring_keeps_its_newest_rows() -> None:
     replay = make(capacity=6, B=2, alpha=1.0, batch_size=32)
     replay.add(fresh(40, 2, 0))
     assert set(replay.draw().steps.obs[:, 0].tolist()) == {35.0, 36.0, 37.0, 38.0, 39.0}
 
 
 class Known(ArrayTuple):
-    """What an actor may know of its rows already."""
+    """Targets with initial priorities, as a sampler may compute them."""
 
     priority: Any
 
@@ -208,13 +208,13 @@ def keys(row: Any, env: Any = 0) -> np.ndarray:
 
 
 def priorities_of(replay: TransitionReplay) -> np.ndarray:
-    """[capacity, B]."""
+    """Return the priorities of all places, shaped [capacity, B]."""
     assert replay.priorities is not None
     return replay.priorities.tree[:].reshape(replay.ring.capacity, replay.ring.envs)
 
 
 def restored(replay: TransitionReplay, **options: Any) -> TransitionReplay:
-    """Another one, with a ring of the same bytes and the state as it would be read from a file."""
+    """Return another replay with the same rows and with the state that a file would contain."""
     alpha = None if replay.priorities is None else replay.priorities.alpha
     other = make(replay.ring.capacity, replay.ring.envs, alpha, batch_size=replay.batch_size, **options)
     for (_, theirs), (_, mine) in zip(leaves(other.ring.rows), leaves(replay.ring.rows), strict=True):
@@ -227,8 +227,8 @@ def restored(replay: TransitionReplay, **options: Any) -> TransitionReplay:
 def test_prioritized_frequencies_of_many_envs() -> None:
     """Chi-square with 122 degrees of freedom: 176.0 has probability 0.001.
 
-    One row is drawn from each part of the mass, so rows are drawn more evenly than by chance: the other end of the
-    distribution says nothing.
+    One row is drawn from each part of the mass, so frequencies vary less than those of independent draws: only the
+    upper end of the distribution is tested.
     """
     replay = make(capacity=50, B=3, alpha=0.6, batch_size=32)
     replay.add(fresh(70, 3, 0, ends=tuple(range(30, 70, 5))))  # 49 are kept, of which 8 are reset rows
@@ -278,27 +278,27 @@ def test_weights_against_a_slow_reference(alpha: float) -> None:
         error |= {(row, env): float(each) for (row, env), each in zip(batch.key.tolist(), fed, strict=True)}
 
 
-def test_given_priorities_are_raised_as_errors_are() -> None:
+def test_initial_priorities_are_raised_to_alpha_like_errors() -> None:
     replay = make(capacity=20, B=2, alpha=0.5)
     batch = fresh(4, 2, 0, ends=(2,))
-    given = torch.tensor([[1.0, 4.0], [9.0, 0.0], [torch.nan, -1.0], [0.25, 16.0]])  # of reset rows nothing is read
+    given = torch.tensor([[1.0, 4.0], [9.0, 0.0], [torch.nan, -1.0], [0.25, 16.0]])  # reset rows are not read
     replay.add(replace(batch, targets=Known(given)))
     np.testing.assert_allclose(priorities_of(replay)[:5], [[1, 2], [3, 1e-3], [0, 0], [0.5, 4], [0, 0]], rtol=1e-5)
-    replay.add(fresh(1, 2, 4))  # as likely as the likeliest
+    replay.add(fresh(1, 2, 4))  # gets the largest priority
     np.testing.assert_allclose(priorities_of(replay)[4:6], [[4, 4], [0, 0]], rtol=1e-5)
     assert replay.priorities is not None
     replay.priorities.append(5, np.ones((1, 2), bool), td_error=np.array([[4.0, 1.0]]))
     np.testing.assert_allclose(priorities_of(replay)[5], [2, 1], rtol=1e-5)
 
 
-def test_targets_of_another_kind_are_no_priorities() -> None:
+def test_targets_without_a_priority_get_the_largest_priority() -> None:
     replay = make(capacity=20, B=1, alpha=0.5)
     replay.add(replace(fresh(2, 1, 0), targets=Returns(torch.zeros(2, 1), torch.zeros(2, 1))))
     assert priorities_of(replay)[:2].tolist() == [[1.0], [1.0]]
 
 
 @pytest.mark.parametrize("bad", [-0.5, float("nan"), float("inf")])
-def test_bad_priorities_are_refused_and_nothing_is_changed(bad: float) -> None:
+def test_bad_priorities_are_refused_and_change_nothing(bad: float) -> None:
     replay = make(capacity=20, B=1, alpha=0.5)
     replay.add(fresh(4, 1, 0))
     with pytest.raises(ValueError, match=f"a priority of {bad} was given: .*finite"):
@@ -311,7 +311,7 @@ def test_bad_priorities_are_refused_and_nothing_is_changed(bad: float) -> None:
     assert replay.priorities.largest == 1.0
 
 
-def test_of_the_last_draw_too_feedback_of_rows_that_are_gone_is_ignored() -> None:
+def test_feedback_of_the_last_draw_is_ignored_for_overwritten_rows() -> None:
     replay = make(capacity=9, B=1, alpha=1.0, batch_size=64)
     replay.add(fresh(8, 1, 0))
     batch = replay.draw()
@@ -324,7 +324,7 @@ def test_of_the_last_draw_too_feedback_of_rows_that_are_gone_is_ignored() -> Non
     np.testing.assert_array_equal(priorities_of(replay)[others], before[others])
 
 
-def test_feedback_of_one_draw_and_of_the_one_before() -> None:
+def test_feedback_of_the_last_two_draws() -> None:
     replay = make(capacity=40, B=2, alpha=1.0, batch_size=6)
     replay.add(fresh(30, 2, 0))
     first, second = replay.draw(), replay.draw()
@@ -340,7 +340,7 @@ def test_feedback_of_one_draw_and_of_the_one_before() -> None:
 
 
 @pytest.mark.parametrize("alpha", [None, 0.6])
-def test_one_step_is_what_n_steps_says_at_every_place_of_the_ring(alpha: float | None) -> None:
+def test_one_step_targets_match_n_steps_at_every_place_of_the_ring(alpha: float | None) -> None:
     replay = make(capacity=13, B=2, alpha=alpha, batch_size=128)
     for round in range(12):
         batch = fresh(3, 2, 3 * round, ends=(1,) if round % 3 == 0 else ())
@@ -359,8 +359,8 @@ def test_one_step_is_what_n_steps_says_at_every_place_of_the_ring(alpha: float |
 
 
 @pytest.mark.parametrize("alpha", [None, 0.6])
-def test_groups_of_envs_at_their_own_pace(alpha: float | None) -> None:
-    """Of two groups the second is far ahead; both are drawn from, and of each what it still has."""
+def test_groups_of_envs_may_have_different_numbers_of_rows(alpha: float | None) -> None:
+    """The second of two groups is far ahead; all rows that are still stored in either can be drawn."""
     ring = Ring(EXAMPLE, 10, 4, groups=2)
     priorities = None if alpha is None else Priorities(ring, alpha)
     options: dict[str, Any] = {"ratio": 1.0, "warm_up": 0, "n_step": 1, "gamma": 0.9, "seed": 1}
@@ -382,7 +382,7 @@ def test_groups_of_envs_at_their_own_pace(alpha: float | None) -> None:
     replay.feedback(batch.key, torch.ones(256))
 
 
-def test_observations_and_actions_may_be_trees() -> None:
+def test_observations_and_actions_may_be_array_tuples() -> None:
     Seen = namedarraytuple("Seen", "place speed")
     example = EXAMPLE.replace(obs=Seen(np.zeros(2, np.float32), np.zeros((), np.int64)), action=Known(np.zeros(3)))
     replay = TransitionReplay(Ring(example, 9, 2), batch_size=8, ratio=1.0, warm_up=0, n_step=2, gamma=0.9, seed=0)
@@ -401,12 +401,12 @@ def test_observations_and_actions_may_be_trees() -> None:
 
 
 @pytest.mark.parametrize("alpha", [None, 0.6])
-def test_the_same_draws_from_any_number_on(alpha: float | None) -> None:
-    """Random numbers are made for many draws at once: it does not matter with which one begins."""
+def test_draws_do_not_depend_on_the_number_of_the_first_draw(alpha: float | None) -> None:
+    """Random numbers are generated for many draws at once; starting in the middle must give the same draws."""
     one = make(alpha=alpha)
     one.add(fresh(20, 2, 0, ends=(3, 4, 5, 6)))
     expected = [one.draw() for _ in range(3 * DrawNumbers.DRAWS)]
-    assert len({batch.key.tobytes() for batch in expected}) > 0.98 * len(expected)  # of few rows, chance repeats some
+    assert len({batch.key.tobytes() for batch in expected}) > 0.98 * len(expected)  # a few batches repeat by chance
     for number in (0, DrawNumbers.DRAWS - 1, DrawNumbers.DRAWS, 2 * DrawNumbers.DRAWS + 5):
         other = make(alpha=alpha)
         other.add(fresh(20, 2, 0, ends=(3, 4, 5, 6)))
@@ -416,7 +416,7 @@ def test_the_same_draws_from_any_number_on(alpha: float | None) -> None:
 
 
 @pytest.mark.parametrize("alpha", [None, 0.6])
-def test_restored_it_goes_on_bit_by_bit(alpha: float | None) -> None:
+def test_restored_replay_continues_bit_equal(alpha: float | None) -> None:
     replay = make(capacity=400, B=3, alpha=alpha, batch_size=32, ratio=3.0, warm_up=100)
     rng = torch.Generator().manual_seed(0)
 
@@ -447,14 +447,14 @@ def test_restored_it_goes_on_bit_by_bit(alpha: float | None) -> None:
     )
 
 
-def test_a_state_is_a_copy_and_of_the_same_size() -> None:
+def test_state_is_a_copy_and_must_have_the_same_size() -> None:
     replay = make(capacity=20, B=2, alpha=0.6)
     replay.add(fresh(10, 2, 0))
     state = replay.get_state()
     replay.feedback(keys(np.arange(5)), torch.full((5,), 9.0))
     other = restored(replay)
     other.add(fresh(1, 2, 10))
-    np.testing.assert_allclose(priorities_of(other)[10], 9**0.6, rtol=1e-5)  # the largest so far is known too
+    np.testing.assert_allclose(priorities_of(other)[10], 9**0.6, rtol=1e-5)  # the largest priority is restored
     other.set_state(state)
     assert set(priorities_of(other).flat) == {0.0, 1.0}
     with pytest.raises(ValueError, match="40 places, and this tree has 42"):
@@ -462,7 +462,7 @@ def test_a_state_is_a_copy_and_of_the_same_size() -> None:
 
 
 @pytest.mark.parametrize("alpha", [None, 0.6])
-def test_nothing_to_draw(alpha: float | None) -> None:
+def test_draw_without_real_rows_raises(alpha: float | None) -> None:
     replay = make(alpha=alpha)
     with pytest.raises(ValueError, match="there is nothing to"):
         replay.draw()
@@ -471,7 +471,7 @@ def test_nothing_to_draw(alpha: float | None) -> None:
         replay.draw()
 
 
-def test_a_cut_ring_is_drawn_from_without_what_the_cut_took() -> None:
+def test_row_overwritten_by_a_cut_is_not_drawn() -> None:
     replay = make(capacity=9, B=1, alpha=1.0, batch_size=64)
     replay.add(fresh(12, 1, 0))
     assert set(replay.draw().key[:, 0].tolist()) == set(range(4, 12))
@@ -483,8 +483,8 @@ def test_a_cut_ring_is_drawn_from_without_what_the_cut_took() -> None:
 
 
 @pytest.mark.parametrize("alpha", [None, 0.6])
-def test_a_cut_ends_what_came_before_and_is_never_drawn(alpha: float | None) -> None:
-    """Over the cut nothing is added up; again, it changes nothing."""
+def test_cut_ends_returns_and_is_never_drawn(alpha: float | None) -> None:
+    """Returns do not extend beyond the cut, and a second cut changes nothing."""
     replay = make(capacity=20, alpha=alpha, n_step=3, batch_size=64)
     for first in (0, 5, 10, 15, 20):
         replay.add(fresh(5, 2, first))
@@ -502,4 +502,4 @@ def test_a_cut_ends_what_came_before_and_is_never_drawn(alpha: float | None) -> 
         assert batch.targets.reward.tolist() == pytest.approx(discounted)
         assert batch.targets.discount.tolist() == pytest.approx([0.9 ** int(min(3, n)) for n in left.tolist()])
         assert batch.next_obs[:, 0].tolist() == [float(n + min(3, k)) for n, k in zip(number, left, strict=True)]
-    assert seen == set(map(float, range(int(min(seen)), 25))), "all that is kept"
+    assert seen == set(map(float, range(int(min(seen)), 25))), "all stored real rows must be drawn"

@@ -36,7 +36,7 @@ BLOCKS = ["## Heading", "| a | b |\n|---|---|", "```\ncommand\n\nanother\ncomman
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_blocks_that_are_not_wrapped(block: str) -> None:
+def test_other_blocks_are_not_wrapped(block: str) -> None:
     assert wrap_paragraphs(f"{block}\n\nTwo\nlines.\n") == f"{block}\n\nTwo lines.\n"
 
 

@@ -210,7 +210,7 @@ MEMORY = {
 
 @pytest.mark.parametrize("name", MEMORY)
 @pytest.mark.parametrize("action", ["shifted", "box", "nested"])
-def test_memory_is_carried_as_evaluation_carries_it(name: str, action: str) -> None:
+def test_actions_of_recurrent_policies_equal_those_of_an_evaluation(name: str, action: str) -> None:
     made: list[Noise] = []
 
     def make() -> Noise:

@@ -313,7 +313,7 @@ def resolved(steps=1_000, **groups):
     return resolve_config({"algo": "ppo", "env": "CartPole-v1", "steps": steps}, groups)[0]
 
 
-def test_an_evaluation_of_endless_episodes_ends(tmp_path):
+def test_max_steps_ends_the_evaluation_of_endless_episodes(tmp_path):
     settings = {"quiet": True, "out": tmp_path / "run", "eval": {"episodes": 3, "max_steps": 50}}
     run = remuda.train("ppo", "own_things:endless", steps=500, **settings)
     assert run.result["eval"]["mean_length"] == 50

@@ -1,4 +1,4 @@
-"""Test the spaces stored in a run directory: they are exact, checked, and suffice to load a policy without its env."""
+"""Test the spaces stored in a run directory: they are exact and checked, and a policy is loaded with them alone."""
 
 from __future__ import annotations
 

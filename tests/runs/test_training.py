@@ -204,7 +204,7 @@ class TestLocalUpdates:
     def test_a_skipped_update_has_no_version(self) -> None:
         assert self.exchange(self.Learner(skips=True), 5).versions == 0
 
-    def test_a_stop_applies_nothing(self) -> None:
+    def test_a_stop_applies_no_update(self) -> None:
         learner = self.Learner()
         applied = self.exchange(learner, 5, stop=True)
         assert (applied.versions, applied.stop, learner.version) == (0, True, 5)

@@ -1,6 +1,6 @@
-"""Envs whose every result is known in advance, and that misbehave on request.
+"""Envs with known observations, rewards and episode lengths, which fail on request.
 
-An observation is [marker, episode, step]: the marker is the last seed modulo 1000, episodes count from 1.
+An observation is [marker, episode, step]: the marker is the last seed modulo 1000, and episodes are numbered from 1.
 Episode n lasts lengths[(n - 1) % len(lengths)] steps; the reward of a step is 100 * episode + step + action / 4.
 Workers find this module as "counting:make".
 """
@@ -25,7 +25,10 @@ FLOATS = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
 
 class CountingEnv(gymnasium.Env[Any, Any]):
-    """See the module; `ends` is "terminate", "truncate" or "alternate" (odd episodes terminate, even ones do not)."""
+    """The env that the module's docstring describes.
+
+    `ends` is "terminate", "truncate", or "alternate": odd episodes terminate, even episodes are truncated.
+    """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 25}
 
@@ -38,11 +41,11 @@ class CountingEnv(gymnasium.Env[Any, Any]):
         action: str = "discrete",
         fault: str | None = None,
         at: int = 0,  # the call of step() at which the fault happens, counted from 1; 0 for reset()
-        once: str | None = None,  # a file: the fault happens only in the env that creates it
-        only: int | None = None,  # the fault happens only in the env with this marker
+        once: str | None = None,  # a file; the fault happens only in the env that creates it
+        only: int | None = None,  # a marker; the fault happens only in the env that has it
         raise_step: float = 0.0,
         raise_reset: float = 0.0,
-        chatter: int = 0,  # how many additional numbers info has
+        chatter: int = 0,  # the number of additional entries of info
         render_mode: str | None = None,
     ) -> None:
         self.lengths, self.ends, self.reuse_buffer, self.fault, self.at = lengths, ends, reuse_buffer, fault, at
@@ -186,7 +189,7 @@ class CountingEnv(gymnasium.Env[Any, Any]):
 
 
 class Peaks(EpisodeStats):
-    """Statistics of a user."""
+    """User-defined statistics, some of which are not logged."""
 
     def __init__(self) -> None:
         self.peak = 0.0
@@ -200,7 +203,7 @@ class Peaks(EpisodeStats):
 
 
 class BrokenStats(EpisodeStats):
-    """Fails at the third step."""
+    """Statistics that raise at the third step of an episode."""
 
     calls = 0
 
@@ -222,7 +225,7 @@ def make_failing() -> CountingEnv:
 
 
 class Outer:
-    """Holds a factory that has a dotted path."""
+    """A class with env factories, which have no import path of the form module:name."""
 
     @staticmethod
     def make(**kwargs: Any) -> CountingEnv:
@@ -233,9 +236,10 @@ class Outer:
 
 
 class LivesEnv(gymnasium.Env[Any, Any]):
-    """Games of `lives` lives of `life` steps each; a lost life is an end for the learner, the last one ends the game.
+    """Games of `lives` lives with `life` steps each. Every lost life terminates an episode, the last one the game.
 
-    An observation is [game, life, step of the game], and every reward is 1. A reset after a lost life continues.
+    An observation is [game, lost lives, step of the game], and every reward is 1. A reset after a lost life continues
+    the game, unless it has a seed.
     """
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -267,9 +271,9 @@ class LivesEnv(gymnasium.Env[Any, Any]):
 
 
 class NestedEnv(gymnasium.Env[Any, Any]):
-    """Has every kind of space: each entry of an observation encodes the step, the reward sums up the whole action.
+    """An env with every kind of space, whose observation entries encode the step and whose reward sums up the action.
 
-    Actions are checked with `contains`, kept, and then overwritten, as an env may do.
+    Each action is checked with `contains` and recorded. Its arrays are then overwritten, because envs may do this.
     """
 
     observation_space = gymnasium.spaces.Dict(
@@ -302,7 +306,7 @@ class NestedEnv(gymnasium.Env[Any, Any]):
         self.length, self.fault, self.at = length, fault, at
         self.steps = 0
         self.taken: list[Any] = []
-        self.image = np.zeros((2, 2), np.uint8)  # reused: a stored view of it would change later
+        self.image = np.zeros((2, 2), np.uint8)  # reused, so that a stored view of it would change later
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)

@@ -1,7 +1,7 @@
-"""An agent with memory whose every output is known in advance, and the sampler workers that run it.
+"""A recurrent agent with known outputs, and the sampler workers that run it.
 
-Its state counts the rows since the last reset and sums the steps that it saw, halving the sum at each row. Its action
-is the count modulo 4, so that a wrong state gives a wrong reward, and its value is 100 * count + sum.
+Its state counts the rows since the last reset and sums the observed step numbers, halving the sum at each row. Its
+action is the count modulo 4, so that a wrong state gives a wrong reward, and its value is 100 * count + sum.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ class Count(ArrayTuple):
 
 
 class CountingRNN(nn.Module):
-    """See the module; it has one parameter, so that there are weights to publish."""
+    """The agent that the module's docstring describes. It has one parameter, so that there are weights to publish."""
 
     noise = (("uniform", 1),)
     exploration = 1.0

@@ -1,4 +1,4 @@
-"""The counting env of tests/counting.py as a vector env that resets on the next step. All envs share one marker."""
+"""The counting env of tests/counting.py as a vector env with next-step autoreset. All envs share one marker."""
 
 import gymnasium
 import numpy as np
@@ -6,7 +6,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 
 class CountingVectorEnv(VectorEnv):
-    """Written separately with arrays, so that it shares no code with the env that it is compared to."""
+    """A vector env written with arrays, which shares no code with the env that it is compared to."""
 
     def __init__(self, num_envs=1, lengths=(3, 5, 2)):
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}

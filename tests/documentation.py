@@ -3,15 +3,15 @@
     page = Page("docs/agents.md")
     page.run(tmp_path, monkeypatch)
 
-The blocks of a page run from top to bottom in one directory, as for a reader who types what the page shows:
+The blocks of a page run from top to bottom in one directory, as if a reader typed what the page shows:
 
 - A command is a line of a block without a language that begins with one of `PROGRAMS`. `remuda ...` runs in this
   process, with REMUDA_MAX_STEPS and with short evaluations (`SHORT`). Other programs must be marked as not run.
 - A Python block is executed in a namespace that the blocks of a page share. A block whose first line is a comment
   with a file name, such as `# mine.py`, is written to that file instead, before anything runs.
-- A block that shows the inside of a training loop finds the objects of such a loop in its namespace (`PARTS`).
-- `# no-run: reason`, at the end of a command or on a line of its own for the whole block, keeps commands from being
-  run. So does `<!-- no-run: reason -->` on the line before a block, which readers of the rendered page do not see.
+- For pages that show the inside of a training loop, the namespace contains the objects of such a loop (`PARTS`).
+- `# no-run: reason` at the end of a command, or on a line of its own for the whole block, keeps commands from being
+  run. So does `<!-- no-run: reason -->` on the line before a block, which is not visible in the rendered page.
   `tests/docs/test_general_pages.py` counts the commands that are not run.
 
 These tests run on two cores, so an expensive command runs once. If an earlier command of any page has the same
@@ -38,18 +38,18 @@ from registering import forget_registered
 
 ROOT = Path(__file__).parents[1]
 MAX_STEPS = 128  # by then the first episodes of CartPole have ended
-FEW_STEPS = 16  # for Atari, where a step costs a hundred times as much
+FEW_STEPS = 16  # for Atari, where a step takes about 100 times as long
 SHORT = ["--eval.episodes", "1", "--eval.max_steps", "10"]
 PROGRAMS = ("remuda", "make", "python", ".venv/bin/python", "pip", "torchrun", "mpirun", "kill", "git")
 SHELL = ("", "sh", "bash", "console")
-PARTS = {  # page: the algorithm whose objects its loops use
+PARTS = {  # maps a page to the algorithm whose objects its loops use
     "docs/algorithms/ppo.md": "ppo",
     "docs/algorithms/dqn.md": "dqn",
     "docs/algorithms/impala.md": "impala",
     "docs/schemes/synchronous.md": "ppo",
 }
-SETTLED: set[str] = set()  # configurations, without their seed, that have been built
-RECORDED = "docs/results.md"  # bench/learning.py writes one command for each seed of each record
+SETTLED: set[str] = set()  # configurations, without their seed, that have already been built
+RECORDED = "docs/results.md"  # bench/learning.py writes one command for each seed of each record into it
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """Return the name of the file that this block is a part of, if it has one."""
+        """Return the name of the file that this block is a part of, or None."""
         found = re.match(r"# (\w+\.py)\n", self.text)
         return found[1] if found and self.language == "python" else None
 
@@ -78,7 +78,7 @@ class Block:
         marks += [self.no_run] if self.no_run else []
         commands = [line for line in lines if not line.startswith("#")]
         unknown = [line for line in commands if line.split()[0] not in PROGRAMS]
-        assert not unknown, f"line {self.line}: {unknown} are no commands, but stand among commands"
+        assert not unknown, f"line {self.line}: {unknown} are no commands, but are in a block of commands"
         return [Command(line, marks[0] if marks else None) for line in commands]
 
 
@@ -95,7 +95,7 @@ class Command:
 
     @property
     def no_run(self) -> str | None:
-        """Return why the command is not run here, or None if it is run."""
+        """Return the reason why the command is not run here, or None if it is run."""
         found = re.search(r"# .*no-run: (.+)", self.text)
         return found[1] if found else self.block_mark
 
@@ -112,7 +112,7 @@ class Command:
         if env.startswith("ALE/"):
             return ("Atari",)  # the nets are large: seconds for each command, whatever the algorithm
         if scheme == "async" or self.option("--sampler.inference") == "workers":
-            # Worker processes import torch, which takes seconds: run each arrangement of processes once.
+            # Worker processes import torch, which takes seconds, so each arrangement of processes runs once.
             if self.option("--sampler.inference") == "central":
                 return ("central",)
             source = "rollouts" if algo in ("ppo", "impala", "appo") else "replay"
@@ -190,7 +190,7 @@ def blocks_of(text: str) -> list[Block]:
 
 
 def all_pages() -> list[str]:
-    """Return every page, the one that records results last."""
+    """Return every page, with the page of recorded results last."""
     names = ["README.md", *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md")))]
     return [name for name in names if name != RECORDED] + [RECORDED]
 
@@ -212,7 +212,7 @@ def firsts() -> dict[tuple[str, ...], tuple[str, str]]:
 
 
 def build_only(config: Any, spec: Any, info: Any, **rest: Any) -> dict[str, Any]:
-    """Stand in for `train`: build what the configuration names, and train nothing."""
+    """Replace `train`: build what the configuration names without training it."""
     from remuda.build.recipe import make_recipe
 
     if (without_seed := repr(replace(config, seed=0))) not in SETTLED:

@@ -1,4 +1,4 @@
-"""A worker without envs, for tests of the worker pool: it echoes messages, and fails as its blueprint demands."""
+"""A worker without envs, for tests of the worker pool. It echoes messages, and hangs or fails on request."""
 
 import time
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""R3: envs that fail randomly, and by how much learning may be slower for it.
+"""Requirement R3: a bound on how much slower an agent may learn if its envs fail randomly.
 
 def run(seed, chances, watch): ...          # trains own_things:flaky_cartpole, with watch as a callback
 learns_nearly_as_fast(run)
@@ -13,13 +13,13 @@ import numpy as np
 
 CLEAN, FLAKY = {"step": 0.0, "reset": 0.0}, {"step": 5e-4, "reset": 5e-3}
 GOAL, WINDOW, MOST = 400.0, 20, 1.3
-# By a seed's luck some need twice the steps of others: where the first seeds say no, more decide together with them.
+# Some seeds need twice the steps of others. If the ratio over the first seeds is too large, more seeds are added.
 SEEDS = (range(1, 8), range(8, 22))
 Watch = Callable[[Any], bool]
 
 
 def learns_nearly_as_fast(run: Callable[[int, dict[str, float], Watch], Any]) -> None:
-    """CartPole reaches 400 within 1.3 x the number of steps that it takes where no env fails: medians over seeds."""
+    """Assert that flaky CartPole reaches a return of 400 within 1.3 x the steps of clean CartPole (medians)."""
     clean: list[tuple[float, int]] = []
     flaky: list[tuple[float, int]] = []
     ratio = np.inf
@@ -31,7 +31,7 @@ def learns_nearly_as_fast(run: Callable[[int, dict[str, float], Watch], Any]) ->
         if ratio <= MOST:
             break
     assert all(restarts == 0 for _, restarts in clean)
-    # Of all of them: a seed that is quick may have met few.
+    # This is a sum over all seeds, because a seed that learns quickly may have few restarts.
     assert sum(restarts for _, restarts in flaky) > 5 * len(flaky)
     assert ratio <= MOST
 
@@ -39,9 +39,9 @@ def learns_nearly_as_fast(run: Callable[[int, dict[str, float], Watch], Any]) ->
 def steps_to_goal(
     run: Callable[[int, dict[str, float], Watch], Any], seed: int, chances: dict[str, float]
 ) -> tuple[float, int]:
-    """Return the env steps until the policy was good (or infinity) and the number of envs rebuilt on the way.
+    """Return the env steps until the policy reached GOAL (or infinity) and the number of envs rebuilt until then.
 
-    An episode of length L is reported only if no step of it failed, which has the probability (1 - p)^L: long
+    An episode of length L is reported only if none of its steps failed. This has the probability (1 - p)^L, so long
     episodes are under-represented. Each reported return is therefore weighted by the inverse of that probability,
     which makes the weighted mean an unbiased measure of the policy in both envs.
     """

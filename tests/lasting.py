@@ -1,6 +1,6 @@
-"""Fork servers that tests share, because one that imports torch takes seconds to start.
+"""Fork servers that tests share, because a fork server that imports torch takes seconds to start.
 
-conftest.py shares servers among all tests but those of faults/ and processes/, which kill them.
+conftest.py shares servers among all tests except those of faults/ and processes/, which kill them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from remuda.processes.fork_server import ForkServer
 
 
 class LastingServer(ForkServer):
-    """Outlives the worker pools that use it."""
+    """A fork server that outlives the worker pools that use it."""
 
     def close(self) -> None:
         """Do nothing: the fixture ends the server."""

@@ -1,4 +1,4 @@
-"""Cells of a notebook, as IPython runs them: in the namespace of `__main__`, with their text in linecache alone."""
+"""Run cells of a notebook like IPython: in the namespace of `__main__`, with their source text only in linecache."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 
 class Notebook:
-    """Replaces `__main__` by a module that has neither file nor spec."""
+    """A notebook, which replaces `__main__` by a module that has neither file nor spec until it is closed."""
 
     def __init__(self) -> None:
         self._before, self._names = sys.modules["__main__"], list[str]()
         self._main = sys.modules["__main__"] = ModuleType("__main__")
 
     def __call__(self, text: str) -> dict[str, Any]:
-        """Run one cell and return the names that are defined then."""
+        """Run one cell and return the namespace of the notebook."""
         text, name = textwrap.dedent(text), f"<ipython-input-{len(self._names)}-test>"
         self._names.append(name)
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)

@@ -1,4 +1,4 @@
-"""Record which options a process reads, to compare with what is declared to be used."""
+"""Record which options a process reads, to compare them with the options that are declared to be used."""
 
 import os
 import sys

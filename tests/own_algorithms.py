@@ -1,4 +1,4 @@
-"""Algorithms as a package outside of Remuda would define them; some with mistakes that must be explained."""
+"""Algorithms as a third-party package would define them. Some contain mistakes that error messages must explain."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,7 +12,7 @@ from remuda.config.fields import option
 class BonusOptions(A2COptions):
     """A2C with a bonus."""
 
-    # Not postponed: these annotations are types and not text.
+    # This module does not postpone annotations, so these are types and not strings.
     bonus: float = option(0.5, "reward that is added to every step", low=0.0)
     schedule: str = option("linear(1, 0)", "a schedule", schedule=True)
     is_loud: bool = option(False, "a flag")
@@ -33,7 +33,7 @@ class Bonus(A2C):
 
 
 class Quieter(Bonus):
-    """A class that inherits options, presets and constructor."""
+    """A subclass that inherits options, presets and constructor."""
 
 
 class Plain(A2C):
@@ -59,7 +59,7 @@ class Rigid(A2C):
 
 
 class Homeless(OffPolicy):
-    """An algorithm without options: its base class has none."""
+    """An algorithm without options, because its base class has none."""
 
     def losses(self, batch, clock):
         raise NotImplementedError

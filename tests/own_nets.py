@@ -1,4 +1,4 @@
-"""A user's own networks."""
+"""User-defined networks."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Envs, nets and statistics of users, valid and faulty ones. Importable in env workers."""
+"""User-defined envs and nets, some of them faulty. Env workers can import this module."""
 
 import time
 from pathlib import Path
@@ -14,7 +14,7 @@ BOX = spaces.Box(-1.0, 1.0, (4,), np.float32)
 
 
 class Late(gymnasium.Env):
-    """Is a valid env until step `at` of an episode, after `good_episodes`, and then fails as `fault` says."""
+    """An env that is valid for `good_episodes` episodes and then has the fault `fault` at step `at`."""
 
     def __init__(self, fault="none", at=7, render_mode=None, good_episodes=0, length=20):
         self.observation_space, self.action_space = BOX, spaces.Discrete(2)
@@ -47,7 +47,7 @@ def late(**kwargs):
 
 
 class Slow(Late):
-    """Sleeps in every step; with `only_seed`, only in the env that is reset with this seed."""
+    """An env that sleeps in every step, or, with `only_seed`, only if it was reset with this seed."""
 
     def __init__(self, seconds=0.02, only_seed=None):
         super().__init__()
@@ -64,7 +64,7 @@ class Slow(Late):
 
 
 class Flaky(gymnasium.Wrapper):
-    """Raises randomly, as envs over a network do."""
+    """A wrapper that raises randomly, as envs that are accessed over a network do."""
 
     def __init__(self, env, step, reset):
         super().__init__(env)
@@ -89,7 +89,7 @@ def flaky_cartpole(**chances):
 
 
 def slow_later(seconds):
-    """Is fast for its first steps, so that a probe finds no problem."""
+    """Return an env that is fast for the first steps of an episode, so that a probe finds no problem."""
     env = Slow(0.0)
     fast_step = env.step
 
@@ -106,7 +106,7 @@ def slow(**kwargs):
 
 
 class SlowSaveable(Slow):
-    """Is ten times slower after its first 40 steps; its state can be saved."""
+    """An env that is ten times slower after its first 40 steps, and whose state can be saved."""
 
     calls = 0
 
@@ -128,7 +128,7 @@ def slow_saveable(**kwargs):
 
 
 class Hanging(Late):
-    """Never returns from a step after the first `after` steps."""
+    """An env that never returns from a step after the first `after` steps."""
 
     def __init__(self, after, how):
         super().__init__()
@@ -147,7 +147,7 @@ def hanging(**kwargs):
 
 
 class Odd(Late):
-    """Renders images with odd height and width."""
+    """An env that renders images with odd height and width."""
 
     metadata: ClassVar[dict] = {"render_modes": ["rgb_array"], "render_fps": 20}
 
@@ -184,21 +184,21 @@ def no_info():
 
 
 def slow_to_build():
-    """Takes 5 s to build in a worker, and no time in a probe."""
+    """Return an env that takes 5 s to build in a worker, and no time in a probe."""
     if serving.IN_WORKER:
         time.sleep(5)
     return Late()
 
 
 def slow_to_rebuild(file, seconds):
-    """Takes `seconds` to build in a worker once `file` exists."""
+    """Return an env that takes `seconds` to build in a worker once `file` exists."""
     if serving.IN_WORKER and Path(file).exists():
         time.sleep(seconds)
     return Late()
 
 
 def endless():
-    """Never ends, and has no registered limit of steps."""
+    """Return an env whose episodes never end, and which has no registered time limit."""
     env = Late()
     env.step = lambda action: (np.zeros(4, np.float32), 1.0, False, False, {})
     return env
@@ -256,7 +256,7 @@ def raising():
 
 
 def __getattr__(name):
-    # Nets need torch, which workers that import this file for its envs must not load.
+    # Nets need torch, which workers that import this module for its envs must not load.
     if name in ("Net", "BadNet"):
         import own_nets
 

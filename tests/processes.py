@@ -1,4 +1,4 @@
-"""What tests ask of processes that are about to end: on a busy machine even SIGKILL takes a moment."""
+"""Helpers for tests that wait for processes to end. On a busy machine even SIGKILL takes a moment."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -7,7 +7,7 @@ import psutil
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """A zombie is not: it only waits for its parent, or whoever runs as process 1, to take note."""
+    """Return whether a process runs. A zombie does not: it only waits to be reaped by its parent or by process 1."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -19,7 +19,7 @@ def all_gone(processes: Iterable[psutil.Process]) -> bool:
 
 
 def children_of(process: psutil.Process) -> list[psutil.Process]:
-    """None, if it has ended while somebody was looking."""
+    """Return the children of a process, or an empty list if it has ended in the meantime."""
     try:
         return list(process.children())
     except psutil.NoSuchProcess:
@@ -27,7 +27,7 @@ def children_of(process: psutil.Process) -> list[psutil.Process]:
 
 
 def find(pids: Iterable[int]) -> list[psutil.Process]:
-    """Those of them that are still there."""
+    """Return those of the processes that still exist."""
     return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
 
 

@@ -1,4 +1,4 @@
-"""Small envs with a known optimum, for tests of learning. Importable in env workers."""
+"""Small envs with a known optimum, for tests of learning. Env workers can import this module."""
 
 import gymnasium
 import numpy as np
@@ -6,9 +6,9 @@ from gymnasium import spaces
 
 
 class Identity(gymnasium.Env):
-    """The reward is 1 for the action that equals the observed number; episodes have 10 steps, and the optimum is 10.
+    """An env whose reward is 1 if the action equals the observed number. The optimal return is 10.
 
-    The last step ends the episode by truncation or by termination.
+    Episodes have 10 steps and are truncated or terminated, as `ends` says.
     """
 
     def __init__(self, n=4, start=0, ends="truncate", kind="discrete"):
@@ -46,7 +46,10 @@ class Identity(gymnasium.Env):
 
 
 class Follow(gymnasium.Env):
-    """Box actions that must equal the observation in [-1, 1]; ends by truncation only, and the optimum is 0."""
+    """An env whose reward is the negative squared distance of a Box action to the observation.
+
+    Episodes are truncated after 10 steps. The optimal return is 0.
+    """
 
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -68,11 +71,13 @@ class Follow(gymnasium.Env):
 
 
 class Clockwork(gymnasium.Env):
-    """The reward is 1 for every action. If episodes are truncated after 10 steps, the value of every step is
-    1 / (1 - gamma); if they terminate after 10 steps, it is the discounted sum of the remaining rewards.
+    """An env with a reward of 1 for every action and episodes of 10 steps, for tests of the learned value.
 
-    The observation is the step, one-hot. Under truncation it is the step modulo 5, because a time limit must not be
-    visible, and the observation at the limit must be one in which the agent also acts.
+    If episodes are truncated, the value of every step is 1 / (1 - gamma). If they terminate, it is the discounted
+    sum of the remaining rewards.
+
+    The observation is the one-hot encoded step. Under truncation it is the step modulo 5, because the time limit must
+    not be visible, and the observation at the limit must be one in which the agent also acts.
     """
 
     observation_space = spaces.Box(0.0, 1.0, (11,), np.float32)
@@ -98,7 +103,7 @@ class Clockwork(gymnasium.Env):
 
 
 class Corridor(gymnasium.Env):
-    """The end of a corridor gives a reward of 1, leaving at once gives 0.2; the end is better if gamma is high."""
+    """A corridor whose end gives a reward of 1. Leaving it gives 0.2, which is worse if gamma is large."""
 
     observation_space = spaces.Discrete(6)
     action_space = spaces.Discrete(2)
@@ -117,9 +122,9 @@ class Corridor(gymnasium.Env):
 
 
 class Nested(gymnasium.Env):
-    """Nested observations of every kind, and MultiDiscrete actions that count from 1 and from 0.
+    """An env with nested observations of every kind, and MultiDiscrete actions that start at 1 and at 0.
 
-    The reward is 0.5 for the number in "left" and 0.5 for the second bit of "inner"; the optimum is 10.
+    The reward is 0.5 for the number in "left" and 0.5 for the second bit of "inner". The optimal return is 10.
     """
 
     observation_space = spaces.Dict(
@@ -156,9 +161,10 @@ class Nested(gymnasium.Env):
 
 
 class Mixed(gymnasium.Env):
-    """Actions are a Tuple of Discrete and Box, or a Dict of both and a MultiBinary.
+    """An env whose actions are a Tuple of Discrete and Box, or a Dict of both and a MultiBinary.
 
-    The reward is 1 for the right number, minus the squared distance to the observed float; the optimum is 10.
+    With a Tuple, the reward is 1 for the observed number, minus the squared distance to the observed float. With a
+    Dict, the number and the two bits share this reward. The optimal return is 10.
     """
 
     observation_space = spaces.Tuple((spaces.Discrete(3), spaces.Box(-0.8, 0.8, (1,), np.float32)))
@@ -186,7 +192,7 @@ class Mixed(gymnasium.Env):
         which, how = action if self.kind == "tuple" else (action["which"], action["how"])
         share = 1.0 if self.kind == "tuple" else 0.5
         reward = share * float(which == self.which) - float(np.square(how - self.how).sum())
-        if self.kind == "dict":  # one bit says whether the number is 0, the other is always set
+        if self.kind == "dict":  # one bit must tell whether the number is 0, the other must always be set
             reward += 0.25 * float(action["bits"][0] == (self.which == 0)) + 0.25 * float(action["bits"][1] == 1)
         self.asked += 1
         return self._show(), reward, False, self.asked == 10, {}

@@ -1,4 +1,4 @@
-"""Slow references that several tests compare with: plain loops, written from the papers."""
+"""Slow reference implementations for several tests: plain loops, written from the papers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def slow_projection(p: Sequence[float], r: float, discount: float, support: Sequence[float]) -> list[float]:
-    """Algorithm 1 of 1707.06887, atom by atom."""
+    """Return the projected distribution of Algorithm 1 in arXiv:1707.06887, computed atom by atom."""
     low, high = support[0], support[-1]
     step = (high - low) / (len(support) - 1)
     out = [0.0] * len(support)
@@ -30,7 +30,10 @@ def slow_vtrace(
     lambda_: float,
     clips: tuple[float | None, float | None, float | None],
 ) -> tuple[list[float], list[float]]:
-    """Eq. 1 of 1802.01561 for the rows (rho, reward, discount, mask) of one env: targets and weighted advantages."""
+    """Return V-trace targets and weighted advantages of one env, by Eq. 1 of arXiv:1802.01561.
+
+    Each row of the column is (rho, reward, discount, mask).
+    """
     rho_clip, c_clip, pg_rho_clip = (math.inf if clip is None else clip for clip in clips)
     T = len(column)
 
@@ -54,7 +57,10 @@ def slow_vtrace(
 
 
 def slow_n_steps(rows: Sequence[Any], written: int, row: int, n: int, gamma: float) -> tuple[float, float, int]:
-    """Return, product of discounts and bootstrap row; of each row the last three are reward, discount and mask."""
+    """Compute the n-step return, the product of discounts and the bootstrap row.
+
+    The last three elements of each row are reward, discount and mask.
+    """
     total, product = 0.0, 1.0
     for _ in range(n):
         if row == written or not rows[row][-1]:

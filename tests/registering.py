@@ -1,4 +1,4 @@
-"""Registries as a test finds them: what it registers is forgotten at its end."""
+"""Restore the registries of algorithms, schemes and env backends at the end of a test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from remuda import registry
 
 
 def forget_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the registries forget, when `monkeypatch` is undone, what is registered from now on."""
+    """Remove everything that is registered from now on when `monkeypatch` is undone."""
     for each in (registry._algorithms, registry._schemes, registry._env_backends):
         each.loaded()
         monkeypatch.setattr(each, "_entries", dict(each._entries))

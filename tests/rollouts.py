@@ -1,4 +1,4 @@
-"""Streams and rollouts as samplers make them, for tests that have no envs: rows after an end are reset rows."""
+"""Streams and rollouts as samplers make them, for tests without envs. Each end of an episode has a reset row."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from remuda.data import Batch, Rollout, Steps, map_tree
 from remuda.maths import Categorical
 from remuda.nets import MLP
 
-torch.set_num_threads(1)  # more are many times slower on networks this small when the machine is busy
+torch.set_num_threads(1)  # with small networks on a busy machine, more threads are many times slower
 
 
 @dataclass(frozen=True)
 class Stream:
-    """[T, B] rows in float64; v is [T + 1, B]."""
+    """Rewards, discounts and masks of shape [T, B], and values of shape [T + 1, B], in float64."""
 
     r_t: Tensor
     discount_t: Tensor
@@ -36,13 +36,13 @@ class Stream:
 
 
 def random_stream(seed: int, T: int | None = None, B: int | None = None) -> Stream:
-    """Episodes of random length that end in either way, some of them before the first or with the last row."""
+    """Return episodes of random length that terminate or are truncated, some before the first or at the last row."""
     rng = np.random.default_rng(seed)
     T, B = T or int(rng.integers(1, 13)), B or int(rng.integers(1, 5))
     terminates, truncates = rng.random(2) * 0.4
     reward, discount = rng.normal(size=(T, B)), np.ones((T, B))
     mask = np.ones((T, B), dtype=bool)
-    resets = rng.random(B) < 0.3  # ended with the last row of the rollout before
+    resets = rng.random(B) < 0.3  # an episode ended with the last row of the previous rollout
     for t in range(T):
         mask[t] = ~resets
         reward[t, resets] = 0
@@ -71,7 +71,7 @@ def make_agent(observation: Space | None = None, action: Space | None = None, se
 
 
 def make_rollout(agent: Any, T: int = 8, B: int = 4, seed: int = 0, version: int = 0) -> Rollout:
-    """What this agent would have said and done in random episodes over random observations."""
+    """Return a rollout in which this agent acts on random observations in random episodes."""
     stream = random_stream(seed, T, B)
     generator = torch.Generator().manual_seed(seed)
     ((kind, width),) = agent.noise
@@ -98,13 +98,13 @@ def make_rollout(agent: Any, T: int = 8, B: int = 4, seed: int = 0, version: int
 
 
 def somewhere(agent: Any, batch: int) -> Any:
-    """Recurrent state that is not the initial one."""
+    """Return a recurrent state that differs from the initial one."""
     generator = torch.Generator().manual_seed(1)
     return map_tree(lambda x: torch.randn(x.shape, generator=generator) * 0.5, agent.initial_state(batch))
 
 
 def observations(space: Space, *leading: int) -> Any:
-    """Random ones of any space, with these leading axes."""
+    """Return random observations of any space, with these leading axes."""
     generator = torch.Generator().manual_seed(2)
 
     def make(_: str, leaf: Space) -> torch.Tensor:
@@ -118,7 +118,7 @@ def observations(space: Space, *leading: int) -> Any:
 
 
 def move(agent: Any, by: float = 0.3, seed: int = 1) -> None:
-    """Other parameters: what the agent said while acting is no longer what it says."""
+    """Perturb the parameters, so that the policy differs from the one that acted."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in agent.parameters():
@@ -126,7 +126,7 @@ def move(agent: Any, by: float = 0.3, seed: int = 1) -> None:
 
 
 class TableAgent(torch.nn.Module):
-    """Logits and a value for each of n observations: for numbers that are worked by hand."""
+    """An agent with a table of logits and a value for each of n observations, for hand-computed examples."""
 
     observation = discrete(1)
 
@@ -140,9 +140,11 @@ class TableAgent(torch.nn.Module):
 
 
 def worked_batch() -> tuple[Any, Batch]:
-    """r=1 with a ratio of 2; r=3 with 1/2, truncated; its reset row. Values are 1, 2, 4, and 8 after the last row.
+    """Return an agent and a batch of three rows for hand-computed losses.
 
-    Both policies choose between two actions; that of now says 1/2, the one that acted said 1/4, then 1.
+    The rows have reward 1 and importance ratio 2, then reward 3 and ratio 1/2 with a truncation, then its reset row.
+    The values are 1, 2, 4, and 8 for the observation after the last row. There are two actions; the probability of
+    the chosen one is 1/2 under the current policy, and was 1/4, then 1 under the policy that acted.
     """
     agent = TableAgent([[0.0, 0.0]] * 4, [1.0, 2.0, 4.0, 8.0])
     one = torch.ones(3, 1)

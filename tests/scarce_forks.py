@@ -1,4 +1,4 @@
-"""Env workers on a machine that sometimes refuses to fork: SCARCE_FORKS lists the forks that fail, counted from 1."""
+"""Env workers on a machine where some forks fail: SCARCE_FORKS lists the numbers of these forks, starting at 1."""
 
 import errno
 import os

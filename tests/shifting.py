@@ -1,4 +1,4 @@
-"""An env whose observations have as many elements as a file says when the env is built."""
+"""An env that reads the size of its observations from a file when it is built."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Shifting(gymnasium.Env):  # type: ignore[type-arg]
-    """Has episodes of ten steps and constant observations."""
+    """An env with episodes of ten steps and constant observations."""
 
     action_space = gymnasium.spaces.Discrete(2)
 

@@ -1,4 +1,4 @@
-"""R24: ten thousand updates while a worker is killed every thirty seconds, and what may not grow meanwhile.
+"""Requirement R24: 10,000 updates with a worker killed every 30 seconds, and limits on the growth of resources.
 
 soak = Soak(workers_below)
 remuda.train(..., callbacks=soak)
@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 import psutil
 
 UPDATES = 10_000
-SETTLED = 2_000  # updates after which nothing is new any more
+SETTLED = 2_000  # after this many updates all buffers and caches have their final size
 KILL_SECONDS = 30.0
-MIN_SECONDS = 150.0  # so that some are killed, however fast the machine
+MIN_SECONDS = 150.0  # so that several workers are killed even on a fast machine
 Processes = Callable[[psutil.Process], Sequence[psutil.Process]]
 
 
 class Look(NamedTuple):
-    """At the processes that are to last."""
+    """A measurement of the processes that must not grow."""
 
     updates: int
     memory: list[int]  # resident bytes of each
@@ -37,7 +37,7 @@ def this_one(me: psutil.Process) -> list[psutil.Process]:
 
 
 class Soak:
-    """A callback of `train`, which it ends; `workers` are to be killed, `lasting` to be watched."""
+    """A callback that kills processes of `workers`, measures those of `lasting`, and finally stops the training."""
 
     def __init__(self, workers: Processes, lasting: Processes = this_one) -> None:
         self.me, self.workers, self.lasting = psutil.Process(), workers, lasting
@@ -55,7 +55,7 @@ class Soak:
                     self._chance.choice(candidates).kill()
                     self.killed += 1
             self._next_kill = now + KILL_SECONDS
-        if updates >= self._next_look and now < self._next_kill - KILL_SECONDS / 2:  # not while one is replaced
+        if updates >= self._next_look and now < self._next_kill - KILL_SECONDS / 2:  # no worker is being replaced
             self._next_look = updates + 500
             lasting = self.lasting(self.me)
             memory = [int(process.memory_info().rss) for process in lasting]

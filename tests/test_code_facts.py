@@ -1,4 +1,4 @@
-"""Test bench/sample_prose.py and bench/code_facts.py: what they find in a file whose content is known."""
+"""Test what bench/sample_prose.py and bench/code_facts.py find in a file with known content."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def package(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_docstrings_and_comments_are_found_with_their_places(package: Path) -> None:
+def test_docstrings_and_comments_are_found_with_their_lines(package: Path) -> None:
     found = [(each.line, each.kind, each.about, each.text) for each in sample_prose.passages(package)]
     assert found == [
         (1, "docstring", "module", "A module."),
@@ -61,7 +61,7 @@ def test_the_same_seed_draws_the_same_passages(package: Path) -> None:
     assert first.endswith("3 of 5 passages, seed 1\n")
 
 
-def test_names_are_counted_in_code_alone(package: Path) -> None:
+def test_names_are_counted_only_in_code(package: Path) -> None:
     found = code_facts.facts(package)
     assert {name: len(places) for name, places in found.items()} == {
         "modules": 1,

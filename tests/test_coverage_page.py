@@ -21,7 +21,7 @@ def rows() -> list[str]:
     return found
 
 
-def test_every_row_is_there_once():
+def test_every_row_occurs_once():
     expected = [f"{kind}{number}" for kind, count in COUNTS.items() for number in range(1, count + 1)]
     assert rows() == expected
 

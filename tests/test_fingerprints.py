@@ -1,4 +1,4 @@
-"""bench/fingerprints.py: fingerprints repeat, tell runs apart, and differences between two trees are shown."""
+"""Test bench/fingerprints.py: fingerprints are reproducible, differ between runs, and are compared correctly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(name: str, directory: Path, seed: int) -> dict[str, Any]:
     return fingerprint_job.run_case(fingerprint_job.CASES[name], 4, directory, seed)
 
 
-def test_a_run_has_the_same_fingerprint_twice_and_when_it_is_resumed(tmp_path: Path) -> None:
+def test_fingerprint_is_reproducible_and_unchanged_by_a_resume(tmp_path: Path) -> None:
     name = "ppo/cartpole/serial/feedforward"
     first, second, other = (run(name, tmp_path / str(number), seed) for number, seed in enumerate((3, 3, 4)))
     assert first == second
@@ -34,14 +34,14 @@ def test_a_run_has_the_same_fingerprint_twice_and_when_it_is_resumed(tmp_path: P
 
 
 def test_the_fast_path_can_be_turned_off(tmp_path: Path) -> None:
-    """Rounding differs, so the fingerprints do: this shows that the option has an effect."""
+    """The fast path rounds differently, so different fingerprints show that the option has an effect."""
     names = ("sac/pendulum/serial/feedforward", "sac/pendulum/serial/feedforward/fast-path-off")
     on, off = (run(name, tmp_path / str(number), 3) for number, name in enumerate(names))
     assert on["whole"]["updates"] == off["whole"]["updates"] > 0
     assert on["whole"]["parameters"] != off["whole"]["parameters"]
 
 
-def test_dtype_shape_and_order_of_parameters_count_and_names_do_not() -> None:
+def test_fingerprint_depends_on_dtype_shape_and_order_but_not_on_names() -> None:
     class Learner:
         optimizers: dict[str, Any] = {}  # noqa: RUF012
 
@@ -60,7 +60,7 @@ def test_dtype_shape_and_order_of_parameters_count_and_names_do_not() -> None:
     assert len(set(different)) == len(different)
 
 
-def test_every_algorithm_is_there_in_every_form() -> None:
+def test_cases_cover_every_algorithm_in_every_form() -> None:
     parts = [name.split("/") for name in fingerprint_job.CASES]
     algorithms = {"ppo", "a2c", "impala", "appo", "dqn", "rainbow", "r2d1", "ddpg", "td3", "sac"}
     assert {part[0] for part in parts} == algorithms
@@ -71,7 +71,7 @@ def test_every_algorithm_is_there_in_every_form() -> None:
 
 
 @pytest.mark.parametrize("kind", ["prioritized-td-error", "sequences-frames", "buffer-prioritized"])
-def test_row_accounting_repeats(kind: str, tmp_path: Path) -> None:
+def test_row_accounting_is_reproducible(kind: str, tmp_path: Path) -> None:
     first, second, other = (
         row_accounting.play(f"{kind}-{seed}", tmp_path / str(number), 120) for number, seed in enumerate((0, 0, 1))
     )
@@ -86,14 +86,14 @@ def test_row_accounting_repeats(kind: str, tmp_path: Path) -> None:
         assert last["draws"] > 0
 
 
-def test_a_dead_writer_has_announced_more_than_it_wrote(tmp_path: Path) -> None:
+def test_a_dead_writer_has_begun_more_rows_than_it_wrote(tmp_path: Path) -> None:
     lines = row_accounting.play("uniform-1", tmp_path, 120)["lines"]
     died = [line for line in lines if line["event"] == "die" and line["result"] == "died"]
     assert died
     assert all(line["begun"][line["group"]] == line["written"][line["group"]] + line["rows"] for line in died)
 
 
-def test_what_differs_is_shown() -> None:
+def test_differences_are_listed() -> None:
     base: dict[str, Any] = {"whole": {"parameters": "a", "steps": 3}, "lines": [{"draws": 1}, {"draws": 2}, {}]}
     new: dict[str, Any] = {"whole": {"parameters": "b", "steps": 3}, "lines": [{"draws": 1}, {"draws": 4}]}
     assert fingerprints.status(base, {**base, "seconds": 2.0}) == fingerprints.EQUAL

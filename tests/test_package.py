@@ -1,4 +1,4 @@
-"""The package as a whole: what importing costs, what is public, who may use what."""
+"""Test the package as a whole: what it imports, its public names, and rules about its modules."""
 
 import ast
 import subprocess
@@ -17,7 +17,7 @@ TESTS = Path(__file__).parent
 
 
 def fresh(code: str) -> str:
-    """What a new interpreter prints."""
+    """Return what a new interpreter prints for this code."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -26,17 +26,17 @@ def fresh(code: str) -> str:
 @pytest.mark.parametrize(
     "module", ["remuda", "remuda.core", "remuda.data", "remuda.envs", "remuda.cli", "remuda.cli.train"]
 )
-def test_importing_brings_no_torch(module):
+def test_importing_does_not_load_torch(module):
     assert fresh(f"import sys, {module}; print('torch' in sys.modules)") == "False"
 
 
-def test_help_needs_no_torch():
+def test_help_does_not_load_torch():
     code = "import sys; from remuda.cli import main; main(['train', '--help'])"
     code = f"import contextlib\ntry:\n    {code}\nexcept SystemExit: pass\nprint('torch' in sys.modules)"
     assert fresh(code).splitlines()[-1] == "False"
 
 
-def test_all_is_sorted_complete_and_real():
+def test_dunder_all_is_sorted_complete_and_importable():
     assert remuda.__all__ == sorted(remuda.__all__)
     assert set(remuda.__all__) == set(remuda._HOMES)
     for name in remuda.__all__:
@@ -72,7 +72,7 @@ def test_tests_are_at_least_as_long_as_the_source():
 
 
 def test_nothing_loads_code_from_data():
-    """No pickle, eval or exec anywhere in the package."""
+    """The package uses no pickle, eval or exec."""
     forbidden_modules, forbidden_calls = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}, {"eval", "exec"}
     for path in python_files(SOURCE):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -84,7 +84,7 @@ def test_nothing_loads_code_from_data():
                 assert node.func.id not in forbidden_calls, path
 
 
-def test_no_algorithm_is_named_where_none_may_be_known():
+def test_schemes_sampling_and_learning_name_no_algorithm():
     words = set(ALGORITHMS)
     for room in ("schemes", "sampling", "learning"):
         for path in python_files(SOURCE / room):
@@ -93,8 +93,8 @@ def test_no_algorithm_is_named_where_none_may_be_known():
                 assert not (isinstance(name, str) and name.lower() in words), path
 
 
-def test_losses_have_no_business_with_clocks_or_loggers():
-    """House rule: no backward, step, item, logger or clock in algorithms."""
+def test_algorithms_do_not_step_optimizers_log_or_measure_time():
+    """Algorithms only compute losses: they use no backward, step, item, logger or time."""
     for path in python_files(SOURCE / "algorithms"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -104,7 +104,7 @@ def test_losses_have_no_business_with_clocks_or_loggers():
                 assert not {name.partition(".")[0] for name in modules} & {"time", "logging", "rich"}, path
 
 
-def test_the_tables_of_the_command_line_list_what_there_is():
+def test_command_line_tables_list_all_algorithms_and_schemes():
     from remuda.cli import tables
     from remuda.registry import algorithm_names, scheme_names
 

@@ -1,4 +1,4 @@
-"""Keyed random numbers: every purpose has streams of its own, and no other module makes them."""
+"""Test keyed random numbers: every purpose has streams of its own, and only one module makes them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ SEED, COUNT = 3, 64
 
 
 def bits(numbers: Any) -> set[int]:
-    """The first 24 bits of uniform numbers: all that float32 has of them."""
+    """Return the first 24 bits of uniform numbers, which is the precision of float32."""
     return set((np.asarray(numbers, np.float64).reshape(-1) * 2**24).astype(np.int64).tolist())
 
 
 def uniform_draws() -> dict[str, set[int]]:
-    """What is drawn first of all for each purpose, with keys as alike as they can be."""
+    """Return the first numbers drawn for each purpose, with keys that are as similar as possible."""
     minibatches = RolloutBuffer(1, 4, SEED)
     order = np.random.Generator(np.random.Philox(key=[SEED, 0]))  # the stream of (seed, env 0, row 0)
     assert minibatches._order(0, 1000).tolist() != order.permutation(1000).tolist()
@@ -46,7 +46,7 @@ def uniform_draws() -> dict[str, set[int]]:
 def test_no_two_purposes_share_numbers() -> None:
     drawn = uniform_draws()
     for (name, mine), (other, theirs) in combinations(drawn.items(), 2):
-        is_same_purpose = {name, other} == {"replay", "prioritized replay"}  # a run has one of them
+        is_same_purpose = {name, other} == {"replay", "prioritized replay"}  # a run uses only one of them
         assert is_same_purpose or not mine & theirs, (name, other)
 
 
@@ -56,7 +56,7 @@ def test_streams_differ_in_every_argument() -> None:
     assert len({number for stream in raw for number in stream}) == 64 * len(arguments)
 
 
-def test_noise_in_losses_has_other_seeds_than_envs() -> None:
+def test_noise_in_losses_and_envs_use_different_seeds() -> None:
     class Nothing(torch.nn.Module):
         inputs = None
 
@@ -66,7 +66,7 @@ def test_noise_in_losses_has_other_seeds_than_envs() -> None:
     assert not of_losses & of_envs
 
 
-def test_one_module_makes_keyed_generators() -> None:
+def test_only_one_module_makes_keyed_generators() -> None:
     package = Path(remuda.__file__).parent
     users = [path.name for path in package.rglob("*.py") if re.search(r"Philox\(", path.read_text())]
     assert users == ["randomness.py"]

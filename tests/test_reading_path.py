@@ -1,16 +1,17 @@
-"""How much code runs between the command and the parameter update: read off real runs, then counted.
+"""Measure how much code runs between the command and the parameter update, by tracing real runs.
 
 Two lists are measured for PPO on CartPole and for SAC under `async`, both with the default options:
 
-- *update*: the modules on the call stack of `Learner.gradients`, from the command down, and all modules of which a
-  function runs from there to the end of the update, in an ordinary update. Updates that compare the fast path with
-  autograd are few (the first, and then whenever the number of updates has doubled); they add the modules of the
-  algorithm's own loss.
-- *round*: the same, and all modules of which a function runs in the learner's thread from one round's updates to the
-  next: sampling or waiting for samplers, preparing, drawing batches, publishing weights.
+- *update*: the modules on the call stack of `Learner.gradients`, from the command down, and all modules with a
+  function that runs from there to the end of an ordinary update. Updates that compare the fast path with autograd
+  are rare (the first one, and then each time the number of updates has doubled) and are not measured; they would add
+  the modules of the algorithm's own loss.
+- *round*: the same modules, and all modules with a function that runs in the learner's thread from one round's
+  updates to the next: sampling or waiting for samplers, preparing, drawing batches, publishing weights.
 
-Left out, with everything that they call, are the environments (envs/), terminal, metrics and checkpoints (logs/, and
-runs/ but for what is on the call stack) and the parsing of options (config/). Worker processes are not measured.
+The measurement excludes some packages and everything that they call: the environments (envs/), terminal, metrics and
+checkpoints (logs/, and runs/ except for what is on the call stack) and the parsing of options (config/). Worker
+processes are not measured.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ TRAIN_SAC = ["train", "sac", "--env", "Pendulum-v1", "--scheme", "async", "--ste
 TRAIN_SAC += ["--algo.learning_starts", "100"]
 COMMON = ["--quiet", "--eval.episodes", "0"]
 
-# The most files and lines. An update of PPO should take at most 10 files and 1,500 lines, and one of SAC under
-# `async` 22 and 4,000. The limits of a round are those that are reached so far.
+# The maximum numbers of files and lines. The limits of an update are goals: 10 files and 1,500 lines for PPO, 22 and
+# 4,000 for SAC under `async`. The limits of a round are what has been reached so far.
 LIMITS = {
     "ppo": {"update": (10, 1500), "round": (26, 3400)},
     "sac": {"update": (22, 4000), "round": (28, 4600)},
 }
 MAX_LINES_OF_A_FILE, MAX_LINES_OF_PPO = 400, 80
 
-# From the command to the definition of the loss, in the order of calls. docs/architecture.md has the same list.
+# The modules from the command to the definition of the loss, in call order. docs/architecture.md has the same list.
 PATH_TO_LOSS = [
     "cli/__init__.py",
     "cli/train.py",
@@ -64,7 +65,7 @@ def module_of(frame: FrameType) -> str | None:
 
 
 def modules_on_stack(frame: FrameType | None) -> list[str]:
-    """Return the package's modules on the call stack, each once, the innermost first."""
+    """Return the package's modules on the call stack without duplicates, innermost first."""
     found: list[str] = []
     while frame is not None:
         name = module_of(frame)
@@ -75,7 +76,7 @@ def modules_on_stack(frame: FrameType | None) -> list[str]:
 
 
 class Recorder:
-    """Modules of which functions are called in this thread, but not by modules that are left out."""
+    """A profile function that records the called modules, except those of LEFT_OUT and what they call."""
 
     def __init__(self) -> None:
         self.found: set[str] = set()
@@ -93,7 +94,7 @@ class Recorder:
 
 
 def measure(arguments: list[str], out: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
-    """Run a command and return the modules of each list."""
+    """Run a command and return the modules of both lists."""
     in_update, in_round = Recorder(), Recorder()
     stack: set[str] = set()
     gradients: Callable[..., Any] = Learner.gradients
@@ -129,7 +130,7 @@ def lines_of(name: str) -> int:
 
 
 @pytest.mark.parametrize(("algo", "arguments"), [("ppo", TRAIN_PPO), ("sac", TRAIN_SAC)])
-def test_files_and_lines_between_the_command_and_the_update(
+def test_files_and_lines_between_command_and_update_stay_within_limits(
     algo: str, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     found = measure(arguments, tmp_path / "run", monkeypatch)
@@ -146,13 +147,13 @@ def test_files_and_lines_between_the_command_and_the_update(
     assert any(name.startswith("fast/") for name in found["update"]), "the default path was not measured"
 
 
-def test_ppo_is_a_page_with_one_loss() -> None:
+def test_ppo_fits_on_one_page_and_has_one_loss() -> None:
     text = (SOURCE / "algorithms" / "ppo.py").read_text()
     assert len(text.splitlines()) <= MAX_LINES_OF_PPO
     assert text.count("Losses(") == 1
 
 
-def test_six_files_from_the_command_to_the_definition_of_the_loss(
+def test_files_from_the_command_to_the_definition_of_the_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stacks: list[list[str]] = []
@@ -169,7 +170,7 @@ def test_six_files_from_the_command_to_the_definition_of_the_loss(
     assert sum(map(lines_of, PATH_TO_LOSS)) <= 1000
 
 
-def test_the_architecture_page_names_the_same_files() -> None:
+def test_the_architecture_page_lists_the_same_files() -> None:
     page = (SOURCE.parent.parent / "docs" / "architecture.md").read_text()
     section = page.split("## From the command to the loss")[1].split("## ")[0]
     rows = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]

@@ -1,4 +1,4 @@
-"""Samplers that write to a replay without a learner, and checks of rows that identify themselves."""
+"""Samplers that write to a replay without a learner, and checks of the rows of the counting env."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from remuda.build.workers import make_replay_writers
 from remuda.config.resolve import resolve_config
 from remuda.learning.weights import SharedWeights
 
-SOON = 60.0  # seconds for what takes one on an idle machine
+SOON = 60.0  # a timeout in seconds for what takes one second on an idle machine
 DEFAULTS: dict[str, Any] = {
     "seed": 3,
     "steps": 1500,
@@ -83,7 +83,7 @@ COUNTING: dict[str, Any] = {
 
 
 def check_rows(replay: Any) -> int:
-    """Check that the stored rows of every env follow one another, and return how often an episode was cut short."""
+    """Check that the stored rows of every env are consecutive, and return how many episodes were cut short."""
     ring, broken = replay.ring, 0
     for group in range(ring.groups):
         end = int(ring.written[group])

@@ -1,4 +1,4 @@
-"""Blueprints: JSON in, and out of it the envs and the agent that the run itself would have built."""
+"""Test that blueprints, which are JSON, build the same envs and the same agent as the run itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from remuda.errors import EnvSpecError
 
 
 def blueprints(algo: str, env: str, workers: int, **groups: Any) -> tuple[Any, list[dict[str, Any]]]:
-    """Return the run's own agent and its blueprints, after a way through JSON."""
+    """Return the run's own agent, and its blueprints after conversion to JSON and back."""
     config, spec, info = resolve_config({"algo": algo, "env": env, "seed": 3}, {"sampler": {"envs": 6}, **groups})
     seen = agent_view(config, info)
     own: Any = make_algorithm(config, seen, find_net(config.agent))
@@ -32,7 +32,7 @@ def blueprints(algo: str, env: str, workers: int, **groups: Any) -> tuple[Any, l
         ("sac", "Pendulum-v1", {}),
     ],
 )
-def test_every_role(algo: str, env: str, groups: dict[str, Any]) -> None:
+def test_every_role_builds_its_parts_of_the_run(algo: str, env: str, groups: dict[str, Any]) -> None:
     own, plans = blueprints(algo, env, 2, **groups)
     assert [(plan["first"], plan["last"]) for plan in plans] == [(0, 3), (3, 6)]
     roles: tuple[Role, ...] = ("agent", "envs", "sampler")
@@ -50,7 +50,7 @@ def test_every_role(algo: str, env: str, groups: dict[str, Any]) -> None:
             built.envs.close()
 
 
-def test_other_spaces_in_a_worker_are_refused() -> None:
+def test_a_worker_with_different_spaces_is_refused() -> None:
     _, plans = blueprints("a2c", "CartPole-v1", 1)
     plans[0]["spaces"]["observation"] = "box float32[7]"
     with pytest.raises(

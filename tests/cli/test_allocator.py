@@ -1,4 +1,4 @@
-"""What a training changes in the user's process: the allocator of the C library, and garbage collection."""
+"""Test what training changes in the user's process: the allocator of the C library, and garbage collection."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ main([*arguments, sys.argv[1]])
 
 
 @pytest.mark.parametrize(("action", "count"), [(TRAIN, "0"), (COMMAND, "1"), ("remuda.keep_memory()", "1")])
-def test_who_calls_mallopt(action, count, tmp_path):
+def test_only_the_command_and_keep_memory_configure_the_allocator(action, count, tmp_path):
     code = CALL.format(action=action)
     command = [sys.executable, "-c", code, str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -33,7 +33,7 @@ def test_who_calls_mallopt(action, count, tmp_path):
 
 @pytest.mark.parametrize("frozen_before", [False, True])
 def test_objects_are_frozen_during_a_training_unless_the_process_has_frozen_some(frozen_before, tmp_path):
-    """Run in a process of its own, because the tests' process freezes what it has imported (conftest.py)."""
+    """The training runs in a new process, because conftest.py freezes the objects of the process that runs tests."""
     code = f"""
 import gc, sys
 import remuda
@@ -48,7 +48,7 @@ print(before, max(seen), gc.get_freeze_count())
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     before, during, after = map(int, done.stdout.splitlines()[-1].split())
-    if frozen_before:  # frozen objects that are freed no longer count
+    if frozen_before:  # the count decreases when frozen objects are freed
         assert before >= during >= after > 1_000
     else:
         assert before == after == 0

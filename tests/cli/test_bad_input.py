@@ -1,4 +1,4 @@
-"""What users get wrong: one sentence with value, rule and remedy, exit code 2, no traceback, nothing left behind."""
+"""Test that user errors give one sentence with value, rule and remedy, exit code 2, no traceback, and no files."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from remuda.data.packing import unpack
 from remuda.learning.checkpoint import load_newest
 
 BAD = [
-    # arguments, what the sentence must name
+    # arguments, words that the sentence must contain
     (["trian"], ["'trian'", "did you mean train"]),
     (["train", "poo", "--env", "CartPole-v1"], ["'poo'", "did you mean ppo"]),
     (["train"], ["no algo", "remuda train ppo"]),
@@ -155,13 +155,13 @@ BAD = [
 
 
 @pytest.mark.parametrize(("arguments", "words"), BAD, ids=lambda value: " ".join(value)[:60])
-def test_one_sentence_and_exit_code_2(arguments, words, tmp_path, monkeypatch, capsys):
+def test_user_errors_give_one_sentence_and_exit_code_2(arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     captured = capsys.readouterr()
     check_sentence(captured.err, words)
     assert captured.out == ""
-    assert list(tmp_path.iterdir()) == [], "a mistake must leave nothing behind"
+    assert list(tmp_path.iterdir()) == [], "a refused command must not create files"
 
 
 def check_sentence(text: str, words: list[str]) -> None:
@@ -189,7 +189,7 @@ def run_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
         pytest.param("HalfCheetah-v5", "mujoco", "mujoco", marks=pytest.mark.long),
     ],
 )
-def test_a_missing_package_is_named_with_its_extra(env, package, extra, tmp_path):
+def test_the_error_for_a_missing_package_names_its_extra(env, package, extra, tmp_path):
     code = f"import sys; sys.modules[{package!r}] = None; from remuda.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "train", "ppo", "--env", env]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
@@ -199,7 +199,7 @@ def test_a_missing_package_is_named_with_its_extra(env, package, extra, tmp_path
 
 
 @pytest.mark.parametrize("scheme", ["serial", "parallel"])
-def test_as_a_real_process(tmp_path, scheme):
+def test_an_error_in_a_real_process_gives_one_sentence(tmp_path, scheme):
     done = run_command("train", "ppo", "--env", "CartPole-v0x", "--scheme", scheme, cwd=tmp_path)
     assert done.returncode == 2
     check_sentence(done.stderr, ["CartPole-v0x"])
@@ -216,17 +216,19 @@ def test_as_a_real_process(tmp_path, scheme):
         ("dtype", ["own_things:late", "complex128", "seed", "step 7"]),
     ],
 )
-def test_an_env_that_breaks_its_contract_later_is_named(tmp_path, monkeypatch, capsys, scheme, fault, words):
+def test_the_error_for_an_env_that_breaks_its_contract_names_env_and_step(
+    tmp_path, monkeypatch, capsys, scheme, fault, words
+):
     monkeypatch.chdir(tmp_path)
     kwargs = f'{{"fault": "{fault}", "at": 7}}'
     arguments = ["train", "ppo", "--env", "own_things:late", "--envs.kwargs", kwargs, "--scheme", scheme, "--quiet"]
     assert main([*arguments, "--out", "run"]) == 2
     check_sentence(capsys.readouterr().err, words)
-    assert list(tmp_path.iterdir()) == [], "a run that learned nothing leaves nothing behind"
+    assert list(tmp_path.iterdir()) == [], "a run that failed before its first round leaves no files"
 
 
 @pytest.mark.parametrize("scheme", ["serial", "parallel"])
-def test_what_was_learned_before_an_env_broke_is_kept(tmp_path, monkeypatch, capsys, scheme):
+def test_rounds_before_an_env_broke_are_saved(tmp_path, monkeypatch, capsys, scheme):
     monkeypatch.chdir(tmp_path)
     arguments = ["train", "ppo", "--env", "own_things:late", "--scheme", scheme, "--quiet", "--out", "run"]
     arguments += ["--envs.kwargs", '{"fault": "nan_obs", "at": 15}', "--algo.n_steps", "8", "--algo.batch_size", "64"]
@@ -238,14 +240,14 @@ def test_what_was_learned_before_an_env_broke_is_kept(tmp_path, monkeypatch, cap
     assert [path.name for path in (tmp_path / "run/checkpoints").glob("step-*")] == ["step-64"]
 
 
-# Samplers of async may take more than 15 steps before there was a round, and nothing is kept of a run without one.
+# Under async, samplers may take more than 15 steps before the first round, and a run without a round is not saved.
 @pytest.mark.parametrize(("scheme", "good_episodes"), [("serial", 0), ("parallel", 0), ("async", 50)])
-def test_a_replay_is_kept_too(tmp_path, monkeypatch, capsys, scheme, good_episodes):
-    """While it is still there: it is closed with the samplers that broke."""
+def test_the_replay_before_an_env_broke_is_saved_too(tmp_path, monkeypatch, capsys, scheme, good_episodes):
+    """The replay must be saved before it is closed together with the samplers that failed."""
     monkeypatch.chdir(tmp_path)
     arguments = ["train", "dqn", "--env", "own_things:late", "--scheme", scheme, "--quiet", "--out", "run"]
     arguments += ["--sampler.envs", "2", "--algo.learning_starts", "4", "--algo.train_freq", "2"]
-    arguments += ["--steps", "20_000"]  # it breaks long before
+    arguments += ["--steps", "20_000"]  # the env breaks long before this step
     fault = {"fault": "nan_obs", "at": 15, "good_episodes": good_episodes}
     assert main([*arguments, "--envs.kwargs", json.dumps(fault)]) == 2
     check_sentence(capsys.readouterr().err, ["own_things:late", "step 15"])
@@ -255,7 +257,7 @@ def test_a_replay_is_kept_too(tmp_path, monkeypatch, capsys, scheme, good_episod
     assert found.step <= unpack(found.blobs["replay"])["replay"]["steps"] <= 2 * (20 * good_episodes + 15)
 
 
-def test_a_finished_run_is_saved_before_an_env_can_spoil_its_evaluation(tmp_path, monkeypatch, capsys):
+def test_a_finished_run_is_saved_before_its_evaluation(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     arguments = ["train", "ppo", "--env", "own_things:late", "--quiet", "--out", "run", "--steps", "64"]
     arguments += ["--envs.kwargs", '{"fault": "nan_obs", "at": 15}', "--algo.n_steps", "8", "--algo.batch_size", "64"]
@@ -283,13 +285,13 @@ class TestResume:
             (["--out", "elsewhere"], ["--resume", "leave out"]),
         ],
     )
-    def test_with_other_settings(self, run, arguments, words, capsys):
+    def test_resume_with_other_settings_is_refused(self, run, arguments, words, capsys):
         before = sorted(path.name for path in run.iterdir())
         assert main(["train", "--resume", str(run), *arguments]) == 2
         check_sentence(capsys.readouterr().err, words)
         assert sorted(path.name for path in run.iterdir()) == before
 
-    def test_of_a_run_whose_checkpoints_are_all_damaged(self, run, tmp_path, capsys):
+    def test_resume_is_refused_if_all_checkpoints_are_damaged(self, run, tmp_path, capsys):
         import shutil
 
         copy = tmp_path / "copy"
@@ -305,7 +307,7 @@ class TestResume:
         assert main(["train", "ppo", "--env", "CartPole-v1", "--out", str(run)]) == 2
         check_sentence(capsys.readouterr().err, [str(run), "--resume"])
 
-    def test_a_record_of_an_env_without_pictures(self, tmp_path, capsys):
+    def test_recording_an_env_that_renders_no_images_is_refused(self, tmp_path, capsys):
         path = tmp_path / "run"
         arguments = ["train", "a2c", "--env", "own_things:late", "--steps", "100", "--out", str(path), "--quiet"]
         assert main([*arguments, "--eval.episodes", "0"]) == 0
@@ -315,7 +317,7 @@ class TestResume:
         assert not list((path / "videos").iterdir())
 
 
-def test_a_callable_that_cannot_be_sent(tmp_path, monkeypatch):
+def test_a_lambda_under_parallel_is_refused(tmp_path, monkeypatch):
     import gymnasium
 
     import remuda
@@ -324,11 +326,11 @@ def test_a_callable_that_cannot_be_sent(tmp_path, monkeypatch):
     with pytest.raises(remuda.UsageError, match="scheme=serial") as caught:
         remuda.train("ppo", lambda: gymnasium.make("CartPole-v1"), scheme="parallel", steps=100, quiet=True)
     assert "\n" not in str(caught.value)
-    assert not list(tmp_path.rglob("*.json")), "refused before a run directory is made"
+    assert not list(tmp_path.rglob("*.json")), "the run is refused before its directory is created"
 
 
 ABSURD = [
-    # algorithm, options, what the sentence must name
+    # algorithm, options, words that the sentence must contain
     ("dqn", ["--replay.ratio", "1e-300"], ["replay.ratio=1e-300 is too small", "at least 1e-06"]),
     ("dqn", ["--algo.batch_size", "1e11"], ["algo.batch_size=100000000000 is too large", "at most 10000000"]),
     ("ppo", ["--algo.batch_size", "100000000000"], ["algo.batch_size=100000000000"]),
@@ -357,7 +359,7 @@ ABSURD = [
 
 
 @pytest.mark.parametrize(("algo", "options", "words"), ABSURD, ids=lambda value: " ".join(value)[:60])
-def test_absurd_sizes(algo, options, words, tmp_path, monkeypatch, capsys):
+def test_absurd_sizes_are_refused(algo, options, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("remuda.config.sizes.free_memory", lambda: 64 * 10**9)
     assert main(["train", algo, "--env", "CartPole-v1", *options]) == 2
@@ -365,7 +367,7 @@ def test_absurd_sizes(algo, options, words, tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_out_of_memory_is_one_sentence(monkeypatch, capsys):
+def test_out_of_memory_gives_one_sentence(monkeypatch, capsys):
     def fail(command, argv):
         raise MemoryError
 

@@ -1,4 +1,4 @@
-"""`remuda bench`: every part runs, says what it measured, and names what it cannot."""
+"""Test `remuda bench`: every part runs and reports its measurements, and contenders that cannot run are named."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ from remuda.errors import TrainingError
         ("update", ["autograd"]),
     ],
 )
-def test_parts(what: str, names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_part_writes_its_measurements(
+    what: str, names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "deep" / "found.json"
     words = ["bench", what, "--envs", "4", "--workers", "2", "--slices", "2", "--seconds", "0.05", "--out", str(out)]
     assert main([*words, "--only", ",".join(names)]) == 0
@@ -43,7 +45,7 @@ def test_parts(what: str, names: list[str], tmp_path: Path, capsys: pytest.Captu
     assert "95 % interval" in table
 
 
-def test_whole_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_whole_runs_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["bench", "ppo", "--only", "remuda", "--slices", "1", "--steps", "100", "--json"]
     assert main(words) == 0
     found = json.loads(capsys.readouterr().out)
@@ -62,7 +64,9 @@ def test_whole_runs(capsys: pytest.CaptureFixture[str]) -> None:
         (["sampler", "--only", "workers act", "--envs", "1", "--workers", "2"], "workers act: "),
     ],
 )
-def test_one_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_give_one_sentence(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["bench", *words]) == 2
     said = capsys.readouterr().err
     assert sentence in said
@@ -71,16 +75,16 @@ def test_one_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("what", ["ppo", "envs"])
-def test_a_signal_leaves_nothing_behind(what: str) -> None:
+def test_a_signal_ends_all_processes(what: str) -> None:
     words = ["bench", what, "--slices", "100", "--seconds", "0.5", "--steps", "10_000_000"]
     bench = subprocess.Popen([sys.executable, "-m", "remuda", *words], stderr=subprocess.PIPE, text=True)
     root, deadline = psutil.Process(bench.pid), time.monotonic() + 30
     is_stepping = {"ppo": lambda: root.children(), "envs": lambda: len(root.children(recursive=True)) > 5}[what]
     while not is_stepping() and time.monotonic() < deadline:
         time.sleep(0.1)
-    time.sleep(1)  # in the middle of it
+    time.sleep(1)  # so that the signal arrives during a measurement
     started = root.children(recursive=True)
-    assert len(started) > (5 if what == "envs" else 0)  # contenders, and the workers of some
+    assert len(started) > (5 if what == "envs" else 0)  # contenders, some with workers
     bench.send_signal(signal.SIGTERM)
     _, said = bench.communicate(timeout=30)
     assert bench.returncode == 128 + signal.SIGTERM
@@ -89,7 +93,7 @@ def test_a_signal_leaves_nothing_behind(what: str) -> None:
     assert not alive
 
 
-def test_a_run_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_takes_too_long_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_command, "LONGEST_RUN_SECONDS", 3.0)
     words = ["sh", "-c", f"sleep 60 & echo $! > {tmp_path / 'pid'}; wait"]
     start = time.monotonic()
@@ -100,7 +104,7 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.
     wait_for(lambda: all_gone(find([child])), 10)
 
 
-def test_a_peer_that_fails_is_left_out_unless_it_was_asked_for(
+def test_a_peer_that_fails_is_left_out_unless_selected_by_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = [sys.executable, "-c", "raise SystemExit('normalize_obs: not here')"]
@@ -120,7 +124,7 @@ def test_a_peer_that_fails_is_left_out_unless_it_was_asked_for(
     assert "no contender could run" in capsys.readouterr().err
 
 
-def test_peers_are_those_that_were_installed(tmp_path: Path) -> None:
+def test_contenders_include_only_installed_peers(tmp_path: Path) -> None:
     (tmp_path / "bench" / "peers").mkdir(parents=True)
     (tmp_path / "bench" / "peers" / "sb3.py").touch()
     (tmp_path / "bench" / "peers" / "sample_factory_run.py").touch()
@@ -132,8 +136,8 @@ def test_peers_are_those_that_were_installed(tmp_path: Path) -> None:
     assert list(ours_and_peers(tmp_path, "ALE/Pong-v5")) == [*ours, "remuda single envs", "sb3", "sample-factory"]
 
 
-def test_ratios_are_those_within_a_turn() -> None:
-    """The machine is twice as slow in the second turn, for both: the ratio is 3 all the same."""
+def test_ratios_are_computed_within_a_turn() -> None:
+    """The machine is twice as slow in the second turn, for both contenders, so the ratio is 3 in both turns."""
     ours = [{"count": 300, "seconds": 1.0, "cpu_seconds": 1.0}, {"count": 150, "seconds": 1.0, "cpu_seconds": 1.0}]
     other = [{"count": 100, "seconds": 1.0, "cpu_seconds": 2.0}, {"count": 50, "seconds": 1.0, "cpu_seconds": 2.0}]
     row = summary({"ours": ours, "other": other}, "steps")["contenders"]["other"]
@@ -141,7 +145,7 @@ def test_ratios_are_those_within_a_turn() -> None:
     assert row["cpu_seconds_per_1000"] == 30.0
 
 
-def test_the_interval_holds_the_median() -> None:
+def test_the_interval_contains_the_median() -> None:
     middle, low, high = median_and_interval([1.0, 1.1, 1.2, 1.3, 5.0])
     assert 1.0 <= low <= middle == 1.2 <= high <= 5.0
 

@@ -1,4 +1,4 @@
-"""Every command as a user types it."""
+"""Test every command with arguments as a user types them."""
 
 import gzip
 import json
@@ -43,7 +43,7 @@ def tensors(run: Path) -> bytes:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run of a real process, and what it printed."""
+    """Train in a real process, and return the run and the finished process with its output."""
     where = tmp_path_factory.mktemp("trained")
     done = remuda_process("train", "ppo", "--env", "CartPole-v1", "--seed", "5", *QUICK, cwd=where)
     assert done.returncode == 0, done.stderr
@@ -56,7 +56,7 @@ def run(trained):
 
 
 class TestTrain:
-    def test_plain_lines_where_there_is_no_terminal(self, trained):
+    def test_output_without_a_terminal_is_plain_lines(self, trained):
         run, done = trained
         assert done.stderr == ""
         assert "\x1b" not in done.stdout
@@ -72,7 +72,7 @@ class TestTrain:
         assert run.parent / Path(path).name == run.resolve()
         assert Path(path).name.startswith("ppo-CartPole-v1-5-")
 
-    def test_the_run_directory(self, run):
+    def test_the_run_directory_has_all_files(self, run):
         expected = {
             "config.yaml",
             "meta.json",
@@ -87,7 +87,7 @@ class TestTrain:
         assert result["status"] == "complete"
         assert result["steps"] >= 300
 
-    def test_quiet(self, tmp_path, capsys):
+    def test_quiet_prints_two_lines(self, tmp_path, capsys):
         assert main(["train", "ppo", "--env", "CartPole-v1", *QUICK, "--quiet", "--out", str(tmp_path / "run")]) == 0
         captured = capsys.readouterr()
         assert len(captured.out.splitlines()) == 2
@@ -95,7 +95,7 @@ class TestTrain:
         assert captured.out.splitlines()[1].startswith("complete: ")
         assert captured.err == ""
 
-    def test_a_config_repeats_the_run_bit_by_bit(self, run, tmp_path, capsys):
+    def test_a_config_repeats_the_run_exactly(self, run, tmp_path, capsys):
         arguments = ["train", "--config", str(run / "config.yaml"), "--quiet"]
         assert main([*arguments, "--out", str(tmp_path / "again")]) == 0
         assert tensors(tmp_path / "again") == tensors(run)
@@ -104,8 +104,8 @@ class TestTrain:
         assert tensors(tmp_path / "other") != tensors(run)
         capsys.readouterr()
 
-    def test_options_of_the_algorithm_that_a_config_names(self, run, tmp_path, capsys):
-        """--algo.n_epochs is an option of PPO, which only the file mentions."""
+    def test_options_of_the_algorithm_named_in_a_config_are_accepted(self, run, tmp_path, capsys):
+        """--algo.n_epochs is an option of PPO, an algorithm that only the file names."""
         arguments = ["train", "--config", str(run / "config.yaml"), "--quiet", "--algo.n_epochs", "1"]
         assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
         before, after = (json.loads((path / "result.json").read_text()) for path in (run, tmp_path / "run"))
@@ -113,7 +113,7 @@ class TestTrain:
         assert main(["train", "--env", "CartPole-v1", "ppo", *QUICK, "--quiet", "--out", str(tmp_path / "last")]) == 0
         capsys.readouterr()
 
-    def test_resume_with_options_of_the_run(self, run, tmp_path, capsys):
+    def test_resume_accepts_options_equal_to_those_of_the_run(self, run, tmp_path, capsys):
         import shutil
 
         copy = tmp_path / "copy"
@@ -125,7 +125,7 @@ class TestTrain:
         assert result["eval"]["episodes"] == 1
         capsys.readouterr()
 
-    def test_profile(self, tmp_path, capsys):
+    def test_profile_writes_a_trace_and_a_table(self, tmp_path, capsys):
         path = tmp_path / "run"
         arguments = [
             "train",
@@ -147,7 +147,7 @@ class TestTrain:
         assert "Self CPU" in (path / "profile/top.txt").read_text()
         capsys.readouterr()
 
-    def test_profile_of_a_run_that_is_over_too_soon(self, tmp_path, capsys):
+    def test_profile_of_a_run_that_ends_too_early_writes_no_trace(self, tmp_path, capsys):
         path = tmp_path / "run"
         arguments = ["train", "ppo", "--env", "CartPole-v1", *QUICK, "--quiet", "--profile", "--out", str(path)]
         assert main([*arguments, "--steps", "1", "--eval.episodes", "0"]) == 0
@@ -156,7 +156,7 @@ class TestTrain:
 
 
 class TestEval:
-    def test_json(self, run, capsys):
+    def test_eval_prints_json(self, run, capsys):
         assert main(["eval", str(run), "--episodes", "3", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert list(found) == ["mean_reward", "std_reward", "mean_length", "episodes", "returns"]
@@ -164,13 +164,13 @@ class TestEval:
         assert found["mean_reward"] == pytest.approx(sum(found["returns"]) / 3)
         assert found == remuda.Run(run).evaluate(3)
 
-    def test_a_sentence(self, run, capsys):
+    def test_eval_prints_a_sentence(self, run, capsys):
         assert main(["eval", str(run), "--episodes", "2"]) == 0
         assert re.fullmatch(
             r"mean return [\d.]+ ± [\d.]+, mean length [\d.]+, over 2 episodes\n", capsys.readouterr().out
         )
 
-    def test_other_episodes(self, run, capsys):
+    def test_seed_and_sample_change_the_episodes(self, run, capsys):
         outputs = []
         for extra in ([], ["--seed", "1"], ["--sample"]):
             assert main(["eval", str(run), "--episodes", "5", "--json", *extra]) == 0
@@ -179,25 +179,25 @@ class TestEval:
 
     @pytest.mark.parametrize("command", ["eval", "record"])
     @pytest.mark.parametrize("episodes", ["0", "-1", "x"])
-    def test_no_episodes(self, run, command, episodes, capsys):
+    def test_invalid_numbers_of_episodes_are_refused(self, run, command, episodes, capsys):
         assert main([command, str(run), "--episodes", episodes]) == 2
         assert "episodes" in capsys.readouterr().err
 
 
 class TestPlot:
-    def test_a_picture(self, run, tmp_path, capsys):
+    def test_plot_writes_an_image(self, run, tmp_path, capsys):
         out = tmp_path / "curve.png"
         assert main(["plot", str(run), "--out", str(out)]) == 0
         assert str(out) in capsys.readouterr().out
         assert picture_size(out)[0] > 300
 
-    def test_by_default_beside_the_run_and_of_any_metric(self, run, capsys):
+    def test_plot_writes_any_metric_to_the_run_directory_by_default(self, run, capsys):
         assert main(["plot", str(run), "--metric", "train/loss"]) == 0
         assert picture_size(run / "curve.png")[1] > 200
         assert main(["plot", str(run), "--metric", "train/los"]) == 2
         assert "did you mean train/loss" in capsys.readouterr().err
 
-    def test_a_place_that_cannot_be(self, run, tmp_path, capsys):
+    def test_plot_to_a_path_that_cannot_be_written_is_refused(self, run, tmp_path, capsys):
         assert main(["plot", str(run), "--out", str(tmp_path / "no/such/curve.png")]) == 2
         assert "choose another" in capsys.readouterr().err
 
@@ -210,7 +210,7 @@ def picture_size(path: Path) -> tuple[int, int]:
 
 
 def frames(path: Path) -> tuple[int, int, int, float]:
-    """Number, width, height and rate, by decoding the whole."""
+    """Decode a video and return the number, width, height and rate of its frames."""
     import av
 
     with av.open(str(path)) as video:
@@ -220,7 +220,7 @@ def frames(path: Path) -> tuple[int, int, int, float]:
 
 
 class TestRecord:
-    def test_cart_pole(self, run, capsys):
+    def test_record_writes_a_video_of_cart_pole(self, run, capsys):
         pytest.importorskip("pygame")
         length = remuda.Run(run).evaluate(episodes=1)["mean_length"]
         assert main(["record", str(run)]) == 0
@@ -230,7 +230,7 @@ class TestRecord:
         assert capsys.readouterr().out == f"returns {length:.1f} -> {path}\n"
         assert frames(path) == (length + 1, 600, 400, 50.0)
 
-    def test_odd_pictures_become_even_and_episodes_follow_one_another(self, tmp_path, capsys):
+    def test_odd_frame_sizes_become_even_and_episodes_are_concatenated(self, tmp_path, capsys):
         run, out = tmp_path / "run", tmp_path / "made/on/demand.mp4"
         arguments = ["train", "ppo", "--env", "own_things:odd", *QUICK, "--quiet", "--eval.episodes", "0"]
         assert main([*arguments, "--out", str(run)]) == 0
@@ -239,17 +239,17 @@ class TestRecord:
         assert "returns 20.0, 20.0 -> " in capsys.readouterr().out
 
     @pytest.mark.parametrize("name", ["film.xyz", "film", "film.mp4/film.mp4"])
-    def test_names_that_are_no_film(self, run, tmp_path, capsys, name):
+    def test_file_names_that_are_not_videos_are_refused(self, run, tmp_path, capsys, name):
         (tmp_path / "film.mp4").write_text("in the way")
         assert main(["record", str(run), "--out", str(tmp_path / name)]) == 2
         error = capsys.readouterr().err
         assert len(error.splitlines()) == 1
         assert ".mp4" in error
-        assert [path.name for path in tmp_path.iterdir()] == ["film.mp4"], "nothing is left behind"
+        assert [path.name for path in tmp_path.iterdir()] == ["film.mp4"], "no other file is created"
 
 
 class TestDoctor:
-    def test_of_this_machine(self, capsys, tmp_path, monkeypatch):
+    def test_doctor_of_this_machine_finds_no_problems(self, capsys, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         assert main(["doctor"]) == 0
         out = capsys.readouterr().out
@@ -261,14 +261,14 @@ class TestDoctor:
         assert found["problems"] == []
         assert found["remuda"] == remuda.__version__
 
-    def test_of_an_env(self, capsys):
+    def test_doctor_of_an_env_finds_no_problems(self, capsys):
         assert main(["doctor", "--env", "CartPole-v1"]) == 0
         out = capsys.readouterr().out
         assert "Discrete(2)" in out
         assert re.search(r"steps per second +[\d,]+", out)
         assert out.endswith("no problems found\n")
 
-    def test_of_an_env_as_json(self, capsys):
+    def test_doctor_of_an_env_as_json(self, capsys):
         arguments = ["doctor", "--env", "own_things:late", "--envs.kwargs", '{"at": 9}', "--json"]
         assert main(arguments) == 0
         found = json.loads(capsys.readouterr().out)
@@ -281,7 +281,7 @@ class TestDoctor:
         ("env", "words"),
         [("own_things:text_obs", "Text"), ("own_things:raising", "on strike"), ("own_things:lying_dtype", "float64")],
     )
-    def test_of_an_env_that_is_ill(self, capsys, env, words):
+    def test_doctor_of_a_faulty_env_names_the_problem(self, capsys, env, words):
         assert main(["doctor", "--env", env]) == 1
         captured = capsys.readouterr()
         assert re.search(rf"^problem: .*{words}", captured.out, re.MULTILINE)
@@ -297,18 +297,18 @@ class TestTables:
             ("envs", ["id", "CartPole-v1"]),
         ],
     )
-    def test_they_list(self, command, words, capsys):
+    def test_tables_have_a_header_and_rows(self, command, words, capsys):
         assert main([command]) == 0
         out = capsys.readouterr().out
         assert all(word in out for word in words)
 
-    def test_they_list_what_there_is(self, capsys):
+    def test_tables_list_all_algorithms_and_schemes(self, capsys):
         main(["algos"])
         assert first_column(capsys.readouterr().out) == algorithm_names()
         main(["schemes"])
         assert first_column(capsys.readouterr().out) == scheme_names()
 
-    def test_a_filter(self, capsys):
+    def test_the_table_of_envs_can_be_filtered(self, capsys):
         assert main(["envs", "acrobot"]) == 0
         assert first_column(capsys.readouterr().out) == ["Acrobot-v1"]
         assert main(["envs", "no such env"]) == 0
@@ -319,7 +319,7 @@ def first_column(table: str) -> list[str]:
     return [line.split()[0] for line in table.splitlines()[1:] if line.strip() and not line.startswith(" ")]
 
 
-def test_help_is_a_command_as_well(capsys):
+def test_help_as_a_command_equals_the_option(capsys):
     assert main(["--help"]) == 0
     wanted = capsys.readouterr().out
     assert main(["help"]) == 0
@@ -327,7 +327,7 @@ def test_help_is_a_command_as_well(capsys):
     assert "remuda COMMAND" in wanted
 
 
-def test_one_env_is_not_many(tmp_path, capsys):
+def test_the_number_of_envs_is_printed_with_singular_or_plural(tmp_path, capsys):
     arguments = ["train", "a2c", "--env", "CartPole-v1", "--steps", "8", "--eval.episodes", "0"]
     for count, said in ((1, ": 1 env, configuration"), (2, ": 2 envs, configuration")):
         assert main([*arguments, "--sampler.envs", str(count), "--out", str(tmp_path / str(count))]) == 0
@@ -345,11 +345,11 @@ def help_of(arguments, capsys, *topic) -> str:
 
 class TestHelp:
     @pytest.mark.parametrize("command", COMMANDS)
-    def test_of_every_command(self, command, capsys):
+    def test_help_of_every_command_shows_its_usage(self, command, capsys):
         assert help_of([command], capsys).startswith(f"usage: remuda {command}")
 
     @pytest.mark.parametrize("algo", [*algorithm_names(), None])
-    def test_of_every_option(self, algo, capsys):
+    def test_help_all_shows_every_option_that_the_algorithm_uses(self, algo, capsys):
         text = " ".join(help_of(["train", *([algo] if algo else [])], capsys, "all").split())
         kinds = [("algo", ALGORITHMS[algo])] if algo else [("algo", kind) for kind in ALGORITHMS.values()]
         for group, kind in [*kinds, *KINDS.items()]:
@@ -362,7 +362,7 @@ class TestHelp:
             assert "(default: 7e-4)" in text
 
     @pytest.mark.parametrize("algo", [*ALGORITHMS, None])
-    def test_of_train_starts_with_ten_options_and_the_groups(self, algo, capsys, monkeypatch):
+    def test_help_of_train_shows_ten_options_and_the_groups(self, algo, capsys, monkeypatch):
         monkeypatch.setenv("COLUMNS", "80")
         text = help_of(["train", *([algo] if algo else [])], capsys)
         lines = text.splitlines()
@@ -377,7 +377,7 @@ class TestHelp:
         assert len(lines) <= 45
 
     @pytest.mark.parametrize("group", ["run", "algo", *KINDS])
-    def test_of_one_group(self, group, capsys, monkeypatch):
+    def test_help_of_a_group_shows_only_its_options(self, group, capsys, monkeypatch):
         monkeypatch.setenv("COLUMNS", "80")
         text = help_of(["train", "sac"], capsys, group)
         shown = {line.split()[0].partition(".")[0] for line in text.splitlines() if line.startswith("  --")}
@@ -385,19 +385,19 @@ class TestHelp:
                           "--quiet"} if group == "run" else {f"--{group}"})  # fmt: skip
         assert max(map(len, text.splitlines())) <= 80
 
-    def test_of_a_group_that_the_algorithm_does_not_use(self, capsys):
+    def test_help_of_a_group_that_the_algorithm_does_not_use(self, capsys):
         assert "ppo does not use options of the group replay." in help_of(["train", "ppo"], capsys, "replay")
 
-    def test_of_a_group_that_does_not_exist(self, capsys):
+    def test_help_of_an_unknown_group_suggests_the_nearest(self, capsys):
         assert main(["train", "ppo", "--help", "samplr"]) == 2
         assert "did you mean sampler?" in capsys.readouterr().err
 
     @pytest.mark.parametrize("command", [command for command in COMMANDS if command != "train"])
-    def test_fits_a_terminal(self, command, capsys, monkeypatch):
+    def test_help_is_at_most_80_columns_wide(self, command, capsys, monkeypatch):
         monkeypatch.setenv("COLUMNS", "80")
         assert max(map(len, help_of([command], capsys).splitlines())) <= 80
 
-    def test_teaches(self, capsys):
+    def test_help_shows_three_examples(self, capsys):
         assert main(["--help"]) == 0
         lines = capsys.readouterr().out.splitlines()
         examples = lines[lines.index("examples:") + 1 :]
@@ -405,12 +405,12 @@ class TestHelp:
         assert all(line.startswith("  remuda ") for line in examples)
         assert max(map(len, lines)) <= 80
 
-    def test_without_a_command(self, capsys):
+    def test_without_a_command_the_list_of_commands_is_printed(self, capsys):
         for arguments in ([], ["--help"], ["-h"]):
             assert main(arguments) == 0
             out = capsys.readouterr().out
             assert all(f"  {command} " in out for command in COMMANDS)
 
-    def test_version(self, tmp_path):
+    def test_version_is_printed(self, tmp_path):
         done = remuda_process("--version", cwd=tmp_path)
         assert (done.returncode, done.stdout, done.stderr) == (0, f"remuda {remuda.__version__}\n", "")

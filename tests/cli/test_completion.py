@@ -1,4 +1,4 @@
-"""Shell completion, driven as a shell does: the line in the environment, the completions on file descriptor 8."""
+"""Test shell completion as a shell uses it: the line is in the environment, the completions on file descriptor 8."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ main()
 
 
 def complete(line: str) -> list[str]:
-    """Return what the shell would offer at the end of `line`."""
+    """Return the completions that the shell would offer at the end of `line`."""
     read, write = os.pipe()
     environment = {
         **os.environ,
@@ -64,7 +64,7 @@ def complete(line: str) -> list[str]:
         ("remuda trian ", []),
     ],
 )
-def test_what_is_offered(line, offered):
+def test_offered_completions(line, offered):
     assert complete(line) == offered
 
 
@@ -73,8 +73,8 @@ def test_paths_are_completed(tmp_path):
     assert complete(f"remuda eval {tmp_path}/a-") == [f"{tmp_path}/a-run/"]
 
 
-def test_it_needs_no_torch():
-    """A shell waits for the answer."""
+def test_completion_does_not_load_torch_or_gymnasium():
+    """Importing them would be too slow, because the shell waits for the completions."""
     code = PROGRAM.format(pipe=2) + "\n"
     line = "remuda train ppo --algo.n_"
     environment = {**os.environ, "_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}

@@ -1,4 +1,4 @@
-"""runs/latest as the name of a run: resumed, evaluated, filmed and plotted, it stays a link to the newest run."""
+"""Test runs/latest as the name of a run: commands follow the link, and it remains a link to the newest run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SMALL += ["--eval.max_steps", "5", "--log.tensorboard", "false", "--quiet"]
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with one small run in it, to which runs/latest points."""
+    """Train a small run in a new working directory, and return the directory `runs` with its link `latest`."""
     monkeypatch.chdir(tmp_path)
     train("--seed", "1")
     return tmp_path / "runs"
@@ -32,18 +32,18 @@ def newest_step(run: Path) -> int:
     return load_newest(run / "checkpoints").step
 
 
-def test_resume_by_command_line_goes_on_in_the_run_itself(runs, capsys):
+def test_resume_by_command_line_continues_in_the_directory_of_the_run(runs, capsys):
     target = os.readlink(runs / "latest")
-    for steps in (96, 160):  # twice: the link must survive the first time
+    for steps in (96, 160):  # twice, because the first resume must not change the link
         assert main(["train", "--resume", "runs/latest", "--steps", str(steps), "--quiet"]) == 0
         assert os.readlink(runs / "latest") == target
         assert newest_step(runs / target) >= steps
         said = capsys.readouterr().out.splitlines()
-        assert said[-1].endswith(f"-> runs/{target}"), "the run is named by its own directory"
+        assert said[-1].endswith(f"-> runs/{target}"), "the output names the directory, not the link"
     assert sorted(path.name for path in runs.iterdir()) == sorted(["latest", target])
 
 
-def test_resume_from_python_goes_on_in_the_run_itself(runs):
+def test_resume_from_python_continues_in_the_directory_of_the_run(runs):
     target = os.readlink(runs / "latest")
     run = remuda.resume("runs/latest", steps=96, quiet=True)
     assert run.path == Path("runs") / target
@@ -65,7 +65,7 @@ def test_a_run_resumed_through_the_link_keeps_its_directory_when_the_link_moves(
     assert newest_step(runs / target) >= 96
 
 
-def test_eval_record_plot_and_load_through_the_link(runs, capsys):
+def test_eval_record_plot_and_run_follow_the_link(runs, capsys):
     target = runs / os.readlink(runs / "latest")
     assert main(["eval", "runs/latest", "--episodes", "1"]) == 0
     assert main(["record", "runs/latest"]) == 0
@@ -84,13 +84,13 @@ def test_plot_counts_the_run_and_the_link_to_it_once(runs, capsys):
 
 
 def link_to_itself(runs: Path) -> None:
-    """As earlier versions left it after `remuda train --resume runs/latest`."""
+    """Make the link point to itself, as earlier versions did in `remuda train --resume runs/latest`."""
     (runs / "latest").unlink()
     (runs / "latest").symlink_to("latest")
 
 
 @pytest.mark.parametrize("command", [["train", "--resume"], ["eval"], ["record"], ["plot"]])
-def test_a_link_to_itself_is_refused_with_the_newest_run(runs, capsys, command):
+def test_the_error_for_a_link_to_itself_names_the_newest_run(runs, capsys, command):
     target = os.readlink(runs / "latest")
     link_to_itself(runs)
     capsys.readouterr()
@@ -102,7 +102,7 @@ def test_a_link_to_itself_is_refused_with_the_newest_run(runs, capsys, command):
     )
 
 
-def test_a_link_to_itself_is_refused_from_python_and_where_there_is_no_run(tmp_path):
+def test_a_link_to_itself_without_any_run_is_refused_from_python(tmp_path):
     (tmp_path / "latest").symlink_to("latest")
     with pytest.raises(CheckpointError, match=r"leads back to itself: name the run's own directory instead\.$"):
         remuda.load(tmp_path / "latest")
@@ -121,7 +121,7 @@ def test_the_next_run_repairs_a_link_to_itself(runs, again):
         assert (runs / "latest" / "result.json").is_file()
 
 
-def test_a_link_to_a_run_that_was_deleted_says_so(tmp_path, monkeypatch, capsys):
+def test_the_error_for_a_link_to_a_deleted_run_names_its_target(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("runs").mkdir()
     Path("runs/latest").symlink_to("ppo-1")
@@ -130,9 +130,7 @@ def test_a_link_to_a_run_that_was_deleted_says_so(tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("has_earlier_run", [True, False])
-def test_a_run_that_fails_in_its_first_round_leaves_the_link_as_it_was(
-    tmp_path, monkeypatch, capsys, has_earlier_run
-):
+def test_a_run_that_fails_in_its_first_round_does_not_change_the_link(tmp_path, monkeypatch, capsys, has_earlier_run):
     monkeypatch.chdir(tmp_path)
     if has_earlier_run:
         train("--seed", "1")

@@ -1,4 +1,4 @@
-"""Where a command's output goes: a reader that leaves, a terminal."""
+"""Test the output of commands to a pipe that is closed, and to a terminal."""
 
 import fcntl
 import json
@@ -19,8 +19,8 @@ from remuda.cli import main
 
 @pytest.mark.parametrize("buffered", [True, False], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "ppo", "--help"], ["algos"]], ids=" ".join)
-def test_a_reader_that_goes_away(tmp_path, arguments, buffered):
-    """As in `remuda ... | head -1`, at its worst: nobody reads at all."""
+def test_a_closed_pipe_gives_no_traceback(tmp_path, arguments, buffered):
+    """This is the worst case of `remuda ... | head -1`, in which no output is read at all."""
     environment = {} if buffered else {"PYTHONUNBUFFERED": "1"}
     process = start(
         *arguments, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -32,7 +32,7 @@ def test_a_reader_that_goes_away(tmp_path, arguments, buffered):
     assert error == ""
 
 
-def test_a_run_outlives_the_reader_of_its_lines(tmp_path, monkeypatch, capsys):
+def test_a_run_continues_if_its_pipe_is_closed(tmp_path, monkeypatch, capsys):
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as nobody_reads:
@@ -42,8 +42,8 @@ def test_a_run_outlives_the_reader_of_its_lines(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_live_view_on_a_terminal(tmp_path):
-    """Under a pseudo terminal of 100 columns: a bar that moves, and a terminal that is given back."""
+def test_live_view_on_a_terminal(tmp_path):
+    """On a pseudo-terminal of 100 columns, the progress bar moves and the terminal's settings are restored."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
     before = termios.tcgetattr(theirs)
@@ -68,13 +68,13 @@ def test_a_live_view_on_a_terminal(tmp_path):
     assert percents == sorted(percents)
     assert len(set(percents)) >= 2
     assert percents[-1] == 100
-    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1, "the cursor is hidden once, and comes back"
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1, "the cursor is hidden and shown once"
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
     assert plain.rstrip().splitlines()[-1].startswith("complete: ")
 
 
 def read_from(descriptor, process, theirs) -> bytes:
-    """What comes next, or nothing once the process has ended and all is read."""
+    """Return the next output, or nothing if the process has ended and all output was read."""
     for _ in range(600):
         if select.select([descriptor], [], [], 0.1)[0]:
             return os.read(descriptor, 65536)
@@ -83,7 +83,7 @@ def read_from(descriptor, process, theirs) -> bytes:
     raise AssertionError("silent for a minute")
 
 
-def test_a_game_that_skips_no_frames_is_warned_of_in_the_run(tmp_path, capsys):
+def test_a_game_without_frame_skip_gives_a_warning_in_output_and_log(tmp_path, capsys):
     small = ["--steps", "8", "--sampler.envs", "1", "--algo.n_steps", "8", "--algo.batch_size", "8"]
     out = ["--eval.episodes", "0", "--out", str(tmp_path / "run")]
     assert main(["train", "ppo", "--env", "PongNoFrameskip-v4", *small, *out]) == 0

@@ -1,4 +1,4 @@
-"""Options: every one of them, from text, YAML and Python; presets, and who wins over whom."""
+"""Test every option from text, YAML and Python, the presets, and the precedence of user, file and preset."""
 
 from dataclasses import MISSING, fields, replace
 
@@ -31,7 +31,7 @@ EVERY_OPTION = [
 DISCRETE = Space("discrete", (), "int64", n=2)
 BOX = Space("box", (1,), "float32", np.array([-2.0], np.float32), np.array([2.0], np.float32))
 
-# A value of each option that differs from every default: as typed, and as it must arrive.
+# A value of each option that differs from the default, as text and as the option must store it.
 OTHERS = {
     "algo.learning_rate": ("linear(1e-3, 0)", "linear(1e-3, 0)"),
     "algo.n_steps": ("6_4", 64),
@@ -158,27 +158,27 @@ OTHERS = {
 
 @pytest.mark.parametrize(("group", "kind", "item"), EVERY_OPTION)
 class TestEveryOption:
-    def test_its_default_is_accepted_also_as_text(self, group, kind, item):
+    def test_the_default_is_accepted_also_as_text(self, group, kind, item):
         default = getattr(kind(), item.name)
         assert default is None or item.default is MISSING or type(default) is type(item.default)
         as_text = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
         for way in (default, as_text):
             assert getattr(fill(kind(), {item.name: way}, group), item.name) == default
 
-    def test_it_is_explained(self, group, kind, item):
+    def test_the_option_has_a_help_text(self, group, kind, item):
         assert len(item.metadata["help"]) >= 8
-        assert not item.metadata["help"].endswith("."), "the default follows in brackets"
+        assert not item.metadata["help"].endswith("."), "the help appends the default in parentheses"
 
-    def test_text_becomes_its_type(self, group, kind, item):
+    def test_text_is_converted_to_the_type_of_the_option(self, group, kind, item):
         text, value = OTHERS[f"{group}.{item.name}"]
         found = getattr(fill(kind(), {item.name: text}, group), item.name)
         assert found == value
         assert type(found) is type(value)
         if len(item.metadata.get("choices", "ab")) > 1 and not isinstance(value, bool):
-            assert value != getattr(kind(), item.name), "this test says nothing"
-        assert getattr(fill(kind(), {item.name: value}, group), item.name) == value, "and Python's own value stays"
+            assert value != getattr(kind(), item.name), "the default value would make this test meaningless"
+        assert getattr(fill(kind(), {item.name: value}, group), item.name) == value, "Python values are not changed"
 
-    def test_its_limits(self, group, kind, item):
+    def test_values_outside_the_limits_are_refused(self, group, kind, item):
         rules, name = item.metadata, f"{group}.{item.name}"
         bad = []
         if "low" in rules:
@@ -208,12 +208,12 @@ class TestEveryOption:
             assert "\n" not in str(caught.value)
 
 
-def test_other_values_are_known_for_every_option():
+def test_other_values_are_defined_for_every_option():
     assert set(OTHERS) == {f"{group}.{item.name}" for group, kind in EVERY_KIND for item in fields(kind)}
 
 
 @pytest.mark.parametrize("text", ["none", "None", "null", None])
-def test_none_is_a_value_only_where_it_may_be_one(text):
+def test_none_is_accepted_only_by_optional_options(text):
     set_before = fill(PPOOptions(), {"target_kl": 0.1, "clip_range_vf": "0.2"}, "algo")
     cleared = fill(set_before, {"target_kl": text, "clip_range_vf": text}, "algo")
     assert cleared.target_kl is None
@@ -226,28 +226,28 @@ def test_none_is_a_value_only_where_it_may_be_one(text):
     ("text", "value"),
     [("1e6", 1_000_000), ("200_000", 200_000), ("+5", 5), ("3.0", 3), (7, 7), (2.0, 2), (np.int64(4), 4)],
 )
-def test_whole_numbers_as_people_write_them(text, value):
+def test_whole_numbers_in_usual_notations(text, value):
     assert coerce(text, "int", "steps") == value
 
 
 @pytest.mark.parametrize("text", ["64,64", "64, 64", "[64, 64]", "(64,64,)", [64, 64], (64, 64), ["64", "64"]])
-def test_lists_as_people_write_them(text):
+def test_lists_in_usual_notations(text):
     assert coerce(text, "tuple[int, ...]", "agent.hidden") == (64, 64)
 
 
-def test_the_largest_seed_survives_text():
-    """Not by way of a float, which has 53 bits."""
+def test_the_largest_seed_is_parsed_exactly():
+    """Parsing through a float, which has 53 bits, would change the seed."""
     assert coerce(str(2**63 - 1), "int", "seed") == 2**63 - 1
 
 
 @pytest.mark.parametrize(("group", "kind"), EVERY_KIND, ids=lambda value: getattr(value, "__name__", value))
-def test_an_unknown_name_meets_the_nearest(group, kind):
+def test_an_unknown_name_suggests_the_nearest(group, kind):
     name = fields(kind)[0].name
     with pytest.raises(ConfigError, match=rf"{group}\.{name}x is not an option: did you mean.* {name}\b"):
         fill(kind(), {f"{name}x": 1}, group)
 
 
-def test_a_default_that_can_be_changed_is_nobody_elses():
+def test_mutable_defaults_are_not_shared():
     first, second = KINDS["envs"](), KINDS["envs"]()
     first.kwargs["size"] = 3
     assert second.kwargs == {}
@@ -268,25 +268,25 @@ class TestWholeConfig:
             ({"algo_options": PPOOptions(batch_size=1)}, "use 2 or more"),
         ],
     )
-    def test_values_that_do_not_meet(self, settings, words):
+    def test_values_that_contradict_each_other_are_refused(self, settings, words):
         with pytest.raises(ConfigError, match=words):
             self.make(**{"algo_options": PPOOptions()} | settings)
 
-    def test_a_batch_of_one_is_fine_where_nothing_is_normalised(self):
+    def test_a_batch_of_one_is_accepted_if_nothing_is_normalized(self):
         self.make(algo_options=PPOOptions(batch_size=1, normalize_advantage=False))
 
     @pytest.mark.parametrize("keep", ["last", "all", "1", "20"])
-    def test_known_ways_to_keep(self, keep):
+    def test_valid_values_of_checkpoint_keep(self, keep):
         assert CheckpointOptions(keep=keep).keep == keep
 
     @pytest.mark.parametrize("keep", ["0", "-1", "1.5", "some", ""])
-    def test_unknown_ways_to_keep(self, keep):
+    def test_invalid_values_of_checkpoint_keep_are_refused(self, keep):
         with pytest.raises(ConfigError, match="last, best, all or a number"):
             CheckpointOptions(keep=keep)
 
 
 def foreign_heads(algo):
-    """Options of agents of another kind."""
+    """Return the agent options that apply only to agents of other algorithms."""
     names = () if issubclass(ALGORITHMS[algo], OnPolicyOptions) else ("shared", "log_std_init")
     return names if issubclass(ALGORITHMS[algo], DQNOptions) else (*names, "head_hidden")
 
@@ -300,7 +300,7 @@ def test_options_of_other_agents_are_refused(algo):
 
 
 def is_used(algo, group, name):
-    """Whether a run of this algorithm under `parallel` uses an option."""
+    """Return whether a run of this algorithm under `parallel` uses an option."""
     try:
         refuse_unused({group: {name: "1"}}, {"algo": ALGORITHMS[algo], **KINDS}, algo, "parallel")
     except ConfigError:
@@ -309,20 +309,20 @@ def is_used(algo, group, name):
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
-def test_yaml_and_back(algo, tmp_path):
-    """What config.yaml holds gives the same run, with every option away from its default."""
+def test_a_configuration_is_restored_from_yaml(algo, tmp_path):
+    """A config.yaml in which every option differs from its default gives the same configuration."""
     groups = {group: {} for group in GROUPS}
     for name, (text, _) in OTHERS.items():
         group, option = name.split(".")
         if group != "algo" or option in {item.name for item in fields(ALGORITHMS[algo])}:
             groups[group][option] = text
-    groups["sampler"]["slots"] = "1"  # workers that act have no turns to take
-    groups["sampler"].pop("threads")  # nor an inference process
+    groups["sampler"]["slots"] = "1"  # inference in the workers needs one slot
+    groups["sampler"].pop("threads")  # and there is no inference process
     if algo in ("a2c", "appo", "impala", "ppo"):
         groups["replay"].clear()
     for name in ALGORITHMS[algo].unused_options:
         groups["algo"].pop(name)
-    for name in ("device", "max_lag", "publish_every", "throttle", "weights"):  # only async has them
+    for name in ("device", "max_lag", "publish_every", "throttle", "weights"):  # options of async only
         groups["scheme"].pop(name)
     for name in ("cpu_fraction", "video"):
         groups["eval"].pop(name)
@@ -342,7 +342,7 @@ def test_yaml_and_back(algo, tmp_path):
     assert again.agent.hidden == (32, 16)
     assert spec.kwargs == {"difficulty": 1}
     assert (spec.atari.frame_skip, spec.atari.screen_size, spec.atari.full_action_set) == (2, 42, True)
-    # By hand beats the file, the file beats the preset.
+    # Given options take precedence over the file, and the file over the preset.
     other, *_ = resolve_config({"seed": "10"}, {"algo": {"gamma": "0.9"}}, file)
     assert other == replace(config, seed=10, algo_options=replace(config.algo_options, gamma=0.9))
 
@@ -367,7 +367,7 @@ def test_yaml_and_back(algo, tmp_path):
         ("algo: dqnn\nenv: CartPole-v1", "'dqnn' is not an algorithm"),
     ],
 )
-def test_config_files_with_mistakes(tmp_path, text, words):
+def test_config_files_with_mistakes_are_refused_in_one_sentence(tmp_path, text, words):
     file = tmp_path / "config.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -380,14 +380,14 @@ EVERY_PRESET = [(algo, pattern) for algo, table in PRESETS.items() for pattern i
 
 
 class TestPresets:
-    def test_every_algorithm_has_fallbacks(self):
+    def test_every_algorithm_has_fallback_presets(self):
         assert set(PRESETS) == set(ALGORITHMS)
         assert all({"discrete", "box"} <= set(PRESETS[algo]) for algo in ("a2c", "appo", "impala", "ppo"))
         assert all("discrete" in PRESETS[algo] for algo in ("dqn", "rainbow", "r2d1"))
         assert all("box" in PRESETS[algo] for algo in ("ddpg", "sac", "td3"))
 
     @pytest.mark.parametrize(("algo", "pattern"), EVERY_PRESET)
-    def test_every_value_is_of_an_option_and_the_whole_is_valid(self, algo, pattern):
+    def test_every_preset_sets_known_options_to_valid_values(self, algo, pattern):
         preset = PRESETS[algo][pattern]
         assert set(preset) <= {"run", *GROUPS}
         assert set(preset["run"]) == {"steps"}
@@ -396,7 +396,7 @@ class TestPresets:
         RunConfig(algo=algo, env=pattern, steps=preset["run"]["steps"], seed=0, scheme="serial", **filled)
         for group, values in preset.items():
             for name, value in values.items() if group != "run" else ():
-                assert getattr(filled[GROUPS[group]], name) == value, "presets hold values as they are, not as text"
+                assert getattr(filled[GROUPS[group]], name) == value, "presets hold typed values, not text"
 
     @pytest.mark.parametrize(
         ("env", "action", "pattern"),
@@ -411,19 +411,19 @@ class TestPresets:
         ],
     )
     @pytest.mark.parametrize("algo", ["a2c", "appo", "impala", "ppo", "dqn", "rainbow"])
-    def test_which_one_counts(self, algo, env, action, pattern):
+    def test_which_preset_is_used(self, algo, env, action, pattern):
         if pattern == "box" and algo in ("dqn", "rainbow"):
-            assert find_preset(algo, env, action) in PRESETS[algo].values()  # which is then refused
+            assert find_preset(algo, env, action) in PRESETS[algo].values()  # the action space is refused later
             return
         assert find_preset(algo, env, action) is PRESETS[algo][pattern]
 
     @pytest.mark.parametrize("algo", ["a2c", "appo", "impala", "ppo", "dqn", "rainbow", "r2d1"])
     @pytest.mark.parametrize("env", ["PongNoFrameskip-v4", "Pong-v4", "ale_py:Breakout-v0", "ALE/Pong-v5"])
-    def test_every_id_of_an_atari_game_has_the_same(self, algo, env):
+    def test_every_id_of_an_atari_game_has_the_same_preset(self, algo, env):
         assert find_preset(algo, env, DISCRETE) is PRESETS[algo]["ALE/*"]
 
     @pytest.mark.parametrize("env", ["PongNoFrameskip-v4", "Pong-v4"])
-    def test_frames_of_atari_games_are_kept_once_whatever_their_id(self, env):
+    def test_frames_of_atari_games_are_stored_once_whatever_their_id(self, env):
         config, _, info = resolve_config({"algo": "dqn", "env": env}, {})
         assert config.algo_options.clip_reward
         assert num_frames(config, info.observation) == 4
@@ -438,14 +438,14 @@ class TestPresets:
             ("CartPole-v1", {}, False),
         ],
     )
-    def test_games_that_skip_no_frames_are_warned_of(self, env, groups, warns):
+    def test_games_without_frame_skip_give_a_warning(self, env, groups, warns):
         _, spec, _ = resolve_config({"algo": "ppo", "env": env}, groups)
         text = frame_skip_warning(spec)
         assert (text is not None) == warns
         assert text is None or (env in text and "--envs.frame_skip 4" in text)
 
     @pytest.mark.parametrize("env", ["CartPole-v1", "gymnasium:CartPole-v1"])
-    def test_it_reaches_the_run(self, env):
+    def test_the_preset_applies_to_the_run(self, env):
         config, spec, info = resolve_config({"algo": "ppo", "env": env}, {})
         assert config.steps == 200_000
         assert config.algo_options.n_epochs == 20
@@ -454,7 +454,7 @@ class TestPresets:
         assert info.action.n == 2
 
     @pytest.mark.parametrize(("algo", "pattern"), EVERY_PRESET)
-    def test_the_users_value_always_wins(self, algo, pattern):
+    def test_user_values_take_precedence_over_the_preset(self, algo, pattern):
         known = {"MountainCar-*": "MountainCar-v0", "ALE/*": "ALE/Pong-v5", "MinAtar/*": "MinAtar/Breakout-v1"}
         known |= {"box": "counting:make", "discrete": "counting:make"}
         env = known.get(pattern, pattern.replace("*", "v0" if pattern.startswith("Remuda") else "v1"))
@@ -474,8 +474,8 @@ class TestPresets:
         assert not config.agent.normalize_obs
         assert {name: getattr(config.algo_options, name) for name in mine} == mine
 
-    def test_a_users_default_wins_too(self):
-        """Even if what the user sets is what the option would have been without a preset."""
+    def test_a_user_value_that_equals_the_default_takes_precedence_too(self):
+        """The user's value applies even if it equals the option's default, from which the preset differs."""
         config, *_ = resolve_config({"algo": "ppo", "env": "CartPole-v1"}, {"algo": {"n_epochs": "4"}})
         assert config.algo_options.n_epochs == PPOOptions().n_epochs == 4
 
@@ -487,7 +487,7 @@ class TestMaxSteps:
         settings = {"algo": algo, "env": env} | ({} if steps is None else {"steps": steps})
         return resolve_config(settings, groups)[0]
 
-    def test_it_caps_steps_rollouts_and_warm_up(self, monkeypatch):
+    def test_max_steps_caps_steps_rollouts_and_warm_up(self, monkeypatch):
         monkeypatch.setenv("REMUDA_MAX_STEPS", "128")
         ppo = self.resolved("ppo", sampler={"envs": 8, "decorrelate": 100})
         assert (ppo.steps, ppo.algo_options.n_steps, ppo.algo_options.batch_size) == (128, 16, 128)
@@ -495,7 +495,7 @@ class TestMaxSteps:
         dqn = self.resolved("dqn")
         assert (dqn.steps, dqn.algo_options.learning_starts) == (128, 64)
 
-    def test_a_run_that_is_shorter_stays_as_it_is(self, monkeypatch, caplog):
+    def test_a_shorter_run_is_not_changed(self, monkeypatch, caplog):
         whole = self.resolved("ppo", steps=1000)
         monkeypatch.setenv("REMUDA_MAX_STEPS", "1000")
         assert self.resolved("ppo", steps=1000) == whole
@@ -504,7 +504,7 @@ class TestMaxSteps:
         assert "REMUDA_MAX_STEPS=1000 shortens this run of 1001 steps" in caplog.text
 
     @pytest.mark.parametrize("value", ["many", "0", "-3", "1.5"])
-    def test_a_value_that_is_no_number_of_steps_is_one_sentence(self, monkeypatch, value):
+    def test_an_invalid_max_steps_is_refused_in_one_sentence(self, monkeypatch, value):
         monkeypatch.setenv("REMUDA_MAX_STEPS", value)
         with pytest.raises(ConfigError, match=r"^REMUDA_MAX_STEPS=.*\.$"):
             self.resolved("ppo")
@@ -515,11 +515,11 @@ class TestMaxSteps:
         monkeypatch.setenv("REMUDA_MAX_STEPS", "300")
         resumed = resume_config(tmp_path / "run", {}, {})[0]
         assert resumed.steps == 300
-        assert resumed.algo_options.n_steps == 32, "what was sampled so far has this shape"
+        assert resumed.algo_options.n_steps == 32, "a resumed run keeps the length of its rollouts"
 
 
 @pytest.mark.parametrize("env", ["CliffWalking-v1", "MountainCarContinuous-v0"])
-def test_minibatches_of_a_preset_hold_whole_sequences_where_the_agent_has_memory(env):
+def test_minibatches_of_a_preset_hold_whole_sequences_of_recurrent_agents(env):
     found, _, _ = resolve_config({"algo": "ppo", "env": env}, {"agent": {"core": "gru"}})
     assert found.algo_options.batch_size == found.algo_options.n_steps == 256
     without, _, _ = resolve_config({"algo": "ppo", "env": env}, {})

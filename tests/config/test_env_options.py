@@ -1,4 +1,4 @@
-"""Options about envs and samplers: that they are read, that they do what they say, and what they refuse."""
+"""Test the options of envs and samplers: their parsing, their effects, and what they refuse."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from remuda.envs import LocalEnvs, make_envs, resolve
 from remuda.errors import ConfigError, EnvSpecError
 from remuda.runs.evaluation import eval_episodes, eval_seed, play_episodes
 
-torch.set_num_threads(1)  # more are many times slower on networks this small when the machine is busy
+torch.set_num_threads(1)  # with small networks on a busy machine, more threads are many times slower
 Groups = Mapping[str, Mapping[str, Any]]
 QUIET = {"log": {"tensorboard": False}, "quiet": True}
 
@@ -59,7 +59,7 @@ def resolved(groups: Groups, env: Any = "counting:make", algo: str = "ppo", **se
         ("10-12,0-1", [10, 11, 12, 0, 1]),
     ],
 )
-def test_lists_of_seeds(text: str, seeds: list[int]) -> None:
+def test_lists_of_seeds_are_parsed(text: str, seeds: list[int]) -> None:
     assert parse_seeds(text, "envs.seeds") == seeds
 
 
@@ -71,7 +71,7 @@ def test_lists_of_seeds(text: str, seeds: list[int]) -> None:
     ],
 )
 @pytest.mark.parametrize("group", ["envs", "eval"])
-def test_what_is_no_list_of_seeds_in_one_sentence(text: str, group: str) -> None:
+def test_an_invalid_list_of_seeds_is_refused_in_one_sentence(text: str, group: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resolved({group: {"seeds": text}})
     assert str(caught.value) == (
@@ -79,7 +79,7 @@ def test_what_is_no_list_of_seeds_in_one_sentence(text: str, group: str) -> None
     )
 
 
-def test_a_list_of_seeds_has_an_end() -> None:
+def test_a_list_of_seeds_has_a_maximum_length() -> None:
     assert len(parse_seeds(f"0-{MOST_SEEDS - 1}", "envs.seeds")) == MOST_SEEDS
     for text in (f"0-{MOST_SEEDS}", f"5,0-{MOST_SEEDS - 1}", "0-99999999999999"):
         with pytest.raises(ConfigError, match=r"has more than 1,000,000 seeds: leave it out instead\.$"):
@@ -87,7 +87,7 @@ def test_a_list_of_seeds_has_an_end() -> None:
 
 
 class Recorder(counting.CountingEnv):
-    """Keeps the seeds of its resets, in the order in which envs were made."""
+    """An env that records the seeds of its resets. `made` lists the envs in the order of their construction."""
 
     made: list[Recorder]
 
@@ -109,9 +109,7 @@ def recorder() -> type[Recorder]:
     return RolloutBuffer
 
 
-def test_training_resets_with_the_given_seeds_alone_and_evaluation_plays_its_own_once(
-    tmp_path: Path, recorder: type[Recorder]
-) -> None:
+def test_training_and_evaluation_reset_only_with_their_given_seeds(tmp_path: Path, recorder: type[Recorder]) -> None:
     given, others = [3, 5, 8, 9], [100, 101, 102]
     run = remuda.train(
         "ppo",
@@ -128,16 +126,16 @@ def test_training_resets_with_the_given_seeds_alone_and_evaluation_plays_its_own
     assert probed.seeds == [derive_seed(0, 0, 0)]
     played = [seed for env in training for seed in env.seeds]
     assert len(played) > 80
-    assert set(played) == set(given), "no reset without one of these seeds"
-    assert len({tuple(env.seeds[:6]) for env in training}) > 1, "every env draws for itself"
+    assert set(played) == set(given), "every reset has one of the given seeds"
+    assert len({tuple(env.seeds[:6]) for env in training}) > 1, "every env draws its own sequence of seeds"
     assert len(evaluating) % 3 == 0
-    assert len(evaluating) > 3, "after 200 steps and at the end"
+    assert len(evaluating) > 3, "there are evaluations after 200 steps and at the end"
     for turn in range(0, len(evaluating), 3):
         assert [seed for env in evaluating[turn : turn + 3] for seed in env.seeds] == others
     assert run.evaluate(episodes=3)["episodes"] == 3
 
 
-def test_without_seeds_every_env_gets_one_and_no_reset_after_it_does(recorder: type[Recorder]) -> None:
+def test_without_seeds_only_the_first_reset_of_an_env_has_a_seed(recorder: type[Recorder]) -> None:
     config, spec, _ = resolved({}, env=recorder)
     recorder.made.clear()
     with make_some_envs(config, spec, 4, 1, 0, lambda: False) as envs:
@@ -151,7 +149,7 @@ def test_without_seeds_every_env_gets_one_and_no_reset_after_it_does(recorder: t
 
 @pytest.mark.parametrize("where", ["here", "pool", "acting"])
 def test_the_seeds_reach_every_kind_of_sampler(where: str) -> None:
-    """A marker is the last seed modulo 1000, in every observation."""
+    """Every observation contains a marker, which is the last seed modulo 1000."""
     config, spec, info = resolved({"envs": {"seeds": "11,22,33"}})
     if where == "acting":
         (order,) = make_blueprints(config, spec, info, 1, None)
@@ -170,16 +168,16 @@ def test_the_seeds_reach_every_kind_of_sampler(where: str) -> None:
     assert markers == {11.0, 22.0, 33.0}
 
 
-def test_the_seeds_of_an_evaluation() -> None:
+def test_seeds_of_an_evaluation() -> None:
     config, _, _ = resolved({"eval": {"seeds": "7,20-21", "episodes": 5}})
     assert eval_episodes(config) == 3
-    assert [eval_seed(config, number) for number in range(5)] == [7, 20, 21, 7, 20], "more episodes begin anew"
+    assert [eval_seed(config, number) for number in range(5)] == [7, 20, 21, 7, 20], "more episodes repeat the list"
     config, _, _ = resolved({"eval": {"episodes": 5, "seed": 3}})
     assert eval_episodes(config) == 5
     assert [eval_seed(config, number) for number in range(5)] == [derive_seed(3, number) for number in range(5)]
 
 
-def test_more_evaluation_seeds_than_envs(recorder: type[Recorder]) -> None:
+def test_every_evaluation_seed_is_played_once_if_there_are_fewer_envs(recorder: type[Recorder]) -> None:
     config, spec, info = resolved({"eval": {"seeds": "40-58"}}, env=recorder)
     agent = make_algorithm(config, info, find_net(config.agent)).agent  # type: ignore[attr-defined]
     recorder.made.clear()
@@ -188,7 +186,7 @@ def test_more_evaluation_seeds_than_envs(recorder: type[Recorder]) -> None:
     assert sorted(seed for env in recorder.made for seed in env.seeds if seed is not None) == list(range(40, 59))
 
 
-def test_evaluating_a_run_with_another_seed_leaves_its_list(tmp_path: Path, recorder: type[Recorder]) -> None:
+def test_a_seed_given_to_evaluate_replaces_the_list_of_seeds(tmp_path: Path, recorder: type[Recorder]) -> None:
     run = remuda.train(
         "a2c",
         recorder,
@@ -205,7 +203,7 @@ def test_evaluating_a_run_with_another_seed_leaves_its_list(tmp_path: Path, reco
         assert [seed for env in recorder.made[-2:] for seed in env.seeds] == expected
 
 
-def test_seeds_need_single_envs() -> None:
+def test_lists_of_seeds_need_single_envs() -> None:
     with pytest.raises(ConfigError, match=r"envs\.seeds"):
         make_recipe(*resolved({"envs": {"seeds": "0-5", "backend": "gymnasium"}}, env="CartPole-v1"))
     config, spec, _ = resolved({"envs": {"seeds": "0-5"}}, env="CartPole-v1")
@@ -233,11 +231,11 @@ def test_rewards_are_clipped_for_the_learner(algo: str) -> None:
         reference = algorithm.prepare(small).targets
         assert torch.equal(found[clips].advantage, reference.advantage) is clips
     assert not torch.equal(found[True].value, found[False].value)
-    assert torch.equal(rollout.steps.reward, kept), "the rollout itself keeps what the env gave"
+    assert torch.equal(rollout.steps.reward, kept), "the rollout keeps the rewards of the env"
 
 
-def test_what_is_logged_is_what_the_env_gave(tmp_path: Path) -> None:
-    """Rewards of the counting env are 100 and more: what is learned from them clipped is at most 1 a step."""
+def test_logged_rewards_are_not_clipped(tmp_path: Path) -> None:
+    """Rewards of the counting env are at least 100. Clipped to 1, they give a much smaller value loss."""
     lines = {}
     for clips in (True, False):
         run = remuda.train(
@@ -259,7 +257,9 @@ def test_what_is_logged_is_what_the_env_gave(tmp_path: Path) -> None:
         if "train/value_loss" in line:
             assert line["train/value_loss"] < 1000
     assert lines[False][0]["train/value_loss"] > 10_000
-    assert lines[True][0]["rollout/ep_rew_mean"] == lines[False][0]["rollout/ep_rew_mean"], "the same first rollout"
+    assert lines[True][0]["rollout/ep_rew_mean"] == lines[False][0]["rollout/ep_rew_mean"], (
+        "both first rollouts are equal"
+    )
 
 
 @pytest.mark.parametrize("algo", ["ppo", "a2c", "impala", "appo"])
@@ -287,7 +287,7 @@ def test_the_entropy_bonus_follows_its_schedule(algo: str, text: str, expected: 
 
 
 @pytest.mark.parametrize("text", ["much", "linear(1)", "-0.1", "linear(0.1, -1)"])
-def test_an_entropy_bonus_that_is_no_schedule(text: str) -> None:
+def test_an_entropy_bonus_that_is_not_a_schedule_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^algo\.ent_coef=.* is not a schedule: give a number, linear"):
         resolved({"algo": {"ent_coef": text}})
 
@@ -296,14 +296,14 @@ def test_an_entropy_bonus_that_is_no_schedule(text: str) -> None:
 
 
 @pytest.mark.parametrize("size", [8, 16, 32])
-def test_minibatches_of_whole_sequences(size: int) -> None:
+def test_minibatches_of_whole_sequences_are_accepted(size: int) -> None:
     config, _, _ = resolved({"agent": {"core": "lstm"}, "algo": {"batch_size": size}})
     assert config.algo_options.batch_size == size
 
 
 @pytest.mark.parametrize("size", [2, 4, 12, 24, 64, 20])
-def test_minibatches_that_would_cut_sequences_or_envs(size: int) -> None:
-    """n_steps is 8 and there are 4 envs: 24 is three envs, which do not divide four; 4 divides the rows alone."""
+def test_minibatches_that_would_cut_sequences_are_refused(size: int) -> None:
+    """With n_steps=8 and 4 envs, 24 rows are three envs, which do not divide four, and 4 rows cut a sequence."""
     with pytest.raises(ConfigError) as caught:
         resolved({"agent": {"core": "gru"}, "algo": {"batch_size": size}})
     assert str(caught.value) == (
@@ -312,22 +312,22 @@ def test_minibatches_that_would_cut_sequences_or_envs(size: int) -> None:
     )
 
 
-def test_agents_without_memory_and_a2c_have_no_such_rule() -> None:
+def test_feedforward_agents_and_a2c_accept_any_minibatches() -> None:
     resolved({"algo": {"batch_size": 4}})
     resolved({"agent": {"core": "lstm"}, "algo": {"n_steps": 5}}, algo="a2c")
 
 
-# --- workers that act -----------------------------------------------------------------------------------------------
+# --- sampler workers ------------------------------------------------------------------------------------------------
 
 
-def test_acting_workers_take_no_turns() -> None:
+def test_sampler_workers_refuse_slots() -> None:
     with pytest.raises(
         ConfigError, match=r"^sampler\.slots=2 with sampler\.inference=workers: workers take no turns, use 1\.$"
     ):
         resolved({"sampler": {"inference": "workers", "slots": 2}})
 
 
-def test_acting_workers_need_workers(tmp_path: Path) -> None:
+def test_sampler_workers_are_refused_under_serial(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^sampler\.inference=workers has no workers under --scheme serial: use"):
         remuda.train("ppo", "counting:make", out=tmp_path / "run", sampler={"inference": "workers"}, **QUIET)
     assert not (tmp_path / "run").exists()
@@ -350,7 +350,7 @@ def test_acting_workers_need_workers(tmp_path: Path) -> None:
     ],
     ids=["native", "net", "env"],
 )
-def test_what_acting_workers_cannot_find_is_refused_before_anything_is_kept(
+def test_envs_and_nets_unknown_to_sampler_workers_are_refused_without_a_run(
     tmp_path: Path, settings: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     common = {
@@ -364,7 +364,7 @@ def test_what_acting_workers_cannot_find_is_refused_before_anything_is_kept(
     assert not (tmp_path / "run").exists()
 
 
-def test_refusals_start_no_process() -> None:
+def test_native_envs_in_sampler_workers_are_refused_without_a_process() -> None:
     config, spec, info = resolved(
         {"sampler": {"inference": "workers"}, "envs": {"backend": "gymnasium"}}, env="CartPole-v1"
     )
@@ -373,7 +373,7 @@ def test_refusals_start_no_process() -> None:
         make_worker_sampler(config, spec, info, 2, nothing, nothing, 0, lambda: False)
 
 
-def test_more_acting_workers_than_envs(tmp_path: Path) -> None:
+def test_more_sampler_workers_than_envs_are_refused(tmp_path: Path) -> None:
     sampler = {"inference": "workers", "envs": 2, "workers": 3}
     with pytest.raises(ConfigError, match=r"^sampler\.workers=3 is more than the 2 envs of a slot"):
         remuda.train(
@@ -394,8 +394,8 @@ def test_waiting_for_resets_needs_single_envs() -> None:
         make_recipe(*resolved({"sampler": {"wait_reset": True}, "envs": {"backend": "gymnasium"}}, env="CartPole-v1"))
 
 
-def test_envs_and_agent_of_a_worker_are_those_of_the_run() -> None:
-    """The agent that a worker builds from its order has the run's own first weights."""
+def test_a_worker_builds_the_envs_and_the_agent_of_the_run() -> None:
+    """The agent that a worker builds from its blueprint has the initial weights of the run."""
     agent_options = {"core": "gru", "prev_action": True}
     config, spec, info = resolved({"agent": agent_options, "sampler": {"inference": "workers"}})
     seen = agent_view(config, info)
@@ -411,7 +411,7 @@ def test_envs_and_agent_of_a_worker_are_those_of_the_run() -> None:
     envs.close()
 
 
-# --- configurations as workers get them -----------------------------------------------------------------------------
+# --- configurations as workers receive them -------------------------------------------------------------------------
 
 CONFIGS: dict[str, tuple[str, str, Groups]] = {
     "defaults": ("ppo", "counting:make", {}),
@@ -435,7 +435,7 @@ CONFIGS: dict[str, tuple[str, str, Groups]] = {
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("through", ["nothing", "json", "msgpack", "yaml"])
-def test_there_and_back_again(name: str, through: str) -> None:
+def test_a_configuration_is_restored_from_every_format(name: str, through: str) -> None:
     algo, env, groups = CONFIGS[name]
     config, _, _ = resolved(groups, env, algo, seed=2**40, steps=10**7, scheme="parallel")
     values: Any = to_dict(config)
@@ -451,7 +451,7 @@ def test_there_and_back_again(name: str, through: str) -> None:
     assert isinstance(again.agent.hidden, tuple)
 
 
-def test_a_configuration_that_was_tampered_with_is_refused() -> None:
+def test_an_invalid_stored_configuration_is_refused() -> None:
     values = to_dict(resolved({})[0])
     values["options"]["sampler"]["envs"] = 0
     with pytest.raises(ConfigError, match=r"sampler\.envs=0 is too small"):
@@ -461,6 +461,6 @@ def test_a_configuration_that_was_tampered_with_is_refused() -> None:
         from_dict(values)
 
 
-def test_levels_and_exact_seeds_exclude_one_another() -> None:
+def test_levels_and_seeds_together_are_refused() -> None:
     with pytest.raises(ConfigError, match="levels and seeds were both given"):
         make_envs(resolve("counting:make"), 1, seeds=[[1]], levels=[2])

@@ -1,4 +1,4 @@
-"""Options, files and runs of 0.1 with the names that options had then."""
+"""Test that options, files and runs with the option names of version 0.1 are still accepted."""
 
 import logging
 import shutil
@@ -30,7 +30,7 @@ def notices(caplog) -> list[str]:
 
 
 def age(path) -> None:
-    """Give the options in a run's config.yaml the names of 0.1."""
+    """Rename the options in a run's config.yaml to their names of version 0.1."""
     config = yaml.safe_load((path / "config.yaml").read_text())
     for group, old, new in OLD:
         config["options"][group][old] = config["options"][group].pop(new)
@@ -44,7 +44,7 @@ class TestOneOption:
         assert new in known
         assert old not in known
 
-    def test_as_a_keyword(self, group, old, new, caplog):
+    def test_an_old_name_as_a_keyword_gives_a_notice(self, group, old, new, caplog):
         with caplog.at_level(logging.WARNING, "remuda"):
             config, _, _ = resolve_config(
                 SETTINGS, {**PRIORITIZED, group: {**PRIORITIZED.get(group, {}), old: VALUES[old]}}
@@ -52,7 +52,7 @@ class TestOneOption:
         assert str(getattr(getattr(config, group), new)).lower() == VALUES[old]
         assert notices(caplog) == [f"{group}.{old} is now {group}.{new}."]
 
-    def test_in_a_file(self, group, old, new, tmp_path, caplog):
+    def test_an_old_name_in_a_file_gives_a_notice(self, group, old, new, tmp_path, caplog):
         options = {**PRIORITIZED, group: {**PRIORITIZED.get(group, {}), old: VALUES[old]}}
         path = tmp_path / "config.yaml"
         path.write_text(yaml.safe_dump({**SETTINGS, "options": options}))
@@ -61,12 +61,12 @@ class TestOneOption:
         assert str(getattr(getattr(config, group), new)).lower() == VALUES[old]
         assert notices(caplog) == [f"{path}: {group}.{old} is now {group}.{new}."]
 
-    def test_both_names(self, group, old, new):
+    def test_both_names_together_are_refused(self, group, old, new):
         with pytest.raises(ConfigError, match=rf"^{group}\.{old} is the old name of {group}\.{new}, and both"):
             resolve_config(SETTINGS, {group: {old: VALUES[old], new: VALUES[old]}})
 
 
-def test_on_the_command_line(tmp_path, monkeypatch, capsys, caplog):
+def test_old_names_on_the_command_line_give_a_notice(tmp_path, monkeypatch, capsys, caplog):
     monkeypatch.chdir(tmp_path)
     arguments = ["train", "a2c", "--env", "CartPole-v1", "--steps", "16", "--quiet", "--eval.episodes", "0"]
     assert main([*arguments, "--agent.quick", "false", "--sampler.act", "central", "--out", "run"]) == 0
@@ -77,7 +77,7 @@ def test_on_the_command_line(tmp_path, monkeypatch, capsys, caplog):
     assert "quick" not in stored["agent"]
 
 
-def test_nothing_old_is_left_alone():
+def test_options_without_old_names_are_not_changed():
     groups = {"agent": {"hidden": (8,)}, "sampler": "nonsense", "nonsense": {"act": 1}}
     assert rename_options(groups) == groups
 
@@ -85,7 +85,7 @@ def test_nothing_old_is_left_alone():
 @pytest.mark.parametrize(
     "algo", ["ppo", "dqn", *(pytest.param(algo, marks=pytest.mark.long) for algo in ("r2d1", "sac"))]
 )
-def test_a_run_of_0_1_is_evaluated_resumed_and_repeated(algo, tmp_path, caplog):
+def test_a_run_of_0_1_is_loaded_resumed_and_repeated(algo, tmp_path, caplog):
     env = "Pendulum-v1" if algo == "sac" else "CartPole-v1"
     options = {"sampler": {"envs": 4}, **QUICK}
     if algo == "ppo":
@@ -105,7 +105,7 @@ def test_a_run_of_0_1_is_evaluated_resumed_and_repeated(algo, tmp_path, caplog):
         assert notices(caplog) == [notice]
         caplog.clear()
         resumed, same = (remuda.resume(path, steps=512, quiet=True) for path in (old, run.path))
-        assert not notices(caplog), "one notice is enough"
+        assert not notices(caplog), "the notice is logged only once"
         resolve_config({}, {}, resumed.path / "config.yaml")
         assert not notices(caplog), "a resumed run stores the new names"
     tensors = [path.path / "checkpoints/latest/tensors.safetensors" for path in (resumed, same)]

@@ -1,4 +1,4 @@
-"""Options that a run does not use are refused where the user sets them, and only there; the declarations are true."""
+"""Test that runs refuse unused options that the user sets, and read exactly the options that are declared as used."""
 
 import os
 import subprocess
@@ -24,11 +24,11 @@ PRESETS = {entry.name: entry.presets for entry in all_algorithms()}
 
 TESTS = Path(__file__).parents[1]
 BOX = ("ddpg", "sac", "td3")
-# Options of games, which are checked against the env instead.
+# Options of Atari games and envs.kwargs are checked against the env instead.
 OF_ENVS = {"envs.kwargs", *(f"envs.{item.name}" for item in fields(AtariOptions))}
-# Options that are used, and read only if another option is set or by the checks of a configuration.
+# These options are used, but read only if another option is set, or only when a configuration is checked.
 READ_IF_SET = {"replay.alpha", "algo.correction", "agent.fast_path"}
-# Options that are read by runs that do not use them; a configuration with another value than the default is refused.
+# These options are read also by runs that do not use them. Such runs refuse the values given here.
 READ_ANYWAY = {
     "scheme.device": "cuda",
     "scheme.weights": "file",
@@ -36,7 +36,7 @@ READ_ANYWAY = {
     "eval.video": True,
     "algo.atoms": 51,
 }
-NO_EFFECT_WITHOUT_ATOMS = {"algo.v_min", "algo.v_max"}  # of r2d1
+NO_EFFECT_WITHOUT_ATOMS = {"algo.v_min", "algo.v_max"}  # options of r2d1
 
 
 def env_of(algo: str) -> str:
@@ -68,7 +68,7 @@ def check_reads(algo: str, scheme: str, read: set[str]) -> None:
             if is_used(algo, scheme, group, item.name):
                 assert name in read, f"{algo} {scheme} does not read {name}, which is declared to be used"
             elif name in read and name not in NO_EFFECT_WITHOUT_ATOMS:
-                value = READ_ANYWAY[name]  # KeyError: declared to be unused, and read
+                value = READ_ANYWAY[name]  # a KeyError means that an option declared to be unused is read
                 extra = {"episodes": 1, "cpu_fraction": 0.5} if group == "eval" else {}
                 settings = {"algo": algo, "env": env_of(algo), "scheme": scheme}
                 with pytest.raises(ConfigError, match=rf"{item.name}|cpu_fraction"):
@@ -82,7 +82,7 @@ def check_reads(algo: str, scheme: str, read: set[str]) -> None:
         for algo in ALGORITHMS
     ],
 )
-def test_what_serial_runs_read(algo, tmp_path, capsys):
+def test_serial_runs_read_exactly_the_used_options(algo, tmp_path, capsys):
     read: set[str] = set()
     stop = record_reads(read.add)
     try:
@@ -101,8 +101,8 @@ def test_what_serial_runs_read(algo, tmp_path, capsys):
         if scheme == "parallel" or algo not in ("a2c", "ppo")
     ],
 )
-def test_what_runs_with_workers_read(algo, scheme, tmp_path):
-    """The workers record what they read as well."""
+def test_runs_with_workers_read_exactly_the_used_options(algo, scheme, tmp_path):
+    """The reads of worker processes are recorded as well."""
     record = tmp_path / "read.txt"
     path = os.pathsep.join(filter(None, [str(TESTS / "recording"), str(TESTS), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-m", "remuda", *arguments_of(algo, scheme, tmp_path / "run")]
@@ -131,7 +131,9 @@ REFUSED = [
 
 @pytest.mark.parametrize(("algo", "scheme", "option", "value", "rule"), REFUSED)
 class TestGivenByTheUser:
-    def test_on_the_command_line(self, algo, scheme, option, value, rule, tmp_path, monkeypatch, capsys):
+    def test_unused_options_on_the_command_line_are_refused(
+        self, algo, scheme, option, value, rule, tmp_path, monkeypatch, capsys
+    ):
         monkeypatch.chdir(tmp_path)
         assert main(["train", algo, "--env", env_of(algo), "--scheme", scheme, f"--{option}", value]) == 2
         error = capsys.readouterr().err
@@ -140,14 +142,14 @@ class TestGivenByTheUser:
         assert len(error.splitlines()) == 1
         assert not list(tmp_path.iterdir())
 
-    def test_as_a_keyword(self, algo, scheme, option, value, rule):
+    def test_unused_options_as_keywords_are_refused(self, algo, scheme, option, value, rule):
         group, _, name = option.partition(".")
         groups = {group: {name: value}}
         schemes = {"name": scheme, **groups.pop("scheme", {})}
         with pytest.raises(remuda.UsageError, match="leave it out"):
             remuda.train(algo, env_of(algo), scheme=schemes, steps=10, quiet=True, **groups)
 
-    def test_in_a_file(self, algo, scheme, option, value, rule, tmp_path):
+    def test_unused_options_in_a_file_are_refused(self, algo, scheme, option, value, rule, tmp_path):
         group, _, name = option.partition(".")
         content = {"algo": algo, "env": env_of(algo), "scheme": scheme, "options": {group: {name: value}}}
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
@@ -165,7 +167,7 @@ def test_a_stored_configuration_lists_unused_options(tmp_path):
         resume_config(run.path, {}, {"replay": {"ratio": 8.0}})
 
 
-def test_presets_may_set_what_a_run_does_not_use():
-    """One preset serves DQN with and without a distribution of returns, and all schemes."""
+def test_presets_may_set_unused_options():
+    """DQN with and without distributional returns uses the same preset, under all schemes."""
     assert "v_min" in PRESETS["dqn"]["CartPole-*"]["algo"]
     resolve_config({"algo": "dqn", "env": "CartPole-v1"}, {})

@@ -1,4 +1,4 @@
-"""Mistakes that only algorithms with a replay can be given: each is refused in one sentence, and nothing starts."""
+"""Test that wrong options of algorithms with a replay are refused in one sentence, without creating a run."""
 
 from __future__ import annotations
 
@@ -91,14 +91,16 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("algo", "env", "groups", "sentence"), CASES)
-def test_one_sentence_and_no_run(algo: str, env: str, groups: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+def test_mistakes_are_refused_in_one_sentence_without_a_run(
+    algo: str, env: str, groups: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=sentence) as found:
         remuda.train(algo, env, steps=100, out=tmp_path / "run", quiet=True, **groups)
     assert "\n" not in str(found.value)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_replay_that_does_not_fit_is_refused_with_the_largest_that_does(
+def test_a_replay_larger_than_memory_is_refused_with_the_largest_capacity(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     free = 3_000_000_000
@@ -108,25 +110,25 @@ def test_a_replay_that_does_not_fit_is_refused_with_the_largest_that_does(
         remuda.train("dqn", "ALE/Pong-v5", steps=100, out=tmp_path / "run", quiet=True, **groups)
     assert not (tmp_path / "run").exists()
     most = int(re.findall(r"at most (\d+)", str(found.value))[0])
-    assert 350_000 < most < 400_000  # nine tenths of what is free, 7 kB each
+    assert 350_000 < most < 400_000  # nine tenths of the free memory hold this many rows of 7 kB
     config, _, info = resolve_config({"algo": "dqn", "env": "ALE/Pong-v5"}, {"replay": {"capacity": most}})
     ring = SimpleNamespace(counters=SimpleNamespace(pause_timeout=30.0))
     monkeypatch.setattr(replays, "FrameRing", lambda *arguments: ring)
     assert make_ring(config, info, None) is ring
-    assert ring.counters.pause_timeout > config.envs.step_timeout, "a writer that hangs is replaced by then"
+    assert ring.counters.pause_timeout > config.envs.step_timeout, "a pause waits until a hanging writer is replaced"
 
 
 @pytest.mark.parametrize(
     ("env", "asked", "found"),
     [("ALE/Pong-v5", 0, 4), ("ALE/Pong-v5", 1, 1), ("ALE/Pong-v5", 2, 2), ("MinAtar/Breakout-v1", 0, 1)],
 )
-def test_frames_are_found(env: str, asked: int, found: int) -> None:
+def test_the_number_of_frames_is_derived_from_the_env(env: str, asked: int, found: int) -> None:
     config, _, info = resolve_config({"algo": "dqn", "env": env}, {"replay": {"frames": asked}})
     assert num_frames(config, info.observation) == found
 
 
 @pytest.mark.parametrize("algo", ["ddpg", "td3", "sac"])
-def test_actors_may_have_a_rate_of_their_own_and_rewards_a_scale(algo: str) -> None:
+def test_actor_learning_rate_and_reward_scale_reach_the_learner(algo: str) -> None:
     groups = {"algo": {"actor_learning_rate": "linear(1e-5, 0)", "reward_scale": "5"}}
     config, spec, info = resolve_config({"algo": algo, "env": "Pendulum-v1"}, groups)
     learner = make_recipe(config, spec, info).make_learner()
@@ -134,6 +136,6 @@ def test_actors_may_have_a_rate_of_their_own_and_rewards_a_scale(algo: str) -> N
     assert learner.algorithm.reward_scale == 5.0
 
 
-def test_the_options_of_a_replay_are_not_those_of_ppo() -> None:
+def test_replay_options_of_ppo_are_the_defaults() -> None:
     config, *_ = resolve_config({"algo": "ppo", "env": "CartPole-v1"}, {})
     assert config.replay == ReplayOptions()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from documentation import RECORDED, ROOT, Block, Command, Page, all_pages, blocks_of, firsts
 
-NOT_RUN = 7  # commands that are marked no-run; an eighth needs a reason as good as theirs
+NOT_RUN = 7  # the number of commands that are marked no-run; another one needs a good reason
 
 
 @pytest.mark.parametrize("name", [name for name in all_pages() if name.count("/") < 2 and name != RECORDED])
@@ -16,7 +16,7 @@ def test_every_block_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     Page(name).run(tmp_path, monkeypatch)
 
 
-def test_few_commands_are_not_run() -> None:
+def test_the_number_of_commands_that_are_not_run_is_known() -> None:
     marked = [(name, command.text) for name in all_pages() for command in Page(name).commands if command.no_run]
     assert len(marked) == NOT_RUN, marked
 
@@ -53,13 +53,13 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 HERE = re.findall(r"\| `(remuda[ .]train\W.+)` \|$", README.split("## Coming from another library")[1], re.MULTILINE)
 
 
-def test_what_readers_from_other_libraries_type_is_found() -> None:
+def test_commands_for_users_of_other_libraries_are_found() -> None:
     assert len([text for text in HERE if text.startswith("remuda train")]) == 6
     assert len([text for text in HERE if text.startswith("remuda.train")]) == 6
 
 
 @pytest.mark.parametrize("text", HERE)
-def test_what_readers_from_other_libraries_type_works(
+def test_commands_for_users_of_other_libraries_run(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = Page("README.md")

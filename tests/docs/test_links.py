@@ -19,7 +19,7 @@ def anchors(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_links_lead_somewhere(name: str) -> None:
+def test_relative_links_have_targets(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
         path, _, anchor = link.partition("#")

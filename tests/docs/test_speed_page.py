@@ -36,11 +36,11 @@ BLOCKS = ["## Heading", "| a | b |\n|---|---|", "```\ncommand\n\nanother\ncomman
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_blocks_that_are_not_wrapped(block: str) -> None:
+def test_other_blocks_are_not_wrapped(block: str) -> None:
     assert wrap_paragraphs(f"{block}\n\nTwo\nlines.\n") == f"{block}\n\nTwo lines.\n"
 
 
-def test_list_items_are_wrapped_one_by_one() -> None:
+def test_list_items_are_wrapped_separately() -> None:
     long = "word " * 30
     assert wrap_paragraphs(f"- first\n- {long}\n  end") == (
         f"- first\n- {'word ' * 23}".rstrip() + f"\n  {'word ' * 7}end\n"

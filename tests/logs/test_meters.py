@@ -1,4 +1,4 @@
-"""Statistics of the last episodes, against numbers worked out by hand."""
+"""Test the statistics of the last episodes against numbers computed by hand."""
 
 import math
 
@@ -30,7 +30,7 @@ def test_only_the_last_episodes_count() -> None:
     assert window.summary()["rollout/ep_rew_min"] == 7.0
 
 
-def test_a_field_may_come_late_and_leaves_with_its_episode() -> None:
+def test_a_field_of_one_episode_is_in_the_summary_while_in_the_window() -> None:
     window = Window(size=2)
     window.add({"ep_rew": 1.0})
     window.add({"ep_rew": 1.0, "info/success": 1.0})
@@ -51,11 +51,11 @@ def test_nan_is_skipped_and_infinity_is_not() -> None:
     assert math.isnan(window.summary()["rollout/ep_rew_std"])
 
 
-def test_nothing_finished_yet() -> None:
+def test_summary_is_empty_before_the_first_episode() -> None:
     assert Window().summary() == {}
 
 
-def test_what_was_added_cannot_change_afterwards() -> None:
+def test_added_values_are_copied() -> None:
     window, values = Window(), {"ep_rew": 1.0}
     window.add(values)
     values["ep_rew"] = 9.0

@@ -1,4 +1,4 @@
-"""The view on a pseudo-terminal, in a pipe, and when either is closed."""
+"""Test the live view on a pseudo-terminal, the plain lines in a pipe, and what happens if either is closed."""
 
 import fcntl
 import io
@@ -61,7 +61,7 @@ def on_a_terminal(program: str, columns: int, rows: int = 24, hang_up_after: str
                 continue
             try:
                 data = os.read(master, 65536)
-            except OSError:  # EIO: the last process that had the terminal open is gone
+            except OSError:  # EIO: no process has the terminal open any longer
                 break
             output += data
             if hang_up_after is not None and hang_up_after.encode() in output:
@@ -122,10 +122,10 @@ def test_live_view_needs_no_thread() -> None:
         assert set(threading.enumerate()) <= before
 
 
-def test_live_view_takes_over_only_what_goes_to_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_view_replaces_only_streams_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     stdout, stderr = io.StringIO(), io.StringIO()
     monkeypatch.setattr(sys, "stdout", stdout)
-    monkeypatch.setattr(sys, "stderr", stderr)  # as with 2> FILE: no terminal
+    monkeypatch.setattr(sys, "stderr", stderr)  # not a terminal, as with 2> FILE
     with Terminal(10, "t", plain=False):
         assert sys.stdout is not stdout
         assert sys.stderr is stderr
@@ -156,10 +156,10 @@ def test_a_terminal_that_hangs_up_does_not_stop_the_run(tmp_path: object) -> Non
         assert file.read() == "whole run"
 
 
-# --- no terminal ----------------------------------------------------------------------------------------------
+# --- output to a pipe or file ---------------------------------------------------------------------------------
 
 
-def test_in_a_pipe_there_are_plain_lines() -> None:
+def test_output_to_a_pipe_is_plain_lines() -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PROGRAM)], capture_output=True, text=True, timeout=20, check=True
     )
@@ -176,12 +176,12 @@ def test_in_a_pipe_there_are_plain_lines() -> None:
     )
 
 
-def test_lines_come_every_five_seconds_or_tenth_of_the_run_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_printed_every_five_seconds_or_tenth_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     file = io.StringIO()
     with Terminal(1_000_000, "t", plain=True, file=file) as terminal:
-        for step in range(1, 22):  # one step a second: far from a tenth of the run
+        for step in range(1, 22):  # one step per second, which is far less than a tenth of the run
             terminal.update(METRICS, step)
             now[0] += 1.0
         terminal.update(METRICS, 250_000)  # more than a tenth at once
@@ -190,7 +190,7 @@ def test_lines_come_every_five_seconds_or_tenth_of_the_run_and_at_the_end(monkey
     assert steps == [1, 6, 11, 16, 21, 250_000, 250_001]
 
 
-def test_no_line_is_printed_twice_and_none_without_an_update() -> None:
+def test_lines_are_printed_once_and_only_after_an_update() -> None:
     file = io.StringIO()
     with Terminal(100, "t", plain=True, file=file) as terminal:
         terminal.update(METRICS, 100)
@@ -200,7 +200,7 @@ def test_no_line_is_printed_twice_and_none_without_an_update() -> None:
     assert file.getvalue() == ""
 
 
-def test_nan_is_not_shown_and_the_time_left_counts_this_process_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_is_not_shown_and_the_time_left_uses_the_rate_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     file = io.StringIO()
@@ -215,23 +215,23 @@ def test_the_time_left_follows_the_recent_rate(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     terminal = Terminal(100_000, "t", plain=True, file=io.StringIO())
     steps = 0
-    for _ in range(600):  # ten minutes at 100 steps/s
+    for _ in range(600):  # ten minutes with 100 steps/s
         now[0] += 1.0
         terminal.update({}, steps := steps + 100)
     assert terminal.parts() == ["6:40 left"]
-    for _ in range(40):  # and then an env that is a tenth as fast
+    for _ in range(40):  # then the env is ten times slower
         now[0] += 1.0
         terminal.update({}, steps := steps + 10)
-    assert terminal.parts() == ["1:06:00 left"]  # 39,600 steps at 10 steps/s; at the average rate it would be 6:59
+    assert terminal.parts() == ["1:06:00 left"]  # 39,600 steps at 10 steps/s; the average rate would give 6:59
     assert len(terminal._rates) < 100
 
 
-def test_rounds_that_are_longer_than_the_window_have_a_rate_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_left_is_shown_if_rounds_are_longer_than_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     terminal = Terminal(10_000, "t", plain=True, file=io.StringIO())
     now[0] = 50.0
-    terminal.begin("sampling")  # starting took 50 seconds, which say nothing about the rate
+    terminal.begin("sampling")  # the 50 seconds of startup do not count for the rate
     for steps in (1000, 2000, 3000):
         now[0] += 100.0
         terminal.update({}, steps)
@@ -245,7 +245,7 @@ def test_the_view_is_redrawn_during_a_long_rollout(monkeypatch: pytest.MonkeyPat
     terminal = Terminal(100_000, "t", plain=False, file=file)
     terminal.begin("sampling and learning from the first 2,048 steps")
     shown = []
-    for _ in range(500):  # polled a hundred times a second, for five seconds
+    for _ in range(500):  # polls a hundred times per second, for five seconds
         now[0] += 0.01
         before = file.tell()
         terminal.tick()
@@ -262,10 +262,10 @@ def test_the_view_is_redrawn_during_a_long_rollout(monkeypatch: pytest.MonkeyPat
     before = file.tell()
     now[0] += 100.0
     terminal.tick()
-    assert file.tell() == before, "a view that was closed is not drawn again"
+    assert file.tell() == before, "a closed view is not drawn again"
 
 
-def test_a_long_rollout_gives_few_lines_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_rollout_prints_few_lines_to_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     file = io.StringIO()
@@ -278,7 +278,7 @@ def test_a_long_rollout_gives_few_lines_in_a_pipe(monkeypatch: pytest.MonkeyPatc
     assert file.getvalue().splitlines() == [f"{what}: 0:05 so far", f"{what}: 1:05 so far", f"{what}: 2:05 so far"]
 
 
-def test_a_reader_that_leaves_does_not_stop_the_run() -> None:
+def test_a_closed_pipe_does_not_stop_the_run() -> None:
     program = """
         import os, sys, time
         from remuda.logs import Terminal
@@ -296,14 +296,14 @@ def test_a_reader_that_leaves_does_not_stop_the_run() -> None:
     assert child.stdout is not None
     assert child.stderr is not None
     child.stdout.readline()
-    child.stdout.close()  # what `| head -1` does
+    child.stdout.close()  # as `| head -1` does
     errors = child.stderr.read()
     child.stderr.close()
     assert child.wait(timeout=20) == 0
     assert errors == b"whole run"
 
 
-def test_ascii_output_gets_what_it_can_show() -> None:
+def test_ascii_output_replaces_other_characters() -> None:
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding="ascii")
     with Terminal(10, "t", plain=True, file=file) as terminal:
@@ -311,7 +311,7 @@ def test_ascii_output_gets_what_it_can_show() -> None:
     assert b"return 312.4 +- 88.1" in raw.getvalue()
 
 
-def test_a_closed_file_is_no_error() -> None:
+def test_a_closed_file_raises_no_error() -> None:
     file = io.StringIO()
     terminal = Terminal(10, "t", file=file)
     file.close()
@@ -320,15 +320,15 @@ def test_a_closed_file_is_no_error() -> None:
     terminal.close()
 
 
-# --- where the time went --------------------------------------------------------------------------------------
+# --- shares of the time ---------------------------------------------------------------------------------------
 
 
-def test_shares_add_up_to_a_hundred() -> None:
+def test_time_shares_add_up_to_100_percent() -> None:
     line = where_time_went({"env": 1.0, "inference": 1.0, "update": 1.0})
     assert line == "time: env 34 %, inference 33 %, update 33 %"
     line = where_time_went({"other": 1, "plotting": 2, "evaluation": 3, "wait": 4, "env": 90, "update": 0.0})
     assert line == "time: env 90 %, waiting 4 %, evaluation 3 %, plotting 2 %, other 1 %"
 
 
-def test_no_time_at_all() -> None:
+def test_time_shares_without_measured_times() -> None:
     assert where_time_went({}) == where_time_went({"env": 0.0}) == "time: nothing measured"

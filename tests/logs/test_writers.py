@@ -1,4 +1,4 @@
-"""Metric files stay readable, whatever happens to the process that writes them."""
+"""Test that metric files stay readable if the process that writes them is killed or the disk is full."""
 
 import csv
 import json
@@ -37,10 +37,10 @@ def strict_rows(directory: Path) -> list[dict[str, Any]]:
 # --- metrics.jsonl and metrics.csv ----------------------------------------------------------------------------
 
 
-def test_rows_with_the_step_first_and_keys_in_order(tmp_path: Path) -> None:
+def test_rows_have_the_step_first_and_sorted_keys(tmp_path: Path) -> None:
     writer = MetricsFile(tmp_path)
     writer.write(100, {"train/loss": 0.5, "rollout/ep_rew_mean": np.float32(2.0), STEP: 7, "a": np.int64(3)})
-    rows = strict_rows(tmp_path)  # readable at once, not only after close
+    rows = strict_rows(tmp_path)  # rows are readable immediately, not only after close
     assert list(rows[0].items()) == [(STEP, 100), ("a", 3), ("rollout/ep_rew_mean", 2.0), ("train/loss", 0.5)]
     writer.close()
     assert read_metrics(tmp_path) == rows
@@ -49,7 +49,7 @@ def test_rows_with_the_step_first_and_keys_in_order(tmp_path: Path) -> None:
 def test_nan_and_infinity_become_null_and_empty(tmp_path: Path) -> None:
     writer = MetricsFile(tmp_path)
     writer.write(1, {"a": math.nan, "b": math.inf, "c": 1.0})  # the row that defines the columns
-    writer.write(2, {"a": 1.0, "b": -math.inf, "c": math.nan})  # and one that is appended
+    writer.write(2, {"a": 1.0, "b": -math.inf, "c": math.nan})  # a row that is appended
     writer.close()
     assert strict_rows(tmp_path) == [
         {STEP: 1, "a": None, "b": None, "c": 1.0},
@@ -106,7 +106,7 @@ def test_resume_before_the_first_row_and_without_files(tmp_path: Path) -> None:
 
 
 def write_until_killed(directory: Path, writer: str, metrics: str) -> int:
-    """Write one line after another in a process, kill it, and return the number of lines that it certainly wrote."""
+    """Write lines in another process, kill it, and return the number of lines that it has reported as written."""
     program = textwrap.dedent(
         f"""
         import sys
@@ -132,7 +132,7 @@ def write_until_killed(directory: Path, writer: str, metrics: str) -> int:
     return written
 
 
-def test_a_killed_process_leaves_whole_rows(tmp_path: Path) -> None:
+def test_a_killed_process_leaves_complete_rows(tmp_path: Path) -> None:
     written = write_until_killed(tmp_path, "MetricsFile", '{"m": step / 7, f"key{step % 13}": 1.0}')
     assert len(read_metrics(tmp_path)) >= written
     writer = MetricsFile(tmp_path)
@@ -151,7 +151,7 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
 def test_a_table_that_could_not_be_widened_is_widened_by_the_next_row(tmp_path: Path) -> None:
     writer = MetricsFile(tmp_path)
     writer.write(1, {"a": 1.0})
-    (tmp_path / "metrics.csv.tmp").mkdir()  # prevents the new table, as a full disk does
+    (tmp_path / "metrics.csv.tmp").mkdir()  # writing the new table fails, as on a full disk
     with pytest.raises(OSError, match="Is a directory"):
         writer.write(2, {"a": 2.0, "b": 2.0})
     (tmp_path / "metrics.csv.tmp").rmdir()
@@ -161,7 +161,7 @@ def test_a_table_that_could_not_be_widened_is_widened_by_the_next_row(tmp_path: 
     assert table == "time/total_timesteps,a,b\n1,1.0,\n2,2.0,2.0\n3,3.0,3.0\n"
 
 
-def test_a_full_disk_raises_and_leaves_the_rows_before_it(tmp_path: Path) -> None:
+def test_a_full_disk_raises_and_keeps_earlier_rows(tmp_path: Path) -> None:
     program = textwrap.dedent(
         """
         import resource, signal, sys
@@ -208,7 +208,7 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     assert scalars(tmp_path / "tb", "rollout/ep_rew_mean") == [(step * 100, step / 2) for step in range(1, 6)]
 
 
-def test_tensorboard_readers_drop_what_follows_the_checkpoint(tmp_path: Path) -> None:
+def test_tensorboard_readers_drop_values_after_the_checkpoint(tmp_path: Path) -> None:
     first = TensorBoard(tmp_path)
     for step in (100, 200, 300):
         first.write(step, {"m": 1.0})
@@ -282,7 +282,7 @@ def test_tensorboard_leaves_no_thread_and_no_process(tmp_path: Path) -> None:
     assert done.stdout == "1 []\n"
 
 
-def test_logs_import_neither_torch_nor_anything_heavy(tmp_path: Path) -> None:
+def test_logs_import_no_heavy_packages(tmp_path: Path) -> None:
     program = textwrap.dedent(
         """
         import sys
@@ -303,14 +303,16 @@ def test_logs_import_neither_torch_nor_anything_heavy(tmp_path: Path) -> None:
 # --- Weights & Biases -----------------------------------------------------------------------------------------
 
 
-def test_wandb_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_that_is_not_installed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match=r"log\.wandb=cats needs the package wandb.*pip install 'remuda\[wandb\]'"):
         WandB("cats", tmp_path, {})
     assert os.listdir(tmp_path) == []
 
 
-def test_wandb_calls_and_the_same_id_after_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_receives_metrics_and_keeps_its_id_after_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[tuple[str, Any]] = []
 
     class Run:

@@ -1,4 +1,4 @@
-"""Registries: names, import paths and entry points of algorithms, schemes and env backends."""
+"""Test the registries: names, import paths and entry points of algorithms, schemes and env backends."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ QUIET: dict[str, Any] = {"quiet": True, "log": {"tensorboard": False}, "eval": {
 
 @pytest.fixture
 def scratch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget what a test registers."""
+    """Remove at the end of a test what it registered."""
     forget_registered(monkeypatch)
 
 
-def test_own_entries() -> None:
+def test_remudas_own_entries_are_registered() -> None:
     assert registry.algorithm_names() == OWN
     assert registry.scheme_names() == ["serial", "parallel", "async"]
     assert registry.env_backend_names() == ["ale", "gymnasium", "envpool"]
@@ -65,25 +65,27 @@ def test_names_are_checked(scratch: None) -> None:
         with pytest.raises(ConfigError, match="use a word without a colon"):
             remuda.register_algorithm(name, own_algorithms.Plain)
     remuda.register_algorithm("mine", own_algorithms.Plain)
-    remuda.register_algorithm("mine", own_algorithms.Bonus)  # such as a notebook cell that is run again
+    remuda.register_algorithm("mine", own_algorithms.Bonus)  # a notebook cell may register a name again
     assert find_algorithm("mine").options is own_algorithms.BonusOptions
 
 
 class TestImportPaths:
-    def test_own_options_presets_and_description(self) -> None:
+    def test_an_import_path_has_its_own_options_presets_and_description(self) -> None:
         entry = find_algorithm("own_algorithms:Bonus")
         assert entry.options is own_algorithms.BonusOptions
         assert entry.presets is own_algorithms.Bonus.presets
         assert entry.description == "A2C whose rewards are larger by a bonus. A second sentence"
         assert entry.data == "rollouts"
 
-    def test_what_is_missing_is_the_bases(self) -> None:
+    def test_missing_options_and_presets_are_inherited(self) -> None:
         plain, inherited = find_algorithm("own_algorithms:Plain"), find_algorithm("own_algorithms:Quieter")
         assert plain.options is A2COptions
         assert plain.presets is find_algorithm("a2c").presets
         assert inherited.options is own_algorithms.BonusOptions
         assert inherited.presets is own_algorithms.Bonus.presets
-        assert find_algorithm("own_algorithms:Unchanged").options is DQNOptions, "of two with one class, the first"
+        assert find_algorithm("own_algorithms:Unchanged").options is DQNOptions, (
+            "of two entries with the same base, the first is used"
+        )
 
     @pytest.mark.parametrize(
         ("path", "sentence"),
@@ -98,7 +100,7 @@ class TestImportPaths:
             ("own_algorithms:Rigid", r"Rigid cannot be constructed \(.*'width'\): name keyword-only parameters"),
         ],
     )
-    def test_mistakes_are_one_sentence(self, path: str, sentence: str, tmp_path: Path) -> None:
+    def test_mistakes_are_refused_in_one_sentence(self, path: str, sentence: str, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=sentence) as caught:
             remuda.train(path, "CartPole-v1", steps=10, out=tmp_path / "run", **QUIET)
         assert "\n" not in str(caught.value)
@@ -114,11 +116,13 @@ class TestImportPaths:
         assert made.schedule(0.25) == 0.75
         assert config.algo_options.is_loud is True  # type: ignore[attr-defined]
 
-    def test_without_a_preset_for_the_env(self) -> None:
+    def test_the_first_preset_is_used_if_none_fits_the_env(self) -> None:
         config, *_ = resolve_config({"algo": "own_algorithms:Bonus", "env": "Pendulum-v1"}, {})
-        assert config.steps == 4321, "the first preset of a table without a generic one"
+        assert config.steps == 4321, "the table has no generic preset, so its first one is used"
 
-    def test_the_command_line_shows_and_reads_them(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def test_the_command_line_shows_and_reads_own_options(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
         with pytest.raises(SystemExit):
             main(["train", "own_algorithms:Bonus", "--help", "algo"])
         assert "--algo.bonus" in capsys.readouterr().out
@@ -130,29 +134,33 @@ class TestImportPaths:
         assert "did you mean Bonus" in capsys.readouterr().err
 
 
-def test_keyword_parameters_follow_the_bases_to_which_they_are_passed() -> None:
+def test_keyword_parameters_include_those_passed_on_to_bases() -> None:
     assert {"bonus", "schedule", "gae_lambda"} <= keyword_parameters(own_algorithms.Quieter)
     assert keyword_parameters(own_algorithms.Rigid) == {"gamma", "width"}
 
 
 class TestOldVariants:
-    """Version 0.1 had `algo.variant`, and every config.yaml of it has the option."""
+    """Tests of the option `algo.variant`, which every config.yaml of version 0.1 contains."""
 
-    def test_a_variant_is_the_algorithm_now(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_variant_in_a_file_becomes_the_algorithm(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         file = tmp_path / "config.yaml"
         file.write_text("algo: a2c\nenv: CartPole-v1\noptions: {algo: {variant: 'own_algorithms:Plain'}}\n")
         config, *_ = resolve_config({}, {}, file)
         assert config.algo == "own_algorithms:Plain"
         assert "algo.variant=own_algorithms:Plain is now the algorithm itself" in caplog.text
 
-    def test_the_option_of_the_command_line(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_variant_on_the_command_line_becomes_the_algorithm(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         command = ["train", "a2c", "--env", "CartPole-v1", "--steps", "64", "--quiet", "--eval.episodes", "0"]
         out = ["--out", str(tmp_path / "run")]
         assert main([*command, *out, "--algo.variant", "own_algorithms:Plain"]) == 0
         assert "is now the algorithm itself: remuda train own_algorithms:Plain" in caplog.text
         assert "algo: own_algorithms:Plain" in (tmp_path / "run" / "config.yaml").read_text()
 
-    def test_none_is_dropped_silently(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_variant_of_none_is_dropped_silently(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         run = remuda.train("a2c", "CartPole-v1", steps=64, out=tmp_path / "run", **QUIET)
         file = run.path / "config.yaml"
         file.write_text(file.read_text().replace("  algo:\n", "  algo:\n    variant: null\n"))
@@ -164,7 +172,7 @@ class TestOldVariants:
 
 
 @pytest.mark.parametrize("algo", OWN)
-def test_an_agent_without_its_algorithm_has_the_same_weights(algo: str) -> None:
+def test_an_agent_built_without_its_algorithm_has_the_same_weights(algo: str) -> None:
     env = "Pendulum-v1" if find_algorithm(algo).actions == "Box" else "CartPole-v1"
     config, _, info = resolve_config({"algo": algo, "env": env, "seed": 7}, {})
     alone, whole = (make(config, info, find_net(config.agent)) for make in (make_agent, make_algorithm))
@@ -173,7 +181,7 @@ def test_an_agent_without_its_algorithm_has_the_same_weights(algo: str) -> None:
     assert alone.state_dict().keys() == theirs.keys()
 
 
-def test_replay_writers_have_critics_only_where_they_are_needed() -> None:
+def test_replay_writers_have_critics_only_if_needed() -> None:
     for path, has_critics in (("sac", False), ("own_algorithms:Prepared", True)):
         config, _, info = resolve_config({"algo": path, "env": "Pendulum-v1"}, {"algo": {"reward_scale": 3}})
         agent = make_agent(config, info, find_net(config.agent))
@@ -193,7 +201,9 @@ def make_two(config: Any) -> Scheme:
 ENTRY = SchemeEntry("entry", make_two, "two workers")
 
 
-def test_a_scheme_of_another_package(scratch: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_registered_scheme_trains_and_is_listed(
+    scratch: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     remuda.register_scheme("two", make_two, "always two workers")
     run = remuda.train("a2c", "CartPole-v1", steps=64, scheme="two", out=tmp_path / "run", **QUIET)
     assert run.result["status"] == "complete"
@@ -206,7 +216,7 @@ def test_a_scheme_of_another_package(scratch: None, tmp_path: Path, capsys: pyte
         find_scheme(f"{__name__}:make_two")
 
 
-def test_an_env_backend_of_another_package(scratch: None) -> None:
+def test_a_registered_env_backend_makes_envs(scratch: None) -> None:
     own = SimpleNamespace(NAME="mine", IS_SAME_GAME=False, offer=lambda spec: None, make=gymnasium_vector.make)
     remuda.register_env_backend("mine", own)
     with make_envs(resolve("CartPole-v1"), 2, backend="mine") as envs:
@@ -258,7 +268,7 @@ for name in ("broken", "missing"):
 """
 
 
-def test_entry_points(tmp_path: Path) -> None:
+def test_entry_points_are_loaded_or_reported(tmp_path: Path) -> None:
     (tmp_path / "their_package.py").write_text(MODULE)
     information = tmp_path / "their_package-1.0.dist-info"
     information.mkdir()
@@ -275,9 +285,9 @@ def test_entry_points(tmp_path: Path) -> None:
     )
 
 
-def test_an_entry_may_be_made_by_hand(scratch: None) -> None:
+def test_an_algorithm_entry_can_be_constructed_explicitly(scratch: None) -> None:
     entry = AlgorithmEntry("hand", "own_algorithms:Plain", A2COptions, {}, A2COptions.builder, "made by hand")
     assert registry._algorithms.add(entry) is find_algorithm("hand")
     assert find_algorithm("hand").load_class() is own_algorithms.Plain
     config, *_ = resolve_config({"algo": "hand", "env": "CartPole-v1"}, {})
-    assert config.steps == 1_000_000, "without any preset"
+    assert config.steps == 1_000_000, "this is the default without any preset"

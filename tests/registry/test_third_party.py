@@ -1,4 +1,4 @@
-"""examples/third_party.py: an algorithm in one file, by its import path or a registered name, under every scheme."""
+"""Test examples/third_party.py, an algorithm in one file, by its path or a registered name, under every scheme."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def weights(run: remuda.Run) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_it_trains_resumes_and_evaluates(way: str, tmp_path: Path) -> None:
+def test_third_party_algorithm_trains_resumes_and_evaluates(way: str, tmp_path: Path) -> None:
     run = train(tmp_path / "run", way, algo={"temperature": 0.7})
     assert run.result["updates"] >= 5
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
@@ -56,13 +56,13 @@ def test_it_trains_resumes_and_evaluates(way: str, tmp_path: Path) -> None:
     assert remuda.load(run.path).act(np.zeros(4, np.float32))[0] in (0, 1)
 
 
-def test_schemes_that_wait_give_the_same_parameters(tmp_path: Path) -> None:
+def test_synchronous_schemes_give_the_same_parameters(tmp_path: Path) -> None:
     runs = [train(tmp_path / way, way) for way in ("serial", "parallel", "workers")]
     for other in runs[1:]:
         assert all(map(torch.equal, weights(runs[0]), weights(other)))
 
 
-def test_its_option_changes_what_is_learned(tmp_path: Path) -> None:
+def test_the_own_option_changes_the_parameters(tmp_path: Path) -> None:
     cold, warm = (
         weights(train(tmp_path / str(value), "serial", algo={"temperature": value})) for value in (0.1, 5.0)
     )
@@ -70,7 +70,7 @@ def test_its_option_changes_what_is_learned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["workers", "async"])
-def test_a_name_that_only_this_process_has_registered(
+def test_a_name_registered_only_in_this_process_works_in_workers(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from examples.third_party import AdvantageWeighted

@@ -1,4 +1,4 @@
-"""The advice how to continue a run."""
+"""Test the advice on how to resume a run."""
 
 from typing import Any
 
@@ -18,14 +18,14 @@ from remuda.runs.advice import as_written, resume_advice
         ("<main.<locals>.make>", "mlp", 'remuda.resume("runs/x", env=...) from Python'),
     ],
 )
-def test_a_command_or_a_call(env: str, net: str, advice: str) -> None:
+def test_advice_is_a_command_or_a_call(env: str, net: str, advice: str) -> None:
     assert resume_advice("runs/x", {"env": env, "options": {"agent": {"net": net}}}) == advice
 
 
 @pytest.mark.parametrize("config", [{}, {"env": None, "options": 3}, {"options": {"agent": []}}])
-def test_a_damaged_configuration_still_gives_the_command(config: dict[str, Any]) -> None:
+def test_advice_for_a_damaged_configuration_is_the_command(config: dict[str, Any]) -> None:
     assert resume_advice("runs/x", config) == "remuda train --resume runs/x"
 
 
-def test_a_placeholder_for_a_callable_without_a_name() -> None:
+def test_a_callable_without_a_name_is_replaced_by_a_placeholder() -> None:
     assert as_written("<<lambda>>", "Net") == "Net"

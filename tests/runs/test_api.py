@@ -1,4 +1,4 @@
-"""remuda.train, load, resume and Run; tests/docs runs what the README shows of them."""
+"""Test remuda.train, load, resume and Run. tests/docs runs the examples of the README."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from remuda.errors import CheckpointError, ConfigError
 from remuda.learning.checkpoint import list_checkpoints, load_newest
 from remuda.schemes.learning_round import torch_threads
 
-ROWS = 32  # of a round: 8 steps of 4 envs
+ROWS = 32  # rows of a round: 8 steps of 4 envs
 SMALL = {
     "algo": {"n_steps": 8, "batch_size": 16, "n_epochs": 2},
     "sampler": {"envs": 4},
@@ -37,7 +37,7 @@ def train(out, env="CartPole-v1", rounds=3, algo="ppo", **settings):
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """For `policy.act` here; more are many times slower on networks this small when the machine is busy."""
+    """Use one thread for `policy.act`: with small networks on a busy machine, more threads are many times slower."""
     with torch_threads(1):
         yield
 
@@ -55,7 +55,7 @@ def cart_pole():
 
 
 class OwnCartPole(CartPoleEnv):
-    """A class is a callable too."""
+    """An env class, which is a callable that makes envs."""
 
 
 class TestEnvs:
@@ -68,7 +68,7 @@ class TestEnvs:
             (counting.make, "serial"),
         ],
     )
-    def test_with_an_import_path_it_is_found_again(self, tmp_path, env, scheme):
+    def test_an_env_with_an_import_path_is_stored_and_found_again(self, tmp_path, env, scheme):
         run = train(tmp_path / "run", env, scheme=scheme)
         assert run.result["status"] == "complete"
         assert config_of(run)["env"].startswith("counting:")
@@ -83,24 +83,24 @@ class TestEnvs:
         ],
         ids=["by name", "by callable"],
     )
-    def test_two_ways_to_the_same_run(self, tmp_path, ways):
+    def test_two_ways_to_name_an_env_give_the_same_run(self, tmp_path, ways):
         assert len({weights(train(tmp_path / str(index), way)) for index, way in enumerate(ways)}) == 1
 
-    def test_keyword_arguments_reach_it(self, tmp_path):
+    def test_keyword_arguments_reach_the_env(self, tmp_path):
         run = train(tmp_path / "run", "counting:make", envs={"kwargs": {"lengths": [7]}})
         assert run.evaluate(episodes=2)["mean_length"] == 7
         run = train(tmp_path / "other", counting.make, envs={"kwargs": {"lengths": [6]}})
         assert remuda.Run(run.path).evaluate(episodes=2)["mean_length"] == 6
 
-    def test_a_class_of_mine(self, tmp_path):
+    def test_a_user_defined_env_class_is_stored_by_its_import_path(self, tmp_path):
         run = train(tmp_path / "run", OwnCartPole)
         assert config_of(run)["env"].endswith(":OwnCartPole")
         remuda.load(run.path).act(np.zeros(4))
 
-    def test_a_lambda_is_needed_again(self, tmp_path):
+    def test_an_env_made_by_a_lambda_must_be_passed_again(self, tmp_path):
         make = lambda: gymnasium.make("CartPole-v1")  # noqa: E731
         run = train(tmp_path / "run", make)
-        assert run.evaluate(episodes=1)["episodes"] == 1, "the run that trained still has it"
+        assert run.evaluate(episodes=1)["episodes"] == 1, "the object that trained still has the lambda"
         for attempt in (
             remuda.Run(run.path).evaluate,
             lambda: remuda.resume(run.path),
@@ -112,13 +112,13 @@ class TestEnvs:
         assert more.result["steps"] >= steps + 100
         assert remuda.load(run.path, env=make).act(np.zeros(4))[0] in (0, 1)
 
-    def test_a_factory_of_a_class_has_no_path_either(self, tmp_path):
+    def test_a_static_method_as_env_factory_must_be_passed_again(self, tmp_path):
         run = train(tmp_path / "run", counting.Outer.make)
         with pytest.raises(CheckpointError, match=r"use remuda.Run\(.*, env=Outer.make\)\.evaluate\(\)\.$"):
             remuda.Run(run.path).evaluate()
         remuda.Run(run.path, env=counting.Outer.make).evaluate(episodes=1)
 
-    def test_another_env_than_the_runs_is_refused(self, tmp_path):
+    def test_an_env_other_than_that_of_the_run_is_refused(self, tmp_path):
         run = train(tmp_path / "run")
         with pytest.raises(CheckpointError, match=r"env=CartPole-v1, not counting:make"):
             remuda.resume(run.path, env=counting.make)
@@ -130,7 +130,7 @@ class TestEnvs:
 
 
 class OwnNet(nn.Module):
-    """Ten lines."""
+    """A user-defined network."""
 
     def __init__(self, shape):
         super().__init__()
@@ -142,14 +142,14 @@ class OwnNet(nn.Module):
 
 class TestNets:
     @pytest.mark.parametrize("scheme", ["serial", "parallel"])
-    def test_as_an_argument_and_by_its_path(self, tmp_path, scheme):
+    def test_a_net_as_an_argument_or_by_its_path_gives_the_same_run(self, tmp_path, scheme):
         given = train(tmp_path / "given", net=own_nets.Net, scheme=scheme)
         named = train(tmp_path / "named", agent={"net": "own_nets:Net"}, scheme=scheme)
         assert weights(given) == weights(named)
         assert config_of(given)["options"]["agent"]["net"] == "own_nets:Net"
         assert remuda.Run(given.path).agent().policy_trunk.net.body[1].out_features == 32
 
-    def test_of_this_module(self, tmp_path):
+    def test_a_net_of_this_module_is_found_again(self, tmp_path):
         run = train(tmp_path / "run", net=OwnNet)
         assert isinstance(remuda.load(run.path).agent.value_trunk.net, OwnNet)
         before = run.result
@@ -157,7 +157,7 @@ class TestNets:
         assert more.result["updates"] > before["updates"]
         assert isinstance(more.agent().policy_trunk.net, OwnNet)
 
-    def test_without_a_path_it_is_needed_again(self, tmp_path):
+    def test_a_net_without_an_import_path_must_be_passed_again(self, tmp_path):
         make = lambda shape: own_nets.Net(shape)  # noqa: E731
         run = train(tmp_path / "run", net=make)
         with pytest.raises(
@@ -168,14 +168,14 @@ class TestNets:
         with pytest.raises(CheckpointError, match="does not fit the env and net given"):
             remuda.load(run.path, net=OwnNet)
 
-    def test_that_does_not_fit(self, tmp_path):
+    def test_a_net_that_does_not_fit_is_refused(self, tmp_path):
         with pytest.raises(ConfigError, match=r"agent\.net=own_nets:BadNet does not fit .*\(4,\)"):
             train(tmp_path / "run", net=own_nets.BadNet)
         assert not (tmp_path / "run").exists()
 
 
 class TestCallbacks:
-    def test_see_every_round(self, tmp_path):
+    def test_callbacks_receive_every_round(self, tmp_path):
         seen, also = [], []
         run = train(tmp_path / "run", rounds=5, callbacks=[lambda round: seen.append(round), also.append])
         assert [len(seen), len(also)] == [seen[-1].progress.rounds] * 2
@@ -184,7 +184,7 @@ class TestCallbacks:
         assert sum(len(round.episodes) for round in seen) == run.result["episodes"]
         assert all("train/loss" in round.metrics for round in seen)
 
-    def test_may_stop_the_run_which_can_be_resumed(self, tmp_path):
+    def test_a_run_stopped_by_a_callback_can_be_resumed(self, tmp_path):
         steps = []
         count = lambda round: steps.append(round.progress.steps)  # noqa: E731
 
@@ -192,7 +192,7 @@ class TestCallbacks:
             return round.progress.rounds == 2
 
         run = train(tmp_path / "run", rounds=50, callbacks=[stop, count])
-        assert len(steps) == 2, "callbacks behind the one that stops see the round too"
+        assert len(steps) == 2, "callbacks after the one that stops the run receive the round too"
         result = run.result
         assert result["status"] == "stopped by callback"
         assert result["steps"] == steps[-1] < 50 * ROWS
@@ -205,17 +205,17 @@ class TestCallbacks:
         run = train(tmp_path / "run", callbacks=[lambda round: None, lambda round: False, lambda round: 0])
         assert run.result["status"] == "complete"
 
-    def test_an_error_in_one_comes_through_and_frees_the_run(self, tmp_path):
+    def test_an_error_in_a_callback_propagates_and_releases_the_lock(self, tmp_path):
         def broken(round):
             raise ZeroDivisionError("mine")
 
         with pytest.raises(ZeroDivisionError, match="mine"):
             train(tmp_path / "run", callbacks=[broken], scheme="parallel", checkpoint={"every": 1})
-        assert remuda.resume(tmp_path / "run", quiet=True).result["status"] == "complete", "the lock is gone"
+        assert remuda.resume(tmp_path / "run", quiet=True).result["status"] == "complete", "the lock was released"
 
 
 class TestResume:
-    def test_more_steps(self, tmp_path):
+    def test_resuming_with_more_steps_continues_counts_and_metrics(self, tmp_path):
         run = train(tmp_path / "run")
         before = run.result
         assert remuda.resume(run.path, steps=before["steps"] + 3 * ROWS, quiet=True).path == run.path
@@ -240,8 +240,8 @@ class TestResume:
         }
         assert weights(again) == tensors
 
-    def test_learning_continues_with_the_same_optimizer(self, tmp_path):
-        """From the checkpoint that a run left in passing: the same as resuming the run that was stopped there."""
+    def test_two_resumes_of_the_same_checkpoint_are_equal(self, tmp_path):
+        """Both copies of a stopped run continue from the same state, including that of the optimizer."""
         stopped = train(tmp_path / "stopped", rounds=6, callbacks=[lambda round: round.progress.rounds == 3])
         left = stopped.result["updates"]
         states = []
@@ -255,7 +255,7 @@ class TestResume:
             assert run.result["updates"] > left
         assert states[0] == states[1], "two resumes of the same checkpoint are the same run"
 
-    def test_options_that_may_and_may_not_change(self, tmp_path):
+    def test_a_resumed_run_accepts_only_options_that_may_change(self, tmp_path):
         run = train(tmp_path / "run")
         remuda.resume(
             run.path, steps=run.result["steps"] + 1, quiet=True, log={"every": 1}, checkpoint={"keep": "all"}
@@ -278,7 +278,7 @@ class TestResume:
             {"algo": {"n_steps": "8"}},
         ],
     )
-    def test_the_same_value_in_another_notation(self, tmp_path, same):
+    def test_a_resumed_run_accepts_the_same_value_in_another_notation(self, tmp_path, same):
         run = train(tmp_path / "run", rounds=1)
         assert remuda.resume(run.path, quiet=True, **same).result["status"] == "complete"
 
@@ -290,7 +290,7 @@ class TestSettings:
         assert stored["scheme"] == "serial"
         assert stored["options"]["scheme"]["threads"] == 2
 
-    def test_groups_that_are_no_mappings(self, tmp_path):
+    def test_groups_that_are_not_mappings_are_refused(self, tmp_path):
         with pytest.raises(ConfigError, match="eval=5 is not a mapping"):
             train(tmp_path / "run", eval=5)
         with pytest.raises(ConfigError, match="did you mean algo"):
@@ -301,7 +301,7 @@ class TestSettings:
         run = train(tmp_path / "run", algo="a2c", rounds=4, callbacks=[rounds.append])
         assert run.result["updates"] == len(rounds)
 
-    def test_checkpoints_are_where_a_run_says(self, tmp_path):
+    def test_the_last_checkpoint_has_the_number_of_steps_of_the_result(self, tmp_path):
         run = train(tmp_path / "run")
         assert [path.name for path in list_checkpoints(run.path / "checkpoints")] == [f"step-{run.result['steps']}"]
         assert isinstance(run.path, Path)

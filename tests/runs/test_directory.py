@@ -1,4 +1,4 @@
-"""A run directory is created completely or not at all, belongs to one process, and holds no environment variables."""
+"""Test run directories: their creation is atomic, one process owns them, and they hold no environment variables."""
 
 import json
 import math
@@ -65,7 +65,7 @@ def test_config_is_plain_yaml_that_reads_back_equal(tmp_path: Path) -> None:
     assert run.read_config() == {**config, "width": [64, 64], "where": "a/b", "array": [0, 1], "flag": True}
 
 
-def test_a_config_that_yaml_cannot_express_leaves_nothing(tmp_path: Path) -> None:
+def test_a_config_that_yaml_cannot_express_creates_no_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be saved") as error:
         RunDirectory.create(tmp_path / "run", "x", {"env": len})
     one_sentence(error)
@@ -109,7 +109,7 @@ def test_two_processes_in_the_same_second_get_two_directories(tmp_path: Path) ->
     assert len(paths) == 2
 
 
-def test_latest_that_is_the_users_own_stays() -> None:
+def test_a_users_own_directory_named_latest_is_kept() -> None:
     Path("runs/latest").mkdir(parents=True)
     run = RunDirectory.create(None, "x", CONFIG)
     run.point_latest()
@@ -144,7 +144,7 @@ def test_a_directory_that_holds_a_run_is_refused(tmp_path: Path) -> None:
     assert sorted((path.name, path.stat().st_mtime_ns) for path in (tmp_path / "run").iterdir()) == before
 
 
-def test_a_directory_with_other_files_is_used_and_an_empty_one_too(tmp_path: Path) -> None:
+def test_an_empty_directory_or_one_with_other_files_is_used(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.md").write_text("mine")
     (tmp_path / "empty").mkdir()
@@ -154,7 +154,7 @@ def test_a_directory_with_other_files_is_used_and_an_empty_one_too(tmp_path: Pat
     assert (tmp_path / "mine" / "notes.md").read_text() == "mine"
 
 
-def test_a_file_and_a_place_below_a_file_are_refused(tmp_path: Path) -> None:
+def test_a_file_and_a_path_below_a_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ConfigError, match="is a file: a run needs a directory") as error:
         RunDirectory.create(tmp_path / "file", "x", CONFIG)
@@ -166,28 +166,28 @@ def test_a_file_and_a_place_below_a_file_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a file system that even root cannot write to")
-def test_a_place_that_cannot_be_written_is_refused() -> None:
+def test_a_path_that_cannot_be_written_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"/proc/remuda/run cannot be written") as error:
         RunDirectory.create("/proc/remuda/run", "x", CONFIG)
     one_sentence(error)
 
 
-def test_default_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_default_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("not a directory")
     with pytest.raises(ConfigError, match="cannot be written") as error:
         RunDirectory.create(None, "x", CONFIG)
     one_sentence(error)
 
 
-def test_failing_half_way_leaves_nothing_but_what_was_there(tmp_path: Path) -> None:
+def test_a_failed_creation_removes_only_its_own_files(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "log.txt").mkdir()  # the last file to be made cannot be
+    (tmp_path / "mine" / "log.txt").mkdir()  # so that the last file cannot be created
     with pytest.raises(ConfigError, match=r"cannot be written \(Is a directory\)"):
         RunDirectory.create(tmp_path / "mine", "x", CONFIG)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["log.txt"]
 
 
-def test_new_parents_go_too_when_creation_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_creation_removes_new_parent_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 
@@ -198,7 +198,7 @@ def test_new_parents_go_too_when_creation_fails(tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == []
 
 
-def test_opening_what_is_not_a_run(tmp_path: Path) -> None:
+def test_opening_a_directory_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"holds no config\.yaml") as error:
         RunDirectory.open(tmp_path)
     one_sentence(error)
@@ -208,7 +208,7 @@ def test_opening_what_is_not_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["a: [1, 2", "- 1", "!!python/object/apply:os.getcwd []", "a: \x00"])
-def test_damaged_config_is_one_sentence(tmp_path: Path, text: str) -> None:
+def test_a_damaged_config_is_refused_in_one_sentence(tmp_path: Path, text: str) -> None:
     run = RunDirectory.create(tmp_path / "run", "x", CONFIG)
     run.close()
     (run.path / "config.yaml").write_text(text)
@@ -284,7 +284,7 @@ def test_one_process_owns_a_run_until_it_dies(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="is in use by another process: wait until it ends") as error:
             RunDirectory.create(path, "x", CONFIG, resume=True)
         one_sentence(error)
-        assert RunDirectory.open(path).read_config() == {}  # reading is free
+        assert RunDirectory.open(path).read_config() == {}  # reading needs no lock
         child.send_signal(signal.SIGKILL)
         child.wait(timeout=10)
     RunDirectory.create(path, "x", CONFIG, resume=True).close()
@@ -300,7 +300,7 @@ def test_discard_deletes_weights_and_evaluations(tmp_path: Path) -> None:
 
 def test_evaluations_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path / "run", "x", CONFIG) as run:
-        run.cut_evaluations(0)  # there is none
+        run.cut_evaluations(0)  # the file does not exist yet
         for steps in (10, 20, 30):
             run.add_evaluation({"steps": steps, "mean_reward": 1.0})
         path = run.path / "evaluations.jsonl"

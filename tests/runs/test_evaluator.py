@@ -1,4 +1,4 @@
-"""The evaluator process: greedy episodes of the newest weights during training."""
+"""Test the evaluator process, which evaluates the newest weights during training."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def look_until(
 
 
 @pytest.mark.parametrize(("algo", "core"), [("dqn", None), ("r2d1", "lstm"), ("impala", None)])
-def test_it_equals_an_evaluation_of_the_same_weights(algo: str, core: str | None) -> None:
+def test_evaluator_results_equal_an_evaluation_of_the_same_weights(algo: str, core: str | None) -> None:
     config, spec, agent = settled(algo, agent={"core": core} if core else {})
     with closing(SharedWeights(agent, 0)) as weights, closing(EvaluatorProcess(config, spec, weights)) as evaluator:
         for version in (1, 2):
@@ -63,7 +63,7 @@ def test_it_equals_an_evaluation_of_the_same_weights(algo: str, core: str | None
             assert {name: found[-1][name] for name in expected} == expected
 
 
-def test_weights_that_do_not_change_are_evaluated_once() -> None:
+def test_unchanged_weights_are_evaluated_once() -> None:
     config, spec, agent = settled()
     with closing(SharedWeights(agent, 0)) as weights, closing(EvaluatorProcess(config, spec, weights)) as evaluator:
         look_until(evaluator, bool, 0, 0)
@@ -82,7 +82,7 @@ def test_a_killed_evaluator_is_replaced_until_its_restarts_are_used_up(
         look_until(evaluator, bool, 1, 10)
         deadline = time.monotonic() + SOON
         while evaluator._is_open:
-            with suppress(ProcessLookupError):  # it was not replaced yet
+            with suppress(ProcessLookupError):  # the killed evaluator was not replaced yet
                 os.kill(evaluator._worker_pool.workers[0].pid, signal.SIGKILL)
             evaluator.poll(1, 10)
             assert time.monotonic() < deadline
@@ -135,11 +135,11 @@ def test_a_run_has_many_evaluations_and_a_video(tmp_path: Path) -> None:
     *before, last = metrics
     told = [line["eval/steps"] for line in before if line.get("eval/steps") is not None]
     assert told
-    assert last.get("eval/steps") in (None, last["time/total_timesteps"]), "what it tells of are the final weights"
+    assert last.get("eval/steps") in (None, last["time/total_timesteps"]), "the last line evaluates the final weights"
     assert all(("eval/steps" in line) == ("eval/mean_reward" in line) for line in metrics)
     assert set(told) <= {line["steps"] for line in lines}
     assert (path / "videos" / "newest.mp4").stat().st_size > 1000
-    assert len(run.result["eval"]["returns"]) == 2, "the last evaluation is that of the final weights"
+    assert len(run.result["eval"]["returns"]) == 2, "the result contains the evaluation of the final weights"
 
 
 def test_video_of_an_env_without_rgb_array_is_refused(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_video_of_an_env_without_rgb_array_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_net_that_other_processes_cannot_import_is_refused_with_a_remedy(tmp_path: Path) -> None:
-    net = lambda shape: torch.nn.Flatten()  # noqa: E731  (one that has no name)
+    net = lambda shape: torch.nn.Flatten()  # noqa: E731  (the test needs a net without a name)
     with pytest.raises(ConfigError, match=r"has no import path: define it .*, or use --scheme parallel\.$"):
         remuda.train("dqn", "CartPole-v1", scheme="async", out=tmp_path / "run", net=net, eval={"cpu_fraction": 0.5})
     assert not (tmp_path / "run").exists()
@@ -171,7 +171,7 @@ def test_evaluations_continue_if_recording_fails(tmp_path: Path, caplog: pytest.
         assert evaluator._is_open
 
 
-def test_should_stop_is_polled_only_while_the_process_is_built() -> None:
+def test_should_stop_is_polled_only_during_construction() -> None:
     config, spec, agent = settled()
     with closing(SharedWeights(agent, 0)) as weights:
         with pytest.raises(Interrupted):
@@ -182,7 +182,7 @@ def test_should_stop_is_polled_only_while_the_process_is_built() -> None:
             look_until(evaluator, bool, 0, 0)
 
 
-def test_it_uses_one_thread_however_many_the_learner_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_evaluator_uses_one_thread_whatever_scheme_threads_is(monkeypatch: pytest.MonkeyPatch) -> None:
     config, spec, agent = settled(scheme={"threads": 2})
     seen = []
     evaluate = evaluation.evaluate

@@ -1,4 +1,4 @@
-"""Runs that another version of Remuda has written, and runs that fail before they begin."""
+"""Test runs that were written by another version of Remuda, and runs that fail before they begin."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def train(path: Path | None, **settings: Any) -> Any:
 @pytest.mark.parametrize(
     ("blob", "entry"), [("journal", "is_owed"), ("replay", "again"), ("sampler", "is_over"), ("progress", "luck")]
 )
-def test_an_entry_that_this_version_does_not_expect(
+def test_a_checkpoint_with_a_missing_or_unknown_entry_is_not_resumed(
     blob: str, entry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An entry that is missing or unknown is one sentence, and the agent can still be evaluated."""
+    """A missing or unknown entry gives an error of one sentence, and the policy can still be loaded."""
     snapshot = checkpoint.snapshot
 
     def of_another_version(step: int, learner: Any, progress: Any, blobs: dict[str, bytes], *rest: Any) -> Any:
@@ -52,7 +52,7 @@ def test_an_entry_that_this_version_does_not_expect(
 
 
 def without(saved: dict[str, Any], entry: str) -> dict[str, Any]:
-    """Return a copy without one of its entries, at any depth."""
+    """Return a copy without the given entry, at any depth."""
     assert entry in str(saved)
     return {
         name: without(value, entry) if isinstance(value, dict) and entry in str(value) else value

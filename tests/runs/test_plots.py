@@ -1,4 +1,4 @@
-"""Curves and bands against known numbers, and the texts of plots."""
+"""Test the curves and bands of plots against known numbers, and the texts of plots."""
 
 import math
 import struct
@@ -42,13 +42,13 @@ def png_size(path: Path) -> tuple[int, int]:
 
 
 def test_quantiles_of_t() -> None:
-    # Tables of Student's t, two-sided 95 %.
+    # The expected values are from tables of Student's t distribution, two-sided 95 %.
     for degrees, expected in ((1, 12.706), (4, 2.776), (10, 2.228), (11, 2.201), (30, 2.042), (1000, 1.962)):
         assert t_quantile(degrees) == pytest.approx(expected, abs=1e-3)
 
 
 def test_mean_and_band_on_the_common_steps() -> None:
-    # Lines y = 0, y = 10 and y = x / 10, recorded at different steps.
+    # The curves are the lines y = 0, y = 10 and y = x / 10, recorded at different steps.
     curves = [
         (np.array([0.0, 100.0]), np.array([0.0, 0.0])),
         (np.array([20.0, 60.0, 90.0]), np.array([10.0, 10.0, 10.0])),
@@ -61,11 +61,11 @@ def test_mean_and_band_on_the_common_steps() -> None:
     half_width = 4.3027 * deviation / math.sqrt(3)
     assert (high - mean)[-1] == pytest.approx(half_width, rel=1e-4)
     assert (mean - low)[-1] == pytest.approx(half_width, rel=1e-4)
-    grid, mean, low, high = mean_and_band(curves[:2])  # two seeds: what lies between them
+    grid, mean, low, high = mean_and_band(curves[:2])  # the band of two seeds is the range between them
     assert (low[0], mean[0], high[0]) == (0.0, 5.0, 10.0)
 
 
-def test_seeds_of_one_group_and_a_single_run(tmp_path: Path) -> None:
+def test_plot_of_several_seeds_and_a_single_run(tmp_path: Path) -> None:
     paths = [
         make_run(tmp_path / f"ppo-{seed}", {"algo": "ppo", "env": "CartPole-v1", "seed": seed}, learning(seed))
         for seed in range(5)
@@ -77,7 +77,7 @@ def test_seeds_of_one_group_and_a_single_run(tmp_path: Path) -> None:
 
 
 def drawn(paths: list[Path], tmp_path: Path, **options: Any) -> str:
-    """Return the texts of the plot, which an SVG can store as text."""
+    """Return the plot as SVG, in which its texts are stored as text."""
     import matplotlib
 
     with matplotlib.rc_context({"svg.fonttype": "none"}):
@@ -106,14 +106,14 @@ def test_texts_of_the_plot(tmp_path: Path) -> None:
     assert "seeds" not in text
 
 
-def test_a_config_that_names_nothing_falls_under_its_directory(tmp_path: Path) -> None:
+def test_a_run_with_an_empty_config_is_named_by_its_directory(tmp_path: Path) -> None:
     paths = [make_run(tmp_path / name, {}, learning(1)) for name in ("one", "two")]
     text = drawn(paths, tmp_path)
     assert ">one<" in text
     assert ">two<" in text
 
 
-def test_other_metrics_and_a_single_point(tmp_path: Path) -> None:
+def test_plot_of_another_metric_with_a_single_point(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", {"algo": "ppo"}, [(10, {"train/loss": 1.0, "eval/mean_reward": 3.0})])
     text = drawn([run], tmp_path, metric="train/loss")
     assert "train/loss" in text
@@ -122,7 +122,7 @@ def test_other_metrics_and_a_single_point(tmp_path: Path) -> None:
         plot_runs([run], tmp_path / "x.png", metric="train/los")
 
 
-def test_nothing_to_plot_is_one_sentence(tmp_path: Path) -> None:
+def test_runs_without_the_metric_and_wrong_paths_are_refused(tmp_path: Path) -> None:
     empty = make_run(tmp_path / "empty", {}, [])
     young = make_run(tmp_path / "young", {}, [(10, {"time/fps": 5.0, "rollout/ep_rew_mean": math.nan})])
     good = make_run(tmp_path / "good", {}, learning(1))
@@ -145,7 +145,7 @@ def test_nothing_to_plot_is_one_sentence(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_seeds_without_common_steps(tmp_path: Path) -> None:
+def test_seeds_without_common_steps_are_refused(tmp_path: Path) -> None:
     config = {"algo": "ppo", "env": "Pong"}
     early = make_run(tmp_path / "a", config, [(10, {"rollout/ep_rew_mean": 1.0}), (20, {"rollout/ep_rew_mean": 1.0})])
     late = make_run(tmp_path / "b", config, [(30, {"rollout/ep_rew_mean": 1.0})])
@@ -154,8 +154,8 @@ def test_seeds_without_common_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_seeds_that_were_only_evaluated_at_their_end(tmp_path: Path, count: int) -> None:
-    """One point each, after steps that differ by a part of a rollout: points, and their mean with its interval."""
+def test_seeds_with_one_evaluation_each_are_points_with_an_interval(tmp_path: Path, count: int) -> None:
+    """The steps of the evaluations differ by less than a rollout. The plot shows points, and the mean's interval."""
     paths = [
         make_run(
             tmp_path / f"{seed}", {"algo": "ppo", "seed": seed}, [(10_000 + 31 * seed, {EVALUATION: 5.0 * seed})]
@@ -176,14 +176,14 @@ def test_seeds_that_were_only_evaluated_at_their_end(tmp_path: Path, count: int)
         assert mean - low == pytest.approx(high - mean)
 
 
-def test_ends_after_the_same_step_are_points_and_ends_far_apart_are_refused(tmp_path: Path) -> None:
+def test_single_points_must_be_at_about_the_same_step(tmp_path: Path) -> None:
     def run(name: str, step: int) -> Path:
         return make_run(tmp_path / name, {"algo": "ppo"}, [(step, {EVALUATION: 1.0})])
 
     one, same, later = run("one", 1000), run("same", 1000), run("later", 1200)
     text = drawn([one, same], tmp_path, metric=EVALUATION)
     assert "mean of 2 runs" in text
-    assert ">0<" in text, "the steps are counted from 0: a narrow range would magnify small differences"
+    assert ">0<" in text, "the axis starts at 0, because a narrow range would magnify small differences"
     with pytest.raises(UsageError, match="the 2 runs of ppo share no steps"):
         plot_runs([one, later], tmp_path / "x.png", metric=EVALUATION)
 
@@ -202,13 +202,13 @@ def test_a_run_without_the_metric_is_left_out_with_a_warning(
         plot_runs([bad], tmp_path / "x.png")
 
 
-def test_a_run_that_is_named_twice_counts_once(tmp_path: Path) -> None:
+def test_a_run_that_is_passed_twice_counts_once(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", {"algo": "ppo"}, learning(1))
     (tmp_path / "latest").symlink_to("run")
     assert "mean of" not in drawn([run, tmp_path / "latest"], tmp_path)
 
 
-def test_runs_that_differ_in_more_than_their_seed_are_two_curves(tmp_path: Path) -> None:
+def test_runs_with_different_options_are_different_curves(tmp_path: Path) -> None:
     def config(rate: str, seed: int) -> dict[str, Any]:
         return {"algo": "ppo", "env": "Pong", "seed": seed, "options": {"algo": {"learning_rate": rate}}}
 
@@ -222,8 +222,8 @@ def test_runs_that_differ_in_more_than_their_seed_are_two_curves(tmp_path: Path)
     assert "ppo algo.learning_rate=1e-5: mean of 2 runs" in text
 
 
-def test_two_algorithms_are_told_apart_by_their_names(tmp_path: Path) -> None:
-    """Nearly all of their options differ. Where actions are computed is left out, also by its name in version 0.1."""
+def test_runs_of_two_algorithms_are_labeled_by_their_names(tmp_path: Path) -> None:
+    """Labels omit the options of different algorithms, and sampler.inference, also under its name in version 0.1."""
 
     def config(algo: str, scheme: str, **options: Any) -> dict[str, Any]:
         return {"algo": algo, "env": "Pong", "scheme": scheme, "options": {"sampler": options}}
@@ -239,7 +239,7 @@ def test_two_algorithms_are_told_apart_by_their_names(tmp_path: Path) -> None:
     assert ">dqn scheme=async<" in text
 
 
-def test_names_that_are_too_long_are_those_of_directories(tmp_path: Path) -> None:
+def test_labels_that_would_be_too_long_use_the_directory(tmp_path: Path) -> None:
     paths = [
         make_run(tmp_path / f"run-{rate}", {"algo": "ppo", "options": {"algo": {"x" * 60: rate}}}, learning(rate))
         for rate in (1, 2)

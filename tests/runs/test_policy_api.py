@@ -1,4 +1,4 @@
-"""`Policy`: observations and actions as in the env, one or a batch, with and without memory."""
+"""Test `Policy` with observations and actions of every space, one or a batch, with and without memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from remuda.runs.evaluation import eval_seed, play_episodes
 from remuda.runs.policy import Policy, PolicyState
 from remuda.sampling.evaluation import evaluate
 
-torch.set_num_threads(1)  # more are many times slower on networks this small when the machine is busy
+torch.set_num_threads(1)  # with small networks on a busy machine, more threads are many times slower
 
 FLOATS = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 ACTIONS: dict[str, Any] = {
@@ -50,10 +50,13 @@ SMALL = {"multi": spaces.MultiDiscrete([2, 3], dtype=np.int32), "discrete": spac
 
 
 class Noise(gymnasium.Env[Any, Any]):
-    """Observations and rewards are drawn from the seed alone; actions are checked and kept. Episodes of 12 steps."""
+    """An env with episodes of 12 steps whose observations and rewards depend only on the seed.
+
+    Actions are checked and recorded.
+    """
 
     def __init__(self, action: str = "discrete", observation: Any = FLOATS) -> None:
-        self.observation_space = copy.deepcopy(observation)  # a generator of its own
+        self.observation_space = copy.deepcopy(observation)  # so that the space has its own generator
         self.action_space = SMALL[action.removeprefix("small ")] if action.startswith("small") else ACTIONS[action]
         self.taken: list[Any] = []
 
@@ -73,7 +76,7 @@ class Noise(gymnasium.Env[Any, Any]):
 
 
 def build(make: Any, **agent: Any) -> tuple[Any, Any, Any, Policy]:
-    """Configuration, spec, agent and policy of an untrained run, with outputs that differ from row to row."""
+    """Return configuration, spec, agent and policy of an untrained run, whose outputs differ from row to row."""
     groups = {"algo": {"n_steps": 8, "batch_size": 32}, "sampler": {"envs": 4}, "agent": agent}
     groups["agent"] = {"normalize_obs": False, "log_std_init": 0.0, **agent}
     config, spec, info = resolve_config({"algo": "ppo", "seed": 1}, groups, env=make)
@@ -93,8 +96,8 @@ def same(first: Any, second: Any) -> bool:
 
 @pytest.mark.parametrize("name", ACTIONS)
 @pytest.mark.parametrize("deterministic", [True, False], ids=["greedy", "drawn"])
-def test_actions_are_what_the_env_takes(name: str, deterministic: bool) -> None:
-    """The env checks each of them with `contains`; it is stepped with what the policy returns, nothing else."""
+def test_actions_are_valid_for_the_env(name: str, deterministic: bool) -> None:
+    """The env receives the actions as the policy returns them, and checks each one with `contains`."""
     env = Noise(name)
     _, _, _, policy = build(lambda: Noise(name))
     obs, _ = env.reset(seed=1)
@@ -106,7 +109,7 @@ def test_actions_are_what_the_env_takes(name: str, deterministic: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["small discrete", "small multi"])
-def test_actions_of_a_smaller_type(name: str) -> None:
+def test_actions_have_the_dtype_of_a_space_with_small_integers(name: str) -> None:
     env = Noise(name)
     _, _, _, policy = build(lambda: Noise(name))
     obs, _ = env.reset(seed=1)
@@ -114,7 +117,7 @@ def test_actions_of_a_smaller_type(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_a_batch_is_its_rows(name: str) -> None:
+def test_acting_on_a_batch_equals_acting_on_its_rows(name: str) -> None:
     env = Noise(name)
     _, _, _, policy = build(lambda: Noise(name))
     env.reset(seed=1)
@@ -127,7 +130,7 @@ def test_a_batch_is_its_rows(name: str) -> None:
         for a, b in zip(flat(alone), flat(mine), strict=True):
             np.testing.assert_allclose(a, b, atol=1e-6)
     single, _ = policy.act(rows[0][None])
-    assert all(len(np.shape(leaf)) >= 1 and len(leaf) == 1 for leaf in flat(single)), "a batch of one is a batch"
+    assert all(len(np.shape(leaf)) >= 1 and len(leaf) == 1 for leaf in flat(single)), "a batch of one keeps its axis"
 
 
 def pick(action: Any, row: int) -> Any:
@@ -142,7 +145,7 @@ def flat(action: Any) -> list[Any]:
     return [leaf for value in action for leaf in flat(value)] if isinstance(action, tuple) else [action]
 
 
-def test_discrete_actions_count_from_where_the_env_does() -> None:
+def test_discrete_actions_start_at_the_start_of_the_space() -> None:
     _, _, agent, policy = build(lambda: Noise("shifted"))
     obs = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
     found, _ = policy.act(obs)
@@ -165,8 +168,8 @@ def test_discrete_actions_count_from_where_the_env_does() -> None:
     ],
     ids=lambda space: type(space).__name__,
 )
-def test_observations_as_the_env_shows_them_are_what_the_agent_was_trained_on(space: Any) -> None:
-    """The same actions as in an evaluation, which stores observations as training does."""
+def test_observations_are_processed_as_in_training(space: Any) -> None:
+    """The policy acts as in an evaluation, which stores observations as training does."""
     made: list[Noise] = []
 
     def make() -> Noise:
@@ -180,11 +183,11 @@ def test_observations_as_the_env_shows_them_are_what_the_agent_was_trained_on(sp
     (played,) = made
     mine = by_hand(policy, Noise("box", space), (7, 8))
     np.testing.assert_allclose(mine, played.taken, atol=1e-6)
-    assert len({action.tobytes() for action in played.taken}) > 2, "what is seen has a say"
+    assert len({action.tobytes() for action in played.taken}) > 2, "actions depend on the observation"
 
 
 def by_hand(policy: Policy, env: Noise, seeds: tuple[int, ...], is_carried: bool = True) -> list[Any]:
-    """The README's loop."""
+    """Play episodes with the loop that the README shows, and return the actions taken."""
     for seed in seeds:
         obs, _ = env.reset(seed=seed)
         state, reward, over = None, 0.0, False
@@ -207,7 +210,7 @@ MEMORY = {
 
 @pytest.mark.parametrize("name", MEMORY)
 @pytest.mark.parametrize("action", ["shifted", "box", "nested"])
-def test_memory_is_carried_as_evaluation_carries_it(name: str, action: str) -> None:
+def test_actions_of_recurrent_policies_equal_those_of_an_evaluation(name: str, action: str) -> None:
     made: list[Noise] = []
 
     def make() -> Noise:
@@ -228,11 +231,11 @@ def test_memory_is_carried_as_evaluation_carries_it(name: str, action: str) -> N
 
 
 @pytest.mark.parametrize("name", MEMORY)
-def test_a_state_that_is_not_passed_on_changes_actions(name: str) -> None:
+def test_actions_differ_if_the_state_is_not_passed_on(name: str) -> None:
     """This shows that the test above can fail."""
     _, _, _, policy = build(lambda: Noise("box"), **MEMORY[name])
     carried, dropped = (by_hand(policy, Noise("box"), (4,), is_carried) for is_carried in (True, False))
-    assert same(carried[0], dropped[0]), "an episode's first observation"
+    assert same(carried[0], dropped[0]), "the first action of an episode depends on no earlier state"
     assert not any(same(a, b) for a, b in zip(carried[1:], dropped[1:], strict=True))
 
 
@@ -252,7 +255,7 @@ def test_states_of_a_batch_stay_with_their_rows() -> None:
             np.testing.assert_allclose(action, together[t][row], atol=1e-5)
 
 
-def test_the_reward_reaches_an_agent_that_is_shown_it_and_no_other() -> None:
+def test_only_agents_with_prev_reward_depend_on_the_reward() -> None:
     obs = np.ones(3, np.float32)
     for options, differs in (({"prev_reward": True}, True), ({"prev_action": True}, False)):
         _, _, _, policy = build(lambda: Noise("box"), **options)
@@ -263,10 +266,10 @@ def test_the_reward_reaches_an_agent_that_is_shown_it_and_no_other() -> None:
         second, _ = policy.act(obs, state, reward=2.0)
         assert same(first, second) is not differs
     first, second = (policy.act(obs, None, reward=reward)[0] for reward in (0.0, 5.0))
-    assert same(first, second), "before an episode's first observation there is no reward"
+    assert same(first, second), "there is no reward before the first observation of an episode"
 
 
-def test_greedy_actions_repeat_and_drawn_ones_come_from_the_policys_own_seed() -> None:
+def test_greedy_actions_repeat_and_sampled_ones_depend_on_the_policys_seed() -> None:
     _, _, agent, policy = build(lambda: Noise("box"))
     obs = np.ones(3, np.float32)
     assert all(same(policy.act(obs)[0], policy.act(obs)[0]) for _ in range(3))
@@ -281,7 +284,7 @@ def seeded(agent: Any) -> Any:
     return lambda seed: Policy(agent, seed=seed)
 
 
-def test_acting_changes_nothing_in_the_agent_and_needs_no_gradient() -> None:
+def test_acting_changes_no_parameters_and_builds_no_graph() -> None:
     _, _, agent, policy = build(lambda: Noise("box"), core="lstm", normalize_obs=True)
     before = {name: tensor.clone() for name, tensor in agent.state_dict().items()}
     _, state = policy.act(np.ones(3, np.float32))
@@ -291,11 +294,11 @@ def test_acting_changes_nothing_in_the_agent_and_needs_no_gradient() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in agent.state_dict().items())
 
 
-# --- what does not fit ----------------------------------------------------------------------------------------------
+# --- observations that do not fit -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("obs", [np.ones(4), np.ones((2, 4)), np.ones((2, 2, 3)), np.float32(1.0)])
-def test_a_wrong_shape_in_one_sentence(obs: Any) -> None:
+def test_a_wrong_shape_is_refused_in_one_sentence(obs: Any) -> None:
     _, _, _, policy = build(lambda: Noise("discrete"))
     with pytest.raises(ConfigError) as caught:
         policy.act(obs)
@@ -316,7 +319,7 @@ def nested_policy() -> tuple[Policy, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("change", ["missing", "one too many", "short", "no dict", "no tuple", "inside"])
-def test_entries_that_are_not_there_in_one_sentence(change: str) -> None:
+def test_wrong_entries_are_refused_in_one_sentence(change: str) -> None:
     policy, obs = nested_policy()
     given: Any = dict(obs)
     match change:
@@ -338,14 +341,14 @@ def test_entries_that_are_not_there_in_one_sentence(change: str) -> None:
         policy.act(given)
 
 
-def test_a_nested_observation_with_one_wrong_shape() -> None:
+def test_a_nested_observation_with_one_wrong_shape_is_refused() -> None:
     policy, obs = nested_policy()
     obs["camera"]["left"] = np.zeros((2, 3), np.uint8)
     with pytest.raises(ConfigError, match=r"^an observation of shape \(2, 3\) does not fit \(2, 2\): give one"):
         policy.act(obs)
 
 
-def test_nested_observations_one_and_many() -> None:
+def test_a_batch_of_nested_observations_equals_its_rows() -> None:
     policy, obs = nested_policy()
     alone, _ = policy.act(obs)
     assert ACTIONS["nested"].contains(alone)
@@ -362,7 +365,7 @@ def test_nested_observations_one_and_many() -> None:
 
 
 def test_load_returns_this_policy_for_a_trained_run(tmp_path: Any) -> None:
-    """The policy knows the env's own space, also if the agent observes more than that."""
+    """The policy has the env's own observation space, even if the agent observes more."""
     run = remuda.train(
         "ppo",
         make_nested,

@@ -1,4 +1,4 @@
-"""ReplayBuffer against a plain list of episodes, and with the vector envs that it is meant for."""
+"""Test ReplayBuffer against a plain list of episodes, and with Gymnasium's vector envs and EnvPool."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GAMMA = 0.5
 
 
 class Reference:
-    """Episodes as plain lists: obs is [env, episode, step], the reward of a step is its own number."""
+    """A reference that stores episodes as plain lists. Observations are [env, episode, step]."""
 
     def __init__(self, num_envs: int) -> None:
         self.episodes: list[list[list[tuple[float, bool]]]] = [[[]] for _ in range(num_envs)]
@@ -34,7 +34,7 @@ class Reference:
         return [env, len(self.episodes[env]) - 1, len(self.episodes[env][-1])]
 
     def step(self, env: int, reward: float, terminated: bool) -> list[float]:
-        """The observation after a real step, the final one if the episode ends with it."""
+        """Record a real step and return the observation after it, which is the final one if the episode ends."""
         self.episodes[env][-1].append((reward, terminated))
         return self.obs(env)
 
@@ -43,7 +43,7 @@ class Reference:
         return self.obs(env)
 
     def transition(self, obs: Any, n: int) -> tuple[float, float, list[float]]:
-        """Reward, discount and next observation, by the definition."""
+        """Return n-step reward, discount and next observation by their definitions."""
         env, episode, step = (int(x) for x in obs)
         steps, reward, discount = self.episodes[env][episode], 0.0, 1.0
         for number in range(step, min(step + n, len(steps))):
@@ -57,7 +57,7 @@ class Reference:
 
 
 def check(buffer: remuda.ReplayBuffer, reference: Reference, n: int) -> set[tuple[float, ...]]:
-    """Every drawn row by hand; returns which rows were drawn."""
+    """Compare every drawn row with the reference, and return the observations that were drawn."""
     found, drawn = buffer.sample(64), set()
     for index, obs in enumerate(found.obs.numpy()):
         reward, discount, next_obs = reference.transition(obs, n)
@@ -81,7 +81,7 @@ def check(buffer: remuda.ReplayBuffer, reference: Reference, n: int) -> set[tupl
     st.integers(2, 30),
     st.booleans(),
 )
-def test_any_stream_is_what_a_list_of_episodes_says(
+def test_any_stream_gives_the_transitions_of_the_reference(
     stream: list[list[str]], mode: str, n: int, capacity: int, prioritized: bool
 ) -> None:
     reference, added = Reference(2), 0
@@ -104,17 +104,17 @@ def test_any_stream_is_what_a_list_of_episodes_says(
                 reward[env], terminated[env], truncated[env] = added, end == "terminate", end == "truncate"
                 after[env] = following[env] = reference.step(env, added, end == "terminate")
                 has_ended[env] = end in ("terminate", "truncate")
-                if end == "cut" or (has_ended[env] and mode == "same_step"):  # by the caller, or within the step
+                if end == "cut" or (has_ended[env] and mode == "same_step"):  # reset by the caller or within the step
                     has_ended[env], following[env] = False, reference.begin(env)
             given = [np.array(each) for each in (obs, action, reward, terminated, truncated, after, mask)]
             buffer.add(*(given if mode == "mask" else given[:-1]))
-            for array in given:  # as a vector env may do
+            for array in given:  # overwrite the arrays, as a vector env may do
                 array[:] = ~array if array.dtype == bool else -1 - array
             obs = following
         drawn = set[tuple[float, ...]]()
-        if len(buffer):  # a reset row may have taken the only place
+        if len(buffer):  # a reset row may have overwritten the only stored row
             drawn = check(buffer, reference, n) | check(buffer, reference, n)
-        kept = -(-capacity // 2)  # of each env, reset rows among them
+        kept = -(-capacity // 2)  # rows of each env, including reset rows
         assert drawn <= set(reference.newest(0, kept) + reference.newest(1, kept))
         ring = buffer._replay.ring
         stored = [np.arange(ring.counters.oldest(env), ring.written[env]) for env in range(2)]
@@ -122,8 +122,8 @@ def test_any_stream_is_what_a_list_of_episodes_says(
         assert len(drawn) <= len(buffer) <= added
 
 
-def test_the_newest_rows_are_kept_and_all_of_them_are_drawn() -> None:
-    """Without ends exactly `capacity` steps are kept."""
+def test_exactly_the_newest_rows_are_kept_and_drawn() -> None:
+    """If no episode ends, exactly `capacity` steps are kept."""
     reference = Reference(2)
     buffer = remuda.ReplayBuffer(10, BOX, FOUR, 2, gamma=GAMMA)
     for step in range(12):
@@ -135,8 +135,8 @@ def test_the_newest_rows_are_kept_and_all_of_them_are_drawn() -> None:
     assert drawn == set(reference.newest(0, 5) + reference.newest(1, 5))
 
 
-def test_final_and_first_observation_may_be_the_same() -> None:
-    """Under next_step that is a reset; of a vector env that resets within the step it must be said."""
+def test_final_and_first_observation_may_be_equal() -> None:
+    """Under next_step, the row after an end is a reset row. Under same_step, it is a real row."""
     same = np.zeros((1, 3), np.float32)
     for autoreset, count in {"next_step": 2, "same_step": 3}.items():
         buffer = remuda.ReplayBuffer(10, BOX, FOUR, 1, autoreset=autoreset)
@@ -147,8 +147,8 @@ def test_final_and_first_observation_may_be_the_same() -> None:
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-def test_gymnasium_vector_envs(mode: AutoresetMode) -> None:
-    """Observations are [marker, episode, step], rewards 100 * episode + step + action / 4: known by hand."""
+def test_transitions_of_gymnasium_vector_envs(mode: AutoresetMode) -> None:
+    """Observations are [marker, episode, step] and rewards 100 * episode + step + action / 4, so both are known."""
     envs = SyncVectorEnv([counting.make] * 2, autoreset_mode=mode)
     name = "same_step" if mode is AutoresetMode.SAME_STEP else "next_step"
     space = (envs.single_observation_space, envs.single_action_space)
@@ -169,14 +169,16 @@ def test_gymnasium_vector_envs(mode: AutoresetMode) -> None:
     ):
         episode, step = int(obs[1]), int(obs[2])
         length, terminates = lengths[(episode - 1) % 3], episode % 2 == 1
-        assert after[1:] == [episode, min(step + 2, length)] or after[2] < length, "the newest row may have no second"
+        assert after[1:] == [episode, min(step + 2, length)] or after[2] < length, (
+            "the newest row may have no second step"
+        )
         steps = int(after[2]) - step
         assert reward == sum(GAMMA**k * (100 * episode + step + k + 1) for k in range(steps))
         assert discount == (0 if terminates and after[2] == length else GAMMA**steps)
 
 
-def test_env_pool_with_a_lost_process(tmp_path: Path) -> None:
-    """A process that dies gives a row without an action and without an end: the episode before it was cut."""
+def test_env_pool_with_a_lost_worker(tmp_path: Path) -> None:
+    """A lost worker gives a masked row without an end, so the episode before it is cut like a truncation."""
     kwargs = {"lengths": [50], "fault": "kill", "at": 5, "once": str(tmp_path / "once")}
     with (
         remuda.EnvPool("counting:make", num_processes=1, batch_size=1, kwargs=kwargs) as pool,
@@ -188,7 +190,7 @@ def test_env_pool_with_a_lost_process(tmp_path: Path) -> None:
             buffer.add(obs, [0], step.reward, step.terminated, step.truncated, step.obs, step.mask)
             obs, masks = step.obs.copy(), [*masks, bool(step.mask[0])]
         found = buffer.sample(200)
-    assert masks.count(False) == 1, "else nothing was lost"
+    assert masks.count(False) == 1, "exactly one worker was lost"
     lost = masks.index(False)
     ends = {tuple(after[1:]) for after in found.next_obs.tolist()}
     assert ends == {(1.0, float(lost)), (1.0, float(11 - lost))}
@@ -201,7 +203,7 @@ def test_rows_are_drawn_in_proportion_to_their_priority() -> None:
         one = np.full((1, 3), number, np.float32)
         buffer.add(one, [0], [number], [False], [False], one + 1)
     found = buffer.sample(64)
-    assert set(found.reward.tolist()) == {0.0, 1.0, 2.0, 3.0}, "new rows are all alike"
+    assert set(found.reward.tolist()) == {0.0, 1.0, 2.0, 3.0}, "all new rows have the same priority"
     assert found.weight.tolist() == [1.0] * 64
     buffer.update_priorities(found.key, -found.reward)
     counts = np.zeros(4)
@@ -217,10 +219,10 @@ def test_rows_are_drawn_in_proportion_to_their_priority() -> None:
         one = np.full((1, 3), number, np.float32)
         buffer.add(one, [0], [number], [False], [False], one + 1)
     buffer.update_priorities(late, torch.full((60,), 1e9))
-    assert buffer.sample(64).reward.min() >= 22, "rows that are gone get no priority"
+    assert buffer.sample(64).reward.min() >= 22, "overwritten rows get no priority"
 
 
-def test_the_same_seed_draws_the_same() -> None:
+def test_draws_depend_only_on_the_seed() -> None:
     def draws(seed: int) -> list[float]:
         buffer = remuda.ReplayBuffer(100, BOX, FOUR, 2, seed=seed)
         for number in range(20):
@@ -231,7 +233,7 @@ def test_the_same_seed_draws_the_same() -> None:
     assert draws(1) == draws(1) != draws(2)
 
 
-def test_spaces_with_entries_and_bounds() -> None:
+def test_nested_spaces() -> None:
     observation = gym.Dict({"left arm": gym.Box(0, 255, (2, 2), np.uint8), "mode": gym.Discrete(3, start=5)})
     action = gym.Tuple([gym.Box(-2, 2, (2,)), gym.Discrete(2)])
     with remuda.ReplayBuffer(10, observation, action, 2) as buffer:
@@ -240,7 +242,7 @@ def test_spaces_with_entries_and_bounds() -> None:
         buffer.add(obs, (np.ones((2, 2)), np.array([0, 1])), [1, 2], [True, False], [False, False], after)
         found = buffer.sample(16)
     assert found.obs.left_arm.dtype == torch.uint8
-    assert set(found.obs.mode.tolist()) == {5, 6}, "the env's own numbers"
+    assert set(found.obs.mode.tolist()) == {5, 6}, "observations keep the start of their space"
     assert found.next_obs.left_arm.unique().tolist() == [9]
     assert found.action.item0.shape == (16, 2)
     assert (found.action.item1 == found.obs.mode - 5).all()
@@ -250,7 +252,7 @@ def test_spaces_with_entries_and_bounds() -> None:
 def test_a_single_env_needs_no_batch_axis() -> None:
     env = gymnasium.make("CartPole-v1")
     with remuda.ReplayBuffer(100, env.observation_space, env.action_space) as buffer:
-        for seed in range(3):  # reset by hand: no step is taken for a reset
+        for seed in range(3):  # explicit resets, without a step for each reset
             obs, _ = env.reset(seed=seed)
             over, steps = False, 0
             while not over:
@@ -273,7 +275,7 @@ def test_a_single_env_needs_no_batch_axis() -> None:
         ({"capacity": 10**15}, "of memory are free: use at most"),
     ],
 )
-def test_wrong_settings_are_one_sentence(change: dict[str, Any], words: str) -> None:
+def test_wrong_settings_are_refused(change: dict[str, Any], words: str) -> None:
     settings = {"capacity": 10, "num_envs": 2, **change}
     with pytest.raises(ConfigError, match=words):
         remuda.ReplayBuffer(settings.pop("capacity"), BOX, FOUR, **settings)
@@ -289,7 +291,7 @@ def test_wrong_settings_are_one_sentence(change: dict[str, Any], words: str) -> 
         ({"mask": [True] * 3}, "mask has shape"),
     ],
 )
-def test_arrays_that_do_not_fit_are_one_sentence(change: dict[str, Any], words: str) -> None:
+def test_arrays_that_do_not_fit_are_refused(change: dict[str, Any], words: str) -> None:
     zeros = np.zeros((2, 3))
     step = {"obs": zeros, "action": [0, 0], "reward": [0, 0], "terminated": [0, 0], "truncated": [0, 0]}
     with remuda.ReplayBuffer(10, BOX, FOUR, 2) as buffer:

@@ -1,4 +1,4 @@
-"""What a finished run offers: its policy, in every kind of space, and its evaluation."""
+"""Test the policy of a finished run, for different spaces, and its evaluation."""
 
 import json
 import re
@@ -20,7 +20,7 @@ def policy(tmp_path_factory):
 
 
 class TestPolicy:
-    def test_one_observation_or_many(self, policy):
+    def test_a_batch_of_observations_equals_single_ones(self, policy):
         batch = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
         actions, state = policy.act(batch)
         assert actions.shape == (5,)
@@ -29,19 +29,19 @@ class TestPolicy:
         assert singles == actions.tolist()
         assert all(gymnasium.spaces.Discrete(2).contains(action) for action in singles)
 
-    def test_other_arrays_are_fine(self, policy):
+    def test_lists_tensors_and_other_dtypes_are_accepted(self, policy):
         expected = policy.act(np.array([0.1, 0.2, 0.3, 0.4], np.float32))[0]
         for obs in ([0.1, 0.2, 0.3, 0.4], torch.tensor([0.1, 0.2, 0.3, 0.4]), np.array([0.1, 0.2, 0.3, 0.4])):
             assert policy.act(obs)[0] == expected
 
-    def test_best_or_sampled(self, policy):
+    def test_actions_are_greedy_or_sampled(self, policy):
         obs = np.zeros((400, 4), np.float32)
         best, _ = policy.act(obs)
         assert len(set(best.tolist())) == 1
         sampled, _ = policy.act(obs, deterministic=False)
-        assert set(sampled.tolist()) == {0, 1}, "an untrained policy is not sure"
+        assert set(sampled.tolist()) == {0, 1}, "an untrained policy samples both actions"
 
-    def test_sampling_is_repeatable(self, policy, tmp_path):
+    def test_sampled_actions_depend_only_on_the_seed(self, policy, tmp_path):
         agent = policy.agent
         one, two, other = remuda.Policy(agent, seed=3), remuda.Policy(agent, seed=3), remuda.Policy(agent, seed=4)
         obs = np.zeros((50, 4), np.float32)
@@ -49,7 +49,7 @@ class TestPolicy:
         assert drawn[0] == drawn[1] != drawn[2]
 
     @pytest.mark.parametrize("shape", [(3,), (4, 3), (2, 2, 4), (5,), ()])
-    def test_wrong_shapes(self, policy, shape):
+    def test_wrong_shapes_are_refused(self, policy, shape):
         with pytest.raises(ConfigError, match=re.escape(f"shape {shape} does not fit (4,)")):
             policy.act(np.zeros(shape))
 
@@ -65,7 +65,7 @@ class TestSpaces:
 
     @pytest.mark.parametrize("scheme", ["serial", "parallel"])
     def test_actions_that_do_not_start_at_0(self, tmp_path, scheme):
-        """CountingEnv refuses an action outside its space, so a finished run means none was."""
+        """CountingEnv raises on an action outside its space, so a run without restarts had none."""
         run = train(tmp_path / "run", "counting:make", scheme=scheme, envs={"kwargs": {"action": "shifted"}})
         policy = remuda.load(run.path)
         actions, _ = policy.act(np.zeros((500, 3), np.float32), deterministic=False)
@@ -92,11 +92,11 @@ class TestSpaces:
         actions, _ = policy.act(np.zeros((300, 3), np.float32), deterministic=False)
         assert actions.shape == (300, 2)
         assert actions.dtype == np.float32
-        assert [actions.min(), actions.max()] == [-1.0, 1.0], "so wide a policy must meet both bounds"
+        assert [actions.min(), actions.max()] == [-1.0, 1.0], "a policy this wide reaches both bounds"
         single, _ = policy.act(np.zeros(3, np.float32))
         assert single.shape == (2,)
 
-    def test_pendulum_as_an_evaluation(self, tmp_path):
+    def test_the_policy_acts_in_pendulum(self, tmp_path):
         run = train(tmp_path / "run", "Pendulum-v1", sampler={"envs": 4, "decorrelate": 0})
         env, policy, rewards = gymnasium.make("Pendulum-v1"), remuda.load(run.path), []
         obs, _ = env.reset(seed=1)
@@ -116,27 +116,27 @@ def run(tmp_path_factory):
 
 
 class TestEvaluation:
-    def test_equals_that_of_the_run(self, run):
+    def test_evaluate_equals_the_evaluation_of_the_run(self, run):
         assert run.result["eval"] == run.evaluate(episodes=11)
         assert run.result["eval"]["episodes"] == 11
         assert len(set(run.result["eval"]["returns"])) > 1
 
-    def test_is_repeatable_and_a_prefix_of_longer_ones(self, run):
+    def test_evaluate_is_repeatable_and_a_prefix_of_longer_ones(self, run):
         first = run.evaluate(episodes=3)
         assert first == run.evaluate(episodes=3)
         assert run.evaluate(episodes=5)["returns"][:3] == first["returns"]
 
-    def test_has_seeds_of_its_own(self, run):
+    def test_evaluate_depends_on_its_own_seed(self, run):
         assert run.evaluate(episodes=11, seed=4) == run.result["eval"]
         assert run.evaluate(episodes=11, seed=5)["returns"] != run.result["eval"]["returns"]
 
-    def test_may_sample(self, run):
+    def test_evaluate_can_sample_actions(self, run):
         sampled = run.evaluate(episodes=11, deterministic=False)
         assert sampled == run.evaluate(episodes=11, deterministic=False)
         assert sampled["returns"] != run.result["eval"]["returns"]
 
-    def test_by_hand(self, run):
-        """An episode of the evaluation, played with Gymnasium alone."""
+    def test_evaluation_equals_episodes_played_with_gymnasium(self, run):
+        """The first three episodes of the evaluation are repeated with Gymnasium and the policy alone."""
         policy, returns = remuda.load(run.path), []
         env = gymnasium.make("CartPole-v1")
         for k in range(3):
@@ -149,18 +149,18 @@ class TestEvaluation:
         env.close()
         assert returns == run.result["eval"]["returns"][:3]
 
-    def test_of_no_episode(self, run):
+    def test_evaluating_no_episodes_is_refused(self, run):
         with pytest.raises(ConfigError, match="at least 1"):
             run.evaluate(episodes=0)
 
-    def test_a_run_without_an_end_has_no_result(self, run, tmp_path):
+    def test_an_unfinished_run_has_no_result(self, run, tmp_path):
         (tmp_path / "config.yaml").write_text((run.path / "config.yaml").read_text())
         with pytest.raises(CheckpointError, match="has no result yet"):
             _ = remuda.Run(tmp_path).result
 
 
 @pytest.mark.long
-def test_a_video_shows_whole_games_though_lives_end_episodes(tmp_path):
+def test_a_video_shows_whole_games_if_lives_end_episodes(tmp_path):
     options = {"episodic_life": True, "frame_skip": 8, "noop_max": 0}
     run = remuda.train(
         "a2c", "ALE/SpaceInvaders-v5", steps=40, seed=1, out=tmp_path / "run", quiet=True, envs=options,
@@ -168,4 +168,4 @@ def test_a_video_shows_whole_games_though_lives_end_episodes(tmp_path):
     )  # fmt: skip
     _, returns = remuda.Run(run.path).record(episodes=1)
     assert returns == run.result["eval"]["returns"]
-    assert returns[0] > 0, "else there is nothing to compare"
+    assert returns[0] > 0, "returns of 0 would make the comparison meaningless"

@@ -1,4 +1,4 @@
-"""What a run logs: every metric, interval and count against values worked out by hand."""
+"""Test what a run logs: compare every metric, interval and count with values computed by hand."""
 
 import csv
 import io
@@ -25,9 +25,9 @@ from remuda.runs.run_log import RunLog
 from remuda.runs.signals import StopSignals
 from remuda.sampling.evaluation import Evaluation
 
-# Episodes of 3, 5 and 2 steps with a reset row behind each: 13 rows, 10 of them real, and every round is the same.
+# Episodes of 3, 5 and 2 steps with a reset row after each have 13 rows, 10 of them real. Every round is the same.
 LENGTHS, ROWS, REAL, ENVS = [3, 5, 2], 13, 10, 4
-STEPS = REAL * ENVS  # of a round
+STEPS = REAL * ENVS  # steps of a round
 EPOCHS, MINIBATCHES = 2, 4
 EVAL = "eval/mean_reward"
 
@@ -50,7 +50,7 @@ def lines(run):
     return [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_shorter_intervals_apply_at_once_to_a_resumed_run(tmp_path):
+def test_shorter_intervals_apply_immediately_to_a_resumed_run(tmp_path):
     train(tmp_path / "run", rounds=2)
     changes = {"steps": 6 * STEPS, "checkpoint": {"every": STEPS, "keep": "all"}}
     remuda.resume(tmp_path / "run", eval={"every": STEPS, "episodes": 1}, **changes)
@@ -61,8 +61,8 @@ def test_shorter_intervals_apply_at_once_to_a_resumed_run(tmp_path):
 
 
 @pytest.mark.parametrize(("algo", "scheme"), [("a2c", "serial"), ("impala", "async"), ("dqn", "async")])
-def test_a_signal_just_after_a_round_was_logged_loses_nothing(tmp_path, monkeypatch, algo, scheme):
-    """Signals are not polled between two rounds, so the next round ends, too, and is saved."""
+def test_a_signal_after_logging_a_round_saves_the_next_round(tmp_path, monkeypatch, algo, scheme):
+    """Signals are not polled between two rounds, so the next round is completed and saved."""
     written_down, rounds = RunLog.round, []
 
     def round_and_signal(run_log, round):
@@ -85,7 +85,7 @@ def test_a_signal_just_after_a_round_was_logged_loses_nothing(tmp_path, monkeypa
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """One run that uses every interval."""
+    """Return a run that uses every interval."""
     return train(
         tmp_path_factory.mktemp("run_log") / "run",
         log={"every": 100, "tensorboard": True, "window": 12},
@@ -121,19 +121,19 @@ class TestTags:
             assert expected <= set(line)
             assert all(isinstance(value, int | float) and math.isfinite(value) for value in line.values()), line
 
-    def test_of_a2c(self, tmp_path):
+    def test_metrics_of_a2c(self, tmp_path):
         (line,) = lines(train(tmp_path / "run", rounds=1, algo="a2c"))
         expected = {"entropy_loss", "explained_variance", "learning_rate", "n_updates", "value_loss"}
         assert {f"train/{name}" for name in expected} <= set(line)
         assert not any("clip_" in name for name in line)
 
-    def test_lag_is_the_age_of_the_data_of_a_gradient(self, run, tmp_path):
+    def test_lag_is_the_number_of_updates_since_sampling(self, run, tmp_path):
         assert {line["lag/collect_to_gradient"] for line in lines(run)} == {(EPOCHS * MINIBATCHES - 1) / 2}
         a2c = lines(train(tmp_path / "a2c", rounds=2, algo="a2c"))
         assert {line["lag/collect_to_gradient"] for line in a2c} == {0}
         assert {line["lag/gradient_to_update"] for line in [*lines(run), *a2c]} == {0}
 
-    def test_shares_of_time_by_activity(self, run):
+    def test_time_shares_are_valid_fractions(self, run):
         for line in lines(run):
             shares = {name: value for name, value in line.items() if name.startswith("limits/")}
             assert all(value >= 0 for value in shares.values())
@@ -141,15 +141,15 @@ class TestTags:
             assert shares["limits/env"] > 0
             assert shares["limits/update"] > 0
 
-    def test_episode_statistics_by_hand(self, run):
-        """The window holds the last 12 episodes: each length four times."""
+    def test_episode_statistics_equal_hand_computed_ones(self, run):
+        """The window holds the last 12 episodes, with each length four times."""
         last, mean = lines(run)[-1], 10 / 3
         assert last["rollout/ep_len_mean"] == pytest.approx(mean)
         assert last["rollout/ep_len_std"] == pytest.approx(math.sqrt(sum((n - mean) ** 2 for n in LENGTHS) / 3))
         assert [last[f"rollout/ep_len_{kind}"] for kind in ("median", "min", "max")] == [3, 2, 5]
         assert last["rollout/ep_nonzero_rew_mean"] == pytest.approx(mean)
 
-    def test_fields_of_info_and_user_defined_statistics(self, run):
+    def test_info_fields_and_user_defined_statistics_are_logged(self, run):
         last = lines(run)[-1]
         assert last["rollout/info/half_mean"] == pytest.approx(sum(LENGTHS) / 3 / 2)
         assert last["rollout/info/odd_mean"] == pytest.approx(2 / 3)
@@ -160,8 +160,8 @@ class TestTags:
 
 
 class TestIntervals:
-    def test_lines_and_evaluations(self, run):
-        """Rounds of 40 steps; a line is due 100 steps after the last one, an evaluation brings a line with it."""
+    def test_metrics_lines_and_evaluations_are_at_their_intervals(self, run):
+        """Rounds have 40 steps. A line is due 100 steps after the last one, and an evaluation adds a line."""
         found = lines(run)
         assert [line["time/total_timesteps"] for line in found] == [120, 200, 320, 400]
         assert [line["time/iterations"] for line in found] == [3, 5, 8, 10]
@@ -176,7 +176,7 @@ class TestIntervals:
         config, *_ = resolve_config({"algo": "ppo", "env": "CartPole-v1", "steps": 20_000}, {})
         assert make_run_log(config).metrics.lines.every == 100
 
-    def test_checkpoints(self, run):
+    def test_checkpoints_are_written_with_their_progress(self, run):
         names = [path.name for path in list_checkpoints(run.path / "checkpoints")]
         assert names == ["step-80", "step-160", "step-240", "step-320", "step-400"]
         progress = load_newest(run.path / "checkpoints").progress
@@ -193,21 +193,21 @@ class TestIntervals:
         assert [int(path.name[5:]) for path in found] == steps
         assert (run.path / "checkpoints/latest").resolve() == found[-1].resolve()
 
-    def test_a_run_may_have_no_evaluations(self, tmp_path):
+    def test_a_run_without_evaluations_has_no_eval_metrics(self, tmp_path):
         run = train(tmp_path / "run", rounds=2)
         assert run.result["eval"] is None
         assert not any("eval/" in name for line in lines(run) for name in line)
 
 
 class TestCounts:
-    def test_only_real_steps(self, run, tmp_path):
-        """13 rows of 4 envs are 52; 3 of each 13 are resets."""
+    def test_only_real_steps_are_counted(self, run, tmp_path):
+        """A round has 13 rows of 4 envs, which is 52; 3 of each 13 rows are reset rows."""
         seen = []
         train(tmp_path / "run", rounds=3, callbacks=[lambda round: seen.append(round.progress.steps)])
         assert seen == [40, 80, 120]
         assert run.result["steps"] == 400
 
-    def test_warm_up_belongs_to_the_steps_but_not_to_the_rates(self, tmp_path):
+    def test_warm_up_counts_as_steps_but_not_in_rates(self, tmp_path):
         seen = []
         run = train(
             tmp_path / "run",
@@ -217,7 +217,7 @@ class TestCounts:
         )
         result = run.result
         assert seen[-1][0] == result["steps"]
-        # The number of warm-up steps is random, but larger than that of one round.
+        # The number of warm-up steps is random, but larger than that of a round.
         assert seen[0][0] > ROWS * ENVS
         assert result["episodes"] == sum(count for _, count in seen), "episodes of the warm-up are not counted"
         trained = sum(seconds for name, seconds in result["time"].items() if name != "checkpoint")
@@ -226,7 +226,7 @@ class TestCounts:
         assert rounds * (ROWS - 4) * ENVS <= counted * 1.02
         assert counted <= rounds * ROWS * ENVS * 1.02 < result["steps"] * 1.02
 
-    def test_restarts(self, tmp_path):
+    def test_restarts_are_counted(self, tmp_path):
         once = str(tmp_path / "once")
         run = train(tmp_path / "run", rounds=4, kwargs={"fault": "raise", "at": 17, "once": once})
         counts = [line["rollout/restarts"] for line in lines(run)]
@@ -235,7 +235,7 @@ class TestCounts:
 
 
 class TestFiles:
-    def test_result(self, run):
+    def test_result_has_all_fields(self, run):
         result = run.result
         assert {"status", "steps", "updates", "seconds", "steps_per_second", "eval"} <= set(result)
         assert result["status"] == "complete"
@@ -245,12 +245,12 @@ class TestFiles:
         assert result["steps_per_second"] > 0
         assert {"env", "inference", "update", "evaluation", "checkpoint"} <= set(result["time"])
 
-    def test_the_table_has_the_same_values(self, run):
+    def test_metrics_csv_has_the_same_values(self, run):
         with (run.path / "metrics.csv").open() as file:
             rows = list(csv.DictReader(file))
         assert [float(row["train/loss"]) for row in rows] == [line["train/loss"] for line in lines(run)]
 
-    def test_tensorboard(self, run):
+    def test_tensorboard_has_the_same_values(self, run):
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
         board = EventAccumulator(str(run.path / "tb"))
@@ -260,14 +260,14 @@ class TestFiles:
         assert scalars == expected
         assert [event.step for event in board.Scalars("eval/mean_reward")] == [200, 400]
 
-    def test_the_log(self, run):
+    def test_the_log_names_checkpoints_evaluations_and_times(self, run):
         text = (run.path / "log.txt").read_text()
         assert "wrote step-400" in text
         assert text.count("evaluation:") == 2
         assert "time: env" in text
 
 
-# --- RunLog by itself, with a clock that the test sets ---
+# --- RunLog without a run, with a clock that the test sets ---
 
 
 class Clock:
@@ -313,7 +313,7 @@ def resolved(steps=1_000, **groups):
     return resolve_config({"algo": "ppo", "env": "CartPole-v1", "steps": steps}, groups)[0]
 
 
-def test_an_evaluation_of_endless_episodes_ends(tmp_path):
+def test_max_steps_ends_the_evaluation_of_endless_episodes(tmp_path):
     settings = {"quiet": True, "out": tmp_path / "run", "eval": {"episodes": 3, "max_steps": 50}}
     run = remuda.train("ppo", "own_things:endless", steps=500, **settings)
     assert run.result["eval"]["mean_length"] == 50
@@ -328,7 +328,7 @@ class TestAlone:
         metrics = {"train/loss": loss}
         return run_log.round(Round(progress, learner, list(episodes), metrics, spent, None, lambda: None))
 
-    def test_rates_by_hand(self, tmp_path, clock, make_run_log):
+    def test_rates_and_times_equal_hand_computed_ones(self, tmp_path, clock, make_run_log):
         def play(agent, should_stop):
             clock.now += 500
             return Evaluation([1.0, 3.0], [1.0, 3.0])
@@ -337,16 +337,16 @@ class TestAlone:
         run_log, learner = make_run_log(resolved(steps=1_100, **groups), play), make_learner()
         with run_log.open():
             progress, _ = run_log.resume(learner)
-            clock.now += 10  # warm-up: 800 steps in 10 seconds
+            clock.now += 10  # a warm-up of 800 steps in 10 seconds
             progress.steps += 800
             run_log.begin()
             self.play_round(run_log, clock, 2.0, progress, learner)
-            self.play_round(run_log, clock, 4.0, progress, learner)  # and an evaluation
-            self.play_round(run_log, clock, 1.0, progress, learner)  # the last, with an evaluation
+            self.play_round(run_log, clock, 4.0, progress, learner)  # followed by an evaluation
+            self.play_round(run_log, clock, 1.0, progress, learner)  # the last round, followed by an evaluation
             result = run_log.finish(learner)
         found = [json.loads(line) for line in (tmp_path / "alone/metrics.jsonl").read_text().splitlines()]
         assert [line["time/total_timesteps"] for line in found] == [900, 1000, 1100]
-        assert [line["time/fps"] for line in found] == [50, 25, 100], "neither warm-up nor evaluation is in a rate"
+        assert [line["time/fps"] for line in found] == [50, 25, 100], "rates exclude warm-up and evaluation"
         assert [line["time/time_elapsed"] for line in found] == [12, 516, 1017]
         assert [line["limits/env"] for line in found] == [0.25, 0.25, 0.25]
         assert [line["limits/update"] for line in found] == [0.5, 0.5, 0.5]
@@ -374,7 +374,7 @@ class TestAlone:
         assert [line["train/loss"] for line in found] == [3.0, 20.0]
         assert [line["train/n_updates"] for line in found] == [7, 7]
 
-    def test_a_window_of_episodes(self, tmp_path, clock, make_run_log):
+    def test_episode_statistics_are_over_the_window(self, tmp_path, clock, make_run_log):
         groups = {"log": {"every": 1, "window": 2, "tensorboard": False}}
         run_log, learner = make_run_log(resolved(**groups)), make_learner()
         episodes = [Episode(0, {"ep_rew": value}) for value in (100.0, 2.0, 4.0)]
@@ -387,13 +387,13 @@ class TestAlone:
         assert "rollout/ep_rew_mean" not in first, "no episode has ended yet"
         assert second["rollout/ep_rew_mean"] == 3.0
 
-    def test_a_signal_during_an_evaluation(self, tmp_path, clock, make_run_log):
-        """No result of it is written; the checkpoint records that the metrics line is still to be written."""
+    def test_a_signal_during_an_evaluation_stops_it_without_a_result(self, tmp_path, clock, make_run_log):
+        """The evaluation has no result, and the checkpoint records that the metrics line is still to be written."""
         signals = StopSignals()
 
         def play(agent, must_stop):
             signals.received = signal.SIGTERM
-            assert not must_stop(), "it may end by itself"
+            assert not must_stop(), "until the deadline the evaluation may finish"
             signals.deadline = clock.monotonic() - 1
             assert must_stop()
             raise Interrupted("stopped")
@@ -403,7 +403,7 @@ class TestAlone:
         with run_log.open():
             progress, _ = run_log.resume(learner)
             run_log.begin()
-            assert self.play_round(run_log, clock, 1.0, progress, learner), "the scheme is told to stop"
+            assert self.play_round(run_log, clock, 1.0, progress, learner), "the run log requests a stop"
             result = run_log.finish(learner)
         assert result["status"] == "stopped by SIGTERM"
         assert result["eval"] is None
@@ -413,7 +413,7 @@ class TestAlone:
         assert (tmp_path / "alone/metrics.jsonl").read_text() == ""
 
     def test_a_run_that_never_began_leaves_no_checkpoint(self, tmp_path, clock, make_run_log):
-        """There is nothing to save: a resumed run starts from the beginning."""
+        """There is nothing to save, and a resumed run starts from the beginning."""
         signals = StopSignals()
         signals.received = signal.SIGINT
         run_log, learner = make_run_log(resolved(), None, signals), make_learner()
@@ -431,8 +431,8 @@ class TestAlone:
         run_log.terminal.close()
 
 
-def test_what_a_callback_adds_to_the_metrics_is_logged(tmp_path):
-    """It is averaged over the rounds of a line, like every other metric, from the current round on."""
+def test_metrics_added_by_a_callback_are_logged(tmp_path):
+    """The metric is averaged over the rounds of a line, like every other metric, including the current round."""
 
     def add(round):
         round.metrics["own/rounds"] = float(round.progress.rounds)
@@ -442,17 +442,17 @@ def test_what_a_callback_adds_to_the_metrics_is_logged(tmp_path):
 
 
 @pytest.mark.parametrize("value", ["x", None, [1.0, 2.0]])
-def test_a_callback_that_adds_something_else_than_a_number_is_refused(tmp_path, value):
+def test_a_callback_may_only_add_numbers_to_the_metrics(tmp_path, value):
     def add(round):
         if round.progress.rounds == 2:
             round.metrics["own/x"] = value
 
     with pytest.raises(ConfigError, match=r"round\.metrics\['own/x'\] is .* a callback may only add numbers"):
         train(tmp_path / "run", rounds=4, callbacks=[add])
-    assert load_newest(tmp_path / "run/checkpoints").progress["rounds"] == 2, "what was learned is saved"
+    assert load_newest(tmp_path / "run/checkpoints").progress["rounds"] == 2, "the last round is saved"
 
 
-def test_a_checkpoint_of_an_earlier_version_has_no_times(tmp_path):
+def test_a_checkpoint_of_an_earlier_version_without_times_is_resumed(tmp_path):
     run = train(tmp_path / "run", rounds=2)
     found = load_newest(run.path / "checkpoints")
     kept = unpack(found.blobs[LOG_STATE])
@@ -472,13 +472,13 @@ class TestBestCheckpoint:
         options = {"eval": {"every": STEPS, "episodes": 1}, "checkpoint": {"keep": "best", "every": STEPS}}
         return train(tmp_path / "run", rounds=5, **options)
 
-    def test_it_is_kept_and_the_first_of_equal_ones_stays_the_best(self, run):
+    def test_the_best_checkpoint_is_kept_and_the_first_of_equal_ones_stays(self, run):
         names = [path.name for path in list_checkpoints(run.path / "checkpoints")]
         assert names == [f"step-{rounds * STEPS}" for rounds in (2, 4, 5)]
         assert (run.path / "checkpoints/best").resolve().name == f"step-{2 * STEPS}"
 
     def test_a_resumed_run_knows_the_best_evaluation_so_far(self, run, monkeypatch):
-        found = iter((4.0, 4.5, 6.0, 2.0))  # the evaluation after the last step is made again
+        found = iter((4.0, 4.5, 6.0, 2.0))  # the evaluation after the last step is repeated
         monkeypatch.setattr("remuda.runs.train.play_episodes", lambda *arguments: Evaluation([next(found)], [1.0]))
         remuda.resume(run.path, steps=8 * STEPS, quiet=True)
         assert (run.path / "checkpoints/best").resolve().name == f"step-{7 * STEPS}"
@@ -486,7 +486,7 @@ class TestBestCheckpoint:
         assert names == [f"step-{rounds * STEPS}" for rounds in (7, 8)]
 
     def test_an_evaluation_that_is_repeated_after_resuming_counts_too(self, run, monkeypatch):
-        """The last evaluation is repeated when a complete run is resumed; it is the best, and stays the best."""
+        """Resuming a complete run repeats the last evaluation, whose result is the best one in this test."""
         found = iter((9.0, 4.5, 6.0, 2.0))
         monkeypatch.setattr("remuda.runs.train.play_episodes", lambda *arguments: Evaluation([next(found)], [1.0]))
         remuda.resume(run.path, steps=8 * STEPS, quiet=True)
@@ -494,7 +494,7 @@ class TestBestCheckpoint:
         names = [path.name for path in list_checkpoints(run.path / "checkpoints")]
         assert names == [f"step-{rounds * STEPS}" for rounds in (5, 7, 8)]
 
-    def test_it_can_be_evaluated_loaded_and_recorded(self, run, capsys):
+    def test_a_named_checkpoint_can_be_evaluated_loaded_and_recorded(self, run, capsys):
         from remuda.cli import main
 
         for chosen, step in ((None, 5), ("best", 2), (4 * STEPS, 4), (str(4 * STEPS), 4)):
@@ -513,7 +513,7 @@ class TestBestCheckpoint:
         target, _ = remuda.Run(run.path, checkpoint="best").record()
         assert target.name == f"step-{2 * STEPS}.mp4"
 
-    def test_it_needs_evaluations(self, tmp_path):
+    def test_keeping_the_best_checkpoint_needs_evaluations(self, tmp_path):
         with pytest.raises(ConfigError, match=r"set eval\.every"):
             train(tmp_path / "run", checkpoint={"keep": "best"})
 
@@ -524,8 +524,8 @@ def test_the_error_for_a_missing_best_checkpoint_names_the_options_it_needs(tmp_
         remuda.load(run.path, checkpoint="best")
 
 
-def test_seconds_and_rate_of_a_run_are_those_of_all_its_processes(tmp_path):
-    """Resuming a complete run does nothing, and must not reset its times."""
+def test_times_and_rate_include_the_processes_before_a_resume(tmp_path):
+    """Resuming a complete run trains nothing and must not reset its times."""
     first = train(tmp_path / "run", rounds=40).result
     again = remuda.resume(tmp_path / "run", quiet=True).result
     assert again["steps_per_second"] == pytest.approx(first["steps_per_second"], rel=1e-3)
@@ -536,7 +536,7 @@ def test_seconds_and_rate_of_a_run_are_those_of_all_its_processes(tmp_path):
     assert longer["seconds"] > first["seconds"]
 
 
-def test_a_long_first_rollout_is_named_with_its_size(tmp_path, monkeypatch, capsys):
+def test_a_long_first_rollout_is_reported_with_its_size(tmp_path, monkeypatch, capsys):
     """The envs are slow, so that the first rollout takes longer than LINE_SECONDS."""
     for name in ("LINE_SECONDS", "LONG_SECONDS"):
         monkeypatch.setattr(f"remuda.logs.terminal.{name}", 0.1)

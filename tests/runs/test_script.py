@@ -1,4 +1,4 @@
-"""Runs whose env and net are defined in a script or a notebook, in every scheme, and how they are resumed."""
+"""Test runs whose env and net are defined in a script or a notebook, and how they are resumed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class MyNet(BaseNet):
         super().__init__()
         self.body = nn.Linear(math.prod(shape), WIDTHS["first"])
 """
-# No guard: if a worker loaded the script as a module, it would train again.
+# The script has no guard, so a worker that loaded it as a module would train again.
 TRAINING = """
 print("the body runs")
 for scheme in sys.argv[2:]:
@@ -98,7 +98,7 @@ def test_a_script_without_a_guard_trains_in_workers(tmp_path: Path) -> None:
     assert done.stdout == "the body runs\nparallel 5.0\nasync 5.0\n"
 
 
-def test_a_stopped_run_says_how_it_is_resumed_and_so_does_every_command(
+def test_log_and_errors_name_the_call_that_resumes_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""The spaces that a run directory keeps: exact, checked, and enough to load a policy without the env."""
+"""Test the spaces stored in a run directory: they are exact and checked, and a policy is loaded with them alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OBSERVATIONS = [
 
 
 @pytest.mark.parametrize("space", OBSERVATIONS, ids=str)
-def test_every_space_comes_back_as_it_was(tmp_path: Path, space: Any) -> None:
+def test_every_space_is_restored_exactly(tmp_path: Path, space: Any) -> None:
     observation = observation_space(space, "env")
     action = action_space(gym.Dict({"move": gym.Box(-1, 1, (2,)), "jump": DISCRETE}), "env")
     write_spaces(tmp_path, observation, action)
@@ -44,7 +44,7 @@ def test_every_space_comes_back_as_it_was(tmp_path: Path, space: Any) -> None:
     assert [space_to_wire(each) for each in found] == [space_to_wire(each) for each in (observation, action)]
 
 
-def test_an_image_is_a_few_lines(tmp_path: Path) -> None:
+def test_the_file_of_an_image_space_is_small(tmp_path: Path) -> None:
     write_spaces(tmp_path, observation_space(gym.Box(0, 255, (4, 84, 84), np.uint8), "env"), Space("discrete", n=2))
     assert (tmp_path / "spaces.json").stat().st_size < 500
 
@@ -78,7 +78,7 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize("values", DAMAGED, ids=str)
-def test_what_is_damaged_or_hostile_is_one_sentence(tmp_path: Path, values: Any) -> None:
+def test_damaged_or_hostile_files_are_refused_in_one_sentence(tmp_path: Path, values: Any) -> None:
     (tmp_path / "spaces.json").write_text(json.dumps({"observation": BOX, "action": values}))
     with pytest.raises(
         CheckpointError, match=r"spaces\.json cannot be used \(.*\): restore it, or delete it"
@@ -87,7 +87,7 @@ def test_what_is_damaged_or_hostile_is_one_sentence(tmp_path: Path, values: Any)
     assert "\n" not in str(caught.value)
 
 
-def test_files_that_are_no_json_or_nested_without_end(tmp_path: Path) -> None:
+def test_files_that_are_not_json_or_deeply_nested_are_refused(tmp_path: Path) -> None:
     deep: Any = BOX
     for _ in range(100):
         deep = {"kind": "tuple", "entries": {"item0": deep}}
@@ -113,12 +113,12 @@ def test_a_policy_is_loaded_where_the_env_is_not_installed(tmp_path: Path, monke
     assert remuda.load(run.path).act(obs)[0] == before
     with pytest.raises(EnvSpecError, match="module vanishing was not found"):
         remuda.Run(run.path).evaluate(episodes=1)
-    (run.path / "spaces.json").unlink()  # as of a run that was made before there was such a file
+    (run.path / "spaces.json").unlink()  # older versions did not write this file
     with pytest.raises(EnvSpecError, match="module vanishing was not found"):
         remuda.load(run.path)
 
 
-def test_an_old_run_takes_the_spaces_from_its_env_until_it_is_resumed(tmp_path: Path) -> None:
+def test_an_old_run_reads_spaces_from_its_env_until_it_is_resumed(tmp_path: Path) -> None:
     run = train(tmp_path / "run", "CartPole-v1")
     kept = (run.path / "spaces.json").read_text()
     (run.path / "spaces.json").unlink()
@@ -144,13 +144,13 @@ def test_loading_builds_no_env(tmp_path: Path) -> None:
     assert remuda.load(run.path, env=make).act(np.zeros(4))[0] in (0, 1)
 
 
-def test_a_run_that_learned_nothing_leaves_no_spaces(tmp_path: Path) -> None:
+def test_a_run_that_fails_before_the_first_round_leaves_no_spaces(tmp_path: Path) -> None:
     with pytest.raises(remuda.RemudaError):
         train(tmp_path / "run", "counting:make", envs={"kwargs": {"fault": "nan", "at": 2}})
     assert not (tmp_path / "run").exists()
 
 
-def test_an_env_that_does_not_fit_leaves_the_spaces_of_a_run_alone(tmp_path: Path) -> None:
+def test_an_env_that_does_not_fit_does_not_overwrite_the_spaces(tmp_path: Path) -> None:
     run = train(tmp_path / "run", "CartPole-v1")
     before = (run.path / "spaces.json").read_bytes()
     with pytest.raises(remuda.RemudaError):
@@ -158,7 +158,7 @@ def test_an_env_that_does_not_fit_leaves_the_spaces_of_a_run_alone(tmp_path: Pat
     assert (run.path / "spaces.json").read_bytes() == before
 
 
-def test_spaces_that_would_take_much_memory_are_refused_before_they_do(tmp_path: Path) -> None:
+def test_spaces_that_need_too_much_memory_are_refused(tmp_path: Path) -> None:
     leaf = {"kind": "box", "shape": [1 << 21], "dtype": "float64", "low": 0.0, "high": 1.0}
     nested = {"kind": "tuple", "entries": {f"e{index}": leaf for index in range(3)}}
     (tmp_path / "spaces.json").write_text(json.dumps({"observation": nested, "action": leaf}))

@@ -1,4 +1,4 @@
-"""Distributional runs on an env without a preset: their support is derived, saved, and used by every process."""
+"""Test distributional runs on envs without a preset: the support is derived, saved, and used by every process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL: dict[str, Any] = {
 
 
 def last_metrics(path: Path) -> dict[str, float]:
-    """Return the last line with metrics of updates: under async there may be others after it."""
+    """Return the last line that has metrics of updates; under async, lines without them may follow."""
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     found: dict[str, float] = next(line for line in reversed(lines) if "train/loss" in line)
     return found
@@ -63,7 +63,7 @@ def test_a_resumed_run_keeps_its_support(tmp_path: Path) -> None:
     assert torch.equal(support(path), before)
 
 
-def test_a_support_that_is_too_narrow_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_support_that_is_too_narrow_gives_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     options = {**SMALL, "algo": {**SMALL["algo"], "v_min": -10, "v_max": 10}}
     remuda.train("rainbow", "MountainCar-v0", steps=800, seed=1, out=tmp_path / "run", **options)
     warned = [

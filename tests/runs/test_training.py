@@ -1,4 +1,4 @@
-"""`remuda.start`: the rounds of a run in the user's own loop, under every scheme."""
+"""Test `remuda.start`, which runs the rounds of a training in the user's own loop, under every scheme."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def learned(run: Path) -> str:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run, by `remuda.train`."""
+    """Return the path of the same run, made by `remuda.train`."""
     out = tmp_path_factory.mktemp("trained") / "run"
     remuda.train("ppo", "CartPole-v1", out=out, steps=STEPS, **SMALL)
     return out
 
 
-def test_the_loop_gives_the_parameters_of_train_whatever_is_looked_at(tmp_path: Path, trained: Path) -> None:
+def test_own_loop_with_evaluations_and_saves_equals_train(tmp_path: Path, trained: Path) -> None:
     run = start(tmp_path / "run")
     assert run.learner.version == 0
     rounds = 0
@@ -80,11 +80,11 @@ def test_a_closed_run_is_saved_and_continues_bit_for_bit(tmp_path: Path, trained
     assert again.result["status"] == "complete"
     assert learned(run.path) == learned(trained)
     complete = remuda.Run(run.path).start(quiet=True)
-    assert complete.done(), "there is nothing left to do"
+    assert complete.done(), "no rounds are left"
 
 
 @pytest.mark.parametrize("scheme", ["parallel", "async"])
-def test_under_other_schemes(tmp_path: Path, trained: Path, scheme: str) -> None:
+def test_own_loop_completes_under_other_schemes(tmp_path: Path, trained: Path, scheme: str) -> None:
     algo = {"batch_size": 2, "n_steps": 32} if scheme == "async" else SMALL["algo"]
     options = {**SMALL, "steps": STEPS, "scheme": scheme, "algo": algo, "sampler": {"envs": 4, "workers": 2}}
     with remuda.start(
@@ -97,7 +97,7 @@ def test_under_other_schemes(tmp_path: Path, trained: Path, scheme: str) -> None
         assert learned(run.path) == learned(trained)
 
 
-def test_an_error_in_the_loop_closes_everything_and_writes_no_result(tmp_path: Path) -> None:
+def test_an_error_in_the_loop_closes_the_run_without_a_result(tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     run = start(tmp_path / "run", scheme="parallel")
 
@@ -118,7 +118,7 @@ def test_a_signal_between_two_steps_saves_the_last_round(tmp_path: Path, trained
         for _ in range(3):
             steps = run.step().progress.steps
         os.kill(os.getpid(), signal.SIGINT)
-        assert run.step().progress.steps == steps, "nothing more was sampled"
+        assert run.step().progress.steps == steps, "no more steps were sampled"
         assert run.done()
     assert "SIGINT: stopping" in capfd.readouterr().err
     assert run.result["status"] == "stopped by SIGINT"
@@ -128,7 +128,7 @@ def test_a_signal_between_two_steps_saves_the_last_round(tmp_path: Path, trained
 
 
 class TestSet:
-    def test_from_the_next_update_on_and_after_a_resume(self, tmp_path: Path) -> None:
+    def test_set_applies_from_the_next_update_and_after_a_resume(self, tmp_path: Path) -> None:
         with start(tmp_path / "run") as run:
             run.step()
             run.set("algo.learning_rate", 0.0)
@@ -149,7 +149,7 @@ class TestSet:
         assert 0 < float(again.step().metrics["train/learning_rate"]) < 1e-3
         again.close()
 
-    def test_a_group_with_a_rate_of_its_own(self, tmp_path: Path) -> None:
+    def test_set_the_own_learning_rate_of_a_parameter_group(self, tmp_path: Path) -> None:
         options = {"algo": {"actor_learning_rate": "1e-4", "learning_starts": 64}, "eval": {"episodes": 0}}
         with remuda.start("td3", "Pendulum-v1", steps=400, quiet=True, out=tmp_path / "run", **options) as run:
             run.step()
@@ -168,7 +168,7 @@ class TestSet:
             ("algo.max_grad_norm", -1.0, r"algo\.max_grad_norm=-1\.0"),
         ],
     )
-    def test_what_cannot_be_set_is_refused_and_changes_nothing(
+    def test_options_that_cannot_be_set_are_refused_without_a_change(
         self, tmp_path: Path, name: str, value: Any, sentence: str
     ) -> None:
         with start(tmp_path / "run") as run:
@@ -180,7 +180,7 @@ class TestSet:
 
 
 class TestLocalUpdates:
-    """The seam between gradients and updates, where both are in one process."""
+    """Tests of the step between gradients and updates if both are computed in one process."""
 
     class Learner:
         version = 5
@@ -204,7 +204,7 @@ class TestLocalUpdates:
     def test_a_skipped_update_has_no_version(self) -> None:
         assert self.exchange(self.Learner(skips=True), 5).versions == 0
 
-    def test_a_stop_applies_nothing(self) -> None:
+    def test_a_stop_applies_no_update(self) -> None:
         learner = self.Learner()
         applied = self.exchange(learner, 5, stop=True)
         assert (applied.versions, applied.stop, learner.version) == (0, True, 5)

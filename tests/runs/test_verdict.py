@@ -1,4 +1,4 @@
-"""What limits a run: runs that were built to be limited by one thing each, and the sentence that says so."""
+"""Test the verdict about what limits a run, with runs that have one known bottleneck each."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RUNS: dict[str, tuple[str, str, int, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("limit", RUNS)
-def test_runs_that_are_limited_by_one_thing(limit: str, tmp_path: Path) -> None:
+def test_verdict_names_the_bottleneck_of_a_run(limit: str, tmp_path: Path) -> None:
     algo, env, steps, options = RUNS[limit]
     run = remuda.train(algo, env, steps=steps, out=tmp_path / "run", **{**COMMON, **options})
     assert run.result["limit"] == limit, run.result["time"]
@@ -54,7 +54,7 @@ def sentence(limit: str, cores: int = 4, algo: str = "ppo", options: Any = None,
     return verdict({limit: 3.0, "other": 1.0}, remedies_for(config, cores))[1]
 
 
-def test_remedies_fit_what_the_run_does_already() -> None:
+def test_remedies_take_the_current_options_into_account() -> None:
     assert sentence("env") == (
         "limited by the envs, 75 % of the time: worker processes on all 4 cores (--scheme parallel) would lift it."
     )
@@ -65,7 +65,7 @@ def test_remedies_fit_what_the_run_does_already() -> None:
     assert "--sampler.inference workers" in sentence("inference", scheme="parallel")
     assert "--algo.n_epochs" in sentence("update")
     assert "--algo.n_epochs" not in sentence("update", algo="a2c")
-    assert "--algo.n_epochs" not in sentence("update", algo="appo", options={"n_epochs": 1}), "it has one"
+    assert "--algo.n_epochs" not in sentence("update", algo="appo", options={"n_epochs": 1}), "one is the minimum"
     assert "--algo.n_epochs" in sentence("update", algo="appo", options={"n_epochs": 10})
     assert "--scheme.threads 4" in sentence("update")
     assert "--scheme.threads" not in sentence("update", cores=1)
@@ -74,17 +74,17 @@ def test_remedies_fit_what_the_run_does_already() -> None:
     assert "--eval.every" in sentence("evaluation")
     for words in ("--sampler.slots", "--scheme serial"):
         assert words not in sentence("wait", scheme="parallel", sampler={"inference": "workers"}), (
-            "they would be refused"
+            "the run would refuse these options"
         )
     apart = sentence("wait", algo="impala", scheme="async", sampler={"inference": "central"})
-    assert "--sampler.slots" not in apart, "under async groups take no turns"
+    assert "--sampler.slots" not in apart, "env groups take no turns under async"
     one = {"envs": 1}
     assert "more envs, and as many workers" in sentence("env", algo="dqn", scheme="async", sampler=one)
     six = {"envs": 6, "workers": 1}
-    assert "--sampler.workers 3" in sentence("env", algo="dqn", scheme="async", sampler=six), "four cannot share six"
+    assert "--sampler.workers 3" in sentence("env", algo="dqn", scheme="async", sampler=six), "4 does not divide 6"
     assert "--checkpoint.every" in sentence("checkpoint")
 
 
-def test_nothing_measured() -> None:
+def test_verdict_without_measured_times() -> None:
     assert verdict({}, {}) == ("nothing", "nothing was measured that could limit this run.")
     assert verdict({"other": 1.0}, {})[0] == "nothing"

@@ -1,4 +1,4 @@
-"""Rendering of envs without a display."""
+"""Test rendering of envs without a display."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_memory_formats_agree_in_features_and_gradients(make: type[nn.Module], s
 
 
 @pytest.mark.parametrize("make", [NatureCNN, SmallCNN, ImpalaNet])
-def test_images_reach_the_convolution_in_the_format_asked_for(make: type[nn.Module]) -> None:
+def test_images_reach_the_convolution_in_the_requested_memory_format(make: type[nn.Module]) -> None:
     for channels_last in (False, True):
         net, seen = make((3, 40, 44), channels_last=channels_last), []
         convolution = next(layer for layer in net.modules() if isinstance(layer, nn.Conv2d))

@@ -63,7 +63,7 @@ def test_run_saves_its_learner_after_a_checkpoint_failed(tmp_path: Path, monkeyp
     with pytest.raises(WorkerError, match="did not stop"):
         train(tmp_path / "run", callbacks=[look], steps=5_000, checkpoint={"every": 700})
     newest = load_newest(tmp_path / "run" / "checkpoints")
-    assert newest.step >= seen[0] > 1_000, "the newest checkpoint is not later than the previous one, at 700"
+    assert newest.step >= seen[0] > 1_000, "the final checkpoint is later than the previous one, at 700"
     assert newest.learner["version"] >= seen[1]
 
 

@@ -414,7 +414,7 @@ def test_samplers_pause_while_the_learner_evaluates(
     settings = acting(act, {"replay": {"ratio": ratio}, "eval": {"every": 300, "episodes": 5}})
     run = train(tmp_path / "run", "ddpg", "Pendulum-v1", callbacks=[look], steps=10**6, **settings)
     assert run.result["status"] == "stopped by callback"
-    assert np.max(written) <= 8, "more rows than those of a rollout that began before the evaluation"
+    assert np.max(written) <= 8, "samplers only finish the rollout that began before the evaluation"
 
 
 def test_decorrelation_that_uses_up_all_steps_is_refused(tmp_path: Path) -> None:
@@ -546,5 +546,5 @@ def test_no_process_or_shared_memory_is_left_behind(tmp_path: Path, act: str) ->
     )
     wait_for(lambda: all_gone(started))
     assert [name for name in os.listdir("/dev/shm") if not name.startswith("tmp")] == [], (
-        "shared memory of this test remains"
+        "only shared memory of other tests may remain"
     )

@@ -1,4 +1,4 @@
-"""The actor of DDPG, TD3 and SAC: bounds of actions, every kind of noise, and critics against numpy."""
+"""Tests of the actor of DDPG, TD3 and SAC: bounds of actions, every kind of noise, and critics against numpy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make_agent(
     seed: int = 0,
     **options: Any,
 ) -> ActorAgent:
-    """With a head whose outputs are not near 0."""
+    """Return an agent with a head whose outputs are not near 0."""
     torch.manual_seed(seed)
     agent = ActorAgent(
         observation or box((3,)),
@@ -59,22 +59,22 @@ def numbers(tensor: Tensor) -> Floats:
 
 
 def slow_head(agent: ActorAgent, obs: Tensor) -> Floats:
-    """Outputs of an agent with one hidden layer, in float64."""
+    """Return the outputs of an agent with one hidden layer, computed in float64."""
     layer = agent.trunk.net.layers[0]
     hidden = np.tanh(numbers(obs) @ numbers(layer.weight).T + numbers(layer.bias))
     return hidden @ numbers(agent.head.weight).T + numbers(agent.head.bias)
 
 
 def scaled(action: Floats) -> Floats:
-    """-1 is low, 1 is high."""
+    """Scale actions from -1..1 to the bounds of the space."""
     rows = [list(zip(row, LOW, HIGH, strict=True)) for row in action]
     return np.array([[low + (a + 1) / 2 * (high - low) for a, low, high in row] for row in rows])
 
 
-# --- one action ---
+# --- deterministic actors ---
 
 
-def test_without_exploration_the_action_is_tanh_between_the_bounds() -> None:
+def test_greedy_action_is_tanh_scaled_to_the_bounds() -> None:
     agent, obs = make_agent(), torch.randn(20, 3)
     expected = scaled(np.tanh(slow_head(agent, obs)))
     for noise in (torch.randn(20, 3), torch.zeros(20, 3), 1e6 * torch.ones(20, 3)):
@@ -84,8 +84,8 @@ def test_without_exploration_the_action_is_tanh_between_the_bounds() -> None:
 
 
 @pytest.mark.parametrize("std", [0.1, 0.6])
-def test_gaussian_noise_is_added_before_the_bounds_hold(std: float) -> None:
-    """Where actions go from -1 to 1; explore multiplies it, None is 1."""
+def test_gaussian_noise_is_added_before_clipping_to_the_bounds(std: float) -> None:
+    """Noise is added to actions between -1 and 1 and multiplied by `explore`, where None stands for 1."""
     agent, obs, noise = make_agent(noise_std=std), torch.randn(200, 3), torch.randn(200, 3)
     amount = torch.rand(200)
     for explore in (None, amount, torch.ones(200)):
@@ -94,7 +94,7 @@ def test_gaussian_noise_is_added_before_the_bounds_hold(std: float) -> None:
         expected = scaled(np.array([[min(max(a, -1.0), 1.0) for a in row] for row in raw]))
         action = agent.act(obs, None, explore, noise)[0].detach()
         np.testing.assert_allclose(action, expected, rtol=1e-5, atol=1e-5)
-        assert (np.abs(raw) > 1).any(), "some are held at the bounds"
+        assert (np.abs(raw) > 1).any(), "some actions are clipped to the bounds"
 
 
 def test_actions_stay_inside_bounds_and_reach_them() -> None:
@@ -105,7 +105,7 @@ def test_actions_stay_inside_bounds_and_reach_them() -> None:
         torch.testing.assert_close(action.detach(), torch.tensor([HIGH, LOW]))
 
 
-def test_the_env_s_actions_as_critics_take_them() -> None:
+def test_normalized_inverts_the_scaling_of_actions() -> None:
     agent = make_agent()
     worked = torch.tensor([[-2.0, 0.5, 5.5], [0.5, 0.25, 1.0], [3.0, 0.0, 10.0]])
     expected = torch.tensor([[-1.0, 1.0, 0.0], [0.0, 0.0, -1.0], [1.0, -1.0, 1.0]])
@@ -129,13 +129,13 @@ def test_actions_of_any_shape_are_flat(shape: tuple[int, ...]) -> None:
         assert (agent.normalized(action).abs() <= 1 + 1e-6).all()
 
 
-# --- noise that drifts ---
+# --- Ornstein-Uhlenbeck noise ---
 
-SHARE = math.sqrt(1 - 0.85**2)  # of 1, the deviation of each step's part where that of the sum is 1
+SHARE = math.sqrt(1 - 0.85**2)  # standard deviation of a step's noise if that of the stationary process is 1
 
 
 def test_ornstein_uhlenbeck_noise_by_a_loop() -> None:
-    """x <- x + 0.15 * (0 - x) + e (1509.02971), over the deviation that x comes to, times noise_std."""
+    """x <- x + 0.15 * (0 - x) + e (arXiv:1509.02971), divided by its stationary deviation, times noise_std."""
     agent, T, B = make_agent(noise="ou", noise_std=0.2), 30, 4
     generator = torch.Generator().manual_seed(1)
     obs, noise = (torch.randn(T, B, 3, generator=generator) for _ in range(2))
@@ -153,10 +153,12 @@ def test_ornstein_uhlenbeck_noise_by_a_loop() -> None:
         np.testing.assert_allclose(action.detach(), scaled(np.clip(raw, -1, 1)), rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(state.drift, x, rtol=1e-4, atol=1e-4)
     greedy, _, _ = agent.act(obs[-1], agent.initial_state(B), torch.zeros(B), noise[-1])
-    np.testing.assert_allclose(action.detach()[3], greedy.detach()[3], rtol=1e-5)  # however it had drifted
+    np.testing.assert_allclose(
+        action.detach()[3], greedy.detach()[3], rtol=1e-5
+    )  # the greedy action does not depend on the drift
 
 
-def test_drift_goes_on_at_the_bounds_and_is_worked_out_by_hand() -> None:
+def test_drift_continues_at_the_bounds_by_worked_numbers() -> None:
     agent = make_agent(noise="ou", noise_std=1.0)
     nn.init.zeros_(agent.head.weight)
     nn.init.zeros_(agent.head.bias)
@@ -165,30 +167,30 @@ def test_drift_goes_on_at_the_bounds_and_is_worked_out_by_hand() -> None:
     for e in (2.0, -1.0, 0.0):
         action, _, state = agent.act(obs, state, None, torch.full((1, 3), e))
         found.append(float(agent.normalized(action).detach()[0, 0]))
-    # 2, held at 1; 0.85 * 2 - 1; 0.85 * 0.7
+    # The drifts are 2 (the action is clipped to 1), 0.85 * 2 - 1, and 0.85 * 0.7.
     assert found == pytest.approx([1.0, 0.7 * SHARE, 0.595 * SHARE], abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "ou"])
-def test_noise_std_is_the_deviation_of_either_kind_of_noise(kind: Any) -> None:
+def test_noise_std_is_the_standard_deviation_of_both_kinds_of_noise(kind: Any) -> None:
     agent, B = make_agent(noise=kind, noise_std=0.1), 1000
     nn.init.zeros_(agent.head.weight)
     nn.init.zeros_(agent.head.bias)
     state, obs, generator = agent.initial_state(B), torch.zeros(B, 3), torch.Generator().manual_seed(0)
-    for _ in range(60):  # by then 0.85 ** 60 = 6e-5 of the beginning is left
+    for _ in range(60):  # 0.85 ** 60 = 6e-5 of the initial state remains
         action, _, state = agent.act(obs, state, None, torch.randn(B, 3, generator=generator))
     assert float(agent.normalized(action).detach().std()) == pytest.approx(0.1, rel=0.05)
 
 
-def test_a_stochastic_actor_never_drifts() -> None:
+def test_stochastic_actor_has_no_drift() -> None:
     agent = make_agent(stochastic=True, noise="ou")
     assert agent.initial_state(2) is None
 
 
 @pytest.mark.parametrize("core", [None, "gru"])
 @pytest.mark.parametrize("slots", [1, 2])
-def test_drift_begins_anew_with_every_episode(core: Any, slots: int) -> None:
-    """Through the sampler: what an env's noise has become is forgotten where it is reset, and kept over rollouts."""
+def test_drift_is_reset_with_every_episode(core: Any, slots: int) -> None:
+    """In a sampler, the drift of an env is reset with the env and kept from rollout to rollout."""
     B, T, seed = 4, 6, 3
     spec = resolve("counting:make", {"lengths": [3, 5, 2], "action": "box"})
     envs = make_envs(spec, B, slots=slots, gamma=0.9)
@@ -222,7 +224,7 @@ def test_drift_begins_anew_with_every_episode(core: Any, slots: int) -> None:
 # --- squashed Gaussians ---
 
 
-def test_a_stochastic_actor_without_exploration_is_tanh_of_its_mean() -> None:
+def test_greedy_action_of_a_stochastic_actor_is_tanh_of_its_mean() -> None:
     agent, obs = make_agent(stochastic=True), torch.randn(20, 3)
     mean = slow_head(agent, obs)[:, :3]
     action, said, state = agent.act(obs, None, torch.zeros(20), 100 * torch.randn(20, 3))
@@ -240,13 +242,13 @@ def test_samples_of_a_stochastic_actor_and_their_density() -> None:
         np.testing.assert_allclose(action, scaled(np.tanh(u)), rtol=1e-4, atol=1e-4)
     chosen, log_prob = agent.choose(agent.features(obs)[0], noise)
     np.testing.assert_allclose(chosen.detach(), np.tanh(u), rtol=1e-4, atol=1e-4)
-    # That of u, over the slope 1 / cosh(u)^2 of tanh.
+    # The density is that of u divided by the slope 1 / cosh(u)^2 of tanh.
     each = -0.5 * numbers(noise) ** 2 - np.log(std) - 0.5 * np.log(2 * np.pi) + 2 * np.log(np.cosh(u))
     assert log_prob is not None
     np.testing.assert_allclose(log_prob.detach(), each.sum(-1), rtol=1e-4, atol=1e-3)
 
 
-def test_deviations_of_a_stochastic_actor_are_held_between_bounds() -> None:
+def test_deviations_of_a_stochastic_actor_are_clipped() -> None:
     agent = make_agent(stochastic=True)
     nn.init.zeros_(agent.head.weight)
     with torch.no_grad():
@@ -261,7 +263,7 @@ def test_deviations_of_a_stochastic_actor_are_held_between_bounds() -> None:
 @pytest.mark.parametrize("core", ["lstm", "gru"])
 @pytest.mark.parametrize("stochastic", [False, True], ids=["one action", "distribution"])
 @pytest.mark.parametrize("space", [box((3,)), NESTED], ids=["vector", "nested"])
-def test_acting_row_by_row_is_unrolling(core: Any, stochastic: bool, space: Space) -> None:
+def test_acting_row_by_row_equals_unrolling(core: Any, stochastic: bool, space: Space) -> None:
     T, B = 7, 3
     agent = make_agent(stochastic, space, core=core, core_size=5, noise="ou", noise_std=0.0)
     assert agent.is_recurrent
@@ -284,7 +286,7 @@ def test_acting_row_by_row_is_unrolling(core: Any, stochastic: bool, space: Spac
     "space", [box((1, 10, 10), "uint8"), NESTED, discrete(6)], ids=["image", "nested", "discrete"]
 )
 def test_other_observations(space: Space, core: Any) -> None:
-    """Of actor and critic: rows of a sequence are what they are alone."""
+    """Outputs of actor and critic for rows of a sequence equal those for single rows."""
     agent = make_agent(observation=space, core=core, core_size=5)
     critic = make_critic(agent, make_net_of=lambda shape: make_net(shape, hidden=(8,)), core=core, core_size=5)
     obs, nothing = observations(space, 2, 3), torch.zeros(2, 3, dtype=torch.bool)
@@ -295,7 +297,7 @@ def test_other_observations(space: Space, core: Any) -> None:
     seen = map_tree(lambda x: x[0], obs)
     action, _, _ = agent.act(seen, agent.initial_state(3), torch.zeros(3), torch.randn(3, 3))
     torch.testing.assert_close(agent.normalized(action), chosen[0], rtol=1e-4, atol=1e-5)
-    assert len(values.detach().flatten().unique()) == 6, "it sees what it is shown"
+    assert len(values.detach().flatten().unique()) == 6, "outputs depend on the observation"
     if core is None:
         flat, _ = critic.features(map_tree(lambda x: x.flatten(0, 1), obs))
         torch.testing.assert_close(critic(flat, chosen.flatten(0, 1)).reshape(2, 3), values, rtol=1e-4, atol=1e-5)
@@ -310,8 +312,8 @@ def make_critic(agent: ActorAgent, make_net_of: Any = None, seed: int = 5, **opt
 
 
 @pytest.mark.parametrize("has_net", [False, True], ids=["as it is", "net"])
-def test_a_critic_in_numpy(has_net: bool) -> None:
-    """Observation beside action, through relu and relu, to one number."""
+def test_critic_against_numpy(has_net: bool) -> None:
+    """A critic concatenates observation and action and has two relu layers and one output."""
     agent = make_agent()
     critic = make_critic(agent, (lambda shape: make_net(shape, hidden=(8,))) if has_net else None)
     obs, action = torch.randn(9, 3), torch.rand(9, 3) * 2 - 1
@@ -331,7 +333,7 @@ def test_a_critic_in_numpy(has_net: bool) -> None:
     np.testing.assert_allclose(found.detach(), x[:, 0], rtol=1e-4, atol=1e-5)
 
 
-def test_the_memory_of_a_critic_begins_with_nothing_and_is_put_back_at_resets() -> None:
+def test_memory_of_a_critic_starts_at_zero_and_is_reset() -> None:
     agent = make_agent(core="lstm", core_size=4)
     critic = make_critic(agent, core="lstm", core_size=4)
     obs, reset = torch.randn(6, 2, 3), torch.zeros(6, 2, dtype=torch.bool)
@@ -346,7 +348,7 @@ def test_the_memory_of_a_critic_begins_with_nothing_and_is_put_back_at_resets() 
     torch.testing.assert_close(critic.features(obs, blank, reset)[0], whole)
 
 
-def test_statistics_of_observations_are_the_actor_s_and_no_part_of_the_critic() -> None:
+def test_observation_statistics_belong_to_the_actor_and_not_the_critic() -> None:
     agent = make_agent(normalize_obs=True)
     critic = make_critic(agent)
     obs = 100 + 50 * torch.randn(64, 3)

@@ -1,4 +1,4 @@
-"""Networks compiled by torch: the same run except for rounding, and an error without a compiler."""
+"""Tests of networks compiled by torch: the same run except for rounding, and an error without a compiler."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ def trained(out: Path, **agent: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch compiles by what it deprecates
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit:DeprecationWarning"
+)  # torch.compile uses parts of torch.jit, which is deprecated
 @pytest.mark.parametrize("core", [None, "lstm"])
-def test_a_compiled_run_is_the_same_run(tmp_path: Path, core: str | None) -> None:
+def test_compiled_run_equals_the_eager_run(tmp_path: Path, core: str | None) -> None:
     eager = trained(tmp_path / "eager", fast_path=False, core=core)
-    torch._dynamo.reset()  # what another test compiled would be used again
+    torch._dynamo.reset()  # otherwise graphs compiled by another test would be reused
     torch._dynamo.utils.counters.clear()
     compiled = trained(tmp_path / "compiled", compile=True, core=core)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
@@ -36,7 +38,7 @@ def test_a_compiled_run_is_the_same_run(tmp_path: Path, core: str | None) -> Non
         torch.testing.assert_close(torch.as_tensor(compiled[name]), torch.as_tensor(value), rtol=1e-3, atol=1e-4)
 
 
-def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compiler_is_a_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="needs a C\\+\\+ compiler: install g\\+\\+, or leave it out"):
         trained(tmp_path / "run", compile=True)

@@ -1,4 +1,4 @@
-"""Policy heads of every action space: the outputs and the noise of each part of an action."""
+"""Tests of policy heads for every action space: the outputs and the noise of each part of an action."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def dict_of(**entries: Space) -> Space:
     return Space("dict", entries=entries, keys=tuple(entries))
 
 
-# space: number of outputs, of deviations, noise
+# Each space has its number of outputs, its number of standard deviations, and its noise.
 SPACES = {
     "discrete": (discrete(4), 4, 0, (("uniform", 1),)),
     "box": (box((3,)), 3, 3, (("normal", 3),)),
@@ -64,7 +64,7 @@ EVERY = pytest.mark.parametrize("name", SPACES)
 
 
 def make_head(name: str, seed: int = 0) -> PolicyHead:
-    """With outputs that differ from row to row, and deviations that differ from one another."""
+    """Return a head whose outputs differ between rows and whose standard deviations differ."""
     torch.manual_seed(seed)
     head = PolicyHead(SPACES[name][0], WIDTH)
     nn.init.normal_(head.linear.weight)
@@ -79,7 +79,7 @@ def draw(head: PolicyHead, *leading: int) -> Tensor:
 
 
 def by_hand(space: Space, outputs: Tensor, log_std: Tensor | None, action: Any) -> Tensor:
-    """log_prob of one action from one row of outputs, number by number."""
+    """Return the log_prob of one action from one row of outputs, computed component by component."""
     total, start, first_std = torch.zeros(()), 0, 0
     for (_, leaf), (_, value) in zip(space.leaves(), leaves(action), strict=True):
         if leaf.kind == "discrete":
@@ -104,7 +104,7 @@ def by_hand(space: Space, outputs: Tensor, log_std: Tensor | None, action: Any) 
 
 
 @EVERY
-def test_how_many_outputs_deviations_and_numbers_of_noise(name: str) -> None:
+def test_numbers_of_outputs_and_deviations_and_kinds_of_noise(name: str) -> None:
     space, outputs, deviations, noise = SPACES[name]
     head = PolicyHead(space, WIDTH, log_std_init=-0.5)
     assert head.linear.out_features == outputs == sum(num_outputs(leaf) for _, leaf in space.leaves())
@@ -115,7 +115,7 @@ def test_how_many_outputs_deviations_and_numbers_of_noise(name: str) -> None:
 
 @EVERY
 @pytest.mark.parametrize("leading", [(5,), (3, 2)], ids=["rows", "sequences"])
-def test_actions_have_the_tree_of_their_space_and_stay_inside(name: str, leading: tuple[int, ...]) -> None:
+def test_actions_have_the_tree_and_the_bounds_of_their_space(name: str, leading: tuple[int, ...]) -> None:
     space, head = SPACES[name][0], make_head(name)
     policy = head(torch.randn(*leading, WIDTH))
     for action in (policy.sample(draw(head, *leading)), policy.mode()):
@@ -127,7 +127,7 @@ def test_actions_have_the_tree_of_their_space_and_stay_inside(name: str, leading
                 assert value.shape == leading
                 assert 0 <= int(value.min()) <= int(value.max()) < leaf.n
                 continue
-            assert value.shape == (*leading, math.prod(leaf.shape)), "flat"
+            assert value.shape == (*leading, math.prod(leaf.shape)), "the value is flat"
             if leaf.kind == "multidiscrete":
                 assert (value < torch.as_tensor(leaf.sizes.reshape(-1))).all()
             if leaf.kind == "multibinary":
@@ -137,7 +137,7 @@ def test_actions_have_the_tree_of_their_space_and_stay_inside(name: str, leading
 
 
 @EVERY
-def test_the_probability_of_what_was_chosen_number_by_number(name: str) -> None:
+def test_log_prob_against_a_slow_reference(name: str) -> None:
     space, head = SPACES[name][0], make_head(name)
     features = torch.randn(8, WIDTH)
     policy = head(features)
@@ -150,7 +150,7 @@ def test_the_probability_of_what_was_chosen_number_by_number(name: str) -> None:
 
 @EVERY
 def test_every_output_belongs_to_one_part_of_the_action(name: str) -> None:
-    """Perturb one output: the probability of exactly one leaf changes, and all outputs are used."""
+    """Perturbing one output changes the probability of exactly one leaf, and all outputs are used."""
     space, head = SPACES[name][0], make_head(name)
     features = torch.randn(1, WIDTH)
     action = [value for _, value in leaves(head(features).sample(draw(head, 1)))]
@@ -168,7 +168,9 @@ def test_every_output_belongs_to_one_part_of_the_action(name: str) -> None:
         assert len(changed) == 1, f"output {output} moved {changed}"
         owners += changed
     widths = [num_outputs(leaf) for _, leaf in space.leaves()]
-    assert owners == [k for k, width in enumerate(widths) for _ in range(width)], "in order, without gaps"
+    assert owners == [k for k, width in enumerate(widths) for _ in range(width)], (
+        "outputs belong to the leaves in order and without gaps"
+    )
 
 
 @EVERY
@@ -190,9 +192,9 @@ def test_every_deviation_belongs_to_one_box(name: str) -> None:
 
 
 @EVERY
-def test_every_number_of_noise_moves_one_part_of_the_action(name: str) -> None:
+def test_every_component_of_noise_affects_one_part_of_the_action(name: str) -> None:
     space, head = SPACES[name][0], make_head(name)
-    policy = head(torch.zeros(1, WIDTH))  # near uniform: no part is so certain that noise is idle
+    policy = head(torch.zeros(1, WIDTH))  # near uniform, so that noise affects every part
     widths = [noise_of(leaf)[1] for _, leaf in space.leaves()]
     owners = [k for k, width in enumerate(widths) for _ in range(width)]
     for number, owner in enumerate(owners):
@@ -204,13 +206,13 @@ def test_every_number_of_noise_moves_one_part_of_the_action(name: str) -> None:
 
 
 def flat_parts(policy: Any) -> list[Any]:
-    """The distributions of the leaves, in order."""
+    """Return the distributions of the leaves, in order."""
     if not isinstance(policy, Joint):
         return [policy]
     return [leaf for part in policy.parts for leaf in flat_parts(part)]
 
 
-def test_the_kind_of_every_part() -> None:
+def test_every_part_has_the_right_distribution() -> None:
     kinds = {
         "discrete": [Categorical],
         "box": [Gaussian],
@@ -223,7 +225,7 @@ def test_the_kind_of_every_part() -> None:
 
 
 @EVERY
-def test_rows_of_a_policy_are_the_policy_of_rows(name: str) -> None:
+def test_rows_of_a_policy_equal_the_policy_of_rows(name: str) -> None:
     head = make_head(name)
     features, mask = torch.randn(4, 3, WIDTH), torch.rand(4, 3) < 0.6
     policy = head(features)

@@ -1,4 +1,4 @@
-"""The actor-critic agent with every kind of space."""
+"""Tests of the actor-critic agent with every kind of space."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def noise(agent: Any, batch: int) -> Tensor:
 @pytest.mark.parametrize("action", [discrete(4), box((2,))], ids=["discrete", "box"])
 @pytest.mark.parametrize("shared", [False, True], ids=["two nets", "shared"])
 def test_acting_and_learning_agree_on_every_space(observation: Space, action: Space, shared: bool) -> None:
-    """What was said while acting on [B] rows is what is said of them as [T, B] and as [N] when learning."""
+    """Policy outputs computed while acting on [B] rows equal those computed for [T, B] and [N] rows when learning."""
     agent = make_agent(observation, action, shared=shared, normalize_obs=True)
     nn.init.normal_(agent.policy_head.linear.weight)  # distributions that differ from row to row
     T, B = 3, 4
@@ -64,7 +64,7 @@ def test_acting_and_learning_agree_on_every_space(observation: Space, action: Sp
 
 
 class Seen(nn.Module):
-    """A net that gives back what it is fed, flattened."""
+    """A net that returns its input, flattened."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def test_discrete_observations_are_one_hot() -> None:
     assert agent.inputs(torch.tensor([2, 0])).tolist() == [[0, 0, 1, 0], [1, 0, 0, 0]]
 
 
-def test_images_of_bytes_become_shares_of_255_and_other_bytes_stay() -> None:
+def test_byte_images_are_divided_by_255_and_other_bytes_are_not() -> None:
     agent = PolicyAgent(OBSERVATIONS["image"], discrete(2), Seen)
     image = torch.tensor([0, 51, 255], dtype=torch.uint8).expand(2, 4, 4, 3)
     torch.testing.assert_close(agent.inputs(image)[1, 3, 3], torch.tensor([0.0, 0.2, 1.0]))
@@ -89,7 +89,7 @@ def test_images_of_bytes_become_shares_of_255_and_other_bytes_stay() -> None:
     assert agent.inputs(torch.full((1, 6), 51, dtype=torch.uint8)).tolist() == [[51.0] * 6]
 
 
-def test_observations_are_standardised_by_the_agent() -> None:
+def test_observations_are_standardized_by_the_agent() -> None:
     agent = PolicyAgent(box((2,)), discrete(2), Seen, normalize_obs=True)
     agent.inputs.update(torch.tensor([[0.0, 10.0], [2.0, 30.0]]))
     torch.testing.assert_close(agent.inputs(torch.tensor([[3.0, 20.0]])), torch.tensor([[2.0, 0.0]]))
@@ -107,7 +107,7 @@ def test_box_actions_are_flat_in_the_agent(shape: tuple[int, ...], width: int) -
     assert isinstance(agent.unroll(torch.randn(5, 3), None, None)[0].distribution, Gaussian)
 
 
-def test_log_std_starts_as_asked_and_is_learned() -> None:
+def test_log_std_starts_at_log_std_init_and_is_learned() -> None:
     agent = make_agent(action=box((2,)), log_std_init=-1.5)
     assert agent.policy_head.log_std.tolist() == [-1.5, -1.5]
     assert any(parameter is agent.policy_head.log_std for parameter in agent.parameters())
@@ -138,7 +138,7 @@ def test_each_env_explores_or_is_greedy_on_its_own(action: Space) -> None:
     torch.testing.assert_close(said.log_prob, distribution.log_prob(mixed))
 
 
-def test_heads_start_orthogonal_a_hundredth_for_the_policy() -> None:
+def test_heads_start_orthogonal_with_gain_0_01_for_the_policy() -> None:
     agent = make_agent(action=box((4,)))
     for head, gain in ((agent.policy_head.linear, 0.01), (agent.value_head, 1.0)):
         product = head.weight @ head.weight.T
@@ -146,12 +146,12 @@ def test_heads_start_orthogonal_a_hundredth_for_the_policy() -> None:
         assert not head.bias.any()
 
 
-def test_a_fresh_policy_is_nearly_uniform() -> None:
+def test_initial_policy_is_nearly_uniform() -> None:
     entropy = make_agent(action=discrete(6)).unroll(torch.randn(50, 3), None, None)[0].distribution.entropy()
     assert (entropy - torch.tensor(6.0).log()).abs().max() < 1e-3
 
 
-def test_a_shared_net_is_one_net_and_counted_once() -> None:
+def test_shared_net_is_one_net_and_counted_once() -> None:
     shared, apart = make_agent(shared=True), make_agent()
     assert shared.value_trunk is shared.policy_trunk
     assert apart.value_trunk is not apart.policy_trunk
@@ -167,7 +167,7 @@ def test_two_nets_share_no_gradient() -> None:
 
 
 class OwnNet(nn.Module):
-    """A user's net, as the documentation promises: ten lines."""
+    """A custom net in ten lines, as in the documentation."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class OwnNet(nn.Module):
         return self.convolution(obs.permute(0, 3, 1, 2)).relu().flatten(1)
 
 
-def test_a_net_of_ones_own_needs_no_width() -> None:
+def test_custom_net_needs_no_width() -> None:
     agent = PolicyAgent(OBSERVATIONS["image"], discrete(3), OwnNet)
     assert agent.policy_head.linear.in_features == 2 * 3 * 3
     outputs, _ = agent.unroll(draw(OBSERVATIONS["image"], 5, 2), None, None)
@@ -185,7 +185,7 @@ def test_a_net_of_ones_own_needs_no_width() -> None:
     assert any(parameter is agent.policy_trunk.net.convolution.weight for parameter in agent.parameters())
 
 
-def test_greedy_actions_need_no_noise() -> None:
+def test_greedy_actions_do_not_depend_on_noise() -> None:
     agent = PolicyAgent(box((3,)), box((2,)), lambda shape: MLP(shape, (8,)))
     obs = torch.randn(4, 3)
     actions = [agent.act(obs, None, torch.zeros(4), torch.randn(4, 2))[0] for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Agents of Q-learning: outputs against networks written in numpy, and actions for every noise."""
+"""Tests of Q-learning agents: outputs against networks written in numpy, and actions for every noise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NESTED = Space("dict", entries={"gear": discrete(5), "place": box((2, 2))}, keys
 
 
 def make_agent(n: int = 4, observation: Space | None = None, seed: int = 0, **options: Any) -> QAgent:
-    """With a head whose outputs differ from action to action."""
+    """Return an agent with a head whose outputs differ between actions."""
     torch.manual_seed(seed)
     agent = QAgent(observation or box((3,)), discrete(n), lambda shape: make_net(shape, hidden=(8,)), **options)
     for parameter in agent.head.parameters():
@@ -31,7 +31,7 @@ def make_agent(n: int = 4, observation: Space | None = None, seed: int = 0, **op
 
 
 def noise_of(agent: QAgent, rows: int, seed: int = 0) -> Tensor:
-    """As samplers draw it."""
+    """Draw noise as samplers do."""
     rng = np.random.default_rng(seed)
     parts = [
         rng.random((rows, width), np.float32) if kind == "uniform" else rng.standard_normal((rows, width), np.float32)
@@ -48,7 +48,7 @@ def numbers(parameter: Tensor) -> Floats:
 
 
 def slow_stream(stream: Any, x: Floats, noise: Floats | None) -> Floats:
-    """Weights written out for one row."""
+    """Compute one row with explicit noisy weights."""
     for index, layer in enumerate(stream.layers):
         if index:
             x = np.maximum(x, 0)
@@ -60,12 +60,12 @@ def slow_stream(stream: Any, x: Floats, noise: Floats | None) -> Floats:
             weight = weight + numbers(layer.weight_sigma) * np.outer(e_out, e_in)
             bias = bias + numbers(layer.bias_sigma) * e_out
         x = weight @ x + bias
-    assert noise is None or len(noise) == 0, "all of it was used"
+    assert noise is None or len(noise) == 0, "the layers use all of the noise"
     return x
 
 
 def slow_outputs(agent: QAgent, features: Floats, noise: Floats | None = None) -> Floats:
-    """[A, atoms] of one row: the stream of advantages, and if there is one that of the state (1511.06581, Eq. 9)."""
+    """Return outputs [A, atoms] of one row, with the state stream if there is one (arXiv:1511.06581, Eq. 9)."""
     A, atoms = agent.action.n, len(agent.support)
     first = None if noise is None else noise[: agent.head.noise_widths[0]]
     out = slow_stream(agent.head.advantage, features, first).reshape(A, atoms)
@@ -89,7 +89,7 @@ def features_of(agent: QAgent, obs: Tensor) -> Floats:
     return numbers(agent.trunk.net(agent.inputs(obs)))
 
 
-# --- what it says ---
+# --- outputs ---
 
 KINDS = {
     "plain": {},
@@ -106,7 +106,7 @@ EVERY = pytest.mark.parametrize("kind", KINDS)
 
 
 @EVERY
-def test_outputs_and_values_against_nets_written_out(kind: str) -> None:
+def test_outputs_and_values_against_slow_references(kind: str) -> None:
     agent, obs = make_agent(**KINDS[kind]), torch.randn(6, 3)
     outputs, state = agent.unroll(obs, None, None)
     assert state is None
@@ -122,7 +122,7 @@ def test_outputs_and_values_against_nets_written_out(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind, options in KINDS.items() if "noisy" in options])
-def test_one_noise_for_all_rows_that_are_learned_from(kind: str) -> None:
+def test_unroll_uses_one_noise_for_all_rows(kind: str) -> None:
     agent, obs = make_agent(**KINDS[kind]), torch.randn(6, 3)
     noise = torch.randn(agent.noise_width)
     outputs = agent.unroll(obs, None, None, noise)[0].detach()
@@ -136,26 +136,26 @@ def test_one_noise_for_all_rows_that_are_learned_from(kind: str) -> None:
 
 
 @pytest.mark.parametrize("hidden", [0, 6])
-def test_dueling_values_have_the_value_of_the_state_as_their_mean(hidden: int) -> None:
+def test_mean_of_dueling_values_is_the_state_value(hidden: int) -> None:
     agent, obs = make_agent(dueling=True, head_hidden=hidden), torch.randn(6, 3)
     values = agent.unroll(obs, None, None)[0]
     state = agent.head.state(agent.trunk.net(agent.inputs(obs)), None).squeeze(-1)
     torch.testing.assert_close(values.mean(-1), state)
-    with torch.no_grad():  # what is added to all advantages is added to none
+    with torch.no_grad():  # a constant added to all advantages has no effect
         agent.head.advantage.layers[-1].bias.add_(100.0)
     torch.testing.assert_close(agent.unroll(obs, None, None)[0], values, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["dueling", "noisy"])
-def test_streams_have_a_hidden_layer_each(kind: str) -> None:
-    """Without one, dueling would only be a linear head in other words."""
+def test_each_stream_has_a_hidden_layer(kind: str) -> None:
+    """Without hidden layers, dueling would be equivalent to a linear head."""
     streams = [make_agent(**KINDS[kind]).head.advantage, make_agent(**KINDS["dueling"]).head.state]
     assert [len(stream.layers) for stream in streams] == [2, 2]
     assert [len(make_agent(**KINDS[name]).head.advantage.layers) for name in ("plain", "C51")] == [1, 1]
     assert len(make_agent(**KINDS[kind], head_hidden=0).head.advantage.layers) == 1
 
 
-def test_dueling_logits_have_those_of_the_state_as_their_mean() -> None:
+def test_mean_of_dueling_logits_is_the_state_logits() -> None:
     agent, obs = make_agent(dueling=True, atoms=7), torch.randn(6, 3)
     logits = agent.unroll(obs, None, None)[0]
     state = agent.head.state(agent.trunk.net(agent.inputs(obs)), None)
@@ -166,7 +166,7 @@ def test_values_of_distributions_by_worked_numbers() -> None:
     agent = make_agent(atoms=3, v_min=-2.0, v_max=4.0)
     assert agent.support.tolist() == [-2.0, 1.0, 4.0]
     p = torch.tensor([[0.5, 0.25, 0.25], [0.0, 0.0, 1.0], [1 / 3, 1 / 3, 1 / 3]])
-    logits = p.clamp(min=1e-30).log() + torch.tensor([[3.0], [-50.0], [0.0]])  # softmax does not see what is added
+    logits = p.clamp(min=1e-30).log() + torch.tensor([[3.0], [-50.0], [0.0]])  # softmax ignores added constants
     torch.testing.assert_close(agent.expected(logits), torch.tensor([0.25, 4.0, 1.0]))
     scalar = make_agent(v_min=-2.0, v_max=4.0)
     assert torch.equal(scalar.expected(p), p), "scalar outputs are the values"
@@ -180,19 +180,19 @@ def test_gradients_reach_every_parameter() -> None:
         assert (parameter.grad != 0).any(), name
 
 
-# --- what it does ---
+# --- actions ---
 
 
 def grid(count: int, n: int) -> Tensor:
-    """Every pair of `count` numbers evenly over 0 to 1 and n numbers, one in each n-th."""
+    """Return all pairs of `count` and n midpoints of equal intervals between 0 and 1."""
     first, second = ((torch.arange(k) + 0.5) / k for k in (count, n))
     return torch.cartesian_prod(first, second)
 
 
 @pytest.mark.parametrize("n", [2, 4, 7])
 @pytest.mark.parametrize("chance", [0.0, 0.05, 0.3, 1.0])
-def test_shares_of_actions_by_enumerating_the_noise(n: int, chance: float) -> None:
-    """The best one 1 - epsilon + epsilon / n, every other epsilon / n."""
+def test_action_probabilities_by_enumerating_the_noise(n: int, chance: float) -> None:
+    """The best action has probability 1 - epsilon + epsilon / n, and every other one epsilon / n."""
     agent, noise = make_agent(n), grid(100, n)
     obs = torch.randn(1, 3).expand(len(noise), 3)
     best = int(agent.unroll(obs[:1], None, None)[0].argmax())
@@ -214,7 +214,7 @@ def test_frequencies_of_actions_from_random_noise() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 6, 7, 9, 17, 18, 33, 1000])
-def test_the_largest_noise_is_the_last_action(n: int) -> None:
+def test_largest_noise_gives_the_last_action(n: int) -> None:
     agent = make_agent(n)
     action, _, _ = agent.act(torch.randn(2, 3), None, torch.ones(2), torch.tensor([[LARGEST, LARGEST], [0.0, 0.0]]))
     assert action.tolist() == [n - 1, 0]
@@ -222,8 +222,8 @@ def test_the_largest_noise_is_the_last_action(n: int) -> None:
 
 
 @EVERY
-def test_without_exploration_nothing_is_random(kind: str) -> None:
-    """Whatever the noise; of noisy layers only the means count."""
+def test_actions_without_exploration_are_deterministic(kind: str) -> None:
+    """Greedy actions do not depend on the noise, and noisy layers use only their means."""
     agent, obs = make_agent(**KINDS[kind]), torch.randn(50, 3)
     best = agent.expected(agent.unroll(obs, None, None)[0]).argmax(-1)
     noises = [noise_of(agent, 50, seed) for seed in range(3)]
@@ -233,7 +233,7 @@ def test_without_exploration_nothing_is_random(kind: str) -> None:
 
 @EVERY
 @pytest.mark.parametrize("exploration", [0.0, 0.3, 1.0])
-def test_explore_none_is_the_exploration_of_the_agent(kind: str, exploration: float) -> None:
+def test_explore_none_uses_the_exploration_of_the_agent(kind: str, exploration: float) -> None:
     agent = make_agent(**KINDS[kind], exploration=exploration)
     obs, noise = torch.randn(400, 3), noise_of(agent, 400)
     action, _, _ = agent.act(obs, None, None, noise)
@@ -243,7 +243,7 @@ def test_explore_none_is_the_exploration_of_the_agent(kind: str, exploration: fl
     assert int(is_random.sum()) == pytest.approx(400 * exploration, abs=60)
 
 
-def test_every_row_has_a_chance_of_its_own() -> None:
+def test_every_row_has_its_own_epsilon() -> None:
     agent, obs = make_agent(), torch.randn(6, 3)
     best = agent.unroll(obs, None, None)[0].argmax(-1).tolist()
     other = [(a + 1) % 4 for a in best]
@@ -252,7 +252,7 @@ def test_every_row_has_a_chance_of_its_own() -> None:
     assert action.tolist() == [best[0], best[1], best[2], other[3], other[4], best[5]]
 
 
-def test_the_best_action_has_the_largest_mean_not_the_largest_logit() -> None:
+def test_best_action_has_the_largest_mean_not_the_largest_logit() -> None:
     agent = make_agent(2, atoms=3, v_min=0.0, v_max=2.0)
     with torch.no_grad():
         agent.head.advantage.layers[0].weight.zero_()
@@ -261,27 +261,27 @@ def test_the_best_action_has_the_largest_mean_not_the_largest_logit() -> None:
 
 
 @pytest.mark.parametrize("kind", ["noisy", "noisy, hidden", "rainbow"])
-def test_where_it_explores_every_row_has_weights_of_its_own(kind: str) -> None:
+def test_every_exploring_row_has_its_own_noisy_weights(kind: str) -> None:
     agent, count = make_agent(**KINDS[kind]), 60
     obs = torch.randn(1, 3).expand(count, 3)
     noise = noise_of(agent, count)
-    noise[:, 0] = 0.9  # never random
+    noise[:, 0] = 0.9  # above every epsilon here: no random actions
     explore = torch.tensor([0.0, 1e-6, 0.5]).repeat(count // 3)
     action, _, _ = agent.act(obs, None, explore, noise)
     features = features_of(agent, obs[:1])[0]
     for row in range(count):
         own = numbers(noise[row, 2:]) if explore[row] > 0 else None
         assert int(action[row]) == slow_expected(agent, slow_outputs(agent, features, own)).argmax()
-    assert len(action[explore > 0].unique()) > 1, "the same observation"
+    assert len(action[explore > 0].unique()) > 1, "noise leads to several actions for the same observation"
 
 
 @EVERY
-def test_the_noise_it_asks_for(kind: str) -> None:
+def test_kinds_and_widths_of_noise(kind: str) -> None:
     agent, options = make_agent(**KINDS[kind]), KINDS[kind]
     if "noisy" not in options:
         assert agent.noise == (("uniform", 2),)
         return
-    hidden = options.get("head_hidden", 8)  # or as wide as the features
+    hidden = options.get("head_hidden", 8)  # default: as wide as the features
     layers = [(8, hidden), (hidden, 4 * len(agent.support))]
     if "dueling" in options:
         layers += [(8, 6), (6, len(agent.support))]
@@ -294,8 +294,8 @@ def test_the_noise_it_asks_for(kind: str) -> None:
 @pytest.mark.parametrize("core", ["lstm", "gru"])
 @pytest.mark.parametrize("kind", ["plain", "rainbow"])
 @pytest.mark.parametrize("space", [box((3,)), NESTED], ids=["vector", "nested"])
-def test_acting_row_by_row_is_unrolling(core: Any, kind: str, space: Space) -> None:
-    """Also over resets, where what went before is forgotten."""
+def test_acting_row_by_row_equals_unrolling(core: Any, kind: str, space: Space) -> None:
+    """This includes resets, which clear the memory."""
     T, B = 7, 3
     agent = make_agent(observation=space, core=core, core_size=5, **KINDS[kind])
     assert agent.is_recurrent
@@ -323,7 +323,7 @@ def test_acting_row_by_row_is_unrolling(core: Any, kind: str, space: Space) -> N
     "space", [box((1, 10, 10), "uint8"), NESTED, discrete(6)], ids=["image", "nested", "discrete"]
 )
 def test_other_observations(space: Space, core: Any) -> None:
-    """Rows of a sequence are what they are alone; and everything an agent does works on them."""
+    """Outputs for rows of a sequence equal those for single rows, and acting works on all kinds of observations."""
     agent = make_agent(observation=space, core=core, core_size=5, dueling=True)
     obs = observations(space, 2, 3)
     outputs, _ = agent.unroll(obs, agent.initial_state(3), None)
@@ -331,7 +331,7 @@ def test_other_observations(space: Space, core: Any) -> None:
     seen = map_tree(lambda x: x[0], obs)
     action, _, _ = agent.act(seen, agent.initial_state(3), torch.zeros(3), noise_of(agent, 3))
     assert torch.equal(action, outputs[0].argmax(-1))
-    assert len(outputs[0].unique(dim=0)) == 3, "it sees what it is shown"
+    assert len(outputs[0].unique(dim=0)) == 3, "outputs depend on the observation"
     if core is None:
         assert agent.initial_state(3) is None
         flat = agent.unroll(map_tree(lambda x: x.flatten(0, 1), obs), None, None)[0]

@@ -1,4 +1,4 @@
-"""Agents with memory: acting row by row and unrolling sequences give the same outputs, also over resets."""
+"""Tests that agents with memory give the same outputs row by row and unrolled, also over resets."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ TRUNKS = pytest.mark.parametrize("shared", [False, True], ids=["two trunks", "on
 def recurrent(core: Any = "lstm", shared: bool = False, **options: Any) -> Any:
     agent = make_agent(core=core, core_size=SIZE, shared=shared, **options)
     for head in (agent.policy_head.linear, agent.value_head):
-        nn.init.normal_(head.weight)  # so that every difference in memory shows
+        nn.init.normal_(head.weight)  # so that every difference in memory changes the outputs
     return agent
 
 
 def random_mask(seed: int = 0) -> Tensor:
-    """Reset rows in the middle, at the first row and at the last."""
+    """Return a mask with reset rows in the middle, in the first row and in the last."""
     mask = torch.rand(T, B, generator=torch.Generator().manual_seed(seed)) > 0.25
     mask[0, 1] = mask[T - 1, 2] = mask[4, 0] = False
     mask[:, 3] = True
@@ -37,7 +37,7 @@ def random_mask(seed: int = 0) -> Tensor:
 
 
 def step_by_step(agent: Any, obs: Any, state: Any, mask: Tensor, noise: Tensor) -> tuple[list[Any], list[Any], Any]:
-    """As a sampler does it: memory is put back after every reset row."""
+    """Act as a sampler does, with the memory reset after every reset row."""
     actions, said, blank = [], [], agent.initial_state(B)
     for t in range(T):
         action, words, state = agent.act(map_tree(lambda x, t=t: x[t], obs), state, None, noise[t])
@@ -49,7 +49,7 @@ def step_by_step(agent: Any, obs: Any, state: Any, mask: Tensor, noise: Tensor) 
 
 
 def somewhere(agent: Any, seed: int = 1) -> Any:
-    """A state in the middle of an episode."""
+    """Return a random state, as in the middle of an episode."""
     generator = torch.Generator().manual_seed(seed)
     return map_tree(lambda x: torch.randn(x.shape, generator=generator) * 0.5, agent.initial_state(B))
 
@@ -57,7 +57,7 @@ def somewhere(agent: Any, seed: int = 1) -> Any:
 @CORES
 @TRUNKS
 @pytest.mark.parametrize("spaces", ["plain", "nested"])
-def test_acting_row_by_row_is_unrolling(core: Any, shared: bool, spaces: str) -> None:
+def test_acting_row_by_row_equals_unrolling(core: Any, shared: bool, spaces: str) -> None:
     torch.manual_seed(2)
     if spaces == "plain":
         agent, obs = recurrent(core, shared), torch.randn(T, B, 3)
@@ -78,24 +78,24 @@ def test_acting_row_by_row_is_unrolling(core: Any, shared: bool, spaces: str) ->
             outputs.distribution.log_prob(chosen), torch.stack([words.log_prob for words in said]), atol=1e-5, rtol=0
         )
         torch.testing.assert_close(outputs.value, torch.stack([words.value for words in said]), atol=1e-5, rtol=1e-5)
-    # after the last row too, but where that was a reset row: resetting comes before the next row
+    # Final states agree except where the last row was a reset row: unroll resets only before the next row.
     for (_, mine), (_, theirs) in zip(leaves(last), leaves(end), strict=True):
         torch.testing.assert_close(mine[mask[-1]], theirs[mask[-1]], atol=1e-5, rtol=0)
 
 
-def test_the_tests_above_would_notice_a_missing_reset() -> None:
+def test_missing_reset_changes_the_outputs() -> None:
     agent, obs, mask = recurrent(), torch.randn(T, B, 3), random_mask()
     start = somewhere(agent)
     right, wrong = (agent.unroll(obs, start, flags)[0].value for flags in (resets(mask), torch.zeros_like(mask)))
     assert (right - wrong).abs().max() > 1e-2
-    assert torch.equal(right[:, 3], wrong[:, 3]), "that env was never reset"
+    assert torch.equal(right[:, 3], wrong[:, 3]), "the last env is never reset"
 
 
 @CORES
 @TRUNKS
-def test_a_sequence_in_two_halves_is_the_whole(core: Any, shared: bool) -> None:
+def test_two_halves_of_a_sequence_equal_the_whole(core: Any, shared: bool) -> None:
     agent, obs, mask = recurrent(core, shared), torch.randn(T, B, 3), random_mask()
-    mask[3] = True  # a cut after a reset row would lose it, see data.resets
+    mask[3] = True  # cutting after a reset row would lose the reset, see data.resets
     flags, start = resets(mask), somewhere(agent)
     with torch.no_grad():
         whole, end = agent.unroll(obs, start, flags)
@@ -108,7 +108,7 @@ def test_a_sequence_in_two_halves_is_the_whole(core: Any, shared: bool) -> None:
 
 @CORES
 @TRUNKS
-def test_the_state_that_is_carried(core: Any, shared: bool) -> None:
+def test_state_holds_zero_memory_per_trunk(core: Any, shared: bool) -> None:
     agent = recurrent(core, shared)
     kind = LSTMState if core == "lstm" else GRUState
     state = agent.initial_state(B)
@@ -117,15 +117,15 @@ def test_the_state_that_is_carried(core: Any, shared: bool) -> None:
     assert state.value is None if shared else isinstance(state.value, kind)
     parts = dict(leaves(state))
     assert all(part.shape == (B, SIZE) and not part.any() for part in parts.values())
-    assert len({part.data_ptr() for part in parts.values()}) == len(parts), "each has memory of its own"
+    assert len({part.data_ptr() for part in parts.values()}) == len(parts), "parts of the state do not share memory"
     _, _, following = agent.act(torch.randn(B, 3), state, None, torch.rand(B, 1))
     assert all(part.abs().sum(-1).all() for _, part in leaves(following))
-    assert not any(part.any() for _, part in leaves(state)), "what was handed in stays as it is"
+    assert not any(part.any() for _, part in leaves(state)), "the given state is unchanged"
     assert [path for path, _ in leaves(following)] == list(parts)
     assert stack([map_tree(lambda x: x.detach().numpy(), following)] * 2) is not None
 
 
-def test_policy_and_value_remember_apart() -> None:
+def test_memories_of_policy_and_value_are_independent() -> None:
     agent, obs = recurrent(), torch.randn(B, 3)
     state = somewhere(agent)
     changed = Memory(state.policy, map_tree(lambda x: x + 1, state.value))
@@ -138,7 +138,7 @@ def test_policy_and_value_remember_apart() -> None:
 
 @CORES
 @TRUNKS
-def test_asking_for_values_moves_no_memory(core: Any, shared: bool) -> None:
+def test_computing_values_does_not_advance_the_memory(core: Any, shared: bool) -> None:
     agent, obs, state = recurrent(core, shared), torch.randn(B, 3), None
     state = somewhere(agent)
     kept = map_tree(lambda x: x.clone(), state)
@@ -152,7 +152,7 @@ def test_asking_for_values_moves_no_memory(core: Any, shared: bool) -> None:
 
 
 @TRUNKS
-def test_without_a_core_there_is_no_state(shared: bool) -> None:
+def test_agent_without_a_core_has_no_state(shared: bool) -> None:
     agent = make_agent(shared=shared)
     assert agent.is_recurrent is False
     assert agent.initial_state(B) is None
@@ -166,7 +166,7 @@ def test_without_a_core_there_is_no_state(shared: bool) -> None:
 @CORES
 @TRUNKS
 def test_gradients_do_not_cross_resets(core: Any, shared: bool) -> None:
-    """Env 0 is reset before row 5: what it saw before has no part in what is said after, nor has its start."""
+    """Env 0 is reset before row 5, so later outputs do not depend on its earlier observations or initial state."""
     agent = recurrent(core, shared)
     obs = torch.randn(T, B, 3, requires_grad=True)
     start = map_tree(lambda x: x.requires_grad_(), somewhere(agent))
@@ -178,7 +178,7 @@ def test_gradients_do_not_cross_resets(core: Any, shared: bool) -> None:
     by_obs, *by_start = torch.autograd.grad(said, wanted)
     assert not by_obs[:5, 0].any()
     assert by_obs[5:, 0].any(-1).all()
-    assert by_obs[:, 1:].any(-1).all(), "the others were not reset"
+    assert by_obs[:, 1:].any(-1).all(), "the other envs are not reset"
     for gradient in by_start:
         assert not gradient[0].any()
         assert gradient[1:].any(-1).all()
@@ -196,7 +196,7 @@ def test_envs_do_not_mix(core: Any) -> None:
             torch.testing.assert_close(alone.value[:, 0], whole.value[:, b], atol=1e-5, rtol=1e-5)
 
 
-def test_one_trunk_has_one_core() -> None:
+def test_shared_trunk_has_one_core() -> None:
     shared, apart = recurrent(shared=True), recurrent()
     assert shared.value_trunk.core is shared.policy_trunk.core
     assert apart.value_trunk.core is not apart.policy_trunk.core

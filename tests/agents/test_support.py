@@ -1,4 +1,4 @@
-"""Supports of distributions over returns: derivation, publication with the weights, and the warning."""
+"""Tests of supports of return distributions: derivation, publication with the weights, and the warning."""
 
 from __future__ import annotations
 
@@ -30,9 +30,12 @@ def make_agent(**options: Any) -> QAgent:
 @pytest.mark.parametrize(
     ("seen", "expected"),
     [
-        (ReturnRange(-86.6, 0.0, -100.0), (-125.0, 25.0)),  # MountainCar: -1 in each of 200 steps, then truncated
-        (ReturnRange(-3.9, 0.0, -100.0), (-125.0, 25.0)),  # the same, of which little more than a step was seen
-        (ReturnRange(0.0, 45.0, 100.0), (-25.0, 135.0)),  # CartPole, played at random
+        (
+            ReturnRange(-86.6, 0.0, -100.0),
+            (-125.0, 25.0),
+        ),  # MountainCar: reward -1 in each of 200 steps, then truncated
+        (ReturnRange(-3.9, 0.0, -100.0), (-125.0, 25.0)),  # the same, but only a few steps were seen
+        (ReturnRange(0.0, 45.0, 100.0), (-25.0, 135.0)),  # CartPole with random actions
         (ReturnRange(0.0, 1.0, 0.2), (-0.25, 3.0)),  # a single reward at the end
         (ReturnRange(-4.0, 2.0, 0.0), (-5.5, 6.0)),
     ],
@@ -41,7 +44,7 @@ def test_supports_by_worked_numbers(seen: ReturnRange, expected: tuple[float, fl
     assert derive_support(seen) == pytest.approx(expected)
 
 
-def test_without_any_reward_the_default_is_taken_and_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_default_support_without_rewards_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert derive_support(ReturnRange(0.0, 0.0, 0.0)) == DEFAULT_SUPPORT
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "no reward other than 0 was seen" in caplog.text
@@ -53,11 +56,11 @@ def test_without_any_reward_the_default_is_taken_and_said(caplog: pytest.LogCapt
         (("auto", "auto"), (-7.0, 3.0)),
         ((-1.0, "auto"), (-1.0, 3.0)),
         (("auto", 1.0), (-7.0, 1.0)),
-        (("auto", -20.0), (-30.0, -20.0)),  # which is below all that was derived
+        (("auto", -20.0), (-30.0, -20.0)),  # below the derived range
         ((5.0, "auto"), (5.0, 15.0)),
     ],
 )
-def test_given_bounds_stay(bounds: Any, expected: tuple[float, float]) -> None:
+def test_given_bounds_are_kept(bounds: Any, expected: tuple[float, float]) -> None:
     agent = make_agent(v_min=bounds[0], v_max=bounds[1])
     assert not agent.has_support
     agent.set_support(-7.0, 3.0)
@@ -65,7 +68,7 @@ def test_given_bounds_stay(bounds: Any, expected: tuple[float, float]) -> None:
     torch.testing.assert_close(agent.support, torch.linspace(*expected, 5))
 
 
-def test_only_an_automatic_support_is_part_of_the_state() -> None:
+def test_only_an_automatic_support_is_in_the_state_dict() -> None:
     assert "support" not in make_agent(v_min=-3.0, v_max=3.0).state_dict()
     assert "support" not in make_agent(v_min="auto", v_max="auto", atoms=1).state_dict()
     agent, other = (make_agent(v_min="auto", v_max="auto") for _ in range(2))
@@ -75,7 +78,7 @@ def test_only_an_automatic_support_is_part_of_the_state() -> None:
     assert other.has_support
 
 
-def test_samplers_and_evaluators_get_the_support_with_the_weights() -> None:
+def test_support_is_published_with_the_weights() -> None:
     ours, theirs = (make_agent(v_min="auto", v_max="auto") for _ in range(2))
     weights = SharedWeights(ours)
     joined = SharedWeights(theirs, fd=weights.fd)
@@ -89,17 +92,17 @@ def test_samplers_and_evaluators_get_the_support_with_the_weights() -> None:
         weights.close()
 
 
-def test_the_clipped_share_by_worked_numbers() -> None:
+def test_clipped_share_by_worked_numbers() -> None:
     support = torch.tensor([-2.0, 0.0, 2.0])
     p = torch.tensor([[0.5, 0.25, 0.25], [0.0, 0.25, 0.75]])
-    # Shifted: -3, -1, 1, of which the first is beyond; 3 three times, where the episode ended with a reward of 3.
+    # Atoms move to -3, -1, 1 in the first row, where -3 is outside, and all to 3 in the second, which is terminal.
     share, low, high = clipped_share(p, torch.tensor([-1.0, 3.0]), torch.tensor([1.0, 0.0]), support)
     assert (share.item(), low.item(), high.item()) == (0.75, -3.0, 3.0)
     share, low, high = clipped_share(p, torch.zeros(2), torch.ones(2), support)
     assert (share.item(), low.item(), high.item()) == (0.0, -2.0, 2.0)
 
 
-def test_one_warning_once_a_noticeable_share_is_clipped(caplog: pytest.LogCaptureFixture) -> None:
+def test_large_clipped_share_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
     support, numbers = torch.tensor([-10.0, 0.0, 10.0]), torch.tensor([-12.5, 9.0])
     watch = ClippedTargets()
     for share in (0.01, 0.3, 0.3):

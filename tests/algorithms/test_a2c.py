@@ -1,4 +1,4 @@
-"""A2C: its loss in worked numbers, and its gradient against PPO's first one."""
+"""Tests of A2C: its loss in worked numbers, and its gradient against the first one of PPO."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_a2c(agent: Any, **options: Any) -> A2C:
 
 
 def known_batch(agent: Any) -> Batch:
-    """Four rows of one observation; the policy says 1/2, 1/4, 1/8, 1/8 and the value 2 of it."""
+    """Return four rows of one observation, with probabilities 1/2, 1/4, 1/8, 1/8 and the value 2."""
     with torch.no_grad():
         for parameter in agent.parameters():
             parameter.zero_()
@@ -48,7 +48,7 @@ def test_loss_by_worked_numbers() -> None:
     assert not losses.stop
 
 
-def test_advantages_can_be_normalised_over_the_rollout() -> None:
+def test_advantages_can_be_normalized_over_the_rollout() -> None:
     agent = make_agent(discrete(1), discrete(4))
     batch = known_batch(agent)
     advantage = batch.targets.advantage
@@ -77,8 +77,8 @@ def test_gradient_equals_the_first_of_ppo_without_clipping(action: Space, shared
     torch.testing.assert_close(*found, atol=1e-6, rtol=1e-4)
 
 
-def test_a_fixed_batch_makes_its_good_action_certain_and_its_values_true() -> None:
-    """Two observations, each with one action that turned out well: the policy gradient's optimum is to take it."""
+def test_training_on_a_fixed_batch_reaches_the_known_optimum() -> None:
+    """There are two observations with one good action each, which the optimal policy always takes."""
     agent = make_agent(discrete(2), discrete(3))
     obs, action = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([0, 1, 2, 0, 1, 2])
     good = torch.tensor([2, 0])

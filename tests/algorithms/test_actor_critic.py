@@ -1,4 +1,4 @@
-"""The base of A2C and PPO: targets of a rollout, reward scaling, and updates of observation statistics."""
+"""Tests of the base class of A2C and PPO: targets of a rollout, reward scaling, and observation statistics."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def make_ppo(agent: Any = None, num_envs: int = 4, **options: Any) -> PPO:
     return PPO(agent or make_agent(), num_envs, gamma=GAMMA, gae_lambda=LAMBDA, **options)
 
 
-def test_advantages_are_gae_of_the_values_said_while_acting() -> None:
+def test_advantages_are_gae_of_the_values_stored_while_acting() -> None:
     ppo = make_ppo()
     rollout = make_rollout(ppo.agent, seed=1)
     with torch.no_grad():
-        ppo.agent.value_head.bias.add_(5)  # what the net says now has no say
+        ppo.agent.value_head.bias.add_(5)  # current values must not matter
     batch = ppo.prepare(rollout)
     steps = rollout.steps
     v = torch.cat([steps.policy.value, rollout.last_value.unsqueeze(0)])
@@ -60,7 +60,7 @@ def test_explained_variance_is_of_the_old_values_over_real_rows() -> None:
     assert every_row != expected
 
 
-def test_a_rollout_of_reset_rows_alone_can_be_prepared() -> None:
+def test_rollout_with_only_reset_rows_can_be_prepared() -> None:
     ppo = make_ppo(num_envs=2)
     rollout = make_rollout(ppo.agent, T=1, B=2)
     steps = rollout.steps.replace(mask=torch.zeros(1, 2, dtype=torch.bool))
@@ -72,7 +72,7 @@ def test_a_rollout_of_reset_rows_alone_can_be_prepared() -> None:
 def slow_reward_scale(
     rollouts: list[tuple[torch.Tensor, torch.Tensor]], gamma: float, begins: Any = None
 ) -> list[torch.Tensor]:
-    """A running return per env, from nothing after an end; rewards over the deviation of all returns so far."""
+    """Divide rewards by the standard deviation of all running returns so far; they restart at 0 in each episode."""
     running, seen, out = [0.0] * rollouts[0][0].shape[1], [], []
     for number, (reward, mask) in enumerate(rollouts):
         if begins is not None:
@@ -99,7 +99,7 @@ def test_reward_scale_equals_a_slow_reference_over_several_rollouts(seed: int) -
         torch.testing.assert_close(scale(reward, mask), expected)
 
 
-def test_reward_scale_starts_from_nothing_where_an_episode_begins_without_a_masked_row() -> None:
+def test_reward_scale_restarts_where_an_episode_begins_without_a_masked_row() -> None:
     streams = [random_stream(k, 5, 3) for k in range(6)]
     rollouts = [(stream.r_t.float() + 2, stream.mask_t) for stream in streams]
     begins = [torch.rand(3, generator=torch.Generator().manual_seed(k)) < 0.5 for k in range(6)]
@@ -110,7 +110,10 @@ def test_reward_scale_starts_from_nothing_where_an_episode_begins_without_a_mask
 
 
 def returns_seen(is_padded: bool, then: str) -> tuple[float, float]:
-    """Count and mean of the running returns of three rollouts [4, 1] of CountingEnv; `then` follows each of them."""
+    """Return count and mean of the running returns of three rollouts [4, 1] of CountingEnv.
+
+    After each rollout the sampler is reset, has its state restored, or continues, according to `then`.
+    """
     length = 4 if is_padded else 100
     envs = make_envs(resolve("counting:make", {"lengths": [length], "action": "discrete"}), 1)
     ppo = make_ppo(num_envs=1, normalize_reward=True)
@@ -129,17 +132,17 @@ def returns_seen(is_padded: bool, then: str) -> tuple[float, float]:
     return float(ppo.reward_scale.moments.count), float(ppo.reward_scale.moments.mean)
 
 
-def test_no_running_return_outlives_its_episode() -> None:
-    """Rewards of 1: after a cut, or a renewal by wait_reset right at the end of a rollout, returns begin anew."""
+def test_running_returns_end_with_their_episode() -> None:
+    """Running returns restart after a cut, and after an episode that wait_reset ends with its rollout."""
     returns = [sum(GAMMA**k for k in range(t + 1)) for t in range(12)]
     anew, carried = (12, pytest.approx(sum(returns[:4]) / 4)), (12, pytest.approx(sum(returns) / 12))
     assert returns_seen(False, "reset") == anew
     assert returns_seen(True, "nothing") == anew
     assert returns_seen(False, "nothing") == carried
-    assert returns_seen(False, "restore") == carried, "a state restored in mid-episode continues it"
+    assert returns_seen(False, "restore") == carried, "a restored state continues its episode"
 
 
-def test_reward_scale_divides_and_clips_but_never_shifts() -> None:
+def test_reward_scale_divides_and_clips_without_shifting() -> None:
     scale = RewardScale(1, 0.0)
     rewards = torch.tensor([[3.0], [0.0], [0.0], [3.0]])
     mask = torch.ones(4, 1, dtype=torch.bool)
@@ -194,7 +197,7 @@ def test_observation_statistics_are_frozen_until_the_rollout_is_finished(kind: t
 
 
 def test_padding_rows_never_enter_the_observation_statistics() -> None:
-    """Episodes of three steps in rollouts of ten: the seven rows of padding all show the final observation."""
+    """With episodes of three steps in rollouts of ten, all seven padding rows hold the final observation."""
     agent = make_agent(normalize_obs=True)
     ppo = make_ppo(agent, num_envs=2)
     envs = make_envs(resolve("counting:make", {"lengths": [3]}), 2)
@@ -210,7 +213,7 @@ def test_padding_rows_never_enter_the_observation_statistics() -> None:
     assert moments.var[1:].tolist() == pytest.approx([0.25, 2 / 3])
 
 
-def test_without_normalising_nothing_but_parameters_is_in_the_state() -> None:
+def test_state_holds_only_parameters_without_normalization() -> None:
     ppo = make_ppo()
     ppo.after_rollout(make_rollout(ppo.agent))
     assert set(ppo.state_dict()) == {name for name, _ in ppo.named_parameters()}

@@ -1,4 +1,4 @@
-"""APPO: PPO's surrogate with V-trace's targets, against loops and worked numbers."""
+"""Tests of APPO, the surrogate of PPO with targets of V-trace, against loops and worked numbers."""
 
 from __future__ import annotations
 
@@ -47,8 +47,10 @@ def gradient(algorithm: Any, batch: Batch) -> torch.Tensor:
 
 
 def test_appo_loss_by_worked_numbers() -> None:
-    """V-trace's targets are 2.75 and 3.5 (maths/test_vtrace.py), so advantages without ratios 1 + 0.5 * 3.5 - 1 and
-    3 + 0.5 * 4 - 2. The ratios are 2, of which 1.2 counts, and 1/2, which counts as it is."""
+    """The targets of V-trace are 2.75 and 3.5 (maths/test_vtrace.py), and the ratios are 2 and 1/2.
+
+    Advantages without ratios are 1 + 0.5 * 3.5 - 1 and 3 + 0.5 * 4 - 2. Only the ratio of 2 is clipped, to 1.2.
+    """
     agent, batch = worked_batch()
     appo = APPO(
         agent,
@@ -71,7 +73,7 @@ def test_appo_loss_by_worked_numbers() -> None:
     assert metrics["rho_clipped"] == pytest.approx(0.5)
 
 
-def test_without_correction_targets_are_those_of_ratios_of_one() -> None:
+def test_targets_without_correction_assume_ratios_of_one() -> None:
     agent, batch = worked_batch()
     appo = APPO(
         agent, 1, gamma=0.5, clip_range=lambda p: 0.2, normalize_advantage=False, correction="none", vf_coef=0.25
@@ -79,11 +81,11 @@ def test_without_correction_targets_are_those_of_ratios_of_one() -> None:
     metrics = appo.losses(batch, Clock()).metrics
     assert metrics["policy_gradient_loss"] == pytest.approx(-(1.2 * 2.5 + 0.5 * 3.0) / 2)
     assert metrics["value_loss"] == pytest.approx((2.5**2 + 3.0**2) / 2)
-    assert metrics["rho"] == pytest.approx(1.25), "the ratio itself is what it is"
+    assert metrics["rho"] == pytest.approx(1.25), "the reported ratio is not replaced by 1"
 
 
 @pytest.mark.parametrize("action", SPACES, ids=["discrete", "box"])
-def test_at_ratios_of_one_its_gradient_is_the_policy_gradient_with_vtraces_advantage(action: Space) -> None:
+def test_gradient_at_ratios_of_one_is_the_vtrace_policy_gradient(action: Space) -> None:
     agent = make_agent(action=action)
     appo, impala = make_appo(agent, vf_coef=0.25, ent_coef=0.02), make_impala(agent, vf_coef=0.5, ent_coef=0.02)
     batch = fresh_batch(appo)
@@ -94,7 +96,7 @@ def test_at_ratios_of_one_its_gradient_is_the_policy_gradient_with_vtraces_advan
 
 @pytest.mark.parametrize("action", SPACES, ids=["discrete", "box"])
 def test_the_ratio_weighs_each_row_once(action: Space) -> None:
-    """Where nothing is clipped, the gradient is that of V-trace weighted by rho: not by 1, and not by its square."""
+    """Without clipping, the gradient is that of V-trace weighted by rho, and not by 1 or by rho squared."""
     agent = make_agent(action=action)
     appo = make_appo(agent, clip=1e9, vf_coef=0.25)
     batch = stale_batch(appo)
@@ -107,7 +109,7 @@ def test_the_ratio_weighs_each_row_once(action: Space) -> None:
 
 @pytest.mark.parametrize("action", SPACES, ids=["discrete", "box"])
 @pytest.mark.parametrize("normalize", [False, True])
-def test_on_fresh_data_it_is_ppo_with_returns(action: Space, normalize: bool) -> None:
+def test_on_fresh_data_appo_equals_ppo_with_returns(action: Space, normalize: bool) -> None:
     agent = make_agent(action=action)
     options = {"gamma": 0.9, "normalize_advantage": normalize, "clip_range": lambda p: 0.2, "ent_coef": 0.02}
     rollout, found = make_rollout(agent, seed=1), []
@@ -133,7 +135,7 @@ def test_the_surrogate_is_clipped_row_by_row() -> None:
     assert 0 < share < 1
 
 
-def test_values_are_clipped_around_those_said_while_acting() -> None:
+def test_values_are_clipped_around_those_stored_while_acting() -> None:
     appo = make_appo(clip_range_vf=parse_schedule("linear(0.2, 0.1)"))
     batch = stale_batch(appo)
     rows = appo.corrected_rows(batch)
@@ -145,7 +147,7 @@ def test_values_are_clipped_around_those_said_while_acting() -> None:
         assert found == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_advantages_are_normalised_over_the_real_rows_of_a_batch() -> None:
+def test_advantages_are_normalized_over_the_real_rows_of_a_batch() -> None:
     plain = make_appo()
     normal = make_appo(plain.agent, normalize_advantage=True)
     batch = stale_batch(plain)
@@ -157,7 +159,7 @@ def test_advantages_are_normalised_over_the_real_rows_of_a_batch() -> None:
     assert found == pytest.approx(expected.item(), abs=1e-5)
 
 
-def test_what_stands_in_reset_rows_enters_no_loss() -> None:
+def test_contents_of_reset_rows_enter_no_loss() -> None:
     for normalize in (False, True):
         appo = make_appo(normalize_advantage=normalize)
         batch = stale_batch(appo)
@@ -170,7 +172,7 @@ def test_what_stands_in_reset_rows_enters_no_loss() -> None:
         assert torch.equal(gradient(appo, batch), before)
 
 
-def test_columns_add_up_where_nothing_is_normalised() -> None:
+def test_gradients_of_columns_add_up_without_normalization() -> None:
     appo = make_appo(ent_coef=0.02, clip_range_vf=lambda p: 0.1)
     assert appo.gradient_reduction == "mean"
     batch = stale_batch(appo)
@@ -180,7 +182,7 @@ def test_columns_add_up_where_nothing_is_normalised() -> None:
     torch.testing.assert_close(added, gradient(appo, batch), atol=1e-5, rtol=1e-4)
 
 
-def test_what_is_found_over_a_whole_batch_does_not_add_up() -> None:
+def test_statistics_of_the_whole_batch_prevent_learning_in_parts() -> None:
     assert make_appo(normalize_advantage=True).gradient_reduction is None
     assert make_appo(target_kl=0.1).gradient_reduction is None
 
@@ -195,8 +197,8 @@ def test_target_kl_stops_before_a_stale_batch_is_applied(share: float, stops: bo
     assert learner.version == (0 if stops else 1)
 
 
-def test_several_epochs_of_columns() -> None:
-    """Ratios are 1 in the first minibatch of a rollout, and no longer in the last."""
+def test_ratios_differ_from_one_after_several_epochs_of_columns() -> None:
+    """Ratios are 1 in the first minibatch of a rollout and differ from 1 after several epochs."""
     appo = make_appo(normalize_advantage=True)
     learner, rollout = Learner(appo, OptimizerOptions(), lambda progress: 1e-2, 0.5), make_rollout(appo.agent, seed=1)
     metrics, _ = learn(learner, RolloutBuffer(3, 2, seed=0, whole=True), rollout)

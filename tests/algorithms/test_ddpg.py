@@ -1,4 +1,4 @@
-"""DDPG and TD3, detail by detail, against networks written in numpy and finite differences."""
+"""Tests of DDPG and TD3 against networks written in numpy and finite differences."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make_critics(agent: ActorAgent, count: int, seed: int = 1, core: Any = None)
 
 
 def make(kind: Any = DDPG, critics: int = 1, seed: int = 0, core: Any = None, **options: Any) -> Any:
-    """With targets that are not what they were copied from."""
+    """Return a DDPG or TD3 whose target networks differ from the networks they were copied from."""
     agent = make_agent(core=core)
     algorithm = kind(agent, make_critics(agent, critics, core=core), seed, **options)
     for index, net in enumerate((agent, algorithm.critics, algorithm.target, algorithm.target_critics)):
@@ -51,7 +51,7 @@ def make(kind: Any = DDPG, critics: int = 1, seed: int = 0, core: Any = None, **
     return algorithm
 
 
-# --- slow references, in float64: nets as one vector of weights each, in the order of their parameters ---
+# --- slow references in float64: each net is one vector of weights, in the order of its parameters ---
 
 
 def vector_of(module: nn.Module) -> Floats:
@@ -77,7 +77,7 @@ def judge(vector: Floats, critic: nn.Module, obs: Floats, action: Floats) -> Flo
 
 
 def normalized(action: Tensor) -> Floats:
-    """Between -1 and 1."""
+    """Return actions scaled from the bounds of the space to -1..1."""
     return (numbers(action) - LOW) / (HIGH - LOW).astype(np.float64) * 2 - 1
 
 
@@ -101,7 +101,7 @@ def goals(algorithm: Any, batch: Batch, noise: Floats | float = 0.0) -> Floats:
 
 
 def critic_loss(algorithm: Any, vectors: list[Floats], batch: Batch, goal: Floats, beta: float = 0.4) -> float:
-    """Of each critic the mean of weight ** beta times the squared error, added up."""
+    """Return the sum over critics of the mean of weight ** beta times the squared error."""
     total, action = 0.0, normalized(batch.steps.action)
     for critic, vector in zip(algorithm.critics, vectors, strict=True):
         q = judge(vector, critic, numbers(batch.steps.obs), action)
@@ -116,7 +116,7 @@ def critic_loss(algorithm: Any, vectors: list[Floats], batch: Batch, goal: Float
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("critics", [1, 2, 3])
-def test_critics_learn_what_targets_say(batch: Batch, critics: int) -> None:
+def test_critic_loss_and_priority_against_numpy(batch: Batch, critics: int) -> None:
     ddpg = make(critics=critics)
     losses, goal = ddpg.losses(batch, Clock()), goals(ddpg, batch)
     vectors = [vector_of(critic) for critic in ddpg.critics]
@@ -128,8 +128,8 @@ def test_critics_learn_what_targets_say(batch: Batch, critics: int) -> None:
     assert losses.metrics["q_mean"] == pytest.approx(q.mean(), rel=1e-4, abs=1e-5)
 
 
-def test_the_smaller_of_two_critics_is_believed_row_by_row() -> None:
-    """Here now the one and now the other."""
+def test_targets_use_the_smaller_of_two_critics_per_row() -> None:
+    """In this batch each of the two critics is the smaller one in some rows."""
     td3, batch = make(TD3, 2, target_noise=0.0), BATCHES[0]
     later = numbers(batch.next_obs)
     action = act(vector_of(td3.target), td3.target, later)
@@ -142,7 +142,7 @@ def test_the_smaller_of_two_critics_is_believed_row_by_row() -> None:
     assert td3.losses(batch, Clock()).groups["critic"].item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_terminal_row_is_worth_its_reward_alone() -> None:
+def test_target_of_a_terminal_row_is_its_reward() -> None:
     ddpg, batch = make(), BATCHES[0]
     is_over = batch.targets.discount == 0
     before = ddpg.losses(batch, Clock()).priority
@@ -167,19 +167,19 @@ def test_weights_follow_their_schedule(progress: float) -> None:
 # --- smoothed targets ---
 
 
-def test_target_actions_without_noise_are_the_target_actor_s() -> None:
+def test_target_actions_without_noise_are_those_of_the_target_actor() -> None:
     action = torch.rand(20, 2) * 2 - 1
     assert torch.equal(make().smoothed(action, Clock()), action)
 
 
-def test_noise_of_target_actions_is_clipped_and_so_are_they() -> None:
-    """Its deviation where it is not clipped, its bound where it is."""
+def test_target_actions_and_their_noise_are_clipped() -> None:
+    """Noise has the given standard deviation where it is not clipped, and never exceeds its bound."""
     td3 = make(TD3, 2)
     action = torch.zeros(20_000, 2)
     noise = td3.smoothed(action, Clock(3)) - action
     assert noise.abs().max() == 0.5
     share = (noise.abs() == 0.5).float().mean()
-    assert share.item() == pytest.approx(0.01242, abs=0.003)  # beyond 2.5 deviations
+    assert share.item() == pytest.approx(0.01242, abs=0.003)  # probability beyond 2.5 standard deviations
     assert noise[noise.abs() < 0.5].std().item() == pytest.approx(0.2, rel=0.06)
     assert abs(noise.mean().item()) < 0.005
     wide = make(TD3, 2, target_noise=5.0, target_noise_clip=0.1)
@@ -200,14 +200,14 @@ def test_noise_of_target_actions_is_a_function_of_seed_and_update() -> None:
         assert torch.equal(again.smoothed(action, Clock(version, progress=0.3)), found[version])
         assert not torch.equal(other.smoothed(action, Clock(version)), found[version])
     assert all(not torch.equal(found[0], each) for each in found[1:])
-    assert len(found[0].unique()) > 90, "every number of every row has its own, but for those that are clipped"
+    assert len(found[0].unique()) > 90, "all noise values are distinct, except those that are clipped"
     losses = [td3.losses(BATCHES[0], Clock(version)).groups["critic"].item() for version in (0, 1, 0, 1)]
     assert losses[:2] == losses[2:]
     assert losses[0] != losses[1]
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-def test_smoothed_actions_are_what_target_critics_judge(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_critics_evaluate_the_smoothed_actions(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     td3 = make(TD3, 2)
     noise = torch.rand(12, 2, generator=torch.Generator().manual_seed(2)) - 0.5
     monkeypatch.setattr(td3, "smoothed", lambda action, clock: (action + noise).clamp(-1, 1))
@@ -219,8 +219,8 @@ def test_smoothed_actions_are_what_target_critics_judge(batch: Batch, monkeypatc
 # --- gradients ---
 
 
-def test_the_actor_climbs_the_first_critic() -> None:
-    """Its loss is -Q1, and its gradient that of -Q1 by its own weights alone; draws are not weighted here."""
+def test_actor_loss_and_gradient_maximize_the_first_critic() -> None:
+    """The actor's loss is the unweighted mean of -Q1, differentiated with respect to the actor's weights only."""
     ddpg, batch = make(critics=2), BATCHES[0]
     obs, critic = numbers(batch.steps.obs), ddpg.critics[0]
     fixed = vector_of(critic)
@@ -235,8 +235,8 @@ def test_the_actor_climbs_the_first_critic() -> None:
 
 
 @pytest.mark.parametrize("critics", [1, 2])
-def test_the_gradient_of_critics_is_that_of_their_errors_alone(critics: int) -> None:
-    """Nothing comes through the goal, nor from the actor's loss."""
+def test_critic_gradient_comes_only_from_the_critic_errors(critics: int) -> None:
+    """No gradient flows through the target or from the actor's loss."""
     ddpg, batch = make(critics=critics), BATCHES[0]
     goal, sizes = goals(ddpg, batch), [len(vector_of(critic)) for critic in ddpg.critics]
 
@@ -247,7 +247,7 @@ def test_the_gradient_of_critics_is_that_of_their_errors_alone(critics: int) -> 
     np.testing.assert_allclose(found, slopes(loss, vector_of(ddpg.critics)), rtol=1e-3, atol=1e-4)
 
 
-def test_targets_have_no_gradients_and_no_group() -> None:
+def test_target_networks_have_no_gradients_and_no_parameter_group() -> None:
     td3 = make(TD3, 2)
     losses = td3.losses(BATCHES[0], Clock(1))
     sum(losses.groups.values()).backward()
@@ -259,7 +259,7 @@ def test_targets_have_no_gradients_and_no_group() -> None:
     assert [id(p) for p in groups["actor"]] == [id(p) for p in td3.agent.parameters()]
 
 
-# --- who moves when ---
+# --- delayed updates ---
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,9 @@ def test_targets_have_no_gradients_and_no_group() -> None:
     ],
     ids=["ddpg", "ddpg, targets every 4th", "td3", "td3, delay 3", "td3, targets every 2nd"],
 )
-def test_only_what_is_due_moves(kind: Any, options: dict[str, Any], actor_at: set[int], targets_at: set[int]) -> None:
+def test_only_networks_that_are_due_are_updated(
+    kind: Any, options: dict[str, Any], actor_at: set[int], targets_at: set[int]
+) -> None:
     algorithm = make(kind, 2, tau=0.1, **options)
     learner = make_learner(algorithm)
     targets = [*algorithm.target.parameters(), *algorithm.target_critics.parameters()]
@@ -296,12 +298,12 @@ def test_only_what_is_due_moves(kind: Any, options: dict[str, Any], actor_at: se
 
 
 def test_losses_of_an_update_come_from_the_same_parameters() -> None:
-    """A step is what both gradients of its beginning make of it."""
+    """One step applies both gradients as computed before the step."""
     a, b = make(), make()
     first, second = make_learner(a), make_learner(b)
     first.step(BATCHES[0])
     both = second.gradients(BATCHES[0]).pieces
-    for name in ("actor", "critic"):  # the other way round
+    for name in ("actor", "critic"):  # in the opposite order
         second.optimizers[name].step(both[name], 1e-2)
     assert is_same(copies(a.agent), b.agent)
     assert is_same(copies(a.critics), b.critics)
@@ -311,7 +313,7 @@ def test_losses_of_an_update_come_from_the_same_parameters() -> None:
 
 
 def slow_features(trunk: Any, inputs: Any, batch: Batch, state: Any) -> Tensor:
-    """[R, S, F] row by row, memory being put back after reset rows; of a net without memory row by row as well."""
+    """Return features [R, S, F] computed row by row, with the memory reset after every reset row."""
     out = []
     for r in range(len(batch.steps.mask)):
         if r > 0:
@@ -327,7 +329,7 @@ def slow_features(trunk: Any, inputs: Any, batch: Batch, state: Any) -> Tensor:
 def test_losses_of_sequences_row_by_row(
     kind: Any, critics: int, core: Any, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Actors start from their stored state, critics, which act nowhere, from none; both are burnt in."""
+    """Actors start from their stored state; critics, which do not act, start from zeros. Both have a burn-in."""
     algorithm = make(kind, critics, core=core, burn_in=3, policy_delay=1)
     monkeypatch.setattr(algorithm, "smoothed", lambda action, clock: action)
     agent, generator = algorithm.agent, torch.Generator().manual_seed(seed)
@@ -383,7 +385,7 @@ def test_defaults_of_td3() -> None:
     assert (second.critics, second.policy_delay, second.target_noise, second.target_noise_clip) == (2, 2, 0.2, 0.5)
 
 
-def test_targets_are_saved_and_loaded() -> None:
+def test_target_networks_are_saved_and_loaded() -> None:
     td3 = make(TD3, 2)
     learner = make_learner(td3)
     for batch in BATCHES:
@@ -401,7 +403,7 @@ def test_targets_are_saved_and_loaded() -> None:
 
 
 class Quadratic(nn.Module):
-    """A critic that can say exactly what the rewards below are."""
+    """A critic that can represent the quadratic rewards below exactly."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -417,7 +419,7 @@ class Quadratic(nn.Module):
 
 @pytest.mark.parametrize(("kind", "critics"), [(DDPG, 1), (TD3, 2)], ids=["ddpg", "td3"])
 def test_one_step_with_a_known_best_action(kind: Any, critics: int) -> None:
-    """The reward is -(a - best)^2 where actions go from -1 to 1, and episodes are over at once."""
+    """The reward is -(a - best)^2 for actions between -1 and 1, and every episode has one step."""
     agent = make_agent()
     algorithm, best = kind(agent, [Quadratic() for _ in range(critics)], 0), torch.tensor([0.3, -0.5])
     learner, generator = make_learner(algorithm, "3e-2"), torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""Deep Q-learning, detail by detail, against networks and losses written in numpy."""
+"""Tests of deep Q-learning against networks and losses written in numpy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make_agent(seed: int = 0, **options: Any) -> QAgent:
 
 
 def make_dqn(agent: QAgent | None = None, seed: int = 0, **options: Any) -> DQN:
-    """With a target that is not what it was copied from."""
+    """Return a DQN whose target network differs from its online network."""
     dqn = DQN(agent or make_agent(), seed, **options)
     shaken(dqn.target, size=0.5)
     return dqn
@@ -50,13 +50,13 @@ BATCHES = [drawn_rows(discrete(ACTIONS), N=24, seed=seed, has_weight=True) for s
 
 
 def weights_of(agent: QAgent) -> list[Floats]:
-    """Of the net's layer and of the head's."""
+    """Return weight and bias of the hidden layer and of the head."""
     net, head = agent.trunk.net.layers[0], agent.head.advantage.layers[0]
     return [numbers(parameter) for parameter in (net.weight, net.bias, head.weight, head.bias)]
 
 
 def forward(weights: list[Floats], obs: Floats, atoms: int = 1) -> Floats:
-    """[N, A], or logits [N, A, atoms]."""
+    """Return values [N, A], or logits [N, A, atoms]."""
     w1, b1, w2, b2 = weights
     out = np.tanh(obs @ w1.T + b1) @ w2.T + b2
     return out if atoms == 1 else out.reshape(len(obs), ACTIONS, atoms)
@@ -74,7 +74,7 @@ def huber(error: float, delta: float | None) -> float:
 
 
 def goals(dqn: DQN, batch: Batch) -> list[float]:
-    """r + discount * Q'(s', a*): a* is the best for the target net, or of a double one for the online net."""
+    """r + discount * Q'(s', a*), with a* the best action of the target net, or of the online net if it is double."""
     later = forward(weights_of(dqn.target), numbers(batch.next_obs))
     chooser = forward(weights_of(dqn.agent), numbers(batch.next_obs)) if dqn.is_double else later
     out = []
@@ -87,7 +87,7 @@ def goals(dqn: DQN, batch: Batch) -> list[float]:
 
 
 def slow_loss(weights: list[Floats], batch: Batch, goal: list[float], delta: float | None, beta: float) -> float:
-    """Of these weights, the goal being a constant."""
+    """Return the loss of these weights for constant targets."""
     q, total = forward(weights, numbers(batch.steps.obs)), 0.0
     for i, action in enumerate(batch.steps.action.tolist()):
         weight = 1.0 if batch.weight is None else float(batch.weight[i]) ** beta
@@ -115,11 +115,11 @@ def test_loss_and_priority_against_loops(batch: Batch, double: bool, delta: floa
     assert not losses.priority.requires_grad
     assert losses.metrics["td_error"] == pytest.approx(sum(errors) / len(errors), rel=1e-4)
     assert losses.metrics["q_mean"] == pytest.approx(q.max(1).mean(), rel=1e-4, abs=1e-5)
-    assert min(errors) < 1 < max(errors), "both parts of Huber's loss"
+    assert min(errors) < 1 < max(errors), "the errors cover both parts of the Huber loss"
 
 
-def test_double_and_plain_goals_differ_here() -> None:
-    """Or the test above would tell nothing of it; and the plain goal is the larger of the two."""
+def test_double_and_plain_targets_differ() -> None:
+    """Otherwise the test above could not distinguish them. The plain target is never the smaller of the two."""
     for batch in BATCHES:
         plain, double = (goals(make_dqn(double=double), batch) for double in (False, True))
         assert sum(a != b for a, b in zip(plain, double, strict=True)) >= 2
@@ -127,7 +127,7 @@ def test_double_and_plain_goals_differ_here() -> None:
 
 
 def constant(dqn: DQN, online: list[float], target: list[float]) -> None:
-    """Nets that say the same of every observation."""
+    """Make both nets return the given values for every observation."""
     for agent, values in ((dqn.agent, online), (dqn.target, target)):
         layer = agent.head.advantage.layers[0]
         with torch.no_grad():
@@ -145,9 +145,9 @@ def one_row(action: int, reward: float, discount: float, weight: float | None = 
 @pytest.mark.parametrize(
     ("double", "delta", "loss", "error"),
     [
-        (False, 1.0, 6.0, 6.5),  # goal 1 + 0.5 * 20 = 11, error 11 - 4.5: 6.5 - 0.5
+        (False, 1.0, 6.0, 6.5),  # target 1 + 0.5 * 20 = 11, error 11 - 4.5 = 6.5, loss 6.5 - 0.5
         (False, None, 21.125, 6.5),
-        (True, 1.0, 0.125, 0.5),  # online says action 3, of which the target says 6: goal 4, error -0.5
+        (True, 1.0, 0.125, 0.5),  # online net prefers action 3, target net values it 6: target 4, error -0.5
         (True, 0.2, 0.08, 0.5),  # 0.2 * (0.5 - 0.1)
     ],
 )
@@ -161,8 +161,8 @@ def test_worked_numbers(double: bool, delta: float | None, loss: float, error: f
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_a_terminal_row_is_worth_its_reward_alone(double: bool) -> None:
-    """Whatever is seen after it; a truncated one is worth what comes after it as well."""
+def test_target_of_a_terminal_row_is_its_reward(double: bool) -> None:
+    """The next observation changes the target of every row except the terminal ones."""
     dqn, batch = make_dqn(double=double, delta=None), BATCHES[0]
     is_over = batch.targets.discount == 0
     assert 0 < is_over.sum() < len(is_over)
@@ -175,8 +175,8 @@ def test_a_terminal_row_is_worth_its_reward_alone(double: bool) -> None:
     assert (before[~is_over] != after[~is_over]).all()
 
 
-def test_returns_and_discounts_are_those_of_the_replay() -> None:
-    """What stands in the rows themselves (nan, here) is for the replay to add up."""
+def test_losses_use_the_returns_and_discounts_of_the_replay() -> None:
+    """Rewards and discounts of the rows themselves, NaN in this batch, are not used."""
     dqn, batch = make_dqn(), BATCHES[0]
     assert batch.steps.reward.isnan().all()
     assert batch.steps.discount.isnan().all()
@@ -185,7 +185,7 @@ def test_returns_and_discounts_are_those_of_the_replay() -> None:
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_n_steps_through_the_replay(n: int) -> None:
-    """An episode of five rows that is truncated, then one of three that terminates."""
+    """The replay holds a truncated episode of five rows and a terminated one of three."""
     rng, gamma, T = np.random.default_rng(0), 0.8, 10
     mask, discount = np.ones((T, 1), bool), np.ones((T, 1), np.float32)
     mask[5], mask[9], discount[8] = False, False, 0.0
@@ -215,14 +215,14 @@ def test_n_steps_through_the_replay(n: int) -> None:
     found = dqn.losses(batch, Clock()).priority
     assert found is not None
     np.testing.assert_allclose(found, errors, rtol=1e-3, atol=1e-4)
-    assert len(set(batch.key[:, 0].tolist())) == 8, "all real rows were looked at"
+    assert len(set(batch.key[:, 0].tolist())) == 8, "all real rows were drawn"
 
 
-# --- weights of prioritised draws ---
+# --- importance weights of prioritized draws ---
 
 
 @pytest.mark.parametrize("progress", [0.0, 0.5, 1.0])
-def test_weights_are_raised_to_a_power_that_follows_its_schedule(progress: float) -> None:
+def test_importance_weights_are_raised_to_the_scheduled_beta(progress: float) -> None:
     dqn, batch = make_dqn(beta=parse_schedule("linear(0.4, 1)")), BATCHES[1]
     expected = slow_loss(weights_of(dqn.agent), batch, goals(dqn, batch), 1.0, 0.4 + 0.6 * progress)
     losses = dqn.losses(batch, Clock(progress=progress))
@@ -238,7 +238,7 @@ def test_weights_do_not_enter_priorities() -> None:
     assert weighted.groups["q"].item() < plain.groups["q"].item()
 
 
-def test_a_weight_by_worked_numbers() -> None:
+def test_importance_weight_by_worked_numbers() -> None:
     dqn = make_dqn(double=False, delta=None, beta=0.5)
     constant(dqn, [4.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0])
     assert dqn.losses(one_row(0, 0.0, 0.0, weight=0.25), Clock()).groups["q"].item() == pytest.approx(0.5 * 8.0)
@@ -248,8 +248,8 @@ def test_a_weight_by_worked_numbers() -> None:
 
 
 @pytest.mark.parametrize("double", [False, True], ids=["plain", "double"])
-def test_the_gradient_is_that_of_the_values_of_the_actions_taken_alone(double: bool) -> None:
-    """By differences in float64, the goal held where it is: none comes through the goal, whoever chose in it."""
+def test_gradient_comes_only_from_the_values_of_the_actions_taken(double: bool) -> None:
+    """Finite differences in float64 with constant targets: no gradient flows through the target or its argmax."""
     dqn, batch, h = make_dqn(double=double), BATCHES[2], 1e-6
     loss = dqn.losses(batch, Clock()).groups["q"]
     order = list(dqn.agent.parameters())
@@ -269,7 +269,7 @@ def test_the_gradient_is_that_of_the_values_of_the_actions_taken_alone(double: b
         np.testing.assert_allclose(by_name[id(parameter)], slope, rtol=1e-3, atol=1e-4)
 
 
-def test_the_target_has_no_gradient_and_no_optimizer() -> None:
+def test_target_network_has_no_gradient_and_no_optimizer() -> None:
     dqn = make_dqn()
     dqn.losses(BATCHES[0], Clock()).groups["q"].backward()
     assert all(parameter.grad is not None for parameter in dqn.agent.parameters())
@@ -279,7 +279,7 @@ def test_the_target_has_no_gradient_and_no_optimizer() -> None:
 
 
 @pytest.mark.parametrize(("tau", "interval"), [(1.0, 3), (0.1, 1), (0.5, 2)])
-def test_the_target_follows_while_learning(tau: float, interval: int) -> None:
+def test_target_network_follows_while_learning(tau: float, interval: int) -> None:
     dqn = make_dqn(tau=tau, target_interval=interval)
     learner = make_learner(dqn)
     expected = [numbers(parameter) for parameter in dqn.target.parameters()]
@@ -327,8 +327,8 @@ def test_cross_entropy_and_divergence_against_loops(batch: Batch, double: bool) 
     )
 
 
-def test_a_distribution_that_is_its_own_goal_has_no_divergence() -> None:
-    """With no reward, no discount and the same net: the loss is the entropy, the priority 0."""
+def test_distribution_that_equals_its_target_has_no_divergence() -> None:
+    """With reward 0, discount 1 and the same net the loss is the entropy and the priority is 0."""
     agent = make_agent(atoms=11)
     dqn = DQN(agent, 0, double=False)
     obs = torch.randn(6, 3)
@@ -342,8 +342,8 @@ def test_a_distribution_that_is_its_own_goal_has_no_divergence() -> None:
     assert losses.priority.max() < 1e-5
 
 
-def test_terminal_rows_of_distributions_are_one_number() -> None:
-    """All of the mass at the reward: log loss of that atom, which is the divergence as well."""
+def test_target_distribution_of_a_terminal_row_is_one_atom() -> None:
+    """All mass is at the reward, so loss and divergence are the log loss of that atom."""
     dqn = make_dqn(make_agent(atoms=5, v_min=-2.0, v_max=2.0))
     batch = one_row(1, 1.0, 0.0)
     logits = dqn.agent.unroll(batch.steps.obs, None, None)[0][0, 1]
@@ -372,14 +372,14 @@ def test_noise_is_a_function_of_seed_and_update(atoms: int) -> None:
     assert not set(found) & {loss_at(other, version) for version in range(5)}
 
 
-def test_quiet_nets_say_the_same_in_every_update() -> None:
+def test_loss_without_noise_is_the_same_in_every_update() -> None:
     dqn = make_dqn()
     assert len({loss_at(dqn, version) for version in range(3)}) == 1
 
 
 @pytest.mark.parametrize("double", [False, True], ids=["plain", "double"])
-def test_each_net_has_a_noise_of_its_own_that_all_rows_share(double: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which are told here, and written out as weights."""
+def test_each_net_has_its_own_noise_shared_by_all_rows(double: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The noise of both nets is fixed here and added to the weights explicitly."""
     dqn, batch = make_dqn(make_agent(noisy=True, head_hidden=0), double=double), BATCHES[0]
     mine, theirs = torch.randn(2, 9, generator=torch.Generator().manual_seed(3))
     monkeypatch.setattr(dqn, "_noises", lambda clock, like: (mine, theirs))
@@ -423,10 +423,12 @@ def test_rewards_are_clipped_when_prepared() -> None:
     rollout = Rollout(steps, torch.zeros(2, 3))
     assert make_dqn(clip_reward=True).prepare(rollout).steps.reward.tolist() == [[1.0, -0.5], [-1.0, 1.0]]
     assert make_dqn().prepare(rollout).steps.reward.tolist() == [[3.0, -0.5], [-7.0, 1.0]]
-    assert rollout.steps.reward.tolist() == [[3.0, -0.5], [-7.0, 1.0]], "what is logged stays"
+    assert rollout.steps.reward.tolist() == [[3.0, -0.5], [-7.0, 1.0]], (
+        "rewards of the rollout, which are logged, are unchanged"
+    )
 
 
-def test_the_target_is_saved_and_loaded() -> None:
+def test_target_network_is_saved_and_loaded() -> None:
     dqn = make_dqn(make_agent(noisy=True, dueling=True, normalize_obs=True))
     learner = make_learner(dqn)
     for batch in BATCHES:
@@ -457,9 +459,12 @@ def test_the_target_is_saved_and_loaded() -> None:
         pytest.param({"atoms": 21, "v_min": 0.0, "v_max": 4.0}, {"target_interval": 10}, id="distributional"),
     ],
 )
-def test_a_chain_reaches_its_known_values(agent: dict[str, Any], options: dict[str, Any]) -> None:
-    """Two states, two actions, discount 0.5. In state 0 action 0 ends with 1, action 1 goes to state 1 for nothing;
-    in state 1 action 0 ends with 3, action 1 goes back for 0.25. Q = (1, 1.5), (3, 0.25 + 0.75)."""
+def test_values_of_a_chain_reach_their_known_optimum(agent: dict[str, Any], options: dict[str, Any]) -> None:
+    """The chain has two states, two actions, and discount 0.5; its values are Q = (1, 1.5), (3, 0.25 + 0.75).
+
+    In state 0, action 0 ends the episode with reward 1, and action 1 leads to state 1 with reward 0. In state 1,
+    action 0 ends the episode with reward 3, and action 1 leads back to state 0 with reward 0.25.
+    """
     torch.manual_seed(0)
     net = QAgent(discrete(2), discrete(2), lambda shape: nn.Identity(), **agent)
     dqn = DQN(net, 0, delta=None, **options)
@@ -474,8 +479,8 @@ def test_a_chain_reaches_its_known_values(agent: dict[str, Any], options: dict[s
 
 
 @pytest.mark.parametrize("options", [{}, {"atoms": 5}, {"noisy": True}], ids=["scalar", "distribution", "noisy"])
-def test_priorities_without_a_target_are_those_with_a_fresh_one(options: dict[str, Any]) -> None:
-    """A sampler builds the agent alone."""
+def test_priorities_without_a_target_network_equal_those_with_a_new_copy(options: dict[str, Any]) -> None:
+    """A sampler, which computes initial priorities, builds the agent without a target network."""
     with_target, without = (DQN(make_agent(**options), 3, has_target=has_target) for has_target in (True, False))
     assert without.target is without.agent
     for batch in BATCHES:

@@ -1,4 +1,4 @@
-"""IMPALA: its losses against loops and worked numbers, and gradients of parts of a batch."""
+"""Tests of IMPALA: losses against loops and worked numbers, and gradients of parts of a batch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_impala(agent: Any = None, **options: Any) -> IMPALA:
 
 
 def stale_batch(impala: IMPALA, T: int = 8, B: int = 4, seed: int = 1) -> Batch:
-    """Of a policy that has changed since."""
+    """Return a prepared rollout of a policy whose parameters have changed since it acted."""
     rollout = make_rollout(impala.agent, T, B, seed)
     move(impala.agent, seed=seed)
     with torch.no_grad():
@@ -45,7 +45,7 @@ def gradient(impala: IMPALA, batch: Batch) -> torch.Tensor:
 
 
 def slow_losses(impala: IMPALA, batch: Batch, lambda_: float, clips: Any, corrected: bool) -> dict[str, Any]:
-    """Env by env and row by row; lists of what each real row adds."""
+    """Compute losses env by env and row by row; return lists with the contribution of every real row."""
     steps, (T, B) = batch.steps, batch.steps.mask.shape
     found: dict[str, Any] = {"policy": [], "value": [], "entropy": [], "rho": []}
     for b in range(B):
@@ -121,7 +121,7 @@ def test_loss_by_worked_vtrace_numbers(options: Any, policy: float, value: float
 
 
 def test_gradients_by_worked_numbers() -> None:
-    """Of a value: minus its error, twice weighted; of a logit: minus the advantage times 1 - p, or plus times p."""
+    """Gradients are -vf_coef * error for a value, and -advantage * (1{taken} - p) for a logit."""
     agent, batch = worked_batch()
     impala = IMPALA(agent, 1, gamma=0.5, reduction="sum", vf_coef=0.25)
     found = gradient(impala, batch)
@@ -131,7 +131,7 @@ def test_gradients_by_worked_numbers() -> None:
     torch.testing.assert_close(logits, torch.tensor(expected))
 
 
-def test_a_truncated_episode_bootstraps_from_its_final_observation() -> None:
+def test_truncated_episode_bootstraps_from_its_final_observation() -> None:
     agent, batch = worked_batch()
     impala = IMPALA(agent, 1, gamma=0.5)
 
@@ -143,12 +143,12 @@ def test_a_truncated_episode_bootstraps_from_its_final_observation() -> None:
         agent.values[3] += 100  # the first observation of the next episode
     assert targets() == pytest.approx([2.75, 3.5])
     with torch.no_grad():
-        agent.values[2] += 4  # the last one of this: 0.5 * 0.5 * 4 more, of which half reaches the row before
+        agent.values[2] += 4  # the final observation: adds 0.5 * 0.5 * 4, half of which reaches the previous row
     assert targets() == pytest.approx([3.25, 4.5])
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
-def test_what_stands_in_reset_rows_changes_nothing(reduction: Any) -> None:
+def test_contents_of_reset_rows_change_neither_loss_nor_gradient(reduction: Any) -> None:
     for seed in range(5):
         impala = make_impala(reduction=reduction, ent_coef=0.1)
         batch = stale_batch(impala, seed=seed)
@@ -164,7 +164,7 @@ def test_what_stands_in_reset_rows_changes_nothing(reduction: Any) -> None:
 
 
 @pytest.mark.parametrize("core", [None, "lstm"])
-def test_gradients_of_columns_add_up_to_that_of_all(core: Any) -> None:
+def test_gradients_of_columns_add_up_to_that_of_the_batch(core: Any) -> None:
     agent = make_agent(core=core, core_size=8) if core else make_agent()
     for reduction in ("sum", "mean"):
         impala = make_impala(agent, reduction=reduction, ent_coef=0.02)
@@ -179,7 +179,7 @@ def test_gradients_of_columns_add_up_to_that_of_all(core: Any) -> None:
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
-def test_a_part_without_a_real_row_has_a_gradient_of_zero(reduction: Any) -> None:
+def test_part_without_real_rows_has_zero_gradient(reduction: Any) -> None:
     impala = make_impala(reduction=reduction, ent_coef=0.1)
     batch = stale_batch(impala)
     batch.steps.mask[:, 2] = False
@@ -190,7 +190,7 @@ def test_a_part_without_a_real_row_has_a_gradient_of_zero(reduction: Any) -> Non
 
 
 def recurrent_batch(agent: Any, T: int = 9, B: int = 5) -> tuple[Batch, torch.Tensor]:
-    """Sampled row by row with memory that is put back after reset rows; and the values of all T + 1 rows."""
+    """Return a batch sampled row by row, with memory reset after reset rows, and the values of all T + 1 rows."""
     rollout = make_rollout(make_agent(), T, B, seed=5)
     mask = rollout.steps.mask
     mask[T - 1, 0], mask[T - 2, 0], mask[3, 1] = False, True, False
@@ -213,15 +213,15 @@ def recurrent_batch(agent: Any, T: int = 9, B: int = 5) -> tuple[Batch, torch.Te
 
 @pytest.mark.parametrize("core", ["lstm", "gru"])
 @pytest.mark.parametrize("shared", [False, True], ids=["two trunks", "one trunk"])
-def test_with_memory_it_is_what_the_agent_said_row_by_row(
+def test_unroll_with_memory_equals_the_policy_outputs_row_by_row(
     core: Any, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = make_agent(core=core, core_size=8, shared=shared)
     for head in (agent.policy_head.linear, agent.value_head):
-        nn.init.normal_(head.weight)  # so that every difference in memory shows
+        nn.init.normal_(head.weight)  # so that every difference in memory changes the outputs
     batch, v = recurrent_batch(agent)
     steps, mask = batch.steps, batch.steps.mask
-    assert not mask[-1].all(), "the row after the last begins an episode"
+    assert not mask[-1].all(), "the observation after the last row begins an episode in some env"
     unrolled, unroll = [], agent.unroll
     monkeypatch.setattr(agent, "unroll", lambda *rows: unrolled.append(unroll(*rows)) or unrolled[-1])
     rows = make_impala(agent).corrected_rows(batch)
@@ -236,11 +236,13 @@ def test_with_memory_it_is_what_the_agent_said_row_by_row(
 
 
 @pytest.mark.parametrize("action", SPACES)
-def test_on_fresh_data_it_is_a2c_with_returns(action: str) -> None:
+def test_on_fresh_data_impala_equals_a2c_with_returns(action: str) -> None:
     agent = make_agent(action=SPACES[action])
     rollout = make_rollout(agent, seed=1)
     impala = make_impala(agent, ent_coef=0.02, vf_coef=0.5)
-    a2c = A2C(agent, 4, gamma=0.9, gae_lambda=1.0, ent_coef=0.02, vf_coef=0.25)  # whose errors are not halved
+    a2c = A2C(
+        agent, 4, gamma=0.9, gae_lambda=1.0, ent_coef=0.02, vf_coef=0.25
+    )  # A2C does not halve the squared errors
     found = []
     for algorithm in (impala, a2c):
         replay = RolloutBuffer(1, None, seed=0, whole=algorithm is impala)
@@ -255,7 +257,7 @@ def test_on_fresh_data_it_is_a2c_with_returns(action: str) -> None:
     assert metrics["rho_clipped"] == 0
 
 
-def test_targets_follow_the_parameters_and_not_what_was_said() -> None:
+def test_targets_follow_the_parameters_and_not_the_stored_values() -> None:
     impala = make_impala()
     batch = stale_batch(impala)
     before = impala.corrected_rows(batch).target
@@ -267,7 +269,7 @@ def test_targets_follow_the_parameters_and_not_what_was_said() -> None:
 
 
 def test_targets_are_constants_of_the_gradient() -> None:
-    """No entropy, no policy: what is left pulls values to fixed numbers."""
+    """The gradient equals that of a loss in which targets and advantages are constants."""
     impala = make_impala(reduction="sum", vf_coef=1.0)
     batch = stale_batch(impala)
     rows = impala.corrected_rows(batch)
@@ -278,7 +280,7 @@ def test_targets_are_constants_of_the_gradient() -> None:
     torch.testing.assert_close(gradient(impala, batch), flat)
 
 
-def test_rewards_are_clipped_and_scaled_for_learning_alone() -> None:
+def test_rewards_are_clipped_and_scaled_only_for_learning() -> None:
     rollout = make_rollout(make_agent(), seed=1)
     raw = rollout.steps.reward.clone() * 3
     rollout = Rollout(rollout.steps.replace(reward=raw.clone()), rollout.next_obs, rollout.last_value)
@@ -294,7 +296,7 @@ def test_rewards_are_clipped_and_scaled_for_learning_alone() -> None:
     assert scaled.reward_scale.carry.shape == (4,)
 
 
-def test_the_batch_holds_what_one_unroll_needs() -> None:
+def test_batch_holds_the_inputs_of_one_unroll() -> None:
     agent = make_agent(core="gru", core_size=8)
     rollout, state = make_rollout(make_agent()), somewhere(agent, 4)
     batch = make_impala(agent).prepare(Rollout(rollout.steps, rollout.next_obs, rollout.last_value, state))
@@ -303,7 +305,7 @@ def test_the_batch_holds_what_one_unroll_needs() -> None:
     assert batch.targets is None
 
 
-def test_nothing_is_done_by_hand() -> None:
+def test_impala_has_no_fast_path_for_gradients() -> None:
     impala = make_impala()
     assert fast.find_policy(impala.agent) is not None
     assert fast.find(impala) is None
@@ -318,9 +320,11 @@ def test_the_entropy_bonus_follows_its_schedule() -> None:
     assert differences == pytest.approx([0.5 * entropy] * 2, abs=1e-5)
 
 
-def test_a_fixed_batch_of_another_policy_makes_its_good_action_certain_and_its_values_true() -> None:
-    """Two observations with one good action each; whoever acted chose among three alike. Episodes last one row, so
-    every target is what the learning policy earns there: 1 in the end."""
+def test_off_policy_training_on_a_fixed_batch_reaches_the_known_optimum() -> None:
+    """There are two observations with one good action each, and the behavior policy was uniform over three actions.
+
+    Episodes have one row, so every target is the learning policy's own expected reward, which reaches 1.
+    """
     agent = make_agent(discrete(2), discrete(3))
     obs, action = torch.tensor([[0, 0, 0, 1, 1, 1]]), torch.tensor([[0, 1, 2, 0, 1, 2]])
     good = torch.tensor([2, 0])
@@ -337,7 +341,7 @@ def test_a_fixed_batch_of_another_policy_makes_its_good_action_certain_and_its_v
     torch.testing.assert_close(values, torch.ones(2), atol=0.1, rtol=0)
 
 
-def test_defaults_and_how_many_columns_a_round_has() -> None:
+def test_defaults_and_columns_per_round() -> None:
     options = ImpalaOptions()
     assert (options.n_steps, options.batch_size, options.reduction, options.correction) == (20, 8, "mean", "vtrace")
     assert (options.rho_clip, options.c_clip, options.pg_rho_clip, options.vtrace_lambda) == (1.0, 1.0, 1.0, 1.0)
@@ -347,8 +351,8 @@ def test_defaults_and_how_many_columns_a_round_has() -> None:
         assert other.correction == "on-policy"
 
 
-def test_losses_of_ones_own_are_not_taken_in_parts() -> None:
-    """They may need the whole batch; who knows that they do not says so again."""
+def test_overridden_losses_are_not_computed_in_parts() -> None:
+    """Overridden losses may need the whole batch; a subclass that does not sets `gradient_reduction` again."""
 
     class OverAll(IMPALA):
         def losses(self, batch: Batch, clock: Clock) -> Any:

@@ -1,4 +1,4 @@
-"""The base of algorithms with a replay: rows of sequences, priorities, and target networks."""
+"""Tests of the base class of algorithms with a replay: rows of sequences, priorities, and target networks."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ GAMMA = 0.9
 
 
 class RowTargets(ArrayTuple):
-    """As a replay of rows makes them."""
+    """Targets as a transition replay makes them."""
 
     reward: Any
     discount: Any
 
 
 class SequenceTargets(ArrayTuple):
-    """As a replay of sequences makes them."""
+    """Targets as a sequence replay makes them."""
 
     reward: Any
     discount: Any
     row: Any
 
 
-# --- what other tests of algorithms use too ---
+# --- helpers that other tests of algorithms use too ---
 
 
 def numbers(tensor: Tensor) -> Floats:
@@ -61,7 +61,7 @@ def random_action(space: Space, *leading: int, generator: torch.Generator) -> Te
 
 
 def drawn_rows(action: Space, N: int = 12, seed: int = 0, width: int = 3, has_weight: bool = False) -> Batch:
-    """As drawn from a replay: some of them terminate. What is not to be looked at is not a number."""
+    """Return rows as drawn from a replay, some of them terminal. Fields that must not be read are NaN."""
     generator = torch.Generator().manual_seed(seed)
     nothing = torch.full((N,), torch.nan)
     steps = Steps(
@@ -92,19 +92,22 @@ def drawn_sequences(
     width: int = 3,
     has_weight: bool = False,
 ) -> Batch:
-    """Episodes of a few rows that end in either way, but the last of one episode; returns added up one by one."""
+    """Return sequences of short episodes that terminate or are truncated, with targets computed by loops.
+
+    The last sequence consists of a single episode.
+    """
     generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
     R = burn_in + length + n
     reward, discount, mask = np.zeros((R, S)), np.ones((R, S)), np.ones((R, S), bool)
     for s in range(S - 1):
-        over = rng.random() < 0.3  # the row before the first ended an episode
+        over = rng.random() < 0.3  # whether the previous row ended an episode
         for r in range(R):
             mask[r, s] = not over
             over = bool(mask[r, s]) and rng.random() < 0.3
             reward[r, s] = rng.normal() if mask[r, s] else 0.0
             discount[r, s] = 0.0 if over and rng.random() < 0.5 else 1.0
     reward[:, S - 1] = rng.normal(size=R)
-    mask[burn_in - 1, 0], mask[burn_in + 1, 1] = False, False  # a reset at the cut, and one behind it
+    mask[burn_in - 1, 0], mask[burn_in + 1, 1] = False, False  # a reset at the end of the burn-in, and one after it
     goals, factors, rows = np.zeros((length, S)), np.ones((length, S)), np.zeros((length, S), np.int64)
     for s in range(S):
         for t in range(length):
@@ -133,7 +136,7 @@ def drawn_sequences(
 
 
 def shaken(module: nn.Module, seed: int = 1, size: float = 0.3) -> None:
-    """Move all parameters, so that nets that began alike differ."""
+    """Move all parameters, so that nets with equal initial weights differ."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -156,7 +159,7 @@ def is_same(before: list[Tensor], module: nn.Module) -> bool:
 
 
 class Leaky(nn.Module):
-    """Memory of one number: what was there times `a`, and what is seen."""
+    """A recurrent net whose state is one number: the previous state times `a`, plus the observation."""
 
     def __init__(self, a: float = 0.7) -> None:
         super().__init__()
@@ -174,7 +177,7 @@ class Leaky(nn.Module):
 
 
 def by_loops(batch: Batch, burn_in: int, a: float, state: list[float]) -> tuple[Floats, Floats]:
-    """What is said of all R rows of each sequence, and its derivative by `a`; the burn-in is a constant."""
+    """Return the outputs of all R rows of each sequence and their derivatives by `a`; the burn-in is constant."""
     x, mask = batch.steps.obs[..., 0].tolist(), batch.steps.mask.tolist()
     R, S = len(mask), len(mask[0])
     said, slope = np.zeros((R, S)), np.zeros((R, S))
@@ -195,7 +198,7 @@ def leaky_case(burn_in: int, seed: int = 0, **options: Any) -> tuple[OffPolicy, 
     S = options.get("S", 4)
     state = torch.randn(S, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 3
     batch = drawn_sequences(discrete(5), state, burn_in=max(burn_in, 1), seed=seed, **options)
-    if burn_in == 0:  # made with one row of it: cut that off
+    if burn_in == 0:  # the batch was made with one row of burn-in: remove it
         targets = batch.targets.replace(row=batch.targets.row - 1)
         batch = replace(batch, steps=batch.steps[1:], targets=targets)
     return algorithm, replace(batch, steps=batch.steps.replace(obs=batch.steps.obs.double()))
@@ -231,8 +234,8 @@ def test_rows_of_sequences_are_the_real_ones_after_the_burn_in(burn_in: int, see
 @CASES
 @BURN_INS
 @pytest.mark.parametrize("n", [1, 3])
-def test_what_is_said_now_and_after_by_loops(burn_in: int, seed: int, n: int) -> None:
-    """The stored state goes into row 0; where an episode ends it is put back, also where the burn-in ends."""
+def test_now_and_after_equal_loops(burn_in: int, seed: int, n: int) -> None:
+    """The stored state enters row 0 and is reset where an episode ends, also at the end of the burn-in."""
     algorithm, batch = leaky_case(burn_in, seed, n=n)
     agent, targets = algorithm.agent, batch.targets
     said, _ = by_loops(batch, burn_in, 0.7, batch.state.tolist())
@@ -249,8 +252,8 @@ def test_what_is_said_now_and_after_by_loops(burn_in: int, seed: int, n: int) ->
 
 
 @BURN_INS
-def test_without_a_stored_state_sequences_start_from_nothing(burn_in: int) -> None:
-    """As critics do, of which samplers store no state."""
+def test_sequences_without_a_stored_state_start_from_zeros(burn_in: int) -> None:
+    """Critics do so, because samplers store no state for them."""
     algorithm, batch = leaky_case(burn_in)
     said, _ = by_loops(batch, burn_in, 0.7, [0.0] * 4)
     real = [(t, s) for t in range(6) for s in range(4) if batch.steps.mask[burn_in + t, s]]
@@ -273,7 +276,7 @@ def test_no_gradient_comes_from_the_burn_in(burn_in: int, seed: int) -> None:
 
 
 def test_worked_numbers_of_one_sequence() -> None:
-    """Memory doubles, burn-in of 2, an episode that ends with row 3, n = 1."""
+    """The memory doubles in each row, the burn-in is 2, an episode ends with row 3, and n is 1."""
     algorithm = OffPolicy(Leaky(2.0), 0, 1.0, 1, burn_in=2)
     x = torch.tensor([1.0, 1.0, 1.0, 1.0, 5.0, 1.0, 1.0], dtype=torch.float64).reshape(7, 1, 1)
     mask = torch.tensor([True, True, True, True, False, True, True]).reshape(7, 1)
@@ -282,7 +285,7 @@ def test_worked_numbers_of_one_sequence() -> None:
     column = lambda *values: torch.tensor(values).reshape(-1, 1)  # noqa: E731
     targets = SequenceTargets(column(3.0, 4.0, 0.0, 6.0), column(0.9, 0.9, 1.0, 0.9), column(3, 4, 4, 6))
     batch = Batch(steps, targets, torch.ones(1, dtype=torch.float64))
-    # rows: 3 7 | 15 31 67 (final observation) | anew: 1 3
+    # Outputs of rows: 3 7 | 15 31 67 (final observation) | next episode: 1 3
     assert algorithm.now(batch, algorithm.agent.unroll, batch.state).tolist() == [15.0, 31.0, 1.0]
     assert algorithm.after(batch, algorithm.agent.unroll, batch.state).tolist() == [31.0, 67.0, 3.0]
     rows = algorithm.rows(batch)
@@ -290,7 +293,7 @@ def test_worked_numbers_of_one_sequence() -> None:
     assert rows.reward.tolist() == [3.0, 4.0, 6.0]
 
 
-def test_drawn_rows_pass_as_they_are() -> None:
+def test_rows_of_transitions_are_unchanged() -> None:
     algorithm = OffPolicy(Leaky(), 0, 1.0, 1)
     batch = drawn_rows(discrete(4), has_weight=True)
 
@@ -312,27 +315,27 @@ def test_drawn_rows_pass_as_they_are() -> None:
 # --- priorities ---
 
 
-def test_the_priority_of_a_row_is_its_error() -> None:
+def test_priority_of_a_row_is_its_error() -> None:
     size = torch.rand(12)
     assert torch.equal(OffPolicy(Leaky(), 0, 1.0, 1).priority(size, drawn_rows(discrete(4))), size)
 
 
 @pytest.mark.parametrize("eta", [0.0, 0.9, 1.0])
-def test_the_priority_of_a_sequence_by_worked_numbers(eta: float) -> None:
-    """The largest error and the mean of the real rows: 4 and 2, 1 and 1, and of none at all nothing."""
+def test_priority_of_a_sequence_by_worked_numbers(eta: float) -> None:
+    """Largest error and mean over the real rows are 4 and 2, then 1 and 1; without real rows the priority is 0."""
     algorithm = OffPolicy(Leaky(), 0, 1.0, 1, burn_in=1)
     algorithm.eta = eta
     mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 0, 0], [1, 1, 1]], dtype=torch.bool)
     steps = Steps(torch.zeros(5, 3, 1), None, None, None, mask, None, None)
     targets = SequenceTargets(torch.zeros(3, 3), torch.zeros(3, 3), torch.zeros(3, 3, dtype=torch.int64))
     batch = Batch(steps, targets, torch.zeros(3))
-    found = algorithm.priority(torch.tensor([0.5, 1.0, 4.0, 1.5]), batch)  # rows 1 to 3, real ones only
+    found = algorithm.priority(torch.tensor([0.5, 1.0, 4.0, 1.5]), batch)  # the real rows among rows 1 to 3
     expected = [eta * 4 + (1 - eta) * 2, 1.0, 0.0]
     assert found.tolist() == pytest.approx(expected)
 
 
 @CASES
-def test_the_priority_of_sequences_by_loops(seed: int) -> None:
+def test_priority_of_sequences_by_loops(seed: int) -> None:
     algorithm, batch = leaky_case(3, seed)
     real = [(t, s) for t in range(6) for s in range(4) if batch.steps.mask[3 + t, s]]
     size = torch.rand(len(real), generator=torch.Generator().manual_seed(seed))
@@ -351,7 +354,7 @@ def make_agent(**options: Any) -> QAgent:
     return QAgent(box((3,)), discrete(4), lambda shape: MLP(shape, (5,)), **options)
 
 
-def test_a_target_is_a_copy_without_gradients() -> None:
+def test_target_network_is_a_copy_without_gradients() -> None:
     agent = make_agent(normalize_obs=True)
     algorithm = OffPolicy(agent, 0, 1.0, 1)
     target = algorithm.make_target(agent)
@@ -380,7 +383,7 @@ def test_agent_and_target_share_the_statistics_of_observations() -> None:
 
 @pytest.mark.parametrize("is_shared", [False, True], ids=["rollout", "replay written by samplers"])
 def test_masked_rows_never_enter_the_observation_statistics(is_shared: bool) -> None:
-    """Real rows are +-1, so their deviation is 1; the masked rows after them would make it 5."""
+    """Real rows are +-1, so their standard deviation is 1; the masked rows after them are all 10."""
     agent = make_agent(normalize_obs=True)
     obs, mask = torch.full((10, 2, 3), 10.0), torch.zeros(10, 2, dtype=torch.bool)
     obs[:4:2], obs[1:4:2], mask[:4] = 1.0, -1.0, True
@@ -403,7 +406,7 @@ def test_masked_rows_never_enter_the_observation_statistics(is_shared: bool) -> 
 
 @pytest.mark.parametrize("interval", [1, 3])
 @pytest.mark.parametrize("tau", [1.0, 0.25])
-def test_targets_follow_by_their_share_in_every_so_many_updates(interval: int, tau: float) -> None:
+def test_target_networks_move_by_tau_every_target_interval_updates(interval: int, tau: float) -> None:
     agent = make_agent()
     algorithm = OffPolicy(agent, 0, tau, interval)
     target = algorithm.make_target(agent)
@@ -420,8 +423,8 @@ def test_targets_follow_by_their_share_in_every_so_many_updates(interval: int, t
             np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_targets_follow_parameters_that_a_learner_owns() -> None:
-    """A learner puts parameters side by side into one vector: targets must follow what it steps."""
+def test_target_networks_follow_parameters_owned_by_a_learner() -> None:
+    """A learner moves parameters into one vector, and target networks must follow that vector."""
 
     class Mean(OffPolicy):
         def __init__(self) -> None:
@@ -449,13 +452,13 @@ def test_random_numbers_are_a_function_of_seed_and_update() -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()
     drawn = {(seed, version): draw(seed, version) for seed in (0, 1, 10**9) for version in (0, 1, 2, 10**6)}
-    assert torch.equal(torch.get_rng_state(), before), "nobody else's numbers change"
+    assert torch.equal(torch.get_rng_state(), before), "the global generator is unchanged"
     assert len({tuple(values) for values in drawn.values()}) == len(drawn)
     torch.manual_seed(5)
     assert all(draw(*key, progress=0.5) == values for key, values in drawn.items())
 
 
-def test_rewards_are_clipped_when_they_are_prepared_and_nowhere_else() -> None:
+def test_rewards_are_clipped_only_by_prepare() -> None:
     reward = torch.tensor([[-5.0, 0.3], [2.0, -0.7]])
     steps = Steps(torch.zeros(2, 2, 3), torch.zeros(2, 2), reward, torch.ones(2, 2), torch.ones(2, 2), None, None)
     rollout = Rollout(steps, torch.ones(2, 3), state=torch.full((2,), 7.0))
@@ -472,17 +475,17 @@ def test_rewards_are_scaled_after_they_are_clipped() -> None:
     steps = Steps(torch.zeros(1, 2, 3), torch.zeros(1, 2), reward, torch.ones(1, 2), torch.ones(1, 2), None, None)
     prepare = OffPolicy(Leaky(), 0, 1.0, 1, clip_reward=True, reward_scale=4.0).prepare
     assert prepare(Rollout(steps, torch.ones(2, 3))).steps.reward.tolist() == [[-4.0, 2.0]]
-    assert reward.tolist() == [[-5.0, 0.5]], "what is logged stays"
+    assert reward.tolist() == [[-5.0, 0.5]], "rewards of the rollout, which are logged, are unchanged"
 
 
-def test_the_smallest_of_several() -> None:
+def test_smallest_of_several_tensors() -> None:
     values = [torch.tensor([1.0, 5.0, -2.0]), torch.tensor([2.0, 4.0, -3.0]), torch.tensor([0.0, 9.0, -1.0])]
     assert smallest(values).tolist() == [0.0, 4.0, -3.0]
     assert smallest(values[:2]).tolist() == [1.0, 4.0, -3.0]
     assert smallest(values[:1]).tolist() == [1.0, 5.0, -2.0]
 
 
-def test_a_copy_of_an_algorithm_follows_its_own_parameters() -> None:
+def test_copied_algorithm_follows_its_own_parameters() -> None:
     agent = make_agent()
     algorithm = OffPolicy(agent, 0, 1.0, 1)
     algorithm.target = algorithm.make_target(agent)

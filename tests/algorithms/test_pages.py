@@ -1,4 +1,4 @@
-"""The documentation of algorithms: the tests and files that it names exist, and defaults are correct."""
+"""Tests that the documentation of algorithms names existing tests and files and correct defaults."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def as_written(value: object) -> str:
 
 
 @pytest.mark.parametrize("algo", PAGES)
-def test_every_setting_is_listed_with_its_default(algo: str) -> None:
+def test_every_option_is_listed_with_its_default(algo: str) -> None:
     listed = {row[0].strip("`"): row[1].strip("`") for row in tables(algo) if re.fullmatch(r"`[a-z_]+`", row[0])}
     assert listed == {item.name: as_written(item.default) for item in fields(find_algorithm(algo).options)}

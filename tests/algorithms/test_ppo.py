@@ -1,4 +1,4 @@
-"""PPO, detail by detail (docs/algorithms/ppo.md names these tests)."""
+"""Tests of the implementation details of PPO; docs/algorithms/ppo.md refers to them by name."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make_learner(ppo: PPO, rate: str = "1e-2", max_grad_norm: float | None = 0.5
 
 
 def moved(ppo: PPO, seed: int = 1, **options: Any) -> Batch:
-    """A flat batch of real rows, after which the agent has changed: ratios differ from 1."""
+    """Return a flat batch of real rows of an agent that has changed since, so that ratios differ from 1."""
     rollout = make_rollout(ppo.agent, seed=seed, **options)
     with torch.no_grad():
         for parameter in ppo.agent.parameters():
@@ -70,7 +70,7 @@ def test_ratios_of_the_first_minibatch_are_one(action: Space) -> None:
 
 
 def test_reset_rows_enter_no_loss() -> None:
-    """Whatever stands in a reset row, the losses of every minibatch stay the same."""
+    """The contents of reset rows do not change the loss of any minibatch."""
     ppo = make_ppo()
     rollout = make_rollout(ppo.agent, seed=1)
     mask = rollout.steps.mask
@@ -112,7 +112,7 @@ def test_the_surrogate_is_clipped_at_the_range() -> None:
 
 
 def with_large_ratio(ppo: PPO, advantage: float, log_ratio_of_row: float) -> Batch:
-    """A batch whose row 0 has this advantage and this log-ratio."""
+    """Return a batch whose row 0 has the given advantage and log-ratio."""
     batch = moved(ppo)
     advantages, log_prob = batch.targets.advantage.clone(), batch.steps.policy.log_prob.clone()
     advantages[0] = advantage
@@ -126,7 +126,7 @@ def with_large_ratio(ppo: PPO, advantage: float, log_ratio_of_row: float) -> Bat
 
 
 def both_gradients(ppo: PPO, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """By autograd, and by the fast path."""
+    """Return the gradient from autograd and the one from the fast path."""
     compute = ppo_gradients(ppo)
     assert compute is not None
     found = compute(batch, Clock())
@@ -138,7 +138,7 @@ def both_gradients(ppo: PPO, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("advantage", [1.5, 0.0])
 @pytest.mark.parametrize("action", SPACES, ids=["discrete", "box"])
-def test_a_clipped_row_whose_ratio_overflows_has_no_gradient_on_either_path(action: Space, advantage: float) -> None:
+def test_clipped_row_whose_ratio_overflows_has_no_gradient_on_either_path(action: Space, advantage: float) -> None:
     found = []
     for size in (2.0, 300.0):  # both are far beyond the clip range, but exp(300) is infinite in float32
         ppo = make_ppo(make_agent(action=action), normalize_advantage=False, vf_coef=0.5, ent_coef=0.01)
@@ -150,8 +150,8 @@ def test_a_clipped_row_whose_ratio_overflows_has_no_gradient_on_either_path(acti
 
 
 @pytest.mark.parametrize("is_fast", [False, True], ids=["autograd", "fast path"])
-def test_an_unclipped_ratio_that_overflows_skips_the_update_without_warnings(is_fast: bool) -> None:
-    """With a negative advantage the loss has no bound. Warnings of numpy are errors here."""
+def test_unclipped_ratio_that_overflows_skips_the_update_without_warnings(is_fast: bool) -> None:
+    """With a negative advantage the loss is unbounded. Warnings of numpy are errors in this test suite."""
     ppo = make_ppo(normalize_advantage=False)
     batch = with_large_ratio(ppo, -1.5, 300.0)
     learner = Learner(
@@ -163,7 +163,7 @@ def test_an_unclipped_ratio_that_overflows_skips_the_update_without_warnings(is_
     assert torch.equal(learner.vectors["policy"], before)
 
 
-def test_advantages_are_normalised_in_each_minibatch() -> None:
+def test_advantages_are_normalized_in_each_minibatch() -> None:
     ppo = make_ppo()
     rollout = make_rollout(ppo.agent, seed=1)
     parts = batches(ppo, rollout, 8)
@@ -200,7 +200,7 @@ def test_values_are_clipped_around_the_old_ones() -> None:
 
 
 def known_ratios(ppo: PPO, ratios: list[float]) -> Batch:
-    """Real rows whose stored log_prob makes the ratios these."""
+    """Return real rows whose stored log_prob yields the given ratios."""
     rows = moved(ppo).rows(slice(0, len(ratios)))
     now = ppo.agent.unroll(rows.steps.obs, None, None)[0].distribution.log_prob(rows.steps.action).detach()
     said = rows.steps.policy.replace(log_prob=now - torch.tensor(ratios).log())
@@ -217,7 +217,7 @@ def test_approx_kl_and_clip_fraction_by_worked_numbers() -> None:
 
 @pytest.mark.parametrize(("share", "stops"), [(0.9, True), (1.1, False)])
 def test_target_kl_stops_before_the_batch_is_applied(share: float, stops: bool) -> None:
-    """The limit is 1.5 x the target; the batch that passes it changes nothing."""
+    """The limit is 1.5 times the target, and a batch that exceeds it changes no parameter."""
     ppo = make_ppo()
     batch = moved(ppo)
     kl = float(ppo.losses(batch, Clock()).metrics["approx_kl"])
@@ -229,7 +229,7 @@ def test_target_kl_stops_before_the_batch_is_applied(share: float, stops: bool) 
     assert (result.stop, learner.version, same) == (stops, 0 if stops else 1, stops)
 
 
-def test_target_kl_leaves_the_rest_of_the_round() -> None:
+def test_target_kl_skips_the_remaining_batches_of_the_round() -> None:
     ppo = make_ppo(target_kl=1e-4)
     rollout, learner = make_rollout(ppo.agent), make_learner(ppo, rate="0.1")
     learn(learner, RolloutBuffer(10, 8, seed=0), rollout)
@@ -252,7 +252,7 @@ def test_learning_rate_and_clip_range_follow_their_schedules() -> None:
     assert clips == pytest.approx([0.4, 0.3, 0.2, 0.15, 0.1])
 
 
-def test_a_smaller_clip_range_clips_more() -> None:
+def test_smaller_clip_range_clips_more() -> None:
     ppo = make_ppo(clip_range=parse_schedule("linear(0.5, 0.01)"))
     batch = moved(ppo)
     fractions = [ppo.losses(batch, Clock(progress=p)).metrics["clip_fraction"] for p in (0.0, 0.5, 1.0)]
@@ -266,7 +266,7 @@ def test_defaults_of_the_optimizer() -> None:
 
 
 class ConstantEnvs:
-    """Four envs that see the same observations for ever and remember the actions they were sent."""
+    """Four envs that always return the same observations and record the actions sent to them."""
 
     observation, num_envs, num_slots = box((3,)), 4, 1
 
@@ -317,16 +317,19 @@ def test_actions_are_clipped_only_on_their_way_to_the_env(shape: tuple[int, ...]
     assert log_ratio(ppo, batch).abs().max() < 1e-5
 
 
-def test_to_env_leaves_discrete_actions_and_unbounded_boxes() -> None:
+def test_to_env_does_not_change_discrete_actions_and_unbounded_boxes() -> None:
     assert ToEnv(discrete(3, start=-1))(np.array([0, 2])).tolist() == [0, 2]  # Envs add the start
     assert ToEnv(box((1,), bound=np.inf))(np.array([[1e9]], np.float32)).tolist() == [[1e9]]
     half = Space("box", (2,), "float32", np.array([0, -np.inf], np.float32), np.array([np.inf, 1], np.float32))
     assert ToEnv(half)(np.array([[-5, -5], [5, 5]], np.float32)).tolist() == [[0, -5], [5, 1]]
 
 
-def test_a_fixed_batch_reaches_the_known_optimum() -> None:
-    """One observation, four equally likely actions, of which one is good: the clipped objective is at its best when
-    the good one is 1.2 times as likely as before and every other at most 0.8 times; and there it stays."""
+def test_training_on_a_fixed_batch_reaches_the_known_optimum() -> None:
+    """There is one observation and four equally likely actions, one of which is good.
+
+    The clipped objective is maximal, and stays so, once the good action is at least 1.2 times as likely as before and
+    every other one at most 0.8 times.
+    """
     agent = make_agent(discrete(1), discrete(4))
     ppo = make_ppo(agent, normalize_advantage=False)
     rollout = make_rollout(agent, T=16, B=4)

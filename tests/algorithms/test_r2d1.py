@@ -1,4 +1,4 @@
-"""R2D1 against an LSTM and a GRU written in numpy, one sequence at a time."""
+"""Tests of R2D1 against an LSTM and a GRU written in numpy, one sequence at a time."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ ACTIONS, SIZE, BURN_IN, LENGTH, EPSILON = 4, 4, 3, 6, 1e-3
 CORES = pytest.mark.parametrize("core", ["lstm", "gru"])
 
 
-# --- values on a compressed scale ---
+# --- rescaled values ---
 
 
 def h(x: float) -> float:
-    """Proposition A.2 of 1805.11593."""
+    """Rescale a value as in proposition A.2 of arXiv:1805.11593."""
     return math.copysign(math.sqrt(abs(x) + 1) - 1, x) + EPSILON * x
 
 
@@ -59,13 +59,13 @@ def make_r2d1(agent: QAgent | None = None, **options: Any) -> R2D1:
     return r2d1
 
 
-def test_the_reference_is_its_own_inverse() -> None:
+def test_reference_rescaling_and_its_inverse_agree() -> None:
     for x in (-250.0, -3.0, -0.1, 0.0, 0.5, 21.0, 1e4):
         assert h_inverse(h(x)) == pytest.approx(x, abs=1e-7)
 
 
-def test_targets_are_compressed_after_what_was_compressed_is_stretched() -> None:
-    """h(r + discount * h^-1(q)), in float64."""
+def test_targets_apply_the_inverse_rescaling_then_the_rescaling() -> None:
+    """Targets are h(r + discount * h^-1(q)), computed here in float64."""
     rng = np.random.default_rng(0)
     reward, discount = rng.normal(size=200) * 10, rng.choice([0.0, 0.9, 0.997**5], 200)
     q = rng.normal(size=200) * 8
@@ -76,12 +76,12 @@ def test_targets_are_compressed_after_what_was_compressed_is_stretched() -> None
 
 
 def test_targets_by_worked_numbers() -> None:
-    """h(3) = 1.003, h(8) = 2.008, h(-3) = -1.003: a value of 1.003 after a reward of 5 is 8; and so on."""
+    """With h(3) = 1.003 and h(8) = 2.008, reward 5 and next value 1.003 give the target h(5 + 3) = 2.008."""
     found = make_r2d1().target_value(rows_of([5.0, 0.0, 3.0, -9.0], [1.0, 0.0, 0.0, 2.0]), torch.tensor([1.003] * 4))
     assert found.tolist() == pytest.approx([2.008, 0.0, 1.003, -1.003], abs=1e-4)
 
 
-def test_without_rescaling_targets_are_plain() -> None:
+def test_targets_without_rescaling() -> None:
     found = make_r2d1(rescaled=False).target_value(rows_of([5.0, 1.0], [0.5, 0.0]), torch.tensor([4.0, 4.0]))
     assert found.tolist() == [7.0, 1.0]
 
@@ -94,7 +94,7 @@ def sigmoid(x: Floats) -> Floats:
 
 
 def cell(layer: Any, x: Floats, state: dict[str, Floats]) -> dict[str, Floats]:
-    """One row of one sequence, as torch documents LSTM and GRU."""
+    """Compute one row of one sequence with the equations that torch documents for LSTM and GRU."""
     inner = numbers(layer.weight_ih_l0) @ x + numbers(layer.bias_ih_l0)
     past = numbers(layer.weight_hh_l0) @ state["h"] + numbers(layer.bias_hh_l0)
     if isinstance(layer, nn.LSTM):
@@ -108,7 +108,7 @@ def cell(layer: Any, x: Floats, state: dict[str, Floats]) -> dict[str, Floats]:
 
 
 def slow_values(agent: QAgent, batch: Batch) -> Floats:
-    """[R, S, A]: each sequence from its stored state on, which is put back after every reset row."""
+    """Return values [R, S, A], each sequence starting at its stored state, with resets after reset rows."""
     obs, mask = numbers(batch.steps.obs), batch.steps.mask.tolist()
     net, head = agent.trunk.net.layers[0], agent.head.advantage.layers[0]
     core = agent.trunk.core
@@ -137,7 +137,7 @@ def make_batch(agent: QAgent, seed: int = 0, **options: Any) -> Batch:
 
 
 def slow_errors(r2d1: R2D1, batch: Batch) -> dict[tuple[int, int], float]:
-    """By (row after the burn-in, sequence), of real rows."""
+    """Return the errors of real rows by (row after the burn-in, sequence)."""
     now, later = slow_values(r2d1.agent, batch), slow_values(r2d1.target, batch)
     out = {}
     for t in range(LENGTH):
@@ -159,7 +159,9 @@ def slow_errors(r2d1: R2D1, batch: Batch) -> dict[tuple[int, int], float]:
 @CORES
 @pytest.mark.parametrize("options", [{}, {"double": False}, {"rescaled": False, "eta": 0.3}, {"delta": 0.5}], ids=str)
 @pytest.mark.parametrize(("seed", "n"), [(0, 2), (1, 1), (2, 4)])
-def test_loss_and_priorities_one_sequence_at_a_time(core: Any, options: dict[str, Any], seed: int, n: int) -> None:
+def test_loss_and_priorities_against_loops_over_sequences(
+    core: Any, options: dict[str, Any], seed: int, n: int
+) -> None:
     r2d1 = make_r2d1(make_agent(core), **options)
     batch = make_batch(r2d1.agent, seed, n=n, has_weight=True)
     losses, errors = r2d1.losses(batch, Clock()), slow_errors(r2d1, batch)
@@ -186,8 +188,8 @@ def test_dueling_values_from_memory() -> None:
     assert losses.groups["q"].item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_reset_rows_and_rows_of_the_burn_in_are_not_learned_from() -> None:
-    """Whatever action was stored there, and whatever goal was made for it."""
+def test_reset_rows_and_burn_in_rows_enter_no_loss() -> None:
+    """Actions and targets stored in these rows change neither loss nor priority."""
     r2d1 = make_r2d1()
     batch = make_batch(r2d1.agent)
     steps, targets = batch.steps, batch.targets
@@ -213,7 +215,7 @@ def test_stored_state_and_burn_in_matter_until_the_first_reset() -> None:
     r2d1 = make_r2d1(eta=0.0)
     batch = make_batch(r2d1.agent)
     mask = torch.ones_like(batch.steps.mask)
-    mask[1, 0] = False  # sequence 0 forgets in its burn-in what was stored; the others do not
+    mask[1, 0] = False  # the stored state of sequence 0 is reset within its burn-in
     batch = replace(batch, steps=batch.steps.replace(mask=mask))
     zero = replace(batch, state=map_tree(torch.zeros_like, batch.state))
     a, b = (r2d1.losses(each, Clock()).priority for each in (batch, zero))
@@ -223,8 +225,8 @@ def test_stored_state_and_burn_in_matter_until_the_first_reset() -> None:
     assert (a[1:] != b[1:]).all()
 
 
-def test_gradients_reach_all_but_what_the_burn_in_did() -> None:
-    """With the burn-in cut off and the state after it given, loss and gradient are the same."""
+def test_gradients_reach_all_parameters_but_not_the_burn_in() -> None:
+    """Without the burn-in rows, but with the state after them, the gradient is the same."""
     r2d1 = make_r2d1()
     batch = make_batch(r2d1.agent)
     mask = torch.ones_like(batch.steps.mask)
@@ -249,7 +251,7 @@ def test_gradients_reach_all_but_what_the_burn_in_did() -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_without_rescaling_it_is_deep_q_learning_of_sequences() -> None:
+def test_r2d1_without_rescaling_equals_dqn_on_sequences() -> None:
     r2d1 = make_r2d1(rescaled=False)
     dqn = DQN(r2d1.agent, 0, delta=None, burn_in=BURN_IN)
     dqn.target.load_state_dict(r2d1.target.state_dict())
@@ -261,8 +263,8 @@ def test_without_rescaling_it_is_deep_q_learning_of_sequences() -> None:
     assert torch.equal(a.priority, b.priority)
 
 
-def test_it_learns_from_sequences_and_saves_its_target() -> None:
-    """The loss of a batch goes down, and what is loaded goes on the same."""
+def test_learner_reduces_the_loss_and_saves_the_target_network() -> None:
+    """The loss of a fixed batch decreases, and a learner with loaded state continues identically."""
     r2d1 = make_r2d1(target_interval=50)
     batch, learner = make_batch(r2d1.agent), make_learner(r2d1, "3e-3")
     first = learner.step(batch).metrics["loss"]
@@ -281,6 +283,6 @@ def test_it_learns_from_sequences_and_saves_its_target() -> None:
 def test_defaults_are_those_of_the_paper() -> None:
     options = R2D1Options()
     assert (options.rescale, options.eta, options.double, options.dueling) == (True, 0.9, True, True)
-    assert options.huber is None, "half the square"
+    assert options.huber is None, "the loss is half the squared error"
     r2d1 = R2D1(make_agent(), 0)
     assert (r2d1.rescaled, r2d1.eta, r2d1.is_double) == (True, 0.9, True)

@@ -1,4 +1,4 @@
-"""Soft actor-critic, detail by detail, against networks written in numpy and finite differences."""
+"""Tests of soft actor-critic against networks written in numpy and finite differences."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Floats = NDArray[np.float64]
 
 
 def make_sac(critics: int = 2, seed: int = 0, core: Any = None, **options: Any) -> SAC:
-    """With targets that are not what they were copied from, and a temperature that is not 1."""
+    """Return a SAC whose target critics differ from its critics, with a temperature of 0.4."""
     agent = make_agent(stochastic=True, core=core)
     options = {"ent_coef_init": 0.4, **options}
     sac = SAC(agent, make_critics(agent, critics, core=core), seed, **options)
@@ -58,7 +58,7 @@ def make_sac(critics: int = 2, seed: int = 0, core: Any = None, **options: Any) 
 
 
 class Noises:
-    """Listens to what the actor is given: of what is learned from, and of what came after."""
+    """Recorder of the noise that the actor receives: `now` for the rows learned from, `after` for the next ones."""
 
     now: Tensor
     after: Tensor
@@ -78,7 +78,7 @@ class Noises:
 
 
 def sample(vector: Floats, agent: nn.Module, obs: Floats, noise: Floats) -> tuple[Floats, Floats]:
-    """Actions tanh(u), and the logarithm of their density: that of u, over the slope 1 / cosh(u)^2 of tanh."""
+    """Return actions tanh(u) and their log-density: the density of u divided by the derivative 1 / cosh(u)^2."""
     w1, b1, w2, b2 = layers_of(vector, agent)
     outputs = np.tanh(obs @ w1.T + b1) @ w2.T + b2
     mean, log_std = outputs[:, :2], np.clip(outputs[:, 2:], -20, 2)
@@ -88,7 +88,7 @@ def sample(vector: Floats, agent: nn.Module, obs: Floats, noise: Floats) -> tupl
 
 
 def goals(sac: SAC, batch: Batch, noise: Floats, alpha: float) -> Floats:
-    """r + discount * (min_j Q'_j(s', a') - alpha * log pi(a' | s')), a' of the actor itself."""
+    """r + discount * (min_j Q'_j(s', a') - alpha * log pi(a' | s')), with a' sampled from the actor."""
     later = numbers(batch.next_obs)
     action, log_prob = sample(vector_of(sac.agent), sac.agent, later, noise)
     values = [judge(vector_of(critic), critic, later, action) for critic in sac.target_critics]
@@ -97,7 +97,7 @@ def goals(sac: SAC, batch: Batch, noise: Floats, alpha: float) -> Floats:
 
 
 def critic_loss(sac: SAC, vectors: list[Floats], batch: Batch, goal: Floats, beta: float = 0.4) -> float:
-    """Of each critic half the mean of weight ** beta times the squared error, added up."""
+    """Return the sum over critics of half the mean of weight ** beta times the squared error."""
     total, action = 0.0, normalized(batch.steps.action)
     for critic, vector in zip(sac.critics, vectors, strict=True):
         q = judge(vector, critic, numbers(batch.steps.obs), action)
@@ -141,11 +141,11 @@ def test_losses_and_priority_against_numpy(
     _, log_prob = sample(vector_of(sac.agent), sac.agent, numbers(batch.steps.obs), numbers(noises.now))
     assert losses.metrics["entropy"] == pytest.approx(-log_prob.mean(), rel=1e-4, abs=1e-4)
     assert noises.now.shape == noises.after.shape == (12, 2)
-    assert len(torch.cat([noises.now, noises.after]).unique()) == 48, "every number of every row has its own"
+    assert len(torch.cat([noises.now, noises.after]).unique()) == 48, "all noise values are distinct"
 
 
-def test_a_terminal_row_is_worth_its_reward_alone() -> None:
-    """Without the entropy of what would have come."""
+def test_target_of_a_terminal_row_is_its_reward() -> None:
+    """The target of a terminal row contains no entropy of a next action either."""
     sac, batch = make_sac(), BATCHES[0]
     is_over = batch.targets.discount == 0
     before = sac.losses(batch, Clock()).priority
@@ -179,10 +179,10 @@ def test_noise_is_a_function_of_seed_and_update() -> None:
     assert all(a != b for a, b in zip(found[0], losses(other, 0), strict=True))
 
 
-# --- gradients: each group's, as if there were no other ---
+# --- gradients: the loss of each parameter group reaches only that group ---
 
 
-def test_the_gradient_of_critics_is_that_of_their_errors_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_critic_gradient_comes_only_from_the_critic_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     sac, batch = make_sac(), BATCHES[0]
     noises = Noises(sac.agent, monkeypatch)
     found = make_learner(sac).gradients(batch).groups["critic"]
@@ -193,8 +193,8 @@ def test_the_gradient_of_critics_is_that_of_their_errors_alone(monkeypatch: pyte
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_the_gradient_of_the_actor_goes_through_action_and_density(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a fixed temperature and fixed critics; none comes through the goal, in which the actor acts as well."""
+def test_actor_gradient_flows_through_action_and_density(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Temperature and critics are constants, and no gradient flows through the target, which uses the actor too."""
     sac, batch = make_sac(), BATCHES[0]
     noises = Noises(sac.agent, monkeypatch)
     found = make_learner(sac).gradients(batch).groups["actor"]
@@ -204,8 +204,8 @@ def test_the_gradient_of_the_actor_goes_through_action_and_density(monkeypatch: 
 
 
 @pytest.mark.parametrize("target_entropy", [None, -5.0, 1.5])
-def test_the_gradient_of_the_temperature(target_entropy: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the logarithm of alpha: the entropy that there is less the entropy that is wanted."""
+def test_temperature_gradient(target_entropy: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient with respect to log alpha is the entropy minus the target entropy."""
     sac, batch = make_sac(target_entropy=target_entropy), BATCHES[0]
     assert sac.target_entropy == (-2.0 if target_entropy is None else target_entropy)
     noises = Noises(sac.agent, monkeypatch)
@@ -218,10 +218,10 @@ def test_the_gradient_of_the_temperature(target_entropy: float | None, monkeypat
 
 @pytest.mark.parametrize("rows", [12, FEW_ROWS + 100, 2 * MAX_ROWS + 300])
 @pytest.mark.parametrize("options", [{}, {"ent_coef": 0.3}, {"normalize_obs": True}], ids=str)
-def test_a_learner_has_the_gradients_of_the_losses(
+def test_gradients_of_the_learner_equal_autograd(
     rows: int, options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also of nets whose gradients are made by hand: those with relu alone."""
+    """The nets use relu only, so the fast path computes their gradients."""
     torch.manual_seed(0)
     options = dict(options)
     normalize = options.pop("normalize_obs", False)
@@ -232,10 +232,10 @@ def test_a_learner_has_the_gradients_of_the_losses(
     sac = SAC(agent, critics, 0, **options)
     for seed, net in enumerate((agent, sac.critics, sac.target_critics)):
         shaken(net, seed)
-    agent.inputs.update(3 + 2 * torch.randn(50, 3))  # of no consequence, if they are not to be standardised
+    agent.inputs.update(3 + 2 * torch.randn(50, 3))  # has no effect without normalize_obs
     batch = drawn_rows(ACTION, rows, has_weight=True)
     learner = make_learner(sac)
-    for version in (0, 1):  # the first is looked at more closely
+    for version in (0, 1):  # the fast path checks the first update more closely
         learner.clock = Clock(version, 0.5)
         found, losses = learner.gradients(batch), sac.losses(batch, learner.clock)
         assert set(found.groups) == set(losses.groups) == set(sac.groups())
@@ -248,11 +248,11 @@ def test_a_learner_has_the_gradients_of_the_losses(
             assert float(found.metrics[name]) == pytest.approx(float(value), rel=1e-4, abs=1e-5)
         assert found.priority is not None
         torch.testing.assert_close(found.priority, losses.priority, rtol=1e-4, atol=1e-5)
-    assert not caplog.records, "a way by hand that is wrong is dropped with a warning"
+    assert not caplog.records, "a warning would mean that the fast path was dropped"
 
 
-def test_after_a_batch_that_was_not_finite_the_next_one_counts_alone() -> None:
-    """Gradients are put where those of the last batch were."""
+def test_a_batch_that_is_not_finite_does_not_affect_the_next_one() -> None:
+    """The fast path reuses the gradient buffers of the previous batch."""
     torch.manual_seed(0)
     agent = ActorAgent(*(box((3,)), ACTION, lambda shape: MLP(shape, (8, 6), "relu")), stochastic=True)
     critics = [Critic(agent.inputs, agent.observation, ACTION, None, (8, 6), "relu") for _ in range(2)]
@@ -271,8 +271,8 @@ def test_after_a_batch_that_was_not_finite_the_next_one_counts_alone() -> None:
 
 
 @pytest.mark.parametrize(("off", "is_kept"), [(2e-5, True), (1e-2, False)])
-def test_rounding_where_entropy_is_what_is_wanted_is_no_other_gradient(off: float, is_kept: bool) -> None:
-    """That of the temperature is next to nothing then, and what it is rounded by is not."""
+def test_rounding_of_a_vanishing_alpha_gradient_keeps_the_fast_path(off: float, is_kept: bool) -> None:
+    """At the target entropy the temperature's gradient is close to 0, so its relative rounding error is large."""
     torch.manual_seed(0)
     agent = ActorAgent(*(box((3,)), ACTION, lambda shape: MLP(shape, (8, 6), "relu")), stochastic=True)
     critics = [Critic(agent.inputs, agent.observation, ACTION, None, (8, 6), "relu") for _ in range(2)]
@@ -301,7 +301,7 @@ def test_too_little_entropy_raises_the_temperature(target_entropy: float, rises:
     assert sac.log_alpha.item() == pytest.approx(math.log(0.4) + (0.01 if rises else -0.01), rel=1e-3)
 
 
-def test_a_fixed_temperature_has_no_group_and_stays() -> None:
+def test_fixed_temperature_has_no_parameter_group_and_stays_fixed() -> None:
     sac = make_sac(ent_coef=0.25)
     assert list(sac.groups()) == ["critic", "actor"]
     learner = make_learner(sac)
@@ -312,7 +312,7 @@ def test_a_fixed_temperature_has_no_group_and_stays() -> None:
     assert sac.log_alpha.exp().item() == pytest.approx(0.25)
 
 
-def test_groups_share_no_parameter_and_leave_targets_out() -> None:
+def test_parameter_groups_are_disjoint_and_exclude_target_critics() -> None:
     sac = make_sac()
     groups = sac.groups()
     assert list(groups) == ["critic", "actor", "alpha"]
@@ -326,7 +326,7 @@ def test_groups_share_no_parameter_and_leave_targets_out() -> None:
 
 
 def test_losses_of_an_update_come_from_the_same_parameters() -> None:
-    """A step is what all gradients of its beginning make of it, in whatever order they are applied."""
+    """One step applies all gradients as computed before the step, and their order does not matter."""
     a, b = make_sac(), make_sac()
     first, second = make_learner(a), make_learner(b)
     for batch in BATCHES:
@@ -400,7 +400,7 @@ def test_losses_of_sequences_row_by_row(core: Any, seed: int, monkeypatch: pytes
 # --- the rest ---
 
 
-def test_temperature_and_targets_are_saved_and_loaded() -> None:
+def test_temperature_and_target_critics_are_saved_and_loaded() -> None:
     sac = make_sac()
     learner = make_learner(sac)
     for batch in BATCHES:
@@ -419,12 +419,12 @@ def test_temperature_and_targets_are_saved_and_loaded() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"), [("auto", (None, 1.0)), ("auto_0.1", (None, 0.1)), ("0.2", (0.2, 1.0))]
 )
-def test_how_the_temperature_is_asked_for(text: str, expected: tuple[float | None, float]) -> None:
+def test_parsing_of_ent_coef(text: str, expected: tuple[float | None, float]) -> None:
     assert SACOptions(ent_coef=text).entropy_weight() == expected
 
 
-def test_one_step_with_a_known_best_action_and_the_entropy_that_was_asked_for() -> None:
-    """The reward is -(a - best)^2, and episodes are over at once: the entropy comes to -1, around the best."""
+def test_one_step_with_a_known_best_action_and_target_entropy() -> None:
+    """With reward -(a - best)^2 and one-step episodes, the policy gets to entropy -1 around the best action."""
     agent = make_agent(stochastic=True)
     sac = SAC(agent, [Quadratic(), Quadratic()], 0, target_entropy=-1.0)
     best, learner, generator = torch.tensor([0.3, -0.4]), make_learner(sac, "3e-2"), torch.Generator().manual_seed(0)

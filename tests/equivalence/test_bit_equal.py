@@ -1,4 +1,4 @@
-"""Runs that must give the same parameters, bit for bit."""
+"""Tests of runs that must give bit-equal parameters."""
 
 import hashlib
 from pathlib import Path
@@ -12,14 +12,14 @@ ROUNDS = 20
 
 
 def weights(run: remuda.Run) -> str:
-    """sha256 of parameters, normalisers and optimizer state of the last checkpoint."""
+    """Return the sha256 of parameters, normalization statistics and optimizer state of the last checkpoint."""
     return hashlib.sha256((run.path / "checkpoints/latest/tensors.safetensors").read_bytes()).hexdigest()
 
 
 def train(tmp_path: Path, name: str, algo: str = "ppo", env: str = "CartPole-v1", **settings) -> remuda.Run:
     rows = SMALL["n_steps"] * 8 * ROUNDS
     options = {"steps": rows, "seed": 3, "quiet": True, "out": tmp_path / name, "eval": {"episodes": 0}}
-    # Of IMPALA and APPO two updates a round, each of half of the envs.
+    # IMPALA and APPO make two updates per round, each with half of the envs.
     of_algo = {"ppo": SMALL, "a2c": {"n_steps": 16}}
     options["algo"] = of_algo.get(algo, {"n_steps": 16, "batch_size": 4})
     options["sampler"] = {"envs": 8}
@@ -41,13 +41,13 @@ def test_parallel_equals_serial_after_20_rounds(tmp_path, algo, env):
     assert serial.result["episodes"] == parallel.result["episodes"]
 
 
-def test_uneven_workers_change_nothing(tmp_path):
+def test_uneven_workers_do_not_change_the_run(tmp_path):
     serial = train(tmp_path, "serial")
     parallel = train(tmp_path, "parallel", scheme="parallel", sampler={"workers": 3})
     assert weights(serial) == weights(parallel)
 
 
-# Under `parallel`, the test above implies this for the algorithms that are marked.
+# For the algorithms marked as long, the test above implies this under `parallel`.
 @pytest.mark.parametrize(
     ("algo", "scheme"),
     [
@@ -70,7 +70,7 @@ def metrics_without_time(run: remuda.Run) -> list[dict]:
     return [{k: v for k, v in line.items() if k not in timed and not k.startswith("limits/")} for line in lines]
 
 
-def test_another_seed_is_another_run(tmp_path):
+def test_another_seed_gives_another_run(tmp_path):
     assert weights(train(tmp_path, "a", seed=1)) != weights(train(tmp_path, "b", seed=2))
 
 
@@ -94,7 +94,7 @@ def test_decorrelated_starts_are_the_same_in_every_process(tmp_path):
     assert weights(serial) == weights(parallel) != weights(without)
 
 
-def test_the_caller_keeps_generator_and_threads(tmp_path):
+def test_training_preserves_generator_and_threads_of_the_caller(tmp_path):
     import torch
 
     torch.manual_seed(7)

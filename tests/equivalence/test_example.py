@@ -1,4 +1,4 @@
-"""examples/ppo.py is the package's loop: it must give the package's parameters."""
+"""Tests that examples/ppo.py, a training loop on its own, gives the parameters of the package."""
 
 import importlib.util
 from pathlib import Path
@@ -18,7 +18,7 @@ def load_example():
     return module
 
 
-def test_the_example_gives_the_same_parameters(tmp_path, capsys):
+def test_example_gives_the_same_parameters(tmp_path, capsys):
     with torch.random.fork_rng(devices=[]):
         example = load_example().main(steps=5_000, seed=1)
     settings = {"steps": 5_000, "seed": 1, "eval": {"episodes": 0}, "quiet": True, "out": tmp_path / "run"}
@@ -30,7 +30,7 @@ def test_the_example_gives_the_same_parameters(tmp_path, capsys):
     assert "steps" in capsys.readouterr().out
 
 
-def test_the_example_is_readable_alone():
+def test_example_is_short_and_independent_of_the_machinery():
     text = EXAMPLE.read_text()
     assert len(text.splitlines()) <= 80
     for package in ("config", "build", "runs", "schemes"):

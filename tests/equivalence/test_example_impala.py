@@ -1,4 +1,4 @@
-"""examples/impala.py is the package's asynchronous loop: where both wait, it must give the package's parameters."""
+"""Tests that examples/impala.py, an asynchronous loop, gives the parameters of the package with max_lag=0."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def run_example(monkeypatch, **settings):
         return train(**settings)
 
 
-def test_the_example_gives_the_same_parameters(tmp_path, monkeypatch, capsys):
+def test_example_gives_the_same_parameters(tmp_path, monkeypatch, capsys):
     example = run_example(monkeypatch, steps=20_000, seed=1, max_lag=0)
     settings = {"steps": 20_000, "seed": 1, "eval": {"episodes": 0}, "quiet": True, "out": tmp_path / "run"}
     scheme = {"name": "async", "max_lag": 0}
@@ -33,13 +33,13 @@ def test_the_example_gives_the_same_parameters(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.long
-def test_the_example_learns_from_older_rollouts_too(monkeypatch, capsys):
+def test_example_learns_from_older_rollouts_too(monkeypatch, capsys):
     impala = run_example(monkeypatch, steps=20_000, seed=2)
     assert all(parameter.isfinite().all() for parameter in impala.parameters())
     assert "mean return" in capsys.readouterr().out
 
 
-def test_the_example_is_readable_alone():
+def test_example_is_short_and_independent_of_the_machinery():
     text = EXAMPLE.read_text()
     assert len(text.splitlines()) <= 100
     for package in ("config", "build", "runs", "schemes"):

@@ -1,4 +1,4 @@
-"""examples/munchausen.py: a subclass of DQN in under 40 lines, with the losses of its paper."""
+"""Tests of examples/munchausen.py, a subclass of DQN in under 40 lines with the losses of its paper."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT))
 
 
-def test_it_is_short_and_the_page_shows_it() -> None:
+def test_example_is_short_and_shown_in_the_docs() -> None:
     code = (ROOT / "examples" / "munchausen.py").read_text()
     assert len(code.splitlines()) < 40
     shown = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "algorithms" / "dqn.md").read_text(), re.S)
     assert code.split('"""', 2)[2].strip() in [block.strip() for block in shown]
 
 
-def test_its_losses_number_by_number() -> None:
+def test_losses_against_a_slow_reference() -> None:
     from examples.munchausen import MunchausenDQN
 
     box = Space("box", (3,), "float32", np.full(3, -1, np.float32), np.full(3, 1, np.float32))
@@ -63,7 +63,7 @@ def test_its_losses_number_by_number() -> None:
     assert found.priority.tolist() == pytest.approx(np.abs(errors).tolist(), rel=1e-4)
 
 
-def test_it_runs_like_any_other(tmp_path: Path) -> None:
+def test_example_trains_resumes_and_loads(tmp_path: Path) -> None:
     settings = {"learning_starts": 100, "train_freq": 4}
     run = remuda.train(VARIANT, "CartPole-v1", steps=600, out=tmp_path / "run", quiet=True, algo=settings)
     assert run.result["updates"] > 20

@@ -1,4 +1,4 @@
-"""A run that was stopped and resumed against one that never was: the same parameters, optimizer and metrics (R22)."""
+"""Tests that a stopped and resumed run equals an uninterrupted one in parameters, optimizer and metrics (R22)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def settings(*changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def outcome(path: Path) -> tuple[str, dict[str, Any], list[dict[str, float]]]:
-    """Hash of everything learned, counters, and every metric that is not about time."""
+    """Return the hash of the learner's state, the counters, and all metrics except timings."""
     found = load_newest(path / "checkpoints")
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     about_time = ("time/fps", "time/time_elapsed", "limits/")
@@ -48,7 +48,7 @@ def outcome(path: Path) -> tuple[str, dict[str, Any], list[dict[str, float]]]:
 
 
 def check(tmp_path: Path, algo: str, env: str, steps: int, stops: list[int], /, **options: Any) -> None:
-    """Stopped by a callback after these rounds, one after the other."""
+    """Compare an uninterrupted run with one that a callback stops after each of the given rounds."""
     whole, pieces = tmp_path / "whole", tmp_path / "pieces"
     remuda.train(algo, env, steps=steps, seed=3, out=whole, **options)
     for number, stop in enumerate(stops):
@@ -88,7 +88,7 @@ SLOW = (
     "serial, memory",
     "waiting, two slots",
     "appo, memory",
-)  # seconds each, and of kinds that the long cases have too
+)  # these take seconds each, and the long cases cover the same features
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.long if c in SLOW else ()) for c in QUICK])
@@ -123,7 +123,7 @@ def test_stopped_three_times(case: str, tmp_path: Path) -> None:
     check(tmp_path, algo, env, steps, [2, 5, 7], **options)
 
 
-def test_a_run_without_a_checkpoint_begins_anew_and_is_the_same(tmp_path: Path) -> None:
+def test_run_without_a_checkpoint_restarts_and_is_equal(tmp_path: Path) -> None:
     options = settings({"checkpoint": {"every": 0}})
     whole, other = tmp_path / "whole", tmp_path / "other"
     remuda.train("ppo", "CartPole-v1", steps=600, seed=3, out=whole, **options)
@@ -141,7 +141,7 @@ def test_a_run_without_a_checkpoint_begins_anew_and_is_the_same(tmp_path: Path) 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("evaluation", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_stopped_within_an_evaluation(evaluation: int, number: signal.Signals, tmp_path: Path) -> None:
-    """Which takes too long to wait for: it is done, and its line is written, when the run goes on."""
+    """The evaluation outlasts the grace period of the signal, so the resumed run repeats it and logs its line."""
     code = """
 import json, os, signal, sys, time
 import remuda
@@ -169,8 +169,8 @@ remuda.train("ppo", "CartPole-v1", steps=900, seed=3, out=sys.argv[1], **json.lo
     assert outcome(pieces) == outcome(whole)
 
 
-def test_stopped_between_two_cuts_a_run_keeps_its_weights_and_goes_back_to_the_cut(tmp_path: Path) -> None:
-    """To stay bit-equal; `eval` uses what was learned up to the stop."""
+def test_run_stopped_between_cuts_saves_its_weights_and_resumes_from_the_last_cut(tmp_path: Path) -> None:
+    """Resuming from the cut keeps the run bit-equal; `eval` uses the weights at the stop."""
     options = settings({"checkpoint": {"every": 512, "cut_episodes": True}})
     stop = [lambda round: round.progress.rounds >= 6]
     remuda.train("ppo", "MiniGrid-Empty-5x5-v0", steps=3000, out=tmp_path / "run", callbacks=stop, **options)
@@ -182,7 +182,7 @@ def test_stopped_between_two_cuts_a_run_keeps_its_weights_and_goes_back_to_the_c
     assert f"resumed from step-{cut.step}: {cut.step} of 3,000" in (tmp_path / "run/log.txt").read_text()
 
 
-def test_however_often_it_is_stopped_between_two_cuts_the_last_cut_stays(tmp_path: Path) -> None:
+def test_last_cut_is_kept_however_often_a_run_is_stopped_after_it(tmp_path: Path) -> None:
     options = settings({"checkpoint": {"every": 512, "cut_episodes": True}})
     path = tmp_path / "run"
     for rounds in (5, 6, 7):  # the cut is after 4
@@ -198,7 +198,7 @@ def test_however_often_it_is_stopped_between_two_cuts_the_last_cut_stays(tmp_pat
     assert f"of which the last {lost:,} will be done again" in (path / "log.txt").read_text()
 
 
-def test_cuts_that_are_asked_for_later_cost_nothing_that_was_learned(tmp_path: Path) -> None:
+def test_enabling_cuts_on_resume_keeps_all_progress(tmp_path: Path) -> None:
     options = settings({"checkpoint": {"every": 512}})
     stop, seen = [lambda round: round.progress.rounds >= 3], []
     remuda.train("ppo", "own_things:late", steps=3000, out=tmp_path / "run", callbacks=stop, **options)
@@ -211,8 +211,8 @@ def test_cuts_that_are_asked_for_later_cost_nothing_that_was_learned(tmp_path: P
     assert seen[0] == 4
 
 
-def test_what_fails_in_a_slow_round_is_resumed_with_new_episodes(tmp_path: Path, monkeypatch: Any) -> None:
-    """The sampler's state was held for a stop signal; after a failure it does not belong to what was learned."""
+def test_failure_in_a_slow_round_is_resumed_with_new_episodes(tmp_path: Path, monkeypatch: Any) -> None:
+    """The sampler's state kept for a stop signal does not match the learner after a failure, so it is not saved."""
     monkeypatch.setattr("remuda.runs.checkpoints.SLOW_ROUND_SECONDS", 0.0)
     options = settings({"envs": {"kwargs": {"lengths": [9], "fault": "nan", "at": 70}}})
     with pytest.raises(remuda.RemudaError, match="nan at"):
@@ -223,17 +223,17 @@ def test_what_fails_in_a_slow_round_is_resumed_with_new_episodes(tmp_path: Path,
     assert "sampler" not in found.blobs
 
 
-def test_updates_that_a_signal_leaves_out_are_mentioned_at_the_end(tmp_path: Path, monkeypatch: Any) -> None:
-    """Of the last round as of any other: the run is complete, and not what it would have been."""
+def test_updates_skipped_because_of_a_signal_are_logged(tmp_path: Path, monkeypatch: Any) -> None:
+    """This includes the last round: the run is complete, but differs from an uninterrupted one."""
     monkeypatch.setattr(remuda.runs.run_log.RunLog, "must_stop", lambda run_log: run_log.learner.version > 0)
     run = remuda.train("ppo", "counting:make", steps=100, out=tmp_path / "run", **settings())
-    assert run.result["updates"] == 1, "of 8"
+    assert run.result["updates"] == 1, "one of 8 updates was made"
     assert "stopped before all of its updates were made" in (tmp_path / "run/log.txt").read_text()
     assert "before all of its updates were made" in load_newest(tmp_path / "run/checkpoints").progress["inexact"]
 
 
-def test_without_cuts_episodes_end_whatever_the_interval_of_checkpoints(tmp_path: Path) -> None:
-    """Envs whose state cannot be saved: episodes as without checkpoints; a resumed run keeps all but its episodes."""
+def test_checkpoints_do_not_change_episodes_without_cuts(tmp_path: Path) -> None:
+    """Checkpoints do not end the episodes of envs whose state cannot be saved."""
     kwargs = {"kwargs": {"length": 60}}
     found = {}
     for every in (0, 100):
@@ -241,12 +241,12 @@ def test_without_cuts_episodes_end_whatever_the_interval_of_checkpoints(tmp_path
         options["log"]["every"] = 128
         run = remuda.train("ppo", "own_things:late", steps=1200, out=tmp_path / str(every), **options)
         found[every] = outcome(run.path)
-    assert found[0] == found[100], "checkpoints change nothing"
+    assert found[0] == found[100], "checkpoints change neither learning nor episodes"
     assert found[100][1]["episodes"] == 4 * 5, "each of 4 envs takes 320 rows: 5 episodes of 60 steps"
     assert len(list_checkpoints(tmp_path / "100/checkpoints")) > 5
 
 
-def test_an_inexact_resume_says_so_and_continues_weights_and_counts(tmp_path: Path) -> None:
+def test_inexact_resume_is_logged_and_continues_weights_and_counts(tmp_path: Path) -> None:
     options = settings({"envs": {"kwargs": {"length": 60}}})
     stop = [lambda round: round.progress.rounds >= 4]
     path = tmp_path / "run"
@@ -265,8 +265,8 @@ def test_an_inexact_resume_says_so_and_continues_weights_and_counts(tmp_path: Pa
     assert said.count("so new episodes start") == 1
 
 
-def test_cuts_are_counted_and_episodes_that_are_too_long_are_warned_of(tmp_path: Path) -> None:
-    """Episodes of 60 steps, cut after every 32: none ever ends, which nobody should have to find out alone."""
+def test_cuts_are_counted_and_too_long_episodes_are_logged(tmp_path: Path) -> None:
+    """Episodes of 60 steps that are cut every 32 rows never end, and the log reports this."""
     options = settings(CUT, {"checkpoint": {"every": 128}, "envs": {"kwargs": {"length": 60}}})
     run = remuda.train("ppo", "own_things:late", steps=512, out=tmp_path / "run", **options)
     last = json.loads((run.path / "metrics.jsonl").read_text().splitlines()[-1])
@@ -285,7 +285,7 @@ def test_cuts_are_counted_and_episodes_that_are_too_long_are_warned_of(tmp_path:
 @pytest.mark.parametrize("scheme", ["serial", "parallel"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_signals_at_random_moments(scheme: str, number: signal.Signals, tmp_path: Path) -> None:
-    """As a user would: stopped again and again until it is done."""
+    """The command is stopped by a signal and resumed repeatedly until the run is complete."""
     common = ["ppo", "--env", "CartPole-v1", "--steps", "20000", "--seed", "5", "--scheme", scheme, "--quiet"]
     common += ["--sampler.envs", "4", "--algo.n_steps", "64", "--algo.batch_size", "64", "--checkpoint.every", "2000"]
     common += ["--eval.episodes", "2", "--log.every", "500", "--log.tensorboard", "false"]

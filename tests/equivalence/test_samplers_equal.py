@@ -1,8 +1,8 @@
-"""Whoever acts, and however many envs at a time: the same run.
+"""Tests that all samplers give the same run, whichever process runs inference and for however many envs at a time.
 
-The products of a matrix with 8 rows and with 4 round alike on every machine this was run on, so alternating groups
-and workers that act on half a batch give the same parameters, bit for bit. Of 2 or 3 rows another kernel is taken,
-whose sums are rounded in another order: there the first rollout agrees to 1e-6 (docs/samplers.md).
+Matrix products with 8 rows and with 4 rows round alike on every machine that these tests ran on, so alternating slots
+and workers that run inference on half a batch give bit-equal parameters. With 2 or 3 rows another kernel is used,
+which adds in another order: there the first rollout agrees to 1e-6 (docs/samplers.md).
 """
 
 import contextlib
@@ -56,7 +56,7 @@ def test_nested_spaces_and_padding(tmp_path, sampler):
 
 
 def first_rollout(workers, slots, act):
-    """Of a run's own parts; a copy."""
+    """Return a copy of the first rollout of a sampler built as a run builds it."""
     config = RunConfig(
         "ppo", "CartPole-v1", 1000, 3, "parallel", PPOOptions(n_steps=32, batch_size=64),
         sampler=SamplerOptions(envs=8, slots=slots, inference=act),

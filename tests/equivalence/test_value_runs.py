@@ -1,4 +1,4 @@
-"""Algorithms with a replay: the same run twice, in other processes, and stopped and resumed (R22, R23)."""
+"""Tests that runs with a replay are reproducible: repeated, in worker processes, and resumed (R22, R23)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SMALL: dict[str, Any] = {
     "sampler": {"envs": 4},
     "agent": {"hidden": (16,)},
     "algo": {"train_freq": 8, "batch_size": 16, "learning_starts": 64},
-    "replay": {"capacity": 400, "ratio": 4.0},  # which wraps
+    "replay": {"capacity": 400, "ratio": 4.0},  # the ring wraps around
     "eval": {"episodes": 1, "every": 400},
     "log": {"every": 100, "window": 7, "tensorboard": False},
     "checkpoint": {"every": 200},
@@ -50,7 +50,7 @@ def settings(*changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def outcome(path: Path) -> tuple[Any, ...]:
-    """Hash of everything learned, counters, what the replay would draw next, and metrics that are not about time."""
+    """Return the hash of the learner's state, counters, the replay's state, and all metrics except timings."""
     found = load_newest(path / "checkpoints")
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     about_time = ("time/fps", "time/time_elapsed", "limits/")
@@ -72,7 +72,7 @@ SLOW = (
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.long if c in SLOW else ()) for c in CASES])
-def test_the_same_seed_twice_and_in_worker_processes(case: str, tmp_path: Path) -> None:
+def test_same_seed_twice_and_in_worker_processes(case: str, tmp_path: Path) -> None:
     algo, env, changes = CASES[case]
     found = []
     for name, more in {"first": {}, "second": {}, "parallel": PARALLEL}.items():
@@ -96,8 +96,8 @@ def test_stopped_twice(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("scheme", ["serial", "parallel"])
-def test_stopped_while_it_plays_pong_from_frames(scheme: str, tmp_path: Path) -> None:
-    """Frames that are kept once are restored too; native envs begin anew by the grid."""
+def test_stopped_pong_run_with_frames_resumes_exactly(scheme: str, tmp_path: Path) -> None:
+    """Deduplicated frames are restored too, and native envs, which cannot be saved, are cut at checkpoints."""
     options = settings(CUT, {"replay": {"capacity": 600}, "scheme": scheme, "eval": {"episodes": 0}})
     whole, pieces = tmp_path / "whole", tmp_path / "pieces"
     remuda.train("dqn", "ALE/Pong-v5", steps=1500, seed=3, out=whole, **options)
@@ -111,13 +111,13 @@ def at_20(round: Any) -> bool:
 
 
 def replay_files(path: Path) -> list[set[str]]:
-    """Of each checkpoint, oldest first."""
+    """Return the names of the replay files of each checkpoint, oldest first."""
     found = [json.loads((each / "manifest.json").read_text())["replay"] for each in list_checkpoints(path)]
     return [set(names) for names in found]
 
 
 @pytest.mark.parametrize("how", ["flipped", "cut short", "missing"])
-def test_where_a_replay_is_damaged_the_checkpoint_before_it_is_used(tmp_path: Path, how: str) -> None:
+def test_damaged_replay_falls_back_to_the_previous_checkpoint(tmp_path: Path, how: str) -> None:
     settings = {**SMALL, "replay": {"capacity": 4000, "ratio": 1.0}, "checkpoint": {"every": 200, "keep": "all"}}
     run = remuda.train("dqn", "CartPole-v1", steps=800, out=tmp_path / "run", **settings)
     checkpoints = run.path / "checkpoints"
@@ -137,11 +137,11 @@ def test_where_a_replay_is_damaged_the_checkpoint_before_it_is_used(tmp_path: Pa
     assert again.result["status"] == "complete"
     log = (run.path / "log.txt").read_text()
     assert f"resumed from {before.name}" in log
-    assert name in log, "what is damaged is named"
+    assert name in log, "the log names the damaged file"
     assert newest.exists()
 
 
-def test_where_all_of_a_replay_is_damaged_that_is_said(tmp_path: Path) -> None:
+def test_entirely_damaged_replay_raises_an_error_that_names_a_file(tmp_path: Path) -> None:
     run = remuda.train("dqn", "CartPole-v1", steps=600, out=tmp_path / "run", **SMALL)
     for file in (run.path / "checkpoints" / "replay").iterdir():
         file.write_bytes(b"\0" * file.stat().st_size)

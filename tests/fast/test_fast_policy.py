@@ -1,4 +1,4 @@
-"""Hand-written actions, values and gradients of small policy agents equal those of modules and autograd."""
+"""Tests that the fast path of small policy agents equals modules and autograd in actions, values and gradients."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def agent_of(action: Space, observation: Space | None = None, hidden: Any = (16,
 
 
 def moved_batch(algorithm: Any, seed: int = 1) -> Batch:
-    """Of a policy that has moved on since it acted, so that ratios are clipped and values too."""
+    """Return rows of a policy that has changed since it acted, so that some ratios and values are clipped."""
     rollout = make_rollout(algorithm.agent, T=16, B=4, seed=seed)
     flat = algorithm.prepare(rollout).flatten()
     batch = flat.rows(flat.steps.mask)
@@ -140,13 +140,13 @@ def test_gradients_of_a2c(action: str, normalize: bool) -> None:
     assert_same(a2c, moved_batch(a2c))
 
 
-def test_a_single_row_has_a_gradient_too() -> None:
+def test_gradient_of_a_single_row() -> None:
     ppo = PPO(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2)
     assert_same(ppo, moved_batch(ppo).rows(slice(0, 1)))
 
 
 @pytest.mark.parametrize("field", ["advantage", "value"])
-def test_what_is_not_a_number_stays_none(field: str) -> None:
+def test_nan_in_targets_gives_non_finite_gradients(field: str) -> None:
     ppo = PPO(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2)
     batch = moved_batch(ppo)
     getattr(batch.targets, field)[3] = math.nan
@@ -154,7 +154,7 @@ def test_what_is_not_a_number_stays_none(field: str) -> None:
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_acting(action: str) -> None:
+def test_fast_actions_and_policy_outputs_equal_those_of_the_agent(action: str) -> None:
     agent = agent_of(ACTIONS[action])
     (_, width), obs = agent.noise[0], torch.randn(64, 3)
     noise = torch.rand(64, width) if ACTIONS[action].kind == "discrete" else torch.randn(64, width)
@@ -188,7 +188,7 @@ def test_other_agents_have_no_fast_path(action: Space, options: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("is_on", [True, False])
-def test_the_option_turns_it_on_and_off(is_on: bool) -> None:
+def test_option_turns_the_fast_path_on_and_off(is_on: bool) -> None:
     recipe = make_recipe(*resolve_config({"algo": "ppo", "env": "CartPole-v1"}, {"agent": {"fast_path": is_on}}))
     learner = recipe.make_learner()
     assert (learner._fast_path is not None) == is_on
@@ -196,7 +196,7 @@ def test_the_option_turns_it_on_and_off(is_on: bool) -> None:
 
 
 class WithPenalty(PPO):
-    """A new loss, written without any knowledge of the fast path."""
+    """A PPO with an additional loss term and no fast path of its own."""
 
     def losses(self, batch: Batch, clock: Clock) -> Losses:
         found = super().losses(batch, clock)
@@ -205,7 +205,7 @@ class WithPenalty(PPO):
 
 
 class WithMore(PPO):
-    """Learns something of its own beside the agent."""
+    """A PPO with a parameter outside of the agent."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -215,14 +215,14 @@ class WithMore(PPO):
         return {"policy": [*self.agent.parameters(), self.more]}
 
 
-def test_other_groups_of_parameters_are_learned_by_autograd() -> None:
+def test_other_parameter_groups_use_autograd() -> None:
     ppo = WithMore(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2)
     learner = learner_of(ppo)
     batch = moved_batch(ppo)
     assert learner.gradients(batch).groups["policy"].shape == learner.vectors["policy"].shape
 
 
-def test_layers_made_from_other_parameters_are_left_to_modules() -> None:
+def test_reparametrized_layers_have_no_fast_path() -> None:
     def make(shape: Any) -> MLP:
         net = MLP(shape, (16,), "tanh")
         torch.nn.utils.parametrizations.weight_norm(net.layers[0])
@@ -232,7 +232,7 @@ def test_layers_made_from_other_parameters_are_left_to_modules() -> None:
 
 
 class Mistaken(PPO):
-    """A loss that is registered with the derivatives of another one; the error may grow with progress."""
+    """A PPO registered with the gradients of another loss; with `grows`, the error is proportional to progress."""
 
     def __init__(self, *args: Any, grows: bool, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -256,7 +256,7 @@ def by_autograd(algorithm: Any, batch: Batch, clock: Clock) -> Tensor:
     return torch.cat([gradient.flatten() for gradient in found])
 
 
-def test_a_subclass_that_overrides_losses_is_learned_by_autograd(caplog: pytest.LogCaptureFixture) -> None:
+def test_subclass_that_overrides_losses_uses_autograd(caplog: pytest.LogCaptureFixture) -> None:
     ppo = WithPenalty(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2)
     batch = moved_batch(ppo)
     assert fast.find(ppo) is None
@@ -265,7 +265,7 @@ def test_a_subclass_that_overrides_losses_is_learned_by_autograd(caplog: pytest.
     assert not caplog.records
 
 
-def test_derivatives_of_another_loss_are_not_learned_from(caplog: pytest.LogCaptureFixture) -> None:
+def test_gradients_of_another_loss_are_not_used(caplog: pytest.LogCaptureFixture) -> None:
     ppo = Mistaken(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2, grows=False)
     learner = learner_of(ppo)
     batch = moved_batch(ppo)
@@ -283,13 +283,13 @@ def is_fast(learner: Learner) -> bool:
 
 
 def constant_advantages(batch: Batch) -> Batch:
-    """All nearly the same: what is left of them, once they are normalized, is rounding."""
+    """Return the batch with almost equal advantages, which are rounding errors after normalization."""
     noise = torch.rand(len(batch.targets.advantage), generator=torch.Generator().manual_seed(0))
     return replace(batch, targets=batch.targets.replace(advantage=3.3 + 2e-7 * noise))
 
 
 def test_constant_advantages_do_not_drop_the_fast_path(caplog: pytest.LogCaptureFixture) -> None:
-    """Normalized, both paths have other numbers for them: their means are rounded in another order."""
+    """Normalized, they may differ between the paths, which compute the mean in another order of additions."""
     for seed in range(10):
         ppo = PPO(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2, vf_coef=1e-4)
         learner = learner_of(ppo)
@@ -299,7 +299,7 @@ def test_constant_advantages_do_not_drop_the_fast_path(caplog: pytest.LogCapture
 
 
 @pytest.mark.parametrize("is_first_constant", [True, False])
-def test_a_wrong_gradient_is_found_after_constant_advantages_too(
+def test_wrong_gradient_is_detected_after_constant_advantages_too(
     is_first_constant: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     ppo = Mistaken(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2, grows=False)
@@ -312,7 +312,7 @@ def test_a_wrong_gradient_is_found_after_constant_advantages_too(
     assert len(caplog.records) == 1
 
 
-def test_a_loss_that_changes_later_is_noticed_when_the_updates_have_doubled() -> None:
+def test_loss_that_changes_later_is_detected_once_updates_have_doubled() -> None:
     ppo = Mistaken(agent_of(discrete(3)), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2, grows=True)
     learner = learner_of(ppo)
     batch = moved_batch(ppo)
@@ -324,17 +324,17 @@ def test_a_loss_that_changes_later_is_noticed_when_the_updates_have_doubled() ->
 
 
 class Cold(PolicyAgent):
-    """Acts more greedily than it learns."""
+    """An agent that acts with half of the noise."""
 
     def act(self, obs: Any, state: Any, explore: Tensor | None, noise: Tensor) -> Any:
         return super().act(obs, state, explore, noise * 0.5)
 
 
-def test_a_subclass_acts_in_its_own_way() -> None:
+def test_subclass_that_overrides_act_has_no_fast_path() -> None:
     assert fast.find_policy(Cold(box((3,)), discrete(4), lambda shape: MLP(shape, (16,), "tanh"))) is None
 
 
-def test_a_policy_that_acts_differently_is_not_used(
+def test_fast_policy_that_acts_differently_is_not_used(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FastCategorical, "sample", lambda self, outputs, noise: outputs.argmax(-1))
@@ -354,7 +354,7 @@ def test_a_policy_that_acts_differently_is_not_used(
 
 
 @pytest.mark.parametrize("action", ["discrete", "box"])
-def test_a_copied_agent_has_gradients_of_its_own(action: str) -> None:
+def test_copied_agent_has_its_own_gradients(action: str) -> None:
     ppo = PPO(agent_of(ACTIONS[action]), 4, gamma=0.9, gae_lambda=0.9, clip_range=lambda p: 0.2, ent_coef=0.1)
     batch = moved_batch(ppo)
     ppo.agent.fast_policy = fast.find_policy(ppo.agent)
@@ -371,7 +371,7 @@ def test_a_copied_agent_has_gradients_of_its_own(action: str) -> None:
         assert copied.agent.fast_policy.agrees_with(copied.agent, batch.steps.obs, noise)
 
 
-def test_a_sampler_gets_the_same_rollout_either_way() -> None:
+def test_rollouts_with_and_without_the_fast_path_are_equal() -> None:
     rollouts = []
     for is_fast in (True, False):
         envs = LocalEnvs(resolve("CartPole-v1"), 4)

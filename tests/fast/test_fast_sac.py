@@ -1,4 +1,4 @@
-"""Hand-written gradients, metrics and priorities of SAC equal those of autograd, for few rows and for many."""
+"""Tests that the fast path of SAC gives the gradients, metrics and priorities of autograd for all batch sizes."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def draw(count: int, seed: int = 0) -> Batch:
 
 @pytest.mark.parametrize("count", [1, 6, 300, 1500, 2048, 5000])
 @pytest.mark.parametrize("options", [{}, {"ent_coef": 0.3}], ids=["learned", "fixed"])
-def test_gradients_metrics_and_priorities_are_those_of_the_losses(count: int, options: dict[str, Any]) -> None:
+def test_gradients_metrics_and_priorities_equal_those_of_autograd(count: int, options: dict[str, Any]) -> None:
     sac, batch, clock = make(**options), draw(count), Clock(11, 0.3)
-    with torch.no_grad():  # targets that differ from what they follow, and deviations at both bounds
+    with torch.no_grad():  # target critics differ from the critics, and deviations are at both bounds
         for parameter in sac.target_critics.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
         sac.agent.head.bias[3:] = torch.tensor([-21.0, 2.5, 0.0])
@@ -74,7 +74,7 @@ def test_gradients_metrics_and_priorities_are_those_of_the_losses(count: int, op
     assert torch.allclose(by_hand.priority, losses.priority, rtol=1e-4, atol=1e-5)
 
 
-def test_other_networks_and_subclasses_are_left_to_autograd() -> None:
+def test_other_networks_and_subclasses_use_autograd() -> None:
     assert fast.find(make()) is not None
     assert fast.find(make("tanh")) is None
     assert fast.find(make(critics=3)) is None
@@ -87,13 +87,13 @@ def test_other_networks_and_subclasses_are_left_to_autograd() -> None:
 
 
 @pytest.mark.parametrize(("options", "is_on"), [({}, True), ({"fast_path": False}, False)])
-def test_the_option_turns_it_on_and_off(options: dict[str, Any], is_on: bool) -> None:
+def test_option_turns_the_fast_path_on_and_off(options: dict[str, Any], is_on: bool) -> None:
     groups = {"agent": {"hidden": (16,), **options}}
     learner = make_recipe(*resolve_config({"algo": "sac", "env": "Pendulum-v1"}, groups)).make_learner()
     assert (learner._fast_path is not None) == is_on
 
 
-def test_gradients_that_disagree_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
+def test_fast_path_that_disagrees_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     sac = make()
     actor, critics = linear_layers(sac.agent.trunk, sac.agent.head), critic_layers(sac.critics)
     targets = critic_layers(sac.target_critics)
@@ -101,7 +101,7 @@ def test_gradients_that_disagree_are_dropped(caplog: pytest.LogCaptureFixture) -
     assert critics is not None
     assert targets is not None
     by_hand = FastSAC(sac, actor, critics, targets)
-    by_hand.critics.reverse()  # each takes the other's gradient
+    by_hand.critics.reverse()  # each critic gets the other's gradient
     by_hand.critics[0].layers = [(weight * 2, bias) for weight, bias in by_hand.critics[0].layers]
     checked = fast.CheckedGradients("SAC", by_hand.gradients)
     learner = Learner(sac, OptimizerOptions(), lambda progress: 1e-3, None, fast_path=checked)

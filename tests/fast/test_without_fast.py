@@ -1,4 +1,4 @@
-"""The library trains without the package `remuda.fast`, exactly as with agent.fast_path=false."""
+"""Tests that the library trains without the package `remuda.fast`, bit-equal to agent.fast_path=false."""
 
 from __future__ import annotations
 

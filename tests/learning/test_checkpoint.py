@@ -1,4 +1,4 @@
-"""Checkpoints: bit-equal after loading, complete or absent, and one sentence for each error."""
+"""Tests of checkpoints: bit-equal after loading, complete or absent, and one sentence for each error."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def assert_same(a: Any, b: Any) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["two nets", "shared"])
-def test_a_learner_comes_back_bit_by_bit_and_continues(tmp_path: Path, shared: bool) -> None:
+def test_loaded_learner_is_bit_equal_and_continues(tmp_path: Path, shared: bool) -> None:
     learner = train(make_learner(shared=shared))
     path = save(tmp_path, 1024, learner.state_dict(), PROGRESS)
     found = load(path)
@@ -90,7 +90,7 @@ def test_a_learner_comes_back_bit_by_bit_and_continues(tmp_path: Path, shared: b
     assert parameters_hash(learner.state_dict()) == parameters_hash(other.state_dict())
 
 
-def test_every_kind_of_value_comes_back(tmp_path: Path) -> None:
+def test_every_kind_of_value_is_restored(tmp_path: Path) -> None:
     state = {
         "scalar": torch.tensor(3.5, dtype=torch.float64),
         "special": torch.tensor([float("nan"), float("inf"), -0.0, 1e-45]),
@@ -107,7 +107,7 @@ def test_every_kind_of_value_comes_back(tmp_path: Path) -> None:
     assert_same(load(save(tmp_path, 1, state, {})).learner, state)
 
 
-def test_values_that_are_neither_tensors_nor_plain_are_refused(tmp_path: Path) -> None:
+def test_values_other_than_tensors_and_plain_data_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="/policy of a checkpoint is a object"):
         save(tmp_path, 1, {"policy": object()}, {})
     assert list(tmp_path.iterdir()) == []
@@ -138,9 +138,9 @@ def assert_refused(path: Path, says: str = "is damaged") -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_flipped_bit_is_noticed(tmp_path: Path, pristine: dict[str, bytes], name: str) -> None:
-    """In every byte of the manifest (its lowest bit turns one digit into another), and in about a hundred bytes of
-    each other file, with both its ends."""
+def test_every_flipped_bit_is_detected(tmp_path: Path, pristine: dict[str, bytes], name: str) -> None:
+    """Flip the lowest bit of every manifest byte, which turns one digit into another, and a random bit in about a
+    hundred bytes of each other file, including both ends."""
     data, rng = pristine[name], random.Random(0)
     every = range(len(data))
     places = every if name == "manifest.json" else [0, 1, 8, *rng.sample(every, 96), len(data) - 1]
@@ -154,7 +154,7 @@ def test_every_flipped_bit_is_noticed(tmp_path: Path, pristine: dict[str, bytes]
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_truncation_is_noticed(tmp_path: Path, pristine: dict[str, bytes], name: str) -> None:
+def test_every_truncation_is_detected(tmp_path: Path, pristine: dict[str, bytes], name: str) -> None:
     path, data = put(tmp_path / "step-12", pristine), pristine[name]
     for length in sorted({0, 1, 8, len(data) // 2, len(data) - 1}):
         (path / name).write_bytes(data[:length])
@@ -165,7 +165,7 @@ def test_every_truncation_is_noticed(tmp_path: Path, pristine: dict[str, bytes],
     assert_refused(path, name)
 
 
-def test_another_format_is_named(tmp_path: Path, pristine: dict[str, bytes]) -> None:
+def test_error_names_another_format(tmp_path: Path, pristine: dict[str, bytes]) -> None:
     manifest = json.loads(pristine["manifest.json"])
     manifest["format"] = 99
     path = put(tmp_path / "step-12", {**pristine, "manifest.json": json.dumps(manifest).encode()})
@@ -173,11 +173,11 @@ def test_another_format_is_named(tmp_path: Path, pristine: dict[str, bytes]) -> 
         load(path)
 
 
-def test_a_damaged_newest_gives_way_to_the_one_before(tmp_path: Path) -> None:
+def test_damaged_newest_checkpoint_falls_back_to_the_previous_one(tmp_path: Path) -> None:
     checkpoints = tmp_path / "run" / "checkpoints"
     for step in (100, 200, 1000):
         save(checkpoints, step, {"weight": torch.tensor([float(step)])}, {"steps": step}, keep="all")
-    assert load_newest(checkpoints).step == 1000  # as a number, not as text
+    assert load_newest(checkpoints).step == 1000  # compared as a number, not as text
     (checkpoints / "step-1000" / "tensors.safetensors").write_bytes(b"")
     found = load_newest(checkpoints)
     assert (found.step, found.progress, found.learner["weight"].tolist()) == (200, {"steps": 200}, [200.0])
@@ -191,7 +191,7 @@ def test_a_damaged_newest_gives_way_to_the_one_before(tmp_path: Path) -> None:
         load_newest(checkpoints)
 
 
-def test_no_checkpoint_at_all_is_one_sentence(tmp_path: Path) -> None:
+def test_missing_checkpoints_raise_one_sentence(tmp_path: Path) -> None:
     for directory in (tmp_path, tmp_path / "never"):
         with pytest.raises(CheckpointError, match="holds no checkpoint yet: train it first"):
             load_newest(directory)
@@ -205,13 +205,13 @@ def steps_kept(directory: Path) -> list[int]:
     ("keep", "kept"),
     [("last", [60, 70]), ("all", [10, 20, 30, 40, 50, 60, 70]), ("3", [30, 60, 70]), ("5", [50, 60, 70])],
 )
-def test_what_is_kept(tmp_path: Path, keep: str, kept: list[int]) -> None:
+def test_checkpoints_that_are_kept(tmp_path: Path, keep: str, kept: list[int]) -> None:
     for number in range(1, 8):
         save(tmp_path, 10 * number, {}, {}, keep=keep, number=number)
     assert steps_kept(tmp_path) == kept
 
 
-def test_an_old_damaged_manifest_does_not_stop_the_run(tmp_path: Path) -> None:
+def test_old_damaged_manifest_does_not_prevent_saving(tmp_path: Path) -> None:
     save(tmp_path, 10, {}, {}, keep="2", number=1)
     (tmp_path / "step-10" / "manifest.json").write_bytes(b"\xff")
     for number in range(2, 6):
@@ -228,15 +228,15 @@ def test_latest_points_at_the_newest_and_survives_a_move(tmp_path: Path) -> None
     assert load(tmp_path / "b" / "checkpoints" / "latest").learner["x"] == 2
 
 
-def test_the_same_step_may_be_written_again(tmp_path: Path) -> None:
+def test_checkpoint_of_a_step_can_be_overwritten(tmp_path: Path) -> None:
     for value in (1, 2):
         save(tmp_path, 5, {"x": torch.tensor(value)}, {})
     assert load(tmp_path / "step-5").learner["x"] == 2
 
 
 @pytest.mark.parametrize("dies_at", ["the old one is aside", "the old one is deleted"])
-def test_who_is_killed_while_a_step_is_written_again_leaves_one_of_both(tmp_path: Path, dies_at: str) -> None:
-    """Not a moment without a checkpoint: a signal may be followed by SIGKILL."""
+def test_process_killed_while_overwriting_a_step_leaves_one_checkpoint(tmp_path: Path, dies_at: str) -> None:
+    """A complete checkpoint exists at every moment, because SIGKILL may follow another signal."""
     save(tmp_path, 5, {"x": torch.tensor(1)}, {})
     if (child := os.fork()) == 0:
 
@@ -252,7 +252,9 @@ def test_who_is_killed_while_a_step_is_written_again_leaves_one_of_both(tmp_path
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     left = 2 if dies_at == "the old one is deleted" else 1
-    assert load_newest(tmp_path).learner["x"] == left, "who resumes reads before anybody may write there"
+    assert load_newest(tmp_path).learner["x"] == left, (
+        "resuming reads the checkpoint before anything is written there"
+    )
     checkpoint.sweep(tmp_path)
     assert load(tmp_path / "step-5").learner["x"] == left
     assert names(tmp_path) == {"step-5", "latest"}
@@ -260,8 +262,8 @@ def test_who_is_killed_while_a_step_is_written_again_leaves_one_of_both(tmp_path
     assert load(tmp_path / "latest").learner["x"] == 3
 
 
-def test_only_checkpoints_are_taken_for_some(tmp_path: Path) -> None:
-    """Copies that a user made beside them stay, and stand for nothing."""
+def test_only_directories_named_as_checkpoints_are_listed(tmp_path: Path) -> None:
+    """Copies made by the user are neither listed nor deleted."""
     for step in (100, 200):
         save(tmp_path, step, {"x": torch.tensor(step)}, {})
     for name in ("step-200-best-1", "step-keep-200", "kept-step-200", ".replaced-step-200-1", "step-٣"):
@@ -279,7 +281,7 @@ def names(directory: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("fails_at", range(4))
-def test_a_full_disk_leaves_nothing_half_written(
+def test_full_disk_leaves_no_partial_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
 ) -> None:
     save(tmp_path, 1, {"x": torch.zeros(3)}, {})
@@ -303,8 +305,8 @@ def test_a_full_disk_leaves_nothing_half_written(
     assert names(tmp_path) == {"step-1", "step-2", "latest"}
 
 
-def test_what_a_killed_process_of_the_same_id_left_is_in_nobodys_way(tmp_path: Path) -> None:
-    """In a container the process that resumes often has the id of the one that was killed."""
+def test_leftovers_of_a_killed_process_with_the_same_id_do_not_interfere(tmp_path: Path) -> None:
+    """In a container, the resuming process often has the id of the killed one."""
     half = tmp_path / f".writing-{os.getpid()}-0"
     half.mkdir()
     (half / "state.json").write_text("{")
@@ -315,7 +317,7 @@ def test_what_a_killed_process_of_the_same_id_left_is_in_nobodys_way(tmp_path: P
 
 
 def _replace(path: Path, name: str, data: bytes) -> None:
-    """One file of a checkpoint, and the manifest that goes with it: what somebody who means harm would write."""
+    """Replace one file of a checkpoint and write a matching manifest, as an attacker would."""
     (path / name).write_bytes(data)
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
@@ -325,7 +327,7 @@ def _replace(path: Path, name: str, data: bytes) -> None:
 
 
 class Canary:
-    """Unpickling this creates a file."""
+    """An object whose unpickling creates a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -335,8 +337,8 @@ class Canary:
 
 
 @pytest.mark.parametrize("form", ["pickle", "torch"])
-def test_a_pickle_in_disguise_is_refused_and_not_run(tmp_path: Path, pristine: dict[str, bytes], form: str) -> None:
-    """With a manifest that vouches for it, so that nothing but the reader of tensors stands in its way."""
+def test_disguised_pickle_is_refused_and_not_executed(tmp_path: Path, pristine: dict[str, bytes], form: str) -> None:
+    """The manifest has the right checksum, so only the reader of tensors can refuse the file."""
     canary, target = tmp_path / "canary", tmp_path / "step-12" / "tensors.safetensors"
     path = put(tmp_path / "step-12", pristine)
     if form == "pickle":
@@ -347,7 +349,7 @@ def test_a_pickle_in_disguise_is_refused_and_not_run(tmp_path: Path, pristine: d
     _replace(path, target.name, data)
     assert_refused(path)
     assert not canary.exists()
-    if form == "pickle":  # the trap itself works
+    if form == "pickle":  # shows that unpickling would create the file
         pickle.loads(data)
         assert canary.exists()
 
@@ -380,7 +382,7 @@ def _link(path: Path, target: str) -> None:
 
 
 @pytest.mark.parametrize("how", HOSTILE)
-def test_hostile_checkpoints_are_refused_at_once(tmp_path: Path, pristine: dict[str, bytes], how: str) -> None:
+def test_hostile_checkpoints_are_refused_quickly(tmp_path: Path, pristine: dict[str, bytes], how: str) -> None:
     path = put(tmp_path / "step-12", pristine)
     HOSTILE[how](path)
     tracemalloc.start()
@@ -388,20 +390,20 @@ def test_hostile_checkpoints_are_refused_at_once(tmp_path: Path, pristine: dict[
         start = time.monotonic()
         assert_refused(path)
         assert time.monotonic() - start < 10.0
-        assert tracemalloc.get_traced_memory()[1] < 100_000_000, "bytes, at the peak"
+        assert tracemalloc.get_traced_memory()[1] < 100_000_000, "peak memory in bytes"
     finally:
         tracemalloc.stop()
 
 
 def share(directory: Path, *given: str) -> list[str]:
-    """Files that checkpoints name."""
+    """Create shared files that checkpoints can name."""
     (directory / "replay").mkdir(parents=True, exist_ok=True)
     for name in given:
         (directory / "replay" / name).write_bytes(b"rows")
     return list(given)
 
 
-def test_files_that_are_shared_are_named_in_the_manifest_and_nothing_else_changes(tmp_path: Path) -> None:
+def test_shared_files_only_add_their_names_to_the_manifest(tmp_path: Path) -> None:
     for files in ([], share(tmp_path, "a", "b")):
         path = save(tmp_path, 1 + len(files), {"x": torch.zeros(1)}, {}, files=files)
         manifest = json.loads((path / "manifest.json").read_text())
@@ -414,7 +416,7 @@ def test_files_that_are_shared_are_named_in_the_manifest_and_nothing_else_change
 def test_shared_files_are_deleted_with_the_last_checkpoint_that_names_them(tmp_path: Path) -> None:
     named = {1: "ab", 2: "bc", 3: "cd", 4: "de", 5: ""}
     left = {1: "abx", 2: "abcx", 3: "bcdx", 4: "cdex", 5: "dex"}
-    share(tmp_path, "x")  # written for a checkpoint that is not there yet
+    share(tmp_path, "x")  # belongs to a checkpoint that is not written yet
     for number, needed in named.items():
         share(tmp_path, *set(needed) - names(tmp_path / "replay"))
         save(tmp_path, number, {}, {}, number=number, files=list(needed))
@@ -423,7 +425,7 @@ def test_shared_files_are_deleted_with_the_last_checkpoint_that_names_them(tmp_p
     assert names(tmp_path / "replay") == {"d", "e"}
 
 
-def test_a_step_that_is_written_again_gives_up_what_it_named(tmp_path: Path) -> None:
+def test_overwritten_step_releases_the_files_it_named(tmp_path: Path) -> None:
     save(tmp_path, 1, {}, {}, keep="all", files=share(tmp_path, "a", "b", "c"))
     save(tmp_path, 2, {}, {}, keep="all", files=["b"])
     save(tmp_path, 1, {}, {}, keep="all", files=["c"])
@@ -431,14 +433,14 @@ def test_a_step_that_is_written_again_gives_up_what_it_named(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("keep", "left"), [("all", "abcdefg"), ("last", "fg"), ("3", "cfg")])
-def test_what_is_kept_keeps_what_it_names(tmp_path: Path, keep: str, left: str) -> None:
+def test_kept_checkpoints_keep_the_files_they_name(tmp_path: Path, keep: str, left: str) -> None:
     for number, name in enumerate("abcdefg", 1):
         save(tmp_path, 10 * number, {}, {}, keep=keep, number=number, files=share(tmp_path, name))
     assert names(tmp_path / "replay") == set(left)
 
 
 @pytest.mark.parametrize("damage", ["unreadable", "gone", "another name"])
-def test_a_checkpoint_that_does_not_tell_keeps_all_that_is_older(tmp_path: Path, damage: str) -> None:
+def test_checkpoint_with_an_unreadable_manifest_keeps_all_older_files(tmp_path: Path, damage: str) -> None:
     for number, name in enumerate("ab", 1):
         save(tmp_path, number, {}, {}, number=number, files=share(tmp_path, name))
     manifest = tmp_path / "step-2" / "manifest.json"
@@ -453,14 +455,14 @@ def test_a_checkpoint_that_does_not_tell_keeps_all_that_is_older(tmp_path: Path,
     for number, name in enumerate("cdefg", 3):
         save(tmp_path, number, {}, {}, keep="100", number=number, files=share(tmp_path, name))
         os.utime(tmp_path / "replay" / name, (time.time() + number, time.time() + number))
-    told = damage == "another name"  # its number can be read, so it was not kept for ever
+    told = damage == "another name"  # its number is readable, so it was deleted in its turn
     assert steps_kept(tmp_path) == ([6, 7] if told else [2, 6, 7])
     assert names(tmp_path / "replay") >= {"b", "f", "g"}
     checkpoint.sweep(tmp_path)
     assert names(tmp_path / "replay") == ({"f", "g"} if told else {"a", "b", "f", "g"})
 
 
-def test_what_a_killed_process_left_of_shared_files_is_swept(tmp_path: Path) -> None:
+def test_leftover_shared_files_of_a_killed_process_are_deleted(tmp_path: Path) -> None:
     save(tmp_path, 1, {}, {}, files=share(tmp_path, "a"))
     share(tmp_path, "b", ".writing-1-2")
     checkpoint.sweep(tmp_path)
@@ -469,10 +471,10 @@ def test_what_a_killed_process_left_of_shared_files_is_swept(tmp_path: Path) -> 
     os.utime(tmp_path / "step-1", (time.time() + 60, time.time() + 60))
     share(tmp_path, "b", ".writing-1-2")
     checkpoint.sweep(tmp_path)
-    assert names(tmp_path / "replay") == {"a", "b"}, "it might need them"
+    assert names(tmp_path / "replay") == {"a", "b"}, "the checkpoint without a manifest might need them"
 
 
-def test_a_manifest_deletes_nothing_elsewhere(tmp_path: Path) -> None:
+def test_manifest_cannot_delete_files_elsewhere(tmp_path: Path) -> None:
     checkpoints, other = tmp_path / "checkpoints", tmp_path / "other"
     other.write_text("")
     for number in range(1, 5):
@@ -481,7 +483,7 @@ def test_a_manifest_deletes_nothing_elsewhere(tmp_path: Path) -> None:
     assert other.exists()
 
 
-def test_the_newest_stays_though_damaged_ones_of_later_steps_are_there(tmp_path: Path) -> None:
+def test_newest_checkpoint_is_kept_despite_damaged_ones_of_later_steps(tmp_path: Path) -> None:
     for number in range(1, 4):
         save(tmp_path, 100 * number, {}, {}, keep="100", number=number)
     for step in (200, 300):
@@ -498,8 +500,8 @@ def example_ring() -> FrameRing:
 
 
 def train_for_ever(directory: Path, found: checkpoint.Checkpoint | None) -> None:
-    """Every row says its number, so that a ring can be told to be whole."""
-    os.fsync = lambda fd: None  # what a killed process has written is not lost with it, and disks are slow
+    """Append rows that contain their number, so that a restored ring can be verified, and save after each append."""
+    os.fsync = lambda fd: None  # writes survive the death of their process, and fsync is slow
     ring, saved = example_ring(), RingFiles(directory / "replay")
     if found is not None:
         saved.read(ring, unpack(found.blobs["replay"]))
@@ -512,10 +514,10 @@ def train_for_ever(directory: Path, found: checkpoint.Checkpoint | None) -> None
         save(directory, step, {}, {}, number=step, blobs=blobs, files=saved.files)
 
 
-def test_a_replay_is_whole_however_its_writer_is_killed(tmp_path: Path) -> None:
+def test_replay_is_consistent_whenever_its_writer_is_killed(tmp_path: Path) -> None:
     draw, found, newest = random.Random(0), None, 0
     for kills in range(200):
-        if kills >= 25 and newest > 10:  # a machine that is busy takes longer to get there
+        if kills >= 25 and newest > 10:  # a busy machine needs more attempts
             break
         child = os.fork()
         if child == 0:
@@ -549,7 +551,7 @@ def test_a_replay_is_whole_however_its_writer_is_killed(tmp_path: Path) -> None:
         pytest.fail("they wrote next to nothing meanwhile")
 
 
-def test_the_hash_of_parameters_tells_every_bit_and_name() -> None:
+def test_parameters_hash_depends_on_every_bit_and_name() -> None:
     state = {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor(3)}
     digest = parameters_hash(state)
     assert parameters_hash({"b": torch.tensor(3), "a": torch.tensor([1.0, 0.0])}) == digest
@@ -557,7 +559,7 @@ def test_the_hash_of_parameters_tells_every_bit_and_name() -> None:
     assert parameters_hash({"a": state["a"], "c": state["b"]}) != digest
 
 
-def test_tensors_of_every_kind_are_read_back_by_the_library_of_their_format() -> None:
+def test_tensors_of_every_dtype_are_readable_by_safetensors() -> None:
     tensors = {
         **{str(kind): torch.arange(7).to(kind) for kind in DTYPES},
         "a scalar": torch.tensor(2.5),

@@ -1,10 +1,10 @@
-"""A learner whose nets are on another device than those who act.
+"""Tests of a learner whose networks are on another device than those of the samplers.
 
-There is no GPU here. Torch's own lazy device runs on the CPU, but is another device all the same: tensors of both
-cannot be mixed, and its tensors are no numpy arrays. It has no parameters that are views of one vector, no fused
-optimizers, and chunk and split do not work there: so gradients are looked at, and what is published, of algorithms
-that do without these; not updates, memory, noisy nets or SAC. It stays initialised, so all of it is done in a process
-of its own.
+These tests need no GPU. The lazy device of torch runs on the CPU but counts as another device: its tensors cannot be
+mixed with CPU tensors or converted to numpy arrays directly. It supports neither parameters that are views of one
+vector nor fused optimizers, chunk and split. The tests therefore cover gradients and published weights of algorithms
+that do not need these, but not updates, memory, noisy nets or SAC. The device stays initialized, so each test uses a
+process of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 def parts(case: str) -> tuple[Any, Any, Any, Any]:
-    """A learner, rollouts, a batch, and what makes the same learner anew."""
+    """Return a learner, a rollout, a batch, and the recipe that creates the same learner again."""
     from remuda.learning.weights import LocalWeights
 
     algo, env, groups = CASES[case]
@@ -94,7 +94,7 @@ def main(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.long if c == "td3" else ()) for c in CASES])
-def test_gradients_are_those_of_the_cpu_and_acting_stays_there(case: str) -> None:
+def test_gradients_equal_those_of_the_cpu_and_agents_act_on_the_cpu(case: str) -> None:
     done = subprocess.run([sys.executable, __file__, case], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -106,7 +106,7 @@ def test_gradients_are_those_of_the_cpu_and_acting_stays_there(case: str) -> Non
     ("async", "meta", "is not on this machine: use cpu"),
     ("async", "hpu", "is not on this machine: use cpu"),
 ])  # fmt: skip
-def test_what_cannot_be_is_refused(scheme: str, device: str, words: str) -> None:
+def test_unsupported_devices_are_refused(scheme: str, device: str, words: str) -> None:
     def build() -> Any:
         short = {"algo": "impala", "env": "CartPole-v1", "scheme": scheme}
         return make_recipe(*resolve_config(short, {"scheme": {"device": device}}))

@@ -1,4 +1,4 @@
-"""Gradients computed in parts by several threads equal those of the whole batch."""
+"""Tests that gradients computed in parts by several threads equal those of the whole batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def learner_of(algorithm: Any, num_parts: int) -> Learner:
 
 
 def stale_batch(impala: IMPALA, B: int) -> Batch:
-    """Of a policy that has changed since, with episodes that end: parts have different numbers of real rows."""
+    """Return a batch of a policy that has changed since, whose columns have different numbers of real rows."""
     rollout = make_rollout(impala.agent, 9, B, seed=2)
     move(impala.agent)
     with torch.no_grad():
@@ -39,8 +39,8 @@ def threads() -> set[str]:
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize("num_parts", [2, 3, 5, 9])
 @pytest.mark.parametrize("action", ["discrete", "box"])
-def test_parts_make_up_the_whole(reduction: Any, num_parts: int, action: str) -> None:
-    """Nine parts are more than there are columns."""
+def test_gradients_in_parts_equal_those_of_the_whole_batch(reduction: Any, num_parts: int, action: str) -> None:
+    """Nine parts exceed the number of columns."""
     agent = make_agent(action=box((2,)) if action == "box" else None)
     impala = IMPALA(agent, 5, gamma=0.9, reduction=reduction, ent_coef=0.02, rho_clip=1.1)
     batch = stale_batch(impala, 5)
@@ -57,7 +57,7 @@ def test_parts_make_up_the_whole(reduction: Any, num_parts: int, action: str) ->
     assert 0 < float(expected.metrics["rho_clipped"]) < 1
 
 
-def test_with_memory() -> None:
+def test_gradients_in_parts_of_a_recurrent_agent() -> None:
     agent = make_agent(core="gru", core_size=8, shared=True)
     impala = IMPALA(agent, 4, gamma=0.9, reduction="mean")
     rollout = make_rollout(make_agent(), 9, 4, seed=2)
@@ -70,7 +70,7 @@ def test_with_memory() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
-def test_a_part_without_real_rows_adds_nothing(reduction: Any) -> None:
+def test_part_without_real_rows_contributes_nothing(reduction: Any) -> None:
     impala = IMPALA(make_agent(), 4, gamma=0.9, reduction=reduction)
     batch = stale_batch(impala, 4)
     mask = batch.steps.mask.clone()
@@ -84,8 +84,8 @@ def test_a_part_without_real_rows_adds_nothing(reduction: Any) -> None:
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
-def test_a_batch_without_real_rows_has_no_gradient(reduction: Any) -> None:
-    """As when every env was reset in a rollout of one row: an update of nothing, by however many threads."""
+def test_batch_without_real_rows_has_zero_gradient(reduction: Any) -> None:
+    """Such a batch occurs if every env is reset in a rollout of one row."""
     impala = IMPALA(make_agent(), 4, gamma=0.9, reduction=reduction)
     batch = stale_batch(impala, 4)
     batch = replace(batch, steps=batch.steps.replace(mask=torch.zeros_like(batch.steps.mask)))
@@ -96,8 +96,8 @@ def test_a_batch_without_real_rows_has_no_gradient(reduction: Any) -> None:
         assert not found.groups["policy"].any()
 
 
-def test_sums_means_and_shares_by_hand() -> None:
-    """Two columns with 3 and 1 real rows: a mean weighs them so, a sum adds them up."""
+def test_sums_and_means_by_worked_numbers() -> None:
+    """With two columns of 3 and 1 real rows, a mean weights them by 3/4 and 1/4, and a sum adds them."""
     impala = IMPALA(make_agent(), 2, gamma=0.9)
     rollout = make_rollout(impala.agent, 3, 2)
     mask = torch.tensor([[True, True], [True, False], [True, False]])
@@ -116,12 +116,12 @@ def test_sums_means_and_shares_by_hand() -> None:
     assert total.groups["policy"].tolist() == [4.0] * 2
     assert float(mean.metrics["loss"]) == float(mean.metrics["rho"]) == 2.5
     assert float(total.metrics["loss"]) == 4.0
-    assert float(total.metrics["rho"]) == 2.5, "what is no loss is a mean over rows"
+    assert float(total.metrics["rho"]) == 2.5, "metrics other than losses are means over rows"
     assert mean.stop
     assert mean.version == 6
 
 
-def test_an_error_in_a_part_is_raised() -> None:
+def test_error_in_a_part_is_raised() -> None:
     impala = IMPALA(make_agent(), 2, gamma=0.9)
     parts, batch = GradientThreads(2, "sum"), impala.prepare(make_rollout(impala.agent, 3, 2))
 
@@ -133,7 +133,7 @@ def test_an_error_in_a_part_is_raised() -> None:
     parts.close()
 
 
-def test_its_threads_end_with_it() -> None:
+def test_threads_end_with_the_learner() -> None:
     before = threads()
     impala = IMPALA(make_agent(), 4, gamma=0.9)
     learner = learner_of(impala, 3)
@@ -143,7 +143,7 @@ def test_its_threads_end_with_it() -> None:
     learner.close()
     assert threads() <= before
     learner.close()
-    assert learner.gradients(batch).groups["policy"].isfinite().all(), "what was learned stays, and can be used"
+    assert learner.gradients(batch).groups["policy"].isfinite().all(), "the learner stays usable after close"
 
 
 def test_one_part_starts_no_thread() -> None:

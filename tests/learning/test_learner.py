@@ -1,4 +1,4 @@
-"""The learner: G changes nothing, U changes parameters once, and gradients that are not finite are skipped."""
+"""Tests of the learner: `gradients` changes no parameter, `apply` steps once, non-finite gradients are skipped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from remuda.replay import RolloutBuffer
 
 
 class Toy(nn.Module):
-    """Two groups: `a` is pulled to the batch, `b` to a; losses and calls are what the test wants."""
+    """A fake algorithm with two parameter groups whose losses share one graph."""
 
     agent = None
 
@@ -40,7 +40,7 @@ class Toy(nn.Module):
         return {"first": [self.a], "second": [self.b, self.unused]}
 
     def losses(self, batch: Any, clock: Clock) -> Losses:
-        shared = (self.a * batch).sum()  # one graph under both losses
+        shared = (self.a * batch).sum()  # both losses share this graph
         first = shared + 0.5 * self.a.square().sum()
         second = (shared * self.b).sum()
         return Losses({"first": first, "second": second}, {"loss": first.detach(), "clip": 0.5})
@@ -89,8 +89,8 @@ def test_each_group_gets_the_gradient_of_its_own_loss() -> None:
     toy, learner = make_toy()
     groups = learner.gradients(BATCH).groups
     shared = float((toy.a.detach() * BATCH).sum())
-    assert groups["first"].tolist() == [3 + 1, 5 - 2]  # nothing of the second loss, which also depends on a
-    assert groups["second"].tolist() == [shared, shared, 0, 0, 0]  # unused: zero
+    assert groups["first"].tolist() == [3 + 1, 5 - 2]  # the second loss, which also depends on a, does not contribute
+    assert groups["second"].tolist() == [shared, shared, 0, 0, 0]  # the unused parameter has zero gradient
 
 
 def test_parameters_are_views_of_one_vector_in_each_group() -> None:
@@ -111,11 +111,13 @@ def test_parameters_of_different_dtypes_are_refused() -> None:
 
 
 def test_all_groups_are_computed_before_any_is_stepped() -> None:
-    # With so large an epsilon, RMSprop is plain gradient descent with a rate of 0.1.
+    # With an epsilon of 1e6 and a rate of 1e5, RMSprop is gradient descent with a rate of 0.1.
     toy, learner = make_toy(name="rmsprop", rate="1e5", epsilon=1e6)
     learner.step(BATCH)
     assert toy.a.tolist() == pytest.approx([1 - 0.1 * 4, -2 - 0.1 * 3], rel=1e-4)
-    assert toy.b.flatten().tolist() == pytest.approx([0.5 + 0.1 * 7, 4 + 0.1 * 7], rel=1e-4)  # 7: of a as it was
+    assert toy.b.flatten().tolist() == pytest.approx(
+        [0.5 + 0.1 * 7, 4 + 0.1 * 7], rel=1e-4
+    )  # 7 comes from `a` before its step
 
 
 def by_torch(name: str, vector: Tensor, decay: float, momentum: float) -> torch.optim.Optimizer:
@@ -132,7 +134,7 @@ def by_torch(name: str, vector: Tensor, decay: float, momentum: float) -> torch.
 @pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop"])
 @pytest.mark.parametrize("sizes", [[4], [1, 3], [2, 0, 1, 1]])
 def test_optimizers_equal_those_of_torch(sizes: list[int], name: str, decay: float, momentum: float) -> None:
-    """In one piece and in many."""
+    """Gradients are given in one piece and in several."""
     expected = torch.tensor([1.0, -2.0, 0.5, 4.0])
     vector = expected.detach().clone()
     reference = by_torch(name, expected, decay, momentum)
@@ -148,7 +150,7 @@ def test_optimizers_equal_those_of_torch(sizes: list[int], name: str, decay: flo
 
 
 class Images(Toy):
-    """A net whose convolutions have gradients that lie otherwise in memory than their weights do."""
+    """A net whose convolution gradients have another memory format than their weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,7 +166,7 @@ class Images(Toy):
 
 
 @pytest.mark.parametrize("max_grad_norm", [None, 0.01])
-def test_learning_from_images_takes_the_steps_of_torch(max_grad_norm: float | None) -> None:
+def test_learning_from_images_equals_torch(max_grad_norm: float | None) -> None:
     images = torch.rand(5, 4, 36, 36, generator=torch.Generator().manual_seed(4))
     mine, theirs = Images(), Images()
     learner = Learner(mine, OptimizerOptions(), parse_schedule("0.01"), max_grad_norm)  # type: ignore[arg-type]
@@ -185,14 +187,14 @@ def test_learning_from_images_takes_the_steps_of_torch(max_grad_norm: float | No
 
 
 def test_adam_by_worked_numbers() -> None:
-    """After bias correction the first step is rate * g / (|g| + eps): its size is the rate, whatever the gradient."""
+    """After bias correction the first step is rate * g / (|g| + eps)."""
     toy, learner = make_toy(rate="0.01", epsilon=1.0)
     learner.step(BATCH)
     assert toy.a.tolist() == pytest.approx([1 - 0.01 * 4 / 5, -2 - 0.01 * 3 / 4])
 
 
 def spy_on_steps(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Norms of the gradients as the optimizers see them."""
+    """Replace the optimizer steps and return the norms of the gradients that they receive."""
     seen: dict[str, float] = {}
     for name, optimizer in learner.optimizers.items():
 
@@ -208,19 +210,19 @@ def test_gradients_are_clipped_by_their_norm_in_each_group(monkeypatch: pytest.M
     shared = abs(float((toy.a.detach() * BATCH).sum()))
     seen = spy_on_steps(learner, monkeypatch)
     metrics = learner.step(BATCH).metrics
-    assert seen["first"] == pytest.approx(5.0)  # below the limit: untouched
+    assert seen["first"] == pytest.approx(5.0)  # below the limit, hence not clipped
     assert seen["second"] == pytest.approx(6.0, rel=1e-5)
-    assert metrics["grad_norm"] == pytest.approx(math.sqrt(2) * shared)  # as found, before clipping
+    assert metrics["grad_norm"] == pytest.approx(math.sqrt(2) * shared)  # the norm before clipping
 
 
-def test_a_limit_of_none_never_clips(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_max_grad_norm_none_never_clips(monkeypatch: pytest.MonkeyPatch) -> None:
     _, learner = make_toy()
     seen = spy_on_steps(learner, monkeypatch)
     learner.step(BATCH * 1e3)
     assert seen["second"] > 1e3
 
 
-def test_the_learning_rate_is_set_before_every_update() -> None:
+def test_learning_rate_is_set_before_every_update() -> None:
     toy, learner = make_toy(rate="linear(0.1, 0)", epsilon=1e-12)
     for progress, rate in ((0.0, 0.1), (0.5, 0.05), (1.0, 0.0), (7.0, 0.0)):
         learner.set_progress(progress)
@@ -232,7 +234,7 @@ def test_the_learning_rate_is_set_before_every_update() -> None:
     assert learner.version == 4
 
 
-def test_a_group_may_have_a_rate_of_its_own() -> None:
+def test_parameter_group_can_have_its_own_learning_rate() -> None:
     toy = Toy()
     own_rates = {"second": parse_schedule("linear(0.4, 0)")}
     learner = Learner(toy, OptimizerOptions(epsilon=1e-12), parse_schedule("0.1"), None, own_rates=own_rates)  # type: ignore[arg-type]
@@ -245,7 +247,7 @@ def test_a_group_may_have_a_rate_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_gradients_that_are_not_finite_change_nothing_and_are_counted(bad: float) -> None:
+def test_non_finite_gradients_are_skipped_and_counted(bad: float) -> None:
     toy, learner = make_toy(max_grad_norm=0.5)
     learner.step(BATCH)
     before, state = copies(toy), learner.state_dict()
@@ -261,11 +263,11 @@ def test_gradients_that_are_not_finite_change_nothing_and_are_counted(bad: float
     assert not equal(before, toy)
 
 
-def test_ten_bad_updates_in_a_row_end_the_run_with_one_sentence() -> None:
+def test_ten_consecutive_skipped_updates_raise_an_error() -> None:
     toy, learner = make_toy()
     for _ in range(MAX_BAD_UPDATES - 1):
         learner.step(BAD)
-    learner.step(BATCH)  # a good one: the count starts again
+    learner.step(BATCH)  # a finite gradient resets the count
     before = copies(toy)
     for _ in range(MAX_BAD_UPDATES - 1):
         learner.step(BAD)
@@ -300,11 +302,11 @@ def learn_rounds(learner: Learner, rounds: range) -> None:
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "rmsprop"])
 @pytest.mark.parametrize("kind", ["ppo", "a2c"])
-def test_a_loaded_state_continues_bit_by_bit(kind: str, optimizer: str) -> None:
+def test_loaded_state_continues_bit_equal(kind: str, optimizer: str) -> None:
     first, second = make_real(kind, 0, optimizer), make_real(kind, 1, optimizer)
     learn_rounds(first, range(3))
     first.step(bad_batch(first))
-    # A copy, or both would share the optimizer's tensors, as torch's own load_state_dict does.
+    # Without a copy both learners would share the optimizer's tensors, as with torch's load_state_dict.
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     assert (second.version, second.clock, second.skipped) == (first.version, first.clock, 1)
     first_moments = first.optimizers["policy"].state_dict()
@@ -334,7 +336,7 @@ def test_prepare_needs_no_gradient() -> None:
     assert not batch.targets.value.requires_grad
 
 
-def test_local_weights_move_only_their_version() -> None:
+def test_local_weights_change_only_their_version() -> None:
     weights = LocalWeights(3)
     assert weights.pull(-1) == 3
     weights.publish(8)
@@ -342,6 +344,6 @@ def test_local_weights_move_only_their_version() -> None:
 
 
 @pytest.mark.parametrize("sizes", [[3], [LARGE], [LARGE + 1], [3, LARGE, 5], [LARGE, 2 * LARGE + 8]])
-def test_the_norm_is_that_of_all_pieces_however_large(sizes: list[int]) -> None:
+def test_norm_is_that_of_all_pieces(sizes: list[int]) -> None:
     pieces = tuple(torch.randn(size) for size in sizes)
     assert norm(pieces) == pytest.approx(float(torch.cat(pieces).double().norm()), rel=1e-5)

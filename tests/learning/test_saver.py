@@ -1,4 +1,4 @@
-"""Checkpoints written by a background thread."""
+"""Tests of checkpoints written by a background thread."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Told:
         self.threads.append(threading.current_thread().name)
 
 
-def test_what_was_taken_is_written_whatever_changes_meanwhile(tmp_path: Path) -> None:
+def test_snapshot_is_written_although_the_state_changes_meanwhile(tmp_path: Path) -> None:
     told = Told()
     saver = Saver(tmp_path, "last", told)
     state = learner(1.0)
@@ -44,13 +44,13 @@ def test_what_was_taken_is_written_whatever_changes_meanwhile(tmp_path: Path) ->
     assert found.learner["weight"].tolist() == [1.0] * 3
     assert told.steps == [7]
     assert told.found == [tmp_path / "step-7"]
-    assert told.threads == ["MainThread"], "told where the run can be touched"
+    assert told.threads == ["MainThread"], "the callback runs in the main thread"
     saver.wait()
     saver.poll()
-    assert told.steps == [7], "once"
+    assert told.steps == [7], "the callback is called once"
 
 
-def test_one_is_written_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_are_written_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told, may_go, real = Told(), threading.Event(), module.write
     running: list[int] = []
 
@@ -65,7 +65,7 @@ def test_one_is_written_after_the_other(tmp_path: Path, monkeypatch: pytest.Monk
     saver = Saver(tmp_path, "all", told)
     saver.save(snapshot(1, learner(1.0), {}), 1)
     saver.poll()
-    assert told.steps == [], "it is still being written, and nobody waited"
+    assert told.steps == [], "poll does not wait for the writing thread"
     threading.Timer(0.2, may_go.set).start()
     saver.save(snapshot(2, learner(2.0), {}), 2)
     assert told.steps == [1]
@@ -74,7 +74,7 @@ def test_one_is_written_after_the_other(tmp_path: Path, monkeypatch: pytest.Monk
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-1", "step-2"]
 
 
-def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported_to_the_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told()
     saver = Saver(tmp_path, "last", told)
     saver.save(snapshot(1, learner(1.0), {}), 1)
@@ -90,7 +90,7 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert load_newest(tmp_path).step == 1
 
 
-def test_any_other_failure_is_raised_where_it_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_failures_are_raised_by_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Path:
         raise TypeError("a mistake of ours")
 
@@ -101,7 +101,7 @@ def test_any_other_failure_is_raised_where_it_is_waited_for(tmp_path: Path, monk
         saver.wait()
 
 
-def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_deleted(tmp_path: Path) -> None:
     (tmp_path / ".writing-123").mkdir()
     (tmp_path / ".writing-123/tensors.safetensors").write_bytes(b"half")
     Saver(tmp_path, "last", Told())

@@ -1,4 +1,4 @@
-"""Schedules parsed from text, and one sentence for each error."""
+"""Tests of schedules parsed from text and of their error messages, one sentence each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_values_over_a_run(text: str | float, expected: list[float]) -> None:
     assert [schedule(progress) for progress in (0.0, 0.25, 0.5, 0.75, 1.0)] == pytest.approx(expected)
 
 
-def test_before_and_after_the_run_the_ends_hold() -> None:
+def test_schedules_are_constant_before_and_after_the_run() -> None:
     schedule = parse_schedule("linear(1, 0.5)")
     assert (schedule(-0.1), schedule(1.5)) == (1.0, 0.5)
 
@@ -61,7 +61,7 @@ def test_before_and_after_the_run_the_ends_hold() -> None:
         "piecewise(0:1, 1:inf)",
     ],
 )
-def test_anything_else_is_refused_in_one_sentence(text: str) -> None:
+def test_invalid_text_is_refused_in_one_sentence(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_schedule(text, "algo.learning_rate")
     message = str(caught.value)

@@ -1,4 +1,4 @@
-"""Weights in shared memory and files: versions, no torn copies, and no leftovers."""
+"""Tests of weights in shared memory and files: versions, consistent copies, and cleanup."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from torch import nn
 from remuda.learning.weights import FileWeights, LocalWeights, SharedWeights
 from remuda.nets import RunningMoments
 
-torch.set_num_threads(1)  # more are many times slower on arrays this small when the machine is busy
+torch.set_num_threads(1)  # more threads are many times slower on arrays this small when the machine is busy
 
 
 class Net(nn.Module):
-    """Parameters of several shapes, a number without axes, and buffers of other types."""
+    """A module with parameters of several shapes, a scalar, and buffers of other dtypes."""
 
     def __init__(self, size: int = 7) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Net(nn.Module):
 
 
 def numbers(net: nn.Module) -> set[float]:
-    """All that it holds: one number in a copy that is whole."""
+    """Return the extreme values of all tensors: a single number if the copy is consistent."""
     return {value for tensor in net.state_dict().values() for value in (tensor.min().item(), tensor.max().item())}
 
 
@@ -53,7 +53,7 @@ def pair() -> Iterator[tuple[Net, SharedWeights, Net, SharedWeights]]:
     ours.close()
 
 
-def test_a_cell_of_this_process_is_only_a_version() -> None:
+def test_local_weights_hold_only_a_version() -> None:
     weights = LocalWeights(3)
     assert weights.pull(have=-1) == 3
     weights.publish(4)
@@ -61,21 +61,21 @@ def test_a_cell_of_this_process_is_only_a_version() -> None:
     weights.close()
 
 
-def test_what_it_starts_with_is_there_at_once(pair: Any) -> None:
+def test_initial_weights_can_be_pulled_at_once(pair: Any) -> None:
     _, _, other, theirs = pair
     assert theirs.pull(have=-1) == 5
     assert numbers(other) == {1.0}
 
 
-def test_only_what_is_newer_is_copied(pair: Any) -> None:
+def test_pull_copies_only_newer_weights(pair: Any) -> None:
     mine, ours, other, theirs = pair
     assert theirs.pull(have=-1) == 5
     other.fill(9.0)
     assert theirs.pull(have=5) == 5
-    assert numbers(other) == {9.0}, "the same version: nothing is touched"
+    assert numbers(other) == {9.0}, "pulling the same version copies nothing"
     mine.fill(2.0)
     assert theirs.pull(have=-1) == 5
-    assert numbers(other) == {1.0}, "not published yet"
+    assert numbers(other) == {1.0}, "changed weights are not published yet"
     ours.publish(6)
     assert theirs.pull(have=5) == 6
     assert numbers(other) == {2.0}
@@ -85,7 +85,7 @@ def test_only_what_is_newer_is_copied(pair: Any) -> None:
     assert numbers(other) == {9.0}
 
 
-def test_versions_need_not_be_neighbours_and_may_go_back(pair: Any) -> None:
+def test_versions_may_skip_numbers_and_decrease(pair: Any) -> None:
     mine, ours, other, theirs = pair
     have = -1
     for version in (6, 7, 100, 40, 41, 42):
@@ -104,8 +104,8 @@ def test_several_publications_between_two_pulls(pair: Any) -> None:
     assert numbers(other) == {10.0}
 
 
-def test_buffers_travel_in_their_own_type(pair: Any) -> None:
-    """Running statistics are float64: rounded to float32 the actor would see other inputs than the learner."""
+def test_buffers_keep_their_dtype(pair: Any) -> None:
+    """Running statistics are float64: rounded to float32, inputs of samplers would differ from the learner's."""
     mine, ours, other, theirs = pair
     exact = 1.0 + 2.0**-40
     mine.moments.mean.fill_(exact)
@@ -118,7 +118,7 @@ def test_buffers_travel_in_their_own_type(pair: Any) -> None:
     assert not other.passing.any()
 
 
-def test_the_module_itself_is_filled_and_its_gradients_are_untouched(pair: Any) -> None:
+def test_pull_writes_into_the_module_and_leaves_gradients_alone(pair: Any) -> None:
     _, _, other, theirs = pair
     before = {name: parameter.data_ptr() for name, parameter in other.named_parameters()}
     theirs.pull(have=-1)
@@ -129,7 +129,7 @@ def test_the_module_itself_is_filled_and_its_gradients_are_untouched(pair: Any) 
 
 
 def read_until(fd: int, size: int, last: int) -> int:
-    """Pulls as fast as it can; how many publications it saw, each of them whole."""
+    """Pull as fast as possible, assert that every copy is consistent, and return the number of versions seen."""
     net = Net(size)
     weights = SharedWeights(net, fd=fd)
     have, pulls = -1, 0
@@ -145,14 +145,14 @@ def read_until(fd: int, size: int, last: int) -> int:
     return pulls
 
 
-def test_a_reader_in_another_process_never_keeps_a_torn_copy() -> None:
+def test_reader_in_another_process_never_keeps_an_inconsistent_copy() -> None:
     size, last = 5000, 4000
     mine = Net(size)
     mine.fill(0.0)
     ours = SharedWeights(mine, version=0)
     from_reader, to_parent = os.pipe()
     pid = os.fork()
-    if pid == 0:  # nothing of pytest's may run here
+    if pid == 0:  # pytest must not run in the child
         said = b"failed"
         try:
             said = str(read_until(ours.fd, size, last)).encode()
@@ -164,17 +164,17 @@ def test_a_reader_in_another_process_never_keeps_a_torn_copy() -> None:
         mine.fill(float(version))
         ours.publish(version)
         if version % 50 == 0:
-            time.sleep(0.001)  # where one core is shared, the reader gets a turn
+            time.sleep(0.001)  # gives the reader a turn on a machine with one core
     said = os.read(from_reader, 100).decode()
     os.close(from_reader)
     os.waitpid(pid, 0)
     ours.close()
     assert said != "failed"
-    assert int(said) > 20, "it pulled while there was writing"
+    assert int(said) > 20, "the reader pulled while weights were published"
 
 
-def test_a_copy_that_is_written_over_meanwhile_is_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the reader meets when it sleeps in the middle of a copy, made certain."""
+def test_copy_that_is_overwritten_meanwhile_is_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test publishes in the middle of a copy, which otherwise happens only if the reader is descheduled."""
     mine, other = Net(), Net()
     mine.fill(1.0)
     ours = SharedWeights(mine, version=1)
@@ -187,7 +187,7 @@ def test_a_copy_that_is_written_over_meanwhile_is_thrown_away(monkeypatch: pytes
         if target.data_ptr() == other.scale.data_ptr() and len(passed) < 3:
             passed.append(target.item())
             monkeypatch.setattr(torch.Tensor, "copy_", copied)
-            for _ in range(2):  # both copies are new now
+            for _ in range(2):  # overwrites both copies in shared memory
                 mine.fill(mine.scale.item() + 1)
                 ours.publish(int(mine.scale.item()))
             monkeypatch.setattr(torch.Tensor, "copy_", copy_slowly)
@@ -202,14 +202,14 @@ def test_a_copy_that_is_written_over_meanwhile_is_thrown_away(monkeypatch: pytes
     ours.close()
 
 
-def test_a_module_of_another_size_is_refused() -> None:
+def test_module_of_another_size_is_refused() -> None:
     ours = SharedWeights(Net(2))
     with pytest.raises(ValueError, match="it belongs to other arrays"):
         SharedWeights(Net(2000), fd=ours.fd)
     ours.close()
 
 
-def test_closing_leaves_nothing() -> None:
+def test_close_leaves_no_descriptor_or_mapping() -> None:
     gc.collect()
     before = sorted(os.listdir("/proc/self/fd"))
     mine = Net()
@@ -223,23 +223,25 @@ def test_closing_leaves_nothing() -> None:
     gc.collect()
     assert sorted(os.listdir("/proc/self/fd")) == before
     assert "memfd:remuda" not in mappings.read_text()
-    ours.close()  # again does nothing
-    mine.fill(4.0)  # the module itself lives on
+    ours.close()  # a second close has no effect
+    mine.fill(4.0)  # the module stays usable
     assert numbers(mine) == {4.0}
 
 
-def test_a_file_holds_the_newest_and_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_holds_the_newest_weights_and_is_read_once_per_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mine, other = Net(), Net()
     mine.fill(1.0)
     ours, theirs = FileWeights(mine, tmp_path / "weights", version=5), FileWeights(other, tmp_path / "weights")
     assert theirs.pull(have=-1) == 5
     assert numbers(other) == {1.0}
-    monkeypatch.setattr("remuda.learning.weights.load", None)  # nothing is read that was read before
+    monkeypatch.setattr("remuda.learning.weights.load", None)  # a version that was read is not read again
     assert theirs.pull(have=5) == 5
     monkeypatch.undo()
     mine.fill(2.0)
     assert theirs.pull(have=5) == 5
-    assert numbers(other) == {1.0}, "nothing is published by changing it"
+    assert numbers(other) == {1.0}, "changing the module publishes nothing"
     ours.publish(9)
     assert theirs.pull(have=5) == 9
     assert numbers(other) == {2.0}
@@ -248,8 +250,8 @@ def test_a_file_holds_the_newest_and_is_read_once(tmp_path: Path, monkeypatch: p
     theirs.close()
 
 
-def test_files_are_never_torn(tmp_path: Path) -> None:
-    """A process that publishes as fast as it can, and one that reads as fast as it can."""
+def test_weights_files_are_never_inconsistent(tmp_path: Path) -> None:
+    """One process publishes and another one reads, both as fast as possible."""
     path = tmp_path / "weights"
     mine, other = Net(300), Net(300)
     mine.fill(0.0)
@@ -268,11 +270,11 @@ def test_files_are_never_torn(tmp_path: Path) -> None:
         assert number == have
         seen.add(have)
     os.kill(child, signal.SIGKILL)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL, "it was still publishing"
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL, "the child was still publishing"
 
 
-def test_a_file_of_images_and_of_layers_that_two_nets_share(tmp_path: Path) -> None:
-    """Weights that do not lie in the order of their axes, and one tensor under two names."""
+def test_file_with_channels_last_weights_and_shared_layers(tmp_path: Path) -> None:
+    """Convolution weights are not contiguous in memory, and one tensor has two names."""
 
     def make() -> nn.Module:
         shared = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
@@ -283,10 +285,10 @@ def test_a_file_of_images_and_of_layers_that_two_nets_share(tmp_path: Path) -> N
     assert FileWeights(other, tmp_path / "weights").pull(-1) == 5
     for name, tensor in mine.state_dict().items():
         assert torch.equal(other.state_dict()[name], tensor)
-    assert not other["policy"].weight.is_contiguous(), "what it is copied to lies as it did"
+    assert not other["policy"].weight.is_contiguous(), "the target keeps its memory format"
 
 
-def test_on_a_full_disk_the_file_stays_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_file_is_unchanged_if_writing_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     net = nn.Linear(2, 2)
     ours = FileWeights(net, tmp_path / "weights.safetensors", version=1)
     theirs = FileWeights(nn.Linear(2, 2), tmp_path / "weights.safetensors")
@@ -294,7 +296,7 @@ def test_on_a_full_disk_the_file_stays_as_it_is(tmp_path: Path, caplog: pytest.L
     for version in (2, 3):
         ours.publish(version)
     assert theirs.pull(-1) == 1
-    assert len(caplog.messages) == 1, "it is said once"
+    assert len(caplog.messages) == 1, "the failure is logged once"
     assert "weights of update 2 were not written" in caplog.messages[0]
     (tmp_path / ".writing-weights.safetensors").rmdir()
     ours.publish(4)
@@ -304,7 +306,7 @@ def test_on_a_full_disk_the_file_stays_as_it_is(tmp_path: Path, caplog: pytest.L
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
-def test_a_buffer_that_is_another_tensor_by_now_travels_too(tmp_path: Path, kind: str) -> None:
+def test_buffer_replaced_by_another_tensor_is_published_too(tmp_path: Path, kind: str) -> None:
     ours, theirs = Net(), Net()
     path = tmp_path / "weights.safetensors"
     mine: Any = SharedWeights(ours) if kind == "memory" else FileWeights(ours, path, 0)
@@ -321,14 +323,14 @@ def test_a_buffer_that_is_another_tensor_by_now_travels_too(tmp_path: Path, kind
         weights.close()
 
 
-def test_who_joins_may_be_in_another_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invitation_holds_an_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     message, _ = FileWeights(Net(), Path("weights.safetensors"), 0).invitation()
     assert Path(message["weights"]) == tmp_path / "weights.safetensors"
 
 
-def test_a_version_that_is_published_again_is_pulled_again(pair: Any) -> None:
-    """Statistics move in rounds that have no update, too."""
+def test_version_that_is_published_again_is_pulled_again(pair: Any) -> None:
+    """Statistics change in rounds without an update too."""
     mine, ours, other, theirs = pair
     ours.publish(3)
     assert theirs.pull(-1) == 3
@@ -338,4 +340,4 @@ def test_a_version_that_is_published_again_is_pulled_again(pair: Any) -> None:
     assert numbers(other) == {7.0}
     other.fill(1.0)
     assert theirs.pull(3) == 3
-    assert numbers(other) == {1.0}, "what it has is not copied once more"
+    assert numbers(other) == {1.0}, "unchanged weights are not copied again"

@@ -1,4 +1,4 @@
-"""Default presets on classic control, the goals of docs/results.md: minutes each."""
+"""Tests that default presets reach the goals of docs/results.md on classic control; each takes minutes."""
 
 import pytest
 

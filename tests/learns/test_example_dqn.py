@@ -1,4 +1,4 @@
-"""examples/dqn.py: a loop of one's own on EnvPool and ReplayBuffer, in about 60 lines, that learns CartPole."""
+"""Tests of examples/dqn.py, a custom loop on EnvPool and ReplayBuffer in about 60 lines that learns CartPole."""
 
 from __future__ import annotations
 
@@ -27,18 +27,20 @@ def example() -> Iterator[Any]:
     torch.set_num_threads(threads)
 
 
-def test_it_is_short_and_the_same_every_time(example: Any) -> None:
+def test_example_is_short_and_reproducible(example: Any) -> None:
     assert len(EXAMPLE.read_text().splitlines()) <= 62
     found = [example.train(steps=400, warm_up=100, batch_size=16) for _ in range(2)]
-    assert len(found[0][1]) > 5, "episodes ended"
+    assert len(found[0][1]) > 5, "some episodes ended"
     assert found[0][1] == found[1][1]
     first, second = ({name: tensor.tolist() for name, tensor in net.state_dict().items()} for net, _ in found)
     assert first == second
     untrained, _ = example.train(steps=80, warm_up=100)
-    assert first != {name: tensor.tolist() for name, tensor in untrained.state_dict().items()}, "it was trained"
+    assert first != {name: tensor.tolist() for name, tensor in untrained.state_dict().items()}, (
+        "training changes the parameters"
+    )
 
 
 @pytest.mark.long
-def test_it_learns(example: Any) -> None:
+def test_example_learns_cartpole(example: Any) -> None:
     _, returns = example.train(seed=1)
     assert np.mean(returns[-30:]) > 400

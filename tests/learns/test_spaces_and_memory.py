@@ -1,4 +1,4 @@
-"""Learning with nested spaces, with memory, and on some env seeds alone: the optimum is known."""
+"""Tests of learning with nested spaces and with memory, in tasks with a known optimum."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def test_nested_observations_and_multidiscrete_actions(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["tuple", pytest.param("dict", marks=pytest.mark.long)])
-def test_actions_of_several_kinds_at_once(tmp_path, kind):
+def test_nested_actions_of_several_kinds(tmp_path, kind):
     agent, kwargs = {"log_std_init": -0.5, "shared": True}, {"kwargs": {"kind": kind}}
     run = learn(tmp_path, "puzzles:mixed", 30_000, agent=agent, envs=kwargs)
     assert run.result["eval"]["mean_reward"] >= 9.5
@@ -37,7 +37,7 @@ RECALL = {"cues": 2, "delay": 3}
 
 
 @pytest.mark.parametrize("core", ["lstm", pytest.param("gru", marks=pytest.mark.long), None])
-def test_a_cue_is_remembered_with_a_core_and_only_then(tmp_path, core):
+def test_cue_is_recalled_only_with_a_recurrent_core(tmp_path, core):
     algo = {"gamma": 0.99, "gae_lambda": 0.95, "ent_coef": 0.01, "batch_size": 256}
     run = learn(
         tmp_path, "Remuda/Recall-v0", 40_000, algo=algo, agent={"core": core, "core_size": 32, "shared": True},
@@ -48,7 +48,7 @@ def test_a_cue_is_remembered_with_a_core_and_only_then(tmp_path, core):
 
 
 @pytest.mark.long
-def test_a2c_remembers_too(tmp_path):
+def test_a2c_with_a_recurrent_core_recalls_the_cue(tmp_path):
     algo = {"n_steps": 16, "learning_rate": "linear(5e-3, 0)", "optimizer": "adam", "gamma": 0.99, "ent_coef": 0.01}
     run = remuda.train(
         "a2c", "Remuda/Recall-v0", steps=80_000, seed=1, out=tmp_path / "run", quiet=True, algo=algo,

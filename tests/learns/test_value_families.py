@@ -1,4 +1,4 @@
-"""Algorithms with a replay where the answer is known, in seconds; and default presets on small tasks, in minutes."""
+"""Tests of algorithms with a replay on tasks with a known optimum (seconds) and of default presets (minutes)."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ Q = {
 
 @pytest.mark.parametrize("ends", ["truncate", "terminate"])
 @pytest.mark.parametrize("algo", ["dqn", "rainbow"])
-def test_identity_is_learned_however_episodes_end(tmp_path: Path, algo: str, ends: str) -> None:
+def test_identity_is_learned_with_truncation_and_termination(tmp_path: Path, algo: str, ends: str) -> None:
     options = {**SMALL, "algo": Q, "envs": {"kwargs": {"ends": ends, "n": 3, "start": 2}}}
     run = remuda.train(algo, "puzzles:identity", steps=3000, seed=1, out=tmp_path / "run", **options)
     assert run.result["eval"]["mean_reward"] >= 9.9
 
 
 @pytest.mark.parametrize("algo", ["ddpg", "td3", "sac"])
-def test_actions_that_follow_what_is_seen(tmp_path: Path, algo: str) -> None:
+def test_continuous_actions_follow_the_observation(tmp_path: Path, algo: str) -> None:
     settings = {"gamma": 0.5, "batch_size": 64, "learning_starts": 200, "learning_rate": "2e-3", "train_freq": 4}
     run = remuda.train(algo, "puzzles:follow", steps=3000, seed=1, out=tmp_path / "run", algo=settings, **SMALL)
-    assert run.result["eval"]["mean_reward"] >= -0.5, "of -10 or so for actions at random"
+    assert run.result["eval"]["mean_reward"] >= -0.5, "random actions score about -10"
 
 
 CASES = [

@@ -1,4 +1,4 @@
-"""Distributions against torch's own, and frequencies of samples against their probabilities."""
+"""Tests of distributions against those of torch, and of sample frequencies against probabilities."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_categorical_agrees_with_torch(shape: tuple[int, ...]) -> None:
 
 
 def test_categorical_draws_each_action_as_often_as_its_probability() -> None:
-    """Noise on a regular grid: each action's share is its probability, to within one point of the grid."""
+    """With noise on a regular grid, each action's share is its probability within 1.5 grid points."""
     count, distribution = 10_000, Categorical(logits(6))
     grid = ((torch.arange(count) + 0.5) / count).unsqueeze(-1)
     shares = distribution.sample(grid).bincount(minlength=6) / count
@@ -64,15 +64,15 @@ def test_zero_noise_draws_the_first_possible_action() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 2.0**-24, 0.5, LARGEST])
-def test_an_impossible_action_is_never_drawn(noise: float) -> None:
-    """Of 20,000 rows, many have cumulative sums that rounding leaves below the largest noise."""
+def test_impossible_action_is_never_drawn(noise: float) -> None:
+    """In many of 20,000 rows, rounding leaves the cumulative sum below the largest noise."""
     rows = logits(20_000, 5)
     rows[:, [0, 2, 4]] = -INF
     drawn = Categorical(rows).sample(torch.full((20_000, 1), noise))
     assert set(drawn.tolist()) <= {1, 3}
 
 
-def test_actions_that_are_impossible_spoil_neither_values_nor_gradients() -> None:
+def test_values_and_gradients_are_finite_with_impossible_actions() -> None:
     raw = torch.tensor([[0.0, -INF, math.log(3.0)]], requires_grad=True)
     distribution = Categorical(raw)
     assert distribution.log_prob(torch.tensor([1])) == -INF
@@ -85,13 +85,13 @@ def test_actions_that_are_impossible_spoil_neither_values_nor_gradients() -> Non
     assert gradient[0, 1] == 0
 
 
-def test_kl_is_infinite_where_the_other_never_does_what_this_one_does() -> None:
+def test_kl_is_infinite_if_the_other_excludes_a_possible_action() -> None:
     both, one = Categorical(torch.zeros(2)), Categorical(torch.tensor([0.0, -INF]))
     assert both.kl(one) == INF
     assert one.kl(both).item() == pytest.approx(math.log(2))
 
 
-def test_a_single_action_is_certain() -> None:
+def test_single_action_is_certain() -> None:
     only = Categorical(torch.tensor([[3.0], [-7.0]]))
     for noise in (0.0, LARGEST):
         assert only.sample(torch.full((2, 1), noise)).tolist() == [0, 0]
@@ -180,8 +180,8 @@ def test_multicategorical_draws_each_choice_with_its_own_noise(sizes: tuple[int,
     assert (drawn < torch.tensor(sizes)).all()
 
 
-def test_multicategorical_by_hand() -> None:
-    """Probabilities 1/4 and 3/4 of two, certain of one, 1/2, 0 and 1/2 of three."""
+def test_multicategorical_by_worked_numbers() -> None:
+    """The probabilities are 1/4 and 3/4 for two choices, 1 for one choice, and 1/2, 0 and 1/2 for three."""
     raw = torch.tensor([[0.0, math.log(3.0), 5.0, 1.0, -INF, 1.0]], requires_grad=True)
     distribution = MultiCategorical(raw, (2, 1, 3))
     assert distribution.log_prob(torch.tensor([[1, 0, 2]])).item() == pytest.approx(math.log(3 / 8))
@@ -232,7 +232,7 @@ def test_bernoulli_draws_ones_as_often_as_their_probability() -> None:
     assert not drawn[:, 3].any()
 
 
-def test_a_bit_that_is_never_1_spoils_neither_values_nor_gradients() -> None:
+def test_values_and_gradients_are_finite_with_a_bit_that_is_never_1() -> None:
     raw = torch.tensor([[-INF, math.log(3.0)]], requires_grad=True)
     distribution = Bernoulli(raw)
     assert distribution.log_prob(torch.tensor([[0, 1]], dtype=torch.int8)).item() == pytest.approx(math.log(0.75))
@@ -248,14 +248,14 @@ Move = namedarraytuple("Entries", ("turn", "arm"))
 
 
 def joint(*rows: int, seed: int = 0) -> tuple[Joint, list[Any]]:
-    """Move(turn: one of 3, arm: Arm(grip: 2 bits, pull: 2 floats)), and its leaves."""
+    """Return a Joint for Move(turn: one of 3, arm: Arm(grip: 2 bits, pull: 2 floats)), and its leaves."""
     turn = Categorical(logits(*rows, 3, seed=seed))
     grip = Bernoulli(logits(*rows, 2, seed=seed + 10))
     pull = Gaussian(logits(*rows, 2, seed=seed + 20), logits(2, seed=seed + 30))
     return Joint(Move, [turn, Joint(Arm, [grip, pull], (2, 2))], (1, 4)), [turn, grip, pull]
 
 
-def test_joint_shares_its_noise_out_in_order() -> None:
+def test_joint_splits_its_noise_in_order() -> None:
     distribution, (turn, grip, pull) = joint(6)
     noise = torch.rand(6, 5, generator=torch.Generator().manual_seed(0))
     action = distribution.sample(noise)
@@ -289,7 +289,7 @@ def test_joint_refuses_noise_of_another_width() -> None:
 
 
 def every_kind(*rows: int) -> dict[str, tuple[Distribution, int]]:
-    """Each with the width of its noise."""
+    """Return one distribution of each kind with the width of its noise."""
     return {
         "categorical": (Categorical(logits(*rows, 4)), 1),
         "multicategorical": (MultiCategorical(logits(*rows, 8), SIZES), 3),
@@ -316,7 +316,7 @@ def same(a: Any, b: Any) -> bool:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("which", ["mask", "index"])
-def test_rows_are_the_distribution_of_these_rows_to_the_bit(kind: str, which: str) -> None:
+def test_rows_are_bit_equal_to_the_whole_distribution(kind: str, which: str) -> None:
     if which == "mask":
         leading, index = (4, 3), torch.rand(4, 3, generator=torch.Generator().manual_seed(0)) < 0.5
     else:
@@ -331,10 +331,10 @@ def test_rows_are_the_distribution_of_these_rows_to_the_bit(kind: str, which: st
     assert torch.equal(part.log_prob(at(action, index)), distribution.log_prob(action)[index])
     torch.testing.assert_close(part.entropy(), distribution.entropy()[index])
     assert torch.equal(part.kl(part), distribution.kl(distribution)[index])
-    assert distribution.entropy().shape == leading  # the whole is as it was
+    assert distribution.entropy().shape == leading  # the whole distribution is unchanged
 
 
-def test_rows_do_not_normalise_again() -> None:
+def test_rows_do_not_normalize_again() -> None:
     distribution = Categorical(logits(1000, 7))
     index = torch.arange(1000)
     assert torch.equal(distribution.rows(index).logits, distribution.logits)
@@ -342,7 +342,9 @@ def test_rows_do_not_normalise_again() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("leading", [(6,), (2, 6)])
-def test_choose_samples_where_it_explores_and_takes_the_mode_elsewhere(kind: str, leading: tuple[int, ...]) -> None:
+def test_choose_samples_where_explore_is_positive_and_takes_the_mode_elsewhere(
+    kind: str, leading: tuple[int, ...]
+) -> None:
     distribution, width = every_kind(*leading)[kind]
     noise = torch.rand(*leading, width, generator=torch.Generator().manual_seed(1))
     sample, mode = distribution.sample(noise), distribution.mode()

@@ -1,4 +1,4 @@
-"""Losses in worked numbers, and the gradients that clipping removes."""
+"""Tests of losses by worked numbers, and of the gradients that clipping removes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remuda.maths import approximate_kl, clipped_surrogate, standardized, value_
 
 
 def surrogate(ratio: float, advantage: float, clip: float = 0.2) -> tuple[float, float]:
-    """The loss of one row and its gradient by the log ratio."""
+    """Return the loss of one row and its gradient with respect to the log-ratio."""
     log_ratio = torch.tensor([math.log(ratio)], requires_grad=True)
     loss = clipped_surrogate(log_ratio, torch.tensor([advantage]), clip)
     (gradient,) = torch.autograd.grad(loss, log_ratio)
@@ -26,10 +26,10 @@ def surrogate(ratio: float, advantage: float, clip: float = 0.2) -> tuple[float,
         (1.0, 2.0, -2.0, -2.0),
         (1.1, 2.0, -2.2, -2.2),  # within the range the gradient is that of ratio * advantage
         (0.9, -2.0, 1.8, 1.8),
-        (1.5, 2.0, -2.4, 0.0),  # better and already far: nothing more to gain
-        (0.5, 2.0, -1.0, -1.0),  # better but moved the wrong way: not clipped
-        (0.5, -2.0, 1.6, 0.0),  # worse and already rare: nothing more to gain
-        (1.5, -2.0, 3.0, 3.0),  # worse but moved the wrong way: not clipped
+        (1.5, 2.0, -2.4, 0.0),  # good action, ratio above the range: clipped
+        (0.5, 2.0, -1.0, -1.0),  # good action that became less likely: not clipped
+        (0.5, -2.0, 1.6, 0.0),  # bad action, ratio below the range: clipped
+        (1.5, -2.0, 3.0, 3.0),  # bad action that became more likely: not clipped
     ],
 )
 def test_clipped_surrogate_in_every_region(ratio: float, advantage: float, loss: float, gradient: float) -> None:
@@ -47,10 +47,12 @@ def test_clipped_rows_have_no_gradient_however_large_their_ratio(log_ratio: floa
     assert gradient.tolist() == pytest.approx([0.0, -math.exp(0.1) / 2])
 
 
-def test_a_negative_advantage_is_never_bounded() -> None:
+def test_loss_of_a_negative_advantage_is_unbounded() -> None:
     assert surrogate(math.exp(80), -1.0) == pytest.approx((math.exp(80), math.exp(80)), rel=1e-5)
     log_ratio = torch.tensor([100.0])
-    assert clipped_surrogate(log_ratio, torch.tensor([-1.0]), 0.2) == math.inf, "to be skipped by the learner"
+    assert clipped_surrogate(log_ratio, torch.tensor([-1.0]), 0.2) == math.inf, (
+        "an infinite loss, whose update the learner skips"
+    )
 
 
 def test_clipped_surrogate_is_the_mean_over_rows() -> None:
@@ -59,7 +61,7 @@ def test_clipped_surrogate_is_the_mean_over_rows() -> None:
     assert loss.item() == pytest.approx(-(2.4 - 1.6 + 3.0 - 1.5) / 4)
 
 
-def test_a_wide_clip_range_never_clips() -> None:
+def test_wide_clip_range_never_clips() -> None:
     assert surrogate(1.5, 2.0, clip=9.0) == pytest.approx((-3.0, -3.0))
 
 
@@ -96,9 +98,9 @@ def test_approximate_kl_by_worked_numbers() -> None:
     assert found.item() == pytest.approx(((2 - 1 - math.log(2)) + (0.5 - 1 + math.log(2))) / 2)
 
 
-def test_approximate_kl_is_never_negative_and_estimates_the_true_one() -> None:
+def test_approximate_kl_is_nonnegative_and_estimates_the_kl_divergence() -> None:
     old, new = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.4, 0.25, 0.35])
-    # Over every action as often as the old policy takes it, the mean is exact.
+    # If every action occurs as often as under the old policy, the mean is exact.
     actions = torch.repeat_interleave(torch.arange(3), torch.tensor([50, 30, 20]))
     log_ratio = (new.log() - old.log())[actions]
     assert approximate_kl(log_ratio).item() == pytest.approx((old * (old / new).log()).sum().item(), abs=1e-6)
@@ -106,8 +108,8 @@ def test_approximate_kl_is_never_negative_and_estimates_the_true_one() -> None:
         assert approximate_kl(row.unsqueeze(0)) > 0
 
 
-def test_standardised() -> None:
-    torch.testing.assert_close(standardized(values(1, 2, 3)), values(-1, 0, 1))  # the deviation of a sample
+def test_standardized() -> None:
+    torch.testing.assert_close(standardized(values(1, 2, 3)), values(-1, 0, 1))  # uses the sample standard deviation
     torch.testing.assert_close(standardized(values(1, 2, 3) * 7 - 4), values(-1, 0, 1))
     assert standardized(values(5)).tolist() == [5]
     assert standardized(values(2, 2, 2)).tolist() == [0, 0, 0]
@@ -115,7 +117,7 @@ def test_standardised() -> None:
 
 @pytest.mark.parametrize("value", [3.7, -2.3e4, 1e-6, 0.0])
 @pytest.mark.parametrize("rows", [2, 33, 64, 1000])
-def test_equal_rows_are_standardised_to_zero_on_both_paths(value: float, rows: int) -> None:
+def test_equal_rows_are_standardized_to_zero_on_both_paths(value: float, rows: int) -> None:
     """The mean of equal float32 numbers may be off by an ulp, which must not be scaled up to a signal."""
     x = torch.full((rows,), value)
     x[::2] = x[::2] * (1 + 1e-7)
@@ -123,7 +125,7 @@ def test_equal_rows_are_standardised_to_zero_on_both_paths(value: float, rows: i
     assert not standardized_rows(x.numpy()).any()
 
 
-def test_a_small_but_real_spread_is_standardised() -> None:
+def test_small_but_real_spread_is_standardized() -> None:
     x = 100.0 + 0.01 * torch.arange(64.0)
     assert standardized(x).std().item() == pytest.approx(1.0, rel=1e-3)
     torch.testing.assert_close(torch.from_numpy(standardized_rows(x.numpy())), standardized(x), rtol=1e-2, atol=1e-2)

@@ -1,4 +1,4 @@
-"""Returns against their definitions, episode by episode, and against worked numbers."""
+"""Tests of returns against their definitions, episode by episode, and against worked numbers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ class Piece(NamedTuple):
     env: int
     start: int
     rewards: list[float]
-    values: list[float]  # one longer: the last is what the future is worth after the last row
+    values: list[float]  # one element longer; the last element is the bootstrap value
 
 
 def pieces(stream: Stream) -> Iterator[Piece]:
-    """Cut each column wherever an episode ends. What follows a terminated episode is worth nothing; a truncated
-    one, or one that the rollout's end cuts, is worth what the value net says of the observation after it."""
+    """Cut each column wherever an episode ends.
+
+    The bootstrap value is 0 for a terminated episode, and the value of the next observation for an episode that is
+    truncated or continues after the rollout.
+    """
     reward, discount, mask, value = (x.tolist() for x in stream.rows)
     T, B = stream.r_t.shape
     for b in range(B):
@@ -46,13 +49,13 @@ def pieces(stream: Stream) -> Iterator[Piece]:
 
 
 def n_step(piece: Piece, k: int, n: int) -> float:
-    """r_k + g r_k+1 + ... + g^m V, with m = n or as many rewards as there are."""
+    """Return r_k + g r_k+1 + ... + g^m V, where m is n or the number of remaining rewards, if smaller."""
     m = min(n, len(piece.rewards) - k)
     return sum(GAMMA**i * piece.rewards[k + i] for i in range(m)) + GAMMA**m * piece.values[k + m]
 
 
 def lambda_advantage(piece: Piece, k: int) -> float:
-    """The geometric mixture of all n-step returns, the last one taking what is left of the weight."""
+    """Return the geometric mixture of all n-step returns minus the value; the last one has the remaining weight."""
     longest = len(piece.rewards) - k
     mixed = sum((1 - LAMBDA) * LAMBDA ** (n - 1) * n_step(piece, k, n) for n in range(1, longest))
     return mixed + LAMBDA ** (longest - 1) * n_step(piece, k, longest) - piece.values[k]
@@ -90,8 +93,8 @@ def test_n_step_returns_stop_at_n_rewards_or_at_the_end(n: int) -> None:
         torch.testing.assert_close(n_step_returns(*stream.rows, GAMMA, n), expected)
 
 
-def test_the_streams_hold_every_kind_of_edge() -> None:
-    """Otherwise the comparisons above would prove little."""
+def test_random_streams_cover_every_kind_of_boundary() -> None:
+    """Otherwise the comparisons above would miss cases."""
     seen = set()
     for seed in range(100):
         stream = random_stream(seed)
@@ -112,7 +115,7 @@ def column(*numbers: float) -> Tensor:
 
 
 def test_worked_numbers_of_a_truncation_then_a_termination() -> None:
-    """Rows: r=1; r=2, truncated; reset row; r=4, terminated; and a reset row that the rollout ends with."""
+    """The rows are r=1; r=2, truncated; a reset row; r=4, terminated; and a reset row at the end of the rollout."""
     r, mask = column(1, 2, 0, 4, 0), column(1, 1, 0, 1, 0).bool()
     discount = column(1, 1, 1, 0, 1)
     v = column(10, 20, 30, 40, 50, 60)
@@ -122,7 +125,7 @@ def test_worked_numbers_of_a_truncation_then_a_termination() -> None:
     assert n_step_returns(r, discount, mask, v, 0.5, 1).flatten().tolist() == [11, 17, 30, 4, 50]
 
 
-def test_lambda_1_is_monte_carlo_and_lambda_0_one_step() -> None:
+def test_lambda_1_is_monte_carlo_and_lambda_0_is_one_step() -> None:
     stream = random_stream(3, 12, 4)
     value, zero = stream.v[:-1], torch.zeros_like(stream.r_t)
     monte_carlo = torch.where(stream.mask_t, discounted_returns(*stream.rows, GAMMA) - value, zero)
@@ -131,7 +134,7 @@ def test_lambda_1_is_monte_carlo_and_lambda_0_one_step() -> None:
     torch.testing.assert_close(gae(*stream.rows, GAMMA, 0.0), one_step)
 
 
-def test_nothing_flows_between_envs_nor_across_a_reset_row() -> None:
+def test_advantages_do_not_cross_envs_or_reset_rows() -> None:
     stream = random_stream(5, 10, 3)
     mask = stream.mask_t.clone()
     mask[:, 0], mask[4, 0] = True, False

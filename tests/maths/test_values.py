@@ -1,4 +1,4 @@
-"""Value-based functions against slow references and worked numbers."""
+"""Tests of functions for value-based algorithms against slow references and worked numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def test_projection_of_worked_numbers() -> None:
     support = torch.tensor([0.0, 1.0, 2.0])
     p = torch.tensor([[0.2, 0.3, 0.5]])
     half = project(p, torch.tensor([0.5]), torch.tensor([1.0]), support)
-    torch.testing.assert_close(half, torch.tensor([[0.1, 0.25, 0.65]]))  # 0.5, 1.5, and 2.5 held at 2
+    torch.testing.assert_close(
+        half, torch.tensor([[0.1, 0.25, 0.65]])
+    )  # atoms move to 0.5, 1.5, and 2.5, which is clipped to 2
     ended = project(p, torch.tensor([1.0]), torch.tensor([0.0]), support)
     torch.testing.assert_close(ended, torch.tensor([[0.0, 1.0, 0.0]]))
     best = project(p, torch.tensor([9.0]), torch.tensor([0.0]), support)
@@ -47,7 +49,7 @@ def test_projection_keeps_the_mean_inside_the_support() -> None:
 
 
 @given(st.floats(-1e6, 1e6))
-def test_rescaling_and_back(x: float) -> None:
+def test_unscale_inverts_rescale(x: float) -> None:
     value = torch.tensor(x, dtype=torch.float64)
     assert float(unscale(rescale(value))) == pytest.approx(x, rel=1e-9, abs=1e-9)
 
@@ -64,7 +66,7 @@ def test_rescaling_of_worked_numbers() -> None:
 
 
 @pytest.mark.parametrize("delta", [0.5, 1.0, 10.0])
-def test_huber_is_that_of_torch(delta: float) -> None:
+def test_huber_equals_torch(delta: float) -> None:
     error: Tensor = torch.linspace(-20, 20, 101)
     expected = torch.nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none", delta=delta)
     torch.testing.assert_close(huber(error, delta), expected)

@@ -1,4 +1,4 @@
-"""V-trace against its definition, row by row, and against worked numbers."""
+"""Tests of V-trace against its definition, row by row, and against worked numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Clips = tuple[float | None, float | None, float | None]
 
 
 def random_ratios(seed: int, stream: Stream) -> Tensor:
-    """Logarithms of ratios from about 1/7 to 7."""
+    """Return logarithms of ratios, most of which are between 1/7 and 7."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(stream.r_t.shape, generator=generator, dtype=torch.float64)
 
@@ -35,7 +35,7 @@ def slowly(log_rho: Tensor, stream: Stream, lambda_: float, clips: Clips) -> tup
 
 
 @pytest.mark.parametrize("block", range(4))
-def test_it_is_the_sum_of_weighted_errors_of_each_episode(block: int) -> None:
+def test_vtrace_is_the_sum_of_weighted_errors_of_each_episode(block: int) -> None:
     for seed in range(250 * block, 250 * block + 250):
         draw = np.random.default_rng(seed)
         stream = random_stream(seed)
@@ -58,7 +58,7 @@ def test_ratios_of_one_give_returns() -> None:
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.5, 1.0])
-def test_ratios_of_one_give_generalised_advantages_to_the_targets(lambda_: float) -> None:
+def test_targets_with_ratios_of_one_are_values_plus_gae(lambda_: float) -> None:
     for seed in range(50):
         stream = random_stream(seed)
         vs, _ = vtrace(torch.zeros_like(stream.r_t), *stream.rows, GAMMA, lambda_)
@@ -69,7 +69,7 @@ def column(*numbers: float) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float32).unsqueeze(-1)
 
 
-# r=1 with a ratio of 2; r=3 with 1/2, truncated; the reset row; r=4 with 4, terminated.
+# The rows are r=1 with a ratio of 2; r=3 with 1/2, truncated; the reset row; r=4 with 4, terminated.
 WORKED = (column(1, 3, 0, 4), column(1, 1, 1, 0), column(1, 1, 0, 1).bool(), column(1, 2, 4, 8, 16))
 LOG_RHO = column(2, 0.5, 1, 4).log()
 
@@ -92,7 +92,7 @@ def test_worked_numbers(clips: Clips, vs: list[float], advantage: list[float]) -
     torch.testing.assert_close(found[1], column(*advantage))
 
 
-def test_the_advantage_is_the_ratio_times_that_of_one_step() -> None:
+def test_advantage_is_the_ratio_times_the_one_step_advantage() -> None:
     stream = random_stream(7, 12, 4)
     log_rho = random_ratios(7, stream)
     vs, weighted = vtrace(log_rho, *stream.rows, GAMMA, 0.8, 1.5, 1.0, pg_rho_clip=None)
@@ -101,7 +101,7 @@ def test_the_advantage_is_the_ratio_times_that_of_one_step() -> None:
     assert not plain[~stream.mask_t].any()
 
 
-def test_no_clip_is_a_clip_that_nothing_reaches() -> None:
+def test_no_clipping_equals_very_large_clip_values() -> None:
     stream = random_stream(3, 12, 4)
     log_rho = random_ratios(3, stream)
     none = vtrace(log_rho, *stream.rows, GAMMA, 1.0, None, None, None)
@@ -109,7 +109,7 @@ def test_no_clip_is_a_clip_that_nothing_reaches() -> None:
     torch.testing.assert_close(none, large)
 
 
-def test_what_stands_in_reset_rows_has_no_say() -> None:
+def test_contents_of_reset_rows_do_not_matter() -> None:
     stream = random_stream(1, 12, 4)
     log_rho, is_reset = random_ratios(1, stream), ~stream.mask_t
     assert is_reset.sum() > 3
@@ -123,7 +123,7 @@ def test_what_stands_in_reset_rows_has_no_say() -> None:
     assert not expected[1][is_reset].any()
 
 
-def test_a_ratio_beyond_all_numbers_is_clipped_and_one_of_nothing_leaves_the_value() -> None:
+def test_overflowing_ratio_is_clipped_and_zero_ratio_leaves_the_value() -> None:
     r, one, v = column(1, 1), column(1, 1), column(3, 5, 7)
     vs, advantage = vtrace(column(1000, -math.inf), r, one, one.bool(), v, 0.5)
     assert vs.flatten().tolist() == [3 + (1 + 2.5 - 3), 5]
@@ -138,7 +138,7 @@ def test_no_gradient_flows_through_targets() -> None:
     assert not one_step_advantages(found[0], stream.r_t, stream.discount_t, stream.mask_t, v, GAMMA).requires_grad
 
 
-def test_inputs_stay_as_they_are() -> None:
+def test_inputs_are_unchanged() -> None:
     stream = random_stream(4, 6, 3)
     log_rho = random_ratios(4, stream)
     before = [x.clone() for x in (log_rho, *stream.rows)]
@@ -165,7 +165,7 @@ def test_wrong_shapes_are_refused(spoil: object) -> None:
 
 
 def test_unclipped_ratios_that_overflow_are_not_finite_and_do_not_warn() -> None:
-    """Warnings of numpy are errors in these tests."""
+    """Warnings of numpy are errors in this test suite."""
     stream = random_stream(0, 5, 2)
     log_rho = torch.full_like(stream.r_t, 1000.0)
     vs, _ = vtrace(log_rho, *stream.rows, 0.9, 1.0, None, None, None)

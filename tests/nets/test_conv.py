@@ -1,4 +1,4 @@
-"""Convolutional networks: layers, layouts of images, and errors."""
+"""Tests of convolutional networks: layers, layouts of images, and errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from remuda.errors import ConfigError
 from remuda.nets import ImpalaNet, NatureCNN, SmallCNN, is_channels_first
 
-torch.set_num_threads(1)  # more are many times slower on a busy machine
+torch.set_num_threads(1)  # more threads are many times slower on a busy machine
 
 
 def layers_of(net: nn.Module) -> list[nn.Conv2d | nn.Linear]:
@@ -28,16 +28,16 @@ def layers_of(net: nn.Module) -> list[nn.Conv2d | nn.Linear]:
         ((10, 10, 10), False),  # MinAtar's Seaquest
         ((10, 10, 4), False),
         ((7, 7, 3), False),
-        ((5, 5, 9), False),  # smaller than one of the others only
+        ((5, 5, 9), False),  # smaller than only one of the other two
         ((5, 9, 5), False),
         ((3, 4, 4), True),
     ],
 )
-def test_where_the_channels_are(shape: tuple[int, ...], expected: bool) -> None:
+def test_is_channels_first(shape: tuple[int, ...], expected: bool) -> None:
     assert is_channels_first(shape) is expected
 
 
-def test_nature_is_three_convolutions_and_a_linear_layer_with_relu_after_each() -> None:
+def test_nature_has_three_convolutions_and_a_linear_layer_each_with_relu() -> None:
     net, images = NatureCNN((4, 84, 84)), torch.rand(2, 4, 84, 84)
     first, second, third, last = layers_of(net)
     assert [layer.weight.shape for layer in (first, second, third, last)] == [
@@ -53,7 +53,7 @@ def test_nature_is_three_convolutions_and_a_linear_layer_with_relu_after_each() 
     torch.testing.assert_close(net(images), expected, atol=1e-5, rtol=1e-4)
 
 
-def test_small_is_one_convolution_and_a_linear_layer_with_relu_after_each() -> None:
+def test_small_has_one_convolution_and_a_linear_layer_each_with_relu() -> None:
     net, images = SmallCNN((10, 10, 6)), torch.rand(3, 10, 10, 6)
     first, last = layers_of(net)
     assert [layer.weight.shape for layer in (first, last)] == [(16, 6, 3, 3), (128, 16 * 8 * 8)]
@@ -93,7 +93,7 @@ def test_memory_formats_agree_in_features_and_gradients(make: type[nn.Module], s
 
 
 @pytest.mark.parametrize("make", [NatureCNN, SmallCNN, ImpalaNet])
-def test_images_reach_the_convolution_in_the_format_asked_for(make: type[nn.Module]) -> None:
+def test_images_reach_the_convolution_in_the_requested_memory_format(make: type[nn.Module]) -> None:
     for channels_last in (False, True):
         net, seen = make((3, 40, 44), channels_last=channels_last), []
         convolution = next(layer for layer in net.modules() if isinstance(layer, nn.Conv2d))
@@ -117,7 +117,7 @@ def test_layers_start_orthogonal_with_gain_sqrt_2(net: nn.Module) -> None:
         assert not layer.bias.any()
 
 
-def test_orthogonal_init_can_be_left_out() -> None:
+def test_orthogonal_init_can_be_turned_off() -> None:
     for net in (NatureCNN((4, 40, 40), orthogonal_init=False), SmallCNN((9, 9, 4), orthogonal_init=False)):
         assert all(layer.bias.any() for layer in layers_of(net))
         assert layers_of(net)[0].weight.abs().max() <= 1 / math.sqrt(layers_of(net)[0].weight[0].numel())
@@ -129,11 +129,11 @@ def test_nature_refuses_small_images_and_names_another_net(shape: tuple[int, ...
         NatureCNN(shape)
 
 
-def test_nature_takes_the_smallest_image_it_promises() -> None:
+def test_smallest_images_are_accepted() -> None:
     assert NatureCNN((36, 36, 3))(torch.rand(1, 36, 36, 3)).shape == (1, 512)
     assert SmallCNN((3, 3, 2))(torch.rand(1, 3, 3, 2)).shape == (1, 128)
 
 
-def test_small_refuses_what_no_kernel_fits() -> None:
+def test_small_refuses_images_smaller_than_its_kernel() -> None:
     with pytest.raises(ConfigError, match=r"agent\.net=small needs .* 3x3 .* 2x5: use agent\.net=mlp\."):
         SmallCNN((2, 5, 2))

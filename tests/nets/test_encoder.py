@@ -1,4 +1,4 @@
-"""The choice of a network by shape, and branches of observations with entries."""
+"""Tests of the choice of a network by shape, and of branches for observations with entries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from remuda.errors import ConfigError
 from remuda.nets import MLP, NETS, EntriesNet, ImpalaNet, NatureCNN, SmallCNN, make_net
 from remuda.nets.residual import FixupBlock
 
-torch.set_num_threads(1)  # more are many times slower on a busy machine
+torch.set_num_threads(1)  # more threads are many times slower on a busy machine
 SHAPES = {"camera": (12, 12, 3), "body": (5,), "pair.height": (), "pair.grid": (2, 3)}
 Pair = namedarraytuple("Entries", ("height", "grid"))
 Whole = namedarraytuple("Entries", ("camera", "body", "pair"))
@@ -48,7 +48,7 @@ def test_auto_chooses_by_the_shape(shape: tuple[int, ...], kind: type[nn.Module]
     ("name", "kind", "features"),
     [("mlp", MLP, 7), ("nature", NatureCNN, 512), ("small", SmallCNN, 128), ("impala", ImpalaNet, 256)],
 )
-def test_a_net_by_name(name: str, kind: type[nn.Module], features: int) -> None:
+def test_net_by_name(name: str, kind: type[nn.Module], features: int) -> None:
     net = make_net((40, 40, 3), name, hidden=(9, 7))
     assert type(net) is kind
     assert net(torch.rand(2, 40, 40, 3)).shape == (2, features)
@@ -80,7 +80,7 @@ def test_orthogonal_init_reaches_image_nets(name: str) -> None:
         assert bool(last.bias.any()) is not orthogonal_init
 
 
-def test_entries_go_through_their_branches_side_by_side_into_the_mlp() -> None:
+def test_outputs_of_branches_are_concatenated_for_the_mlp() -> None:
     net = EntriesNet(SHAPES, SmallCNN, (6, 7), "relu")
     obs = rows()
     joined = torch.cat([net.branches[0](obs.camera), obs.body, obs.pair.height[:, None], obs.pair.grid.flatten(1)], 1)
@@ -89,7 +89,7 @@ def test_entries_go_through_their_branches_side_by_side_into_the_mlp() -> None:
     torch.testing.assert_close(net(obs), net.body(joined))
 
 
-def test_every_entry_matters_and_learns() -> None:
+def test_every_entry_affects_the_output_and_every_parameter_has_a_gradient() -> None:
     net, obs = make_net(SHAPES, hidden=(8,)), rows()
     before = net(obs)
     for changed in (
@@ -103,7 +103,7 @@ def test_every_entry_matters_and_learns() -> None:
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in net.parameters())
 
 
-def test_entries_get_nets_by_the_same_rule() -> None:
+def test_nets_of_entries_are_chosen_by_the_same_rule() -> None:
     net = make_net({"far": (3, 40, 40), "near": (7, 7, 3), "dot": (1, 1, 3), "speed": (2,)})
     assert [type(branch) for branch in net.branches] == [NatureCNN, SmallCNN, nn.Flatten, nn.Identity]
     named = make_net({"near": (7, 7, 3), "speed": (2,)}, "impala")
@@ -112,19 +112,19 @@ def test_entries_get_nets_by_the_same_rule() -> None:
     assert flat.body.layers[0].in_features == 7 * 7 * 3 + 2
 
 
-def test_an_entry_that_is_missing_is_an_error() -> None:
+def test_missing_entry_is_an_error() -> None:
     net = make_net({"a": (2,), "b": (2,)})
     with pytest.raises(KeyError, match="b"):
         net(namedarraytuple("Entries", ("a", "c"))(torch.zeros(1, 2), torch.zeros(1, 2)))
 
 
-def test_an_unknown_net_is_refused_with_the_nearest() -> None:
+def test_unknown_net_is_refused_with_a_suggestion() -> None:
     with pytest.raises(ConfigError, match=r"agent\.net=natur is not known: did you mean nature"):
         make_net((4, 84, 84), "natur")
 
 
 @pytest.mark.parametrize("name", [name for name in NETS if name not in ("auto", "mlp")])
 @pytest.mark.parametrize("shapes", [(4,), (), {"a": (4,), "b": (3, 3)}])
-def test_an_image_net_without_an_image_is_refused(name: str, shapes: tuple[int, ...]) -> None:
+def test_image_net_without_an_image_is_refused(name: str, shapes: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match=rf"^agent\.net={name} needs an image.*: use agent\.net=mlp or auto\.$"):
         make_net(shapes, name)

@@ -1,4 +1,4 @@
-"""Fully connected networks: initial weights, and running statistics against numpy."""
+"""Tests of fully connected networks: initial weights, and running statistics against numpy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remuda.nets import MLP, RunningMoments, Standardize, orthogonal
 
 
 def gram(weight: Tensor) -> Tensor:
-    """W W^T of the shorter side."""
+    """Return W W^T or W^T W, whichever is smaller."""
     return weight @ weight.T if weight.shape[0] <= weight.shape[1] else weight.T @ weight
 
 
@@ -33,7 +33,7 @@ def test_mlp_layers_start_orthogonal_with_gain_sqrt_2() -> None:
         assert not layer.bias.any()
 
 
-def test_orthogonal_init_can_be_left_out() -> None:
+def test_orthogonal_init_can_be_turned_off() -> None:
     layers = [layer for layer in MLP((6,), (32,), orthogonal_init=False).layers if isinstance(layer, nn.Linear)]
     assert (gram(layers[0].weight) - 2 * torch.eye(6)).abs().max() > 0.1
     assert layers[0].bias.any()
@@ -52,8 +52,10 @@ def test_mlp_flattens_observations_of_any_shape(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
 @pytest.mark.parametrize("sizes", [[100], [1] * 100, [1, 50, 7, 42], [0, 99, 0, 1]])
-def test_running_moments_equal_numpy_whatever_the_batches(shape: tuple[int, ...], sizes: list[int]) -> None:
-    rows = np.random.default_rng(0).normal(1000.0, 3.0, size=(100, *shape))  # a mean that would eat float32's digits
+def test_running_moments_equal_numpy_for_all_batch_sizes(shape: tuple[int, ...], sizes: list[int]) -> None:
+    rows = np.random.default_rng(0).normal(
+        1000.0, 3.0, size=(100, *shape)
+    )  # such a mean would cost float32 its precision
     moments, start = RunningMoments(shape), 0
     for size in sizes:
         moments.update(torch.from_numpy(rows[start : start + size]))
@@ -63,7 +65,7 @@ def test_running_moments_equal_numpy_whatever_the_batches(shape: tuple[int, ...]
     np.testing.assert_allclose(moments.var.numpy(), rows.var(0), rtol=1e-9)
 
 
-def test_running_moments_travel_in_the_state_dict() -> None:
+def test_running_moments_are_in_the_state_dict() -> None:
     moments, other = RunningMoments((2,)), RunningMoments((2,))
     moments.update(torch.randn(10, 2))
     other.load_state_dict(moments.state_dict())
@@ -73,12 +75,12 @@ def test_running_moments_travel_in_the_state_dict() -> None:
     assert all(torch.equal(a, b) for a, b in zip(moments.buffers(), other.buffers(), strict=True))
 
 
-def test_standardise_leaves_observations_alone_until_it_has_seen_some() -> None:
+def test_standardize_without_statistics_is_the_identity() -> None:
     rows = torch.randn(5, 3)
     assert torch.equal(Standardize((3,))(rows), rows)
 
 
-def test_standardise_brings_what_it_saw_to_mean_0_and_deviation_1() -> None:
+def test_standardize_gives_mean_0_and_standard_deviation_1() -> None:
     standardize = Standardize((3,))
     rows = torch.randn(500, 3) * torch.tensor([0.01, 1.0, 50.0]) + torch.tensor([-5.0, 0.0, 300.0])
     standardize.update(rows[:200])
@@ -88,7 +90,7 @@ def test_standardise_brings_what_it_saw_to_mean_0_and_deviation_1() -> None:
     torch.testing.assert_close(out.std(0, unbiased=False), torch.ones(3), atol=1e-3, rtol=0)
 
 
-def test_standardise_clips_at_ten_deviations_and_keeps_its_input() -> None:
+def test_standardize_clips_at_ten_deviations_and_keeps_its_input() -> None:
     standardize = Standardize(())
     standardize.update(torch.tensor([-1.0, 1.0]))
     rows = torch.tensor([0.5, 11.0, -1e6])
@@ -96,7 +98,7 @@ def test_standardise_clips_at_ten_deviations_and_keeps_its_input() -> None:
     assert rows.tolist() == [0.5, 11.0, -1e6]
 
 
-def test_a_feature_that_never_changes_becomes_zero() -> None:
+def test_constant_feature_becomes_zero() -> None:
     standardize = Standardize((1,))
     standardize.update(torch.full((50, 1), 0.1))
     assert standardize(torch.full((1, 1), 0.1)).item() == pytest.approx(0, abs=1e-3)

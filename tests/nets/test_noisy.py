@@ -1,4 +1,4 @@
-"""Noisy layers against explicit weights."""
+"""Tests of noisy layers against explicit weights."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from remuda.nets import NoisyLinear
 
 
 def squashed(number: float) -> float:
-    """f of the paper: the root of the size, with the sign."""
+    """Return f(x) = sign(x) * sqrt(|x|), as in the paper."""
     return math.copysign(math.sqrt(abs(number)), number)
 
 
 def by_hand(layer: NoisyLinear, x: list[float], noise: list[float]) -> list[float]:
-    """One row through weights of its own, in Python's floats."""
+    """Return the outputs for one row and its own noise, computed with Python floats."""
     mu, sigma = layer.weight.tolist(), layer.weight_sigma.tolist()
     bias, bias_sigma = layer.bias.tolist(), layer.bias_sigma.tolist()
     e_in, e_out = [squashed(e) for e in noise[: len(x)]], [squashed(e) for e in noise[len(x) :]]
@@ -30,7 +30,7 @@ def by_hand(layer: NoisyLinear, x: list[float], noise: list[float]) -> list[floa
 
 
 def make_layer(width: int, outputs: int, seed: int = 0) -> NoisyLinear:
-    """All parameters at random, deviations of either sign: learning may bring them there."""
+    """Return a layer with random parameters; deviations may be negative, as after training."""
     torch.manual_seed(seed)
     layer = NoisyLinear(width, outputs)
     for parameter in layer.parameters():
@@ -39,7 +39,7 @@ def make_layer(width: int, outputs: int, seed: int = 0) -> NoisyLinear:
 
 
 @pytest.mark.parametrize(("width", "outputs"), [(5, 3), (1, 1), (2, 7)])
-def test_every_row_has_weights_of_its_own(width: int, outputs: int) -> None:
+def test_every_row_has_its_own_weights(width: int, outputs: int) -> None:
     layer = make_layer(width, outputs)
     assert layer.noise_width == width + outputs
     x, noise = torch.randn(9, width), torch.randn(9, width + outputs)
@@ -54,35 +54,35 @@ def test_worked_numbers() -> None:
         layer.weight_sigma.copy_(torch.tensor([[0.5, 0.25]]))
         layer.bias.fill_(10.0)
         layer.bias_sigma.fill_(3.0)
-    # e_in = (2, -3), e_out = -1: weights (1 - 0.5 * 2, 2 + 0.25 * 3), bias 10 - 3
+    # With e_in = (2, -3) and e_out = -1, the weights are (1 - 0.5 * 2, 2 + 0.25 * 3) and the bias is 10 - 3.
     found = layer(torch.tensor([[4.0, 8.0]]), torch.tensor([[4.0, -9.0, -1.0]]))
     assert found.tolist() == [[0.0 * 4 + 2.75 * 8 + 7.0]]
 
 
-def test_without_noise_weights_are_their_means() -> None:
+def test_weights_without_noise_are_their_means() -> None:
     layer, x = make_layer(5, 3), torch.randn(4, 5)
     mean = nn.functional.linear(x, layer.weight, layer.bias)
     assert torch.equal(layer(x, None), mean)
     assert torch.equal(layer(x, torch.zeros(4, 8)), mean)
 
 
-def test_a_row_depends_on_no_other_row_and_on_no_other_noise() -> None:
+def test_rows_do_not_depend_on_other_rows_or_their_noise() -> None:
     layer, x = make_layer(5, 3), torch.randn(5).expand(6, 5)
     noise = torch.randn(6, 8)
     together = layer(x, noise)
-    assert len(together.unique(dim=0)) == 6, "the same input, six noises"
+    assert len(together.unique(dim=0)) == 6, "the same input with six different noises"
     for row in range(6):
         torch.testing.assert_close(layer(x[row : row + 1], noise[row : row + 1])[0], together[row])
 
 
 @pytest.mark.parametrize("leading", [(4,), (3, 2)])
-def test_one_noise_for_all_rows(leading: tuple[int, ...]) -> None:
+def test_one_noise_can_be_shared_by_all_rows(leading: tuple[int, ...]) -> None:
     layer, x, noise = make_layer(5, 3), torch.randn(*leading, 5), torch.randn(8)
     torch.testing.assert_close(layer(x, noise), layer(x, noise.expand(*leading, 8)))
 
 
 def test_gradients_of_means_and_deviations() -> None:
-    """Of the sum of c * y: outer products, written out."""
+    """The expected gradients of sum(c * y) are outer products, computed by loops."""
     layer, x, noise, c = make_layer(4, 3), torch.randn(6, 4), torch.randn(6, 7), torch.randn(6, 3)
     (c * layer(x, noise)).sum().backward()
     expected = {name: torch.zeros_like(parameter).double() for name, parameter in layer.named_parameters()}
@@ -100,7 +100,7 @@ def test_gradients_of_means_and_deviations() -> None:
         assert (parameter.grad != 0).all()
 
 
-def test_means_alone_have_gradients_without_noise() -> None:
+def test_only_means_have_gradients_without_noise() -> None:
     layer = make_layer(4, 3)
     layer(torch.randn(6, 4), None).sum().backward()
     assert layer.weight.grad is not None
@@ -108,7 +108,7 @@ def test_means_alone_have_gradients_without_noise() -> None:
 
 
 def test_initial_values_are_those_of_the_paper() -> None:
-    """Section 3.2, for noise in products: means uniform within 1 / sqrt(p), deviations 0.5 / sqrt(p)."""
+    """Section 3.2, factorized noise: means are uniform within +-1 / sqrt(p), and deviations are 0.5 / sqrt(p)."""
     torch.manual_seed(0)
     layer = NoisyLinear(100, 200)
     for mean in (layer.weight, layer.bias):

@@ -1,4 +1,4 @@
-"""Recurrent cores against cells that are stepped one row at a time."""
+"""Tests of recurrent cores against cells that are stepped one row at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from remuda.data import leaves, map_tree
 from remuda.nets import Core, GRUState, LSTMState
 
-torch.set_num_threads(1)  # more are many times slower on a busy machine
+torch.set_num_threads(1)  # more threads are many times slower on a busy machine
 KINDS: list[Literal["lstm", "gru"]] = ["lstm", "gru"]
 T, B, WIDTH, SIZE = 9, 4, 5, 6
 RESETS = {
@@ -24,7 +24,7 @@ RESETS = {
 
 
 def make(kind: Literal["lstm", "gru"]) -> tuple[Core, Tensor, Any]:
-    """A core in float64 whose biases are not zero, inputs, and a state to start from."""
+    """Return a float64 core with nonzero biases, inputs, and an initial state."""
     torch.manual_seed(0)
     core = Core(kind, WIDTH, SIZE).double()
     for parameter in core.parameters():
@@ -34,7 +34,7 @@ def make(kind: Literal["lstm", "gru"]) -> tuple[Core, Tensor, Any]:
 
 
 def slow(core: Core, x: Tensor, state: Any, reset: Tensor) -> tuple[Tensor, Any]:
-    """torch's cells with the same weights, one env and one row at a time."""
+    """Unroll a cell of torch with the same weights, one env and one row at a time."""
     cell = (nn.LSTMCell if core.kind == "lstm" else nn.GRUCell)(WIDTH, SIZE, dtype=torch.float64)
     cell.weight_ih, cell.weight_hh = core.layer.weight_ih_l0, core.layer.weight_hh_l0
     cell.bias_ih, cell.bias_hh = core.layer.bias_ih_l0, core.layer.bias_hh_l0
@@ -54,7 +54,7 @@ def slow(core: Core, x: Tensor, state: Any, reset: Tensor) -> tuple[Tensor, Any]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("which", RESETS)
-def test_unroll_agrees_with_cells_and_so_do_gradients(kind: Literal["lstm", "gru"], which: str) -> None:
+def test_unroll_and_its_gradients_agree_with_cells(kind: Literal["lstm", "gru"], which: str) -> None:
     core, x, state = make(kind)
     sources = [x, *state, *core.parameters()]
     results = []
@@ -69,7 +69,7 @@ def test_unroll_agrees_with_cells_and_so_do_gradients(kind: Literal["lstm", "gru
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_reset_is_the_same_as_none(kind: Literal["lstm", "gru"]) -> None:
+def test_reset_flags_that_are_all_false_equal_none(kind: Literal["lstm", "gru"]) -> None:
     core, x, state = make(kind)
     with_flags, without = core.unroll(x, state, RESETS["never"]), core.unroll(x, state, None)
     assert torch.equal(with_flags[0], without[0])
@@ -77,7 +77,7 @@ def test_no_reset_is_the_same_as_none(kind: Literal["lstm", "gru"]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_is_an_unroll_of_one_row_to_the_bit(kind: Literal["lstm", "gru"]) -> None:
+def test_step_is_bit_equal_to_an_unroll_of_one_row(kind: Literal["lstm", "gru"]) -> None:
     core = Core(kind, WIDTH, SIZE)
     state = map_tree(torch.randn_like, core.initial_state(B))
     x = torch.randn(B, WIDTH)
@@ -93,7 +93,7 @@ def test_a_step_is_an_unroll_of_one_row_to_the_bit(kind: Literal["lstm", "gru"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_steps_with_resets_in_between_are_the_unroll(kind: Literal["lstm", "gru"]) -> None:
+def test_steps_with_resets_equal_the_unroll(kind: Literal["lstm", "gru"]) -> None:
     core, x, state = make(kind)
     reset, outputs, own = RESETS["here and there"], [], state
     with torch.no_grad():
@@ -124,7 +124,7 @@ def test_no_gradient_crosses_a_reset(kind: Literal["lstm", "gru"]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_reset_forgets_even_what_is_not_finite(kind: Literal["lstm", "gru"]) -> None:
+def test_reset_clears_states_that_are_not_finite(kind: Literal["lstm", "gru"]) -> None:
     core, x, state = make(kind)
     spoilt = map_tree(lambda part: torch.full_like(part, torch.nan), state)
     y, end = core.unroll(x, spoilt, RESETS["first row"])
@@ -133,7 +133,7 @@ def test_a_reset_forgets_even_what_is_not_finite(kind: Literal["lstm", "gru"]) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_as_few_calls_as_resets_allow(kind: Literal["lstm", "gru"]) -> None:
+def test_unroll_calls_the_layer_once_per_segment_between_resets(kind: Literal["lstm", "gru"]) -> None:
     core, x, state = make(kind)
     lengths: list[int] = []
     core.layer.register_forward_pre_hook(lambda _, args: lengths.append(len(args[0])))
@@ -146,7 +146,7 @@ def test_as_few_calls_as_resets_allow(kind: Literal["lstm", "gru"]) -> None:
 
 
 @pytest.mark.parametrize(("kind", "type_", "fields"), [("lstm", LSTMState, ["h", "c"]), ("gru", GRUState, ["h"])])
-def test_the_initial_state_is_zero_and_not_shared(kind: Any, type_: type, fields: list[str]) -> None:
+def test_initial_state_is_zero_and_not_shared(kind: Any, type_: type, fields: list[str]) -> None:
     core = Core(kind, WIDTH, SIZE)
     state = core.initial_state(3)
     assert type(state) is type_
@@ -158,7 +158,7 @@ def test_the_initial_state_is_zero_and_not_shared(kind: Any, type_: type, fields
 
 
 @pytest.mark.parametrize(("kind", "gates"), [("lstm", 4), ("gru", 3)])
-def test_gates_start_orthogonal_and_an_lstm_remembers(kind: Any, gates: int) -> None:
+def test_gates_start_orthogonal_with_a_forget_gate_bias_of_1(kind: Any, gates: int) -> None:
     layer = Core(kind, WIDTH, SIZE).layer
     for gate in layer.weight_hh_l0.chunk(gates):
         torch.testing.assert_close(gate @ gate.T, torch.eye(SIZE), atol=1e-5, rtol=0)

@@ -1,4 +1,4 @@
-"""The IMPALA network against its layers, and Fixup's properties at initialization."""
+"""Tests of the IMPALA network against its layers, and of the properties of Fixup at initialization."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch.nn import functional as F
 from remuda.nets import ImpalaNet
 from remuda.nets.residual import FixupBlock, ResidualBlock, Shift
 
-torch.set_num_threads(1)  # more are many times slower on a busy machine
+torch.set_num_threads(1)  # more threads are many times slower on a busy machine
 
 
 def blocks_of(net: nn.Module) -> list[FixupBlock | ResidualBlock]:
     return [block for block in net.modules() if isinstance(block, (FixupBlock, ResidualBlock))]
 
 
-def test_the_net_is_that_of_the_paper() -> None:
+def test_layers_are_those_of_the_paper() -> None:
     net, images = ImpalaNet((4, 84, 84)), torch.rand(2, 4, 84, 84)
     weights = iter([layer for layer in net.modules() if isinstance(layer, (nn.Conv2d, nn.Linear))])
 
@@ -61,8 +61,8 @@ def test_every_fixup_block_starts_as_the_identity() -> None:
 
 
 @pytest.mark.parametrize("channels", [(16, 32, 32), (8, 8, 8, 8, 8)])
-def test_the_other_convolution_is_scaled_by_the_number_of_blocks(channels: tuple[int, ...]) -> None:
-    """L ^ (-1 / (2 m - 2)) with m = 2: weights of gain sqrt(2 / L)."""
+def test_first_convolution_of_fixup_blocks_is_scaled_by_the_number_of_blocks(channels: tuple[int, ...]) -> None:
+    """The scale L ^ (-1 / (2 m - 2)) with m = 2 gives weights a gain of sqrt(2 / L)."""
     num_blocks = 2 * len(channels)
     for block in blocks_of(ImpalaNet((4, 32, 32), channels=channels, fixup=True)):
         rows = block.first.weight.flatten(1)
@@ -73,8 +73,8 @@ def test_the_other_convolution_is_scaled_by_the_number_of_blocks(channels: tuple
         assert block.first.weight.std().item() == pytest.approx(expected, rel=0.02)
 
 
-def test_a_scalar_bias_before_every_layer_and_activation() -> None:
-    """Sections: 1 before each convolution. Blocks: 4 and a multiplier. At the end: before relu and linear."""
+def test_fixup_has_a_scalar_bias_before_every_layer_and_activation() -> None:
+    """Each section has one bias before its convolution, each block four and a multiplier, and the output two."""
     net = ImpalaNet((4, 20, 20), fixup=True)
     assert sum(isinstance(layer, Shift) for layer in net.modules()) == 3 + 2
     for block in blocks_of(net):
@@ -91,8 +91,8 @@ def test_a_scalar_bias_before_every_layer_and_activation() -> None:
 
 
 @pytest.mark.parametrize("orthogonal_init", [True, False])
-def test_fixup_keeps_the_size_of_features_however_many_blocks(orthogonal_init: bool) -> None:
-    """At the start nothing is added along the shortcuts, so blocks change nothing; and sections change little."""
+def test_fixup_keeps_the_scale_of_features_for_any_number_of_blocks(orthogonal_init: bool) -> None:
+    """At initialization blocks are the identity, and sections change the scale only slightly."""
     torch.manual_seed(0)
     images = torch.rand(8, 3, 64, 64)
     for channels in ((16,), (16, 32, 32), (16,) * 6):
@@ -101,18 +101,18 @@ def test_fixup_keeps_the_size_of_features_however_many_blocks(orthogonal_init: b
         assert 0.1 < size < 4
 
 
-def test_features_of_the_orthogonal_net_are_about_1_in_size() -> None:
+def test_features_of_the_orthogonal_net_have_a_scale_of_about_1() -> None:
     torch.manual_seed(0)
     with torch.no_grad():
         assert 0.5 < ImpalaNet((4, 64, 64))(torch.rand(8, 4, 64, 64)).square().mean().sqrt() < 4
 
 
 @pytest.mark.parametrize("fixup", [False, True])
-def test_the_first_update_reaches_every_part_that_it_should(fixup: bool) -> None:
+def test_first_gradients_reach_every_expected_parameter(fixup: bool) -> None:
     net = ImpalaNet((4, 20, 20), fixup=fixup)
     net(torch.rand(4, 4, 20, 20)).square().mean().backward()
     for name, parameter in net.named_parameters():
         assert parameter.grad is not None
-        # Behind a convolution of zeros only that one learns at first.
+        # While the last convolution of a Fixup block is zero, only that convolution has a nonzero gradient.
         if not (fixup and (".first." in name or name.endswith(("biases", "scale")))):
             assert parameter.grad.any(), name

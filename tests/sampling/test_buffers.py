@@ -1,4 +1,4 @@
-"""Buffers have the shapes of what the agent returns, and are the same bytes in all processes that share them."""
+"""Tests that buffers have the shapes of the agent's outputs and are shared between processes."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def arrays(buffers: Buffers) -> dict[str, torch.Tensor]:
     return dict(leaves(buffers._asdict()))
 
 
-def test_the_shape_of_what_the_agent_says() -> None:
+def test_buffers_have_the_shapes_of_the_agents_outputs() -> None:
     found = {path: (*x.shape, x.dtype) for path, x in arrays(allocate(nested_agent(), NESTED, T, B)).items()}
     assert found == {
         "steps.obs.image": (T, B, 2, 2, 1, torch.uint8),
         "steps.obs.gear": (T, B, torch.int64),
         "steps.action.item0": (T, B, torch.int64),
-        "steps.action.item1": (T, B, 4, torch.float32),  # flat, as agents have them
+        "steps.action.item1": (T, B, 4, torch.float32),  # flat, as agents return them
         "steps.reward": (T, B, torch.float32),
         "steps.discount": (T, B, torch.float32),
         "steps.mask": (T, B, torch.bool),
@@ -52,7 +52,7 @@ def test_the_shape_of_what_the_agent_says() -> None:
     }
 
 
-def test_all_of_it_is_zero_and_apart() -> None:
+def test_buffers_are_zero_and_do_not_overlap() -> None:
     buffers = allocate(nested_agent(), NESTED, T, B)
     assert not any(x.any() for x in arrays(buffers).values())
     assert len({x.data_ptr() for x in arrays(buffers).values()}) == len(arrays(buffers))
@@ -62,7 +62,7 @@ def test_all_of_it_is_zero_and_apart() -> None:
     assert not any(x.requires_grad for x in arrays(buffers).values())
 
 
-def test_an_agent_without_memory_has_none_of_it() -> None:
+def test_buffers_of_an_agent_without_memory_have_no_state() -> None:
     buffers = allocate(make_agent(), box((3,)), T, B)
     assert buffers.state is None
     assert buffers.next_state is None
@@ -77,7 +77,7 @@ def test_blank_observations() -> None:
     assert blank_obs(NESTED, 4).image.shape == (4, 2, 2, 1)
 
 
-def test_columns_are_views_of_those_envs() -> None:
+def test_columns_are_views_of_the_given_envs() -> None:
     buffers = allocate(nested_agent(), NESTED, T, B)
     part = buffers.columns(1, 3)
     for path, x in arrays(part).items():
@@ -97,7 +97,7 @@ def shared() -> Iterator[tuple[Any, SharedArrays, Buffers]]:
     memory.close()
 
 
-def test_shared_ones_look_the_same(shared: Any) -> None:
+def test_shared_buffers_have_the_same_shapes_and_dtypes(shared: Any) -> None:
     agent, _, buffers = shared
     own = arrays(allocate(agent, NESTED, T, B))
     assert {path: (x.shape, x.dtype) for path, x in arrays(buffers).items()} == {
@@ -106,7 +106,7 @@ def test_shared_ones_look_the_same(shared: Any) -> None:
     assert not any(x.any() for x in arrays(buffers).values())
 
 
-def test_two_mappings_are_the_same_bytes(shared: Any) -> None:
+def test_two_mappings_share_their_memory(shared: Any) -> None:
     agent, memory, buffers = shared
     other = SharedArrays.attach(memory.fd, memory.layout)
     theirs = attach(allocate(agent, NESTED, T, B), other)
@@ -130,12 +130,12 @@ def write_columns(fd: int, layout: Any, first: int, last: int) -> None:
     own.next_state.rows.fill_(7)
 
 
-def test_workers_of_other_processes_write_their_columns() -> None:
+def test_other_processes_write_their_columns() -> None:
     memory, buffers = share(allocate(CountingRNN(), box((3,)), 4, 6))
     workers = []
     for first, last in ((0, 2), (2, 5)):
         pid = os.fork()
-        if pid == 0:  # nothing of pytest's may run here
+        if pid == 0:  # pytest must not run in the child
             code = 1
             try:
                 write_columns(memory.fd, memory.layout, first, last)
@@ -153,8 +153,8 @@ def test_workers_of_other_processes_write_their_columns() -> None:
     memory.close()
 
 
-def test_a_parent_that_closed_keeps_what_it_still_holds() -> None:
-    """A rollout may outlive its sampler: its arrays stay readable."""
+def test_arrays_stay_readable_after_close() -> None:
+    """A rollout may outlive its sampler."""
     memory, buffers = share(allocate(CountingRNN(), box((3,)), 4, 6))
     buffers.steps.reward.fill_(3.0)
     memory.close()

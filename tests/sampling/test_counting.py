@@ -1,4 +1,4 @@
-"""Every sampling path with the counting env: rows, masks, resets, final observations and bootstraps by hand."""
+"""Tests of every sampling path with the counting env, against rows, masks, resets and bootstraps of a reference."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ PATHS = [  # workers, slots
 
 
 class CountingAgent(nn.Module):
-    """Acts by the step it sees, and values an observation at 1000 * episode + 10 * step."""
+    """An agent whose action is the observed step modulo 4 and whose value is 1000 * episode + 10 * step."""
 
     noise = (("uniform", 1),)
 
@@ -51,7 +51,7 @@ class CountingAgent(nn.Module):
 
 @dataclass
 class Row:
-    """What one env's row must hold."""
+    """The expected contents of one row of one env."""
 
     obs: tuple
     action: int
@@ -61,7 +61,7 @@ class Row:
 
 
 def expected_rows(index: int, count: int, seed: int = SEED) -> list[Row]:
-    """By the rules of tests/counting.py and the docstring of remuda.data.rollout, written down once more."""
+    """Return the rows of one env by the rules of tests/counting.py and the docstring of remuda.data.rollout."""
     marker = derive_seed(seed, index, 0) % 1000
     rows, episode, step = [], 1, 0
     while len(rows) <= count:
@@ -80,7 +80,7 @@ def expected_rows(index: int, count: int, seed: int = SEED) -> list[Row]:
 
 
 def episode_advantages(rows: list[Row], last: Row) -> list[float]:
-    """GAE of one env's rows by the textbook: episode by episode, sum of discounted TD errors."""
+    """Return GAE of one env's rows as defined: the sum of discounted TD errors within each episode."""
     value = lambda row: 1000 * row.obs[1] + 10 * row.obs[2]  # noqa: E731
     following = [*rows[1:], last]
     out = [0.0] * len(rows)
@@ -108,7 +108,7 @@ def make_sampler(workers, slots, num_steps, **kwargs):
 
 @pytest.mark.parametrize("reuse_buffer", [False, True], ids=["fresh arrays", "reused buffer"])
 @pytest.mark.parametrize(("workers", "slots"), PATHS)
-def test_every_row_by_hand(workers, slots, reuse_buffer):
+def test_every_row_matches_the_reference(workers, slots, reuse_buffer):
     T, rounds = 7, 4
     sampler, envs, weights = make_sampler(workers, slots, T, reuse_buffer=reuse_buffer)
     truth = [expected_rows(index, rounds * T) for index in range(NUM_ENVS)]
@@ -131,7 +131,7 @@ def test_every_row_by_hand(workers, slots, reuse_buffer):
                 assert steps.discount[:, b].tolist() == [row.discount for row in part]
                 assert steps.mask[:, b].tolist() == [row.mask for row in part]
                 assert steps.policy.value[:, b].tolist() == [1000 * row.obs[1] + 10 * row.obs[2] for row in part]
-                # The last row continues in the next rollout, and bootstraps from what comes there.
+                # The last row bootstraps from the first row of the next rollout.
                 assert rollout.next_obs[b].tolist() == list(map(float, after.obs))
                 assert float(rollout.last_value[b]) == 1000 * after.obs[1] + 10 * after.obs[2]
                 np.testing.assert_allclose(advantage[:, b], episode_advantages(part, after), rtol=1e-5)
@@ -143,13 +143,13 @@ def test_every_row_by_hand(workers, slots, reuse_buffer):
 
 
 @pytest.mark.parametrize(("workers", "slots"), PATHS)
-def test_episodes_by_hand(workers, slots):
+def test_episodes_by_worked_numbers(workers, slots):
     sampler, envs, _ = make_sampler(workers, slots, num_steps=12)
     try:
         sampler.reset(SEED)
         sampler.collect()
         found = envs.episodes()
-        # 12 rows: 3 steps, reset, 5 steps, reset, 2 steps; episodes come in order of time, then of env
+        # The 12 rows are 3 steps, reset, 5 steps, reset, 2 steps; episodes are ordered by time, then by env.
         assert sorted(episode.env for episode in found) == sorted(list(range(NUM_ENVS)) * 3)
         mine = [episode.values for episode in found if episode.env == 4]
         assert [values["ep_len"] for values in mine] == [3, 5, 2]
@@ -158,12 +158,12 @@ def test_episodes_by_hand(workers, slots):
         assert mine[0]["ep_discounted_rew"] == pytest.approx(sum(GAMMA**t * r for t, r in enumerate(rewards)))
         assert mine[0]["ep_nonzero_rew"] == 3
         assert mine[1]["info/half"] == 2.5
-        assert envs.episodes() == [], "told once"
+        assert envs.episodes() == [], "episodes are reported once"
     finally:
         envs.close()
 
 
-def test_noise_is_that_of_the_env_and_row_whatever_the_slots():
+def test_noise_does_not_depend_on_the_number_of_slots():
     said = []
     for slots in (1, 2, 3):
         sampler, envs, _ = make_sampler(0, slots, num_steps=5)
@@ -174,19 +174,19 @@ def test_noise_is_that_of_the_env_and_row_whatever_the_slots():
         assert all(torch.equal(a, b) for a, b in zip(said[0], other, strict=True))
 
 
-def test_warm_up_spreads_the_envs_over_their_episodes_and_counts_its_steps():
+def test_warm_up_spreads_envs_over_their_episodes_and_counts_steps():
     sampler, envs, _ = make_sampler(0, 1, num_steps=1)
     taken = sampler.reset(SEED, warm_up=8)
-    assert envs.episodes() == [], "episodes that random actions finished are nobody's result"
+    assert envs.episodes() == [], "episodes that end during the warm-up are not reported"
     first = sampler.collect().steps.obs[0]
-    assert len(torch.unique(first[:, 1:], dim=0)) > 1, "all envs still stand at the same place"
+    assert len(torch.unique(first[:, 1:], dim=0)) > 1, "all envs are at the same step"
     done_before = torch.tensor([sum(LENGTHS[(n - 1) % 3] for n in range(1, int(e))) for e in first[:, 1]])
     assert taken == int(done_before.sum() + first[:, 2].sum())
     envs.close()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_stop_is_heard_between_two_steps(workers):
+def test_stop_request_interrupts_collect_between_steps(workers):
     sampler, envs, _ = make_sampler(workers, 1, num_steps=50)
     sampler.reset(SEED)
     answers = iter([False] * 5)
@@ -197,7 +197,7 @@ def test_a_stop_is_heard_between_two_steps(workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_where_the_time_goes_is_counted(workers):
+def test_time_is_split_into_env_inference_and_wait(workers):
     sampler, envs, _ = make_sampler(workers, 1, num_steps=50)
     sampler.reset(SEED)
     sampler.collect()
@@ -205,12 +205,12 @@ def test_where_the_time_goes_is_counted(workers):
     assert seconds["env"] > 0
     assert seconds["inference"] > 0
     assert (seconds["wait"] > 0) == (workers > 0)
-    assert set(sampler.take_seconds().values()) == {0.0}, "told once"
+    assert set(sampler.take_seconds().values()) == {0.0}, "seconds are reported once"
     envs.close()
 
 
-def test_waiting_for_one_slow_env_is_not_stepping():
-    """One of two workers sleeps: the other waits for it nearly all of the time."""
+def test_waiting_for_a_slow_env_counts_as_wait():
+    """One of two workers sleeps, and the other waits for it almost all of the time."""
     spec = resolve("own_things:slow", {"seconds": 0.02, "only_seed": derive_seed(SEED, 0, 0)})
     envs = make_envs(spec, 2, num_workers=2)
     sampler = EnvSampler(envs, CountingAgent(), LocalWeights(), 10, seed=SEED)
@@ -218,6 +218,6 @@ def test_waiting_for_one_slow_env_is_not_stepping():
     sampler.take_seconds()
     sampler.collect()
     seconds = sampler.take_seconds()
-    assert seconds["wait"] > 0.15  # 10 sleeps of 20 ms, less what scheduling shifts
+    assert seconds["wait"] > 0.15  # 10 sleeps of 20 ms, minus scheduling noise
     assert seconds["wait"] > 2 * seconds["env"]
     envs.close()

@@ -1,4 +1,4 @@
-"""Every sampler with the counting env and the counting RNN: rows, states, resets and ends are computed by hand."""
+"""Tests of every sampler with the counting env and the counting RNN, against rows and states of a reference."""
 
 import contextlib
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from remuda.sampling.sampler import EnvSampler
 from remuda.sampling.worker_sampler import WorkerSampler
 
 LENGTHS, NUM_ENVS, SEED, GAMMA = (3, 5, 2, 9), 6, 11, 0.9
-PATHS = [  # who acts, workers, slots
+PATHS = [  # where inference runs, workers, slots
     pytest.param("central", 0, 1, id="serial"),
     pytest.param("central", 0, 3, id="serial, three slots"),
     pytest.param("central", 2, 1, id="central inference"),
@@ -24,7 +24,7 @@ PATHS = [  # who acts, workers, slots
     pytest.param("central", 3, 2, id="alternating, one env a worker and slot"),
     pytest.param("workers", 2, 1, id="acting workers"),
     pytest.param("workers", 4, 1, id="acting workers, uneven"),
-]  # each acting sampler starts a fork server with torch, which takes 2 s
+]  # each sampler with inference in workers starts a fork server with torch, which takes 2 s
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Row:
     reward: float
     discount: float
     mask: bool
-    rows: float  # the state that went into it
+    rows: float  # the state before the row
     total: float
 
     @property
@@ -43,10 +43,10 @@ class Row:
 
 
 class HandCount:
-    """One env and its agent's memory, played by the rules."""
+    """A reference simulation of one counting env and its agent's memory."""
 
     def __init__(self, index):
-        self.marker = derive_seed(SEED, index, 0) % 1000  # of the first of its slot, where a native env has one seed
+        self.marker = derive_seed(SEED, index, 0) % 1000  # native envs have one seed per slot
         self.episode, self.step, self.rows, self.total, self.is_over = 1, 0, 0, 0.0, False
 
     @property
@@ -66,7 +66,7 @@ class HandCount:
         if self.is_over:
             out = Row(obs, action, 0.0, 1.0, False, rows, total)
             if is_padded:
-                self.rows, self.total = 0, 0.0  # a masked row: nothing is remembered of it
+                self.rows, self.total = 0, 0.0  # masked rows reset the memory
             else:
                 self.begin_episode()
             return out
@@ -116,7 +116,7 @@ def check_by_hand(sampler, hands, is_padded=False, T=6, rounds=6):
             assert steps.discount[:, b].tolist() == [row.discount for row in rows]
             assert steps.mask[:, b].tolist() == [row.mask for row in rows]
             assert steps.policy.value[:, b].tolist() == [row.value for row in rows]
-            # the last row continues in the next rollout; its value is said without moving the memory
+            # The episode continues in the next rollout; computing the last value does not advance the memory.
             assert rollout.next_obs[b].tolist() == list(map(float, hand.obs))
             assert float(rollout.last_value[b]) == 100 * hand.rows + hand.total / 2 + hand.step
         assert steps.version.unique().tolist() == [7], f"round {round}"
@@ -124,13 +124,13 @@ def check_by_hand(sampler, hands, is_padded=False, T=6, rounds=6):
 
 @pytest.mark.parametrize("is_padded", [False, True], ids=["not padded", "padded"])
 @pytest.mark.parametrize(("who", "workers", "slots"), PATHS)
-def test_every_row_and_state_by_hand(who, workers, slots, is_padded):
+def test_every_row_and_state_matches_the_reference(who, workers, slots, is_padded):
     with sampler_of(who, workers, slots, 6, is_padded) as sampler:
         check_by_hand(sampler, [HandCount(index) for index in range(NUM_ENVS)], is_padded)
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
-def test_a_native_vector_env_by_hand(slots):
+def test_native_vector_env_matches_the_reference(slots):
     name = "CountingVectorForSamplers-v0"
     gymnasium.register(name, vector_entry_point="counting_vector:CountingVectorEnv")
     try:
@@ -157,21 +157,21 @@ def test_padded_columns_hold_one_episode_each(who, workers, slots):
                 assert real.tolist() == [True] * length + [False] * (8 - length)
 
 
-def test_noise_and_episodes_are_the_same_whoever_acts():
+def test_noise_and_episodes_do_not_depend_on_where_inference_runs():
     found = []
     for who, workers in (("central", 0), ("central", 2), ("workers", 3)):
         with sampler_of(who, workers, 1, 12, False) as sampler:
             sampler.reset(SEED)
             said = [sampler.collect().steps.policy.log_prob.clone() for _ in range(2)]
             episodes = sorted((episode.env, sorted(episode.values.items())) for episode in sampler.episodes())
-            assert sampler.episodes() == [], "told once"
+            assert sampler.episodes() == [], "episodes are reported once"
             found.append((said, [(env, [pair for pair in values if pair[1] == pair[1]]) for env, values in episodes]))
     for said, episodes in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(said, found[0][0], strict=True))
         assert episodes == found[0][1]
 
 
-def test_acting_workers_take_the_weights_that_were_published():
+def test_sampler_workers_act_with_published_weights():
     with sampler_of("workers", 2, 1, 4, False) as sampler:
         sampler.reset(SEED)
         before = sampler.collect().steps.policy.value.clone()
@@ -179,7 +179,7 @@ def test_acting_workers_take_the_weights_that_were_published():
         weights._tensors()[0].fill_(1e6)
         again = sampler.collect()
         assert again.steps.version.unique().tolist() == [7]
-        assert float(again.steps.policy.value.max()) < 1e5, "not published yet"
+        assert float(again.steps.policy.value.max()) < 1e5, "the new weights are not published yet"
         weights.publish(8)
         after = sampler.collect()
         assert after.steps.version.unique().tolist() == [8]

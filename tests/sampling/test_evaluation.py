@@ -1,4 +1,4 @@
-"""Evaluation plays the given episodes to their end, with any number of envs."""
+"""Tests that evaluation completes the requested episodes with any number of envs."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ def play(num_envs: int, episodes: int, env: str = "counting:make", agent=None, *
         envs.close()
 
 
-def test_lengths_and_returns_by_hand():
+def test_lengths_and_returns_by_worked_numbers():
     found = play(1, 3, lengths=[4])
     assert found.lengths == [4, 4, 4]
     rewards = [[100 * episode + step + 1 + step / 4 for step in range(4)] for episode in (1, 2, 3)]
@@ -38,7 +38,7 @@ def test_lengths_and_returns_by_hand():
 
 
 class Upright(torch.nn.Module):
-    """Pushes the cart to where the pole leans: episodes of many lengths."""
+    """A policy that pushes the cart to the side of the pole's tilt, so that episodes differ in length."""
 
     noise = (("uniform", 1),)
 
@@ -50,14 +50,14 @@ class Upright(torch.nn.Module):
 
 
 @pytest.mark.parametrize("num_envs", [2, 3, 7])
-def test_the_number_of_envs_changes_nothing(num_envs):
+def test_result_does_not_depend_on_the_number_of_envs(num_envs):
     alone = play(1, 7, "CartPole-v1", Upright())
     together = play(num_envs, 7, "CartPole-v1", Upright())
     assert alone.returns == together.returns
-    assert len(set(alone.returns)) > 2, "episodes must differ for this to say anything"
+    assert len(set(alone.returns)) > 2, "episodes must differ for a meaningful comparison"
 
 
-def test_a_stop_is_heard():
+def test_stop_request_interrupts_evaluation():
     spec = resolve("counting:make")
     envs = make_envs(spec, 1, seeds=[[1, 2, 3]])
     envs.should_stop = lambda: True
@@ -66,8 +66,8 @@ def test_a_stop_is_heard():
     envs.close()
 
 
-def test_workers_change_nothing_even_when_they_are_killed():
-    """Episodes that a lost worker had not finished are played again from their seeds; those it had are not."""
+def test_result_does_not_depend_on_workers_even_if_they_are_killed():
+    """Unfinished episodes of a lost worker are repeated from their seeds, and finished ones are not."""
     seeds = [[derive_seed(5, k) for k in range(i, 12, 4)] for i in range(4)]
     expected = play(4, 12, "CartPole-v1", Upright())
     for kills in (0, 3):
@@ -80,7 +80,7 @@ def test_workers_change_nothing_even_when_they_are_killed():
 
 
 class Killing(Upright):
-    """Acts as Upright does, and kills a worker now and then."""
+    """The policy of Upright, which also kills a worker at every 30th call, `kills` times."""
 
     def __init__(self, envs, kills):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Exploration: its amount for each env and row, random actions before learning starts, and independent noise."""
+"""Tests of exploration: its amount for each env and row, initial random actions, and independent noise."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ LOW, HIGH = np.array([[-2, 0], [1, -1]], np.float32), np.array([[3, 0.5], [10, 1
 LOPSIDED = Space("box", (2, 2), "float32", LOW, HIGH)
 
 
-# --- how much ---
+# --- amount of exploration ---
 
 
 def by_row_and_env(row: int) -> Tensor:
-    """Tells both: 100 * row + env."""
+    """Return 100 * row + env, which identifies both."""
     return 100.0 * row + torch.arange(NUM_ENVS)
 
 
@@ -58,7 +58,7 @@ def test_amounts_of_some_of_the_envs() -> None:
     assert amount.tolist() == [502.0]
 
 
-def test_without_amounts_nobody_is_told() -> None:
+def test_exploration_without_amounts_returns_none() -> None:
     assert Exploration().at(5) is None
     part = Exploration(None, 3).columns(0, 2)
     assert part.at(5) is None
@@ -68,8 +68,8 @@ def test_without_amounts_nobody_is_told() -> None:
 
 @pytest.mark.parametrize("envs", [2, 5, 8])
 @pytest.mark.parametrize("power", [7.0, 2.5])
-def test_chances_are_log_spaced_over_all_envs(envs: int, power: float) -> None:
-    """Env i of N has epsilon ** (1 + power * i / (N - 1)) (1803.00933): equal ratios from epsilon to its power."""
+def test_epsilons_are_log_spaced_over_all_envs(envs: int, power: float) -> None:
+    """Env i of N has epsilon ** (1 + power * i / (N - 1)) (arXiv:1803.00933), so ratios of neighbors are equal."""
     chances = epsilons(DQNOptions(epsilon="0.4", epsilon_power=power), envs, 1000)(0).tolist()
     assert chances == pytest.approx([0.4 ** (1 + power * i / (envs - 1)) for i in range(envs)], rel=1e-5)
     assert chances[0] == pytest.approx(0.4)
@@ -78,13 +78,13 @@ def test_chances_are_log_spaced_over_all_envs(envs: int, power: float) -> None:
     assert steps == pytest.approx([steps[0]] * len(steps), rel=1e-4)
 
 
-def test_chances_of_apex_by_worked_numbers() -> None:
-    """Of 8 actors, from 0.4 down to 0.4 to the 8th."""
+def test_epsilons_of_apex_by_worked_numbers() -> None:
+    """With power 7, the epsilons of 8 envs range from 0.4 to 0.4 ** 8."""
     chances = epsilons(DQNOptions(epsilon="0.4", epsilon_power=7.0), 8, 1000)(0)
     assert chances.tolist() == pytest.approx([0.4**k for k in range(1, 9)], rel=1e-5)
 
 
-def test_without_a_power_all_have_the_same_chance() -> None:
+def test_all_envs_have_the_same_epsilon_without_a_power() -> None:
     chance = epsilons(DQNOptions(epsilon="linear(1, 0.1)"), 5, 1000)
     for row, expected in ((0, 1.0), (100, 0.55), (200, 0.1), (5000, 0.1)):
         assert chance(row).tolist() == pytest.approx([expected] * 5)
@@ -92,8 +92,8 @@ def test_without_a_power_all_have_the_same_chance() -> None:
     assert epsilons(DQNOptions(epsilon="0"), 3, 10)(0).tolist() == pytest.approx([HARDLY] * 3)
 
 
-def test_chances_follow_their_schedule_by_the_rows_that_are_done() -> None:
-    """A row is a step of every env: of 4 envs and 800 steps, row 20 is a tenth of the run."""
+def test_epsilons_follow_their_schedule_by_row() -> None:
+    """A row is a step of every env: with 4 envs and 800 steps, row 20 is at a tenth of the run."""
     chance = epsilons(DQNOptions(epsilon="piecewise(0:1, 0.1:0.2)", epsilon_power=1.0), 4, 800)
     assert chance(0).tolist() == pytest.approx([1.0] * 4)
     assert chance(10).tolist() == pytest.approx([0.6 ** (1 + i / 3) for i in range(4)], rel=1e-5)
@@ -121,7 +121,7 @@ def test_exploration_of_every_algorithm() -> None:
     for algo, options in (("sac", SACOptions), ("td3", TD3Options)):
         found = make_exploration(config_of(algo, learning_starts=10))
         assert isinstance(config_of(algo).algo_options, options)
-        assert found == Exploration(None, 3), "10 steps of 4 envs are 3 rows"
+        assert found == Exploration(None, 3), "10 steps with 4 envs need 3 rows"
     for algo, kind in (("dqn", DQNOptions), ("r2d1", R2D1Options)):
         found = make_exploration(config_of(algo, learning_starts=8, epsilon="0.5", epsilon_power=1.0))
         assert isinstance(config_of(algo).algo_options, kind)
@@ -134,7 +134,7 @@ def test_exploration_of_every_algorithm() -> None:
 
 
 def test_noisy_nets_explore_with_an_epsilon_of_zero() -> None:
-    """Which is what Rainbow has. Of one observation, the noise on the weights must make more than one action."""
+    """Rainbow has epsilon 0, so noise on the weights alone must lead to several actions for one observation."""
     config = config_of("rainbow", learning_starts=0)
     assert isinstance(config.algo_options, RainbowOptions)
     torch.manual_seed(0)
@@ -153,20 +153,20 @@ def test_noisy_nets_explore_with_an_epsilon_of_zero() -> None:
 # --- random actions ---
 
 
-def test_random_actions_are_uniform_over_discrete_ones() -> None:
+def test_random_discrete_actions_are_uniform() -> None:
     actions = RandomActions(discrete(6), SEED, range(8)).rows(0, 2000)
     assert actions.shape == (2000, 8)
     assert actions.dtype == np.int64
     expected = actions.size / 6
     chi_square = float(((np.bincount(actions.reshape(-1), minlength=6) - expected) ** 2 / expected).sum())
     assert chi_square < 20.5  # 99.9 % of draws with 5 degrees of freedom
-    for n in (1, 3, 7):  # counted from 0, whatever an env calls them
+    for n in (1, 3, 7):  # actions count from 0, whatever the start of the space
         assert set(RandomActions(discrete(n, start=5), SEED, [0]).rows(0, 300).reshape(-1)) == set(range(n))
 
 
-def test_random_actions_are_uniform_between_the_bounds_of_a_box() -> None:
+def test_random_box_actions_are_uniform_between_the_bounds() -> None:
     actions = RandomActions(LOPSIDED, SEED, range(8)).rows(0, 2000)
-    assert actions.shape == (2000, 8, 4), "flat, as agents make them"
+    assert actions.shape == (2000, 8, 4), "actions are flat, as agents return them"
     assert actions.dtype == np.float32
     for k, (low, high) in enumerate(zip(LOW.reshape(-1), HIGH.reshape(-1), strict=True)):
         numbers = actions[..., k].reshape(-1)
@@ -175,11 +175,11 @@ def test_random_actions_are_uniform_between_the_bounds_of_a_box() -> None:
         shares = np.histogram(numbers, 10, (low, high))[0] / len(numbers)
         assert np.abs(shares - 0.1).max() < 0.01
     columns = actions.reshape(2000, 32)
-    assert np.abs(np.corrcoef(columns.T) - np.eye(32)).max() < 0.12, "envs and numbers have nothing in common"
+    assert np.abs(np.corrcoef(columns.T) - np.eye(32)).max() < 0.12, "envs and components are uncorrelated"
     assert RandomActions(box(()), SEED, range(2)).rows(0, 3).shape == (3, 2, 1)
 
 
-def test_random_actions_of_an_env_depend_on_nobody_else() -> None:
+def test_random_actions_of_an_env_do_not_depend_on_other_envs() -> None:
     for space in (discrete(1000), LOPSIDED):
         together = RandomActions(space, SEED, range(6)).rows(12, 10)
         for env in range(6):
@@ -189,12 +189,14 @@ def test_random_actions_of_an_env_depend_on_nobody_else() -> None:
         assert not np.array_equal(RandomActions(space, SEED, range(6)).rows(22, 10), together)
 
 
-def test_random_actions_and_the_noise_of_agents_share_no_numbers() -> None:
-    """The same seed, the same envs, the same rows."""
+def test_random_actions_and_agent_noise_are_independent() -> None:
+    """Both have the same seed, envs and rows."""
     wide = Space("box", (2,), "float32", np.zeros(2, np.float32), np.ones(2, np.float32))
     random = RandomActions(wide, SEED, range(50)).rows(0, 400)
     noise = Noise(SEED, range(50), (("uniform", 2),)).rows(0, 400).numpy()
-    assert len(np.intersect1d(random, noise)) < 0.01 * random.size  # by chance: 40,000 of 2^24 numbers each
+    assert (
+        len(np.intersect1d(random, noise)) < 0.01 * random.size
+    )  # some coincide randomly: 40,000 of 2^24 numbers each
     for env in (0, 7, 49):
         own = np.concatenate([random[:, env], noise[:, env]], -1)
         assert np.abs(np.corrcoef(own.T) - np.eye(4)).max() < 0.2
@@ -204,7 +206,7 @@ def test_random_actions_and_the_noise_of_agents_share_no_numbers() -> None:
 
 
 class Listener(nn.Module):
-    """Acts by its noise alone, and remembers how much it was told to explore."""
+    """An agent whose actions depend only on its noise and that records the amounts of exploration it receives."""
 
     exploration = 1.0
 
@@ -240,7 +242,7 @@ def kept(rollout: Rollout) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("slots", [1, 2, 4])
-def test_agents_are_told_how_much_for_every_row_and_env(slots: int) -> None:
+def test_agents_receive_the_amount_for_every_row_and_env(slots: int) -> None:
     agent = Listener()
     with sampling(agent, Exploration(by_row_and_env), slots) as sampler:
         sampler.collect()
@@ -254,7 +256,7 @@ def test_agents_are_told_how_much_for_every_row_and_env(slots: int) -> None:
     assert agent.told == expected
 
 
-def test_agents_that_are_told_nothing_explore_by_themselves() -> None:
+def test_agents_receive_no_amount_without_a_schedule() -> None:
     agent = Listener()
     with sampling(agent, Exploration()) as sampler:
         sampler.collect()
@@ -264,8 +266,8 @@ def test_agents_that_are_told_nothing_explore_by_themselves() -> None:
 @pytest.mark.parametrize("action", ["discrete", "box"])
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize("random_rows", [0, 1, 6, 10, 12])
-def test_so_many_rows_are_random_and_then_the_agent_acts(action: str, slots: int, random_rows: int) -> None:
-    """What is stored is what the envs were sent, and what they answered to."""
+def test_first_rows_are_random_and_then_the_agent_acts(action: str, slots: int, random_rows: int) -> None:
+    """Stored actions are those that the envs executed, except that boxes are stored before clipping."""
     agent = Listener(action)
     with sampling(agent, Exploration(by_row_and_env, random_rows), slots, action=action) as sampler:
         random = RandomActions(sampler.envs.action, SEED, range(NUM_ENVS))
@@ -277,7 +279,7 @@ def test_so_many_rows_are_random_and_then_the_agent_acts(action: str, slots: int
             drawn = random.rows(first, T)
             sent = np.stack([drawn[t] if first + t < random_rows else own[t] for t in range(T)])
             stored = steps.action.numpy()
-            if action == "box":  # an agent's own is stored as it made it, and held at the bounds on its way
+            if action == "box":  # the agent's actions are stored unclipped and sent clipped
                 is_own = np.arange(first, first + T) >= random_rows
                 np.testing.assert_array_equal(stored[is_own], noise[is_own])
                 stored = np.clip(stored, -1, 1)
@@ -287,12 +289,12 @@ def test_so_many_rows_are_random_and_then_the_agent_acts(action: str, slots: int
             answer = 100 * steps.obs[..., 1].numpy() + steps.obs[..., 2].numpy() + 1 + total / 4
             mask = steps.mask.numpy()
             np.testing.assert_allclose(steps.reward.numpy()[mask], answer[mask], rtol=1e-5)
-    assert len(agent.told) == max(0, 3 * T - random_rows) * slots, "it is not asked for what is random"
+    assert len(agent.told) == max(0, 3 * T - random_rows) * slots, "the agent does not act in random rows"
     assert agent.told[:1] == ([[100.0 * random_rows + env for env in range(NUM_ENVS // slots)]])
 
 
-def test_going_on_among_the_random_rows() -> None:
-    """A sampler that begins at the second rollout draws what it would have been."""
+def test_sampler_that_starts_within_the_random_rows_draws_the_same_actions() -> None:
+    """A sampler that begins with the second rollout draws the actions that the first sampler draws there."""
     explore = Exploration(by_row_and_env, 9)
     with sampling(Listener(), explore) as sampler:
         sampler.collect()
@@ -303,7 +305,7 @@ def test_going_on_among_the_random_rows() -> None:
     np.testing.assert_array_equal(later[action], whole[action])
 
 
-def test_memory_goes_on_while_actions_are_random() -> None:
+def test_memory_advances_while_actions_are_random() -> None:
     """The counting RNN's action is the number of rows that it has seen, modulo 4."""
     spec = resolve("counting:make", {"lengths": [100]})
     for slots in (1, 2):
@@ -343,12 +345,12 @@ AGENTS = {
 
 
 def spread(row: int) -> Tensor:
-    """More and more, and every env differently."""
+    """Return amounts that increase with the row and differ between envs."""
     return torch.linspace(0.2, 0.8, NUM_ENVS) * min(1.0, 0.2 + row / 20)
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_slots_make_no_difference(name: str) -> None:
+def test_rollouts_do_not_depend_on_the_number_of_slots(name: str) -> None:
     make, action = AGENTS[name]
     explore, found = Exploration(spread, 4), []
     for slots in (1, 2):
@@ -362,8 +364,8 @@ def test_slots_make_no_difference(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_some_of_the_envs_are_as_among_all(name: str) -> None:
-    """As workers that act have them: their numbers begin with `first_env`, their amounts are columns of the whole."""
+def test_rollouts_of_some_envs_equal_those_among_all(name: str) -> None:
+    """Sampler workers step some of the envs: their numbers begin at `first_env`, their amounts are columns."""
     make, action = AGENTS[name]
     explore = Exploration(spread, 4)
     with sampling(make(), explore, action=action) as sampler:

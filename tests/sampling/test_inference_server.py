@@ -1,4 +1,4 @@
-"""The inference server: rows, states and versions of each group, by hand and compared with EnvSampler."""
+"""Tests of the inference server: rows, states and versions of each group against a reference and EnvSampler."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from remuda.sampling.sampler import EnvSampler
 
 NUM_ENVS, T = 6, 6
 COUNTING = ("counting:make", {"lengths": list(LENGTHS)})
-torch.set_num_threads(1)  # more are many times slower on arrays this small when the machine is busy
+torch.set_num_threads(1)  # more threads are many times slower on arrays this small when the machine is busy
 
 
 class Lockstep:
-    """Envs that are ready only when all of them are, so that every batch is of all groups."""
+    """Envs whose groups are always ready together, so that every inference batch holds all groups."""
 
     def __init__(self, envs: Any) -> None:
         self._envs, self._is_sent = envs, [True] * envs.num_slots
@@ -59,20 +59,20 @@ class Lockstep:
 
 
 class NewAtEveryLook:
-    """Weights of another version whenever they are pulled, which the agent's values tell."""
+    """Weights whose version rises with every pull and is visible in the agent's values."""
 
     def __init__(self, agent: CountingRNN) -> None:
         self._agent, self.version = agent, 0
 
     def pull(self, have: int) -> int:
-        assert have == (self.version or -1), "what was pulled last"
+        assert have == (self.version or -1), "`have` is the version that was pulled last"
         self.version += 1
         self._agent.offset.data.fill_(1e5 * self.version)
         return self.version
 
 
 class Filling:
-    """A sampler with slots in ordinary memory, and the rollouts that each group has filled, in order."""
+    """An inference server with slots in ordinary memory, and the rollouts of each group in order."""
 
     def __init__(self, sampler: InferenceServer, slots: list[Buffers]) -> None:
         self.sampler, self.slots = sampler, slots
@@ -95,7 +95,7 @@ class Filling:
             self.work(give_back)
 
     def fill(self, count: int) -> None:
-        """At least so many rollouts of every group."""
+        """Work until every group has filled at least `count` rollouts."""
         self.work_until(lambda: min(map(len, self.rollouts)) >= count)
 
 
@@ -128,7 +128,7 @@ def filling(
 
 
 def check_by_hand(rollout: Buffers, hands: list[HandCount]) -> None:
-    """Rows of envs that were played this far, and the states that went into them."""
+    """Assert that rows and states of the rollout continue the reference simulations of its envs."""
     steps = rollout.steps
     for b, hand in enumerate(hands):
         assert (rollout.state.rows[b], rollout.state.total[b]) == (hand.rows, hand.total)
@@ -150,7 +150,7 @@ def hands_of(number: int, width: int) -> list[HandCount]:
 
 
 @pytest.mark.parametrize(("groups", "workers", "num_slots"), [(3, 3, 6), (6, 6, 7), (3, 2, 3)])
-def test_every_row_and_state_by_hand(groups: int, workers: int, num_slots: int) -> None:
+def test_every_row_and_state_matches_the_reference(groups: int, workers: int, num_slots: int) -> None:
     with filling(groups=groups, workers=workers, num_slots=num_slots) as found:
         found.fill(6)
     for number, rollouts in enumerate(found.rollouts):
@@ -158,11 +158,11 @@ def test_every_row_and_state_by_hand(groups: int, workers: int, num_slots: int) 
         for rollout in rollouts:
             check_by_hand(rollout, hands)
             values = [100 * hand.rows + hand.total / 2 + hand.step for hand in hands]
-            assert rollout.last_value.tolist() == values, "said without moving the memory"
+            assert rollout.last_value.tolist() == values, "computing the last value does not advance the memory"
     assert {filled.version for filled in found.filled} == {7}
 
 
-def test_what_follows_a_rollout_is_the_first_row_of_the_next() -> None:
+def test_next_obs_and_last_value_equal_the_first_row_of_the_next_rollout() -> None:
     with filling(CountingAgent()) as found:
         found.fill(5)
     for rollouts in found.rollouts:
@@ -171,33 +171,35 @@ def test_what_follows_a_rollout_is_the_first_row_of_the_next() -> None:
             assert torch.equal(before.last_value, after.steps.policy.value[0])
 
 
-def test_versions_of_rows_are_those_of_the_weights_that_acted() -> None:
+def test_rows_record_the_version_of_the_weights_that_acted() -> None:
     agent = CountingRNN()
     with filling(agent, weights=NewAtEveryLook(agent)) as found:
         found.fill(5)
     for number, rollouts in enumerate(found.rollouts):
         hands = hands_of(number, found.width)
         for rollout in rollouts:
-            check_by_hand(rollout, hands)  # values tell the version too
+            check_by_hand(rollout, hands)  # the values contain the version too
             version = rollout.steps.version
             assert bool((version[1:] > version[:-1]).all())
             assert bool((version == version[:, :1]).all())
             known = [100 * hand.rows + hand.total / 2 + hand.step for hand in hands]
             offset = rollout.last_value - torch.tensor(known)
-            assert bool((offset >= 1e5 * version[-1]).all()), "of the weights that were held then"
+            assert bool((offset >= 1e5 * version[-1]).all()), (
+                "last values come from weights no older than the last row"
+            )
     oldest = [[int(rollout.steps.version.min()) for rollout in rollouts] for rollouts in found.rollouts]
     told = [[f.version for f in found.filled if f.first_env // found.width == group] for group in range(3)]
     assert told == oldest
 
 
-def test_a_group_without_a_slot_waits_and_loses_nothing() -> None:
+def test_group_without_a_slot_waits_and_loses_no_row() -> None:
     with filling(num_slots=3) as found:
         for count in range(1, 5):
             found.work_until(lambda count=count: len(found.filled) == 3 * count, give_back=False)
             found.work_until(lambda: found.sampler.is_idle)
             for _ in range(3):
                 found.work()
-            assert len(found.filled) == 3 * count, "there is nowhere to put a row"
+            assert len(found.filled) == 3 * count, "no group has a slot for its rows"
             for filled in found.filled[-3:]:
                 found.sampler.give(filled.slot)
     for number, rollouts in enumerate(found.rollouts):
@@ -206,30 +208,30 @@ def test_a_group_without_a_slot_waits_and_loses_nothing() -> None:
             check_by_hand(rollout, hands)
 
 
-def test_with_fewer_slots_than_groups_all_have_their_turns() -> None:
+def test_all_groups_take_turns_with_fewer_slots_than_groups() -> None:
     with filling(num_slots=1) as found:
         found.work_until(lambda: len(found.filled) == 9)
     assert {filled.first_env for filled in found.filled} == {0, 2, 4}
 
 
-def test_a_slow_group_does_not_keep_the_others_from_filling() -> None:
-    """Each of its steps takes so long that a rollout would take 12 s."""
+def test_slow_group_does_not_block_the_others() -> None:
+    """Each step of the slow group takes 2 s, so its rollout would take 12 s."""
     slow = ("own_things:slow", {"seconds": 2.0, "only_seed": derive_seed(SEED, 0, 0)})
     with filling(CountingAgent(), slow, num_slots=9) as found:
         found.work_until(lambda: min(map(len, found.rollouts[1:])) >= 5)
         assert found.rollouts[0] == []
 
 
-def test_a_killed_worker_costs_its_group_one_row_and_the_others_none() -> None:
+def test_killed_worker_costs_its_group_one_row_and_the_others_none() -> None:
     with filling(num_slots=9) as found:
         found.fill(2)
         envs: Any = found.sampler.envs
         os.kill(envs._worker_pool.workers[1].pid, signal.SIGKILL)
-        # Others take their time, or there would be no room for all that they fill while a new worker is built.
+        # work() gives filled slots back, so that the other groups can continue while a new worker is built.
         before = len(found.rollouts[1])
         deadline = time.monotonic() + 60
         while len(found.rollouts[1]) < before + 4:
-            assert time.monotonic() < deadline, "its group goes on"
+            assert time.monotonic() < deadline, "the group of the killed worker continues"
             found.work()
         assert envs.restarts() == 2
     for number in (0, 2):
@@ -245,7 +247,7 @@ def test_a_killed_worker_costs_its_group_one_row_and_the_others_none() -> None:
         assert obs[at + 1, b].tolist() == [new_marker, 1, 0]
         assert not mask[at, b]
         assert discount[at, b] == 1.0
-        assert action[at + 1, b] == 0, "nothing is remembered"
+        assert action[at + 1, b] == 0, "the memory was reset"
 
 
 def lockstep_pair(
@@ -254,7 +256,7 @@ def lockstep_pair(
     wrap: Callable[[Any], Any],
     explore: Exploration = Exploration(),  # noqa: B008  (it never changes)
 ) -> tuple[list[Any], list[Any]]:
-    """Rollouts of groups that act together, side by side, and of the sampler."""
+    """Return rollouts of groups in lockstep, concatenated over groups, and those of EnvSampler."""
     in_step = {"wrap": lambda envs: Lockstep(wrap(envs)), "first_row": T, "explore": explore}
     with filling(agent, (env, {}), **in_step) as found:
         found.fill(4)
@@ -278,7 +280,7 @@ def with_all(envs: Any) -> Any:
     return (AsyncWithPrevious if isinstance(envs, AsyncPooledEnvs) else WithPrevious)(envs, True, True)
 
 
-AGENTS = {  # env, what the agent sees beside it, memory
+AGENTS = {  # env, wrapper that adds the previous action and reward, memory
     "discrete": ("CartPole-v1", lambda envs: envs, None),
     "continuous, memory": ("Pendulum-v1", lambda envs: envs, "gru"),
     "previous, memory": ("CartPole-v1", with_all, "lstm"),
@@ -289,7 +291,7 @@ AGENTS = {  # env, what the agent sees beside it, memory
 
 
 @pytest.mark.parametrize("kind", AGENTS)
-def test_in_lockstep_rollouts_are_those_of_the_sampler(kind: str) -> None:
+def test_rollouts_in_lockstep_equal_those_of_env_sampler(kind: str) -> None:
     env, wrap, core = AGENTS[kind]
     with contextlib.closing(wrap(LocalEnvs(resolve(env), 1))) as envs:
         spaces = (envs.observation, envs.action)
@@ -300,7 +302,7 @@ def test_in_lockstep_rollouts_are_those_of_the_sampler(kind: str) -> None:
         for name in ("obs", "action", "reward", "discount", "mask", "version"):
             pairs = zip(leaves(getattr(mine[0], name)), leaves(getattr(other[0], name)), strict=True)
             assert all(torch.equal(a, b) for (_, a), (_, b) in pairs), name
-        # what was said of single rows may be said of all in one go, and last values of a group alone
+        # Batch sizes of inference may differ, and with them the rounding of policy outputs and last values.
         said = zip(leaves((mine[0].policy, *mine[1:])), leaves((other[0].policy, *other[1:])), strict=True)
         for (path, a), (_, b) in said:
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=path)
@@ -316,8 +318,8 @@ EXPLORING = {  # algorithm, env, groups of settings
 
 
 @pytest.mark.parametrize("kind", EXPLORING)
-def test_in_lockstep_exploration_is_that_of_the_sampler(kind: str) -> None:
-    """Of 60 random steps 10 are each env's, and row 6 is the first: four rows are random, and the rest is not."""
+def test_exploration_in_lockstep_equals_that_of_env_sampler(kind: str) -> None:
+    """With 60 random steps every env takes 10; sampling starts at row 6, so the first four rows are random."""
     algo, env, settings = EXPLORING[kind]
     groups = {**settings, "sampler": {"envs": NUM_ENVS}}
     config, _, info = resolve_config({"algo": algo, "env": env, "scheme": "async", "seed": SEED}, groups)
@@ -335,7 +337,7 @@ def test_in_lockstep_exploration_is_that_of_the_sampler(kind: str) -> None:
 
 
 @pytest.mark.parametrize("action", ["discrete", "box"])
-def test_previous_action_and_reward_are_those_of_the_row_before(action: str) -> None:
+def test_previous_action_and_reward_are_those_of_the_previous_row(action: str) -> None:
     env = (COUNTING[0], {**COUNTING[1], "action": action})
     with contextlib.closing(with_all(LocalEnvs(resolve(*env), 1))) as envs:
         agent = PolicyAgent(envs.observation, envs.action, make_net, core="gru", core_size=4, shared=True)
@@ -355,7 +357,7 @@ def test_previous_action_and_reward_are_those_of_the_row_before(action: str) -> 
         assert bool((~mask).any())
 
 
-def test_seconds_are_told_once() -> None:
+def test_seconds_are_reported_once() -> None:
     with filling() as found:
         found.fill(1)
         assert set(found.sampler.take_seconds()) == {"env", "inference"}

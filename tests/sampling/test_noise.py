@@ -1,4 +1,4 @@
-"""Noise is a function of seed, env and rollout alone."""
+"""Tests that noise is a function of seed, env and row only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KINDS: list[Literal["uniform", "normal"]] = ["uniform", "normal"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_env_gets_the_same_numbers_alone_or_in_company(kind: Literal["uniform", "normal"]) -> None:
+def test_noise_of_an_env_does_not_depend_on_the_other_envs(kind: Literal["uniform", "normal"]) -> None:
     together = Noise(3, range(8), ((kind, 2),)).rows(64, 16)
     assert together.shape == (16, 8, 2)
     assert together.dtype == torch.float32
@@ -24,7 +24,7 @@ def test_an_env_gets_the_same_numbers_alone_or_in_company(kind: Literal["uniform
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_asking_again_gives_the_same(kind: Literal["uniform", "normal"]) -> None:
+def test_repeated_calls_return_the_same_noise(kind: Literal["uniform", "normal"]) -> None:
     noise = Noise(3, range(2), ((kind, 1),))
     first = noise.rows(0, 32)
     noise.rows(32, 32)
@@ -32,22 +32,24 @@ def test_asking_again_gives_the_same(kind: Literal["uniform", "normal"]) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_other_seeds_envs_and_rollouts_get_other_numbers(kind: Literal["uniform", "normal"]) -> None:
+def test_noise_differs_between_seeds_envs_and_rollouts(kind: Literal["uniform", "normal"]) -> None:
     blocks = [
         Noise(seed, [env], ((kind, 1),)).rows(first, 64).flatten()
         for seed, env, first in itertools.product((0, 1, 2**63 - 1), (0, 1, 2, 1000), (0, 64, 128, 10**9))
     ]
-    # Not even shifted: hardly a number of one block is in any other.
+    # Blocks do not overlap even when shifted: almost all numbers are distinct.
     numbers = torch.cat(blocks)
     assert len(numbers.unique()) > 0.999 * len(numbers)
     together = torch.stack(blocks)
     together = (together - together.mean(1, keepdim=True)) / together.std(1, keepdim=True)
     correlation = together @ together.T / 63 - torch.eye(len(blocks))
-    assert correlation.abs().max() < 0.55  # 64 numbers: a deviation of 1/8, over some thousand pairs
+    assert (
+        correlation.abs().max() < 0.55
+    )  # 64 numbers have a standard deviation of 1/8, and there are hundreds of pairs
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_wide_blocks_of_neighbouring_rollouts_do_not_overlap(kind: Literal["uniform", "normal"]) -> None:
+def test_wide_blocks_of_consecutive_rollouts_do_not_overlap(kind: Literal["uniform", "normal"]) -> None:
     noise = Noise(0, [0], ((kind, 64),))
     numbers = torch.cat([noise.rows(first, 8).flatten() for first in range(0, 64, 8)])
     assert len(numbers.unique()) > 0.999 * len(numbers)

@@ -1,6 +1,6 @@
-"""The rollout queue: rows of every env are consecutive, never too old, and not written while they are in use.
+"""Tests of the rollout queue: rows of every env are consecutive, within max_lag, and not overwritten while in use.
 
-Workers play the counting env of tests/counting.py.
+Workers step the counting env of tests/counting.py.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from remuda.learning.weights import SharedWeights
 from remuda.sampling.rollout_queue import RolloutQueue, slots_for
 
 SEED, LENGTHS, T = 11, (3, 5, 2, 9), 6
-torch.set_num_threads(1)  # more are many times slower on arrays this small when the machine is busy
+torch.set_num_threads(1)  # more threads are many times slower on arrays this small when the machine is busy
 
 
 class Streaming:
-    """A queue and a learner that only counts; what was taken of each env."""
+    """A queue, a learner that only counts versions, and the columns taken of each env."""
 
     def __init__(self, queue: RolloutQueue, weights: SharedWeights, agent: Any) -> None:
         self.queue, self.weights, self.agent, self.version = queue, weights, agent, 0
@@ -48,12 +48,12 @@ class Streaming:
         for place, env in enumerate(rollout.envs.tolist()):
             column = map_tree(lambda x, b=place: x[:, b].clone(), rollout.steps)
             step, begins = int(column.obs[0, 2]), bool(rollout.begins[place])
-            assert begins == (step == 0) or not self.columns[env]  # at first, random steps may have been taken
+            assert begins == (step == 0) or not self.columns[env]  # the warm-up may have taken random steps before
             self.columns[env].append((column, rollout.next_obs[place].clone()))
         return rollout
 
     def rounds(self, count: int, envs: int = 4) -> Iterator[int]:
-        """At least so many, and until something came of every env: workers need not be equally quick."""
+        """Count rounds up to `count`, and further until every env has sent a rollout; workers differ in speed."""
         number = 0
         while number < count or len(self.columns) < envs:
             yield number
@@ -98,7 +98,7 @@ def streaming(
 
 
 def check_rows(column: Any, before: list[float] | None = None) -> None:
-    """Every row follows the one before it, by the rules of the counting env."""
+    """Assert that every row follows the previous one by the rules of the counting env."""
     for t in range(T):
         marker, episode, step = column.obs[t].tolist()
         assert before is None or [marker, episode, step] == before
@@ -115,7 +115,7 @@ def check_rows(column: Any, before: list[float] | None = None) -> None:
 
 
 def check_all_rows(columns: dict[int, list[Any]], num_envs: int) -> None:
-    """Of every env, from its first row on, without a gap."""
+    """Assert that the columns of every env begin at its first row and have no gap."""
     assert sorted(columns) == list(range(num_envs))
     for env, parts in columns.items():
         before = [float(derive_seed(SEED, env, 0) % 1000), 1.0, 0.0]
@@ -125,14 +125,14 @@ def check_all_rows(columns: dict[int, list[Any]], num_envs: int) -> None:
 
 
 def slots_now(queue: RolloutQueue) -> list[int]:
-    """Every slot, by whoever has it; those that are being put together are nowhere for a moment."""
+    """Return all slots that are free, held, or full; a slot that is being assembled is briefly in none of them."""
     with queue._changed:
         held = [slot for slots in queue._held for slot in slots]
         full = [each.slot for each in (*queue._full, *(queue._staged or ()), *queue._taken)]
         return [*queue._free, *held, *full]
 
 
-WAYS = [  # who acts, envs, workers, sequences of a round
+WAYS = [  # where inference runs, envs, workers, sequences per round
     pytest.param("workers", 4, 2, 4, id="workers"),
     pytest.param("workers", 4, 4, 2, id="workers, half of the envs"),
     pytest.param("workers", 4, 2, 8, id="workers, each env twice"),
@@ -143,7 +143,7 @@ WAYS = [  # who acts, envs, workers, sequences of a round
 
 
 @pytest.mark.parametrize(("act", "envs", "workers", "batch"), WAYS)
-def test_consecutive_rows_that_stay_as_they_are_until_released(act: str, envs: int, workers: int, batch: int) -> None:
+def test_rows_are_consecutive_and_unchanged_until_released(act: str, envs: int, workers: int, batch: int) -> None:
     with streaming(envs, workers, batch, act) as found:
         queue = found.queue
         for _ in found.rounds(12, envs):
@@ -151,10 +151,10 @@ def test_consecutive_rows_that_stay_as_they_are_until_released(act: str, envs: i
             assert rollout.steps.mask.shape == (T, batch)
             assert len(rollout.envs) == batch
             firsts = rollout.envs.tolist()[:: envs // workers]
-            assert firsts == sorted(firsts), "shares in the order of their envs"
+            assert firsts == sorted(firsts), "shares are in the order of their envs"
             parts = (rollout.steps, rollout.next_obs, rollout.last_value)
             kept = map_tree(lambda x: x.clone(), parts)
-            wait_for(lambda: queue.metrics()["async/slots_full"] >= batch * workers // envs)  # others go on
+            wait_for(lambda: queue.metrics()["async/slots_full"] >= batch * workers // envs)  # other workers continue
             slots = slots_now(queue)
             assert len(slots) == len(set(slots)) <= len(queue._slots)
             for (path, now), (_, before) in zip(leaves(parts), leaves(kept), strict=True):
@@ -166,8 +166,8 @@ def test_consecutive_rows_that_stay_as_they_are_until_released(act: str, envs: i
 
 
 @pytest.mark.parametrize("act", ["workers", "central"])
-def test_memory_goes_with_each_rollout(act: str) -> None:
-    """Unrolled from the state that was stored, the agent says of every row what it said when it acted."""
+def test_every_rollout_carries_its_initial_state(act: str) -> None:
+    """Unrolling from the stored state reproduces the values that the agent computed while acting."""
     with streaming(act=act, agent={"core": "gru", "core_size": 4, "shared": True}) as found:
         for _ in found.rounds(5):
             rollout = found.take()
@@ -180,15 +180,15 @@ def test_memory_goes_with_each_rollout(act: str) -> None:
 
 @pytest.mark.parametrize("act", ["workers", "central"])
 @pytest.mark.parametrize("max_lag", [0, 1, 3])
-def test_nothing_older_than_max_lag_is_taken(act: str, max_lag: int) -> None:
-    """The learner leaps, so that what is full is too old."""
+def test_rollouts_older_than_max_lag_are_dropped(act: str, max_lag: int) -> None:
+    """The learner makes 5 updates at once in every second round, so that full slots become too old."""
     with streaming(act=act, max_lag=max_lag) as found:
         queue = found.queue
         assert len(queue._slots) == slots_for(2, 2, max_lag)
         for number in range(12):
             rollout = found.take()
             assert int(rollout.steps.version.min()) >= found.version - max_lag
-            # After a round of more updates than max_lag nobody begins before the next weights are out.
+            # After a round of more updates than max_lag, workers wait for the next weights.
             wait_for(lambda: max_lag < queue._updates or queue.metrics()["async/slots_full"] > 0)
             slots = slots_now(queue)
             assert len(slots) == len(set(slots)) <= len(queue._slots)
@@ -197,17 +197,17 @@ def test_nothing_older_than_max_lag_is_taken(act: str, max_lag: int) -> None:
     for parts in found.columns.values():
         for column, _ in parts:
             check_rows(column)
-    assert (queue.dropped > 0) == (max_lag > 0), "with 0 nobody acts before the newest weights are out"
+    assert (queue.dropped > 0) == (max_lag > 0), "with max_lag=0 workers wait for the newest weights"
 
 
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("act", ["workers", "central"])
-def test_with_max_lag_0_nobody_acts_before_the_release(act: str, times: int) -> None:
+def test_workers_wait_for_the_release_with_max_lag_0(act: str, times: int) -> None:
     with streaming(act=act, batch=4 * times, max_lag=0) as found:
         for _ in range(6):
             rollout = found.take()
             assert rollout.steps.version.unique().tolist() == [found.version]
-            assert times > 1 or rollout.envs.tolist() == [0, 1, 2, 3], "one share of each worker"
+            assert times > 1 or rollout.envs.tolist() == [0, 1, 2, 3], "the round holds one share of each worker"
             time.sleep(0.05)
             metrics = found.queue.metrics()
             assert (metrics["async/slots_free"], metrics["async/slots_full"]) == (0.0, 0.0)
@@ -219,7 +219,7 @@ def test_with_max_lag_0_nobody_acts_before_the_release(act: str, times: int) -> 
 
 @pytest.mark.parametrize("act", ["workers", "central"])
 @pytest.mark.parametrize("max_lag", [0, 1])
-def test_every_env_is_learned_from_although_there_are_fewer_slots_than_workers(act: str, max_lag: int) -> None:
+def test_every_env_is_learned_from_with_fewer_slots_than_workers(act: str, max_lag: int) -> None:
     with streaming(envs=4, workers=4, batch=1, act=act, max_lag=max_lag) as found:
         assert len(found.queue._slots) == max_lag + 1
         for _ in found.rounds(16):
@@ -228,11 +228,11 @@ def test_every_env_is_learned_from_although_there_are_fewer_slots_than_workers(a
     assert sorted(found.columns) == [0, 1, 2, 3]
 
 
-def test_how_many_slots() -> None:
+def test_number_of_slots() -> None:
     assert slots_for(per_round=2, num_groups=4, max_lag=None) == 2 + 2 + 4
     assert slots_for(per_round=2, num_groups=4, max_lag=0) == 2
     assert slots_for(per_round=2, num_groups=4, max_lag=1) == 4
-    assert slots_for(per_round=2, num_groups=4, max_lag=100) == 8, "no more than are of any use"
+    assert slots_for(per_round=2, num_groups=4, max_lag=100) == 8, "a queue has at most the slots that can be in use"
 
 
 def test_lag_of_acting_weights() -> None:
@@ -243,7 +243,7 @@ def test_lag_of_acting_weights() -> None:
             found.release()
 
 
-def test_episodes_are_told_once_and_of_every_env() -> None:
+def test_episodes_of_every_env_are_reported_once() -> None:
     with streaming(kwargs={"lengths": [3]}) as found:
         episodes = []
         for _ in found.rounds(6):
@@ -253,18 +253,18 @@ def test_episodes_are_told_once_and_of_every_env() -> None:
     assert {episode.env for episode in episodes} == {0, 1, 2, 3}
     assert {episode.values["ep_len"] for episode in episodes} == {3.0}
     scores = [(episode.env, episode.values["ep_rew"]) for episode in episodes]
-    assert len(set(scores)) == len(scores), "rewards count episodes: none is told twice"
+    assert len(set(scores)) == len(scores), "returns identify episodes, and none is reported twice"
 
 
 def test_warm_up_steps_are_counted() -> None:
     with streaming(starts=False) as found:
         assert 0 < found.queue.start(SEED, 20) <= 4 * 20
         rollout = found.take()
-        assert len(rollout.steps.obs[0, :, 1:].unique(dim=0)) > 1, "not all at the same step"
+        assert len(rollout.steps.obs[0, :, 1:].unique(dim=0)) > 1, "envs are at different steps"
 
 
 @pytest.mark.parametrize("act", ["workers", "central"])
-def test_what_an_env_does_wrong_arrives_with_the_next_rollout(act: str) -> None:
+def test_env_errors_are_raised_by_take(act: str) -> None:
     def take_for_ever(found: Streaming) -> None:
         while True:
             found.take()
@@ -277,7 +277,7 @@ def test_what_an_env_does_wrong_arrives_with_the_next_rollout(act: str) -> None:
             take_for_ever(found)
 
 
-def test_a_worker_that_is_lost_too_often_ends_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_worker_lost_too_often_ends_the_run(caplog: pytest.LogCaptureFixture) -> None:
     limits = {"max_worker_restarts": 2}
     with (
         caplog.at_level(logging.CRITICAL, "remuda"),
@@ -288,7 +288,7 @@ def test_a_worker_that_is_lost_too_often_ends_it(caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize("act", ["workers", "central"])
-def test_a_killed_worker_is_replaced_and_every_rollout_is_whole(act: str) -> None:
+def test_killed_worker_is_replaced_and_every_rollout_is_whole(act: str) -> None:
     with streaming(act=act) as found:
         queue = found.queue
         for _ in range(2):
@@ -308,7 +308,7 @@ def test_a_killed_worker_is_replaced_and_every_rollout_is_whole(act: str) -> Non
             check_rows(column)
 
 
-def test_a_killed_env_worker_is_replaced_by_the_process_that_acts() -> None:
+def test_killed_env_worker_is_replaced_by_the_inference_server() -> None:
     with streaming(act="central") as found:
         found.take()
         found.release()
@@ -321,7 +321,7 @@ def test_a_killed_env_worker_is_replaced_by_the_process_that_acts() -> None:
             assert time.monotonic() < deadline
             found.take()
             found.release()
-        assert found.queue.restarts() == 2, "its envs"
+        assert found.queue.restarts() == 2, "both envs of the killed worker are restarted"
 
 
 def last_columns(found: Streaming, first: int) -> list[Any]:
@@ -329,11 +329,11 @@ def last_columns(found: Streaming, first: int) -> list[Any]:
 
 
 def is_new(column: Any, env: int) -> bool:
-    """Of an env that was started with another seed."""
+    """Return whether the column is of an env that was restarted with another seed."""
     return bool(column.obs[0, 0] != derive_seed(SEED, env, 0) % 1000)
 
 
-def test_who_asks_to_stop_is_heard() -> None:
+def test_take_is_interrupted_when_should_stop_returns_true() -> None:
     with streaming(max_lag=0) as found:
         found.take()
         with pytest.raises(Interrupted):  # nothing comes before the release
@@ -348,18 +348,18 @@ def test_who_asks_to_stop_is_heard() -> None:
             found.queue.take(0, after_a_while)
 
 
-def test_closing_twice_leaves_nothing() -> None:
+def test_closing_twice_leaves_no_process_or_thread() -> None:
     with streaming(act="central") as found:
         found.take()
         pids = [member.pid for member in found.queue._worker_pool.workers]
         children = [child.pid for pid in pids for child in psutil.Process(pid).children(recursive=True)]
-        assert len(children) >= 2, "the envs of its groups"
+        assert len(children) >= 2, "there is an env worker per group"
         found.queue.close()
         found.queue.close()
         wait_for(lambda: all_gone(find([*pids, *children])))
         assert "remuda-workers" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_closing_before_it_was_started() -> None:
+def test_close_before_start() -> None:
     with streaming(starts=False) as found:
         found.queue.close()

@@ -1,4 +1,4 @@
-"""Edge cases of asynchronous runs with a replay: late messages, refused options, envs whose spaces change."""
+"""Tests of edge cases of asynchronous runs with a replay: late messages, refused options, changed spaces."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def samplers() -> list[psutil.Process]:
     return [process for process in psutil.Process().children(recursive=True) if not children_of(process)]
 
 
-def test_a_checkpoint_that_writers_prevented_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sampler did not stop while the replay was saved: the run ends with that, and keeps what it had learned."""
+def test_run_saves_its_learner_after_a_checkpoint_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a writer does not stop while the replay is saved, the run ends with an error but saves all updates."""
     pause_writers, seen = RowCounters.pause_writers, []
 
     def fails_once(counters: RowCounters) -> Any:
@@ -63,12 +63,12 @@ def test_a_checkpoint_that_writers_prevented_is_made_up_for(tmp_path: Path, monk
     with pytest.raises(WorkerError, match="did not stop"):
         train(tmp_path / "run", callbacks=[look], steps=5_000, checkpoint={"every": 700})
     newest = load_newest(tmp_path / "run" / "checkpoints")
-    assert newest.step >= seen[0] > 1_000, "which is later than the checkpoint before, at 700"
+    assert newest.step >= seen[0] > 1_000, "the final checkpoint is later than the previous one, at 700"
     assert newest.learner["version"] >= seen[1]
 
 
 def stop_in_the_next_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGTERM comes, and its round has no time to end by itself."""
+    """Raise SIGTERM in the next update, without a grace period for the round."""
     monkeypatch.setattr(signals, "PATIENCE_SECONDS", 0.0)
     step = Learner.step
 
@@ -80,10 +80,10 @@ def stop_in_the_next_update(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Learner, "step", step_and_stop)
 
 
-def test_a_round_is_cut_short_while_a_sampler_hangs_in_what_it_writes(
+def test_signal_ends_a_run_whose_samplers_hang_during_a_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is ended with the others, and what was learned is saved; nobody waits for it."""
+    """Hung samplers are ended without a long wait, and all updates are saved."""
     hung: list[psutil.Process] = []
 
     def look(round: Any) -> None:
@@ -102,7 +102,7 @@ def test_a_round_is_cut_short_while_a_sampler_hangs_in_what_it_writes(
     assert load_newest(run.path / "checkpoints").learner["version"] == run.result["updates"]
 
 
-def test_of_a_round_that_is_cut_short_episodes_and_restarts_are_counted(
+def test_episodes_and_restarts_of_an_interrupted_round_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[Any] = []
@@ -114,18 +114,18 @@ def test_of_a_round_that_is_cut_short_episodes_and_restarts_are_counted(
     def look(round: Any) -> None:
         if round.learner.version > 20 and not stopped:
             stopped.append(True)
-            time.sleep(0.5)  # for episodes to come in
+            time.sleep(0.5)  # gives samplers time to report episodes
             stop_in_the_next_update(monkeypatch)
 
     run = train(tmp_path / "run", callbacks=[look], steps=10**8, replay={"ratio": None})
     assert run.result["status"] == "stopped by SIGTERM"
     progress = load_newest(run.path / "checkpoints").progress
-    assert heard[-1], "there were some in the round that was cut short"
+    assert heard[-1], "the interrupted round had episodes"
     assert progress["episodes"] == sum(map(len, heard))
     assert progress["restarts"] == len(heard)
 
 
-def test_nobody_waits_to_hear_of_rows_of_another_run_or_of_a_sampler_that_is_lost(
+def test_drain_waits_neither_for_rows_of_an_earlier_run_nor_for_lost_samplers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Resumed(Setup):
@@ -147,10 +147,10 @@ def test_nobody_waits_to_hear_of_rows_of_another_run_or_of_a_sampler_that_is_los
 
 
 @pytest.mark.parametrize("when", ["at once", "later"])
-def test_an_env_with_other_spaces_in_a_sampler_is_named(
+def test_env_with_other_spaces_in_a_sampler_raises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """Memory that is shared is laid out by them: a sampler would take it for something else, and wait for ever."""
+    """Spaces determine the layout of shared memory; a sampler with another layout would misread it and hang."""
     file = tmp_path / "size"
     file.write_text("3")
     words = r"shifting:make: observation is box float32\[2\] in a worker, and box float32\[3\] where the run learns"
@@ -172,15 +172,15 @@ def test_an_env_with_other_spaces_in_a_sampler_is_named(
     assert "observation is box float32[2] in a worker" in f"{caught.value} {caught.value.__notes__}"
 
 
-def test_nobody_samples_before_it_is_said_how_much_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long it takes from the start of samplers to the first round: a slow disk, a core that is taken away."""
+def test_samplers_wait_until_the_first_limit_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first round may begin long after the samplers, for example on a slow disk or a busy core."""
     begin = RunLog.begin
     monkeypatch.setattr(RunLog, "begin", lambda run_log: (time.sleep(0.5), begin(run_log)))
     run = train(tmp_path / "run", steps=600)
-    assert 600 <= run.result["steps"] < 600 + 2 * 4 * 8, "a rollout of two workers more, at the most"
+    assert 600 <= run.result["steps"] < 600 + 2 * 4 * 8, "at most one more rollout per worker"
 
 
-def test_forks_that_are_refused_for_a_second_end_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_survives_forks_that_fail_for_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fork, refused, killed = ForkServer.fork, [], []
 
     def maybe(server: ForkServer, fds: Any) -> int:
@@ -201,10 +201,10 @@ def test_forks_that_are_refused_for_a_second_end_nothing(tmp_path: Path, monkeyp
     assert run.result["status"] == "stopped by callback"
     rests = [after - before for before, after in pairwise(refused)]
     assert len(rests) == 3
-    assert min(rests) > 0.15, "though seven others have much to tell"
+    assert min(rests) > 0.15, "retries are spaced although seven other samplers report often"
 
 
-def test_every_episode_that_ended_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_finished_episode_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remuda.sampling.replay_writers.DRAIN_SECONDS", 30.0)
     ended: list[int] = []
 
@@ -215,12 +215,12 @@ def test_every_episode_that_ended_is_told_of(tmp_path: Path, monkeypatch: pytest
 
     for act in ("workers", "central"):
         run = train(tmp_path / act, steps=600, callbacks=[look], sampler={"inference": act})
-        # The reset of an episode that ended with its env's last row is not there yet.
+        # An episode that ended with its env's last row has no reset row yet.
         assert ended[0] <= run.result["episodes"] <= ended[0] + 4
         assert run.result["episodes"] > 10
 
 
-def test_a_refused_replay_leaves_no_descriptor(tmp_path: Path) -> None:
+def test_refused_replay_leaks_no_file_descriptor(tmp_path: Path) -> None:
     settings = {
         "algo": {"batch_size": 4, "train_freq": 300},
         "replay": {"sequence": 10, "n_step": 3, "capacity": 400},

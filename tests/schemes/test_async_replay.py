@@ -1,4 +1,4 @@
-"""Asynchronous runs with a replay: samplers write to it at their own pace, and the learner draws what is due."""
+"""Tests of asynchronous runs with a replay: samplers write to it asynchronously, the learner draws due batches."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ CENTRAL = ("dqn", "rainbow, judged", "r2d1", "r2d1, judged", "ddpg, noise that d
 
 
 def acting(act: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """These settings with other samplers."""
+    """Return the settings with `sampler.inference` set to `act`."""
     return {**settings, "sampler": {**settings.get("sampler", {}), "inference": act}}
 
 
@@ -76,8 +76,8 @@ def train(out: Path, name: str = "dqn", env: str = "CartPole-v1", scheme: Any = 
 
 
 @pytest.mark.long
-def test_ages_of_a_resumed_run_are_those_of_its_own_weights(tmp_path: Path) -> None:
-    """Samplers are heard of before the first update: they are no older than the learner then, and no younger."""
+def test_lags_of_a_resumed_run_are_not_negative(tmp_path: Path) -> None:
+    """Samplers report before the first update of the resumed run, and the reported lags must not be negative."""
     settings = {"replay": {"ratio": None}, "log": {"every": 50, "tensorboard": False}}
     train(tmp_path / "run", "sac", "Pendulum-v1", **settings)
     run = remuda.resume(tmp_path / "run", steps=2_000)
@@ -90,7 +90,7 @@ def lines_of(run: Any) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
 
 
-# Seconds each, and a mixture of two others.
+# These cases take seconds each, and each combines what two other cases cover.
 SLOW = [("workers", "r2d1, judged"), ("central", "r2d1, judged"), ("central", "rainbow, judged")]
 SLOW += [("workers", "ddpg"), ("workers", "sac"), ("central", "dqn"), ("central", "sac with memory")]
 ALL = [*(("workers", case) for case in RUNS), *(("central", case) for case in CENTRAL)]
@@ -99,23 +99,27 @@ ALL = [*(("workers", case) for case in RUNS), *(("central", case) for case in CE
 @pytest.mark.parametrize(
     ("act", "case"), [pytest.param(*each, marks=pytest.mark.long if each in SLOW else ()) for each in ALL]
 )
-def test_every_algorithm_runs_and_is_throttled_to_its_ratio(tmp_path: Path, act: str, case: str) -> None:
+def test_every_algorithm_runs_and_respects_its_replay_ratio(tmp_path: Path, act: str, case: str) -> None:
     algo, env, settings = RUNS[case]
     run = train(tmp_path / "run", algo, env, **acting(act, settings))
     found, last = run.result, lines_of(run)[-1]
     assert found["status"] == "complete"
-    rollouts = 4 * merged(settings)["algo"].get("train_freq", 8)  # of two workers, one of which is not asked in time
+    rollouts = 4 * merged(settings)["algo"].get(
+        "train_freq", 8
+    )  # two workers, one of which may stop one rollout late
     assert 1500 <= found["steps"] < 1500 + 2 * rollouts
     per_update = merged(settings)["algo"]["batch_size"] * max(1, merged(settings)["replay"].get("sequence", 0))
     due = 4.0 * (found["steps"] - 300) / per_update
-    assert due - 6 < found["updates"] <= due, "all that are due, but while there was no whole sequence yet"
+    assert due - 6 < found["updates"] <= due, (
+        "all due updates are made, except while the replay held no whole sequence"
+    )
     assert {"replay/ratio", "replay/redrawn", "lag/acting_weights", "lag/collect_to_gradient"} <= set(last)
     assert found["episodes"] > 2
     assert len(found["eval"]["returns"]) == 2
 
 
-def test_statistics_that_moved_without_an_update_reach_the_samplers(tmp_path: Path) -> None:
-    """Before learning starts there is no update, and no weights but these."""
+def test_observation_statistics_reach_samplers_without_an_update(tmp_path: Path) -> None:
+    """Before learning starts there is no update, so only the statistics change and have to be published."""
     scheme = {"name": "async", "weights": "file"}
     settings = {"agent": {"normalize_obs": True}, "algo": {"learning_starts": 5000}, "eval": {"episodes": 0}}
     run = train(tmp_path / "run", steps=400, scheme=scheme, **settings)
@@ -125,7 +129,7 @@ def test_statistics_that_moved_without_an_update_reach_the_samplers(tmp_path: Pa
     assert published[name] >= 400
 
 
-def test_weights_that_did_not_change_are_published_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_weights_are_published_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish, versions = SharedWeights.publish, list[int]()
 
     def counted(weights: SharedWeights, version: int) -> None:
@@ -138,15 +142,15 @@ def test_weights_that_did_not_change_are_published_once(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "ou"])
-def test_rows_are_what_was_seen_also_if_an_agent_without_memory_has_a_state(tmp_path: Path, noise: str) -> None:
-    """Pendulum shows the cosine and the sine of an angle: nothing else may lie there."""
+def test_rows_hold_the_observations_also_when_the_noise_has_a_state(tmp_path: Path, noise: str) -> None:
+    """Pendulum observes the cosine and sine of an angle, so the norm of both in every stored row must be 1."""
     seen: list[np.ndarray[Any, Any]] = []
 
     def look(round: Any) -> bool:
         ring = round.replay.ring
         stored = ring.rows.obs[: int(ring.written.min())]
         seen.append(np.hypot(stored[..., 0], stored[..., 1]))
-        return len(stored) > 20  # of the slower of both
+        return len(stored) > 20  # rows of the slower group
 
     options = {"steps": 10**6, "algo": {"noise": noise}, "replay": {"capacity": 10**6}}
     run = train(tmp_path / "run", "ddpg", "Pendulum-v1", callbacks=[look], **options)
@@ -154,8 +158,8 @@ def test_rows_are_what_was_seen_also_if_an_agent_without_memory_has_a_state(tmp_
     np.testing.assert_allclose(seen[-1], 1.0, atol=1e-4)
 
 
-def test_a_replay_without_a_warm_up_waits_for_its_first_row() -> None:
-    """Rows are counted before they can be seen, and before they are judged."""
+def test_replay_without_warm_up_waits_for_its_first_row() -> None:
+    """Writers count rows before the rows are visible to the learner and before they have an initial priority."""
     for seed in range(3):
         settings: dict[str, Any] = {"algo": {"learning_starts": 0, "batch_size": 16}, "seed": seed}
         td_errors = {"ratio": 4.0, "prioritized": True, "initial_priority": "error"}
@@ -163,12 +167,12 @@ def test_a_replay_without_a_warm_up_waits_for_its_first_row() -> None:
             setup.wait(lambda: len(list(setup.replay.batches())) > 0)
 
 
-def test_with_ratio_none_the_learner_does_not_wait_for_steps(tmp_path: Path) -> None:
-    """With slow envs there are far more updates than steps could earn."""
+def test_learner_does_not_wait_for_steps_with_ratio_none(tmp_path: Path) -> None:
+    """With slow envs the learner makes far more updates than any usual ratio would permit."""
     slow = {"kwargs": {"seconds": 0.01, "wait": "sleep"}}
     drawn = lambda steps, updates: updates * 16 / max(1, steps - 300)  # noqa: E731
 
-    ratios: list[tuple[float, float]] = []  # of each round: what the replay reports, and what its counts give
+    ratios: list[tuple[float, float]] = []  # for each round, the reported ratio and the one computed from the counts
 
     def look(round: Any) -> bool:
         ratio = drawn(round.progress.steps, round.learner.version)
@@ -186,7 +190,9 @@ def test_unthrottled_samplers_do_not_wait_for_the_learner(tmp_path: Path) -> Non
     scheme = {"name": "async", "throttle": False, "publish_every": 2}
     run = train(tmp_path / "run", scheme=scheme, steps=4000, replay={"ratio": 500.0})
     assert run.result["status"] == "complete"
-    assert lines_of(run)[-1]["replay/ratio"] < 250, "the learner could not keep up, and nobody waited"
+    assert lines_of(run)[-1]["replay/ratio"] < 250, (
+        "the learner could not keep up, and the samplers did not wait for it"
+    )
 
 
 @pytest.mark.parametrize(
@@ -197,7 +203,7 @@ def test_unthrottled_samplers_do_not_wait_for_the_learner(tmp_path: Path) -> Non
         pytest.param("central", "r2d1", marks=pytest.mark.long),
     ],
 )
-def test_a_stopped_run_goes_on_with_all_that_it_had(tmp_path: Path, act: str, case: str) -> None:
+def test_stopped_run_resumes_with_its_updates_steps_and_replay(tmp_path: Path, act: str, case: str) -> None:
     algo, env, settings = RUNS[case]
     settings = acting(act, settings)
     steps = {"first": 0, "rows": 0}
@@ -219,15 +225,15 @@ def test_a_stopped_run_goes_on_with_all_that_it_had(tmp_path: Path, act: str, ca
     assert second.result["status"] == "complete"
     assert second.result["updates"] > updates > 10
     assert seen[0][0] >= steps["first"]
-    assert seen[0][1] >= steps["first"] - 50, "the replay remembers its steps"
-    assert seen[0][2] >= steps["rows"], "and holds their rows"
+    assert seen[0][1] >= steps["first"] - 50, "the replay restores its step count"
+    assert seen[0][2] >= steps["rows"], "the replay restores its rows"
     lines = [line["time/total_timesteps"] for line in lines_of(second)]
     assert lines == sorted(set(lines))
 
 
 @pytest.mark.parametrize("act", ["workers", "central"])
-def test_a_run_goes_on_where_there_are_other_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str) -> None:
-    """A replay is saved group by group, and by default there are as many groups as cores."""
+def test_run_resumes_on_a_machine_with_more_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str) -> None:
+    """A replay is saved per group, and by default the number of groups depends on the number of cores."""
     monkeypatch.setattr(build_envs, "usable_cores", lambda: 2)
     settings = {"sampler": {"inference": act, "workers": 0}, "callbacks": [lambda round: round.progress.steps >= 900]}
     first = train(tmp_path / "run", **settings)
@@ -241,13 +247,13 @@ def test_a_run_goes_on_where_there_are_other_cores(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("act", ["workers", "central"])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_rows_are_those_of_the_envs(act: str, workers: int) -> None:
+def test_stored_rows_match_the_envs(act: str, workers: int) -> None:
     with Setup("counting:make", **acting(act, {**COUNTING, "sampler": {"envs": 4, "workers": workers}})) as setup:
         setup.wait(lambda: setup.replay.steps > 3000)
     assert check_rows(setup.replay) == 0
 
 
-def test_a_lost_sampler_is_replaced_and_its_episodes_are_cut() -> None:
+def test_lost_sampler_is_replaced_and_its_episodes_are_cut() -> None:
     with Setup("counting:make", **COUNTING) as setup:
         for number in range(4):
             setup.wait(lambda: (setup.replay.ring.real > 200 * (number + 1)).all())  # noqa: B023  (used at once)
@@ -258,11 +264,11 @@ def test_a_lost_sampler_is_replaced_and_its_episodes_are_cut() -> None:
             setup.wait(lambda: setup.replay.ring.real[number % 2] > before + 100)  # noqa: B023
         assert setup.writers.restarts() >= 8  # two envs each time
         setup.wait(lambda: setup.replay.steps > 3000)
-    assert check_rows(setup.replay) <= 8, "some were between two episodes anyway"
+    assert check_rows(setup.replay) <= 8, "at most two cuts per lost sampler; some envs were between episodes"
 
 
-def test_a_learner_does_not_wait_while_a_sampler_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may take seconds, if the fork server was lost too."""
+def test_learner_does_not_wait_while_a_sampler_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replacement may take seconds if the fork server was lost too."""
     with Setup("counting:make", **COUNTING) as setup:
         setup.wait(lambda: (setup.replay.ring.real > 100).all())
         has_begun, may_go_on, relaunch = threading.Event(), threading.Event(), setup.writers._worker_pool.relaunch
@@ -275,24 +281,24 @@ def test_a_learner_does_not_wait_while_a_sampler_is_replaced(monkeypatch: pytest
         monkeypatch.setattr(setup.writers._worker_pool, "relaunch", relaunch_slowly)
         os.kill(setup.writers._worker_pool.workers[0].pid, signal.SIGKILL)
         assert has_begun.wait(SOON)
-        timer = threading.Timer(10, may_go_on.set)  # else who waits would wait for ever
+        timer = threading.Timer(10, may_go_on.set)  # otherwise a learner that does wait would block the test
         timer.start()
         setup.writers.poll(0)
         setup.writers.take_lag()
-        assert not may_go_on.is_set(), "it has waited"
+        assert not may_go_on.is_set(), "the learner waited for the replacement"
         timer.cancel()
         may_go_on.set()
         before = int(setup.replay.ring.real[0])
         setup.wait(lambda: setup.replay.ring.real[0] > before + 100)
 
 
-def test_settings_that_only_a_sampler_finds_wrong_are_the_users_mistake(tmp_path: Path) -> None:
+def test_options_rejected_by_a_sampler_raise_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^replay\.frames=2, and observations are not stacks"):
         train(tmp_path / "run", env="MinAtar/Breakout-v1", replay={"frames": 2})
 
 
-def test_who_replaces_a_sampler_goes_on_with_the_rows_of_all_where_the_run_was_resumed() -> None:
-    """Groups that had come less far began where the others did: noise and schedules do not go back."""
+def test_replaced_sampler_continues_from_the_common_row_of_a_resumed_run() -> None:
+    """In a resumed run all groups start at the row of the furthest one, so noise and schedules never go back."""
 
     class Uneven(Setup):
         def prepare(self, replay: Any) -> None:
@@ -309,8 +315,8 @@ def test_who_replaces_a_sampler_goes_on_with_the_rows_of_all_where_the_run_was_r
         assert 1100 <= member.blueprint["row"] <= 1000 + int(setup.replay.ring.written[1])
 
 
-def test_who_replaces_one_that_acts_for_all_goes_on_from_the_row_of_the_furthest_group() -> None:
-    """Twice, so that what was ahead the first time is ahead the second time too."""
+def test_replaced_inference_server_continues_from_the_row_of_the_furthest_group() -> None:
+    """The server is killed twice, so that the offsets of the first replacement enter the second one."""
     with Setup("counting:make", **acting("central", COUNTING)) as setup:
         ring, (member,) = setup.replay.ring, setup.writers._worker_pool.workers
         for count in (1, 2):
@@ -322,14 +328,14 @@ def test_who_replaces_one_that_acts_for_all_goes_on_from_the_row_of_the_furthest
             assert setup.writers.restarts() == 4 * count
             assert member.blueprint["row"] >= rows + 100
             assert (member.blueprint["row"] - np.array(setup.writers._ahead) <= ring.written).all()
-            assert min(setup.writers._ahead - ahead) == 0, "the furthest goes on with its own next row"
+            assert min(setup.writers._ahead - ahead) == 0, "the furthest group continues with its own next row"
         before = ring.real.copy()
         setup.wait(lambda: (ring.real > before + 100).all())
     assert check_rows(setup.replay) <= 8
 
 
 def stored_rows(ring: Any, env: int) -> Any:
-    """Of one env, all that are still there: a sampler may have gone round meanwhile."""
+    """Return all rows of one env that the ring still stores; a sampler may have overwritten some meanwhile."""
     group = env // ring.width
     row = np.arange(ring.counters.oldest(group), int(ring.written[group]))
     row = row[ring.is_stored(row, np.full(len(row), env))]
@@ -338,7 +344,7 @@ def stored_rows(ring: Any, env: int) -> Any:
 
 @pytest.mark.parametrize("act", ["workers", "central"])
 def test_exploration_is_spread_over_the_envs_of_all_samplers(act: str) -> None:
-    """Half of the first env's actions are random, and practically none of the others', also of the second worker."""
+    """Half of the first env's actions are random, and practically none of the others', in either worker."""
     algo = {**COUNTING["algo"], "epsilon": "0.5", "epsilon_power": 60.0}
     with Setup("counting:make", **acting(act, {**COUNTING, "algo": algo})) as setup:
         setup.wait(lambda: (setup.replay.ring.real > 600).all())
@@ -350,13 +356,13 @@ def test_exploration_is_spread_over_the_envs_of_all_samplers(act: str) -> None:
         noise = torch.zeros(count, sum(width for _, width in agent.noise))
         best, _, _ = agent.act(torch.from_numpy(rows.obs), None, torch.zeros(count), noise)
         greedy.append(float((best.numpy() == rows.action)[rows.mask].mean()))
-    assert greedy[0] == pytest.approx(5 / 8, abs=0.12), "a random one of four may be the best"
+    assert greedy[0] == pytest.approx(5 / 8, abs=0.12), "a random action is the greedy one with probability 1/4"
     assert greedy[1:] == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("act", ["workers", "central"])
-def test_a_sampler_that_has_not_sampled_yet_has_no_weights_whose_age_could_be_told(act: str) -> None:
-    """One that takes a lost one's place may have to wait first: lags would be those of the whole run."""
+def test_sampler_without_rows_reports_no_lag(act: str) -> None:
+    """A replacement may have to wait before it samples; counted then, its lag would be the length of the run."""
 
     class Waiting(Setup):
         def prepare(self, replay: Any) -> None:
@@ -367,11 +373,11 @@ def test_a_sampler_that_has_not_sampled_yet_has_no_weights_whose_age_could_be_to
         time.sleep(0.5)
         assert setup.writers.take_lag() == 0
         assert not any(setup.writers._made_progress)
-        setup.wait(lambda: all(setup.writers._made_progress))  # and lets them go on
+        setup.wait(lambda: all(setup.writers._made_progress))  # also lets the samplers continue
 
 
-def test_of_slow_envs_it_is_said_that_they_are_the_limit(tmp_path: Path) -> None:
-    """Samplers are heard of ten times a second, and rounds are far shorter."""
+def test_verdict_names_slow_envs(tmp_path: Path) -> None:
+    """Samplers report ten times a second, and rounds are far shorter than that."""
     slow = {"kwargs": {"seconds": 0.005, "wait": "sleep"}}
     options: dict[str, Any] = {"envs": slow, "algo": {"train_freq": 1}, "replay": {"ratio": 1.0}}
     run = train(tmp_path / "run", env="Remuda/Mock-v0", steps=1200, log={"every": 400}, **options)
@@ -380,11 +386,11 @@ def test_of_slow_envs_it_is_said_that_they_are_the_limit(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("act", "ratio"), [("workers", None), ("workers", 4.0), ("central", None)])
-def test_while_the_learner_evaluates_nobody_samples(
+def test_samplers_pause_while_the_learner_evaluates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, ratio: float | None
 ) -> None:
-    """Steps that nobody learns from meanwhile would use up the run's."""
-    written: list[Any] = []  # rows of every group, before and after each evaluation
+    """Steps sampled meanwhile would use up the run's budget without any learning from them."""
+    written: list[Any] = []  # rows that every group wrote during each evaluation
     rings: list[Any] = []
     begin = RunLog.begin
 
@@ -408,17 +414,17 @@ def test_while_the_learner_evaluates_nobody_samples(
     settings = acting(act, {"replay": {"ratio": ratio}, "eval": {"every": 300, "episodes": 5}})
     run = train(tmp_path / "run", "ddpg", "Pendulum-v1", callbacks=[look], steps=10**6, **settings)
     assert run.result["status"] == "stopped by callback"
-    assert np.max(written) <= 8, "a rollout that was begun before"
+    assert np.max(written) <= 8, "samplers only finish the rollout that began before the evaluation"
 
 
-def test_all_steps_spent_on_spreading_the_envs_are_refused(tmp_path: Path) -> None:
+def test_decorrelation_that_uses_up_all_steps_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"sampler\.decorrelate.*: use more steps"):
         train(tmp_path / "run", steps=20, sampler={"decorrelate": 100}, algo={"learning_starts": 10})
 
 
 @pytest.mark.parametrize("act", ["workers", "central"])
-def test_frames_of_samplers_are_those_that_were_seen(act: str) -> None:
-    """Of every row the stack that is put together is that of the row before, moved by one frame, but after resets."""
+def test_reassembled_frame_stacks_match_the_observations(act: str) -> None:
+    """Except after resets, the reassembled stack of every row is that of the previous row moved by one frame."""
     settings: dict[str, Any] = {
         "envs": {"screen_size": 42},
         "agent": {"net": "small"},
@@ -438,7 +444,7 @@ def test_frames_of_samplers_are_those_that_were_seen(act: str) -> None:
 
 
 @pytest.mark.parametrize("act", ["workers", "central"])
-def test_samplers_act_with_what_was_published(act: str) -> None:
+def test_samplers_act_with_published_weights(act: str) -> None:
     with Setup("counting:make", **acting(act, COUNTING)) as setup:
         for version in range(1, 200):
             with torch.no_grad():
@@ -453,7 +459,7 @@ def test_samplers_act_with_what_was_published(act: str) -> None:
 
 
 @pytest.mark.parametrize("algo", ["dqn", "impala"])
-def test_weights_may_go_through_a_file_which_is_the_newest_agent(tmp_path: Path, algo: str) -> None:
+def test_weights_file_holds_the_newest_agent(tmp_path: Path, algo: str) -> None:
     settings: dict[str, Any] = {"algo": {"n_steps": 8, "batch_size": 4}, "replay": {}} if algo == "impala" else {}
     options = merged(settings) | ({"algo": settings["algo"]} if settings else {})
     options = {name: value for name, value in options.items() if name != "replay" or algo == "dqn"}
@@ -463,12 +469,12 @@ def test_weights_may_go_through_a_file_which_is_the_newest_agent(tmp_path: Path,
     by_file, by_checkpoint = (remuda.load(path) for path in (run.path / "weights.safetensors", run.path))
     for mine, theirs in zip(by_file.agent.parameters(), by_checkpoint.agent.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
-    assert lines_of(run)[-1]["lag/acting_weights"] < 100, "samplers have read it"
+    assert lines_of(run)[-1]["lag/acting_weights"] < 100, "samplers have read the file"
 
 
 @pytest.fixture
 def stopped_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """stopped_after(n): n updates from now SIGTERM comes, and the round has no time to end by itself."""
+    """Return a function of n that raises SIGTERM n updates from now, without a grace period for the round."""
     monkeypatch.setattr(signals, "PATIENCE_SECONDS", 0.0)
     step = Learner.step
 
@@ -488,10 +494,10 @@ def stopped_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 @pytest.mark.parametrize("throttle", [True, False])
-def test_a_round_that_is_cut_short_loses_nothing_and_no_step_is_taken_twice(
+def test_interrupted_round_keeps_its_updates_and_repeats_no_step(
     tmp_path: Path, stopped_after: Callable[[int], None], throttle: bool
 ) -> None:
-    """Updates of it are saved, also where the round before it was; its steps are counted when it is done."""
+    """Updates of an interrupted round are saved, and its steps are counted once the resumed run commits them."""
     scheme = {"name": "async", "throttle": throttle, "publish_every": 50, "weights": "file"}
     settings = {"steps": 1000 if throttle else 10**8, "replay": {"ratio": 16.0 if throttle else 64.0}}
     settings |= {"algo": {"learning_starts": 200}, "checkpoint": {"every": 1}, "agent": {"normalize_obs": True}}
@@ -499,9 +505,11 @@ def test_a_round_that_is_cut_short_loses_nothing_and_no_step_is_taken_twice(
     first = train(tmp_path / "run", scheme=scheme, **settings)
     assert (first.result["status"], first.result["updates"]) == ("stopped by SIGTERM", 70)
     found = checkpoint.load_newest(first.path / "checkpoints")
-    assert found.learner["version"] == 70, "what was learned is saved"
+    assert found.learner["version"] == 70, "updates of the interrupted round are saved"
     counts = unpack(found.blobs["replay"])["replay"]
-    assert counts["steps"] == found.progress["steps"] == first.result["steps"], "the run and its replay count alike"
+    assert counts["steps"] == found.progress["steps"] == first.result["steps"], (
+        "the run and its replay count the same steps"
+    )
     if not throttle:  # a throttled writer may have stopped before the interrupted round synchronized any row
         assert counts["unseen"] > 0, "the interrupted round had synchronized rows that it did not commit"
     by_file, by_checkpoint = (remuda.load(path) for path in (first.path / "weights.safetensors", first.path))
@@ -518,9 +526,9 @@ def test_a_round_that_is_cut_short_loses_nothing_and_no_step_is_taken_twice(
     second = remuda.resume(first.path, callbacks=[look], quiet=True)
     assert second.result["status"] == ("complete" if throttle else "stopped by callback")
     assert all(of_run == of_replay for of_run, of_replay in seen)
-    assert seen[0][0] >= counts["steps"] + counts["unseen"], "what was sampled is not sampled again"
+    assert seen[0][0] >= counts["steps"] + counts["unseen"], "synchronized steps are not sampled again"
     if throttle:
-        assert second.result["updates"] == (second.result["steps"] - 200) * 16 // 16, "nor learned from again"
+        assert second.result["updates"] == (second.result["steps"] - 200) * 16 // 16, "no step is learned from twice"
 
 
 def family() -> list[psutil.Process]:
@@ -528,11 +536,15 @@ def family() -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize("act", ["workers", "central"])
-def test_nothing_is_left_behind(tmp_path: Path, act: str) -> None:
+def test_no_process_or_shared_memory_is_left_behind(tmp_path: Path, act: str) -> None:
     before = set(psutil.Process().children(recursive=True))
-    seen: set[psutil.Process] = set()  # while it runs: of orphans nobody knows afterwards whose they were
+    seen: set[psutil.Process] = set()  # recorded during the run: orphans have another parent afterwards
     train(tmp_path / "run", sampler={"inference": act}, callbacks=[lambda _: seen.update(family())])
     started = (seen | set(family())) - before
-    assert len(started) >= {"workers": 2, "central": 4}[act], "samplers; one of them, a fork server and env workers"
+    assert len(started) >= {"workers": 2, "central": 4}[act], (
+        "two samplers, or an inference server, a fork server and env workers"
+    )
     wait_for(lambda: all_gone(started))
-    assert [name for name in os.listdir("/dev/shm") if not name.startswith("tmp")] == [], "but of other tests"
+    assert [name for name in os.listdir("/dev/shm") if not name.startswith("tmp")] == [], (
+        "only shared memory of other tests may remain"
+    )

@@ -1,4 +1,4 @@
-"""The asynchronous scheme: with max_lag=0 it equals the synchronous run bit for bit, otherwise it reports lags."""
+"""Tests of the asynchronous scheme: bit-equal to the synchronous one with max_lag=0, and otherwise reporting lags."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_with_max_lag_0_it_is_the_synchronous_run(tmp_path: Path, case: str) -> None:
+def test_max_lag_0_equals_the_synchronous_run(tmp_path: Path, case: str) -> None:
     algo, env, settings = CASES[case]
     waiting = train(tmp_path / "parallel", algo, "parallel", env, **settings)
     found = train(tmp_path / "async", algo, {"name": "async", "max_lag": 0}, env, **settings)
@@ -100,8 +100,8 @@ def test_with_max_lag_0_it_is_the_synchronous_run(tmp_path: Path, case: str) -> 
 
 
 @pytest.mark.parametrize("act", ["workers", "central"])
-def test_every_line_says_how_old_it_is(tmp_path: Path, act: str) -> None:
-    """Half of the envs in each update, while the others go on."""
+def test_every_log_line_reports_lags(tmp_path: Path, act: str) -> None:
+    """Each update learns from half of the envs, while the other half continues to be sampled."""
     settings: dict[str, Any] = {"sampler": {"inference": act}, "algo": {"batch_size": ENVS // 2}}
     run = train(tmp_path / "run", scheme={"name": "async", "max_lag": 4}, steps=3000, **settings)
     lines = lines_of(run)
@@ -111,7 +111,7 @@ def test_every_line_says_how_old_it_is(tmp_path: Path, act: str) -> None:
         assert all(math.isfinite(line[name]) for name in LAGS)
         assert 0 <= line["lag/collect_to_gradient"] <= line["lag/collect_to_gradient_max"] <= 4
     dropped = [line["rollout/dropped"] for line in lines]
-    assert dropped == sorted(dropped), "counted over the whole run"
+    assert dropped == sorted(dropped), "dropped rollouts are counted over the whole run"
     assert run.result["status"] == "complete"
     assert 3000 <= run.result["steps"] <= 3000 + N * ENVS
     assert run.result["updates"] == pytest.approx(3000 / (N * ENVS / 2), rel=0.3)
@@ -119,8 +119,8 @@ def test_every_line_says_how_old_it_is(tmp_path: Path, act: str) -> None:
 
 
 @pytest.mark.parametrize(("epochs", "max_lag"), [(10, 5), (4, 12)])
-def test_rollouts_that_nobody_overtakes_are_never_dropped(tmp_path: Path, epochs: int, max_lag: int) -> None:
-    """From the first on: that a round is of several updates is known before it was seen."""
+def test_rollouts_within_max_lag_are_never_dropped(tmp_path: Path, epochs: int, max_lag: int) -> None:
+    """This holds from the first rollout on: the number of updates per round is known before the first round."""
     settings: dict[str, Any] = {"sampler": {"workers": 1}, "algo": {"n_epochs": epochs}}
     run = train(tmp_path / "run", "appo", {"name": "async", "max_lag": max_lag}, **settings)
     assert lines_of(run)[-1]["rollout/dropped"] == 0
@@ -128,9 +128,7 @@ def test_rollouts_that_nobody_overtakes_are_never_dropped(tmp_path: Path, epochs
 
 
 @pytest.mark.parametrize(("algo", "core"), [("ppo", None), ("a2c", None), ("ppo", "lstm")])
-def test_on_policy_algorithms_run_where_they_are_told_to_take_it_as_it_is(
-    tmp_path: Path, algo: str, core: str | None
-) -> None:
+def test_on_policy_algorithms_run_with_correction_none(tmp_path: Path, algo: str, core: str | None) -> None:
     agent = {"core": core, "core_size": 8}
     scheme = {"name": "async", "max_lag": 2} if algo == "a2c" else "async"
     run = train(tmp_path / "run", algo, scheme, agent=agent, algo={"correction": "none"})
@@ -172,7 +170,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("algo", "scheme", "groups", "remedy"), REFUSED)
-def test_what_does_not_fit_is_refused_in_one_sentence(algo: str, scheme: str, groups: Any, remedy: str) -> None:
+def test_conflicting_options_are_refused_in_one_sentence(algo: str, scheme: str, groups: Any, remedy: str) -> None:
     with pytest.raises(ConfigError) as caught:
         settled(algo, scheme, **groups)
     text = str(caught.value)
@@ -188,8 +186,8 @@ def test_a_refused_run_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("act", ["workers", "central"])
-def test_padding_is_kept_or_refused_but_never_left_out(act: str) -> None:
-    """With wait_reset every column holds one episode, whoever acts."""
+def test_padding_is_kept_or_refused(act: str) -> None:
+    """With wait_reset every column holds at most one episode, with both kinds of inference."""
     try:
         rollout, _ = first_rollout(act, None, {"wait_reset": True}, moves=False)
     except ConfigError as error:
@@ -197,12 +195,15 @@ def test_padding_is_kept_or_refused_but_never_left_out(act: str) -> None:
         return
     for b in range(ENVS):
         real = rollout.steps.mask[:, b].tolist()
-        assert real == sorted(real, reverse=True), "padded to the end of the rollout"
+        assert real == sorted(real, reverse=True), "columns are padded to the end of the rollout"
     assert not rollout.steps.mask.all()
 
 
 def first_rollout(act: str, core: str | None, sampler: Any = None, moves: bool = True) -> tuple[Any, Any]:
-    """Of a learner whose weights are not those that its seed gives, and that has learned before; a copy."""
+    """Return a copy of the first rollout for a learner at version 7 and its agent.
+
+    With `moves`, the agent's weights differ from those that its seed gives.
+    """
     groups = {
         "sampler": {"envs": ENVS, "workers": 2, "inference": act, **(sampler or {})},
         "algo": {"n_steps": 32, "batch_size": ENVS},
@@ -230,7 +231,7 @@ def first_rollout(act: str, core: str | None, sampler: Any = None, moves: bool =
 
 @pytest.mark.parametrize("core", [None, "gru"])
 @pytest.mark.parametrize("act", ["workers", "central"])
-def test_first_actions_are_by_the_learners_own_weights(act: str, core: str | None) -> None:
+def test_first_actions_use_the_learners_weights(act: str, core: str | None) -> None:
     rollout, agent = first_rollout(act, core)
     steps = rollout.steps
     assert steps.version.unique().tolist() == [7]
@@ -243,7 +244,7 @@ def test_first_actions_are_by_the_learners_own_weights(act: str, core: str | Non
 
 
 @pytest.mark.parametrize("max_lag", [0, None])
-def test_a_resumed_run_goes_on_from_its_checkpoint(tmp_path: Path, max_lag: int | None) -> None:
+def test_resumed_run_continues_from_its_checkpoint(tmp_path: Path, max_lag: int | None) -> None:
     out, rate = tmp_path / "run", 1e-3
     first = train(out, scheme={"name": "async", "max_lag": max_lag}, algo={"learning_rate": rate})
     before, result = load_newest(out / "checkpoints"), first.result
@@ -261,7 +262,7 @@ def test_a_resumed_run_goes_on_from_its_checkpoint(tmp_path: Path, max_lag: int 
     ]
     assert seen[0][2] > result["steps"]
     for name, value in before.learner["algorithm"].items():
-        # one update of Adam moves nothing much farther than its rate
+        # One update of Adam moves no parameter much farther than its learning rate.
         assert float((seen[0][3][name] - value).abs().max()) < 4 * rate, name
     assert again.result["steps"] >= result["steps"] + 3 * N * ENVS
     assert again.result["episodes"] > result["episodes"]
@@ -269,7 +270,7 @@ def test_a_resumed_run_goes_on_from_its_checkpoint(tmp_path: Path, max_lag: int 
     assert steps == sorted(set(steps))
 
 
-def test_a_run_that_is_complete_does_nothing_when_resumed(tmp_path: Path) -> None:
+def test_complete_run_does_nothing_when_resumed(tmp_path: Path) -> None:
     run = train(tmp_path / "run")
     before = weights(run)
     again = remuda.resume(run.path, quiet=True)
@@ -277,14 +278,14 @@ def test_a_run_that_is_complete_does_nothing_when_resumed(tmp_path: Path) -> Non
     assert weights(again) == before
 
 
-def test_a_callback_may_stop_it(tmp_path: Path) -> None:
+def test_callback_can_stop_the_run(tmp_path: Path) -> None:
     run = train(tmp_path / "run", steps=10**6, callbacks=[lambda round: round.progress.rounds == 5])
     assert run.result["status"] == "stopped by callback"
     assert run.result["updates"] == 5
     assert load_newest(run.path / "checkpoints").progress["rounds"] == 5
 
 
-def test_parts_of_a_batch_learn_and_end_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradient_threads_are_used_and_closed_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[int] = []
     original = GradientThreads.close
     monkeypatch.setattr(GradientThreads, "close", lambda self: (closed.append(self.count), original(self)))
@@ -294,7 +295,7 @@ def test_parts_of_a_batch_learn_and_end_with_the_run(tmp_path: Path, monkeypatch
 
 
 class SourceOfPieces:
-    """Writes down what is asked of it, in the calls of the other pieces."""
+    """A fake rollout source that appends its calls to those of the other parts."""
 
     def __init__(self, pieces: Any) -> None:
         self.pieces, self.dropped = pieces, 0
@@ -311,7 +312,7 @@ class SourceOfPieces:
         return self.pieces.collect()
 
     def release(self, version: int) -> None:
-        assert self.pieces.weights.pull(-1) == version, "published before"
+        assert self.pieces.weights.pull(-1) == version, "weights are published before the rollout is released"
         self.pieces.did(f"release {version}")
 
     def metrics(self) -> dict[str, float]:
@@ -331,7 +332,7 @@ class SourceOfPieces:
 
 
 class AsyncPieces(Pieces):
-    """As of the synchronous scheme, with a source in place of a sampler."""
+    """The fake recipe of the synchronous tests, with a rollout source in place of a sampler."""
 
     def make_source(
         self, agent: Any, weights: Any, workers: int, rounds: int, max_lag: int | None, should_stop: Any
@@ -344,7 +345,7 @@ class AsyncPieces(Pieces):
 ROUND = ["prepare", "add", "step", "feedback key 0", "step", "feedback key 1", "finish"]
 
 
-def test_the_order_of_calls() -> None:
+def test_order_of_calls() -> None:
     pieces = AsyncPieces(steps=REAL * 2)
     run(Asynchronous(workers=2, max_lag=5), pieces)
     assert pieces.calls == [
@@ -356,10 +357,10 @@ def test_the_order_of_calls() -> None:
     assert pieces.weights.closed == 1
     assert pieces.start == Progress(2 * REAL, rounds=2, episodes=2, restarts=4, dropped=2)
     assert pieces.rounds[0][3]["async/slots_free"] == 3.0
-    assert pieces.saveable == [(None, True, False, False)] * 2, "envs begin anew when it is resumed"
+    assert pieces.saveable == [(None, True, False, False)] * 2, "there is no env state: envs are reset on resume"
 
 
-def test_a_resumed_run_starts_elsewhere_and_goes_on_counting() -> None:
+def test_resumed_run_uses_a_new_seed_and_continues_its_counters() -> None:
     before = Progress(steps=100, rounds=7, episodes=9, restarts=5, dropped=6)
     pieces = AsyncPieces(before, warm_up=50, steps=100 + REAL)
     run(Asynchronous(workers=2), pieces)
@@ -373,7 +374,7 @@ def test_a_resumed_run_starts_elsewhere_and_goes_on_counting() -> None:
     assert pieces.start == Progress(100 + REAL, rounds=8, episodes=10, restarts=9, dropped=7)
 
 
-def test_a_signal_while_it_waits_for_a_rollout_drops_nothing_that_was_learned() -> None:
+def test_signal_during_take_keeps_all_finished_rounds() -> None:
     pieces = AsyncPieces(steps=1000)
     pieces.fail_in, pieces.error = "take 4", Interrupted("now")
     run(Asynchronous(workers=2), pieces)
@@ -382,18 +383,18 @@ def test_a_signal_while_it_waits_for_a_rollout_drops_nothing_that_was_learned() 
 
 
 @pytest.mark.parametrize("place", ["source", "restore", "start", "take", "prepare", "step", "release", "round"])
-def test_whatever_fails_what_was_made_is_closed(place: str) -> None:
+def test_failure_anywhere_closes_what_was_created(place: str) -> None:
     pieces, threads = AsyncPieces(), torch.get_num_threads()
     pieces.fail_in, pieces.error = place, ZeroDivisionError("here")
     with pytest.raises(ZeroDivisionError, match="here"):
         run(Asynchronous(workers=2), pieces)
     assert pieces.weights.closed == 1
-    assert pieces.closed == 2, "replay and learner"
-    assert pieces.calls[-1] == "save what was learned", "when nobody samples any more"
+    assert pieces.closed == 2, "replay and learner are closed"
+    assert pieces.calls[-1] == "save what was learned", "the learner is saved after the samplers have ended"
     assert (pieces.calls[-2] == "close source") == (place != "source")
     assert torch.get_num_threads() == threads
 
 
-def test_shares_of_what_was_waited_for() -> None:
+def test_shares_split_the_waiting_time() -> None:
     assert shares(4.0, {"env": 3.0, "inference": 1.0, "wait": 0.0}) == {"env": 3.0, "inference": 1.0, "wait": 0.0}
     assert shares(4.0, {"env": 0.0, "inference": 0.0}) == {"env": 0.0, "inference": 0.0}

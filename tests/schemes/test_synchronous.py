@@ -1,4 +1,4 @@
-"""The synchronous scheme alone, with parts that only record how they are called."""
+"""Tests of the synchronous scheme with a fake recipe whose parts only record their calls."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ from remuda.recipe import Progress, Recipe
 from remuda.schemes.learning_round import learn, mean, torch_threads
 from remuda.schemes.synchronous import Synchronous
 
-REAL = 5  # of the 6 rows of every rollout here
+REAL = 5  # real rows among the 6 rows of every rollout in this file
 
 
 class CountedWeights(LocalWeights):
@@ -24,7 +24,7 @@ class CountedWeights(LocalWeights):
 
 
 class Pieces:
-    """Every piece of a recipe, and the log; each call is a line of `calls`."""
+    """A fake of every part of a recipe and of the run log that appends each call to `calls`."""
 
     def __init__(self, start=None, minibatches=2, stop_at=None, warm_up=0, steps=REAL * 3, state=None, cut_every=0):
         self.calls, self.closed, self.rounds, self.saveable = [], 0, [], []
@@ -192,7 +192,10 @@ class Pieces:
 
 
 def run(scheme, pieces):
-    """Run all rounds; each is yielded after it was logged, and the first value says that training can begin."""
+    """Run all rounds of the scheme.
+
+    The iterator yields once before training begins, and then once per round after the round was logged.
+    """
     yielded = list(scheme.rounds(pieces.recipe, pieces))
     logged = [number for _, number, *_ in pieces.rounds]
     assert len(yielded) in (len(logged) + 1, len(logged)), "an interrupted start yields nothing"
@@ -203,7 +206,7 @@ BEFORE_THE_SAMPLER = ("learner", "resume", "weights", "replay", "sampler")
 ROUND = ["prepare", "add", "step", "feedback key 0", "step", "feedback key 1", "finish", "round"]
 
 
-def test_the_order_of_calls():
+def test_order_of_calls():
     pieces = Pieces(steps=REAL * 2)
     run(Synchronous(workers=2), pieces)
     assert pieces.calls == [
@@ -214,11 +217,13 @@ def test_the_order_of_calls():
     assert pieces.closed == 2
 
 
-def test_it_ends_with_the_first_round_that_reaches_the_steps():
+def test_run_ends_with_the_first_round_that_reaches_the_steps():
     for steps, rounds in ((1, 1), (REAL, 1), (REAL + 1, 2), (REAL * 4, 4)):
         pieces = Pieces(steps=steps)
         run(Synchronous(), pieces)
-        assert [count for count, *_ in pieces.rounds] == [REAL * (n + 1) for n in range(rounds)], "real steps only"
+        assert [count for count, *_ in pieces.rounds] == [REAL * (n + 1) for n in range(rounds)], (
+            "only real steps count"
+        )
         assert [number for _, number, *_ in pieces.rounds] == list(range(1, rounds + 1))
         assert pieces.start.episodes == rounds
 
@@ -231,7 +236,7 @@ def test_warm_up_counts_as_steps_before_the_log_begins():
     assert [count for count, *_ in pieces.rounds] == [REAL * 2]
 
 
-def test_a_resumed_run_starts_elsewhere_and_is_not_warmed_up_again():
+def test_resumed_run_resets_with_a_new_seed_and_no_warm_up():
     pieces = Pieces(Progress(steps=100, rounds=7, episodes=9), warm_up=50, steps=100 + REAL)
     run(Synchronous(), pieces)
     assert pieces.calls[3:10] == [
@@ -247,14 +252,14 @@ def test_a_resumed_run_starts_elsewhere_and_is_not_warmed_up_again():
     assert pieces.start.episodes == 10
 
 
-def test_a_run_that_is_complete_does_nothing():
+def test_complete_run_collects_nothing():
     pieces = Pieces(Progress(steps=100, rounds=7), steps=100)
     run(Synchronous(), pieces)
     assert pieces.calls == ["learner", "resume", "weights", "replay 7", "sampler 0 7", "restore", "begin at 100"]
     assert pieces.closed == 2
 
 
-def test_the_log_may_stop_it():
+def test_run_stops_when_the_log_returns_true():
     pieces = Pieces(steps=1000)
     pieces.stop_after = 2
     run(Synchronous(), pieces)
@@ -263,7 +268,7 @@ def test_the_log_may_stop_it():
     assert pieces.closed == 2
 
 
-def test_a_signal_stops_it_between_rounds():
+def test_signal_stops_the_run_between_rounds():
     pieces = Pieces(steps=1000)
     pieces.signal_after = 2
     run(Synchronous(), pieces)
@@ -275,13 +280,15 @@ def test_a_signal_stops_it_between_rounds():
     assert not [call for call in pieces.calls if call.startswith("collect")]
 
 
-def test_a_signal_during_a_rollout_drops_it():
+def test_signal_during_a_rollout_drops_the_rollout():
     pieces = Pieces(steps=1000)
     pieces.fail_in, pieces.error = "collect with 4", Interrupted("now")
     run(Synchronous(), pieces)
     learner = pieces
-    assert learner is pieces, "the learner comes back, to be saved"
-    assert pieces.start == Progress(2 * REAL, rounds=2, episodes=2, restarts=4), "counters of the last whole round"
+    assert learner is pieces, "the learner is returned, to be saved"
+    assert pieces.start == Progress(2 * REAL, rounds=2, episodes=2, restarts=4), (
+        "counters are those of the last complete round"
+    )
     assert pieces.calls[-2:] == ["collect with 4", "save what was learned"]
     assert pieces.closed == 2
 
@@ -291,27 +298,27 @@ def test_a_signal_during_a_rollout_drops_it():
     ["learner", "resume", "weights", "replay", "sampler", "reset", "begin", "collect", "prepare", "finish", "round"],
 )
 @pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
-def test_whatever_fails_what_was_made_is_closed(place, kind):
+def test_failure_anywhere_closes_what_was_created(place, kind):
     pieces, threads = Pieces(), torch.get_num_threads()
     pieces.fail_in, pieces.error = place, kind("here")
     with pytest.raises(kind, match="here"):
         run(Synchronous(), pieces)
     made = (place not in ("learner", "resume", "weights", "replay")) + (place not in BEFORE_THE_SAMPLER)
-    assert pieces.closed == made, "replay and sampler"
+    assert pieces.closed == made, "replay and sampler are closed if they were created"
     assert place in ("learner", "resume", "weights") or pieces.weights.closed == 1
     assert torch.get_num_threads() == threads
 
 
-def test_the_seconds_of_each_round_are_its_own():
+def test_seconds_are_counted_per_round():
     pieces = Pieces(steps=REAL * 2)
     run(Synchronous(), pieces)
     first, second = (seconds for _, _, seconds, _ in pieces.rounds)
     assert [first["env"], first["inference"]] == [3.0, 1.0]
-    assert [second["env"], second["inference"]] == [1.0, 0.0], "counted anew"
+    assert [second["env"], second["inference"]] == [1.0, 0.0], "counting starts anew in each round"
     assert all(seconds["update"] > 0 for seconds in (first, second))
 
 
-def test_it_learns_with_as_many_threads_as_the_recipe_says():
+def test_training_uses_num_threads_of_the_recipe():
     pieces = Pieces(steps=REAL)
     before = torch.get_num_threads()
     with torch_threads(2):
@@ -333,9 +340,9 @@ class TestLearn:
         _, metrics = self.learn(minibatches=3)
         assert metrics == {
             "train/explained_variance": 0.5,
-            "train/loss": 2.0,  # of 1, 2, 3
+            "train/loss": 2.0,  # mean of 1, 2, 3
             "train/learning_rate": pytest.approx(0.1),
-            "lag/collect_to_gradient": 1.0,  # of 0, 1, 2
+            "lag/collect_to_gradient": 1.0,  # mean of 0, 1, 2
             "lag/collect_to_gradient_max": 2.0,
             "lag/gradient_to_update": 0.0,
         }
@@ -345,8 +352,8 @@ class TestLearn:
         _, metrics = self.learn(minibatches=1)
         assert metrics["lag/collect_to_gradient"] == 0.0
 
-    def test_a_stop_leaves_the_rest_of_the_round_but_not_its_end(self):
-        """As target_kl does: the batch that asks for it counts in the metrics, and is not applied."""
+    def test_stop_skips_the_remaining_batches_but_not_finish(self):
+        """A batch that sets `stop`, as target_kl does, counts in the metrics, but its gradients are not applied."""
         pieces, metrics = self.learn(minibatches=8, stop_at=3)
         assert pieces.calls.count("step") == 3
         assert pieces.version == 2
@@ -354,18 +361,18 @@ class TestLearn:
         assert metrics["train/loss"] == pytest.approx((1 + 2 + 2) / 3)
         assert metrics["lag/collect_to_gradient"] == 1.0
 
-    def test_nothing_due_is_a_round_too(self):
+    def test_round_without_due_updates_still_finishes(self):
         pieces, metrics = self.learn(minibatches=0)
         assert pieces.calls[-2:] == ["add", "finish"]
         assert metrics == {"train/explained_variance": 0.5}
 
-    def test_a_mean_of_many_is_exact(self):
+    def test_mean_is_exact(self):
         assert mean([torch.tensor(1.0), 2, 3.5, torch.tensor(4, dtype=torch.int64)]) == 2.625
-        assert mean([2**24 + 1, 2**24 + 1]) == 2**24 + 1, "in float32 it would be even"
+        assert mean([2**24 + 1, 2**24 + 1]) == 2**24 + 1, "float32 would round this to an even number"
 
 
-def test_target_kl_ends_a_real_round(tmp_path):
-    """So low a target is passed with the second minibatch at the latest."""
+def test_target_kl_ends_the_updates_of_a_real_round(tmp_path):
+    """A target of 1e-9 is exceeded by the second minibatch at the latest."""
     import remuda
 
     updates, counts = [], {}
@@ -387,8 +394,8 @@ def test_target_kl_ends_a_real_round(tmp_path):
     assert 1 <= counts[1e-9] < 4
 
 
-def test_a_signal_that_has_waited_long_enough_ends_the_updates_of_a_round():
-    """What was learned is kept and counted; only the round's remaining updates are missing, and it says so."""
+def test_signal_past_its_grace_period_ends_the_updates_of_a_round():
+    """Finished updates are kept and counted; only the remaining ones are missing, and `is_whole` is False."""
     pieces = Pieces(steps=REAL * 4, minibatches=5)
     pieces.must_stop_after, pieces.stop_after = 7, 2
     run(Synchronous(), pieces)
@@ -398,15 +405,15 @@ def test_a_signal_that_has_waited_long_enough_ends_the_updates_of_a_round():
     assert [is_whole for _, is_whole, _, _ in pieces.saveable] == [True, False]
 
 
-def test_a_state_is_put_back_instead_of_a_reset():
+def test_saved_state_is_restored_instead_of_a_reset():
     pieces = Pieces(Progress(steps=100, rounds=7, restarts=9), warm_up=50, steps=100 + REAL, state=b"there")
     run(Synchronous(), pieces)
     assert pieces.calls[4:8] == ["sampler 0 7", "restore", "set b'there'", "begin at 100"]
     assert not [call for call in pieces.calls if call.startswith("reset")]
-    assert pieces.start.restarts == 9, "the sampler knows of 4 of them: none is counted twice"
+    assert pieces.start.restarts == 9, "the sampler already counts 4 of them, and none is counted twice"
 
 
-def test_restarts_before_a_resume_are_counted_where_envs_begin_anew():
+def test_restarts_before_a_resume_are_added_when_envs_are_reset():
     pieces = Pieces(Progress(steps=100, rounds=7, restarts=9), steps=100 + REAL)
     run(Synchronous(), pieces)
     assert pieces.start.restarts == 9 + 4
@@ -418,15 +425,15 @@ def test_every_round_can_be_saved():
     assert pieces.saveable == [(b"state", True, False, False)] * 3
 
 
-def test_envs_that_cannot_be_saved_begin_anew_on_a_grid_of_rounds():
-    """In a run that was never stopped as in one that was, so that both are the same."""
+def test_envs_that_cannot_be_saved_are_reset_every_cut_every_rounds():
+    """An uninterrupted run and a resumed run cut their episodes in the same rounds, so that both are equal."""
     pieces = Pieces(steps=REAL * 6, cut_every=2)
     run(Synchronous(), pieces)
     assert [(was_cut, follows) for _, _, was_cut, follows in pieces.saveable] == [(False, True), (True, False)] * 3
     assert pieces.start.cut == 2 * 2, "two envs were in the middle of an episode at each of two cuts"
     resets = [call for call in pieces.calls if call.startswith("reset")]
     assert resets == ["reset 3 0", f"reset {derive_seed(3, 2)} 0", f"reset {derive_seed(3, 4)} 0"], (
-        "not after the last"
+        "no reset follows the last round"
     )
     resumed = Pieces(Progress(steps=REAL * 4, rounds=4), steps=REAL * 6, cut_every=2)
     run(Synchronous(), resumed)

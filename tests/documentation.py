@@ -28,7 +28,7 @@ import importlib
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -211,13 +211,14 @@ def firsts() -> dict[tuple[str, ...], tuple[str, str]]:
     return found
 
 
-def build_only(config: Any, spec: Any, info: Any, **rest: Any) -> dict[str, Any]:
+def build_only(config: Any, spec: Any, info: Any, **rest: Any) -> Generator[None, None, dict[str, Any]]:
     """Replace `train`: build what the configuration names without training it."""
     from remuda.build.recipe import make_recipe
 
     if (without_seed := repr(replace(config, seed=0))) not in SETTLED:
         SETTLED.add(without_seed)
         make_recipe(config, spec, info)
+    yield
     return {"eval": None, "signal": None, "status": "built", "steps": 0, "updates": 0, "steps_per_second": 0.0,
             "path": "nowhere"}  # fmt: skip
 

@@ -61,8 +61,8 @@ def test_shorter_intervals_apply_immediately_to_a_resumed_run(tmp_path):
 
 
 @pytest.mark.parametrize(("algo", "scheme"), [("a2c", "serial"), ("impala", "async"), ("dqn", "async")])
-def test_a_signal_after_logging_a_round_saves_the_next_round(tmp_path, monkeypatch, algo, scheme):
-    """Signals are not polled between two rounds, so the next round is completed and saved."""
+def test_a_signal_just_after_a_round_was_logged_saves_that_round(tmp_path, monkeypatch, algo, scheme):
+    """The round was logged without a checkpoint, so it is saved before the run ends; no further round is sampled."""
     written_down, rounds = RunLog.round, []
 
     def round_and_signal(run_log, round):
@@ -78,7 +78,7 @@ def test_a_signal_after_logging_a_round_saves_the_next_round(tmp_path, monkeypat
         algo, "CartPole-v1", scheme=scheme, steps=100_000, out=tmp_path / "run", quiet=True, **settings
     )
     assert run.result["status"] == "stopped by SIGINT"
-    assert len(rounds) == 4
+    assert len(rounds) == 3
     names = [found.name for found in list_checkpoints(tmp_path / "run/checkpoints")]
     assert names == [f"step-{run.result['steps']}"]
 
@@ -343,7 +343,7 @@ class TestAlone:
             self.play_round(run_log, clock, 2.0, progress, learner)
             self.play_round(run_log, clock, 4.0, progress, learner)  # followed by an evaluation
             self.play_round(run_log, clock, 1.0, progress, learner)  # the last round, followed by an evaluation
-            result = run_log.finish(learner)
+            result = run_log.finish()
         found = [json.loads(line) for line in (tmp_path / "alone/metrics.jsonl").read_text().splitlines()]
         assert [line["time/total_timesteps"] for line in found] == [900, 1000, 1100]
         assert [line["time/fps"] for line in found] == [50, 25, 100], "rates exclude warm-up and evaluation"
@@ -404,7 +404,7 @@ class TestAlone:
             progress, _ = run_log.resume(learner)
             run_log.begin()
             assert self.play_round(run_log, clock, 1.0, progress, learner), "the run log requests a stop"
-            result = run_log.finish(learner)
+            result = run_log.finish()
         assert result["status"] == "stopped by SIGTERM"
         assert result["eval"] is None
         found = load_newest(tmp_path / "alone/checkpoints")
@@ -419,7 +419,7 @@ class TestAlone:
         run_log, learner = make_run_log(resolved(), None, signals), make_learner()
         with run_log.open():
             run_log.resume(learner)
-            result = run_log.finish(learner)
+            result = run_log.finish()
         assert result["steps"] == 0
         assert result["steps_per_second"] == 0
         assert list_checkpoints(tmp_path / "alone/checkpoints") == []

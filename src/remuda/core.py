@@ -242,7 +242,10 @@ class SeparableAlgorithm(Algorithm, Protocol):
 
 @runtime_checkable
 class PrioritizingAlgorithm(Algorithm, Protocol):
-    """An algorithm that can compute the priority of new rows in a sampler, which has no target networks."""
+    """An algorithm whose TD errors samplers can compute, as priorities of new rows.
+
+    The copy of the algorithm in a sampler has no target networks.
+    """
 
     def td_error(self, batch: Batch) -> Tensor: ...  # one TD error per row, or per sequence
 
@@ -293,7 +296,10 @@ class Weights(Protocol):
 
     @classmethod
     def join(cls, module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> Self:
-        """Accept an invitation for `module`, this process's copy of the agent; remove its descriptors from `fds`."""
+        """Return weights that `pull` into `module`, this process's copy of the agent.
+
+        `message` and `fds` come from `invitation`. The descriptors that belong to the weights are removed from `fds`.
+        """
 
     def close(self) -> None: ...
 

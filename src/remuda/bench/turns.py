@@ -32,7 +32,7 @@ def serve(take: Callable[[float], dict[str, Any]]) -> None:
 
 
 class Contender:
-    """The processes of one contender, as seen by the benchmark that runs them."""
+    """One of the programs that a benchmark compares: starts its processes, sends them work, and reads their answers."""
 
     def __init__(self, commands: Sequence[Sequence[object]]) -> None:
         self._processes: list[Any] = [

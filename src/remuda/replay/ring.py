@@ -369,7 +369,10 @@ def take(rows: Tree, place: Index) -> Tree:
 
 
 def unbroken(first: int, last: int, room: int) -> list[tuple[slice, int]]:
-    """Split rows `first` to `last - 1` at the end of a ring; return places and first row of each part."""
+    """Split rows `first` to `last - 1` where a ring of `room` rows wraps around.
+
+    Return for each part the slice of its places in the ring, and the number of its first row.
+    """
     turn = (first // room + 1) * room
     parts = [(first, last)] if last <= turn else [(first, turn), (turn, last)]
     return [(slice(a % room, a % room + b - a), a) for a, b in parts]

@@ -93,7 +93,8 @@ class SequenceReplay(RingReplay):
         self.state_example, self.alpha, self.epsilon = state_example, priorities, epsilon
         self.n_step, self.gamma, self.burn_in, self.length, self.interval = n_step, gamma, burn_in, length, interval
         self.has_td_error = has_td_error
-        # The number of states depends on the rollout length, which is known here only if other processes write.
+        # With is_shared, `interval` is the rollout length, which determines the size of the index. Without it, the
+        # first call of `add` makes the index.
         self.sequence_index = self._make_sequence_index(interval) if is_shared and interval is not None else None
 
     @property

@@ -252,11 +252,11 @@ class CutWatch:
 
 
 def find_checkpoint(run: Path, exact_until: int = 0) -> checkpoint.Checkpoint | None:
-    """Return the checkpoint from which the run continues: the newest intact one, or the newest one at a cut.
+    """Return the newest intact checkpoint from which the run may continue.
 
-    With checkpoint.cut_episodes, a resume is exact only from a checkpoint at a cut, where all episodes ended. Other
-    checkpoints are skipped if they have fewer than `exact_until` steps. If no checkpoint is left, return None: the
-    run starts again from the beginning, with the same seed.
+    With checkpoint.cut_episodes, a resume is exact only from a checkpoint at a cut, where all episodes ended. So a
+    checkpoint between cuts is skipped if it has fewer than `exact_until` steps. If no checkpoint is left, return
+    None: the run starts again from the beginning, with the same seed.
     """
     directory = run / "checkpoints"
     before: int | None = None

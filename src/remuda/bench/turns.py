@@ -32,7 +32,7 @@ def serve(take: Callable[[float], dict[str, Any]]) -> None:
 
 
 class Contender:
-    """One of the programs that a benchmark compares: starts its processes, sends them work, and reads their answers."""
+    """One of the programs that a benchmark compares: it starts the processes and reads the answers."""
 
     def __init__(self, commands: Sequence[Sequence[object]]) -> None:
         self._processes: list[Any] = [

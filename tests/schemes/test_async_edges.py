@@ -27,6 +27,7 @@ from remuda.replay import RowCounters
 from remuda.runs import signals
 from remuda.runs.run_log import RunLog
 from remuda.sampling.replay_writers import ReplayWriterPool
+from remuda.schemes.learning_round import LocalUpdates
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,7 +43,8 @@ def train(out: Path, name: str = "dqn", env: str = "CartPole-v1", **settings: An
 
 
 def samplers() -> list[psutil.Process]:
-    return [process for process in psutil.Process().children(recursive=True) if not children_of(process)]
+    """Return the workers. They are children of fork servers, of which some may belong to other tests."""
+    return [worker for server in psutil.Process().children() for worker in children_of(server)]
 
 
 def test_run_saves_its_learner_after_a_checkpoint_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,14 +72,14 @@ def test_run_saves_its_learner_after_a_checkpoint_failed(tmp_path: Path, monkeyp
 def stop_in_the_next_update(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise SIGTERM in the next update, without a grace period for the round."""
     monkeypatch.setattr(signals, "PATIENCE_SECONDS", 0.0)
-    step = Learner.step
+    exchange = LocalUpdates.exchange
 
-    def step_and_stop(learner: Learner, batch: Any) -> Any:
-        monkeypatch.setattr(Learner, "step", step)
+    def stop_and_exchange(updates: LocalUpdates, learner: Learner, gradients: Any) -> Any:
+        monkeypatch.setattr(LocalUpdates, "exchange", exchange)
         os.kill(os.getpid(), signal.SIGTERM)
-        return step(learner, batch)
+        return exchange(updates, learner, gradients)
 
-    monkeypatch.setattr(Learner, "step", step_and_stop)
+    monkeypatch.setattr(LocalUpdates, "exchange", stop_and_exchange)
 
 
 def test_signal_ends_a_run_whose_samplers_hang_during_a_write(

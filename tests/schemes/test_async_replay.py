@@ -29,6 +29,7 @@ from remuda.learning.learner import Learner
 from remuda.learning.weights import SharedWeights
 from remuda.runs import signals
 from remuda.runs.run_log import RunLog
+from remuda.schemes.learning_round import LocalUpdates
 
 RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "dqn": ("dqn", "CartPole-v1", {}),
@@ -476,19 +477,19 @@ def test_weights_file_holds_the_newest_agent(tmp_path: Path, algo: str) -> None:
 def stopped_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Return a function of n that raises SIGTERM n updates from now, without a grace period for the round."""
     monkeypatch.setattr(signals, "PATIENCE_SECONDS", 0.0)
-    step = Learner.step
+    exchange = LocalUpdates.exchange
 
     def in_updates(count: int) -> None:
         left = [count]
 
-        def step_and_stop(learner: Learner, batch: Any) -> Any:
-            found = step(learner, batch)
+        def exchange_and_stop(updates: LocalUpdates, learner: Learner, gradients: Any) -> Any:
+            applied = exchange(updates, learner, gradients)
             left[0] -= 1
             if left[0] == 0:
                 os.kill(os.getpid(), signal.SIGTERM)
-            return found
+            return applied
 
-        monkeypatch.setattr(Learner, "step", step_and_stop)
+        monkeypatch.setattr(LocalUpdates, "exchange", exchange_and_stop)
 
     return in_updates
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ import torch
 import yaml
 
 import remuda
-from remuda.errors import CheckpointError, ConfigError
+from remuda.errors import CheckpointError, ConfigError, Interrupted
 from remuda.learning.checkpoint import list_checkpoints, load_newest
 from remuda.learning.gradients import Gradients
+from remuda.sampling.sampler import EnvSampler
 from remuda.schemes.learning_round import LocalUpdates
 
 SMALL: dict[str, Any] = {
@@ -59,17 +62,18 @@ def test_own_loop_with_evaluations_and_saves_equals_train(tmp_path: Path, traine
     assert run.result["status"] == "complete"
     assert run.result["updates"] == run.learner.version
     assert learned(run.path) == learned(trained)
-    with pytest.raises(ConfigError, match="the run is done"):
-        run.step()
-    with pytest.raises(CheckpointError, match="no round to save"):
-        run.save()
+    config = (run.path / "config.yaml").read_text()
+    for call in (run.step, run.save, lambda: run.set("algo.learning_rate", 0.1)):
+        with pytest.raises(ConfigError, match="the run has ended"):
+            call()
+    assert (run.path / "config.yaml").read_text() == config
 
 
 def test_a_closed_run_is_saved_and_continues_bit_for_bit(tmp_path: Path, trained: Path) -> None:
     with start(tmp_path / "run") as run:
         for _ in range(4):
             round = run.step()
-        with pytest.raises(ConfigError, match="no result yet"):
+        with pytest.raises(ConfigError, match="the run has no result: call"):
             _ = run.result
     assert run.done()
     assert run.result["status"] == "stopped by close"
@@ -97,8 +101,15 @@ def test_own_loop_completes_under_other_schemes(tmp_path: Path, trained: Path, s
         assert learned(run.path) == learned(trained)
 
 
-def test_an_error_in_the_loop_closes_the_run_without_a_result(tmp_path: Path) -> None:
-    threads = torch.get_num_threads()
+def test_a_run_that_is_closed_before_its_first_round_has_sampled_nothing(tmp_path: Path) -> None:
+    with start(tmp_path / "run") as run, pytest.raises(CheckpointError, match="no round to save yet"):
+        run.save()
+    assert run.done()
+    assert (run.result["status"], run.result["updates"]) == ("stopped by close", 0)
+
+
+def test_an_error_in_the_loop_saves_the_last_round_and_closes_everything(tmp_path: Path, trained: Path) -> None:
+    threads, handler = torch.get_num_threads(), signal.getsignal(signal.SIGINT)
     run = start(tmp_path / "run", scheme="parallel")
 
     def own_loop() -> None:
@@ -108,23 +119,87 @@ def test_an_error_in_the_loop_closes_the_run_without_a_result(tmp_path: Path) ->
 
     with pytest.raises(ZeroDivisionError):
         own_loop()
-    assert torch.get_num_threads() == threads
-    assert not (run.path / "result.json").exists()
+    assert (torch.get_num_threads(), signal.getsignal(signal.SIGINT)) == (threads, handler)
+    assert run.done()
+    with pytest.raises(ConfigError, match="it failed"):
+        _ = run.result
     remuda.resume(run.path, quiet=True)  # the lock was released
+    assert learned(run.path) == learned(trained), "the first round was saved"
 
 
-def test_a_signal_between_two_steps_saves_the_last_round(tmp_path: Path, trained: Path, capfd: Any) -> None:
+def test_a_round_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = start(tmp_path / "run")
+    run.step()
+    monkeypatch.setattr(LocalUpdates, "exchange", lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run.step()
+    assert run.done()
+    with pytest.raises(ConfigError, match="the run has ended"):
+        run.step()
+
+
+def test_only_one_can_be_open_and_only_in_its_thread(tmp_path: Path) -> None:
+    with start(tmp_path / "first") as run:
+        with pytest.raises(ConfigError, match=r"first is still open in this process: call its close\(\) first"):
+            start(tmp_path / "second")
+        with ThreadPoolExecutor(1) as pool, pytest.raises(ConfigError, match="in another thread"):
+            pool.submit(run.step).result()
+    start(tmp_path / "third").close()
+
+
+def test_a_training_that_nobody_holds_any_more_is_closed(tmp_path: Path) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    run = start(tmp_path / "run")
+    run.step()
+    del run
+    gc.collect()
+    assert signal.getsignal(signal.SIGINT) == handler
+    start(tmp_path / "other").close()
+
+
+@pytest.mark.parametrize("rounds", [0, 3])
+def test_a_signal_between_two_steps_saves_the_last_round(
+    tmp_path: Path, trained: Path, capfd: Any, rounds: int
+) -> None:
     with start(tmp_path / "run") as run:
-        for _ in range(3):
-            steps = run.step().progress.steps
+        steps = [run.step().progress.steps for _ in range(rounds)]
         os.kill(os.getpid(), signal.SIGINT)
-        assert run.step().progress.steps == steps, "no more steps were sampled"
-        assert run.done()
+        assert run.done(), "nothing more is sampled"
     assert "SIGINT: stopping" in capfd.readouterr().err
     assert run.result["status"] == "stopped by SIGINT"
-    assert [path.name for path in list_checkpoints(run.path / "checkpoints")] == [f"step-{steps}"]
+    if rounds:
+        assert [path.name for path in list_checkpoints(run.path / "checkpoints")] == [f"step-{steps[-1]}"]
+        remuda.resume(run.path, quiet=True)
+        assert learned(run.path) == learned(trained)
+
+
+def test_a_signal_during_an_evaluation_of_the_loop_loses_no_round(tmp_path: Path, trained: Path) -> None:
+    run = start(tmp_path / "run")
+
+    def own_loop() -> None:
+        with run:
+            run.step()
+            run.step()
+            os.kill(os.getpid(), signal.SIGINT)
+            run.evaluate(episodes=100)
+
+    with pytest.raises(Interrupted):
+        own_loop()
+    assert len(list_checkpoints(run.path / "checkpoints")) == 1
     remuda.resume(run.path, quiet=True)
     assert learned(run.path) == learned(trained)
+
+
+def test_a_signal_while_envs_start_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reset = EnvSampler.reset
+
+    def reset_and_signal(sampler: EnvSampler, *arguments: int) -> int:
+        os.kill(os.getpid(), signal.SIGINT)
+        return reset(sampler, *arguments)
+
+    monkeypatch.setattr(EnvSampler, "reset", reset_and_signal)
+    with pytest.raises(Interrupted, match="before training began"):
+        start(tmp_path / "run")
 
 
 class TestSet:
@@ -156,6 +231,8 @@ class TestSet:
             run.set("algo.actor_learning_rate", "5e-4")
             assert run.learner.own_rates["actor"](0.5) == 5e-4
             assert run.learner.learning_rate(0.5) != 5e-4
+            run.set("algo.actor_learning_rate", "none")
+            assert "actor" not in run.learner.own_rates
 
     @pytest.mark.parametrize(
         ("name", "value", "sentence"),
@@ -166,6 +243,10 @@ class TestSet:
             ("algo.learning_rate", "fast", "algo.learning_rate='fast' is not a schedule"),
             ("algo.learning_rate", -1.0, "algo.learning_rate"),
             ("algo.max_grad_norm", -1.0, r"algo\.max_grad_norm=-1\.0"),
+            ("algo.max_grad_norm", "abc", r"algo\.max_grad_norm"),
+            ("algo.max_grad_norm", None, r"algo\.max_grad_norm"),
+            ("algo.max_grad_norm", True, r"algo\.max_grad_norm"),
+            ("algo.learning_rate", float("nan"), r"algo\.learning_rate"),
         ],
     )
     def test_options_that_cannot_be_set_are_refused_without_a_change(

@@ -232,4 +232,4 @@ def test_refused_replay_leaks_no_file_descriptor(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="never leave a whole sequence"):
             train(tmp_path / "run", "r2d1", agent={"core_size": 8}, **settings)
         counts.append(len(os.listdir("/proc/self/fd")))
-    assert counts[0] == counts[2]
+    assert counts[2] <= counts[0], "there may be fewer, because garbage of earlier tests is freed"

@@ -105,7 +105,7 @@ class RunLog:
                 self.directory.cut_evaluations(step)
             try:
                 yield self
-            except Exception:
+            except (Exception, GeneratorExit):  # GeneratorExit: remuda.start was abandoned
                 self.checkpoints.wait()  # nothing may be written once the directory's lock is released
                 raise
             self.checkpoints.wait()

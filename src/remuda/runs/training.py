@@ -10,15 +10,17 @@ print(run.result["eval"])
 
 from __future__ import annotations
 
+import threading
+import weakref
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 from remuda.config.algo_base import AlgoOptions
 from remuda.config.fields import fill
 from remuda.config.run_config import to_dict
 from remuda.envs import EnvSpec
-from remuda.errors import CheckpointError, ConfigError, nearest
+from remuda.errors import CheckpointError, ConfigError, Interrupted, nearest
 from remuda.learning.learner import Learner
 from remuda.learning.schedules import parse_schedule
 from remuda.recipe import Round
@@ -27,29 +29,52 @@ from remuda.runs.train import Rounds
 
 
 class Training:
-    """A run that trains round by round. Use it as a context manager, or call `close` to end it early."""
+    """A run that trains round by round. Use it as a context manager, or call `close` to end it early.
+
+    Only one can be open in a process, and only the thread that started it may call it: while it is open, it handles
+    signals and sets the number of torch threads.
+    """
+
+    path: Path  # the run directory
+    _open: ClassVar[weakref.ref[Training] | None] = None
 
     def __init__(self, rounds: Rounds, spec: EnvSpec) -> None:
         """Start the parts of the run. `rounds` comes from `remuda.runs.train.train`."""
+        other = Training._open() if Training._open is not None else None
+        if other is not None and not other.done():
+            raise ConfigError(f"the run {other.path} is still open in this process: call its close() first.")
         self._rounds, self._spec = rounds, spec
+        self._thread = threading.get_ident()
         self._result: Result | None = None
-        self._log = next(rounds)
+        self._has_failed = False
+        try:
+            self._log = next(rounds)
+        except StopIteration as end:  # the scheme has ended without being ready
+            stopped = Interrupted(f"{end.value['status']} before training began.")
+            stopped.signal = end.value["signal"] or stopped.signal
+            raise stopped from None
         self.path = self._log.directory.path
+        Training._open = weakref.ref(self)
         if self._log.progress.steps >= self._log.config.steps:  # a resumed run that was complete
             self._finish()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        if any(error):
-            self._rounds.close()
-        else:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is None:
             self.close()
+        elif not self._has_ended():
+            try:
+                if self._log.last_round is not None:
+                    self._log.save(self._log.last_round)
+            finally:
+                self._has_failed = True
+                self._rounds.close()
 
     def __repr__(self) -> str:
         done = f"{self._log.progress.steps:,} of {self._log.config.steps:,} steps"
-        return f"Training({str(self.path)!r}, {done}{', done' if self.done() else ''})"
+        return f"Training({str(self.path)!r}, {done}{', ended' if self._has_ended() else ''})"
 
     @property
     def learner(self) -> Learner:
@@ -60,51 +85,59 @@ class Training:
 
     @property
     def result(self) -> Result:
-        """The content of result.json; available when the run is done."""
+        """The content of result.json; available when the run is done, unless it failed."""
         if self._result is None:
-            raise ConfigError("the run has no result yet: call step() until done(), or close().")
+            why = "it failed" if self._has_failed else "call step() until done(), or close()"
+            raise ConfigError(f"the run has no result: {why}.")
         return self._result
 
     def done(self) -> bool:
-        """Return whether the run has ended: all steps are done, or a signal or a callback has stopped it."""
-        return self._result is not None
+        """Return whether the run has ended: after its last step, because of a callback or signal, or by an error.
+
+        If a signal arrived since the last round, that round is saved and the run ends here.
+        """
+        if not self._has_ended() and self._log.should_stop():
+            self._finish()
+        return self._has_ended()
 
     def step(self) -> Round:
-        """Sample, make the updates that are due, log the round, evaluate and save if due; return the round.
-
-        If a signal arrived since the last call, no more is sampled: the run ends, and the last round is returned.
-        """
-        if self._result is not None:
-            raise ConfigError("the run is done: it has no more rounds.")
-        try:
-            next(self._rounds)
-        except StopIteration as end:
-            self._result = end.value
+        """Sample, make the updates that are due, log the round, evaluate and save if due; return the round."""
+        self._must_be_open()
+        before = self._log.last_round
+        self._advance()
         round = self._log.last_round
-        if round is None:  # a signal arrived before the first round
-            raise ConfigError("the run was stopped before its first round.")
-        if round.is_last and self._result is None:
+        if round is None or round is before:  # a signal arrived since the caller asked whether the run is done
+            raise Interrupted(f"{self.result['status']}: there are no more rounds.")
+        if round.is_last:
             self._finish()
         return round
 
     def save(self) -> Path:
-        """Write a checkpoint of the last round, and return its directory."""
+        """Write a checkpoint of the last round, and return its directory.
+
+        With checkpoint.cut_episodes, a resumed run still goes back to its last cut.
+        """
+        self._must_be_open()
         round = self._log.last_round
-        if round is None or self._result is not None:
-            raise CheckpointError("there is no round to save: call save() between two calls of step().")
+        if round is None:
+            raise CheckpointError("there is no round to save yet: call step() first.")
         self._log.save(round)
         self._log.checkpoints.wait()
-        return self._log.directory.checkpoints / f"step-{round.progress.steps}"
+        path = self._log.directory.checkpoints / f"step-{round.progress.steps}"
+        if not path.is_dir():
+            raise CheckpointError(f"{path} could not be written; log.txt says why.")
+        return path
 
     def evaluate(self, episodes: int = 20, deterministic: bool = True) -> Result:
         """Play whole episodes with the present agent; return mean_reward, std_reward, mean_length and returns.
 
-        The result is not logged, and training is not affected.
+        The result is not logged, and training is not affected. A signal ends the evaluation with `Interrupted`.
         """
         if episodes < 1:
             raise ConfigError(f"episodes={episodes} is too small: play at least 1.")
-        agent = self.learner.agent_on_cpu()
-        return play_episodes(self._log.config, self._spec, episodes, agent, explore=not deterministic).summary()
+        agent, stop = self.learner.agent_on_cpu(), self._log.should_stop
+        found = play_episodes(self._log.config, self._spec, episodes, agent, stop, explore=not deterministic)
+        return found.summary()
 
     def set(self, name: str, value: float | str) -> None:
         """Change an option from now on, and in config.yaml: `algo.max_grad_norm`, or any option that is a schedule.
@@ -113,30 +146,51 @@ class Training:
 
         A schedule is a function of the progress of the whole run, not of the part that remains.
         """
+        self._must_be_open()
         config = self._log.config
-        options = config.algo_options
-        field = name.removeprefix("algo.")
+        options, field = config.algo_options, name.removeprefix("algo.")
         names = changeable(options, self.learner)
         if not name.startswith("algo.") or field not in names:
             hint = nearest(name, [f"algo.{each}" for each in names])
             raise ConfigError(f"{name} cannot change while {config.algo} trains: {hint}")
-        changed = fill(options, {field: float(value) if field == "max_grad_norm" else str(value)}, "algo")
-        apply(self.learner, changed, field)
-        self._log.config = replace(config, algo_options=changed)
-        self._log.directory.write_config(to_dict(self._log.config))
+        changed = replace(
+            config, algo_options=fill(options, {field: value if field == "max_grad_norm" else str(value)}, "algo")
+        )
+        if changed == config:
+            return
+        apply(self.learner, options, changed.algo_options, field)
+        self._log.config = changed
+        self._log.directory.write_config(to_dict(changed))
         self._log.log(f"{name} is {value} from {self._log.progress.steps:,} steps on")
 
     def close(self) -> None:
         """End the run: save the last round and write result.json. After the end of the run this does nothing."""
-        if self._result is None:
+        if not self._has_ended():
             self._log.stop.is_closed = True
             self._finish()
 
+    def _has_ended(self) -> bool:
+        return self._has_failed or self._result is not None
+
+    def _must_be_open(self) -> None:
+        if self._has_ended():
+            raise ConfigError("the run has ended: it has no more rounds; continue it with remuda.Run(path).start().")
+        if threading.get_ident() != self._thread:
+            raise ConfigError("the run was started in another thread: call it there.")
+
     def _finish(self) -> None:
+        while not self._has_ended():
+            self._advance()
+
+    def _advance(self) -> None:
+        """Continue to the next round, or to the end of the run."""
         try:
             next(self._rounds)
         except StopIteration as end:
             self._result = end.value
+        except BaseException:
+            self._has_failed = True
+            raise
 
 
 def changeable(options: AlgoOptions, learner: Learner) -> list[str]:
@@ -147,17 +201,19 @@ def changeable(options: AlgoOptions, learner: Learner) -> list[str]:
     return [*rates, "max_grad_norm", *inside]
 
 
-def apply(learner: Learner, options: AlgoOptions, name: str) -> None:
-    """Let the learner use the present value of an option, which must be `changeable`."""
+def apply(learner: Learner, before: AlgoOptions, options: AlgoOptions, name: str) -> None:
+    """Let the learner use the value that an option has in `options`; it must be `changeable`."""
     if name == "max_grad_norm":
         learner.max_grad_norm = options.max_grad_norm or None
         return
     text = getattr(options, name)
     schedule = None if text is None else parse_schedule(text, f"algo.{name}")
     group = name.removesuffix("_learning_rate")
-    if name == "learning_rate" and schedule is not None:
+    if name == "learning_rate":
+        assert schedule is not None
         learner.learning_rate = schedule
-    elif group in options.group_learning_rates and schedule is not None:
-        learner.own_rates = {**learner.own_rates, group: schedule}
+    elif group in before.group_learning_rates:
+        own = {other: rate for other, rate in learner.own_rates.items() if other != group}
+        learner.own_rates = own if schedule is None else {**own, group: schedule}
     else:
         setattr(learner.algorithm, name, schedule)

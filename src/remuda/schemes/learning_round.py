@@ -19,8 +19,8 @@ from remuda.recipe import Applied, Log, Progress, Recipe, Round, Updates
 def rounds(recipe: Recipe, log: Log, progress: Progress, make_round: Callable[[], Round]) -> Iterator[Round | None]:
     """Yield None when training can begin, then each round after the log has recorded it."""
     log.begin()
-    must_end = log.should_stop()
     yield None
+    must_end = log.should_stop()
     while progress.steps < recipe.steps and not must_end:
         round = make_round()
         must_end = log.round(round)

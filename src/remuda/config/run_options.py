@@ -163,7 +163,7 @@ class AgentOptions(Checked):
 
 @dataclass(frozen=True)
 class SchemeOptions(Checked):
-    """Threads and device of the learner, and options of asynchronous learning."""
+    """Threads and device of the learner; options of asynchronous learning."""
 
     _group = "scheme."
     threads: int = option(

@@ -78,8 +78,10 @@ def modules_on_stack(frame: FrameType | None) -> list[str]:
 class Recorder:
     """A profile function that records the called modules, except those of LEFT_OUT and what they call."""
 
-    def __init__(self) -> None:
+    def __init__(self, stack: set[str]) -> None:
+        """`stack` has the modules on the call stack of an update, which are never left out."""
         self.found: set[str] = set()
+        self._stack = stack
         self._left_out: FrameType | None = None  # the call whose own calls are ignored
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
@@ -87,7 +89,7 @@ class Recorder:
             if event == "return" and frame is self._left_out:
                 self._left_out = None
         elif event == "call" and (name := module_of(frame)) is not None:
-            if name.startswith(LEFT_OUT):
+            if name.startswith(LEFT_OUT) and name not in self._stack:
                 self._left_out = frame
             else:
                 self.found.add(name)
@@ -95,8 +97,8 @@ class Recorder:
 
 def measure(arguments: list[str], out: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
     """Run a command and return the modules of both lists."""
-    in_update, in_round = Recorder(), Recorder()
     stack: set[str] = set()
+    in_update, in_round = Recorder(stack), Recorder(stack)
     gradients: Callable[..., Any] = Learner.gradients
     exchange: Callable[..., Any] = LocalUpdates.exchange
     updates = 0

@@ -83,16 +83,16 @@ class ReplayWriters(AsyncSampler, Protocol):
 
 @dataclass(frozen=True)
 class Applied:
-    """What happened to the gradients of one batch."""
+    """The outcome of `Updates.exchange` for the gradients of one batch."""
 
     versions: int  # updates applied by this call; 0 if the update was skipped, or if the round stops
     stop: bool  # whether the round ends without applying these gradients
     metrics: Mapping[str, Tensor | float] = field(default_factory=dict)
-    gradient_to_update: float = 0.0  # by how many updates the gradients lagged the parameters they were applied to
+    gradient_to_update: float = 0.0  # number of updates between computing and applying the gradients
 
 
 class Updates(Protocol):
-    """What lies between computing gradients and updating the parameters."""
+    """Decides where and when gradients that a learner has computed are applied to its parameters."""
 
     def exchange(self, learner: Learner, gradients: Gradients) -> Applied: ...
 

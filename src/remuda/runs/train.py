@@ -1,7 +1,7 @@
 """Training from a configuration: build the parts of the run, run them under its scheme, and write a run directory.
 
 `remuda train` and `remuda.train` both exhaust `train`. The path from here to the loss: `scheme.rounds`
-(schemes/synchronous.py) calls `learner.step` (learning/learner.py), which calls `algorithm.losses`
+(schemes/synchronous.py) calls `learner.gradients` (learning/learner.py), which calls `algorithm.losses`
 (algorithms/ppo.py).
 """
 

@@ -1,4 +1,4 @@
-"""What all schemes share: the iterator of rounds, and a round of learning that makes the updates that are due."""
+"""The iterator of rounds that all schemes share, and a round of learning, which makes the updates that are due."""
 
 from __future__ import annotations
 

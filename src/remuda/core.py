@@ -142,6 +142,9 @@ class AsyncEnvs(Envs, Protocol):
 
 # --- learning -------------------------------------------------------------------------------------------------
 
+# Statistics of a rollout, as tensors by name.
+Statistics: TypeAlias = Mapping[str, "Tensor"]
+
 
 @dataclass(frozen=True)
 class Clock:
@@ -149,6 +152,7 @@ class Clock:
 
     version: int = 0  # updates applied
     progress: float = 0.0  # fraction of the run's steps that are done, 0 to 1
+    part: int = 0  # index of the part of the run that the batch belongs to (remuda.parts)
 
 
 @dataclass(frozen=True)
@@ -217,9 +221,14 @@ class Algorithm(Protocol):
     agent: Any
 
     def groups(self) -> dict[str, list[nn.Parameter]]: ...
+    # Running statistics, such as those of a normalizer, change only in `absorb`. A learner calls it with the result
+    # of `reward_statistics` before `prepare`, and with that of `obs_statistics` after the rollout's last gradient.
+    # Both may come from another process. They are empty if the algorithm has no such statistics.
+    def reward_statistics(self, rollout: Rollout) -> Statistics: ...
     def prepare(self, rollout: Rollout) -> Batch: ...  # called once per rollout, before its first gradient
     def losses(self, batch: Batch, clock: Clock) -> Losses: ...
-    def after_rollout(self, rollout: Rollout) -> bool | None: ...  # updates normalizers; False: agent is unchanged
+    def obs_statistics(self, rollout: Rollout) -> Statistics: ...
+    def absorb(self, statistics: Statistics) -> None: ...
     def state_dict(self) -> dict[str, Tensor]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> Any: ...
     def to(self, device: torch.device) -> Any: ...

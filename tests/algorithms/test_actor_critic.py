@@ -69,6 +69,12 @@ def test_rollout_with_only_reset_rows_can_be_prepared() -> None:
     assert not batch.targets.advantage.any()
 
 
+def scaled(scale: RewardScale, *rollout: Any) -> torch.Tensor:
+    """Absorb the statistics of a rollout (rewards, masks, envs, begins), and return its scaled rewards."""
+    scale.absorb(scale.statistics(*rollout))
+    return scale(rollout[0])
+
+
 def slow_reward_scale(
     rollouts: list[tuple[torch.Tensor, torch.Tensor]], gamma: float, begins: Any = None
 ) -> list[torch.Tensor]:
@@ -96,7 +102,7 @@ def test_reward_scale_equals_a_slow_reference_over_several_rollouts(seed: int) -
     rollouts = [(stream.r_t.float() * 7, stream.mask_t) for stream in streams]
     scale = RewardScale(3, GAMMA)
     for (reward, mask), expected in zip(rollouts, slow_reward_scale(rollouts, GAMMA), strict=True):
-        torch.testing.assert_close(scale(reward, mask), expected)
+        torch.testing.assert_close(scaled(scale, reward, mask), expected)
 
 
 def test_reward_scale_restarts_where_an_episode_begins_without_a_masked_row() -> None:
@@ -106,7 +112,7 @@ def test_reward_scale_restarts_where_an_episode_begins_without_a_masked_row() ->
     scale = RewardScale(3, GAMMA)
     slow = slow_reward_scale(rollouts, GAMMA, begins)
     for (reward, mask), begin, expected in zip(rollouts, begins, slow, strict=True):
-        torch.testing.assert_close(scale(reward, mask, None, begin), expected)
+        torch.testing.assert_close(scaled(scale, reward, mask, None, begin), expected)
 
 
 def returns_seen(is_padded: bool, then: str) -> tuple[float, float]:
@@ -124,7 +130,7 @@ def returns_seen(is_padded: bool, then: str) -> tuple[float, float]:
             rollout = sampler.collect()
             rollout.steps.reward.fill_(1.0)
             assert rollout.steps.mask.all()
-            ppo.prepare(rollout)
+            ppo.absorb(ppo.reward_statistics(rollout))
             if then == "reset":
                 sampler.reset(0)
             elif then == "restore":
@@ -146,9 +152,9 @@ def test_reward_scale_divides_and_clips_without_shifting() -> None:
     scale = RewardScale(1, 0.0)
     rewards = torch.tensor([[3.0], [0.0], [0.0], [3.0]])
     mask = torch.ones(4, 1, dtype=torch.bool)
-    torch.testing.assert_close(scale(rewards, mask), rewards / 1.5)
-    assert scale(torch.tensor([[-500.0]]), mask[:1]).item() > -10.01
-    assert RewardScale(1, 0.0)(torch.tensor([[0.0], [0.0]]), mask[:2]).tolist() == [[0.0], [0.0]]
+    torch.testing.assert_close(scaled(scale, rewards, mask), rewards / 1.5)
+    assert scaled(scale, torch.tensor([[-500.0]]), mask[:1]).item() > -10.01
+    assert scaled(RewardScale(1, 0.0), torch.tensor([[0.0], [0.0]]), mask[:2]).tolist() == [[0.0], [0.0]]
 
 
 def test_scaled_rewards_reach_the_advantages() -> None:
@@ -156,6 +162,7 @@ def test_scaled_rewards_reach_the_advantages() -> None:
     rollout = make_rollout(plain.agent, seed=2)
     scaled.agent.load_state_dict(plain.agent.state_dict())
     slow = slow_reward_scale([(rollout.steps.reward, rollout.steps.mask)], GAMMA)[0]
+    scaled.absorb(scaled.reward_statistics(rollout))
     by_hand = Rollout(rollout.steps.replace(reward=slow), rollout.next_obs, rollout.last_value)
     torch.testing.assert_close(scaled.prepare(rollout).targets.advantage, plain.prepare(by_hand).targets.advantage)
 
@@ -206,7 +213,7 @@ def test_padding_rows_never_enter_the_observation_statistics() -> None:
         for _ in range(2):
             rollout = sampler.collect()
             assert rollout.steps.mask.sum() == 6
-            ppo.after_rollout(rollout)
+            ppo.absorb(ppo.obs_statistics(rollout))
     moments = agent.inputs.leaf_inputs[0].standardize.moments
     assert moments.count == 12
     assert moments.mean[1:].tolist() == pytest.approx([1.5, 1.0]), "episodes 1 and 2, steps 0 to 2"
@@ -215,6 +222,9 @@ def test_padding_rows_never_enter_the_observation_statistics() -> None:
 
 def test_state_holds_only_parameters_without_normalization() -> None:
     ppo = make_ppo()
-    ppo.after_rollout(make_rollout(ppo.agent))
+    rollout = make_rollout(ppo.agent)
+    assert not ppo.obs_statistics(rollout)
+    assert not ppo.reward_statistics(rollout)
+    ppo.absorb({})
     assert set(ppo.state_dict()) == {name for name, _ in ppo.named_parameters()}
     assert {id(p) for p in ppo.groups()["policy"]} == {id(p) for p in ppo.parameters()}

@@ -372,7 +372,7 @@ def test_agent_and_target_share_the_statistics_of_observations() -> None:
     obs = 50 + 10 * torch.randn(32, 3)
     before = target.unroll(obs, None, None)[0]
     steps = Steps(obs.reshape(8, 4, 3), None, None, None, torch.ones(8, 4, dtype=torch.bool), None, None)
-    algorithm.after_rollout(Rollout(steps, None))
+    algorithm.absorb(algorithm.obs_statistics(Rollout(steps, None)))
     after = target.unroll(obs, None, None)[0]
     assert not torch.allclose(before, after)
     torch.testing.assert_close(after, agent.unroll(obs, None, None)[0].detach())

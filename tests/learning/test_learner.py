@@ -51,7 +51,13 @@ class Toy(nn.Module):
     def prepare(self, rollout: Any) -> Any:
         raise NotImplementedError
 
-    def after_rollout(self, rollout: Any) -> None:
+    def reward_statistics(self, rollout: Any) -> Any:
+        raise NotImplementedError
+
+    def obs_statistics(self, rollout: Any) -> Any:
+        raise NotImplementedError
+
+    def absorb(self, statistics: Any) -> None:
         raise NotImplementedError
 
 

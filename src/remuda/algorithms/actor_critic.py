@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -45,17 +45,24 @@ class ActorCritic(nn.Module):
         return {"policy": list(self.agent.parameters())}
 
     def rewards(self, rollout: Rollout) -> Tensor:
-        """Return the rewards [T, B], clipped and scaled if configured.
-
-        Call this once per rollout, because scaling updates running statistics.
-        """
-        steps = rollout.steps
-        # Rewards are clipped here and not in the env, so that logs show the true scores of a game.
-        reward: Tensor = steps.reward.clamp(-1.0, 1.0) if self.clip_reward else steps.reward
+        """Return the rewards [T, B], clipped and scaled if configured."""
+        reward = self.clipped(rollout)
         if self.reward_scale is None:
             return reward
-        scaled: Tensor = self.reward_scale(reward, steps.mask, rollout.envs, rollout.begins)
+        scaled: Tensor = self.reward_scale(reward)
         return scaled
+
+    def clipped(self, rollout: Rollout) -> Tensor:
+        """Return the rewards [T, B], clipped if configured."""
+        # Rewards are clipped here and not in the env, so that logs show the true scores of a game.
+        reward: Tensor = rollout.steps.reward
+        return reward.clamp(-1.0, 1.0) if self.clip_reward else reward
+
+    def reward_statistics(self, rollout: Rollout) -> dict[str, Tensor]:
+        """Return the statistics of a rollout that reward scaling must absorb before `prepare`."""
+        if self.reward_scale is None:
+            return {}
+        return self.reward_scale.statistics(self.clipped(rollout), rollout.steps.mask, rollout.envs, rollout.begins)
 
     def prepare(self, rollout: Rollout) -> Batch:
         """Compute advantages and value targets from the values that were stored while sampling."""
@@ -91,12 +98,18 @@ class ActorCritic(nn.Module):
         real = steps.mask
         return policy.rows(real), value[real], steps.replace(obs=None)[real], targets[real]
 
-    def after_rollout(self, rollout: Rollout) -> bool:
-        """Update observation statistics with the real rows; return whether the agent has such statistics.
+    def obs_statistics(self, rollout: Rollout) -> dict[str, Tensor]:
+        """Return statistics of the observations in real rows, to be absorbed after the rollout's last gradient.
 
         Statistics do not change while a rollout is learned from, so all gradients of a rollout use the statistics
         with which it was sampled.
         """
-        if self.agent.inputs.has_statistics:
-            self.agent.inputs.update(rollout.real_obs())
-        return bool(self.agent.inputs.has_statistics)
+        inputs = self.agent.inputs
+        return inputs.statistics(rollout.real_obs()) if inputs.has_statistics else {}
+
+    def absorb(self, statistics: Mapping[str, Tensor]) -> None:
+        """Merge the result of `reward_statistics` or `obs_statistics` into the running statistics."""
+        if "reward.size" in statistics and self.reward_scale is not None:
+            self.reward_scale.absorb(statistics)
+        elif statistics:
+            self.agent.inputs.absorb(statistics)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple, TypeVar
 
@@ -79,18 +79,26 @@ class OffPolicy(nn.Module):
         else:
             torch._foreach_lerp_(self._targets, self._online, tau)
 
-    def after_rollout(self, rollout: Rollout) -> bool:
-        """Update observation statistics with the real rows; return whether the agent has such statistics.
+    def reward_statistics(self, rollout: Rollout) -> dict[str, Tensor]:
+        """Return no statistics, because a replay stores rewards that are not scaled by statistics."""
+        return {}
 
-        A replay stores raw observations, so statistics may change at any time.
+    def obs_statistics(self, rollout: Rollout) -> dict[str, Tensor]:
+        """Return statistics of the observations in real rows; they may be absorbed at any time between two updates.
+
+        A replay stores raw observations, so statistics may change while rows are in the replay.
         """
-        if self.agent.inputs.has_statistics:
-            self.agent.inputs.update(rollout.real_obs())
-        return bool(self.agent.inputs.has_statistics)
+        inputs = self.agent.inputs
+        return inputs.statistics(rollout.real_obs()) if inputs.has_statistics else {}
+
+    def absorb(self, statistics: Mapping[str, Tensor]) -> None:
+        """Merge the result of `obs_statistics` into the running statistics."""
+        if statistics:
+            self.agent.inputs.absorb(statistics)
 
     def generator(self, clock: Clock) -> torch.Generator:
-        """Return a generator whose random numbers depend only on the run's seed and the number of updates."""
-        seed = keyed_generator(Purpose.LOSSES, self.seed, clock.version).integers(1 << 32)
+        """Return a generator whose random numbers depend only on the run's seed, the update, and the run's part."""
+        seed = keyed_generator(Purpose.LOSSES, self.seed, clock.version, clock.part).integers(1 << 32)
         return torch.Generator().manual_seed(int(seed))
 
     # --- rows of a batch ---

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from remuda.nets import RunningMoments
+from remuda.nets import Moments, RunningMoments
 
 
 class RewardScale(nn.Module):
@@ -30,27 +30,36 @@ class RewardScale(nn.Module):
         """Stay on the CPU, where rollouts are, whichever device the learner uses."""
         return self
 
-    def forward(
+    def statistics(
         self, r_t: Tensor, mask_t: Tensor, envs: Tensor | None = None, begins: Tensor | None = None
-    ) -> Tensor:
-        """Return the scaled rewards [T, B], and update the statistics.
+    ) -> dict[str, Tensor]:
+        """Return the moments of the running returns of a rollout, and the returns to carry to the next rollout.
 
-        Call this once per rollout. `envs` [B] holds the index of each column's env; None means all envs, in order.
+        Rewards and masks are [T, B]. `envs` [B] holds the index of each column's env; None means all envs, in order.
         `begins` [B] is True for columns whose row 0 starts a new episode although no masked row came before it. In
         these columns, the running return starts from 0.
         """
-        returns = torch.empty(r_t.shape, dtype=torch.float64)
+        returns, carried = torch.empty(r_t.shape, dtype=torch.float64), self.carry.clone()
         envs = torch.arange(len(self.carry)) if envs is None else envs
         for columns in unique_envs(envs):
-            carry = self.carry[envs[columns]]
+            carry = carried[envs[columns]]
             if begins is not None:
                 carry = carry.masked_fill(begins[columns], 0.0)
             for t in range(len(r_t)):
                 # A reset row sets the running return back to 0.
                 carry = mask_t[t, columns] * (self.gamma * carry + r_t[t, columns])
                 returns[t, columns] = carry
-            self.carry[envs[columns]] = carry
-        self.moments.update(returns[mask_t])
+            carried[envs[columns]] = carry
+        seen = torch.tensor(sorted(set(envs.tolist())))
+        return {**Moments.of(returns[mask_t]).named("reward"), "reward.envs": seen, "reward.carry": carried[seen]}
+
+    def absorb(self, statistics: Mapping[str, Tensor]) -> None:
+        """Merge the result of `statistics`, which another process may have computed for other envs."""
+        self.moments.merge(Moments.find(statistics, "reward"))
+        self.carry[statistics["reward.envs"]] = statistics["reward.carry"]
+
+    def forward(self, r_t: Tensor) -> Tensor:
+        """Return the scaled rewards. The statistics of their rollout must have been absorbed before."""
         return (r_t / (self.moments.var + 1e-8).sqrt().float()).clamp(-self.clip, self.clip)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remuda.core import Algorithm, Clock, FastPath, HasTargetNetworks, SeparableAlgorithm
+from remuda.core import Algorithm, Clock, FastPath, HasTargetNetworks, SeparableAlgorithm, Statistics
 from remuda.data import Batch, Rollout, map_tree
 from remuda.errors import ConfigError, TrainingError
 from remuda.learning.gradient_threads import GradientThreads
@@ -96,6 +96,9 @@ class Learner:
 
     @torch.no_grad()
     def prepare(self, rollout: Rollout) -> Batch:
+        """Update the statistics of rewards, and return the rollout as a batch with targets."""
+        if statistics := self.algorithm.reward_statistics(rollout):
+            self.algorithm.absorb(statistics)
         return self.algorithm.prepare(rollout)
 
     def agent_on_cpu(self) -> Any:
@@ -160,12 +163,19 @@ class Learner:
                 return replace(gradients, priority=None)
         return gradients
 
-    def finish(self, rollout: Rollout) -> None:
-        """Update the observation statistics. This is called after the last gradient of a rollout."""
+    def finish(self, rollout: Rollout) -> dict[str, float]:
+        """Update the observation statistics after the last gradient of a rollout; return no further metrics."""
+        if statistics := self.obs_statistics(rollout):
+            self.algorithm.absorb(statistics)
+            self.statistics_version += 1
+        return {}
+
+    @torch.no_grad()
+    def obs_statistics(self, rollout: Rollout) -> Statistics:
+        """Return the statistics of a rollout's observations, computed on the learner's device."""
         if self._device is not None:
             rollout = replace(rollout, steps=rollout.steps.replace(obs=self._to_device(rollout.steps.obs)))
-        # Only False means that the agent is unchanged; None counts as a change.
-        self.statistics_version += self.algorithm.after_rollout(rollout) is not False
+        return self.algorithm.obs_statistics(rollout)
 
     def close(self) -> None:
         """Stop the threads; the parameters stay usable."""

@@ -5,7 +5,7 @@ from remuda.nets.encoder import NETS, EntriesNet, make_net
 from remuda.nets.inputs import Inputs, Shapes
 from remuda.nets.mlp import ACTIVATIONS, MLP, orthogonal
 from remuda.nets.noisy import NoisyLinear
-from remuda.nets.normalize import RunningMoments, Standardize
+from remuda.nets.normalize import Moments, RunningMoments, Standardize
 from remuda.nets.recurrent import Core, GRUState, LSTMState
 from remuda.nets.residual import ImpalaNet
 
@@ -20,6 +20,7 @@ __all__ = [
     "ImpalaNet",
     "Inputs",
     "LSTMState",
+    "Moments",
     "NatureCNN",
     "NoisyLinear",
     "RunningMoments",

@@ -22,6 +22,7 @@ mainly the objects, and not a constant gray that saturates half of its units.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from torch.nn import functional as F
 from remuda.core import Space
 from remuda.data import leaves, map_tree
 from remuda.nets.conv import is_channels_first
-from remuda.nets.normalize import Standardize
+from remuda.nets.normalize import Moments, Standardize
 
 Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]  # the shape of a leaf, or {dotted path: shape} of all leaves
 
@@ -55,7 +56,21 @@ class Inputs(nn.Module):
 
     def update(self, obs: Any) -> None:
         """Merge rows [N, ...] into the running statistics."""
-        map_tree(lambda leaf, rows: leaf.update(rows), self.tree[0], obs)
+        self.absorb(self.statistics(obs))
+
+    def statistics(self, obs: Any) -> dict[str, Tensor]:
+        """Return the moments of rows [N, ...] for each leaf that has running statistics, by name."""
+        found: dict[str, Tensor] = {}
+        for (path, leaf), (_, rows) in zip(leaves(self.tree[0]), leaves(obs), strict=True):
+            if leaf.standardize is not None:
+                found |= Moments.of(rows.float()).named(f"obs.{path}")
+        return found
+
+    def absorb(self, statistics: Mapping[str, Tensor]) -> None:
+        """Merge the result of `statistics`, which another process may have computed, into the running statistics."""
+        for path, leaf in leaves(self.tree[0]):
+            if leaf.standardize is not None:
+                leaf.standardize.merge(Moments.find(statistics, f"obs.{path}"))
 
     def arrange(self, obs: Any) -> Any:
         """Return `obs` in the memory layout that `forward` needs, so that one conversion serves all epochs."""
@@ -98,10 +113,6 @@ class LeafInput(nn.Module):
         for name in [name for name in state_dict if name.startswith(old)]:
             state_dict[new + name.removeprefix(old)] = state_dict.pop(name)
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def update(self, rows: Tensor) -> None:
-        if self.standardize is not None:
-            self.standardize.update(rows.float())
 
     def arrange(self, obs: Tensor) -> Tensor:
         """Store the channels of images last in memory. This costs least while pixels are bytes and not yet floats."""

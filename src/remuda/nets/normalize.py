@@ -9,8 +9,35 @@ Statistics are torch buffers, so they are saved and published with the weights.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple, Self
+
 import torch
 from torch import Tensor, nn
+
+
+class Moments(NamedTuple):
+    """Number, mean and variance of some rows, all float64. If the number is 0, mean and variance mean nothing."""
+
+    size: Tensor
+    mean: Tensor
+    var: Tensor
+
+    @classmethod
+    def of(cls, rows: Tensor) -> Self:
+        """Return the moments of rows [N, *shape]."""
+        rows = rows.double()
+        mean, var = (rows.mean(0), rows.var(0, unbiased=False)) if len(rows) else (rows.sum(0), rows.sum(0))
+        return cls(torch.tensor(float(len(rows)), dtype=torch.float64), mean, var)
+
+    def named(self, prefix: str) -> dict[str, Tensor]:
+        """Return the three tensors by name, as a part of the statistics that processes exchange."""
+        return {f"{prefix}.{name}": value for name, value in self._asdict().items()}
+
+    @classmethod
+    def find(cls, statistics: Mapping[str, Tensor], prefix: str) -> Self:
+        """Return the moments that `named` has put into `statistics`."""
+        return cls(*(statistics[f"{prefix}.{name}"] for name in cls._fields))
 
 
 class RunningMoments(nn.Module):
@@ -26,17 +53,20 @@ class RunningMoments(nn.Module):
         self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
-    @torch.no_grad()
     def update(self, rows: Tensor) -> None:
-        """Merge rows [N, *shape] by Chan's parallel formula, which is exact for any split into batches."""
-        if len(rows) == 0:
+        """Merge rows [N, *shape]."""
+        self.merge(Moments.of(rows))
+
+    @torch.no_grad()
+    def merge(self, new: Moments) -> None:
+        """Merge the moments of new rows by Chan's parallel formula, which is exact for any split into batches."""
+        if new.size == 0:
             return
-        rows = rows.double()
-        count = self.count + len(rows)
-        delta = rows.mean(0) - self.mean
-        spread = self.var * self.count + rows.var(0, unbiased=False) * len(rows)
-        self.var.copy_((spread + delta.square() * self.count * len(rows) / count) / count)
-        self.mean.add_(delta * len(rows) / count)
+        count = self.count + new.size
+        delta = new.mean - self.mean
+        spread = self.var * self.count + new.var * new.size
+        self.var.copy_((spread + delta.square() * self.count * new.size / count) / count)
+        self.mean.add_(delta * new.size / count)
         self.count.copy_(count)
 
 
@@ -58,7 +88,11 @@ class Standardize(nn.Module):
         self.register_buffer("scale", torch.ones(shape))
 
     def update(self, rows: Tensor) -> None:
-        self.moments.update(rows)
+        self.merge(Moments.of(rows))
+
+    def merge(self, new: Moments) -> None:
+        """Merge the moments of new rows."""
+        self.moments.merge(new)
         self.shift.copy_(self.moments.mean)
         self.scale.copy_((self.moments.var + 1e-8).rsqrt())
 

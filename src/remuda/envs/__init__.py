@@ -82,17 +82,18 @@ def make_envs(
     levels: Sequence[int] | None = None,
     **limits: Any,
 ) -> LocalEnvs | PooledEnvs | NativeEnvs:
-    """Make `num_envs` envs, in this process if `num_workers` is 0.
+    """Make `num_envs` envs, in `num_workers` worker processes or, if this is 0, in this process.
 
-    `limits` may contain max_restarts and, with workers, also step_timeout, build_timeout and max_worker_restarts.
+    `limits` may contain max_restarts, step_timeout, build_timeout and max_worker_restarts, as in PooledEnvs. Single
+    envs in this process use only max_restarts, and native envs use none of them.
 
     `backend` is "python" (single envs), the name of a native backend (see `backends`), or "auto". "auto" chooses a
     native backend if its envs give exactly the same numbers as the single env (Atari), or if the id has no single
     env. Other native envs, such as Gymnasium's vectorized CartPole or the envs of envpool, give different numbers
-    and are used only if `backend` names their backend. Single envs are needed for `seeds`, `levels`, `info`, step
-    limits, and a class of `stats` that has a step() method.
+    and are used only if `backend` names their backend. Single envs are needed for `seeds`, `levels`, `info`,
+    `spec.max_steps`, and a class `stats` that overrides step().
 
-    A native backend uses up to `num_workers` threads for each slot, and at least one.
+    Native envs run in this process, with up to `num_workers` threads for each slot, and at least one.
     """
     if num_workers < 0:
         raise ConfigError(
@@ -118,7 +119,10 @@ def choose_backend(
     info: Sequence[str] = (),
     levels: Sequence[int] | None = None,
 ) -> backends.Backend | None:
-    """Return the native backend for `make_envs`, or None for single envs; raise ConfigError for a bad `backend`."""
+    """Return the native backend for `make_envs`, or None for single envs.
+
+    Raise ConfigError if `backend` is unknown or cannot make these envs.
+    """
     return backends.choose(backend, spec, _needs_single(spec, stats, seeds, info, levels))
 
 
@@ -142,10 +146,10 @@ def _needs_single(
 
 
 def probe(spec: EnvSpec, attempts: int = 3) -> EnvInfo:
-    """Build one env, reset and step it, and return its properties.
+    """Build one env, reset and step it, and return its properties; raise EnvSpecError if the env does not work.
 
-    Observations that contradict their space are found here, before a run starts. An env that fails is tried up to
-    `attempts` times, because a run would rebuild it too.
+    Observations that contradict their space are found here, before a run starts. A single env that fails is tried up
+    to `attempts` times, because a run would rebuild it too.
     """
     if spec.is_vector_only:
         return _probe_native(spec)

@@ -1,6 +1,6 @@
 """Convert actions between the arrays that rollouts store and the values that an env takes.
 
-    write = writer(env.action_space, action)
+    write = writer(env.action_space, space)                      # space: the same space as a `core.Space`
     for env, action in zip(envs, write(actions)):                # from arrays [B] to one action for each of B envs
         env.step(action)
 

@@ -23,8 +23,8 @@ ERROR_PROBABILITY = 1e-12  # accepted probability of saving a wrong last action,
 def get_console(ale: Any, sticky: float, recent: Sequence[Any]) -> dict[str, Any]:
     """Return the state of the console, and leave the console in that state.
 
-    `sticky` is the probability that the console repeats its last action. The actions in `recent` are tried first when
-    that last action is searched for.
+    `sticky` is the probability that the console repeats its last action. The search for that action starts with the
+    actions in `recent`, of which there must be at least one.
     """
     system = ale.cloneSystemState()
     if not sticky:

@@ -1,12 +1,13 @@
-"""A pool in which each slot belongs to one worker and slots are received in any order. A slow env delays one slot.
+"""A pool in which each slot belongs to one worker and slots are received in any order.
 
-with AsyncPooledEnvs(resolve("CartPole-v1"), num_envs=8, num_workers=8, slots=8) as envs:
-    envs.reset(seed=1)
-    while training:
-        for slot in envs.ready(seconds=0.2):     # an empty list if none is ready within this time
-            _, step = envs.recv(slot)
-            ...
-        envs.send(slot, actions)                 # any received slots, in any order
+    with AsyncPooledEnvs(resolve("CartPole-v1"), num_envs=8, num_workers=8, slots=8) as envs:
+        envs.reset(seed=1)
+        while training:
+            for slot in envs.ready(seconds=0.2):     # an empty list if none is ready within this time
+                _, step = envs.recv(slot)
+                envs.send(slot, act(step.obs))       # or later; received slots may be sent in any order
+
+A slow env delays only the slots of its own worker.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ class AsyncPooledEnvs(PooledEnvs):
     def _poll_workers(self, seconds: float) -> None:
         """Receive messages for up to `seconds` and supervise the workers.
 
-        The time since the last poll counts towards the time limits of workers, but only up to twice POLL_SECONDS: a
-        longer time means that this process was suspended.
+        The time since the last poll counts towards the time limits of workers, but at most 2 * POLL_SECONDS of it,
+        because after a longer time this process was suspended or busy.
         """
         self._worker_pool.clock += min(time.monotonic() - self._polled_at, 2 * POLL_SECONDS)
         self._worker_pool.listen(seconds)
@@ -81,9 +82,8 @@ class AsyncPooledEnvs(PooledEnvs):
         for member in self._worker_pool.lost():
             self._discard(member)
             own = [slot for slot, servers in enumerate(self._requests.servers) if member.index in servers]
-            # The first answer of a new worker is a reset row, so only a second answer shows that the worker made
-            # progress. The number of the last request does not show this, because the
-            # requests of all slots increase it.
+            # A new worker's first answer for each slot is a reset row, so only a second answer shows progress. The
+            # return value of _discard is ignored: it depends on the requests to all workers.
             was_useful = any(self._answers[slot] > 1 for slot in own)
             for slot in own:
                 self._answers[slot] = 0

@@ -107,7 +107,8 @@ class AtariEnv(gymnasium.Env):  # type: ignore[misc]
     def _count_no_ops(self) -> int:
         """Return a random number of no-ops, drawn as std::uniform_int_distribution draws from std::mt19937.
 
-        The result is the high word of a 32-bit draw times noop_max; draws that would cause a bias are rejected.
+        A 32-bit draw is multiplied by noop_max, and the result is the upper 32 bits of the product. Draws that would
+        cause a bias are rejected.
         """
         assert self._draws is not None
         count = max(1, self.game.options.noop_max)
@@ -201,7 +202,10 @@ class AtariEnv(gymnasium.Env):  # type: ignore[misc]
 
 
 def opening(codes: list[int], fire_reset: bool) -> int:
-    """Return the index of the action to take after a lost life: FIRE or no-op, or 0 if the game has no no-op."""
+    """Return the index in `codes` of the action to take after a lost life.
+
+    This is FIRE if `fire_reset` is set and the game has it, else the no-op; 0 if the game has neither.
+    """
     wanted = FIRE if fire_reset and FIRE in codes else NO_OP
     return codes.index(wanted) if wanted in codes else 0
 

@@ -13,7 +13,8 @@ from typing import Any, Literal
 from remuda.errors import EnvSpecError
 
 ENTRY_POINT = "ale_py.env:AtariEnv"
-GYMNASIUM_KWARGS = ("obs_type", "continuous", "continuous_action_threshold", "sound_obs")  # for ale-py's own env
+# Arguments that AtariEnv does not support. If one of them is set, ale-py's own Gymnasium env is used.
+GYMNASIUM_KWARGS = ("obs_type", "continuous", "continuous_action_threshold", "sound_obs")
 KWARGS = (
     "frameskip",
     "repeat_action_probability",
@@ -66,7 +67,7 @@ class AtariOptions:
 
 @dataclass(frozen=True)
 class AtariGame:
-    """One game and its settings. The Atari options take precedence over envs.kwargs, and these over the env id."""
+    """One game and its settings. Settings that neither the Atari options nor envs.kwargs give are those of the id."""
 
     label: str
     rom: str
@@ -84,7 +85,8 @@ def resolve_game(
 ) -> AtariGame | None:
     """Return the settings of an Atari id, or None if its arguments need ale-py's own Gymnasium env.
 
-    `registered` are the keyword arguments with which the id is registered; `kwargs` are given by the user.
+    `registered` are the keyword arguments with which the id is registered; `kwargs` are given by the user. Raise
+    EnvSpecError if `options` and `kwargs` disagree or a value is invalid.
     """
     if any(({**registered, **kwargs}).get(name) for name in GYMNASIUM_KWARGS):
         return None

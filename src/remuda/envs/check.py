@@ -112,7 +112,7 @@ def _check_with_gymnasium(spec: EnvSpec, env: gymnasium.Env, report: EnvReport) 
 
 
 def _check_contract(spec: EnvSpec, env: gymnasium.Env, report: EnvReport) -> None:
-    """Report values that are not finite or contradict their space. Training would stop, warn or cast them."""
+    """Report values that are not finite or contradict their space: training would refuse them, cast them or warn."""
 
     def add_problem(text: str) -> None:
         problem = f"{spec.label}: {text}"

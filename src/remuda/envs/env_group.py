@@ -26,7 +26,7 @@ from remuda.envs.single import SingleEnv
 
 BLOCK = 1024  # number of steps after which collected rewards are added to the statistics
 CHUNK = 8192  # number of floats in one dot product; for more, BLAS would start threads
-MAX_REWARD_SUM = 1e38  # each reward is checked if the sum of rewards is beyond this; float32 ends at 3.4e38
+MAX_REWARD_SUM = 1e38  # if |sum of rewards| exceeds this, each reward is checked; the largest float32 is 3.4e38
 
 
 def build_all(makers: Sequence[Callable[[], SingleEnv]]) -> list[SingleEnv]:
@@ -125,7 +125,7 @@ class EnvGroup:
             rows.marked.clear()
         rewards = [env.step(action) for env, action in zip(self.envs, self._write(actions), strict=True)]
         try:
-            # If a reward is not finite, neither is the sum, which costs a tenth of checking each reward.
+            # If a reward is not finite, neither is the sum. Summing takes a tenth of the time of checking each.
             is_finite = -MAX_REWARD_SUM < sum(rewards) < MAX_REWARD_SUM
             self._reward[:] = rewards
         except (TypeError, ValueError):

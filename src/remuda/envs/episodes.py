@@ -7,7 +7,9 @@
         def step(self, obs, action, reward, info) -> None:
             self.falls += info["fell"]
 
-There is one object per episode. An episode lasts from a reset to the first end whose info has no "episode_continues".
+There is one object per episode. An episode lasts from a reset to the first terminated or truncated step without
+info["episode_continues"].
+
 Rewards are collected in a list and added to the statistics in blocks, which takes 0.1 us per step; updating four sums
 at every step would take 0.4 us.
 """
@@ -28,7 +30,7 @@ CONTINUES = "episode_continues"  # key of info: True if only the learner's episo
 
 
 class EpisodeStats:
-    """Statistics of one episode. Subclasses are made without arguments, and their methods need not call super()."""
+    """Statistics of one episode. Subclasses take no arguments; __init__() and step() need not call super()."""
 
     ep_rew: float = 0.0
     ep_len: int = 0

@@ -47,7 +47,7 @@ class FailureCount:
         self.finished = finished
         if in_a_row > RESTARTS_IN_A_ROW:
             return f", {in_a_row} times in a row without completing a step"
-        # If the env completed no step between these failures, only the rule above applies.
+        # Failures without a completed step between them are left to the rule above.
         if self.without_episode >= FAILURES_WITHOUT_EPISODE and self.without_episode > in_a_row:
             return f", {self.without_episode} times while no env finished an episode"
         if restarts > self.max_restarts:
@@ -82,7 +82,8 @@ def find_place(error: BaseException) -> tuple[str, str] | None:
 def notice_of(error: BaseException, text: str, known: set[str]) -> Notice:
     """Return a `Notice` with this text.
 
-    The first notice about a place in the code includes the traceback of the error and adds the place to `known`.
+    The notice includes the traceback only if the place in the code that raised the error is not in `known` yet; the
+    place is then added.
     """
     place = (find_place(error) or ("unknown",))[0]
     if place in known:

@@ -51,7 +51,7 @@ def family_of(name: str) -> Family | None:
 
 
 def register(name: str) -> None:
-    """Import the package that registers this id; raise EnvSpecError if that package is not installed."""
+    """Register this id if it belongs to Remuda or a known family; raise EnvSpecError if its package is missing."""
     if name in gymnasium.registry:
         return
     if name in OWN:

@@ -7,9 +7,9 @@
         envs.send(slot, act(step.obs))       # stores the actions
     envs.close()
 
-With `seeds` (one list for each env) every reset uses the next seed of the env's list. An env whose list is used up
+With `seeds` (one list for each env) every episode uses the next seed of the env's list. An env whose list is used up
 keeps its last observation with mask False, so that an evaluation plays exactly these episodes. With `levels` every
-reset draws its seed from this set, so that training sees only these seeds.
+episode draws its seed from this set, so that training sees only these seeds.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class LocalEnvs:
         """`first_env` is the global index of the first env; seeds are derived from global indices.
 
         `on_notice` is called with every `Notice` of an env, for example that the env was rebuilt. If `on_notice` is
-        None, notices are logged, and repetitions are left out.
+        None, a `Reporter` logs the notices and leaves out most repetitions.
         """
         per_slot = envs_per_slot(num_envs, slots)
         check_seeds(seeds, levels, info, num_envs)

@@ -7,8 +7,8 @@
     remuda train ppo --env Remuda/Mock-v0 --envs.kwargs '{"observation": {"dict": {"image": {"box": [8, 8]}}}}'
 
 Spaces are JSON: {"box": shape, "dtype", "low", "high"}, {"discrete": n, "start"}, {"multidiscrete": [n, ...]},
-{"multibinary": n}, {"dict": {name: space}}, {"tuple": [space, ...]}. Observations come from a table of 8 samples that
-is repeated in every episode, so that they take no time to compute.
+{"multibinary": n}, {"dict": {name: space}}, {"tuple": [space, ...]}. Only the first key of each is required.
+Observations come from a table of 8 samples that is repeated in every episode, so that they take no time to compute.
 """
 
 from __future__ import annotations

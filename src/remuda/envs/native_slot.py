@@ -229,7 +229,7 @@ class NativeSlot:
 
 
 def _has_value(info: Mapping[str, Any], name: str, env: int) -> bool:
-    """Return whether info[name] has a number for this env. The array info["_" + name], if present, tells this."""
+    """Return whether info[name] is an array with a value for this env; info["_" + name], if present, is its mask."""
     value, is_set = info[name], info.get(f"_{name}")
     return (
         isinstance(value, np.ndarray)

@@ -31,8 +31,9 @@ class Forbidden(ValueError):
 def reader(raw: gymnasium.Space, space: Space, name: str = "observation", on_cast: OnCast = None) -> Reader:
     """Return a function that converts an observation of an env to its stored form.
 
-    A value of another dtype, a list or a tuple is cast, if the cast loses nothing but float precision. `on_cast`, if
-    given, is called with a sentence about each such cast. All other values raise Forbidden.
+    A value of another dtype, a list or a tuple is cast if that loses nothing but float precision. `on_cast`, if
+    given, is called with a sentence about each cast of a list, a tuple or a box value. Other values that contradict
+    the space raise Forbidden, except for those outside the bounds of a box, which `BoundsCheck` finds.
     """
     if space.kind == "dict":
         return _dict_reader(raw, space, name, on_cast)

@@ -203,7 +203,7 @@ class PooledEnvs:
         return slot, self._steps[slot]
 
     def _put_first(self, slot: int) -> None:
-        """Move a slot to the head of the queue of slots to receive."""
+        """Make this slot the next one to receive; raise RuntimeError if it was not sent."""
         for sent in self._sent:
             if sent[0] == slot:
                 self._sent.remove(sent)
@@ -268,7 +268,7 @@ class PooledEnvs:
                 self._worker_stats.add(stats, at_once=self._seeds is not None)
 
     def _receive_stats(self, member: Worker, slot: int, number: int) -> bytes:
-        """Wait for statistics that come through the link and return them; they were sent before the answer."""
+        """Return the statistics that a worker sent over its link before this answer; b"" if the worker is lost."""
         while (stats := self._find_stats(member, slot, number)) is None and not member.is_lost:
             self._worker_pool.listen(POLL_SECONDS)
             self._worker_pool.reap_if_silent(member, self._step_timeout, "while it owed statistics")
@@ -299,13 +299,14 @@ class PooledEnvs:
         for first, last in self._blocks[index]:
             self._restarts[first:last] += 1
         member.blueprint = {**member.blueprint, "seeds": self._seeds_left(index)}
-        # A new worker's first answer for each slot is a reset row; the worker takes steps only after that.
+        # A new worker's first answer for each slot is a reset row, so a second answer for any slot is progress. More
+        # than 2 * num_slots requests imply a second answer, because at most num_slots of them are unanswered.
         was_useful = self._number > self._lost_at[index] + 2 * self.num_slots * worker.KINDS
         self._lost_at[index] = self._number
         return was_useful
 
     def _seeds_left(self, index: int) -> dict[str, list[int]] | None:
-        """Return the seeds that each env of a worker has not played yet.
+        """Return the seeds that each env of a worker has not played yet, by env index; None if the pool has no seeds.
 
         Episodes count as played even if `recv` has not yet returned the step in which they ended.
         """
@@ -352,7 +353,7 @@ class PooledEnvs:
         return self._worker_pool.ask([order] * len(self._worker_pool.workers), key, seconds, self._replace)
 
     def get_state(self) -> EnvsState:
-        """Return the states of all envs, and of each worker's global random generators of Python and numpy."""
+        """Return the states of all envs and of every worker's global generators (`random` and `numpy.random`)."""
         answers = self._order_all({"do": "save"}, "saved", self._build_timeout)
         states: dict[int, Any] = {}
         for blocks, answer in zip(self._blocks, answers, strict=True):

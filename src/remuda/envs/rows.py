@@ -15,11 +15,12 @@ class Rows:
     """Arrays of one `EnvGroup`, one row per env, and the episodes and notices that its envs report."""
 
     step: Step
-    restarts: Array  # int64: how many times each env was rebuilt since the last reset
+    restarts: Array  # int64: how many times each env was rebuilt since the last Envs.reset()
     finished: Array  # int64: number of episodes that each env has finished so far
-    all_finished: Array  # `finished` of all envs of the pool, in this process and in others
-    info: Mapping[str, Array] = field(default_factory=dict)  # float64; nan where info has no such number
-    marked: list[int] = field(default_factory=list)  # rows whose end flags or mask the next step has to reset
+    all_finished: Array  # `finished` of all envs of the LocalEnvs or pool, including those of other workers
+    info: Mapping[str, Array] = field(default_factory=dict)  # float64; nan where an env's info has no such number
+    # Rows in which the next step must first set terminated and truncated to False and mask to True.
+    marked: list[int] = field(default_factory=list)
     episodes: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # (env, values) of finished episodes
     notices: list[Notice] = field(default_factory=list)
     places: set[str] = field(default_factory=set)  # keys of reported warnings, such as the file:line of a failure

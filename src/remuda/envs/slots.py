@@ -1,4 +1,4 @@
-"""Division of envs into slots and between workers, and argument checks that all `core.Envs` share.
+"""Divide envs into slots and between workers, and check arguments of `core.Envs`.
 
 envs_per_slot(num_envs=8, slots=2)                                # 4
 worker_blocks(num_envs=8, slots=2, num_workers=2, alone=False)    # [[(0, 2), (4, 6)], [(2, 4), (6, 8)]]

@@ -1,4 +1,4 @@
-"""Rebuild definitions of a script or notebook in another process from their source text.
+"""Rebuild functions and classes of a script or notebook in another process, from their source text.
 
     source = collect("MyEnv")               # in the script or notebook: the class and everything that it refers to
     ...                                     # send it as JSON
@@ -121,7 +121,7 @@ def places_of(value: Any) -> Iterator[tuple[str, int | None]]:
 
 
 def functions_of(value: Any) -> Iterator[Any]:
-    """Yield `value` if it is a function, or the functions in the body of a class; wrappers are removed."""
+    """Yield a function itself, or the functions that the body of a class defines, without wrappers of decorators."""
     if not isinstance(value, type):
         yield inspect.unwrap(value)
         return
@@ -133,7 +133,10 @@ def functions_of(value: Any) -> Iterator[Any]:
 
 
 def find_node(lines: list[str], name: str, line: int | None, is_class: bool) -> Definable | None:
-    """Return the last definition of `name` at `line`, or its last definition in the file if `line` is None."""
+    """Return the last definition of `name` that starts at `line`, or None if there is none.
+
+    For a class, `line` may be any of its lines. If `line` is None, return the last definition of `name` in the file.
+    """
     try:
         tree = ast.parse("".join(lines))
     except SyntaxError:
@@ -225,7 +228,7 @@ def dotted_names(node: ast.AST) -> Iterator[tuple[str, ...]]:
 
 
 def statement_for(name: str, value: object) -> str:
-    """Return an import or assignment that binds `name` to `value`."""
+    """Return an import or assignment that binds `name` to `value`; raise NoSource if there is none."""
     if isinstance(value, ModuleType):
         return f"import {value.__name__} as {name}"
     if (text := literal(value)) is not None:
@@ -254,7 +257,7 @@ def literal(value: object) -> str | None:
 
 
 def import_of(name: str, value: object) -> tuple[str, str] | None:
-    """Return (module, attribute) to import `value` from, preferably from the module that defines it, or None."""
+    """Return (module, attribute) for importing `value`, or None; the module that defines it is preferred."""
     own = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     names = [each for each in (own[1], name) if isinstance(each, str) and each.isidentifier()]
     modules = [own[0]] if isinstance(own[0], str) else []

@@ -77,7 +77,7 @@ def _box(space: gymnasium.spaces.Box, dtype: str) -> Space:
 
 
 def _round_inwards(box: Space, space: gymnasium.spaces.Box) -> Space:
-    """Move bounds that were rounded outwards to the next float32 inside the true bounds.
+    """Return `box` with bounds inside those of `space`: bounds that were rounded outwards move by one float32 step.
 
     Otherwise an env might refuse an action that equals a rounded bound.
     """
@@ -93,7 +93,7 @@ def _round_inwards(box: Space, space: gymnasium.spaces.Box) -> Space:
 
 
 def _names(keys: Sequence[str]) -> Iterator[str]:
-    """Yield a unique field name of a named array tuple for each key; keys that are valid names are kept."""
+    """Yield a unique field name of an `ArrayTuple` for each key; keys that are valid names are kept."""
     taken = {key for key in keys if _is_name(key)}
     for key in keys:
         name = key

@@ -167,7 +167,7 @@ def resolve(env: str | Factory | EnvSpec, kwargs: Kwargs | None = None, atari: A
     """Return the spec of `env`, an id, import path or callable; import what `env` names, but build no env.
 
     Ids of ale-py become AtariEnv with the options `atari`, unless the id or the kwargs need ale-py's own Gymnasium
-    env (obs_type, continuous, sound_obs). An option that is None is taken from the id.
+    env (obs_type, continuous, sound_obs). An Atari option that is None is taken from `kwargs` or else from the id.
     """
     return _with_atari(_find(env, dict(kwargs or {})), atari)
 

@@ -54,7 +54,7 @@ class WorkerInfo(TypedDict):
 
 
 def refuse_in_worker() -> None:
-    """Raise EnvSpecError if this process is a worker, which loads the user's script only to find the env."""
+    """Raise EnvSpecError if this process is a worker: it may load the user's script, but must not start a run."""
     if serving.IN_WORKER:
         raise EnvSpecError(
             f"an env worker that loaded the user's script tried to start a run: put that under {GUARD}"
@@ -62,7 +62,10 @@ def refuse_in_worker() -> None:
 
 
 def main(fds: Sequence[int]) -> int:
-    """Answer requests until the parent ends this worker or is gone; return the exit code of the process."""
+    """Answer requests until the parent ends this worker or is gone; return the exit code of the process.
+
+    `fds` are the descriptors of the link, of this worker's bell, and of the parent's bell, in this order.
+    """
     half = 1 + (len(fds) - 1) // 2
     link, bell, parent_bell = Link.from_fd(fds[0]), Bell(fds[1:half]), Bell(fds[half:])
     return serving.serve(link, _Service(link, bell, parent_bell))
@@ -198,7 +201,7 @@ class _Service:
             self._link.send({"saved": None, "why": str(error)})
             return
         libraries = pack((random.getstate(), np.random.get_state(legacy=False)))
-        # Sent without a time limit, because the states may take megabytes and the parent may be busy.
+        # This is sent without a time limit, because the states may take megabytes and the parent may be busy.
         self._link.send({"saved": states, "libraries": libraries}, seconds=None)
 
     def _load(self, states: Sequence[tuple[int, bytes]], libraries: bytes | None) -> None:
@@ -224,7 +227,7 @@ class _Service:
         seconds = time.perf_counter() - start
         stats: bytes | None = encode(env_group.rows)
         if stats and not answers.has_room(slot, stats):
-            # Sent without a time limit, because the parent may run the learner for minutes before it reads.
+            # They are sent without a time limit, because the parent may run the learner for minutes before it reads.
             self._link.send({"slot": slot, "number": number, "worker_stats": stats}, seconds=None)
             stats = None
         if answers.give(slot, number, seconds, stats):

@@ -1,11 +1,12 @@
-"""Statistics that env workers send along with their steps: finished episodes, and notices such as a rebuilt env.
+"""Statistics that env workers send with their steps: finished episodes, and notices, for example of a rebuilt env.
 
     stats = encode(rows)                    # in the worker; removes them from the rows
     worker_stats.add(stats)                 # in the parent
     worker_stats.take_episodes()
 
-The first byte of encoded statistics is 1 if they contain notices, which are decoded and logged at once. Episodes are
-decoded when they are needed, because decoding many at once is cheaper than decoding at every step.
+The first byte of encoded statistics is 1 if they contain notices. Such statistics are decoded on arrival, so that the
+notices are logged at once. Others are decoded when their episodes are needed, because decoding many together is
+cheaper than decoding at every step.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class WorkerStats:
         self._undecoded.clear()
 
     def report(self, notices: list[Notice]) -> None:
-        """Log the notices, without repetitions."""
+        """Log the notices; the `Reporter` leaves out most repetitions."""
         self._reporter.report(notices)
 
     def take_episodes(self) -> list[Episode]:

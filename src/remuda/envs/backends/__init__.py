@@ -88,7 +88,7 @@ def choose(name: str, spec: EnvSpec, needs_single: str = "") -> Backend | None:
 
     For "auto", return a backend whose envs give the same numbers as the single env, or None if there is no such
     backend. An id that has no single env gets the backend "gymnasium". `needs_single` names a request that only
-    single envs can fulfill: "auto" then stands for single envs, and native backends are refused.
+    single envs can fulfill: "auto" then stands for single envs, and native backends are refused with a ConfigError.
     """
     if name == "auto":
         name = "gymnasium" if spec.is_vector_only else "python"

@@ -2,8 +2,8 @@
 
     python -m remuda.bench.contenders '{"bench": "envs", "name": "pool", "env": "Hopper-v5", "envs": 8, "workers": 2}'
 
-A contender reads lines from standard input. Each line is a number of seconds: the contender works for that time and
-then prints one line, {"count": env steps or updates, "seconds": time taken}.
+A contender prints "ready" and then reads lines from standard input. Each line is a number of seconds: the contender
+works for that time and then prints one line, {"count": env steps or updates, "seconds": time taken}.
 """
 
 from __future__ import annotations
@@ -128,7 +128,10 @@ def sampler_turn(job: Mapping[str, Any]) -> Turn:
 
 
 def update_turn(job: Mapping[str, Any]) -> Turn:
-    """Return a function that makes one update with each minibatch of a rollout. All calls use the same rollout."""
+    """Return a function that makes all updates of one round and returns their number.
+
+    All calls learn from the same rollout.
+    """
     import torch
 
     from remuda.build.recipe import make_recipe

@@ -73,7 +73,7 @@ def settings_for(env: str) -> dict[str, Any] | None:
 
 
 class Stopwatch:
-    """Callback that reads the clock after `warm_up` env steps and again `steps` later, and then stops the run."""
+    """Callback that reads the clock after `warm_up` env steps and again after `steps` more, then stops the run."""
 
     def __init__(self, warm_up: int, steps: int) -> None:
         self.due, self.steps = warm_up, steps

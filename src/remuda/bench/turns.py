@@ -32,7 +32,7 @@ def serve(take: Callable[[float], dict[str, Any]]) -> None:
 
 
 class Contender:
-    """One of the programs that a benchmark compares: it starts the processes and reads the answers."""
+    """Starts the processes of one of the programs that a benchmark compares, and reads their answers."""
 
     def __init__(self, commands: Sequence[Sequence[object]]) -> None:
         self._processes: list[Any] = [
@@ -64,7 +64,10 @@ class Contender:
         return line
 
     def slice(self, amount: float) -> tuple[list[dict[str, Any]], float]:
-        """Send `amount` to all processes. Return their answers, and their CPU seconds including those of children."""
+        """Send `amount` to all processes and wait for their answers.
+
+        Return the answers, and the CPU seconds that the processes and their children used meanwhile, in total.
+        """
         before = self._cpu()
         for process in self._processes:
             with suppress(BrokenPipeError):  # if the process has died, `_read` will raise an error

@@ -173,7 +173,10 @@ def leave_out(only: str, error: ConfigError | TrainingError) -> None:
 
 
 def ours_and_peers(place: Path, env: str) -> dict[str, tuple[list[str], dict[str, Any]]]:
-    """Return the command of each contender, and the settings in which its job differs from the default job."""
+    """Return the command of each contender, and the settings in which its job differs from the default job.
+
+    `place` is the directory in which `make peers` has installed the other libraries.
+    """
     from remuda.envs import choose_backend, resolve
 
     ours = [sys.executable, "-m", "remuda.bench.job"]
@@ -208,7 +211,11 @@ def one_run(command: list[str], job: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_to_the_end(words: list[str], log: Path) -> str:
-    """Run a command to its end, kill all processes that it left running, and return the last line of its stderr."""
+    """Run a command with its stderr redirected to the file `log`; return the last line of stderr.
+
+    Processes that the command leaves running are killed. A command that takes longer than LONGEST_RUN_SECONDS is
+    killed as well, and TrainingError is raised.
+    """
     with log.open("w+") as stderr:
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True)
         try:
@@ -239,7 +246,11 @@ def rate(turn: dict[str, Any]) -> float:
 
 
 def summary(turns: Turns, unit: str) -> dict[str, Any]:
-    """Return each contender's median speed, and the median ratio of the first contender's speed to its own speed."""
+    """Return median speeds and CPU seconds of each contender.
+
+    The entry `first_is_times` compares speeds turn by turn: it is the median of the first contender's speed divided
+    by this contender's speed.
+    """
     if not turns:
         raise TrainingError("no contender could run: the reasons are above.")
     first = next(iter(turns))

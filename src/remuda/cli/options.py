@@ -93,7 +93,8 @@ class Parser(argparse.ArgumentParser):
 def complete_with(action: argparse.Action, values: Iterable[str] | Callable[[], Iterable[str]]) -> None:
     """Let shell completion offer `values` for an argument, without restricting what the parser accepts.
 
-    Argparse's `choices` would print its own error messages instead of those of the package.
+    If `values` is a function, it is called only to complete a line. Argparse's `choices` is not used, because it
+    would refuse other values before the package can explain why they are wrong.
     """
 
     def completer(**_: Any) -> list[str]:

@@ -18,7 +18,7 @@ import numpy as np
 
 
 def plain(value: object) -> Any:
-    """Convert `value` to dicts, lists, strings, numbers and None; raise TypeError for anything else."""
+    """Return `value` as dicts, lists, strings, numbers, bools and None; raise TypeError if it cannot be converted."""
     if value is None or isinstance(value, bool):
         return value
     for kind in (int, float, str):
@@ -66,7 +66,7 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def append_atomic(file: io.FileIO, data: bytes) -> None:
-    """Append all of `data` or nothing, so that a full disk never leaves an incomplete line in the file."""
+    """Append all of `data`, or append nothing and raise OSError: a full disk must not leave an incomplete line."""
     end = os.fstat(file.fileno()).st_size
     if file.write(data) != len(data):
         file.truncate(end)

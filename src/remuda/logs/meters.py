@@ -46,7 +46,7 @@ class Window:
         fields: dict[str, list[float]] = {}
         for episode in self._episodes:
             for name, value in episode.items():
-                if value == value:  # false for NaN, which means that the env did not report the field
+                if value == value:  # leaves out NaN: a single one would make all statistics of the field NaN
                     fields.setdefault(name, []).append(value)
         metrics: dict[str, float] = {}
         for name, values in fields.items():

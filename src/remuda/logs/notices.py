@@ -11,9 +11,10 @@ from remuda.processes.notices import notice_of
 
 @contextmanager
 def warnings_go_to(log: Callable[[str, str], None]) -> Iterator[None]:
-    """For every warning that is logged inside the context, call `log` with the text and the traceback or "".
+    """Call `log(text, traceback)` for the warnings that the package logs inside the context.
 
-    If the same line of the user's code raises an exception again, `log` receives "" instead of the traceback.
+    `traceback` is "" if there is none, or if one from the same line of the user's code was passed before. Warnings
+    that are marked as `is_once` are passed only once.
     """
     handler, logger = _NoticeHandler(log), logging.getLogger("remuda")
     logger.addHandler(handler)

@@ -37,7 +37,10 @@ class Stopwatch:
         self._mark = time.perf_counter()
 
     def lap(self, seconds: Mapping[str, float]) -> float:
-        """End the current round. Add its `seconds` and, as `other`, the rest of its duration; return the duration."""
+        """End the current round and return its duration.
+
+        `seconds` (by activity) are added to `total` and `interval`, and so is the rest of the duration, as `other`.
+        """
         now = time.perf_counter()
         whole, self._mark = now - self._mark, now
         for name, value in {**seconds, "other": max(0.0, whole - sum(seconds.values()))}.items():

@@ -73,9 +73,9 @@ class Terminal:
         self.total_steps = max(1, total_steps)
         self.title = title
         now = time.monotonic()
-        # Times and steps of the updates within the last RATE_SECONDS, preceded by the last update before that
-        # period. Initially the first entry is the start of this process, so that the rate of a resumed run does not
-        # include earlier processes.
+        # (time, steps) at calls of `update` within the last RATE_SECONDS, preceded by the last call before that
+        # period. Calls less than SAMPLE_SECONDS after the previous entry are left out. Initially the first entry is
+        # the start of this process, so that the rate of a resumed run does not include earlier processes.
         self._rates: deque[tuple[float, int]] = deque([(now, start_steps)])
         self._updated = (now, start_steps)
         self._activity, self._since = "starting up", now
@@ -108,7 +108,7 @@ class Terminal:
             self._print_line(now)
 
     def begin(self, activity: str) -> None:
-        """Set the name of the current activity, which is shown if the next update takes long."""
+        """Set the current activity. It is shown with its duration if `update` is not called within LONG_SECONDS."""
         now = time.monotonic()
         self._activity, self._since = activity, now
         self._tick_at = now + (TICK_SECONDS if self._live is not None else LINE_SECONDS)

@@ -7,7 +7,8 @@
     for writer in writers:
         writer.close()
 
-A resumed run continues from the step of its last checkpoint; `resume(step)` drops the metrics of later steps.
+A resumed run continues from the step of its last checkpoint. In `MetricsFile` and `TensorBoard`, `resume(step)` drops
+the metrics of later steps.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ imported can register entries through entry points of the groups `remuda.algorit
 `remuda.env_backends`. Wherever a registered name is accepted, so is an import path, `package.module:Name`.
 
 Help texts and tables read the registries, so importing this package must be cheap: it imports neither torch nor
-numpy, and an import path is resolved only when the object that it names is used.
+numpy, and the import paths of Remuda's own entries are resolved only when the objects that they name are used.
 """
 
 from __future__ import annotations
@@ -60,13 +60,16 @@ def register_algorithm(
     """Register an algorithm under `name`, and return its entry.
 
     `algorithm` is the class of the algorithm, or the import path of the class. `options` is a dataclass derived from
-    a class of `remuda.config.algo_options`. `presets` maps patterns of env ids to values (config/presets.py).
-    `builder` is the import path of the `remuda.build.algorithm.Builder` that makes agent and algorithm. `description`
-    is one line for `remuda algos`.
+    a class of `remuda.config.algo_options`. `presets` maps patterns of env ids to option values (config/presets.py),
+    or is the import path of such a mapping. `builder` is the import path of the `remuda.build.algorithm.Builder` that
+    makes agent and algorithm. `description` is one line for `remuda algos`.
 
     Arguments that are left out are taken from the class attributes `Options`, `presets` and `builder` and from the
     docstring of the class. Without these attributes, options and presets are those of the registered algorithm from
-    which the class is derived.
+    which the class is derived, and the builder is that of the options.
+
+    If `algorithm` is an import path and `options` are given, the class is not imported yet. Presets and description
+    are then empty unless they are given.
     """
     if isinstance(algorithm, str) and options is not None:
         entry = AlgorithmEntry(name, algorithm, options, presets or {}, builder or options.builder, description or "")
@@ -99,7 +102,8 @@ def all_algorithms() -> list[AlgorithmEntry]:
 def algorithm_reference(name: str) -> dict[str, Any] | None:
     """Describe an algorithm that was registered at run time, as JSON for `register_reference` in another process.
 
-    Return None if other processes find the algorithm by name. Raise Unreachable for a class without an import path.
+    Return None if other processes find the algorithm by its name alone. Raise Unreachable if they can neither import
+    nor rebuild its class, or its options.
     """
     from remuda.envs.import_paths import describe
 

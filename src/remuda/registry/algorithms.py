@@ -36,7 +36,7 @@ class AlgorithmEntry:
 
     @property
     def data(self) -> str:
-        """The data for learning: "rollouts" (single rows), "sequences" (whole columns of rollouts) or "replay"."""
+        """Source of batches: "rollouts" (rows of rollouts), "sequences" (columns of rollouts) or "replay"."""
         return self.options.data
 
     @property
@@ -82,7 +82,9 @@ def entry_for_class(
     """Return the entry of an algorithm's class.
 
     Arguments that are not given are taken from the class attributes `Options`, `presets` and `builder`, which
-    subclasses inherit. Without such attributes, options and presets are those of the base class's entry in `known`.
+    subclasses inherit, and from the docstring of the class. Without such attributes, options and presets come from
+    the entry of the nearest base class in `known` (presets only if `options` is derived from the options of that
+    entry), and the builder is that of the options.
     """
     if not isinstance(kind, type) or not _attribute(kind, "losses"):
         raise ConfigError(
@@ -123,7 +125,10 @@ def check_options(name: str, options: Any) -> None:
 
 
 def _base(kind: type[Any], known: Iterable[AlgorithmEntry]) -> AlgorithmEntry | None:
-    """Return the entry of `kind` or its nearest base class with an entry. If a class has several, use the first."""
+    """Return the entry of `kind`, or else of its nearest base class that has one; None if no class has an entry.
+
+    If a class has several entries, the first is returned.
+    """
     by_path: dict[str, AlgorithmEntry] = {}
     for entry in known:
         by_path.setdefault(entry.path, entry)

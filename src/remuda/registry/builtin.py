@@ -8,7 +8,8 @@ from remuda import registry
 def register_algorithms() -> None:
     """Register the ten algorithms.
 
-    The class DQN has two entries, dqn and rainbow. By default, subclasses of DQN have the options and presets of dqn.
+    The class DQN has two entries, dqn and rainbow. By default, subclasses of DQN have the options and presets of dqn,
+    because that entry is registered first.
     """
     from remuda.config import algo_options as options
     from remuda.config.algo_base import AlgoOptions

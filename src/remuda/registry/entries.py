@@ -39,10 +39,11 @@ class Registry(Generic[Entry]):
     """
 
     def __init__(self, kind: str, group: str, own: str, convert: Callable[[str, Any], Entry]) -> None:
-        """Create a registry of entries of one `kind`, which other packages add by entry points of `group`.
+        """Create a registry.
 
-        `own` is the name of the function in `BUILTIN` that registers Remuda's own entries. `convert` makes an entry
-        from the name of an entry point and the object that it loads.
+        `kind` is what error messages call an entry. Other packages add entries through entry points of the group
+        `group`. `own` is the name of the function in `BUILTIN` that registers Remuda's own entries. `convert` makes
+        an entry from the name of an entry point and the object that this entry point loads.
         """
         self._kind, self._group, self._own, self._convert = kind, group, own, convert
         self._entries: dict[str, Entry] = {}
@@ -50,7 +51,10 @@ class Registry(Generic[Entry]):
         self._is_loading = False
 
     def add(self, entry: Entry) -> Entry:
-        """Add and return an entry. It may replace an entry of the same name, unless that is one of Remuda's own."""
+        """Add `entry`, replacing any entry of the same name, and return `entry`.
+
+        Raise ConfigError if the name is that of one of Remuda's own entries, is empty or contains a colon.
+        """
         self._load_builtin()
         if not entry.name or ":" in entry.name:
             raise ConfigError(f"{entry.name!r} is not a name for an {self._kind}: use a word without a colon.")
@@ -60,7 +64,10 @@ class Registry(Generic[Entry]):
         return entry
 
     def find(self, name: str) -> Entry | None:
-        """Return the entry with this name, or None if there is none."""
+        """Return the entry with this name, or None if there is none.
+
+        Raise ConfigError if the entry comes from an entry point that fails to load.
+        """
         self._load_builtin()
         if name in self._entries:
             return self._entries[name]

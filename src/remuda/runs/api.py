@@ -1,4 +1,4 @@
-"""The Python interface: `remuda.train`, `remuda.resume`, `remuda.load`, and the `Run` and `Policy` they return.
+"""The Python interface: the functions `train`, `start`, `resume` and `load`, and the class `Run`.
 
 run = remuda.train("ppo", env="CartPole-v1", steps=200_000, algo={"learning_rate": 1e-3})
 run.evaluate(episodes=20)["mean_reward"]

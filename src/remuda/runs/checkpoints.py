@@ -1,4 +1,4 @@
-"""The checkpoints of one run: what they hold, when they are written, which are kept, and how exactly a run resumes.
+"""The checkpoints of one run: what they hold, when they are written, and from which of them a run resumes exactly.
 
 checkpoints = RunCheckpoints(directory, options, stopwatch, log, get_log_state)
 checkpoints.save_if_due(round, is_last=False)          # a thread writes the checkpoint in the background
@@ -148,7 +148,11 @@ class RunCheckpoints:
                 self._held = (round.progress.rounds, state_of(round))
 
     def save_interrupted(self, learner: Learner | None, progress: Progress, is_between_cuts: bool) -> None:
-        """Write a checkpoint after a signal interrupted a round, with the sampler state that `hold_if_slow` kept."""
+        """Write a checkpoint after a signal interrupted a round.
+
+        It contains the sampler's state that `hold_if_slow` kept after the round before. Without this state, a run
+        resumed from the checkpoint starts new episodes.
+        """
         if self._held is not None and self._held[0] == progress.rounds:
             state = self._held[1]
         else:
@@ -254,9 +258,9 @@ class CutWatch:
 def find_checkpoint(run: Path, exact_until: int = 0) -> checkpoint.Checkpoint | None:
     """Return the newest intact checkpoint from which the run may continue.
 
-    With checkpoint.cut_episodes, a resume is exact only from a checkpoint at a cut, where all episodes ended. So a
-    checkpoint between cuts is skipped if it has fewer than `exact_until` steps. If no checkpoint is left, return
-    None: the run starts again from the beginning, with the same seed.
+    With checkpoint.cut_episodes, a resume is exact only from a checkpoint at a cut, where all episodes ended. The
+    caller then gives the run's total number of steps as `exact_until`, and checkpoints between cuts with fewer steps
+    are skipped. If no checkpoint is left, return None: the run starts again from the beginning, with the same seed.
     """
     directory = run / "checkpoints"
     before: int | None = None

@@ -102,7 +102,7 @@ class RunDirectory:
 
     @classmethod
     def _resume(cls, path: Path, settings: str) -> RunDirectory:
-        """Lock the run at `path` and record that it continues with `settings`."""
+        """Lock the run at `path`, write `settings` to its config.yaml, and record the resume in meta.json."""
         run = cls.open(path)
         path = run.path
         try:
@@ -161,7 +161,7 @@ class RunDirectory:
             append_atomic(file, (to_json(found) + "\n").encode())
 
     def cut_evaluations(self, steps: int) -> None:
-        """Drop evaluations of weights after more than `steps` steps, because the resumed run repeats these steps."""
+        """Drop evaluations of weights from later steps than `steps`, where the resumed run continues."""
         path = self.path / EVALUATIONS
         if path.exists():
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -331,7 +331,10 @@ def _meta(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def _start() -> dict[str, object]:
-    """Return time, command, versions and machine, but no environment variables, which may hold passwords."""
+    """Return time, command, versions, git commit and machine.
+
+    Environment variables are not included, because they may hold passwords.
+    """
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

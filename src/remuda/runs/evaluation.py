@@ -51,7 +51,8 @@ class Evaluations:
         stopwatch: Stopwatch,
     ) -> None:
         self.interval = Interval(config.eval.every)
-        # Summary of the newest evaluation. It is cleared when a metrics line holds it, except at the last step.
+        # Summary of the newest evaluation. It is cleared once a metrics line contains it, except at the last step,
+        # because `RunLog.finish` adds it to the run's result.
         self.result: Result | None = None
         self.evaluate_agent = evaluate_agent
         self._concurrent: Mapping[str, Any] | None = None  # the newest result of the evaluator process
@@ -63,7 +64,7 @@ class Evaluations:
         return bool(self._config.eval.episodes) and (is_last or self.interval.is_due(steps))
 
     def run(self, learner: Learner, replay: Replay | None, must_stop: Callable[[], bool]) -> float:
-        """Play the episodes of one evaluation while sampling is paused; return their mean return.
+        """Play the episodes of one evaluation while no process adds rows to the replay; return their mean return.
 
         Raise Interrupted if `must_stop` returns True.
         """

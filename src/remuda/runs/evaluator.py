@@ -53,7 +53,7 @@ HEARTBEAT_SECONDS = 1.0  # interval at which the evaluator shows the learner tha
 class EvaluatorProcess:
     """Starts the evaluator process from the learner's process; `poll` returns new results without waiting.
 
-    Only if the fork server was killed, `poll` waits some seconds while a new fork server loads torch.
+    There is one exception: if the fork server was killed, `poll` waits some seconds while a new one loads torch.
     """
 
     def __init__(
@@ -90,14 +90,17 @@ class EvaluatorProcess:
         )
         try:
             self._worker_pool.start()
-            self._worker_pool.should_stop = None  # `poll` never waits, so it need not be interrupted
+            self._worker_pool.should_stop = None  # `poll` does not wait for workers, so it need not be interrupted
         except BaseException:
             self._worker_pool.close()
             raise
         self._send_weights()
 
     def poll(self, version: int, steps: int) -> list[dict[str, Any]]:
-        """Record that `version` was published at `steps`. Return new evaluations with the steps of their weights."""
+        """Record that `version` was published after `steps` env steps; return new evaluations.
+
+        The entry `steps` of an evaluation is the number of env steps after which its weights were published.
+        """
         if not self._is_open:
             return []
         if version > self._versions[-1]:

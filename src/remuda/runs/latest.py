@@ -1,4 +1,4 @@
-"""The link runs/latest, which points to the newest run, and runs that are opened through links."""
+"""The link runs/latest, which points to the newest run, and how a run is opened by the path of a link."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ MAX_LINKS = 40  # Linux follows no more links in one path
 
 
 def point_latest(run: Path) -> str | None:
-    """Point the link `latest` beside `run` to `run`; return its former target, or None if it had no other target."""
+    """Point the link `latest` beside `run` to `run`; return its former target, or None if it had no other target.
+
+    Do nothing if `latest` exists and is not a link.
+    """
     latest = run.parent / LATEST
     if run == latest or (latest.exists() and not latest.is_symlink()):
         return None

@@ -8,8 +8,9 @@
             if metrics.lines.is_due(steps):
                 metrics.write_line(round.progress, learner.version, {"eval/mean_reward": 21.5})
 
-Episode statistics cover the last `log.window` episodes. Every other metric of a line is the mean over the rounds
-since the previous line, with the exceptions in `logs/meters.py`.
+Episode statistics cover the last `log.window` episodes. A metric that rounds report is averaged over the rounds since
+the previous line, with the exceptions in `summarize` (logs/meters.py). Counters such as rollout/episodes cover the
+whole run.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class MetricsState(TypedDict):
     """State of a run's metrics in a checkpoint."""
 
     window: list[dict[str, float]]  # values of the last episodes
-    sums: dict[str, list[float]]  # values of the rounds since the last line
-    first_steps: int
+    sums: dict[str, list[float]]  # one value per round since the last line, by metric
+    first_steps: int  # steps before the first round
     total: dict[str, float]  # seconds by activity
     elapsed: float  # seconds since the run started
 

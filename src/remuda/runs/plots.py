@@ -39,7 +39,8 @@ AXIS_LABELS = {RETURN: "episode return", "rollout/ep_len_mean": "episode length"
 COLORS = ("#1f5fa8", "#d1603d", "#2e8b57", "#8a56a8", "#b8860b", "#c2458f", "#4aa3b5", "#5f6b76")
 GRID_POINTS = 200
 END_TOLERANCE = 0.1  # last points of curves are averaged only if their steps differ by at most this fraction
-# Minimum for a t interval. With two seeds it would span nine standard deviations to either side and hide the curves.
+# Minimum number of seeds for a t interval. With two seeds, the interval would extend nine standard deviations to
+# either side and hide the curves.
 SEEDS_FOR_INTERVAL = 3
 # Two-sided 95 % quantiles of Student's t for 1 to 10 degrees of freedom.
 T_95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
@@ -194,7 +195,10 @@ def _group(runs: Sequence[RunDirectory], labels: Sequence[str] | None) -> tuple[
 
 
 def _differences(settings: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the options in which runs of one algorithm differ. Different algorithms differ in nearly all options."""
+    """Return the options in which runs of the same algorithm differ.
+
+    Runs of different algorithms are not compared, because they differ in nearly all options.
+    """
     found = set()
     for algo in {each.get("algo") for each in settings}:
         alike = [each for each in settings if each.get("algo") == algo]

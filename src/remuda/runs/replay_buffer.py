@@ -11,7 +11,7 @@
         target = batch.reward + batch.discount * value(batch.next_obs)
 
 `batch.discount` is 0 if the episode terminated within the n steps, and otherwise gamma to the power of the number of
-steps from `obs` to `next_obs`. If the episode was truncated, `next_obs` is its final observation.
+steps from `obs` to `next_obs`. If the episode was truncated within these steps, `next_obs` is its final observation.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ class ReplayBuffer:
         next_obs: Tree,
         mask: Array = None,
     ) -> None:
-        """Add one step of every env. All arguments are arrays with a first axis [num_envs], and are copied.
+        """Add one step of every env.
+
+        All arguments are copied. They are arrays, or dicts and tuples of arrays, with a first axis [num_envs].
 
         For the last step of an episode, `next_obs` is the final observation of the episode.
 
@@ -122,7 +124,8 @@ class ReplayBuffer:
         `obs` is the final observation of that episode. With "same_step" and "disabled" (you call reset() yourself),
         no step is a reset.
 
-        Where `obs` differs from the `next_obs` of the previous step, the previous episode counts as truncated.
+        If an episode has not ended, but `obs` differs from the `next_obs` of the previous step, the episode counts as
+        truncated after that step.
         """
         count, ring = self.num_envs, self._replay.ring
         seen, after = (
@@ -177,7 +180,10 @@ class ReplayBuffer:
         )
 
     def update_priorities(self, key: NDArray[np.int64], td_error: Array) -> None:
-        """Set the priorities of the rows `key` of a sample to |td_error|; rows that were overwritten are skipped."""
+        """Set the priorities of drawn rows from their TD errors; rows that were overwritten meanwhile are skipped.
+
+        `key` is that of the sample, and `td_error` has one error for each of its rows.
+        """
         if self._replay.priorities is None:
             raise ConfigError("this replay buffer has no priorities: make it with prioritized=True.")
         self._replay.feedback(key, torch.as_tensor(td_error).abs().reshape(-1))

@@ -105,7 +105,7 @@ class RunLog:
                 self.directory.cut_evaluations(step)
             try:
                 yield self
-            except (Exception, GeneratorExit):  # GeneratorExit: remuda.start was abandoned
+            except (Exception, GeneratorExit):  # GeneratorExit: the user's own loop has abandoned the run
                 self.checkpoints.wait()  # nothing may be written once the directory's lock is released
                 raise
             self.checkpoints.wait()
@@ -150,7 +150,10 @@ class RunLog:
         self.checkpoints.restore_replay(self._resume_from, replay)
 
     def begin(self) -> None:
-        """Start counting rates and intervals, now that warm-up is over."""
+        """Point runs/latest to this run, and start to measure rates and intervals, now that warm-up is over.
+
+        If the checkpoint of a resumed run lacks its metrics line, evaluate if due and write the line.
+        """
         self.directory.point_latest()
         size = self.config.algo_options.rows_per_round * self.config.sampler.envs
         first = "" if self.config.is_asynchronous else f" from the first {size:,} steps"
@@ -258,7 +261,11 @@ class RunLog:
     # --- the end of the run ---
 
     def finish(self) -> Result:
-        """Evaluate the final agent unless that was done already; return the content of result.json."""
+        """Evaluate the final agent if that is still to be done; return the content of result.json.
+
+        A run that was stopped by a signal or by `Training.close` is not evaluated. Raise ConfigError if warm-up has
+        used all steps, and CheckpointError if a complete run could not be saved.
+        """
         learner = self.learner
         assert learner is not None
         self.checkpoints.wait()

@@ -3,9 +3,9 @@
     write_spaces(run, info.observation, info.action)
     observation, action = read_spaces(run)              # read_spaces returns None if there is no file
 
-Numbers are stored exactly. Bounds that are equal everywhere are stored as one number, and infinities as the strings
-"inf" and "-inf". A run directory may come from an untrusted source, so everything read is checked: a file that is
-damaged or describes impossible spaces raises CheckpointError.
+Numbers are stored exactly. An array of equal elements is stored as one number, and infinities as the strings "inf"
+and "-inf". A run directory may come from an untrusted source, so everything read is checked: a file that is damaged
+or describes impossible spaces raises CheckpointError.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from remuda.runs.directory import SPACES
 
 ARRAYS = {"box": ("low", "high"), "multidiscrete": ("sizes", "starts")}  # names of the arrays of a space, by kind
 KINDS = ("box", "discrete", "multidiscrete", "multibinary", "dict", "tuple")
-MAX_NUMBERS = 1 << 22  # maximum number of array elements in both spaces together; more cannot be learned
+# Maximum number of elements in both spaces together, and of values in a discrete space. No agent learns from more.
+MAX_NUMBERS = 1 << 22
 MAX_BYTES = 1 << 26  # maximum size of the file
 MAX_DEPTH = 32
 

@@ -1,4 +1,4 @@
-"""Conditions under which a run ends before its last step: on a stop signal, or because a callback returned True."""
+"""Conditions under which a run ends before its last step: a stop signal, a callback, or `Training.close`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class StopConditions:
     def must_end_now(self) -> bool:
         """Return whether a signal ends the current round early.
 
-        A signal does so at once before training begins, and only after a deadline during training.
+        Before training begins, a signal ends the round at once; during training, it does so only after a deadline.
         """
         return self.signal_received() and (not self.has_begun or time.monotonic() > self.signals.deadline)
 

@@ -1,6 +1,6 @@
 """Training from a configuration: build the parts of the run, run them under its scheme, and write a run directory.
 
-`remuda train` and `remuda.train` both exhaust `train`. The path from here to the loss: `scheme.rounds`
+`remuda train` and `remuda.train` both exhaust the generator `train`. The path from here to the loss: `scheme.rounds`
 (schemes/synchronous.py) calls `learner.gradients` (learning/learner.py), which calls `algorithm.losses`
 (algorithms/ppo.py).
 """
@@ -84,7 +84,7 @@ def train(
                 found, scheme, recipe, config, spec, info, net, out, resume, callbacks, quiet, profile
             )
             return result
-        except DamagedReplay as error:  # found only now, when the replay is built and reads its files
+        except DamagedReplay as error:  # the damage shows only now, when the replay reads its files
             assert found is not None
             found = load_newest(found.path.parent, found.step, [*found.skipped, str(error)])
 
@@ -140,7 +140,7 @@ def train_from(
                     journal.last_round = round
                     yield journal
                 result = journal.finish()
-        except Interrupted as error:  # a signal arrived before there was a learner to save
+        except Interrupted as error:  # a signal arrived before the scheme was ready to train
             if not resume:
                 directory.discard()
             stopped = Interrupted(f"stopped by {signals.name} before training began: nothing was kept.")

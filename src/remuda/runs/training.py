@@ -49,7 +49,7 @@ class Training:
         self._has_failed = False
         try:
             self._log = next(rounds)
-        except StopIteration as end:  # the scheme has ended without being ready
+        except StopIteration as end:  # a signal has ended the scheme before it was ready
             stopped = Interrupted(f"{end.value['status']} before training began.")
             stopped.signal = end.value["signal"] or stopped.signal
             raise stopped from None
@@ -129,7 +129,7 @@ class Training:
         return path
 
     def evaluate(self, episodes: int = 20, deterministic: bool = True) -> Result:
-        """Play whole episodes with the present agent; return mean_reward, std_reward, mean_length and returns.
+        """Play whole episodes with the current agent; return the same statistics as `Run.evaluate`.
 
         The result is not logged, and training is not affected. A signal ends the evaluation with `Interrupted`.
         """
@@ -140,11 +140,13 @@ class Training:
         return found.summary()
 
     def set(self, name: str, value: float | str) -> None:
-        """Change an option from now on, and in config.yaml: `algo.max_grad_norm`, or any option that is a schedule.
+        """Change an option from now on, and in config.yaml.
 
             run.set("algo.learning_rate", "linear(1e-4, 0)")
 
-        A schedule is a function of the progress of the whole run, not of the part that remains.
+        The options that may change are `algo.max_grad_norm` and the schedules in `algo` that only the learner reads;
+        ConfigError is raised for any other option. A schedule is a function of the progress of the whole run, not of
+        the part that remains.
         """
         self._must_be_open()
         config = self._log.config
@@ -202,7 +204,10 @@ def changeable(options: AlgoOptions, learner: Learner) -> list[str]:
 
 
 def apply(learner: Learner, before: AlgoOptions, options: AlgoOptions, name: str) -> None:
-    """Let the learner use the value that an option has in `options`; it must be `changeable`."""
+    """Let the learner use the value of the option `name` in `options`; the option must be `changeable`.
+
+    `before` holds the options that the learner has used until now.
+    """
     if name == "max_grad_norm":
         learner.max_grad_norm = options.max_grad_norm or None
         return

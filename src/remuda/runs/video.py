@@ -77,7 +77,7 @@ def record(run: Run, episodes: int = 1, seed: int | None = None, out: Path | Non
 def record_episode(
     env: Any, policy: Policy, seed: int, video: VideoWriter, should_stop: Callable[[], bool]
 ) -> float | None:
-    """Record one greedy episode of a Gymnasium env. Return its episode return, or None if `should_stop` ended it."""
+    """Record one greedy episode of a Gymnasium env; return the sum of rewards, or None if `should_stop` ended it."""
     obs, _ = env.reset(seed=seed)
     video.add(render_frame(env))
     total, is_over, state, reward = 0.0, False, None, 0.0

@@ -1,8 +1,9 @@
 """The interfaces of Remuda, as dataclasses and protocols without behavior.
 
-An `Envs` steps environments. A `Sampler` lets an `Agent` act in them and returns rollouts. A `Replay` decides which
-batches are due, an `Algorithm` computes their losses, and a `Learner` (learning/learner.py) turns losses into
-updates. `Weights` carry the new parameters to the samplers, and a `Scheme` decides which process does what.
+An `Envs` steps environments. A `Sampler` (recipe.py) lets an `Agent` act in them and returns rollouts. A `Replay`
+decides which batches are due, an `Algorithm` computes their losses, and a `Learner` (learning/learner.py) turns
+losses into updates. `Weights` carry the new parameters to the samplers, and a `Scheme` (recipe.py) decides which
+process does what.
 """
 
 from __future__ import annotations
@@ -30,16 +31,17 @@ if TYPE_CHECKING:  # env workers import this module, and must not import torch
 
 # --- environments ---------------------------------------------------------------------------------------------
 
-# Actions for all envs of one slot, each array [B of the slot]: an ArrayTree, or a dict with the env's own keys.
+# Actions for the B envs of one slot: an array [B, ...], an ArrayTree of such arrays, or a dict with the keys of the
+# env's own action space.
 Actions: TypeAlias = Any
 # The state of envs in a checkpoint: plain values and arrays, which data/packing.py can pack.
 EnvsState: TypeAlias = Mapping[str, Any]
 
 
 class Step(ArrayTuple):
-    """The result of stepping the envs of a slot: numpy arrays [B of the slot], valid until its next `send`."""
+    """The result of one step of the B envs of a slot: numpy arrays [B, ...], valid until the slot's next `send`."""
 
-    obs: ArrayTree  # observation after the step; at the end of an episode the final one, not one after a reset
+    obs: ArrayTree  # observation after the step; at an episode's end its final observation, not one after a reset
     reward: Array  # float32
     terminated: Array  # bool
     truncated: Array  # bool
@@ -63,11 +65,11 @@ class Envs(Protocol):
         envs.send(slot, act(step.obs))      # does not block
     envs.close()
 
-    An env is reset by the step after the end of its episode; that row has mask False. An env that raises, or whose
-    worker process is lost, is rebuilt; its next row has mask False, too.
+    An env is reset by the step after the end of its episode; this step has mask False. An env that raises, or whose
+    worker process is lost, is rebuilt; its next step has mask False, too.
 
     `send(..., hold=True)` does not reset an env whose episode has ended. The env's steps repeat its last observation
-    with mask False until `renew` starts its next episode; `renew` does not affect envs in the middle of an episode.
+    with mask False until `renew` starts its next episode; `renew` does not step envs in the middle of an episode.
     Implementations without this feature (native vector envs) raise RuntimeError for `hold` and `renew`.
     """
 
@@ -87,7 +89,7 @@ class Envs(Protocol):
         """
 
     def send(self, slot: int, action: Actions, hold: bool = False) -> None:
-        """Send actions to all envs of a slot without waiting; the slot must have been received before."""
+        """Send actions to all envs of a slot without waiting. The slot's previous step must have been received."""
 
     def renew(self, slot: int) -> None:
         """Reset the envs that `hold` kept from a reset; `recv` then returns the slot with all masks False."""
@@ -96,7 +98,7 @@ class Envs(Protocol):
         """Wait for the slot that was sent earliest and not received yet; return the slot's number and its step."""
 
     def info(self, slot: int) -> dict[str, Array]:
-        """Return entries of Gymnasium's `info` for the last received step, by name, as float64 [B of the slot].
+        """Return entries of Gymnasium's `info` for the slot's last received step, by name, as float64 arrays [B].
 
         Names are requested when the envs are made. An entry is nan for envs whose info has no number of that name.
         """
@@ -108,7 +110,7 @@ class Envs(Protocol):
         """Return how often envs were rebuilt so far. An env is rebuilt if it raises or if its worker is lost."""
 
     def waited(self) -> float:
-        """Return the seconds spent in `recv` so far, minus those in which the fastest worker stepped its envs."""
+        """Return the seconds that `recv` waited so far, except while the fastest worker was stepping its envs."""
 
     def get_state(self) -> EnvsState:
         """Return the complete state of all envs; every slot must have been received.
@@ -120,10 +122,10 @@ class Envs(Protocol):
         """Restore what `get_state` returned. Every slot then counts as received, so the next call is a `send`."""
 
     def prepare(self, seed: int, restarts: int) -> None:
-        """Start in place of envs that were lost `restarts` times so far: the first step of every env resets it.
+        """Take the place of envs that were lost `restarts` times so far; the first step of every env resets it.
 
-        A new worker calls this instead of `reset` if it replaces a lost one. Implementations that replace lost
-        workers themselves, or cannot reset on demand, raise RuntimeError.
+        A worker that replaces a lost one calls this instead of `reset`, with the `seed` of the lost worker's last
+        `reset`. Implementations that replace lost workers themselves, or cannot reset on demand, raise RuntimeError.
         """
 
     def close(self) -> None:
@@ -152,7 +154,7 @@ class Clock:
 
     version: int = 0  # updates applied
     progress: float = 0.0  # fraction of the run's steps that are done, 0 to 1
-    part: int = 0  # index of the part of the run that the batch belongs to (remuda.parts)
+    part: int = 0  # index of the part that the batch belongs to, if the run is divided into parts; otherwise 0
 
 
 @dataclass(frozen=True)
@@ -161,8 +163,8 @@ class Losses:
 
     groups: dict[str, Tensor]  # scalar loss of each parameter group to update
     metrics: dict[str, Tensor | float]
-    priority: Tensor | None = None  # new priority of each drawn row, for a prioritized replay
-    stop: bool = False  # end the round without applying this batch
+    priority: Tensor | None = None  # error of each drawn row or sequence, which determines its new priority
+    stop: bool = False  # True ends the round without an update for this batch
 
 
 class FastPolicy(Protocol):
@@ -170,7 +172,7 @@ class FastPolicy(Protocol):
 
     def agrees_with(self, agent: Agent, obs: Any, noise: Tensor) -> bool: ...  # False: use `act`
     def choose(self, obs: Any, noise: Tensor) -> Any: ...  # actions [B], as `act` with explore=None
-    def evaluate_actions(self, obs: Any, action: Any) -> ArrayTuple: ...  # what `act` returns second, for rows [N]
+    def evaluate_actions(self, obs: Any, action: Any) -> ArrayTuple: ...  # policy outputs of rows [N], as from `act`
 
 
 class FastPath(Protocol):
@@ -223,7 +225,7 @@ class Algorithm(Protocol):
     def groups(self) -> dict[str, list[nn.Parameter]]: ...
     # Running statistics, such as those of a normalizer, change only in `absorb`. A learner calls it with the result
     # of `reward_statistics` before `prepare`, and with that of `obs_statistics` after the rollout's last gradient.
-    # Both may come from another process. They are empty if the algorithm has no such statistics.
+    # Both results may come from another process. A result is empty if the algorithm has no such statistics.
     def reward_statistics(self, rollout: Rollout) -> Statistics: ...
     def prepare(self, rollout: Rollout) -> Batch: ...  # called once per rollout, before its first gradient
     def losses(self, batch: Batch, clock: Clock) -> Losses: ...
@@ -243,9 +245,9 @@ class HasTargetNetworks(Protocol):
 
 @runtime_checkable
 class SeparableAlgorithm(Algorithm, Protocol):
-    """An algorithm whose gradient of a batch can be combined from the gradients of parts of the batch's columns."""
+    """An algorithm that lets a learner split a batch by columns and combine the gradients of the parts."""
 
-    @property  # whether gradients of parts are added or averaged over real rows; None: they cannot be combined
+    @property  # how to combine them: add, or average weighted by real rows; None: a batch must not be split
     def gradient_reduction(self) -> Literal["sum", "mean"] | None: ...
 
 
@@ -253,7 +255,8 @@ class SeparableAlgorithm(Algorithm, Protocol):
 class PrioritizingAlgorithm(Algorithm, Protocol):
     """An algorithm whose TD errors samplers can compute, as priorities of new rows.
 
-    The copy of the algorithm in a sampler has no target networks.
+    A sampler's copy of the algorithm receives only the agent's parameters. Its target networks, if any, keep their
+    initial weights, so `td_error` must not use them as they are.
     """
 
     def td_error(self, batch: Batch) -> Tensor: ...  # one TD error per row, or per sequence
@@ -270,8 +273,9 @@ class Replay(Protocol):
     def feedback(self, key: Any, priority: Tensor | None) -> None: ...  # absolute TD errors of the batch with `key`
     def cut(self) -> None: ...  # ends all stored episodes, because the envs start new ones
     def paused(self) -> AbstractContextManager[None]: ...  # no process adds rows inside the `with` block
-    # Return the state for a checkpoint: plain values, and names of files with the rows. Only new rows are written.
-    def save(self, directory: Path) -> dict[str, Any] | None: ...  # None: there is nothing to save
+    # Write the rows that no file in `directory` holds yet. Return the state for a checkpoint: the names of all files
+    # with rows, and plain values. Return None if there is nothing to save.
+    def save(self, directory: Path) -> dict[str, Any] | None: ...
     def load(self, directory: Path, state: dict[str, Any]) -> None: ...
     def close(self) -> None: ...
 
@@ -284,11 +288,12 @@ class SharedReplay(Replay, Protocol):
     @property
     def is_throttled(self) -> bool: ...  # whether writers wait when updates fall behind
 
-    # Count rows written since the last call; return the number of real steps. Writers stop after `left` more steps.
+    # Count the rows written since the last call, and return how many of them are real steps. Writers wait once they
+    # have written `left` real steps, those that this call returns included; None sets no limit.
     def sync(self, left: int | None = None) -> int: ...
-    def commit(self) -> None: ...  # ends the round: steps that it counted become part of the run
+    def commit(self) -> None: ...  # ends the round: the steps that `sync` counted in it become part of the run
     def new_observations(self) -> Iterator[Rollout]: ...  # those appended since the last call, for normalizers
-    def on_writer_lost(self, group: int) -> int: ...  # returns the row where the group's next writer starts
+    def on_writer_lost(self, group: int) -> int: ...  # returns the row number where the group's next writer starts
     def metrics(self) -> dict[str, float]: ...
 
 
@@ -298,7 +303,10 @@ class Weights(Protocol):
     def publish(self, version: int) -> None: ...
 
     def pull(self, have: int) -> int:
-        """Copy the newest parameters into the agent if its version `have` is older; return its new version."""
+        """Copy the newest parameters into the agent, unless it has them already; return their version.
+
+        `have` is the result of the last call, or -1 in the first call, which always copies the parameters.
+        """
 
     def invitation(self) -> tuple[dict[str, Any], list[int]]:
         """Return the arguments `message` and `fds` (file descriptors) with which another process can `join`."""

@@ -9,7 +9,7 @@ RemudaError
 │   └── EnvFailed        an env that raised too often; `__cause__` is the env's last exception
 ├── WorkerError          a worker process that died or hung more often than its restart limit allows
 ├── NoState              an env whose state cannot be saved; the message gives the reason
-├── TrainingError        losses or gradients that are not finite for too many updates in a row
+├── TrainingError        gradients that are not finite for too many updates in a row, or a benchmark that failed
 └── Interrupted          a signal that stops the run
 
 Abandoned                raised inside a call into an env that does not return after a stop signal; a BaseException,
@@ -59,11 +59,11 @@ class NoState(RemudaError):
 
 
 class TrainingError(RemudaError):
-    """Losses or gradients were not finite for too many updates in a row, or a benchmark could not run."""
+    """Gradients were not finite for too many updates in a row, or a benchmark could not run."""
 
 
 class Interrupted(RemudaError):
-    """Raised between two steps, or while waiting, when a signal asks the run to stop."""
+    """Raised between two steps or updates, or while waiting, when a signal asks the run to stop."""
 
     signal = 2  # number of the signal that asked the run to stop; 2 (SIGINT) if it is not known
 
@@ -73,7 +73,10 @@ class Abandoned(BaseException):
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
-    """Return a remedy for a misspelled name: the most similar known names, or all names if none is similar."""
+    """Return a remedy for a misspelled name: up to `count` similar names from `known`.
+
+    If none is similar, return all known names, or only their number if there are more than 12.
+    """
     known = list(known)
     lower = {candidate.lower(): candidate for candidate in known}
     matches = difflib.get_close_matches(name.lower(), lower, n=count, cutoff=0.5)

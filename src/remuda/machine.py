@@ -45,7 +45,8 @@ def keep_memory() -> None:
     Every minibatch of images needs the same tens of megabytes. If they were returned, the kernel would fill them with
     zeros page by page each time. The setting (`mallopt`, in glibc only) changes the allocator of the whole process
     until it ends. So the command `remuda train` and worker processes call this function, but the function
-    `remuda.train` does not: call `remuda.keep_memory()` yourself if your process may keep freed blocks (up to 1 GiB).
+    `remuda.train` does not: call `remuda.keep_memory()` yourself if your process may keep freed blocks, of up to
+    1 GiB each.
     """
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt

@@ -25,7 +25,7 @@ class Purpose(IntEnum):
     EVALUATION = 2  # key and position as for EXPLORATION
     MINIBATCHES = 3  # key: the epoch; position: the round
     REPLAY = 4  # key: the number of the draw or block of draws; position: 0, or the number of the repeated attempt
-    LOSSES = 5  # key: the number of updates so far; position: the part of the run (remuda.parts)
+    LOSSES = 5  # key: the number of updates so far; position: `Clock.part`
 
 
 def keyed_generator(purpose: Purpose, seed: int, key: int, position: int = 0) -> np.random.Generator:

@@ -33,15 +33,18 @@ class Sampler(Protocol):
     def collect(self) -> Rollout:
         """Sample T rows of every env with one version of the weights. The next call overwrites the arrays."""
 
-    def take_seconds(self) -> dict[str, float]: ...  # time since the last call by use: env, inference, wait
-    def episodes(self) -> list[Episode]: ...  # finished since the last call, in order of env index
+    def take_seconds(self) -> dict[str, float]: ...  # seconds of env, inference and wait since the last call
+    def episodes(self) -> list[Episode]: ...  # episodes that finished since the last call
     def restarts(self) -> int: ...  # how often envs were rebuilt, because they raised or their worker was lost
     def running(self) -> int: ...  # envs that were in the middle of an episode when the last rollout ended
 
     def get_state(self) -> bytes:
-        """Return the state, from which the next rollouts are bit-equal; raise NoState if it cannot be saved."""
+        """Return everything that later rollouts depend on, except the weights and the row number.
 
-    def set_state(self, state: bytes) -> None: ...  # called instead of `reset`
+        Raise NoState if this state cannot be saved.
+        """
+
+    def set_state(self, state: bytes) -> None: ...  # called instead of `reset`, to continue from this state
     def close(self) -> None: ...
 
 
@@ -111,7 +114,7 @@ class Progress:
     """Counters of a run, saved with every checkpoint."""
 
     steps: int = 0  # real env steps, including the warm-up
-    rounds: int = 0  # rollouts that were learned from
+    rounds: int = 0  # completed rounds
     episodes: int = 0
     restarts: int = 0  # envs that were rebuilt
     dropped: int = 0  # rollouts that were too old to learn from
@@ -138,8 +141,8 @@ class Recipe:
     make_evaluator: Callable[[Weights, int, int], Evaluator | None] = lambda weights, version, steps: None
     num_threads: int = 1  # torch threads of the learner's process
     warm_up: int = 0  # maximum number of random steps per env before the first rollout
-    # Every `cut_every` rounds all envs start new episodes, so that a run resumed from such a round is bit-equal even
-    # if the state of its envs cannot be saved (checkpoint.cut_episodes). 0 means never.
+    # Every `cut_every` rounds all envs start new episodes, so that a run resumed from such a round is bit-equal to an
+    # uninterrupted run even if the state of its envs cannot be saved (checkpoint.cut_episodes). 0 means never.
     cut_every: int = 0
 
 
@@ -150,20 +153,20 @@ class Round:
     progress: Progress
     learner: Learner
     episodes: list[Episode]
-    metrics: dict[str, float]  # train/*, lag/*
-    seconds: dict[str, float]  # duration by use: env, inference, update, wait
+    metrics: dict[str, float]  # values for the log, named train/*, lag/*, async/* or replay/*
+    seconds: dict[str, float]  # seconds of the round by use: env, inference, update, wait
     replay: Replay
     # Returns the sampler's state for a checkpoint, or raises NoState; None for asynchronous samplers.
     get_state: Callable[[], bytes] | None = None
     is_last: bool = False  # True if the run ends with this round; set once the log has recorded the round
     is_whole: bool = True  # False if a stop signal ended the round before all due updates were made
     was_cut: bool = False  # True if all envs just started new episodes: a resume from this round is exact
-    cut_follows: bool = False  # True if a resume from this round is not exact, but one from a later round
+    cut_follows: bool = False  # True if only a later round will be cut: a resume from this round is not exact
     evaluations: list[dict[str, Any]] = field(default_factory=list)  # new results of the Evaluator
 
 
 class Log(Protocol):
-    """The run directory as a scheme sees it: it receives every round, and may stop the run."""
+    """The log of a run, to which a scheme reports every round. The log saves checkpoints, and may stop the run."""
 
     def resume(self, learner: Learner) -> tuple[Progress, bytes | None]:
         """Load the last checkpoint into the learner; return the counters, and the sampler's state if it was saved."""
@@ -189,5 +192,5 @@ class Scheme(Protocol):
     def rounds(self, recipe: Recipe, log: Log) -> Iterator[Round | None]:
         """Yield None when all parts are ready, then each round after the log has recorded it.
 
-        The log knows the learner from `Log.resume`. The iterator must be exhausted or closed, which closes all parts.
+        The learner is passed to `Log.resume` first. The iterator must be exhausted or closed, which closes all parts.
         """

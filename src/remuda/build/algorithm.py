@@ -65,8 +65,8 @@ def wrap_agent(config: RunConfig, agent: Any, info: EnvInfo, make_net: NetFactor
     """Return an algorithm around an existing agent, for a process that writes to a replay.
 
     The algorithm can `prepare` rollouts. With `needs_loss` it can also compute losses, using target networks and
-    critics with newly initialized weights. If only `prepare` is needed and the algorithm's class inherits it, the
-    result is an instance of the base class `OffPolicy`, which has no target networks and critics.
+    critics with newly initialized weights. If only `prepare` is needed and the algorithm's class does not override
+    it, the result is an instance of the base class `OffPolicy`, which has neither target networks nor critics.
     """
     entry = find_algorithm(config.algo)
     kind, options = entry.load_class(), config.replay_algo_options
@@ -80,7 +80,10 @@ def wrap_agent(config: RunConfig, agent: Any, info: EnvInfo, make_net: NetFactor
 
 @contextmanager
 def drawn_from_seed(config: RunConfig) -> Iterator[None]:
-    """Seed torch's generator with the seed of a run, and restore the generator's state afterwards."""
+    """Within a context, seed torch's generator with the run's seed and use the learner's number of torch threads.
+
+    The generator's state and the number of threads are restored afterwards.
+    """
     with torch.random.fork_rng(devices=[]), torch_threads(config.scheme_options.threads):
         torch.manual_seed(config.seed)
         yield
@@ -88,7 +91,7 @@ def drawn_from_seed(config: RunConfig) -> Iterator[None]:
 
 @contextmanager
 def net_must_fit(config: RunConfig, info: EnvInfo) -> Iterator[None]:
-    """Convert other exceptions than ConfigError to a ConfigError: the net does not fit the observations."""
+    """Within a context, turn any exception but ConfigError into a ConfigError that says that the net does not fit."""
     try:
         yield
     except ConfigError:
@@ -264,7 +267,7 @@ def make_continuous(
 
 
 def is_bounded(box: Space) -> bool:
-    """Return whether every entry of a Box has finite bounds."""
+    """Return whether a Box has lower and upper bounds, all with a magnitude below FARTHEST."""
     return all(bound is not None and bool((np.abs(bound) < FARTHEST).all()) for bound in (box.low, box.high))
 
 

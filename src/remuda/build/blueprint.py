@@ -134,7 +134,10 @@ def num_values(leaf: Space) -> str:
 
 
 def must_be_same(env: str, here: Mapping[str, str], there: Mapping[str, str]) -> None:
-    """Raise EnvSpecError if spaces in a worker differ from those of the run, which would corrupt shared memory."""
+    """Raise EnvSpecError if the spaces in this worker (`here`) differ from those in the learner's process (`there`).
+
+    The spaces determine the layout of shared memory, so a difference would corrupt it.
+    """
     for path in [*there, *here]:
         mine, others = here.get(path, "missing"), there.get(path, "missing")
         if mine != others:
@@ -165,8 +168,8 @@ def make_plain_envs(
 ) -> LocalEnvs | NativeEnvs | AsyncPooledEnvs:
     """Return the envs of one process, without previous actions and rewards in observations.
 
-    Native envs are used only under asynchronous schemes, where no worker has to continue episodes that a lost worker
-    began.
+    Native envs are used only under asynchronous schemes. Under synchronous ones, a worker that replaces a lost one
+    calls `Envs.prepare`, which native envs do not support.
     """
     spec, levels = EnvSpec.from_json(blueprint["spec"]), training_seeds(config)
     first, count = blueprint["first"], blueprint["last"] - blueprint["first"]

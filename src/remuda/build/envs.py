@@ -89,7 +89,10 @@ def why_no_state(config: RunConfig, info: EnvInfo, is_native: bool) -> str | Non
 
 
 def rounds_between_cuts(config: RunConfig, no_state: str | None) -> int:
-    """Return after how many rounds all episodes are ended (checkpoint.cut_episodes), or 0 if they are never ended."""
+    """Return after how many rounds all episodes are ended (checkpoint.cut_episodes), or 0 if they are never ended.
+
+    `no_state` is the result of `why_no_state`. If it is None, no cuts are needed.
+    """
     if no_state is None or not config.checkpoint.cut_episodes:
         return 0
     rows = config.sampler.envs * config.algo_options.rows_per_round
@@ -102,10 +105,10 @@ def training_seeds(config: RunConfig) -> list[int] | None:
 
 
 def python_only(config: RunConfig, seeds: Sequence[Sequence[int]] | None) -> str:
-    """Return "python", the backend for envs with given seeds or with sampler.wait_reset.
+    """Return "python", the backend for evaluations, whose envs have `seeds`, and for sampler.wait_reset.
 
-    Native envs cannot play given seeds, and they reset as soon as an episode ends. Raises ConfigError if envs.backend
-    names a native backend for training.
+    Native envs cannot play given seeds, and they reset as soon as an episode ends. For training, `seeds` is None, and
+    an envs.backend that is native raises ConfigError. An evaluation does not use envs.backend.
     """
     if seeds is None and config.envs.backend not in ("auto", "python"):
         raise ConfigError(
@@ -131,10 +134,11 @@ def num_workers(config: RunConfig) -> int:
 
 
 def num_async_workers(config: RunConfig, asked: int) -> int:
-    """Return the number of workers of an asynchronous scheme.
+    """Return the number of workers of an asynchronous scheme: `asked` (sampler.workers), or a default if that is 0.
 
-    It is chosen so that all workers have equally many envs, and so that the sequences of one round are the rollouts
-    of a whole number of workers.
+    All workers must have equally many envs, and the sequences of one round must be the rollouts of a whole number of
+    workers. Raise ConfigError if `asked` does not allow this. The default is the largest number that allows it and is
+    at most the number of usable cores; if there is none, it is the smallest number that allows it.
     """
     envs = config.sampler.envs
     columns = config.algo_options.columns_per_round(envs)

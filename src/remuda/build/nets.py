@@ -14,7 +14,10 @@ from remuda.runs.advice import as_written
 
 
 def find_net(options: AgentOptions, reference: Mapping[str, str] | None = None) -> NetFactory:
-    """Return the net that `options.net` names, or the net that `reference`, a result of `describe_net`, describes."""
+    """Return the factory of the net that `reference` describes or, without `reference`, that `options.net` names.
+
+    `reference` is a result of `describe_net`.
+    """
     if reference is not None:
         found: NetFactory = find(reference)
         return found

@@ -16,7 +16,7 @@ from remuda.errors import ConfigError
 from remuda.machine import free_memory
 from remuda.replay import FrameRing, Priorities, Ring, RolloutBuffer, Row, SequenceReplay, TransitionReplay
 
-# In the first rows of each env, up to this number, the ring checks that observations are stacks of frames.
+# Number of first rows of each env in which the ring checks that observations are stacks of frames.
 CHECKED_ROWS = 100
 SPARE = 0.9  # fraction of the free memory that a replay may take
 
@@ -24,8 +24,8 @@ SPARE = 0.9  # fraction of the free memory that a replay may take
 def make_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int, writers: int = 0) -> Replay:
     """Return the replay of a run.
 
-    `state` is the recurrent state of one env, None for agents without memory. `writers` is the number of groups of
-    envs whose rows other processes write to the replay; 0 if the learner's process writes all rows.
+    `state` is the recurrent state of one env, None for agents without memory. `first_round` is the number of rounds
+    done before. If other processes write the rows, `writers` is the number of env groups; otherwise it is 0.
     """
     if config.algo_options.uses_replay:
         return make_ring_replay(config, info, state, writers)
@@ -93,7 +93,7 @@ def make_ring(
     if not fds:
         refuse_too_large(config, info, state)
     envs, frames = config.sampler.envs, num_frames(config, info.observation)
-    rows = -(-config.replay.capacity // envs) + 1  # one more, because the oldest row of a full ring cannot be drawn
+    rows = -(-config.replay.capacity // envs) + 1  # one more, for the observation after the newest row
     example = example_row(info)
     # The ring has TD errors of single rows. The TD error of a sequence is stored with its recurrent state.
     td_errors = has_td_error(config) and not config.replay.sequence
@@ -101,7 +101,7 @@ def make_ring(
         ring: Ring = FrameRing(example, rows, envs, frames, groups, fds, td_errors, CHECKED_ROWS)
     else:
         ring = Ring(example, rows, envs, groups, fds, td_errors)
-    # A pause times out later than a step of an env, so that a hanging writer is replaced before.
+    # A pause times out later than a step of an env, so that a hanging writer is replaced before the pause fails.
     ring.counters.pause_timeout += config.envs.step_timeout
     return ring
 

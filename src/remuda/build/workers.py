@@ -39,7 +39,7 @@ def make_worker_sampler(
     should_stop: Callable[[], bool],
     net: NetFactory | None = None,
 ) -> WorkerSampler:
-    """Return a sampler for a synchronous scheme. Its workers run the policy, each for an equal share of the envs."""
+    """Return a sampler for a synchronous scheme. Its workers run the policy, each for its share of the envs."""
     if config.envs.backend not in ("auto", "python"):
         raise ConfigError(
             f"envs.backend={config.envs.backend} with sampler.inference=workers: they step single envs, use python."
@@ -149,7 +149,10 @@ class SamplerWorker:
 def make_ring_writer(
     built: Built, blueprint: Blueprint, fds: Sequence[int], heartbeat: Callable[[], bool]
 ) -> RingWriter:
-    """Return a writer that appends the rows of one worker's groups of envs to the replay of the learner's process."""
+    """Return a writer that appends one worker's rows to the learner's replay, whose memory has the descriptors `fds`.
+
+    While the learner pauses the writer, the writer calls `heartbeat` repeatedly.
+    """
     config = built.config
     algorithm = built.wrap_agent(needs_loss=has_td_error(config))
     groups = range(blueprint["group"], blueprint["group"] + blueprint["groups"])
@@ -158,7 +161,8 @@ def make_ring_writer(
     ring = make_ring(config, built.seen, state, blueprint["all_groups"], fds)
     ring.counters.while_paused = heartbeat
     states, priorities = None, list[TransitionPriority | SequencePriority]()
-    # Without sequences, no recurrent states are stored, although Ornstein-Uhlenbeck noise gives every agent a state.
+    # A replay of single rows stores no states, not even those that agents without memory need for
+    # Ornstein-Uhlenbeck noise.
     if replay.sequence:
         states = RecurrentStates(ring, state, blueprint["num_steps"], fds[-1], has_td_error(config))
     if has_td_error(config) and states is not None:
@@ -170,7 +174,10 @@ def make_ring_writer(
 
 
 class RingWriter:
-    """Writes one worker's rollouts to its groups of envs in a ring, with the recurrent state before each rollout."""
+    """Appends the rollouts of one worker's env groups to a ring.
+
+    If `states` is not None, it also receives the recurrent state before each rollout.
+    """
 
     def __init__(
         self,

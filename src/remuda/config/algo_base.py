@@ -1,7 +1,7 @@
-"""Base class of the options of an algorithm: options that every algorithm has, and a description of the algorithm.
+"""`AlgoOptions`: the options that every algorithm has, and a description of an algorithm for the rest of Remuda.
 
-Class variables and methods describe the algorithm to the rest of Remuda: what it learns from, which builder makes it,
-which values of other options it excludes. To add an algorithm in another package, derive its options from a class of
+The description consists of class variables and methods: what the algorithm learns from, which builder makes it, which
+values of other options it excludes. To add an algorithm in another package, derive its options class from a class of
 algo_options.py and override what differs (docs/extending.md).
 """
 
@@ -81,7 +81,7 @@ class AlgoOptions(Checked):
         return {}
 
     def algorithm_arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments of the algorithm that are made from options with another name or form."""
+        """Return the algorithm's keyword arguments that differ in name or form from the options that set them."""
         return {}
 
     def columns_per_round(self, envs: int) -> int:
@@ -97,7 +97,7 @@ class AlgoOptions(Checked):
         return []
 
     def shortened(self, steps: int, envs: int) -> Self:
-        """Return these options, changed so that a run of only `steps` steps still makes updates."""
+        """Return these options, changed so that a run of only `steps` steps with `envs` envs still makes updates."""
         return self
 
     def with_memory(self) -> Self:

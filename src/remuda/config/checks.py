@@ -121,7 +121,7 @@ def check_synchronous(config: RunConfig) -> None:
 
 
 def check_asynchronous(config: RunConfig) -> None:
-    """Check that the algorithm may learn from data of older weights; refuse options of synchronous schemes."""
+    """Check that the algorithm may learn from older policies; with a replay, refuse max_lag and gradient_steps."""
     check_device_name(config.scheme_options.device)
     if config.algo_options.is_on_policy:
         raise ConfigError(

@@ -15,8 +15,8 @@ from remuda.learning.schedules import largest_value, parse_schedule
 def option(default: Any, help: str, **checks: Any) -> Any:
     """Declare a field with its default, its help text and its rules.
 
-    Rules are `low` and `high` (inclusive), `above` (exclusive), `choices`, `schedule` (a number or a schedule) and
-    `used_by` (features that a run must have to use the option, see used_options.py).
+    Rules are `low` and `high` (inclusive), `above` (exclusive), `choices`, `schedule` (True if the value may be a
+    schedule) and `used_by` (features that a run must have to use the option, see used_options.py).
     """
     metadata = {"help": help, **checks}
     if isinstance(default, (dict, list)):
@@ -37,7 +37,7 @@ LARGEST_INT, LARGEST_FLOAT, SMALLEST_FLOAT = 10**15, 1e30, 1e-30
 
 
 def check_value(name: str, value: Any, rules: Mapping[str, Any]) -> None:
-    """Raise ConfigError if `value` breaks one of the `rules` of its field, or exceeds the limits of all options."""
+    """Raise ConfigError if `value` breaks one of its field's `rules`, or a limit that all numeric options have."""
     if "choices" in rules and value is not None and value not in rules["choices"]:
         choices = ", ".join(map(str, rules["choices"]))
         raise ConfigError(f"{name}={value!r} is not one of {choices}: choose one of these.")

@@ -39,6 +39,6 @@ def _matching(table: Mapping[str, Preset], env: str, action: Space) -> Preset:
         if fnmatchcase(name, pattern):
             return preset
     is_continuous = all(leaf.kind == "box" for _, leaf in action.leaves())
-    # Without a preset for the action space, the algorithm does not support it. Any preset will do, because building
-    # the agent will raise an error.
+    # A built-in algorithm without a preset for the action space does not support the space. Any preset will do then,
+    # because building the agent raises an error.
     return table.get("box" if is_continuous else "discrete", next(iter(table.values()), {}))

@@ -44,9 +44,9 @@ PPO: dict[str, Preset] = {
             "normalize_reward": True,
         },
     },
-    # Without center_images, the agent learned nothing on Pong in 50,000 to 600,000 steps, at learning rates of 4e-4
-    # to 1e-3. With center_images, a learning rate of 5e-4 and a clip_range of 0.2, the paddle got stuck at a wall,
-    # where actions have no effect.
+    # Without center_images, the agent learned nothing on Pong in runs of 50,000 to 600,000 steps with learning rates
+    # of 4e-4 to 1e-3. With center_images, a learning rate of 5e-4 and a clip_range of 0.2, the paddle got stuck at a
+    # wall, where actions have no effect.
     "ALE/*": {
         "run": {"steps": 10_000_000},
         "sampler": {"envs": 16},

@@ -21,7 +21,8 @@ WEIGHT_BYTES = 16  # bytes of one weight: a float32 with its gradient and the tw
 def refuse_large_sizes(config: RunConfig, info: EnvInfo) -> None:
     """Raise ConfigError if a rollout, a batch or the net is estimated to need more memory than is free.
 
-    The estimates are lower bounds, so no run that would fit is refused. build/replay.py checks the replay's size.
+    The estimates are lower bounds, so every run that is refused would take more than the fraction USABLE of the free
+    memory. build/replay.py checks the replay's size.
     """
     options: Any = config.algo_options
     row_bytes = space_bytes(info.observation) + space_bytes(info.action) + 16

@@ -1,9 +1,9 @@
 """Find out which options a run uses, given its algorithm and scheme, and refuse unused options that the user sets.
 
 An option that only some runs use declares all features that such a run must have:
-`option(..., used_by="async replay")`. The options class of an algorithm names what it learns from (`data`), the
-options of the agent that it does not use (`unused_agent_options`) and inherited options of its own that it does not
-use (`unused_options`). tests/config/test_used_options.py compares these declarations with the options that runs read.
+`option(..., used_by="async replay")`. The options class of an algorithm declares what the algorithm learns from
+(`data`), and which agent options (`unused_agent_options`) and inherited algorithm options (`unused_options`) the
+algorithm does not use. tests/config/test_used_options.py compares these declarations with the options that runs read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ OWNERS = {  # {feature: phrase for the runs that have it}
 
 
 def required_features(kind: type[Any], group: str, name: str) -> list[str]:
-    """Return the features that a run must have to use option `name` of a group with the options class `kind`."""
+    """Return the features that a run must have to use the option `group.name`.
+
+    `kind` is the options class of the group, such as `ReplayOptions`.
+    """
     rules = next(item.metadata for item in fields(kind) if item.name == name)
     return [*GROUP_FEATURES.get(group, "").split(), *rules.get("used_by", "").split()]
 
@@ -43,7 +46,10 @@ def scheme_features(scheme: str) -> list[str]:
 
 
 def is_used_by(algo: type[Any], kind: type[Any], group: str, name: str) -> bool:
-    """Return whether algorithms with options of class `algo` use option `name` under at least one scheme."""
+    """Return whether algorithms with options of class `algo` use the option `group.name` under at least one scheme.
+
+    `kind` is the options class of the group, such as `ReplayOptions`.
+    """
     if group == "algo":
         return name not in algo.unused_options
     if group == "agent" and name in algo.unused_agent_options:

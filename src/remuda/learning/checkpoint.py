@@ -35,7 +35,7 @@ from remuda.learning.tensor_file import Piece, read_tensors, safetensors
 
 StateDict = dict[str, Any]  # nested dicts and lists of tensors and plain values
 FORMAT = 3  # older formats: 1 had one optimizer state per parameter, 2 stored convolutions channels first
-ASIDE = ".writing-"
+ASIDE = ".writing-"  # prefix of files and directories that are being written or deleted
 REPLACED = ".replaced-"  # prefix of a checkpoint while a new one of the same step takes its place
 NAME = re.compile(rf"(?:{re.escape(REPLACED)})?step-([0-9]+)")
 REPLAY = "replay"  # the directory of files that checkpoints share
@@ -241,7 +241,8 @@ def list_checkpoints(directory: Path, before: int | None = None) -> list[Path]:
 def _pack(node: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """Convert a state to JSON values, moving tensors to `tensors`. Dicts become pairs, to allow integer keys."""
     if isinstance(node, Tensor):
-        # Clone: training changes the tensor while a thread writes it. Contiguous: channels_last cannot be saved.
+        # Training changes the tensor while a thread writes it, so it is cloned. The clone is contiguous, because
+        # files cannot store the channels_last format.
         tensors[path] = node.detach().cpu().clone(memory_format=torch.contiguous_format)
         return {"tensor": path}
     if isinstance(node, dict):
@@ -305,10 +306,11 @@ def _point(directory: Path, name: str, target: str) -> None:
 
 
 def _prune(directory: Path, keep: str, newest: Path) -> set[str]:
-    """Delete old checkpoints according to `keep`; return the names of the files in `replay/` that these needed.
+    """Delete old checkpoints according to `keep`.
 
-    "all" keeps every checkpoint, and a number N every Nth. Three kinds are always kept: the newest two, because one
-    may be damaged, the target of the link `best`, and the newest one that is not `is_between_cuts`.
+    Return the names of the files in `replay/` that the deleted checkpoints needed. "all" keeps every checkpoint, and
+    a number N every Nth. Three kinds are always kept: the newest two, because one may be damaged, the target of the
+    link `best`, and the newest one that is not `is_between_cuts`.
     """
     names: set[str] = set()
     if keep == "all":
@@ -338,7 +340,7 @@ def _aside(directory: Path) -> Path:
 
 
 def _number(path: Path) -> int:
-    """Return the number of a checkpoint. It is 0, which keep="N" never deletes, if the manifest cannot be read."""
+    """Return the number of a checkpoint, or 0 if its manifest cannot be read; keep="N" never deletes number 0."""
     try:
         return int(_manifest(path)["number"])
     except UNREADABLE:

@@ -1,4 +1,4 @@
-"""Computation of the gradients of a batch of sequences by several threads. Each thread takes some of the sequences.
+"""Compute gradients of a batch of sequences with several threads, each of which takes some of the sequences.
 
 Torch's own threads share every matrix product and wait for each other after each one. If other processes are busy, a
 thread that loses its core therefore delays the other threads. The threads here wait for each other once per update.

@@ -96,7 +96,7 @@ class Learner:
 
     @torch.no_grad()
     def prepare(self, rollout: Rollout) -> Batch:
-        """Update the statistics of rewards, and return the rollout as a batch with targets."""
+        """Update the statistics of rewards, and return the rollout as the batch that the replay receives."""
         if statistics := self.algorithm.reward_statistics(rollout):
             self.algorithm.absorb(statistics)
         return self.algorithm.prepare(rollout)
@@ -164,7 +164,7 @@ class Learner:
         return gradients
 
     def finish(self, rollout: Rollout) -> dict[str, float]:
-        """Update the observation statistics after the last gradient of a rollout; return no further metrics."""
+        """Update the observation statistics after the last gradient of a rollout; return an empty dict of metrics."""
         if statistics := self.obs_statistics(rollout):
             self.algorithm.absorb(statistics)
             self.statistics_version += 1

@@ -18,7 +18,8 @@ from remuda.learning.checkpoint import Snapshot, sweep, write
 class Saver:
     """Writes checkpoints to a directory that has no other writer.
 
-    For each snapshot, `done(snapshot, path)` is called in the caller's thread, with an OSError for `path` on failure.
+    When a checkpoint has been written, the next call of `save`, `poll` or `wait` calls `done(snapshot, path)`. If
+    writing failed with an OSError, that error is passed in place of the path.
     """
 
     def __init__(self, directory: Path, keep: str, done: Callable[[Snapshot, Path | OSError], None]) -> None:

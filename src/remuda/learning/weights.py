@@ -50,7 +50,8 @@ class SharedWeights:
         ours = SharedWeights(agent)                                  # the learner's process
         ours.publish(version)
         theirs = SharedWeights(copy_of_agent, fd=ours.fd)            # a sampler, which has received the descriptor
-        version = theirs.pull(have=-1)                               # copies newer parameters into its own agent
+        version = theirs.pull(have=-1)                               # copies the parameters into its own agent
+        version = theirs.pull(have=version)                          # copies them again only after a publication
 
     Publications alternate between two copies. Each copy has a serial number, which is odd while the copy is written.
     `pull` starts again if the serial number changed while it copied, so it needs no lock and never mixes two
@@ -122,7 +123,7 @@ class SharedWeights:
                 for ours, theirs in zip(self._tensors(), self._copies[copy], strict=True):
                     ours.copy_(theirs)
             self._fence()
-            # If the serial number has changed, this copy was overwritten while it was read: try again.
+            # If the serial number has changed, the publisher wrote to this copy while it was read: try again.
             if before == 2 * turn and int(self._serial[copy]) == before:
                 self._pulled = turn
                 return version
@@ -138,7 +139,8 @@ class FileWeights:
 
         ours = FileWeights(agent, run / "weights.safetensors", version=0)    # the learner's process
         theirs = FileWeights(copy_of_agent, run / "weights.safetensors")     # a sampler
-        version = theirs.pull(have=-1)                                       # reads the file only if it has changed
+        version = theirs.pull(have=-1)                                       # reads the file
+        version = theirs.pull(have=version)                                  # reads it again only if it has changed
 
     The file is written under another name and renamed, so readers always open a complete file and need no lock. The
     Spreeze framework works this way. A file is slower than shared memory, but the newest weights remain on disk.
@@ -197,7 +199,7 @@ class FileWeights:
 
 
 def join_weights(module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> SharedWeights | FileWeights:
-    """Attach `module` to the weights of an `invitation`. If it has a descriptor, that is the last one in `fds`."""
+    """Attach `module` to the weights of an invitation, whose descriptor, if it has one, is the last in `fds`."""
     if message.get("weights"):
         return FileWeights.join(module, message, fds)
     return SharedWeights.join(module, message, fds)

@@ -3,7 +3,8 @@
 `Asynchronous`: workers fill slots with rollouts, each sampled with the weights that are newest when it begins. The
 learner takes the slots that are full, learns from them, and publishes its weights. Every metrics line shows the age
 of the data as `lag/*`, and rollouts older than `max_lag` updates are dropped. With max_lag=0 no worker begins a
-rollout before the newest weights are published, and the run equals the synchronous one.
+rollout before the newest weights are published. If a batch has as many sequences as there are envs, such a run gives
+the same parameters as a synchronous one.
 
 `AsynchronousReplay`: workers write rows straight into the learner's replay. The learner draws the batches that are
 due, learns from them, and publishes its weights after a few updates, or when its observation statistics have changed.
@@ -32,7 +33,7 @@ class Asynchronous:
     """Runs a recipe whose sampler workers hand rollouts to the learner."""
 
     workers: int
-    max_lag: int | None = None  # most updates by which a rollout may lag the learner; None sets no limit
+    max_lag: int | None = None  # largest lag of a rollout behind the learner, in updates; None sets no limit
 
     def rounds(self, recipe: Recipe, log: Log) -> Iterator[Round | None]:
         with ExitStack() as stack:
@@ -142,7 +143,7 @@ class AsynchronousReplay:
         try:
             metrics = learn_due(learner, replay, acted, int(acted), must_stop)
             before = -1
-            # A round makes a limited number of updates, but the last round of a run makes all that are due.
+            # One call makes a limited number of updates. The last round of a throttled run makes all that are due.
             while steps >= left and replay.is_throttled and replay.is_due and before < learner.version:
                 before = learner.version
                 metrics = learn_due(learner, replay, acted, int(acted), must_stop)
@@ -183,13 +184,13 @@ def open_parts(
     progress, _ = log.resume(learner)  # the samplers' state is not used, because envs start new episodes
     weights = stack.enter_context(closing(recipe.make_weights(learner.algorithm.agent, learner.version)))
     replay = stack.enter_context(closing(recipe.make_replay(learner.agent_on_cpu(), progress.rounds)))
-    stack.push(log.save_if_failed)  # runs after the samplers and before the replay are closed
+    stack.push(log.save_if_failed)  # runs when the samplers are closed and the replay is still open
     evaluator = recipe.make_evaluator(weights, learner.version, progress.steps)
     return learner, progress, weights, replay, evaluator and stack.enter_context(closing(evaluator))
 
 
 def start(recipe: Recipe, sampler: AsyncSampler, progress: Progress, version: int) -> None:
-    """Start the samplers; a resumed run seeds its envs differently than a new one."""
+    """Start the samplers, unless all steps are done. A resumed run seeds its envs differently than a new one."""
     if progress.steps >= recipe.steps:
         return
     is_new = progress.rounds == 0

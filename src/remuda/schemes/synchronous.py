@@ -33,7 +33,7 @@ class Synchronous:
             agent = learner.algorithm.agent
             weights = stack.enter_context(closing(recipe.make_weights(agent, learner.version)))
             replay = stack.enter_context(closing(recipe.make_replay(agent, progress.rounds)))
-            stack.push(log.save_if_failed)  # runs after the sampler and before the replay are closed
+            stack.push(log.save_if_failed)  # runs when the sampler is closed and the replay is still open
             sampler = stack.enter_context(
                 closing(recipe.make_sampler(agent, weights, self.workers, progress.rounds, log.must_stop))
             )
@@ -65,7 +65,7 @@ class Synchronous:
 
     @staticmethod
     def _start(recipe: Recipe, sampler: Sampler, replay: Replay, progress: Progress, state: bytes | None) -> int:
-        """Start the envs, or continue with the state of the sampler where the run stopped.
+        """Reset the sampler, or restore its saved `state` if there is one; do neither if all steps are done.
 
         Returns the number of env restarts so far that `sampler.restarts()` does not include.
         """
@@ -84,7 +84,7 @@ class Synchronous:
 
     @staticmethod
     def _cut_if_due(round: Round, recipe: Recipe, sampler: Sampler) -> None:
-        """Start new episodes in all envs every `cut_every` rounds, so that a run resumed there repeats this one."""
+        """Start new episodes in all envs every `cut_every` rounds, so that a resume from these rounds is exact."""
         if not recipe.cut_every:
             return
         round.was_cut = round.progress.rounds % recipe.cut_every == 0

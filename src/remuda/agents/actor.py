@@ -29,7 +29,7 @@ DRIFT_SCALE = math.sqrt(1 - (1 - DRIFT) ** 2)  # factor that gives the noise a s
 
 
 class ActorState(ArrayTuple):
-    """State that an env carries from row to row: the recurrent state and the Ornstein-Uhlenbeck noise."""
+    """The agent's state for each env, carried from row to row: recurrent state and Ornstein-Uhlenbeck noise."""
 
     memory: State | None
     drift: Tensor | None
@@ -138,7 +138,7 @@ class Critic(nn.Module):
         core: Literal["lstm", "gru"] | None = None,
         core_size: int = 128,
     ) -> None:
-        """Build the networks; without `make_net`, the features are the observation itself, which must be a vector."""
+        """Build the networks. Without `make_net`, observations must be vectors and are passed to the core or MLP."""
         super().__init__()
         self.observation, self._inputs = observation, (inputs,)  # in a tuple, so that only the agent registers it
         if make_net is None and core is None:
@@ -151,7 +151,10 @@ class Critic(nn.Module):
     def features(
         self, obs: Any, state: State | None = None, reset: Tensor | None = None
     ) -> tuple[Tensor, State | None]:
-        """Return features of rows [N, ...] or sequences [T, B, ...], and the last state; `state` defaults to 0."""
+        """Return features, and the state after the last row.
+
+        `obs` holds rows [N, ...], or sequences [T, B, ...] that start from `state` [B], or from zeros if it is None.
+        """
         if self.trunk.core is not None and state is None:
             assert reset is not None
             state = self.trunk.core.initial_state(reset.shape[1])

@@ -67,7 +67,8 @@ class PolicyAgent(nn.Module):
         self.value_trunk = self.policy_trunk if shared else Trunk(value_net, width, core, core_size)
         self.policy_head = PolicyHead(action, self.policy_trunk.width, log_std_init)
         self.value_head = nn.Linear(self.value_trunk.width, 1)
-        if orthogonal_init:  # with gain 0.01, actions are nearly uniform at first, or their means nearly 0
+        if orthogonal_init:
+            # With gain 0.01, discrete actions are nearly uniform at first, and the means of Box actions nearly 0.
             orthogonal(self.policy_head.linear, 0.01)
             orthogonal(self.value_head, 1.0)
         self.noise = self.policy_head.noise
@@ -116,9 +117,10 @@ class PolicyAgent(nn.Module):
         return values
 
     def unroll(self, obs: Any, state: Memory | None, reset: Tensor | None) -> tuple[Outputs, Memory | None]:
-        """Return outputs for rows [N, ...], or for sequences [T, B, ...] that start from `state` [B].
+        """Return outputs, and the state after the last row.
 
-        Where reset[t, b] is True, the state of env b is reset before row t. Agents without a core have no state.
+        `obs` holds rows [N, ...], or sequences [T, B, ...] that start from `state` [B]. Where reset[t, b] is True,
+        the state of env b is reset before row t. Agents without a core have no state.
         """
         leading = leading_axes(self.observation, obs)
         inputs = self.inputs(obs if len(leading) == 1 else map_tree(lambda x: x.flatten(0, 1), obs))

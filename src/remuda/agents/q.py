@@ -84,10 +84,10 @@ class QAgent(nn.Module):
     ) -> None:
         """Build the networks; `head_hidden` is the width of a hidden layer in the head, and 0 means none.
 
-        `head_hidden` defaults to the number of features for dueling and noisy heads, because two linear streams
-        without a hidden layer are equivalent to one linear head. For other heads it defaults to 0. If `v_min` or
-        `v_max` is "auto", this bound is taken from DEFAULT_SUPPORT until `set_support` is called, and the support is
-        saved and published with the weights.
+        `head_hidden` defaults to the number of features for dueling and noisy heads, and to 0 for other heads. The
+        two streams of a dueling head would be equivalent to one linear layer if they had no hidden layer. If `v_min`
+        or `v_max` is "auto", this bound is taken from DEFAULT_SUPPORT until `set_support` is called, and the support
+        is saved and published with the weights.
         """
         super().__init__()
         self.observation, self.action, self.is_recurrent = observation, action, core is not None

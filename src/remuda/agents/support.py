@@ -85,9 +85,10 @@ class ClippedTargets:
 
 
 def clipped_share(p: Tensor, r: Tensor, discount: Tensor, support: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the fraction of the probabilities p [N, atoms] that r + discount * support moves beyond the support.
+    """Return the fraction of target probability that lies beyond the support, as a mean over rows.
 
-    Also return the lowest and the highest moved atom, among atoms whose probability is at least `NEGLIGIBLE`.
+    The target of each row has the probabilities p [N, atoms] at the atoms r + discount * support. Also return the
+    lowest and the highest of these atoms, among those whose probability is at least `NEGLIGIBLE`.
     """
     rounding = 1e-5 * (support[-1] - support[0])
     shifted = r.unsqueeze(-1) + discount.unsqueeze(-1) * support

@@ -1,4 +1,4 @@
-"""Algorithms. Each module defines the losses of one algorithm for a batch, and nothing else."""
+"""Learning algorithms, which compute the losses of a batch. Updates of the parameters are left to the learner."""
 
 from remuda.algorithms.a2c import A2C
 from remuda.algorithms.actor_critic import ActorCritic, Targets

@@ -59,13 +59,13 @@ class ActorCritic(nn.Module):
         return reward.clamp(-1.0, 1.0) if self.clip_reward else reward
 
     def reward_statistics(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Return the statistics of a rollout that reward scaling must absorb before `prepare`."""
+        """Return a rollout's reward statistics, to be absorbed before `prepare`; empty without reward scaling."""
         if self.reward_scale is None:
             return {}
         return self.reward_scale.statistics(self.clipped(rollout), rollout.steps.mask, rollout.envs, rollout.begins)
 
     def prepare(self, rollout: Rollout) -> Batch:
-        """Compute advantages and value targets from the values that were stored while sampling."""
+        """Return a batch whose targets are computed from the values that were stored while sampling."""
         steps = rollout.steps
         reward = self.rewards(rollout)
         v = torch.cat([steps.policy.value, rollout.last_value.unsqueeze(0)])
@@ -80,12 +80,12 @@ class ActorCritic(nn.Module):
     def loss_metrics(
         loss: Tensor, value_loss: Tensor, entropy: Tensor, **policy_loss: Tensor
     ) -> dict[str, Tensor | float]:
-        """Return the metrics of all subclasses; each subclass passes its policy loss under a name of its own."""
+        """Return the metrics that all subclasses log. The keyword of the policy loss is the name of its metric."""
         losses = {"loss": loss, **policy_loss, "value_loss": value_loss, "entropy_loss": -entropy}
         return {name: value.detach() for name, value in losses.items()}
 
     def real_rows(self, batch: Batch) -> tuple[Distribution, Tensor, Steps, Targets]:
-        """Return policy and value of the batch's real rows, with the stored steps and targets of these rows.
+        """Return the current policy and values, the stored steps, and the targets of the batch's real rows.
 
         In a batch of shuffled rows, all rows are real. Sequences are unrolled as a whole, because the recurrent state
         needs every row; masked rows are dropped afterwards.
@@ -101,8 +101,8 @@ class ActorCritic(nn.Module):
     def obs_statistics(self, rollout: Rollout) -> dict[str, Tensor]:
         """Return statistics of the observations in real rows, to be absorbed after the rollout's last gradient.
 
-        Statistics do not change while a rollout is learned from, so all gradients of a rollout use the statistics
-        with which it was sampled.
+        The running statistics do not change while a rollout is learned from, so all its gradients use the same ones.
+        In a synchronous scheme, these are also the statistics with which the rollout was sampled.
         """
         inputs = self.agent.inputs
         return inputs.statistics(rollout.real_obs()) if inputs.has_statistics else {}

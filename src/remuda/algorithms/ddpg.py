@@ -1,6 +1,7 @@
 """Deep deterministic policy gradients (arXiv 1509.02971), with the options of TD3 (td3.py).
 
-All losses of an update use the same parameters; many other libraries update the critics before the actor's loss.
+All losses of an update use the same parameters. Many other libraries update the critics before they compute the
+actor's loss.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The extensions are double, dueling, distributional, noisy, prioritized and n-step. The agent defines its outputs
 (scalars or distributions, dueling or not, noisy or not); the replay defines how rows are drawn and how many rewards
-are summed. All variants share the loss below. docs/algorithms/dqn.md lists every detail with its test.
+are summed. `DQN.losses` computes the loss of every variant. docs/algorithms/dqn.md lists every detail with its test.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class DQN(OffPolicy):
         rows = self.rows(batch)
         mine, theirs = self._noises(clock, rows.reward)
         online, target = partial(self.agent.unroll, noise=mine), partial(self.target.unroll, noise=theirs)
-        with torch.no_grad():  # first, so that the online network's activations stay in the cache for its gradient
+        # The target network runs first, so that the online network's activations stay in the cache for its gradient.
+        with torch.no_grad():
             later = self.after(batch, target, batch.state)
         if self.is_double:  # the online network selects the action that the target network evaluates (1509.06461)
             outputs, chooser = self.now_and_after(batch, online, batch.state)
@@ -83,7 +84,10 @@ class DQN(OffPolicy):
         return Losses({"q": loss}, metrics, self.priority(size, batch))
 
     def choose_support(self, seen: ReturnRange) -> None:
-        """Derive an automatic support, once per run, from the range `seen` of returns before learning started."""
+        """Derive the support from `seen`, the range of the returns that were stored before learning started.
+
+        Do nothing if the support is not automatic, or if it has been derived already.
+        """
         if not self.agent.is_auto or bool(self.agent.has_support):
             return
         low, high = derive_support(seen)
@@ -92,7 +96,10 @@ class DQN(OffPolicy):
 
     @torch.no_grad()
     def support_metrics(self, next_logits: Tensor, rows: Rows) -> dict[str, Tensor | float]:
-        """Return the fraction of targets clipped to the support and, if the support was derived, its bounds."""
+        """Return the fraction of target probability beyond the support and, if it is automatic, the support's bounds.
+
+        Also add the fraction to `clipped`, which logs a warning if too much of the targets is clipped.
+        """
         support = self.agent.support
         share, low, high = clipped_share(next_logits.softmax(-1), rows.reward, rows.discount, support)
         if self.clipped is not None:
@@ -119,7 +126,10 @@ class DQN(OffPolicy):
         return rows.reward + rows.discount * next_q
 
     def categorical_loss(self, logits: Tensor, next_logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Return the cross-entropy with the projected target (1707.06887), and the KL divergence as error size."""
+        """Return the loss and the error of every row.
+
+        The loss is the cross-entropy with the projected target (1707.06887). The error is the KL divergence.
+        """
         goal = project(next_logits.softmax(-1), rows.reward, rows.discount, self.agent.support)
         each = -(goal * logits.log_softmax(-1)).sum(-1)
         own = -(goal * goal.clamp(min=1e-38).log()).sum(-1)

@@ -29,7 +29,7 @@ class RealRows(NamedTuple):
 
 
 class IMPALA(ActorCritic):
-    """One gradient per batch of whole sequences. V-trace targets come from the current values and probabilities."""
+    """Policy gradients from whole sequences, with V-trace targets from the current values and probabilities."""
 
     def __init__(
         self,
@@ -55,7 +55,10 @@ class IMPALA(ActorCritic):
 
     @property
     def gradient_reduction(self) -> Literal["sum", "mean"] | None:
-        """How to combine the gradients of column-wise parts of a batch, or None if a subclass changes the loss."""
+        """How the gradients of parts of a batch (some columns each) are combined; None if they cannot be.
+
+        It is None for a subclass that changes the loss, unless the subclass overrides this property as well.
+        """
         is_current = describes(type(self), "gradient_reduction", "losses", "corrected_rows", "reduced")
         return self.reduction if is_current else None
 
@@ -99,7 +102,7 @@ class IMPALA(ActorCritic):
         )
 
     def reduced(self, rows: Tensor) -> Tensor:
-        """Return the sum or mean over real rows, or 0 if a part of a batch has no real rows."""
+        """Return the sum or mean of `rows`, which has one entry for each real row; 0 if there are no real rows."""
         return rows.sum() if self.reduction == "sum" else rows.sum() / max(1, len(rows))
 
     @torch.no_grad()
@@ -112,10 +115,10 @@ class IMPALA(ActorCritic):
 
 
 def describes(kind: type, claim: str, *methods: str) -> bool:
-    """Return whether the attribute `claim`, which makes a statement about `methods`, is valid for the class `kind`.
+    """Return whether `claim`, an attribute that states a property of `methods`, is valid for the class `kind`.
 
-    The claim is valid if the class that defines `claim` has the same `methods` as `kind`. If a subclass overrides one
-    of these methods but not `claim`, the statement may be wrong.
+    It is valid if `kind` has the same `methods` as the class that defines `claim`. A subclass that overrides one of
+    these methods must therefore override `claim` as well.
     """
 
     def owner(name: str) -> type:

@@ -1,4 +1,4 @@
-"""The base class of algorithms with a replay, with target networks and the selection of rows from batches."""
+"""The base class of algorithms that learn from a replay: it updates target networks and selects rows of batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remuda.core import Clock
 from remuda.data import Batch, Rollout, map_tree, resets
 from remuda.randomness import Purpose, keyed_generator
 
-# A function of observations, state and reset flags that returns outputs of every row and the state after the last.
+# A function of observations, state and reset flags. It returns the outputs of each row, and the state after them.
 Unroll = Callable[[Any, Any, Tensor | None], tuple[Tensor, Any]]
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -97,14 +97,17 @@ class OffPolicy(nn.Module):
             self.agent.inputs.absorb(statistics)
 
     def generator(self, clock: Clock) -> torch.Generator:
-        """Return a generator whose random numbers depend only on the run's seed, the update, and the run's part."""
+        """Return a generator of numbers that depend only on the seed, the number of updates, and `clock.part`."""
         seed = keyed_generator(Purpose.LOSSES, self.seed, clock.version, clock.part).integers(1 << 32)
         return torch.Generator().manual_seed(int(seed))
 
     # --- rows of a batch ---
 
     def rows(self, batch: Batch) -> Rows:
-        """Return the rows of a batch. For a batch of sequences, return only real rows after the burn-in."""
+        """Return the rows that are learned from: all rows of a batch [N], or the real learned rows of sequences.
+
+        The learned rows of a sequence follow the burn-in. The rows after them serve only for bootstrapping.
+        """
         steps, targets = batch.steps, batch.targets
         weight = 1.0 if batch.weight is None else batch.weight
         if batch.state is None:
@@ -116,7 +119,7 @@ class OffPolicy(nn.Module):
         return Rows(learned[real], targets.reward[real], targets.discount[real], weight)
 
     def real(self, batch: Batch) -> Tensor:
-        """Return a mask [T, B] for the rows of sequences after the burn-in, which is True for real rows."""
+        """Return a mask of the learned rows of sequences, [learned rows, B], which is True where they are real."""
         mask: Tensor = batch.steps.mask[self.burn_in : self.burn_in + len(batch.targets.reward)]
         return mask
 
@@ -133,7 +136,7 @@ class OffPolicy(nn.Module):
         return self._later(batch, self._sequence(batch, unroll, state))
 
     def now_and_after(self, batch: Batch, unroll: Unroll, state: Any = None) -> tuple[Tensor, Tensor]:
-        """Return the results of `now` and `after`, from one unroll of sequences; the latter has no gradient."""
+        """Return the results of `now` and, without gradient, of `after`. Sequences are unrolled only once."""
         if batch.state is None:
             with torch.no_grad():
                 after = self.after(batch, unroll)
@@ -166,5 +169,5 @@ class OffPolicy(nn.Module):
 
 
 def smallest(values: Sequence[Tensor]) -> Tensor:
-    """Return each row's smallest value among critics, which reduces overestimation (arXiv 1802.09477)."""
+    """Return the smallest of the critics' values for each row, to reduce overestimation (arXiv 1802.09477)."""
     return values[0] if len(values) == 1 else torch.stack(list(values)).amin(0)

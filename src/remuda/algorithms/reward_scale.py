@@ -15,8 +15,9 @@ from remuda.nets import Moments, RunningMoments
 class RewardScale(nn.Module):
     """Divides rewards by the standard deviation of the discounted return, so that value targets are of order 1.
 
-    The running return of each env is carried from rollout to rollout until the episode ends. The mean of rewards is
-    not subtracted, because this would change the optimal policy of tasks whose episodes can end early.
+    The running return of an env follows R = gamma * R + reward, from 0 at the start of an episode; it is carried from
+    rollout to rollout. The mean of rewards is not subtracted, because this would change the optimal policy of tasks
+    whose episodes can end early.
     """
 
     carry: Tensor
@@ -33,11 +34,11 @@ class RewardScale(nn.Module):
     def statistics(
         self, r_t: Tensor, mask_t: Tensor, envs: Tensor | None = None, begins: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Return the moments of the running returns of a rollout, and the returns to carry to the next rollout.
+        """Return the moments of the running returns in real rows, and each env's running return after the last row.
 
         Rewards and masks are [T, B]. `envs` [B] holds the index of each column's env; None means all envs, in order.
-        `begins` [B] is True for columns whose row 0 starts a new episode although no masked row came before it. In
-        these columns, the running return starts from 0.
+        `begins` [B] is True where row 0 starts a new episode, so that the running return starts from 0. It is needed
+        only where no masked row separates the episodes.
         """
         returns, carried = torch.empty(r_t.shape, dtype=torch.float64), self.carry.clone()
         envs = torch.arange(len(self.carry)) if envs is None else envs
@@ -54,12 +55,12 @@ class RewardScale(nn.Module):
         return {**Moments.of(returns[mask_t]).named("reward"), "reward.envs": seen, "reward.carry": carried[seen]}
 
     def absorb(self, statistics: Mapping[str, Tensor]) -> None:
-        """Merge the result of `statistics`, which another process may have computed for other envs."""
+        """Merge a result of `statistics`, which may come from another process and cover only some of the envs."""
         self.moments.merge(Moments.find(statistics, "reward"))
         self.carry[statistics["reward.envs"]] = statistics["reward.carry"]
 
     def forward(self, r_t: Tensor) -> Tensor:
-        """Return the scaled rewards. The statistics of their rollout must have been absorbed before."""
+        """Return rewards scaled and clipped to +-`clip`. The statistics of their rollout must be absorbed before."""
         return (r_t / (self.moments.var + 1e-8).sqrt().float()).clamp(-self.clip, self.clip)
 
 

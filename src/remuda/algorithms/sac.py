@@ -1,6 +1,7 @@
-"""Soft actor-critic (arXiv 1812.05905): maximize rewards plus entropy times a learned or fixed temperature.
+"""Soft actor-critic (arXiv 1812.05905): maximize rewards plus alpha * entropy.
 
-All losses of an update use the same parameters; many other libraries update the critics before the actor's loss.
+The temperature alpha is learned or fixed. All losses of an update use the same parameters. Many other libraries
+update the critics before they compute the actor's loss.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ class SAC(OffPolicy):
         burn_in: int = 0,
         reward_scale: float = 1.0,
     ) -> None:
-        """`ent_coef=None` means a learned temperature; `target_entropy` defaults to minus the action dimension."""
+        """`ent_coef` is a fixed temperature; with None, the temperature is learned, starting from `ent_coef_init`.
+
+        `target_entropy` defaults to minus the number of action dimensions.
+        """
         super().__init__(agent, seed, tau, target_interval, clip_reward, burn_in, reward_scale)
         self.critics, self._critics = nn.ModuleList(critics), critics
         self.target_critics = self.make_target(self.critics)
@@ -77,7 +81,7 @@ class SAC(OffPolicy):
             "entropy": -log_prob.detach().mean(),
             "q_mean": values[0].detach().mean(),
         }
-        if self.learns_alpha:  # Eq. 18 of the paper, with respect to log alpha as in the authors' code
+        if self.learns_alpha:  # Eq. 18 of the paper, but with log alpha for alpha, as in the authors' code
             groups["alpha"] = -(self.log_alpha * (log_prob.detach() + self.target_entropy)).mean()
             metrics["ent_coef_loss"] = groups["alpha"].detach()
         return Losses(groups, metrics, self.priority((goal - values[0]).detach().abs(), batch))

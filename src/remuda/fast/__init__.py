@@ -1,7 +1,7 @@
-"""Hand-written actions and gradients for small fully connected networks, about twice as fast as autograd.
+"""Hand-written code for actions and gradients of small fully connected networks, about twice as fast as autograd.
 
-    agent.fast_policy = fast.find_policy(agent)                  # None if the agent is of another kind
-    learner = Learner(ppo, ..., fast_path=fast.find(ppo))        # None if there are no gradients for this algorithm
+    agent.fast_policy = fast.find_policy(agent)                  # None if the agent is not supported
+    learner = Learner(ppo, ..., fast_path=fast.find(ppo))        # None if the algorithm is not supported
 
 For a network of two layers of 64 units, the overhead of torch calls is far larger than the arithmetic. This package
 makes fewer calls. The rest of the library does not depend on it: every algorithm defines its loss once, for autograd.

@@ -21,9 +21,9 @@ Groups = dict[str, Tensor]  # the gradient of each parameter group, as one vecto
 
 RECHECK_AFTER = 10  # number of updates until the next comparison after Agreement.UNKNOWN
 RELATIVE, SMALLEST = 1e-3, 1e-6  # relative and absolute tolerance for rounding
-SMALLEST_SCALAR = 1e-4  # used instead of SMALLEST for a single number, such as SAC's alpha, whose terms may cancel
-# If gradients differ, targets are perturbed by the fraction PERTURBATION. A difference of up to NOISE_FACTOR times
-# the change of the gradient that this perturbation causes may be due to rounding.
+SMALLEST_SCALAR = 1e-4  # used instead of SMALLEST if a gradient is one number, whose terms may cancel (SAC's alpha)
+# If gradients differ, autograd computes its gradient again from targets perturbed by the fraction PERTURBATION. The
+# difference may be due to rounding if it is at most NOISE_FACTOR times the change that the perturbation causes.
 PERTURBATION, NOISE_FACTOR = 1e-6, 10.0
 
 

@@ -1,13 +1,13 @@
 """Fast forms of small fully connected policy agents, with the same results from a third of the calls to torch.
 
-    fast = fast_policy_agent(agent)                  # None if the agent is of another kind
+    fast = fast_policy_agent(agent)                  # None if the agent is not supported
     action = fast.choose(obs, noise)                 # while sampling: equal to PolicyAgent.act, except for rounding
     output = fast.evaluate_actions(obs, action)      # for all rows at once, when the rollout is complete
     rows = fast.forward(obs, action)                 # log_prob, entropy and value of many rows
     vector = fast.gradient(rows, row_gradients)      # gradients of all parameters, concatenated
 
-The fast forms use no modules and no autograd. Torch computes matrix products and activations from the agent's own
-parameters. Numpy, whose calls cost less, computes everything else.
+The fast forms use no autograd and, except for `Inputs`, no modules. Torch computes matrix products and activations
+from the agent's own parameters. Numpy, whose calls cost less, computes everything else.
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ class RowGradients:
 
 
 class FastDistribution(Protocol):
-    """An action distribution, with derivatives, computed from the outputs [N, K] of the policy head."""
+    """An action distribution, with derivatives, computed from the outputs [N, K] of the policy head.
+
+    The arguments `log_prob` and `entropy` of `backward` are the derivatives of the loss with respect to these two.
+    """
 
     def sample(self, outputs: Rows, noise: Rows) -> NDArray[Any]: ...
     def forward(self, outputs: Rows, action: NDArray[Any]) -> tuple[Rows, Rows, Kept]: ...  # log_prob, entropy, kept
@@ -151,7 +154,7 @@ class FastMLP:
         return outputs
 
     def backward(self, outputs: list[Tensor], gradient: Tensor) -> None:
-        """Compute the gradients of all parameters from `gradient`, the gradient with respect to the features."""
+        """Write all parameters' gradients to `views`; `gradient` is the gradient with respect to the features."""
         for index in reversed(range(len(self.layers))):
             output = outputs[index + 1]
             if self.is_tanh:
@@ -166,7 +169,7 @@ class FastMLP:
 
 
 class FastPolicyAgent:
-    """Fast form of a PolicyAgent with MLP trunks and Discrete or Box actions, with the agent's own parameters."""
+    """Fast form of a PolicyAgent with MLP trunks and Discrete or Box actions, which shares the agent's parameters."""
 
     def __init__(self, agent: PolicyAgent) -> None:
         self._gradient, views = gradient_views(list(agent.parameters()))

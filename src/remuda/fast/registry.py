@@ -19,13 +19,14 @@ _policies: dict[type, MakePolicy] = {}
 
 
 def register(algorithm: type, agent: type) -> Callable[[Made], Made]:
-    """Register a maker of gradient functions for algorithms of class `algorithm` with agents of class `agent`.
+    """Register the decorated function, which makes the gradient function of an algorithm.
 
         @register(PPO, PolicyAgent)
         def ppo_gradients(ppo: PPO) -> GradientFunction | None: ...
 
-    The gradient function takes a batch and a clock, and returns the gradients that autograd would compute from
-    `losses`, or None if autograd must compute the gradients of this batch.
+    The function is called for algorithms of class `algorithm` whose agent has the class `agent`. A gradient function
+    takes a batch and a clock, and returns the gradients that autograd would compute from `losses`, or None if
+    autograd must compute the gradients of this batch.
     """
 
     def add(make: Made) -> Made:
@@ -55,13 +56,13 @@ def find(algorithm: Algorithm) -> CheckedGradients | None:
     for registered in own.__mro__:
         make = _gradients.get((registered, type(algorithm.agent)))
         if make is not None:
-            is_inherited = getattr(own, "losses") is getattr(registered, "losses")  # noqa: B009  (types have none)
+            is_inherited = getattr(own, "losses") is getattr(registered, "losses")  # noqa: B009  (for mypy)
             compute = make(algorithm) if is_inherited else None
             return None if compute is None else CheckedGradients(own.__name__, compute)
     return None
 
 
 def find_policy(agent: Agent) -> FastPolicy | None:
-    """Return a fast policy that shares the agent's parameters, or None if there is none for agents of this class."""
+    """Return a fast policy that shares the agent's parameters, or None if the agent is not supported."""
     make = _policies.get(type(agent))
     return None if make is None else make(agent)

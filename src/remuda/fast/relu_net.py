@@ -2,11 +2,12 @@
 
     net = ReluNet(layers, views)                     # backward() writes parameter gradients to `views`
     outputs = net.forward(x)                         # [x, outputs of hidden layers..., output of the last layer]
-    by_first = net.backward(outputs, by_output, len(x), accumulate=False)      # gradients of all parameters
-    by_action = net.to_input(by_first, slice(17, 23))
+    by_first = net.backward(outputs, by_output, len(x), accumulate=False)      # w.r.t. the first layer's output
+    by_action = net.to_input(by_first, slice(17, 23))                          # w.r.t. columns 17 to 22 of x
 
 Only the gradients that are needed are computed. Autograd takes twice as long, because it keeps more tensors and moves
-them through memory, while the data of this module stays in the cache. Callers pass at most `MAX_ROWS` rows at a time.
+them through memory, while the data of this module stays in the cache. Callers process larger batches in pieces of
+`MAX_ROWS` rows.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.nn import functional as F
 from remuda.agents.trunk import Trunk
 from remuda.nets import MLP
 
-MAX_ROWS = 2048  # rows of one pass; 512 rows are inefficient, and activations of 8192 rows exceed the cache
+MAX_ROWS = 2048  # rows in a piece of a batch; 512 rows are inefficient, and activations of 8192 rows exceed the cache
 
 FEW_ROWS = 1024  # up to this many rows, needless products cost less than the calls that would avoid them
 
@@ -41,10 +42,11 @@ class ReluNet:
         return [*outputs, F.linear(x, *self.layers[-1])]
 
     def backward(self, outputs: list[Tensor], by_output: Tensor, rows: int, accumulate: bool) -> Tensor:
-        """Compute the gradients of all parameters from the first `rows` rows.
+        """Write the gradients of all parameters to the views, or with `accumulate` add them to those in the views.
 
-        If `accumulate` is True, add these gradients to those in the views. Return the gradient, for all rows, with
-        respect to the first layer's output before its ReLU.
+        `outputs` is the result of `forward`, and `by_output` the gradient with respect to its last entry. Parameter
+        gradients are sums over the first `rows` rows. Return the gradient, for all rows, with respect to the first
+        layer's output before its ReLU.
         """
         assert self.into is not None
         for index in reversed(range(len(self.layers))):
@@ -62,7 +64,7 @@ class ReluNet:
         return by_output
 
     def to_first(self, hidden: list[Tensor], by_output: Tensor) -> Tensor:
-        """Return the result of `backward` from the outputs of hidden layers, but compute no parameter gradients."""
+        """Return the same gradient as `backward`, from the outputs of the hidden layers; change no views."""
         for index in reversed(range(1, len(self.layers))):
             by_output = self._to_previous(index, hidden[index - 1], by_output)
         return by_output

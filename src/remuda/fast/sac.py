@@ -1,4 +1,4 @@
-"""Hand-written gradients of `SAC.losses`, for fully connected networks with two critics.
+"""Hand-written gradients of `SAC.losses`, for a fully connected actor and two fully connected critics.
 
 Batches are processed in pieces of `MAX_ROWS` rows, so that activations stay in the cache.
 """
@@ -97,9 +97,10 @@ class FastSAC:
         return Gradients(vectors, clock.version, metrics, found.error[:, 0].abs(), stop=False)
 
     def _piece(self, drawn: Transitions, alpha: float, count: int, accumulate: bool) -> RowResults:
-        """Compute the gradients of one piece of a batch of `count` rows.
+        """Write the gradients of `drawn`, a piece of a batch, to the gradient vectors of actor and critics.
 
-        If `accumulate` is True, add these gradients to the gradients of earlier pieces.
+        `count` is the number of rows of the whole batch, over which the losses are means. If `accumulate` is True,
+        add the gradients to those of earlier pieces instead.
         """
         obs, next_obs, noise, taken, reward, discount, weight = drawn
         n, noise = len(obs), noise.flatten(0, 1)
@@ -122,7 +123,7 @@ class FastSAC:
         by_taken = error * (weight / count).unsqueeze(-1)
         by_chosen = torch.zeros_like(by_taken).scatter_(1, lower, -1 / count)
         by_action = self._through_critics(critic_outputs, by_taken, by_chosen, accumulate, slice(obs.shape[1], None))
-        # The actor's gradient passes back through tanh; the derivative of log_prob with respect to u is 2 tanh(u).
+        # The actor's gradient passes back through tanh; with fixed noise, d(log_prob) / du is 2 tanh(u).
         by_u = torch.ops.aten.tanh_backward(by_action, action).add_(action, alpha=2 * alpha / count)
         by_log_std = (by_u * scaled[:n]).sub_(alpha / count)
         by_raw = torch.ops.aten.hardtanh_backward(by_log_std, raw[:n], *LOG_STD)
@@ -132,9 +133,11 @@ class FastSAC:
     def _through_critics(
         self, outputs: list[list[Tensor]], by_taken: Tensor, by_chosen: Tensor, accumulate: bool, actions: slice
     ) -> Tensor:
-        """Compute the gradients of the critics' parameters from `by_taken`, for the stored actions.
+        """Write the critics' gradients to their vector; return the gradient [N, A] with respect to the new actions.
 
-        Return the gradient with respect to the actor's new actions [N, A], from `by_chosen`.
+        `outputs` holds each critic's outputs for N rows with stored actions and then N rows with the actor's new
+        actions. `by_taken` and `by_chosen` [N, 2] are the gradients with respect to the critics' values of the stored
+        and of the new actions. `actions` selects the action columns of the critics' inputs.
         """
         n = len(by_taken)
         if n <= FEW_ROWS:
@@ -147,7 +150,7 @@ class FastSAC:
         by_action = torch.empty(n, outputs[0][0].shape[1] - actions.start)
         for index, (critic, each) in enumerate(zip(self.critics, outputs, strict=True)):
             critic.backward([x[:n] for x in each], by_taken[:, index : index + 1], n, accumulate)
-            # In each row, the actor's loss uses only the lower critic, so each critic passes back half of the rows.
+            # The actor's loss uses only the lower critic of each row, so each critic passes back only some rows.
             rows = by_chosen[:, index].nonzero().squeeze(-1)
             hidden = [x[n:].index_select(0, rows) for x in each[1:-1]]
             by_first = critic.to_first(hidden, by_chosen[rows, index : index + 1])
@@ -174,9 +177,10 @@ def critic_layers(critics: nn.ModuleList) -> list[list[nn.Linear]] | None:
 
 @register(SAC, ActorAgent)
 def sac_gradients(sac: SAC) -> GradientFunction | None:
-    """Return the gradient function of a SAC with two critics and ReLU networks over vectors, on the CPU.
+    """Return the gradient function of a SAC object, or None if it is not supported.
 
-    Subclasses are left to autograd: `losses` calls many methods that a subclass may override.
+    Supported are ReLU networks for vector observations, with two critics, on the CPU. Subclasses are left to
+    autograd, because `losses` calls many methods that a subclass may override.
     """
     actor = linear_layers(sac.agent.trunk, sac.agent.head)
     critics, targets = critic_layers(sac.critics), critic_layers(sac.target_critics)

@@ -5,8 +5,8 @@
     ratio = (distribution.log_prob(action) - old_log_prob).exp()   # for learning
     loss = -entropy_coef * distribution.rows(mask).entropy().mean()
 
-The sampler draws the noise of env b at row t from (seed, b, t) alone, so an action depends neither on the process nor
-on the batch in which it was computed. Nothing here uses a random generator.
+The sampler derives the noise of each env and row from the run's seed, so an action depends neither on the process nor
+on the batch in which it is computed. Nothing here uses a random generator.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOG_SQRT_2_PI = 0.5 * math.log(2 * math.pi)
 
 
 class Distribution(Protocol):
-    """Distributions of the actions of a batch of rows; `...` in shapes stands for the leading axes of the rows."""
+    """The action distributions of a batch of rows. In shapes, `...` stands for the leading axes of the rows."""
 
     def sample(self, noise: Tensor) -> Any: ...
     def mode(self) -> Any: ...
@@ -56,7 +56,8 @@ class Categorical(Distribution):
     def sample(self, noise: Tensor) -> Tensor:
         """Evaluate the inverse cumulative distribution at uniform noise [..., 1], 0 <= noise < 1."""
         cumulative = self.logits.exp().cumsum(-1)
-        # Rounding may leave the last sum below 1. Scaling the noise by that sum avoids actions of probability 0.
+        # Rounding may leave the last sum below 1. The noise is scaled by this sum, because noise above the sum would
+        # select an action that does not exist.
         return (cumulative <= noise * cumulative[..., -1:]).sum(-1)
 
     def mode(self) -> Tensor:

@@ -22,9 +22,10 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tens
 
 
 def value_loss(value: Tensor, target: Tensor, old_value: Tensor | None = None, clip: float | None = None) -> Tensor:
-    """Return the mean squared error; with `clip`, a value may move from `old_value` by at most `clip`.
+    """Return the mean squared error of the values.
 
-    The clipped form takes the larger of the errors with and without clipping, so clipping never reduces the loss.
+    With `clip`, each row counts the larger of two errors: that of its value, and that of its value clipped to
+    +-`clip` around `old_value`. Clipping therefore never reduces the loss.
     """
     error = (value - target).square()
     if clip is None or old_value is None:

@@ -1,7 +1,7 @@
 """V-trace (arXiv 1802.01561): value targets and advantages of a policy, from rows that an older policy sampled.
 
-Rows are as in returns.py: [T, B] with reset rows masked, v is [T + 1, B]. With rho_t = pi(a_t) / mu(a_t), the ratio
-of the action's probability under the learned policy to that under the policy that acted:
+Rows are as in returns.py: [T, B], with reset rows masked; v is [T + 1, B]. Let pi be the learned policy, mu the
+policy that acted, and rho_t = pi(a_t) / mu(a_t) the ratio of their probabilities of the action. Then:
 
     delta_t     = min(rho_clip, rho_t) * (r_t + gamma * discount_t * v_{t+1} - v_t)
     vs_t        = v_t + delta_t + gamma * discount_t * lambda * min(c_clip, rho_t) * (vs_{t+1} - v_{t+1})

@@ -35,12 +35,12 @@ from remuda.nets.wide import WideLinear
 
 NATURE_LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # (output channels, kernel size, stride) of each convolution
 A3C_LAYERS = ((16, 8, 4), (32, 4, 2))
-NATURE_SIDE = 36  # smallest height and width of an image, from which the convolutions make one pixel
+NATURE_SIDE = 36  # smallest height and width of an image, which the convolutions reduce to one pixel
 SMALL_SIDE = 3
 
 
 def is_channels_first(shape: tuple[int, ...]) -> bool:
-    """Return whether channels are the first axis of a shape, which is assumed if the first axis is the smallest."""
+    """Return whether the first of three axes is the smallest; it is then taken to hold the channels of an image."""
     return len(shape) == 3 and shape[0] < min(shape[1:])
 
 

@@ -1,4 +1,4 @@
-"""The choice of a network by name or by the observation's shape; a Dict observation gets one branch per entry.
+"""The choice of a network by name or by the observation's shape; each image of a Dict gets a branch of its own.
 
     inputs = Inputs(space)
     net = make_net(inputs.shapes, "auto")

@@ -19,7 +19,10 @@ Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 
 def orthogonal(layer: Layer, gain: float) -> Layer:
-    """Set orthogonal weights (arXiv 1312.6120) and zero biases in place; callers use OpenAI Baselines' gains."""
+    """Set orthogonal weights (arXiv 1312.6120) and zero biases in place, and return the layer.
+
+    Except in residual networks, callers use the gains of OpenAI Baselines.
+    """
     nn.init.orthogonal_(layer.weight, gain)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)

@@ -5,7 +5,8 @@
 
 The noise of a weight is the product of one number for its input and one for its output, so every row can have its own
 noise without a weight matrix of its own: y = W x + b + e_out * (S (e_in * x) + s). W and b are the means of weights
-and biases, S and s are their standard deviations, and e_in and e_out are the noise.
+and biases, and S and s are their standard deviations. e_in and e_out are the two parts of the noise, in which each
+number z is replaced by sign(z) * sqrt(|z|).
 """
 
 from __future__ import annotations

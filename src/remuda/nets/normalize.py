@@ -1,4 +1,4 @@
-"""Running statistics of observations, and their use to standardize observations.
+"""Running mean and variance of rows, and a module that standardizes observations with them.
 
     standardize = Standardize((8,))
     features = net(standardize(obs))            # sampling and learning: the statistics do not change
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 
 class Moments(NamedTuple):
-    """Number, mean and variance of some rows, all float64. If the number is 0, mean and variance mean nothing."""
+    """Number, mean and variance of some rows, all float64. Without rows, `mean` and `var` have no meaning."""
 
     size: Tensor
     mean: Tensor
@@ -73,8 +73,8 @@ class RunningMoments(nn.Module):
 class Standardize(nn.Module):
     """Scale observations to mean 0 and standard deviation 1 by running statistics, and clip them to +-`clip`.
 
-    Statistics do not change while sampling and learning; `update` merges new rows once per rollout. A float32 shift
-    and scale are stored as well, so that `forward` takes two calls of torch instead of seven.
+    Only `update` and `merge` change the statistics. A float32 shift and scale are stored as well, so that `forward`
+    takes three calls of torch instead of seven.
     """
 
     shift: Tensor

@@ -78,9 +78,9 @@ class Shift(nn.Module):
 class ImpalaNet(nn.Module):
     """IMPALA's residual network: one section for each entry of `channels`, then ReLU, a linear layer and ReLU.
 
-    A section is a 3x3 convolution, 3x3 max-pooling of stride 2, and two residual blocks. Orthogonal convolutions have
-    gain 1 instead of sqrt(2), the gain for networks without shortcuts. With images in 0..1 (4x84x84), gain sqrt(2)
-    gave features of size 25, because shortcuts add up; gain 1 gives features of size 1.7.
+    A section is a 3x3 convolution, 3x3 max-pooling of stride 2, and two residual blocks. Without Fixup, orthogonal
+    convolutions have gain 1 instead of sqrt(2), the gain for networks without shortcuts. With images in 0..1
+    (4x84x84), gain sqrt(2) gave features of size 25, because shortcuts add up; gain 1 gives features of size 1.7.
     """
 
     def __init__(

@@ -1,12 +1,12 @@
-"""A linear layer for thousands of features from convolutions, with matrix products by oneDNN instead of MKL.
+"""A linear layer for thousands of inputs, as after convolutions, which uses oneDNN instead of MKL.
 
     layer = WideLinear(3136, 512)           # an nn.Linear, with the same results except for rounding
 
 On x86, torch uses MKL for matrices and oneDNN for convolutions. MKL divides a product badly between threads if the
-weights are much larger than the inputs. The table shows milliseconds of MKL / oneDNN for 3136 to 512 features, with
-weights that are not in the cache, on two Zen 4 cores (torch 2.13; bench/wide.py):
+weights are much larger than the inputs. The table shows milliseconds of MKL / oneDNN for a layer from 3136 to 512
+features whose weights are not in the cache, on two Zen 4 cores (torch 2.13; bench/wide.py):
 
-| rows | threads | forward | gradient by inputs | gradient by weights |
+| rows | threads | forward | gradient w.r.t. inputs | gradient w.r.t. weights |
 |---|---|---|---|---|
 | 1 | 1 | 0.46 / 0.55 | 0.35 / 0.71 | 0.40 / 0.76 |
 | 1 | 2 | 0.47 / 0.45 | 0.38 / 0.52 | 0.42 / 0.71 |

@@ -127,7 +127,7 @@ class ArrayTuple(tuple[Any, ...]):
 
 @cache
 def _getter(index: int) -> object:
-    """Return a descriptor that reads the field at a position of a tuple."""
+    """Return a descriptor that reads the field at position `index` of a tuple."""
     # The descriptors of an ordinary named tuple are written in C and take a quarter of the time of a property with a
     # Python function. They do not call ArrayTuple.__getitem__, which would index every field.
     names = [f"field_{position}" for position in range(index + 1)]

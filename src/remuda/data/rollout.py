@@ -9,10 +9,10 @@ One row is one call of `act` and the response of the env:
 
 Envs reset on the *next* step, so the row after the end of an episode holds the true final observation. The value
 estimate in that row is the bootstrap of a truncated episode. No action is taken in that row, so its `mask` is False.
-In the last row before it, `discount` is 0 if the episode terminated, and 1 if it was truncated.
+In the row before the reset row, `discount` is 0 if the episode terminated, and 1 if it was truncated.
 
-Recurrent state is reset before row t if mask[t-1] is False. `resets` returns these flags. If you cut off burn-in
-rows, call `resets` before the cut, because the first remaining row no longer has a row t-1.
+Recurrent state is reset before row t if mask[t-1] is False; `resets` returns a flag for each row. If you cut off
+burn-in rows, call `resets` before the cut, because the first remaining row no longer has a row t-1.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from remuda.data.trees import Tree, map_tree
 
 
 class Steps(ArrayTuple):
-    """Rows of experience. The leading axes of all fields are [T, B] (T steps of B envs), or [N] for shuffled rows."""
+    """Rows of experience. The leading axes of all fields are [T, B] (T rows of B envs), or [N] for shuffled rows."""
 
     obs: Tree
     action: Tree
@@ -38,7 +38,7 @@ class Steps(ArrayTuple):
 
 
 def resets(mask: Array) -> Array:
-    """Return flags [T, B]: True where the previous row has mask False, so that recurrent state has to be reset.
+    """Return flags [T, B]: True where recurrent state must be reset before a row, because the previous row is masked.
 
     Row 0 is all False, because the recurrent state before row 0 is stored with the rollout.
     """
@@ -100,9 +100,9 @@ class Batch:
     """Input of the losses: whole sequences [T, B], or shuffled rows [N]."""
 
     steps: Steps
-    targets: Tree = None  # added by the algorithm's `prepare` or by a replay, with the leading axes of `steps`
+    targets: Tree = None  # added by `prepare` or a replay, for all rows; in a SequenceReplay, only for learned rows
     state: Tree = None  # [B]: recurrent state before the first row; sequences only
-    next_obs: Tree = None  # observation to bootstrap from after the last row: [B] for sequences, [N] for rows
+    next_obs: Tree = None  # observations to bootstrap from: [B] after the last row of sequences, [N] for single rows
     weight: Array = None  # importance weight of a prioritized draw: [N] for rows, [B] for sequences
     key: Array = None  # unique id of each drawn row or sequence, for `Replay.feedback`; axes as in `weight`
     metrics: Mapping[str, Any] = field(default_factory=dict)  # metrics that `prepare` computed, for the log

@@ -76,7 +76,7 @@ class ForkServer:
     def fork(self, fds: Sequence[int]) -> int:
         """Fork a worker that receives these file descriptors, and return its pid.
 
-        Raises ForkFailed if the system refuses to create a process, and OSError or EOFError if the server is gone.
+        Raises ForkFailed if the system creates no process, and OSError or EOFError if the server is gone or silent.
         """
         self._link.send({"do": "fork"}, fds=fds)
         deadline = time.monotonic() + self._seconds

@@ -34,7 +34,7 @@ ONE = (1).to_bytes(8, sys.byteorder)  # written by `Bell.ring`: an eventfd accep
 
 
 class Link:
-    """One end of a socket pair that carries messages. `has_ended` is True once the other end is closed."""
+    """One end of a socket pair that carries messages. `receive` sets `has_ended` once the other end is closed."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock

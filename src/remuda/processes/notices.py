@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 
 class Notice(NamedTuple):
-    """One warning. Only the first warning that a process sends about a place has a `traceback` and a `place`."""
+    """One warning. A process gives `traceback` and `place` of an error only in its first warning about the place."""
 
     text: str
     traceback: str = ""
-    # The file:line of the error. Without a traceback, a key for a warning that is shown only once per run.
+    # With a traceback, the file:line of the error. Without one, a key of a warning that is shown only once per run.
     place: str = ""
 
     @property

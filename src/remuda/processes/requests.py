@@ -20,9 +20,9 @@
 
 A slot has one request at a time. By default all workers serve every slot, and each worker serves a share of it. With
 `exclusive` every slot belongs to one worker, which never waits for the others. There are no locks that a dying
-process could hold: each number in memory has one writer. A process that is about to sleep first writes that it
-sleeps, and then checks once more for work. The other process first writes the work, and then checks whether a process
-sleeps. A memory fence between the two steps, in both processes, prevents lost wake-ups.
+process could hold: each number in memory has one writer at a time. A process that is about to sleep first writes that
+it sleeps, and then checks once more for work. Its counterpart first writes the work, and then checks whether the
+process sleeps. A memory fence between these two steps, on both sides, prevents lost wake-ups.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def layout(num_slots: int, num_workers: int, stats_bytes: int) -> dict[str, tupl
         "stats_of": (each, "int64"),  # number of the last request whose answer came with statistics
         "stats_size": (each, "int64"),  # size of these statistics in bytes, or ON_LINK
         "busy": (each, "float64"),  # seconds that each worker needed for its last answer
-        "asleep": ((num_workers,), "int64"),
+        "asleep": ((num_workers,), "int64"),  # 1 while the worker sleeps
         "awaited": ((1,), "int64"),  # number of the request for which the parent sleeps; 0 while the parent is awake
         "stats": ((*each, stats_bytes), "uint8"),
     }

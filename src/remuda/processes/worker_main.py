@@ -1,6 +1,6 @@
 """The main function of every worker process: run a service, and send the parent any error that ends the service.
 
-def main(fds):                               # called in the worker, from the module that the fork server has loaded
+def main(fds):                               # in the module that the fork server imports; called in each worker
     link = Link.from_fd(fds[0])
     return serve(link, Service(link))        # calls service.run(), which returns when the worker is to leave
 """

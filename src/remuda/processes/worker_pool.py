@@ -28,7 +28,7 @@ from remuda.errors import Interrupted, RemudaError, WorkerError
 from remuda.processes.fork_server import DEATH_SECONDS, ForkFailed, ForkServer
 from remuda.processes.links import Bell, Link, Message
 
-WINDOW_SECONDS = 60.0  # at most `max_restarts` restarts are allowed within this time
+WINDOW_SECONDS = 60.0  # each worker may be restarted at most `max_restarts` times within this time
 POLL_SECONDS = 0.2  # longest sleep between two calls of `should_stop`
 LEAVE_SECONDS = 1.0  # time for workers to clean up when the pool closes
 
@@ -273,7 +273,7 @@ class WorkerPool:
         name, text = message["error"], message["text"]
         build_errors = {error.__name__: error for error in self.kind.build_errors}
         if name in build_errors and self._has_started:
-            return  # the worker was built before, so its process ends, counts as lost, and is restarted
+            return  # all workers were built before, so a restart may succeed: the process ends and counts as lost
         known = {error.__name__: error for error in self.kind.errors} | build_errors
         error: RemudaError
         if name in known:
@@ -287,9 +287,9 @@ class WorkerPool:
     def ask(
         self, requests: Sequence[Mapping[str, object]], key: str, seconds: float, on_lost: Callable[[Worker], None]
     ) -> list[Message]:
-        """Send one request to each worker and return the answers: the next message of each worker that has this key.
+        """Send one request to each worker; return for each worker its next message that contains the key `key`.
 
-        A worker that is lost is replaced by `on_lost` and receives its request again.
+        A worker that is lost, or silent for `seconds`, is replaced by `on_lost` and receives its request again.
         """
         pairs = list(zip(self.workers, requests, strict=True))
         answers: dict[int, Message] = {}

@@ -1,14 +1,14 @@
 """All counters of a replay: what writers have written, what a reader may read, and how much is left to draw.
 
-Rows of a ring are numbered in the order in which they are appended, separately for each group of envs. A number is
-never used again, so a counter of rows is also a row number, and comparing two counters shows which rows are stored.
+Each group of envs numbers its rows from 0 in the order in which they are appended; number t stands for row t of every
+env of the group. Numbers are never reused, so a count of rows is also the number of the next row to be appended.
 
-    GroupCounters    numbers of items, such as recurrent states, that the writer of each group has stored
-    RowCounters      numbers of rows that each writer has begun and completed, and a pause and a limit for all writers
+    GroupCounters    how many items, such as recurrent states, the writer of each group has stored
+    RowCounters      how many rows each writer has begun and completed, and a pause and a limit for all writers
     ReplayCounters   steps that one reader has counted, batches that it has drawn, and rows that it still has to draw
 
-There are no locks between processes, because a lock would stay locked if the process that holds it dies. Each counter
-is written by one process only. Memory fences keep accesses to a counter and to the rows that it counts in order.
+Processes share no locks, because a lock would stay locked if its holder died. The counters of a group are changed by
+its writer or, once the writer has died, by the reader. Memory fences keep accesses to counters and rows in order.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ NO_LIMIT = int(np.iinfo(np.int64).max)
 
 
 class GroupCounters:
-    """Counters of the items (rows or recurrent states) of each group, which one writer per group appends.
+    """Counters of items (rows or recurrent states), one entry per group. Each group has a single writer.
 
     - `written` counts complete items. A writer stores an item, issues a memory fence, and then counts the item. A
       reader calls `published`, which reads the counter and then issues a fence.
-    - `td_errors` counts the items whose TD error is known. If writers compute TD errors (`has_td_error`), a reader
-      uses only these items, so that every item enters the replay with its own priority.
+    - `td_errors` counts the items whose TD error is stored; NaN stands for an unknown error. If writers compute TD
+      errors (`has_td_error`), a reader uses only these items, so that each of them starts with its own priority.
     """
 
     def __init__(self, written: Index, td_errors: Index, has_td_error: bool) -> None:
@@ -57,7 +57,7 @@ class GroupCounters:
         return int(written) if isinstance(group, int) else written
 
     def usable(self, group: int) -> int:
-        """Return how many items a reader may use: items with a known TD error if `has_td_error`, otherwise all."""
+        """Return how many items of a group a reader may use: those with a TD error if `has_td_error`, else all."""
         count = int(self.td_errors[group] if self.has_td_error else self.written[group])
         self.fence()
         return count
@@ -68,12 +68,12 @@ class GroupCounters:
         self.written[group] = count
 
     def publish_td_errors(self, group: int, count: int) -> None:
-        """Mark the TD errors of the first `count` items of a group as known, after these errors have been stored."""
+        """Record that the first `count` items of a group have TD errors, after these errors have been stored."""
         self.fence()
         self.td_errors[group] = count
 
     def without_td_error(self, group: int) -> range:
-        """Return the numbers of the items of a group whose TD error is not known."""
+        """Return the numbers of a group's written items for which no TD error is stored."""
         return range(int(self.td_errors[group]), int(self.written[group]))
 
 
@@ -85,7 +85,7 @@ class RowCounters(GroupCounters):
     - `begun`: number of rows that the writer has announced. The writer increases it before it stores the rows, so a
       reader can tell that row `begun - capacity` and all earlier rows may have been overwritten.
     - `written` and `td_errors`: see `GroupCounters`.
-    - `real`: number of written rows that are real steps and not reset rows, since this memory was created.
+    - `real`: number of real steps, over all envs of the group, in the rows written since this memory was created.
 
     The reader sets two values: writers wait while `is_paused` is 1, and once the total of `real` over all groups has
     reached `limit`.
@@ -95,7 +95,7 @@ class RowCounters(GroupCounters):
     - `td_errors <= written <= begun`, and `written == begun` between two appends;
     - the rows from `oldest` = max(0, begun - capacity + 1) to `written - 1` are stored and intact. One place of the
       ring holds no row, because it holds the observation after the newest row;
-    - inside `pause_writers`, no row is stored and `written` does not change, except through `takeover` by the same
+    - inside `pause_writers`, no process stores rows or changes `written`, except through `takeover` in the same
       thread. A writer that is about to wait may increase `begun` for a moment before it restores the old value.
     """
 
@@ -122,7 +122,7 @@ class RowCounters(GroupCounters):
 
     @property
     def stored(self) -> Index:
-        """Number of intact rows of one env, for each group."""
+        """Number of intact rows per env, with one entry for each group."""
         found: Index = np.maximum(self.written - np.maximum(self.begun - self.capacity + 1, 0), 0)
         return found
 
@@ -152,7 +152,7 @@ class RowCounters(GroupCounters):
         return found
 
     def locate(self, index: Index) -> tuple[Index, Index]:
-        """Convert indices, which count all stored rows group by group and oldest first, to row numbers and envs."""
+        """Convert indices into all stored rows, sorted by group, row number and env, to row numbers and envs."""
         if self.groups == 1:
             row, env = np.divmod(index, self.width)
             return row + self.oldest(0), env
@@ -192,7 +192,7 @@ class RowCounters(GroupCounters):
             self.begun[group] = start
 
     def finish(self, group: int, end: int, real: int) -> None:
-        """Count the announced rows before row number `end` as written; `real` of them are real steps."""
+        """Count the announced rows before row number `end` as written; they contain `real` real steps of all envs."""
         self.real[group] += real
         self.publish(group, end)
 
@@ -236,8 +236,8 @@ class RowCounters(GroupCounters):
     def takeover(self) -> Iterator[None]:
         """Let this process write in place of dead writers, even during a pause of all writers.
 
-        `pause_writers` waits until all begun rows are complete, including the rows of dead writers. While a takeover
-        lasts, no other thread of this process enters the body of `pause_writers`.
+        `pause_writers` waits until all begun rows are complete, and only a takeover completes those of a dead writer.
+        While a takeover lasts, no other thread of this process enters the body of `pause_writers`.
         """
         with self._pause_lock:
             self._ignores_pause = True
@@ -271,7 +271,7 @@ class ReplayCounters:
     Steps and credit are provisional until `commit`. A checkpoint in the middle of a round stores the rows of that
     round as not counted, and the resumed run counts them.
 
-    With `max_lead` above 0, writers wait when they are more than `max_lead` steps ahead of the learner.
+    With a ratio and `max_lead` above 0, writers wait when they are more than `max_lead` steps ahead of the learner.
     """
 
     def __init__(
@@ -317,7 +317,7 @@ class ReplayCounters:
         return bool(self.max_lead) and self.ratio is not None
 
     def set_limit(self, left: int | None, can_draw: Callable[[], bool]) -> None:
-        """Set how many more steps writers may add: `left` (None for any number), or fewer if they are throttled."""
+        """Let writers add `left` steps to those counted so far (None: any number), or fewer if they are throttled."""
         limit = NO_LIMIT if left is None else self._counted + max(0, left)
         if self.is_throttled and can_draw():  # a learner that cannot draw waits for writers, so do not throttle them
             assert self.ratio is not None
@@ -327,7 +327,7 @@ class ReplayCounters:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Let writers complete the rows that they have begun, and then make them wait until the context ends."""
+        """Make `may_write` return False until the context ends. Rollouts begun before are still appended."""
         before, self.rows.limit[0] = int(self.rows.limit[0]), 0
         try:
             yield
@@ -385,7 +385,7 @@ class ReplayCounters:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state; the ring must already hold the rows that were saved with this state."""
+        """Restore a state after `start_here`; the ring must already hold the rows that were saved with this state."""
         self.draws, self.steps, self.credit = state["draws"], state["steps"], state["credit"]
         self.wasted_draws, self.torn_rows = state["again"], state["redrawn"]
         self._counted -= state["unseen"]

@@ -21,17 +21,17 @@ from remuda.errors import ConfigError
 from remuda.replay.counters import Index, Layout
 from remuda.replay.ring import Ring, Row, Span, unbroken
 
-# Each episode begins with a whole stack, for which the ring has room for one extra frame per 64 rows. If many short
+# The first row of an episode adds a whole stack, so the ring has room for one extra frame per 64 rows. If many short
 # episodes need more room, the oldest rows lose their frames and can no longer be drawn.
 ROWS_PER_EXTRA_FRAME = 64
 
 
 class FrameCounters:
-    """Counters of the frames of each env, in a ring with room for `room` frames; a stack consists of `frames` frames.
+    """Counters of frames, one entry per env. Each env has room for `room` frames; a stack has `frames` frames.
 
     - `kept`: number of frames that belong to written rows. The writer increases it after the frames are stored.
-    - `announced`: number of frames that are stored or about to be stored. It exceeds `kept` by up to `frames`,
-      because the observation after the newest row is stored too. The next row stores this observation again.
+    - `announced`: number of frames that are stored or about to be stored. Between appends it exceeds `kept` by up to
+      `frames`, because the observation after the newest row is stored too. The next row stores its frames again.
     """
 
     def __init__(self, memory: SharedArrays, room: int, frames: int, fence: Callable[[], None]) -> None:
@@ -60,7 +60,7 @@ class FrameCounters:
         self.kept[columns] = newest + 1
 
     def skip_announced(self, columns: slice) -> None:
-        """Advance `kept` past all frames that a lost writer may have stored, because readers may still use these."""
+        """Advance `kept` past all frames that a lost writer may have stored, because reset rows may refer to them."""
         self.kept[columns] = np.maximum(self.kept[columns] + self.frames, self.announced[columns])
 
     def oldest(self, env: Index | slice) -> Index:
@@ -147,7 +147,7 @@ class FrameRing(Ring):
         newest = self.frame_counters.newest(columns, begins)
         env = np.broadcast_to(np.arange(columns.start, columns.stop), (T, B))
         self.frame_counters.announce(columns, newest[-1])
-        gone = newest[-1] - self._room  # this call would overwrite frames up to this number, so they are skipped
+        gone = newest[-1] - self._room  # later frames of this call would overwrite those up to this number: skip them
         t, b = np.nonzero(newest > gone)
         self.images[env[t, b], newest[t, b] % self._room] = stacks[t, b, -1]
         for back in range(1, self.frames):
@@ -214,7 +214,7 @@ class FrameRing(Ring):
         return views
 
     def get_tail(self) -> dict[str, Any]:
-        """Add to the result of `Ring.get_tail` the frames of the observation after the newest row of each env."""
+        """Extend the result of `Ring.get_tail` with counters and the frames of observations after the newest rows."""
         kept = self.frame_counters.kept
         env, place = self._uncounted(kept)
         frames = self.images[env, place]
@@ -228,7 +228,7 @@ class FrameRing(Ring):
         super().set_tail(tail)
 
     def _uncounted(self, kept: Index) -> tuple[Index, Index]:
-        """Return envs and places of the frames after the first `kept` ones, which the next observation may use."""
+        """Return envs and places of the `frames` frames after the first `kept` ones, where `_write_obs` stores."""
         return np.arange(self.envs)[:, None], (kept[:, None] + np.arange(self.frames)) % self._room
 
     def clear(self) -> None:

@@ -5,8 +5,8 @@
     index = tree.find(mass)                    # where the running sum passes each mass in [0, tree.total)
 
 A draw costs about the same for any number of priorities. The tree has three levels: groups of 16 priorities, blocks
-of 16 groups, and running sums over all blocks. A binary tree would have twenty levels. One numpy call takes two
-microseconds, as long as adding a thousand numbers, so it is more important to make few calls than few additions.
+of 16 groups, and running sums over all blocks. A binary tree over a million priorities would have twenty levels. One
+numpy call takes two microseconds, as long as a thousand additions, so the number of calls matters most.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Priorities:
             else:
                 error = ring.td_error[places, columns]
                 self.append(rows.start, mask, group, error, is_known=~np.isnan(error))
-        # The newest rows have no TD error yet and must not be drawn, so their places get priority 0.
+        # Rows after `rows` have no TD error yet or were written meanwhile. They must not be drawn: set priority 0.
         if (written := int(ring.written[group])) > rows.stop:
             pending = np.arange(rows.stop, written)
             row, env = np.meshgrid(pending, np.arange(columns.start, columns.stop), indexing="ij")
@@ -282,7 +282,7 @@ class _Search:
         self._first, self._flat, self._tensor = self._sums[:, 0], self._sums.reshape(-1), torch.from_numpy(self._sums)
 
     def pick(self, rows: Floats, row: Index, mass: Floats) -> Index:
-        """Return for each row the index where its running sum exceeds its mass, or 15 if the sum never does."""
+        """Return for each of `rows[row]` the index where its running sum exceeds its `mass`; 15 if it never does."""
         rows.take(row, 0, self._sums, "clip")
         # Subtracting the mass first and comparing with 0 is three times as fast as comparing the sums with masses.
         np.subtract(self._first, mass, self._first)
@@ -291,7 +291,7 @@ class _Search:
         return NUM_FLAGS.take(np.packbits(self._flags).view(np.uint16))
 
     def beyond(self, number: Index) -> Floats:
-        """Return by how much the running sum of each row exceeds its mass at position `number`."""
+        """Return, for each row of the last `pick`, by how much the running sum at index `number` exceeds the mass."""
         return self._flat.take(self.row + number)
 
 

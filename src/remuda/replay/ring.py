@@ -1,8 +1,8 @@
 """The ring: the newest rows of every env in shared memory, where new rows overwrite the oldest ones.
 
-    ring = Ring(example, capacity=100_000, envs=8)         # `capacity` rows of each env, shaped like `example`
+    ring = Ring(example, capacity=100_000, envs=8)         # room for `capacity` - 1 rows of each env, like `example`
     ring.append(steps, next_obs)                           # [T, B] for any T, and the observation after the last row
-    row, env = ring.counters.locate(np.array([17, 40]))    # rows 17 and 40, counted from the oldest stored row
+    row, env = ring.counters.locate(np.array([17, 40]))    # rows 17 and 40 of all stored rows, oldest first
     found = ring.n_steps(row, env, n=3, gamma=0.99)        # return, product of discounts, row to bootstrap from
     obs = ring.obs(found.row, env)
 
@@ -11,7 +11,7 @@ like any other row, because a truncated episode bootstraps from its observation.
 is also stored, so that the newest row can be drawn at once. It takes one place, which leaves places for
 `capacity - 1` rows.
 
-Groups of envs may be appended independently of each other, each group by a process of its own:
+The rows of each group of envs may be appended by a process of its own, independently of the other groups:
 
     attached = Ring(example, capacity=100_000, envs=8, groups=2, fds=ring.fds)    # the same memory
     attached.append(steps, next_obs, group=1)
@@ -34,7 +34,7 @@ from remuda.replay.counters import Index, RowCounters
 
 
 class Row(ArrayTuple):
-    """The fields of a stored row, which are the fields of `Steps` that do not depend on the acting policy."""
+    """A stored row: the fields of `Steps` except `policy` and `version`, which describe the policy that acted."""
 
     obs: Tree
     action: Tree
@@ -48,7 +48,7 @@ class NSteps(NamedTuple):
 
     reward: NDArray[np.float32]  # discounted sum of up to n rewards
     discount: NDArray[np.float32]  # factor of the bootstrap value; 0 after a termination
-    row: Index  # number of the row whose observation's value is the bootstrap value
+    row: Index  # number of the row with the observation to bootstrap from
 
 
 class Span(NamedTuple):
@@ -115,7 +115,7 @@ class Ring:
     # --- writing ---
 
     def append(self, rows: Row, next_obs: Tree, group: int = 0) -> None:
-        """Append rows [T, B of the group], of which only the newest are stored if the ring cannot hold all."""
+        """Append rows [T, B of the group] and the next observations [B]; if not all rows fit, store the newest."""
         T, columns = len(rows.mask), self.columns(group)
         start = self.counters.begin(group, T)
         skipped = max(0, T - self.capacity + 1)
@@ -143,7 +143,7 @@ class Ring:
         self.counters.publish_td_errors(group, first + len(error))
 
     def waive_td_error(self, group: int) -> None:
-        """Store NaN for all TD errors that are still missing, so that readers do not wait for them any longer."""
+        """Store NaN for all missing TD errors of a group, so that readers do not wait for them any longer."""
         if self.td_error is not None:
             rows = self.counters.without_td_error(group)
             self.set_td_error(group, rows.start, np.full((len(rows), self.width), np.nan, np.float32))
@@ -162,7 +162,7 @@ class Ring:
         begun, columns = self.counters.begun_rows(group), self.columns(group)
         start, end = begun.start, begun.stop
         seen = map_tree(lambda x: x[start % self.capacity, columns].copy(), self.rows.obs)  # obs after the newest row
-        self.rows.obs[end % self.capacity, columns] = seen  # now the observations after the newest row
+        self.rows.obs[end % self.capacity, columns] = seen  # the observation after the begun rows
         for places, _ in unbroken(max(start, end - self.capacity + 1), end, self.capacity):
             for _, array in leaves(self.rows.replace(obs=None, discount=None)):
                 array[places, columns] = 0
@@ -200,7 +200,7 @@ class Ring:
         return taken
 
     def obs(self, row: Index, env: Index) -> Tree:
-        """Return copies of the observations of rows, or of the observation after the newest row."""
+        """Return copies of the observations of rows; row `written` gives the observation after the newest row."""
         place = self.place(row, env)
         return map_tree(lambda x: x.take(place, 0), self.flat_rows.obs)
 
@@ -210,7 +210,7 @@ class Ring:
             yield self.rows.obs[places, self.columns(group)], self.rows.mask[places, self.columns(group)]
 
     def place(self, row: Index, env: Index) -> Index:
-        """Return the indices of rows in `flat_rows`, which are faster to use than pairs of row and env."""
+        """Return the indices of rows in `flat_rows`. Indexing with them is faster than with pairs of row and env."""
         place: Index = row % self.capacity * self.envs + env
         return place
 
@@ -263,7 +263,7 @@ class Ring:
         return {"written": self.written.copy(), "obs": seen}
 
     def set_tail(self, tail: Mapping[str, Any]) -> None:
-        """Restore the result of `get_tail` after the rows; raise ValueError if this result does not fit the ring."""
+        """Restore the result of `get_tail` once rows are restored; raise ValueError if it does not fit the ring."""
         if (tail["written"] < 0).any():
             raise ValueError("rows cannot be fewer than none")
         place = np.repeat(tail["written"] % self.capacity, self.width)
@@ -311,13 +311,13 @@ class RingIndex:
         age = place - oldest
         age %= self._num_places
         key = self._key(age + oldest)
-        # If no process writes meanwhile, a plain Ring has lost only the first of its last `capacity` rows. If none of
-        # the drawn rows is that row, no check is needed. Using argmin takes a third of the time of min.
+        # If no process writes meanwhile, a plain Ring lacks only the oldest of the last `capacity` rows, so a check
+        # is needed only if that row was drawn. Using argmin takes a third of the time of min.
         is_quick = self._loses_rows_only and not self.is_shared
         return key, self.NONE if is_quick and age[age.argmin()] >= ring.envs else self.overwritten(key)
 
     def at(self, share: NDArray[np.float64]) -> tuple[Index, Index]:
-        """Return places and keys of rows; a `share` in [0, 1) is a position between the oldest and the newest row."""
+        """Return places and keys of rows; a `share` in [0, 1) is a relative position among all stored rows."""
         ring, counters = self.ring, self.ring.counters
         written = counters.published(0)
         stored = written - counters.oldest(0)

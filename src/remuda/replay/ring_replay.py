@@ -1,4 +1,4 @@
-"""The base class of replays over a ring, which decides when batches are due, counts rows, and saves checkpoints."""
+"""The base class of replays over a ring: it decides when batches are due, counts rows, and saves checkpoints."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from remuda.replay.counters import POLL_SECONDS, ReplayCounters
 from remuda.replay.ring import NothingToDraw, Ring
 from remuda.replay.ring_files import RingFiles
 
-# Maximum number of attempts to draw rows that are real and intact. Even if this holds for only one row in a hundred,
-# the attempts suffice for 99% of all batches of 256 rows.
+# Maximum number of attempts to draw rows that are real and intact. Even if only one row in a hundred is both, this
+# number suffices for 99% of all batches of 256 rows.
 MAX_ATTEMPTS = 1000
 EAGER_ATTEMPTS = 10  # number of attempts after which `draw` sleeps before each further attempt
 
@@ -33,9 +33,9 @@ class RingReplay(ABC):
     after the warm-up.
 
     With `is_shared`, rows are appended by other processes, and `sync` counts these rows. A batch is drawn again if
-    some of its rows were overwritten while they were copied. `batches` yields at most `max_batches_per_round`, so
-    that weights are published between rounds. With `max_lead` above 0, writers wait when they are more than
-    `max_lead` steps ahead of the learner.
+    some of its rows were overwritten while they were copied. A call of `batches` yields at most
+    `max_batches_per_round` batches, so that weights are published between rounds. With a ratio and `max_lead` above
+    0, writers wait when they are more than `max_lead` steps ahead of the learner.
     """
 
     gamma: float
@@ -109,7 +109,7 @@ class RingReplay(ABC):
     def commit(self) -> None:
         """End a round: the steps that `sync` counted in it are now part of the run.
 
-        A checkpoint in the middle of a round stores its rows as not counted, and the resumed run counts them.
+        A checkpoint in the middle of a round stores the round's rows as not counted, and the resumed run counts them.
         """
         self.counters.commit()
 
@@ -119,7 +119,7 @@ class RingReplay(ABC):
         return self.counters.is_throttled
 
     def paused(self) -> AbstractContextManager[None]:
-        """Make writers wait until the context ends, once they have completed the rows that they have begun."""
+        """Make writers wait until the context ends. Rollouts that were begun before are still appended."""
         return self.counters.paused()
 
     @property
@@ -164,7 +164,7 @@ class RingReplay(ABC):
         return self.counters.metrics()
 
     def new_observations(self) -> Iterator[Rollout]:
-        """Yield observations and masks of the rows that writers appended since the last call, by group."""
+        """Yield rollouts that hold only the observations and masks of rows appended since the last call."""
         for group in range(self.ring.groups):
             rows = self.counters.take_unobserved(group)
             for parts in self.ring.observed(group, rows) if rows else ():
@@ -186,9 +186,9 @@ class RingReplay(ABC):
             self.ring.cut(self.ring.obs(np.full(len(env), written), env), group)
 
     def on_writer_lost(self, group: int) -> int:
-        """Complete the rows of a dead writer and end its episodes; return the row number where its successor starts.
+        """Turn a dead writer's begun rows into reset rows, end its episodes, and return its successor's first row.
 
-        Any thread may call this, because it changes nothing but the ring.
+        Any thread may call this: it changes only shared memory, inside `takeover`, and no state of the reader itself.
         """
         with self.ring.counters.takeover():
             self.ring.abandon(group)
@@ -219,8 +219,8 @@ class RingReplay(ABC):
 def return_range(ring: Ring, gamma: float) -> tuple[float, float, float]:
     """Return the smallest and the largest discounted return of stored real rows, and the return of the mean reward.
 
-    Returns end with the episode or with the newest row, without a bootstrap. The third number is the discounted sum
-    of the mean reward over infinitely many steps, or 0 if gamma is 1, where this sum is not finite.
+    The smallest is at most 0, the largest at least 0. Returns end with the episode or with the newest row, without a
+    bootstrap. The third number is the discounted sum of the mean reward over infinitely many steps; 0 if gamma is 1.
     """
     low, high, total, count = 0.0, 0.0, 0.0, 0
     for group in range(ring.groups):

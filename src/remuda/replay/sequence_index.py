@@ -78,7 +78,7 @@ class RecurrentStates:
         self.counters.publish_td_errors(group, number + 1)
 
     def waive_td_error(self, group: int) -> None:
-        """Store NaN for all TD errors that are still missing, so that readers do not wait for them any longer."""
+        """Store NaN for all missing TD errors of a group, so that readers do not wait for them any longer."""
         if self.td_error is not None:
             for number in self.counters.without_td_error(group):
                 self.set_td_error(group, number, np.nan)
@@ -107,8 +107,9 @@ class SequenceIndex:
         index.sync()                                   # after every change of the ring
         number, env, probability = index.draw(uniform)
 
-    A sequence is identified by an env and the number of the state at which it begins. It can be drawn from the time
-    when its last learned row is written until its first row is overwritten, if one of its learned rows is real.
+    A sequence is identified by an env and the number of the state at which it begins. It can be drawn if one of its
+    learned rows is real, from the time when its last learned row is written (and its TD error, if writers compute TD
+    errors) until its first row is overwritten.
     """
 
     def __init__(self, states: RecurrentStates, burn_in: int, length: int, priority_of: PriorityFunction) -> None:

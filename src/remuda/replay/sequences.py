@@ -12,8 +12,8 @@
 Each of the S sequences of a batch has R = burn_in + length + n_step rows:
 
     0 .. burn_in                 update the state that was stored before row 0, and are not learned from
-    burn_in .. burn_in + length  are learned from: `targets` [length, S] are n-step returns, the factors of the values
-                                 that they bootstrap from, and the index of the row (of R) that has this value
+    burn_in .. burn_in + length  are learned from: `targets` [length, S] hold the n-step return of each of these rows,
+                                 the index (in R) of the row whose value it bootstraps from, and that value's factor
     the last n_step              serve as bootstraps; rows that are not written yet have mask False, the newest
                                  observation, and zeros in all other fields
 
@@ -45,7 +45,7 @@ class SequenceReturns(ArrayTuple):
 
     reward: Array
     discount: Array
-    row: Array  # int64, index in the sequence of the row whose value is bootstrapped from; never beyond a reset row
+    row: Array  # int64: index (in R) of the row whose value serves as the bootstrap; never beyond a reset row
 
 
 class SequenceReplay(RingReplay):
@@ -83,8 +83,8 @@ class SequenceReplay(RingReplay):
     ) -> None:
         """Create a replay over `ring`.
 
-        With `is_shared`, other processes write to the ring and store a state with each rollout, so `interval` is the
-        length of a rollout. With `has_td_error`, they also compute TD errors of sequences (`SequencePriority`).
+        With `is_shared`, other processes write to the ring and store a state with each rollout, so `interval` must be
+        the length of a rollout. With `has_td_error`, they also compute TD errors of sequences (`SequencePriority`).
         """
         _check(ring, n_step, burn_in, length, interval)
         super().__init__(
@@ -93,7 +93,7 @@ class SequenceReplay(RingReplay):
         self.state_example, self.alpha, self.epsilon = state_example, priorities, epsilon
         self.n_step, self.gamma, self.burn_in, self.length, self.interval = n_step, gamma, burn_in, length, interval
         self.has_td_error = has_td_error
-        # With is_shared, `interval` is the rollout length, which determines the size of the index. Without it, the
+        # With is_shared, `interval` is the rollout length, which determines the size of the index. Otherwise the
         # first call of `add` makes the index.
         self.sequence_index = self._make_sequence_index(interval) if is_shared and interval is not None else None
 
@@ -206,7 +206,7 @@ class SequencePriority:
         self.states, self.group, self.lengths, self.gamma, self.td_error = states, group, lengths, gamma, td_error
 
     def update(self) -> None:
-        """Compute and store the TD error of each complete sequence whose TD error is not known yet."""
+        """Compute and store the TD error of each complete sequence for which none is stored yet."""
         states, ring, columns = self.states, self.states.ring, self.states.ring.columns(self.group)
         env, (burn_in, length, _) = np.arange(columns.start, columns.stop), self.lengths
         for number in states.counters.without_td_error(self.group):
@@ -223,7 +223,7 @@ class SequencePriority:
 def sequence_rows(
     ring: Ring, start: Index, env: Index, burn_in: int, length: int, n_step: int, gamma: float
 ) -> tuple[Steps, SequenceReturns]:
-    """Return the rows [R, S] of S sequences from row number `start` [S] on, and their targets [length, S].
+    """Return rows [R, S] of sequences that begin at row numbers `start` [S], and targets [length, S] of learned rows.
 
     R is burn_in + length + n_step. Rows that are not written yet have the observation after the newest row, and zeros
     in all other fields.

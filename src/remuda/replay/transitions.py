@@ -5,9 +5,9 @@
     for batch in replay.batches():                 # all batches that are due: `ratio` drawn rows for every real step
         replay.feedback(batch.key, td_error)
 
-A batch has rows [N]. Its `targets` are n-step returns and the factors for the value of `next_obs`. With priorities,
-`weight` is the smallest probability in the batch divided by that of each row; an algorithm raises it to the power
-beta. A draw is a function of (seed, number of the draw), so no random state has to be saved to resume.
+A batch has rows [N]. Its `targets` are n-step returns, and factors that multiply the values of `next_obs`. With
+priorities, `weight` is the smallest probability in the batch divided by that of each row; an algorithm raises it to
+the power beta. A draw is a function of (seed, number of the draw), so no random state has to be saved to resume.
 
 Other processes may append rows to the memory of the ring (ring.py):
 
@@ -165,7 +165,7 @@ class TransitionReplay(RingReplay):
 
 
 class TransitionPriority:
-    """TD errors of the rows of one group, computed by the process that writes them.
+    """TD errors of the rows of one group, computed by the process that writes these rows.
 
         priority = TransitionPriority(ring, group=1, n_step=3, gamma=0.99, td_error=algorithm.td_error)
         ring.append(rows, next_obs, group=1)
@@ -180,7 +180,7 @@ class TransitionPriority:
         self._index, self._gamma = RingIndex(ring), np.array(gamma, np.float32)
 
     def update(self) -> None:
-        """Compute and store the TD errors of all rows whose TD errors are not known."""
+        """Compute and store the TD errors of all rows of the group for which none is stored yet."""
         ring, columns, rows = (
             self.ring,
             self.ring.columns(self.group),

@@ -124,7 +124,7 @@ class AsyncWorkers(ABC):
         return sum(lags) / len(lags)
 
     def take_seconds(self) -> dict[str, float]:
-        """Return a worker's mean seconds per activity since the last call; without news, repeat the last result."""
+        """Return a worker's mean seconds per activity since the last call, or the last result if none answered."""
         with self._changed:
             self._seconds = self._worker_stats.take_seconds() or self._seconds
             return {"env": 0.0, "inference": 0.0, "wait": 0.0, **self._seconds}

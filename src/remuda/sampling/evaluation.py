@@ -50,7 +50,8 @@ def evaluate(
 ) -> Evaluation:
     """Play `episodes` episodes and return their statistics.
 
-    Env i of B plays episodes i, i + B, i + 2B, ... Their seeds were given to the env when it was made.
+    Env i of B plays episodes i, i + B, i + 2B, ... Their seeds were given to the env when it was made; `seed` is the
+    seed of the noise with which the agent acts. With `explore`, it acts with `agent.exploration` instead of greedily.
     """
     played: list[list[Mapping[str, float]]] = [[] for _ in range(envs.num_envs)]
     to_env = ToEnv(envs.action)

@@ -1,4 +1,4 @@
-"""Inference for all envs in one process: all groups of envs that wait for actions form one batch.
+"""Inference in one process for envs in other processes: all groups of envs that wait for actions form one batch.
 
     server = InferenceServer(envs, agent, weights, num_steps, seed, slots)  # envs: an AsyncPooledEnvs
     server.reset(seed)
@@ -100,7 +100,7 @@ class InferenceServer:
             return [self._finish(group) for group in self._groups if group.t == self.num_steps]
 
     def act(self) -> None:
-        """Compute and send one action for each env of the groups that wait and have a slot, in one batch."""
+        """Give free slots to waiting groups, then compute and send actions for those with a slot, in one batch."""
         start = time.perf_counter()
         with torch.inference_mode():
             if self._free:

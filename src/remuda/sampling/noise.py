@@ -30,7 +30,7 @@ class Noise:
     def rows(self, first: int, count: int) -> Tensor:
         """Return noise [count, B, width] for `count` rows from `first` on.
 
-        A block is drawn from a generator keyed by its first row, so a row's noise depends on where its block starts.
+        The generator of each env is keyed by `first`, so the noise of a row depends on the first row of the call.
         """
         out = np.empty((count, len(self.envs), sum(width for _, width in self.parts)), dtype=np.float32)
         for column, env in enumerate(self.envs):

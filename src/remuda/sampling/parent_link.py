@@ -36,7 +36,7 @@ class ParentLink:
         self.notices.clear()
 
     def send_with_stats(self, message: Message, envs: Envs, seconds: Mapping[str, float]) -> None:
-        """Send an answer with the statistics since the last answer; `seconds` is the time spent on each activity."""
+        """Send an answer with new episodes, the number of restarts so far, and the `seconds` spent per activity."""
         episodes = [(episode.env, episode.values) for episode in envs.episodes()]
         stats = {"episodes": episodes, "restarts": envs.restarts(), "seconds": seconds}
         self.send_with_notices({**message, **stats})

@@ -45,7 +45,7 @@ class ReplayWriterPool(AsyncWorkers):
         written: NDArray[np.int64] | None = None,
         **limits: Any,
     ) -> None:
-        """Start workers that write to the replay with the descriptors `fds`.
+        """Start workers that write to the replay whose memory has the file descriptors `fds`.
 
         `on_lost(group)` prepares the replay for a new writer of the group, and returns the group's number of rows.
         `written` is the replay's own array with the number of rows of each group. The noise and the schedules of all
@@ -58,7 +58,7 @@ class ReplayWriterPool(AsyncWorkers):
         self._reported = self._written.reshape(-1, width).sum(1)  # for each worker, rows whose statistics were sent
         first_row = max(before)
         self._rows = [first_row] * len(blueprints)
-        self._ahead = [first_row - rows for rows in before]  # for each group, row number minus written rows
+        self._ahead = [first_row - rows for rows in before]  # for each group, row of its noise minus written rows
         common = {"num_steps": num_steps, "seed": seed, "row": first_row, "all_groups": len(before)}
         complete = [{**blueprint, **common, "group": width * i} for i, blueprint in enumerate(blueprints)]
         super().__init__(module, complete, weights, seed, **limits)
@@ -102,7 +102,7 @@ class ReplayWriterPool(AsyncWorkers):
         """Do nothing: the rows are in the replay already."""
 
     def _on_lost(self, index: int) -> None:
-        """Let the replacement continue all groups of the worker from the row number of the most advanced group."""
+        """Prepare a lost worker's groups for its replacement, which starts at the row of the most advanced group."""
         own = range(index * self._width, (index + 1) * self._width)
         written = [self._on_writer_lost(group) for group in own]
         self._rows[index] = max(rows + self._ahead[group] for group, rows in zip(own, written, strict=True))

@@ -7,9 +7,9 @@
         ...                                                   # learn, publish weights
         queue.release(learner.version)                        # these slots may be filled again
 
-A slot is shared memory for one rollout of one worker. The learner's process alone decides which worker may write to
-which slot, and sends its decisions over each worker's own link: there is no queue and no lock that a dying process
-could hold. Slots that a lost worker had not completed become free again, and its replacement begins new episodes.
+A slot is shared memory for one rollout of one group of envs. The learner's process alone decides which worker may
+write to which slot, and sends its decisions over each worker's own link: there is no queue and no lock that a dying
+process could hold. Slots that a lost worker had not filled become free, and its replacement begins new episodes.
 
 The supervising thread hands out slots, replaces workers, and assembles the next rollout while the learner is still
 busy with the previous one.
@@ -71,7 +71,7 @@ class RolloutQueue(AsyncWorkers):
         arguments of AsyncWorkers.
         """
         self._per_round, self._max_lag, self._num_steps = per_round, max_lag, num_steps
-        self._held: list[list[int]] = [[] for _ in blueprints]  # for each worker, its slots in filling order
+        self._held: list[list[int]] = [[] for _ in blueprints]  # slots that each worker is to fill, in this order
         self._rows = [first_row] * len(blueprints)  # for each worker, the first row whose noise is not drawn yet
         self._full: deque[FullSlot] = deque()
         self._staged: list[FullSlot] | None = None  # the slots that the next `take` uses
@@ -98,7 +98,7 @@ class RolloutQueue(AsyncWorkers):
     # --- called by the learner's thread -------------------------------------------------------------------------
 
     def take(self, version: int, should_stop: Callable[[], bool]) -> Rollout:
-        """Wait for the next rollout; drop and count rollouts that are too old for a learner of this version."""
+        """Wait for a rollout that a learner of this version may use; its arrays are valid until the next call."""
         with self._changed:
             while (taken := self._usable(version)) is None:
                 if self._error is not None:
@@ -114,7 +114,7 @@ class RolloutQueue(AsyncWorkers):
         return Rollout(stage.steps, stage.next_obs, stage.last_value, stage.state, envs, stage.begins)
 
     def _usable(self, version: int) -> list[FullSlot] | None:
-        """Return the staged slots if none is stale; otherwise put them back into the queue of full slots."""
+        """Return the staged slots if none is stale; otherwise move them back to the full slots and return None."""
         self._version = version
         if self._staged is None or not any(map(self._is_stale, self._staged)):
             return self._staged
@@ -183,7 +183,7 @@ class RolloutQueue(AsyncWorkers):
             self._full = deque(kept)
 
     def _hand_out_slots(self) -> None:
-        """Give each free slot to the worker with the fewest slots; a tie goes to the worker that waited longest."""
+        """Give free slots to the workers with the fewest slots; a tie goes to the worker that waited longest."""
         while self._free and len(self._slots) - len(self._free) < self._max_in_use():
             ready = [index for index in self._waiting if self._is_ready[index]]
             index = min(ready, key=lambda index: len(self._held[index]), default=None)
@@ -222,8 +222,8 @@ class RolloutQueue(AsyncWorkers):
 def slots_for(per_round: int, num_groups: int, max_lag: int | None) -> int:
     """Return the number of slots: those of the current and of the next round, and one for each group of envs to fill.
 
-    `max_lag` limits this number. While a rollout is sampled, the learner can learn from all other slots at most. With
-    this limit, a rollout can exceed `max_lag` only if rollouts that began later are completed earlier.
+    `max_lag` limits this number: while a rollout is sampled, the learner can learn at most from all other slots. A
+    rollout can therefore exceed `max_lag` only if rollouts that began later are completed earlier.
     """
     wanted = 2 * per_round + num_groups
     return wanted if max_lag is None else min(wanted, (max_lag + 1) * per_round)

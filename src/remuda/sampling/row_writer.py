@@ -47,7 +47,7 @@ class AgentInputs:
         self.begins = torch.ones(num_envs, dtype=torch.bool)  # True where the next row starts a new episode
 
     def reset(self) -> None:
-        """Prepare for the first observations of all envs."""
+        """Reset all recurrent states, and mark the next row of every env as the first of an episode."""
         if self.state is not None:
             self.state[...] = self._initial_state
         self.begins.fill_(True)
@@ -124,7 +124,7 @@ class RowWriter:
 def make_writers(
     inputs: AgentInputs, envs: Envs, agent: Agent, seed: int, exploration: Exploration, first_env: int = 0
 ) -> list[RowWriter]:
-    """Return a writer for each slot of `envs`; `first_env` is the index in the run of the first env."""
+    """Return a writer for each slot of `envs`; `first_env` is the index of their first env in the whole run."""
     width = envs.num_envs // envs.num_slots
     writers = []
     for start in range(0, envs.num_envs, width):

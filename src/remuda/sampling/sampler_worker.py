@@ -64,7 +64,7 @@ class SamplerWorker:
         self._is_leaving = False
 
     def run(self) -> None:
-        torch.set_num_threads(1)  # one thread is enough: there is one worker for each core
+        torch.set_num_threads(1)  # there is usually one worker per core; `make_parts` may set more threads
         keep_memory()
         server, link = os.getppid(), self._parent.link
         poll = select.poll()

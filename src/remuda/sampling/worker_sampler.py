@@ -2,7 +2,7 @@
 
     sampler = WorkerSampler("remuda.build.workers", blueprints, agent, observation, weights, num_steps, seed)
     sampler.reset(seed)
-    rollout = sampler.collect()          # every worker fills its columns with the newest weights
+    rollout = sampler.collect()          # every worker samples its columns, using the newest weights
 
 There is one request and one answer per rollout instead of per step. This suits envs that step faster than a message
 travels, machines with many cores, and networks that are small enough to run on each core. Steps and weights lie in
@@ -114,7 +114,7 @@ class WorkerSampler:
         return answers
 
     def get_state(self) -> bytes:
-        """Return the states of all workers' samplers."""
+        """Return the packed states of all workers' samplers; raise NoState if an env's state cannot be saved."""
         answers = self._ask({"do": "save"}, "saved", self._build_timeout)
         for answer in answers:
             if answer["saved"] is None:

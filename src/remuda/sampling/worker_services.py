@@ -42,7 +42,7 @@ class Writer(Protocol):
 
 
 class SamplingService(ABC):
-    """A way to sample. The message loop calls `wait_seconds`, reads messages, and then calls `work`."""
+    """Base class of services. The message loop calls `wait_seconds`, reads messages, and then calls `work`."""
 
     @abstractmethod
     def reset(self, seed: int, warm_up: int = 0) -> int:

@@ -39,6 +39,8 @@ class Late(gymnasium.Env):
                 obs = np.zeros(5, np.float32)
             elif self.fault == "dtype":
                 obs = obs.astype(np.complex128)
+            elif self.fault == "raise":
+                raise RuntimeError("the env is on strike")
         return obs, reward, False, self.time >= self.length, {}
 
 

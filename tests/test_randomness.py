@@ -56,6 +56,33 @@ def test_streams_differ_in_every_argument() -> None:
     assert len({number for stream in raw for number in stream}) == 64 * len(arguments)
 
 
+def test_parts_of_a_run_have_streams_of_their_own() -> None:
+    """Part 0 has the stream of an undivided run."""
+    arguments = [(purpose, key, position) for purpose in Purpose for key in (0, 1) for position in (0, 1)]
+    seen = set()
+    for purpose, key, position in arguments:
+        streams = [keyed_generator(purpose, SEED, key, position, part) for part in (0, 1, 2, 3, 2**40)]
+        raw = [stream.bit_generator.random_raw(64).tolist() for stream in streams]  # type: ignore[attr-defined]
+        undivided = keyed_generator(purpose, SEED, key, position).bit_generator.random_raw(64)  # type: ignore[attr-defined]
+        assert raw[0] == undivided.tolist()
+        seen |= {number for stream in raw for number in stream}
+    assert len(seen) == 64 * 5 * len(arguments)
+
+
+def test_replays_of_different_parts_draw_different_numbers() -> None:
+    def drawn(part: int) -> list[Any]:
+        numbers = DrawNumbers(SEED, COUNT, is_stratified=False, part=part)
+        minibatches = RolloutBuffer(1, 4, SEED)
+        minibatches.set_part(part, 3)
+        return [numbers.of(0).tolist(), numbers.of(0, 1).tolist(), minibatches._order(0, 100).tolist()]
+
+    first, second = drawn(0), drawn(1)
+    undivided = DrawNumbers(SEED, COUNT, is_stratified=False)
+    assert first[:2] == [undivided.of(0).tolist(), undivided.of(0, 1).tolist()]
+    assert first[2] == RolloutBuffer(1, 4, SEED)._order(0, 100).tolist()
+    assert all(mine != theirs for mine, theirs in zip(first, second, strict=True))
+
+
 def test_noise_in_losses_and_envs_use_different_seeds() -> None:
     class Nothing(torch.nn.Module):
         inputs = None

@@ -252,6 +252,13 @@ class SeparableAlgorithm(Algorithm, Protocol):
 
 
 @runtime_checkable
+class CountsLearnedRows(Protocol):
+    """An algorithm whose losses may be means over fewer rows than the real rows of a batch."""
+
+    def num_learned(self, batch: Batch) -> int: ...  # number of rows over which the losses are averaged
+
+
+@runtime_checkable
 class PrioritizingAlgorithm(Algorithm, Protocol):
     """An algorithm whose TD errors samplers can compute, as priorities of new rows.
 
@@ -278,6 +285,21 @@ class Replay(Protocol):
     def save(self, directory: Path) -> dict[str, Any] | None: ...
     def load(self, directory: Path, state: dict[str, Any]) -> None: ...
     def close(self) -> None: ...
+
+
+class DivisibleReplay(Replay, Protocol):
+    """A replay that can store one part of a run (remuda.parts). All parts count the steps of the whole run."""
+
+    needs_saving: bool  # whether `save` returns a state
+
+    def set_part(self, part: int, parts: int) -> None: ...  # called before the first draw
+
+    # `add(batch)` is `count_steps(*append(batch))`: the number of real steps, and whether a batch can be drawn.
+    def append(self, batch: Batch) -> tuple[int, bool]: ...
+    def count_steps(self, steps: int, can_draw: bool) -> None: ...
+
+    @property
+    def num_due(self) -> int: ...  # largest number of batches that are due now; the same in all parts
 
 
 class SharedReplay(Replay, Protocol):

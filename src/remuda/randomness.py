@@ -25,13 +25,14 @@ class Purpose(IntEnum):
     EVALUATION = 2  # key and position as for EXPLORATION
     MINIBATCHES = 3  # key: the epoch; position: the round
     REPLAY = 4  # key: the number of the draw or block of draws; position: 0, or the number of the repeated attempt
-    LOSSES = 5  # key: the number of updates so far; position: `Clock.part`
+    LOSSES = 5  # key: the number of updates so far
 
 
-def keyed_generator(purpose: Purpose, seed: int, key: int, position: int = 0) -> np.random.Generator:
+def keyed_generator(purpose: Purpose, seed: int, key: int, position: int = 0, part: int = 0) -> np.random.Generator:
     """Return the generator that belongs to these arguments, which must be below 2**64.
 
-    Philox is a function of its key and of a counter of four 64-bit words. Drawing numbers increments the first two
-    words. `purpose` and `position` are the last two, so two generators could overlap only after 2**128 draws.
+    `part` is the index of a part of the run (remuda.parts). Philox is a function of its key and of a counter of four
+    64-bit words. Drawing numbers increments the first word, and the second after 2**64 draws. The other words are
+    `part`, `purpose` and `position`, so two generators could overlap only after 2**64 draws.
     """
-    return np.random.Generator(np.random.Philox(key=[seed, key], counter=[0, 0, int(purpose), position]))
+    return np.random.Generator(np.random.Philox(key=[seed, key], counter=[0, part, int(purpose), position]))

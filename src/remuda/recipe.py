@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from remuda.errors import Interrupted
     from remuda.learning.gradients import Gradients
     from remuda.learning.learner import Learner
+    from remuda.parts.group import Group
 
 ShouldStop = Callable[[], bool]
 
@@ -98,6 +99,7 @@ class Updates(Protocol):
     """Decides where and when gradients that a learner has computed are applied to its parameters."""
 
     def exchange(self, learner: Learner, gradients: Gradients) -> Applied: ...
+    def agree(self, stop: bool) -> bool: ...  # whether all members of the run end the round now, if this one wants to
 
 
 class Evaluator(Protocol):
@@ -119,6 +121,10 @@ class Progress:
     restarts: int = 0  # envs that were rebuilt
     dropped: int = 0  # rollouts that were too old to learn from
     cut: int = 0  # episodes that were ended for `Recipe.cut_every`
+
+
+def refuse_division(group: Group) -> Recipe:
+    raise NotImplementedError("this recipe is for one process.")
 
 
 @dataclass(frozen=True)
@@ -144,6 +150,10 @@ class Recipe:
     # Every `cut_every` rounds all envs start new episodes, so that a run resumed from such a round is bit-equal to an
     # uninterrupted run even if the state of its envs cannot be saved (checkpoint.cut_episodes). 0 means never.
     cut_every: int = 0
+    updates: Updates | None = None  # None: gradients are applied at once, where they were computed
+    # For a run that is divided among processes: returns the recipe of the parts that belong to this process.
+    divide: Callable[[Group], Recipe] = refuse_division
+    describe: Callable[[], Mapping[str, Any]] = dict  # returns the blueprint (JSON) from which others build the run
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -101,3 +102,37 @@ def test_rollout_is_used_once() -> None:
 
 def test_only_reset_rows_give_no_minibatch() -> None:
     assert round_of(RolloutBuffer(3, 2, 0), numbered(torch.zeros(2, 2, dtype=torch.bool))) == []
+
+
+@settings(deadline=None, database=None, max_examples=150)
+@given(
+    st.integers(1, 12),
+    st.integers(1, 6),
+    st.integers(1, 4),
+    st.integers(1, 80),
+    st.sampled_from(["rows", "sequences", "whole"]),
+    st.sampled_from([0.0, 0.1, 0.7, 1.0]),
+    st.integers(0, 1000),
+)
+def test_number_of_batches_due_is_the_same_for_all_masks(
+    T: int, B: int, num_epochs: int, size: int, kind: str, real: float, seed: int
+) -> None:
+    """It is the number without reset rows, and `batches` never yields more, so parts of a run agree on it."""
+    mask = torch.rand(T, B, generator=torch.Generator().manual_seed(seed)) < real
+    batch_size = T * min(size, B) if kind == "sequences" else size
+    state = torch.zeros(B) if kind == "sequences" else None
+
+    def due_and_yielded(mask: torch.Tensor) -> tuple[int, int]:
+        replay = RolloutBuffer(num_epochs, batch_size, seed, whole=kind == "whole")
+        assert replay.num_due == 0
+        assert replay.append(replace(numbered(mask), state=state)) == (int(mask.sum()), True)
+        replay.count_steps(10**6, False)
+        due = replay.num_due
+        yielded = len(list(replay.batches()))
+        assert replay.num_due == 0
+        return due, yielded
+
+    all_real = due_and_yielded(torch.ones(T, B, dtype=torch.bool))
+    due, yielded = due_and_yielded(mask)
+    assert all_real == (due, due)
+    assert yielded <= due

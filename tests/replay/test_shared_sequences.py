@@ -358,7 +358,7 @@ def test_replay_is_saved_correctly_while_writers_write(kind: str, what: str, tmp
                 fed |= {tuple(key): error for key in batch.key[was_known].tolist()}
             other.load(tmp_path, unpack(pack(replay.save(tmp_path))))
             check_fed(other, fed)
-            count = check_all(other)
+            count = check_all(other, ahead=T)  # a writer may be about to overwrite rows when the replay is saved
             assert count == 199 * 3 * WIDTH or (kind == "frames" and count > 100 * 3 * WIDTH)
 
 

@@ -55,7 +55,7 @@ class IMPALA(ActorCritic):
 
     @property
     def gradient_reduction(self) -> Literal["sum", "mean"] | None:
-        """How the gradients of parts of a batch (some columns each) are combined; None if they cannot be.
+        """How to combine the gradients of parts of a batch, each with some of its columns; None if it is impossible.
 
         It is None for a subclass that changes the loss, unless the subclass overrides this property as well.
         """

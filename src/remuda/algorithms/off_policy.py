@@ -98,7 +98,7 @@ class OffPolicy(nn.Module):
 
     def generator(self, clock: Clock) -> torch.Generator:
         """Return a generator of numbers that depend only on the seed, the number of updates, and `clock.part`."""
-        seed = keyed_generator(Purpose.LOSSES, self.seed, clock.version, clock.part).integers(1 << 32)
+        seed = keyed_generator(Purpose.LOSSES, self.seed, clock.version, part=clock.part).integers(1 << 32)
         return torch.Generator().manual_seed(int(seed))
 
     # --- rows of a batch ---
@@ -122,6 +122,10 @@ class OffPolicy(nn.Module):
         """Return a mask of the learned rows of sequences, [learned rows, B], which is True where they are real."""
         mask: Tensor = batch.steps.mask[self.burn_in : self.burn_in + len(batch.targets.reward)]
         return mask
+
+    def num_learned(self, batch: Batch) -> int:
+        """Return the number of rows that `rows` selects."""
+        return int((batch.steps.mask if batch.state is None else self.real(batch)).sum())
 
     def now(self, batch: Batch, unroll: Unroll, state: Any = None) -> Tensor:
         """Return the outputs of `unroll` for the rows that `rows` selects."""

@@ -77,6 +77,15 @@ def build(
     return Built(config, seen, make_net, envs, make_agent(config, seen, make_net), exploration)
 
 
+def setup_of(blueprint: Blueprint) -> tuple[RunConfig, EnvSpec, EnvInfo, NetFactory]:
+    """Return configuration, env spec, properties of the env and net, as a whole run needs them."""
+    register_reference(blueprint.get("algorithm"))
+    config, spec = from_dict(blueprint["config"]), EnvSpec.from_json(blueprint["spec"])
+    info = probe(spec)
+    must_be_same(config.env, described(agent_view(config, info)), blueprint["spaces"])
+    return config, spec, info, find_net(config.agent, blueprint["net"])
+
+
 def make_blueprints(
     config: RunConfig, spec: EnvSpec, seen: EnvInfo, workers: int, net: NetFactory | None
 ) -> list[dict[str, Any]]:

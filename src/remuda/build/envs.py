@@ -34,8 +34,12 @@ def make_some_envs(
     num_workers: int,
     should_stop: Callable[[], bool],
     seeds: Sequence[Sequence[int]] | None = None,
+    first_env: int = 0,
 ) -> Envs:
-    """Return envs of this run: for training, or for evaluation if `seeds` holds the episode seeds of each env."""
+    """Return envs of this run: for training, or for evaluation if `seeds` holds the episode seeds of each env.
+
+    `first_env` is the index of the first of them among all envs of the run.
+    """
     options = config.envs
     levels = training_seeds(config) if seeds is None else None
     backend = options.backend if seeds is None and not config.sampler.wait_reset else python_only(config, seeds)
@@ -50,6 +54,7 @@ def make_some_envs(
         backend=backend,
         levels=levels,
         should_stop=should_stop,
+        first_env=first_env,
         **{name: getattr(options, name) for name in ("max_restarts", *WORKER_LIMITS)},
     )
     agent = config.agent

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from remuda.agents import NetFactory
 from remuda.build.algorithm import make_algorithm
+from remuda.build.blueprint import make_blueprints
 from remuda.build.envs import (
     agent_view,
     check_envs,
@@ -19,10 +21,11 @@ from remuda.build.envs import (
 from remuda.build.exploration import make_exploration
 from remuda.build.fast_path import find_fast_path
 from remuda.build.nets import find_net
+from remuda.build.parts import make_parted_replay, make_parted_sampler
 from remuda.build.replay import make_replay, refuse_too_large
 from remuda.build.workers import make_replay_writers, make_rollout_queue, make_worker_sampler
 from remuda.config.run_config import RunConfig
-from remuda.core import Agent, Algorithm, SeparableAlgorithm, SharedReplay, Weights
+from remuda.core import Agent, Algorithm, Replay, SeparableAlgorithm, SharedReplay, Weights
 from remuda.envs import EnvInfo, EnvSpec
 from remuda.errors import ConfigError
 from remuda.learning.learner import Learner
@@ -30,12 +33,20 @@ from remuda.learning.optimizers import OptimizerOptions
 from remuda.learning.schedules import parse_schedule
 from remuda.learning.weights import LocalWeights, SharedWeights
 from remuda.machine import has_compiler
+from remuda.parts import Group, LocalGroup, PartedLearner, PartedUpdates
 from remuda.recipe import Recipe, ReplayWriters, RolloutSource, Sampler, ShouldStop
 from remuda.sampling.sampler import EnvSampler
 
 
-def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory | None = None) -> Recipe:
-    """Return the recipe of a run. If a part cannot be built, raise ConfigError before any process is started."""
+def make_recipe(
+    config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory | None = None, group: Group | None = None
+) -> Recipe:
+    """Return the recipe of a run. If a part cannot be built, raise ConfigError before any process is started.
+
+    `group` tells which parts of a run that is divided into parts belong to this process; by default all of them.
+    """
+    if group is None and config.num_parts > 1:
+        group = LocalGroup(config.num_parts)
     options, seed = config.algo_options, config.seed
     has_worker_inference = config.sampler.inference == "workers"
     if has_worker_inference and not config.has_workers:
@@ -49,7 +60,7 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
     # Build the algorithm once here, so that a net or a replay that does not fit is refused before a process starts.
     algorithm = make_algorithm(config, seen, make_net)
     refuse_too_large(config, seen, algorithm.agent.initial_state(1))
-    num_parts, num_threads = split_threads(config, algorithm)
+    num_pieces, num_threads = split_threads(config, algorithm)
 
     def make_learner() -> Learner:
         optimizer = OptimizerOptions(
@@ -65,7 +76,8 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
             algorithm.agent.compile_nets()
         device = config.scheme_options.device
         fast = find_fast_path(config.agent, algorithm)
-        return Learner(algorithm, optimizer, rate, options.max_grad_norm or None, num_parts, own_rates, device, fast)
+        make = Learner if group is None else partial(PartedLearner, group)
+        return make(algorithm, optimizer, rate, options.max_grad_norm or None, num_pieces, own_rates, device, fast)
 
     def make_weights(agent: Any, version: int) -> Weights:
         is_shared = has_worker_inference or config.is_asynchronous
@@ -75,6 +87,8 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
         first_row = rounds * options.rows_per_round
         if has_worker_inference:
             return make_worker_sampler(config, spec, seen, workers, agent, weights, first_row, should_stop, net)
+        if group is not None:
+            return make_parted_sampler(config, spec, agent, weights, workers, first_row, should_stop, group)
         envs = make_some_envs(config, spec, config.sampler.envs, config.sampler.slots, workers, should_stop)
         wait_reset = config.sampler.wait_reset
         explore = make_exploration(config)
@@ -100,18 +114,27 @@ def make_recipe(config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory
 
     writers = num_workers(config) if config.has_replay_writers else 0
 
+    def make_any_replay(agent: Agent, first_round: int) -> Replay:
+        state = agent.initial_state(1)
+        if group is not None:
+            return make_parted_replay(config, seen, state, first_round, group)
+        return make_replay(config, seen, state, first_round, writers)
+
     return Recipe(
         seed=seed,
         steps=config.steps,
         make_learner=make_learner,
         make_weights=make_weights,
-        make_replay=lambda agent, first: make_replay(config, seen, agent.initial_state(1), first, writers),
+        make_replay=make_any_replay,
         make_sampler=make_sampler,
         make_source=make_source,
         make_writers=make_writers,
         num_threads=num_threads,
         warm_up=config.sampler.decorrelate,
         cut_every=rounds_between_cuts(config, no_state),
+        updates=None if group is None else PartedUpdates(group),
+        divide=lambda group: make_recipe(config, spec, info, net, group),
+        describe=lambda: make_blueprints(config, spec, seen, 1, net)[0],
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from remuda.config.run_config import RunConfig
-from remuda.core import Replay, Space
+from remuda.core import DivisibleReplay, Space
 from remuda.data import leaves
 from remuda.envs import EnvInfo, is_atari
 from remuda.errors import ConfigError
@@ -21,7 +21,7 @@ CHECKED_ROWS = 100
 SPARE = 0.9  # fraction of the free memory that a replay may take
 
 
-def make_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int, writers: int = 0) -> Replay:
+def make_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int, writers: int = 0) -> DivisibleReplay:
     """Return the replay of a run.
 
     `state` is the recurrent state of one env, None for agents without memory. `first_round` is the number of rounds

@@ -7,7 +7,7 @@ algo_options.py and override what differs (docs/extending.md).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from remuda.config.fields import Checked, option
@@ -75,6 +75,17 @@ class AlgoOptions(Checked):
     def group_learning_rates(self) -> dict[str, str]:
         """Learning rate schedules of the parameter groups that do not use `learning_rate`, by group name."""
         return {}
+
+    @property
+    def minibatch_size(self) -> int | None:
+        """The option `batch_size`; None for algorithms without it, which learn from whole rollouts."""
+        size: int | None = vars(self).get("batch_size")
+        return size
+
+    def share(self, parts: int) -> Self:
+        """Return the options of one of `parts` equal parts of a run, which takes its share of every minibatch."""
+        size = self.minibatch_size
+        return self if size is None else replace(self, batch_size=size // parts)  # type: ignore[call-arg]
 
     def agent_arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of the agent that are specific to this kind of algorithm."""

@@ -29,6 +29,30 @@ def check_run(config: RunConfig) -> None:
         raise ConfigError(f"replay options are set, and {config.algo} does not use a replay: leave them out.")
     check_scheme(config)
     check_checkpoints(config)
+    check_parts(config)
+
+
+def check_parts(config: RunConfig) -> None:
+    """Check that envs, minibatches and the replay can be divided evenly among the parts of the run."""
+    parts = config.num_parts
+    if parts == 1:
+        return
+    option = "scheme.ranks" if config.scheme_entry.has_ranks else "scheme.parts"
+    minibatch = config.algo_options.minibatch_size or parts
+    for name, count in (("sampler.envs", config.sampler.envs), ("algo.batch_size", minibatch)):
+        if count < parts:
+            raise ConfigError(f"{option}={parts} is more than {name}={count}: use at most {count}, or raise {name}.")
+        if count % parts:
+            low = count // parts * parts
+            raise ConfigError(
+                f"{option}={parts} does not divide {name}={count}: set {name} to {low} or {low + parts}."
+            )
+    if (envs := config.sampler.envs // parts) % (slots := config.sampler.slots):
+        raise ConfigError(
+            f"{option}={parts} leaves {envs} envs to each, which sampler.slots={slots} does not divide."
+        )
+    if config.sampler.inference == "workers":
+        raise ConfigError(f"{option}={parts} with sampler.inference=workers: use sampler.inference=central.")
 
 
 def check_replay(config: RunConfig) -> None:

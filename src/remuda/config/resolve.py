@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from remuda.config.algo_base import AlgoOptions
 from remuda.config.fields import check_value, coerce, fill
 from remuda.config.legacy import without_variant
 from remuda.config.presets import find_preset
@@ -28,6 +30,7 @@ from remuda.registry import all_algorithms, find_algorithm, find_scheme
 from remuda.runs.advice import RESUME, python_call, without_path
 from remuda.runs.directory import RunDirectory
 from remuda.runs.spaces import read_spaces
+from remuda.torchrun import read_torchrun
 
 Groups = Mapping[str, Mapping[str, Any]]
 Setup = tuple[RunConfig, EnvSpec, EnvInfo]
@@ -119,14 +122,20 @@ def fill_config(values: Mapping[str, Any], wanted: Groups, label: str, info: Env
     }
     if filled["agent"].core and "batch_size" not in wanted["algo"]:
         filled["algo_options"] = filled["algo_options"].with_memory()
+    # Values that mean "automatic" are replaced, so that config.yaml stores what a resume on another machine must use.
+    scheme, sampler = find_scheme(str(values["scheme"])), filled["sampler"]
+    if scheme.has_ranks:
+        is_free = "envs" not in wanted["sampler"]
+        ranks = filled["scheme_options"].ranks or num_ranks(sampler.envs, filled["algo_options"], is_free)
+        if is_free:  # every rank needs an env, and many algorithms have one by default
+            sampler = replace(sampler, envs=-(-sampler.envs // ranks) * ranks)
+        filled["scheme_options"] = replace(filled["scheme_options"], ranks=ranks)
     if filled["scheme_options"].threads == 0:
-        # Replace 0 by the actual number, so that config.yaml stores it and a resume on another machine uses it too.
-        filled["scheme_options"] = replace(filled["scheme_options"], threads=num_threads(info))
-    if filled["sampler"].inference == "auto":
-        filled["sampler"] = replace(
-            filled["sampler"],
-            inference="workers" if find_scheme(str(values["scheme"])).is_asynchronous else "central",
-        )
+        threads = max(1, num_threads(info) // max(1, filled["scheme_options"].ranks))
+        filled["scheme_options"] = replace(filled["scheme_options"], threads=threads)
+    if sampler.inference == "auto":
+        sampler = replace(sampler, inference="workers" if scheme.is_asynchronous else "central")
+    filled["sampler"] = sampler
     steps = coerce(values.get("steps", preset["run"]["steps"]), "int", "steps")
     check_value("steps", steps, {})
     return RunConfig(
@@ -166,6 +175,17 @@ def stored_options(path: Path, stored: Mapping[str, Any]) -> Groups:
     renamed = rename_options(options, f"{path}/config.yaml")
     check_groups(renamed)
     return renamed
+
+
+def num_ranks(envs: int, options: AlgoOptions, can_add_envs: bool) -> int:
+    """Return the default of `scheme.ranks`: the number that torchrun started, otherwise at most one per core.
+
+    Without torchrun, it divides the minibatches, and the envs too unless more envs can be added.
+    """
+    if (torchrun := read_torchrun()) is not None:
+        return torchrun.size
+    divided = math.gcd(0 if can_add_envs else envs, options.minibatch_size or 0)  # 0 if any number will do
+    return max(count for count in range(1, usable_cores() + 1) if divided % count == 0)
 
 
 def num_threads(info: EnvInfo) -> int:

@@ -65,6 +65,11 @@ class RunConfig:
         return self.scheme_entry.has_workers
 
     @property
+    def num_parts(self) -> int:
+        """Number of parts with an equal share of envs, minibatches and replay (remuda.parts)."""
+        return self.scheme_options.parts * max(1, self.scheme_options.ranks)
+
+    @property
     def has_replay_writers(self) -> bool:
         """Whether samplers write to the replay themselves, from their own processes."""
         return self.is_asynchronous and self.algo_options.uses_replay

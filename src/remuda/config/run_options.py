@@ -172,6 +172,26 @@ class SchemeOptions(Checked):
     device: str = option(
         "cpu", "device of the learner, such as cuda or cuda:1; sampling stays on the CPU", used_by="async"
     )
+    parts: int = option(
+        1,
+        "number of parts with an equal share of envs, minibatches and replay; ranks of replicas compute the same",
+        low=1,
+        high=10_000,
+        used_by="serial",
+    )
+    ranks: int = option(
+        0,
+        "number of processes that sample and learn; 0: as torchrun says, otherwise one per core",
+        low=0,
+        high=10_000,
+        used_by="replicas",
+    )
+    exchange: str = option(
+        "auto",
+        "how ranks exchange gradients; auto: through shared memory on one host, by gloo between hosts",
+        choices=("auto", "gloo"),
+        used_by="replicas",
+    )
     max_lag: int | None = option(
         None,
         "maximum age of a rollout, in updates; older rollouts are dropped; none: no maximum",

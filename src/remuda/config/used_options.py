@@ -21,6 +21,8 @@ OWNERS = {  # {feature: phrase for the runs that have it}
     "rollouts": "algorithms without a replay",
     "workers": "--scheme parallel and --scheme async",
     "async": "--scheme async",
+    "serial": "--scheme serial",
+    "replicas": "--scheme replicas",
 }
 
 
@@ -39,9 +41,10 @@ def data_feature(algo: type[Any]) -> str:
 
 
 def scheme_features(scheme: str) -> list[str]:
-    """Return the features of runs under a scheme: "workers", "async", both or none."""
+    """Return the features of runs under a scheme: some of "workers", "async", "serial" and "replicas"."""
     entry = find_scheme(scheme)
-    has = {"workers": entry.has_workers, "async": entry.is_asynchronous}
+    has = {"workers": entry.has_workers, "async": entry.is_asynchronous, "replicas": entry.has_ranks}
+    has["serial"] = not any(has.values())
     return [feature for feature, is_there in has.items() if is_there]
 
 

@@ -59,6 +59,15 @@ class Rollout:
     envs: Array = None  # [B]: index of the env of each column; None if the columns are all envs in order
     begins: Array = None  # [B]: True where row 0 starts a new episode; None if that is unknown
 
+    @property
+    def num_real(self) -> int:
+        """Number of rows in which an action was taken."""
+        return int(self.steps.mask.sum())
+
+    def versions(self) -> tuple[float, int]:
+        """Return the mean and the lowest version of the weights that acted."""
+        return float(self.steps.version.float().mean()), int(self.steps.version.min())
+
     def real_obs(self) -> Tree:
         """Return the observations [N, ...] of all rows with mask True, for the statistics of a normalizer."""
         mask = self.steps.mask

@@ -80,10 +80,12 @@ def make_envs(
     backend: str = "auto",
     info: Sequence[str] = (),
     levels: Sequence[int] | None = None,
+    first_env: int = 0,
     **limits: Any,
 ) -> LocalEnvs | PooledEnvs | NativeEnvs:
     """Make `num_envs` envs, in `num_workers` worker processes or, if this is 0, in this process.
 
+    `first_env` is the global index of the first env; seeds are derived from global indices.
     `limits` may contain max_restarts, step_timeout, build_timeout and max_worker_restarts, as in PooledEnvs. Single
     envs in this process use only max_restarts, and native envs use none of them.
 
@@ -103,8 +105,8 @@ def make_envs(
     if chosen is not None:
         refuse_in_worker()
         threads = max(1, num_workers)
-        return NativeEnvs(spec, chosen, num_envs, slots, threads, gamma, stats, should_stop)
-    common: dict[str, Any] = {"should_stop": should_stop, "levels": levels, "info": info}
+        return NativeEnvs(spec, chosen, num_envs, slots, threads, gamma, stats, should_stop, first_env)
+    common: dict[str, Any] = {"should_stop": should_stop, "levels": levels, "info": info, "first_env": first_env}
     if num_workers == 0:
         local = {name: limit for name, limit in limits.items() if name == "max_restarts"}
         return LocalEnvs(spec, num_envs, slots, gamma, stats, seeds, **common, **local)

@@ -105,10 +105,10 @@ class AtariEnv(gymnasium.Env):  # type: ignore[misc]
         self._show()
 
     def _count_no_ops(self) -> int:
-        """Return a random number of no-ops, drawn as std::uniform_int_distribution draws from std::mt19937.
+        """Return a random number of no-ops, drawn as libstdc++'s uniform_int_distribution draws.
 
-        A 32-bit draw is multiplied by noop_max, and the result is the upper 32 bits of the product. Draws that would
-        cause a bias are rejected.
+        A 32-bit draw of std::mt19937 is multiplied by noop_max, and the result is the upper 32 bits of the product.
+        Draws that would cause a bias are rejected.
         """
         assert self._draws is not None
         count = max(1, self.game.options.noop_max)

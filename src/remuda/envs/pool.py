@@ -61,7 +61,9 @@ class PooledEnvs:
         info: Sequence[str] = (),
         seed: int | None = None,  # if given, reset() is optional: the first send to a slot resets its envs
         alone: bool = False,
+        first_env: int = 0,
     ) -> None:
+        """`first_env` is the global index of the first env; seeds are derived from global indices."""
         if not alone:  # inference servers are workers that may start a pool; they pass alone=True
             worker.refuse_in_worker()
         per_slot, self._is_alone = envs_per_slot(num_envs, slots), alone
@@ -74,9 +76,10 @@ class PooledEnvs:
             "max_restarts": max_restarts,
             "levels": None if levels is None else [int(level) for level in levels],
             "info": list(info),
+            "first_env": first_env,
         }
         self._blocks = worker_blocks(num_envs, slots, num_workers, alone)
-        self._seeds, self._worker_stats = seeds, WorkerStats(num_envs, logger)
+        self._seeds, self._worker_stats = seeds, WorkerStats(num_envs, logger, first_env)
         self._memory: SharedArrays | None = None
         self._sent: deque[tuple[int, int]] = deque()
         orders = [{**order, "worker": index, "blocks": blocks} for index, blocks in enumerate(self._blocks)]

@@ -134,13 +134,16 @@ class _Service:
     def _build(self, order: Mapping[str, Any]) -> None:
         """Build this worker's envs and send their spaces to the parent."""
         self._index, self._blocks, self._info = order["worker"], order["blocks"], order["info"]
+        self._first_env = order["first_env"]
         spec = EnvSpec.from_json(order["spec"])
         stats = EpisodeStats if order["stats"] is None else find(order["stats"])
 
         def make(index: int) -> SingleEnv:
             self._report_progress()
             seeds = None if order["seeds"] is None else order["seeds"][str(index)]
-            return SingleEnv(spec, index, order["gamma"], stats, seeds, order["levels"], order["max_restarts"])
+            return SingleEnv(
+                spec, self._first_env + index, order["gamma"], stats, seeds, order["levels"], order["max_restarts"]
+            )
 
         envs = build_all([partial(make, index) for block in self._blocks for index in range(*block)])
         for first, last in self._blocks:
@@ -180,7 +183,7 @@ class _Service:
         Forked workers inherit identical generators, so without this they would all draw the same numbers.
         """
         first = self._blocks[0][0]
-        own = derive_seed(seed, first, int(self._restarts[first]))
+        own = derive_seed(seed, self._first_env + first, int(self._restarts[first]))
         random.seed(own)
         np.random.seed(own)
 

@@ -41,8 +41,10 @@ def decode(stats: bytes) -> tuple[list[tuple[int, dict[str, float]]], list[Notic
 class WorkerStats:
     """Collects the statistics of all workers in the parent, and logs their notices."""
 
-    def __init__(self, num_envs: int, logger: logging.Logger) -> None:
+    def __init__(self, num_envs: int, logger: logging.Logger, first_env: int = 0) -> None:
+        """`first_env` is the global index of the first env; episodes are numbered by global indices."""
         self.played = [0] * num_envs  # number of episodes of each env that were decoded since the last reset
+        self._first_env = first_env
         self._undecoded: list[bytes] = []
         self._episodes: list[Episode] = []
         self._reporter = Reporter(logger)
@@ -57,7 +59,7 @@ class WorkerStats:
         for stats in self._undecoded:
             episodes, notices = decode(stats)
             for env, values in episodes:
-                self.played[env] += 1
+                self.played[env - self._first_env] += 1
                 self._episodes.append(Episode(env, values))
             self.report(notices)
         self._undecoded.clear()

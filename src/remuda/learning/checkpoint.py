@@ -160,7 +160,7 @@ def sweep(directory: Path) -> None:
             path.rename(final)
     for path in directory.glob(f"{ASIDE}*"):
         shutil.rmtree(path, ignore_errors=True)
-    for path in (directory / REPLAY).glob(f"{ASIDE}*"):
+    for path in (directory / REPLAY).rglob(f"{ASIDE}*"):
         path.unlink(missing_ok=True)
     _delete_unnamed(directory, lambda name: True)
 
@@ -382,8 +382,9 @@ def _delete_unnamed(directory: Path, may_go: Callable[[str], bool]) -> None:
             kept_until = max(kept_until, path.stat().st_mtime)
         else:
             named |= names
-    for path in (directory / REPLAY).iterdir():
-        if path.name not in named and may_go(path.name) and path.lstat().st_mtime > kept_until:
+    for path in (directory / REPLAY).rglob("*"):  # the replay of each part of a run has a directory of its own
+        name = path.relative_to(directory / REPLAY).as_posix()
+        if not path.is_dir() and name not in named and may_go(name) and path.lstat().st_mtime > kept_until:
             with suppress(OSError):  # a file that cannot be deleted does no harm
                 path.unlink()
 

@@ -145,14 +145,16 @@ def register_scheme(
     *,
     has_workers: bool = True,
     is_asynchronous: bool = False,
+    has_ranks: bool = False,
 ) -> SchemeEntry:
     """Register a scheme under `name`, and return its entry.
 
     `make`, a callable or the import path of one, is given the run's configuration and returns a `recipe.Scheme`.
     `has_workers` tells whether envs are stepped in worker processes. `is_asynchronous` tells whether samplers run
-    ahead of the learner, which then learns from rollouts or replay rows that older weights have sampled.
+    ahead of the learner, which then learns from rollouts or replay rows that older weights have sampled. `has_ranks`
+    tells whether the run is divided among `scheme.ranks` processes, each of which samples and learns.
     """
-    return _schemes.add(SchemeEntry(name, make, description, has_workers, is_asynchronous))
+    return _schemes.add(SchemeEntry(name, make, description, has_workers, is_asynchronous, has_ranks))
 
 
 def find_scheme(name: str) -> SchemeEntry:

@@ -110,6 +110,12 @@ def register_schemes() -> None:
         "samplers, learner and evaluator run asynchronously; for impala, appo and all with a replay",
         is_asynchronous=True,
     )
+    registry.register_scheme(
+        "replicas",
+        "remuda.build.schemes:make_replicas",
+        "scheme.ranks processes that each sample and learn, and add their gradients; also under torchrun",
+        has_ranks=True,
+    )
 
 
 def register_env_backends() -> None:

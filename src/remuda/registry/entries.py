@@ -138,6 +138,7 @@ class SchemeEntry:
     description: str
     has_workers: bool = True  # whether envs are stepped in worker processes
     is_asynchronous: bool = False  # whether samplers run ahead of the learner
+    has_ranks: bool = False  # whether `scheme.ranks` processes each learn from a part of the run
 
     def make_scheme(self, config: RunConfig) -> Scheme:
         """Return the scheme for a run with this configuration."""

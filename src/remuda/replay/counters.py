@@ -339,6 +339,14 @@ class ReplayCounters:
         """Whether there is enough credit for a batch; with a ratio of None, whether the warm-up is over."""
         return self.steps > self.warm_up if self.ratio is None else self.credit >= self.rows_per_batch
 
+    @property
+    def num_due(self) -> int:
+        """Number of batches for which there is enough credit; the ratio must not be None."""
+        count, credit = 0, self.credit
+        while credit >= self.rows_per_batch:  # subtracts as `spend` does, because a division would round differently
+            count, credit = count + 1, credit - self.rows_per_batch
+        return count
+
     def spend(self) -> None:
         """Subtract one batch from the credit."""
         if self.ratio is not None:

@@ -39,19 +39,20 @@ class DrawNumbers:
 
     DRAWS = 64
 
-    def __init__(self, seed: int, count: int, is_stratified: bool) -> None:
+    def __init__(self, seed: int, count: int, is_stratified: bool, part: int = 0) -> None:
         """Provide `count` numbers per draw: all are in [0, 1), or if `is_stratified`, number i is in [i, i + 1)."""
+        self._part = part
         self._seed, self._count, self._block, self._numbers = seed, count, -1, np.zeros((0, count))
         self._offset = np.arange(count) if is_stratified else np.zeros(count)
 
     def of(self, draw: int, attempt: int = 0) -> Floats:
         """Return the [count] numbers of a draw; each `attempt` at the same draw gets different numbers."""
         if attempt:
-            again = keyed_generator(Purpose.REPLAY, self._seed, draw, attempt)
+            again = keyed_generator(Purpose.REPLAY, self._seed, draw, attempt, self._part)
             return again.random(self._count) + self._offset
         block, number = divmod(draw, self.DRAWS)
         if block != self._block:
-            many = keyed_generator(Purpose.REPLAY, self._seed, block)
+            many = keyed_generator(Purpose.REPLAY, self._seed, block, part=self._part)
             self._numbers = many.random((self.DRAWS, self._count)) + self._offset
             self._block = block
         found: Floats = self._numbers[number]

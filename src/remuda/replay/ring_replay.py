@@ -39,6 +39,8 @@ class RingReplay(ABC):
     """
 
     gamma: float
+    needs_saving = True
+    part = 0  # index of the part of the run whose rows this replay stores (remuda.parts)
     reports_returns = False  # whether the run's first batch carries the `return_range` of all stored rows
 
     def __init__(
@@ -94,6 +96,31 @@ class RingReplay(ABC):
         """Restore a state once the ring holds the rows saved with it, so that the next draws are the same."""
 
     # --- what is due ---
+
+    def add(self, batch: Batch) -> None:
+        self.count_steps(*self.append(batch))
+
+    @abstractmethod
+    def append(self, batch: Batch) -> tuple[int, bool]:
+        """Store rows; return how many of them are real steps, and whether there is anything to draw."""
+
+    def count_steps(self, steps: int, can_draw: bool) -> None:
+        """Count real steps that were stored, in this replay or in those of other parts of the run."""
+        self.counters.add_steps(steps, can_draw)
+
+    @property
+    def num_due(self) -> int:
+        """Number of batches that `batches` would yield now. It depends only on the steps counted so far."""
+        return self.counters.num_due
+
+    def set_part(self, part: int, parts: int) -> None:
+        """Make this replay part number `part` of a run that is divided into `parts`; call this before the first draw.
+
+        Draws then use random numbers of this part. Every part draws a batch when one is due, so a batch of this part
+        takes the credit of `parts` batches.
+        """
+        self.counters.rows_per_batch *= parts
+        self.part = part
 
     def sync(self, left: int | None = None) -> int:
         """Count the rows that other processes have appended, and return how many of them are real steps.

@@ -28,6 +28,9 @@ class RolloutBuffer:
     The shuffled order is a function of (seed, round, epoch), so no random state has to be saved to resume.
     """
 
+    needs_saving = False  # the buffer is empty between two rounds
+    part = 0  # index of the part of the run whose rollouts this buffer takes (remuda.parts)
+
     def __init__(
         self, num_epochs: int, batch_size: int | None, seed: int, first_round: int = 0, whole: bool = False
     ) -> None:
@@ -40,6 +43,34 @@ class RolloutBuffer:
         self._batch = batch
         self.round += 1
 
+    def append(self, batch: Batch) -> tuple[int, bool]:
+        """Add a rollout; return how many of its rows are real steps, and that there is something to draw."""
+        self.add(batch)
+        return int(batch.steps.mask.sum()), True
+
+    def set_part(self, part: int, parts: int) -> None:
+        """Take the rollouts of part number `part` of a run that is divided into `parts`, shuffled independently."""
+        self.part = part
+
+    def count_steps(self, steps: int, can_draw: bool) -> None:
+        """Do nothing: the number of batches does not depend on the number of steps."""
+
+    @property
+    def num_due(self) -> int:
+        """Largest number of batches that `batches` yields now. It does not depend on where episodes end."""
+        if self._batch is None:
+            return 0
+        T, B = self._batch.steps.mask.shape
+        is_whole = self.whole or self._batch.state is not None
+        return self.num_epochs * (-(-B // self._num_columns(T, B)) if is_whole else self._num_minibatches(T * B))
+
+    def _num_minibatches(self, rows: int) -> int:
+        return max(1, rows // (self.batch_size or rows))
+
+    def _num_columns(self, T: int, B: int) -> int:
+        """Return the number of whole sequences in a minibatch."""
+        return B if self.batch_size is None else self.batch_size if self.whole else self.batch_size // T
+
     def batches(self) -> Iterator[Batch]:
         if self._batch is None:
             return
@@ -51,9 +82,8 @@ class RolloutBuffer:
 
     def _rows(self, flat: Batch) -> Iterator[Batch]:
         mask = flat.steps.mask
-        num_minibatches = max(1, len(mask) // (self.batch_size or len(mask)))
         real = mask.nonzero().squeeze(-1)
-        num_minibatches = min(num_minibatches, len(real))
+        num_minibatches = min(self._num_minibatches(len(mask)), len(real))
         if num_minibatches == 1:  # a single minibatch needs no shuffling
             whole = flat if len(real) == len(mask) else flat.rows(real)
             for _ in range(self.num_epochs):
@@ -68,8 +98,7 @@ class RolloutBuffer:
 
     def _sequences(self, batch: Batch) -> Iterator[Batch]:
         T, B = batch.steps.mask.shape
-        size = B if self.batch_size is None else self.batch_size if self.whole else self.batch_size // T
-        num_minibatches = -(-B // size)
+        num_minibatches = -(-B // self._num_columns(T, B))
         bounds = np.linspace(0, B, num_minibatches + 1).astype(int).tolist()
         for epoch in range(self.num_epochs):
             order = self._order(epoch, B)
@@ -79,7 +108,7 @@ class RolloutBuffer:
                     yield part
 
     def _order(self, epoch: int, count: int) -> Tensor:
-        draw = keyed_generator(Purpose.MINIBATCHES, self.seed, epoch, self.round)
+        draw = keyed_generator(Purpose.MINIBATCHES, self.seed, epoch, self.round, self.part)
         return torch.from_numpy(draw.permutation(count))
 
     def feedback(self, key: Array, priority: Tensor | None) -> None:

@@ -41,7 +41,10 @@ from remuda.replay.transitions import TDErrorFunction, as_row, finite_or_nan
 
 
 class SequenceReturns(ArrayTuple):
-    """The n-step returns of learned rows, and the factors and rows of the values that they bootstrap from."""
+    """Targets for the rows of a sequence that are learned from.
+
+    They are each row's n-step return, the factor of the value that it bootstraps from, and the row with that value.
+    """
 
     reward: Array
     discount: Array
@@ -102,7 +105,7 @@ class SequenceReplay(RingReplay):
         states = [] if self.sequence_index is None else [self.sequence_index.states.memory.fd]
         return [*self.ring.fds, *states]
 
-    def add(self, batch: Batch) -> None:
+    def append(self, batch: Batch) -> tuple[int, bool]:
         if batch.state is None:
             raise ValueError("the batch has no recurrent state: for agents without memory use TransitionReplay.")
         rows, next_obs = map_tree(lambda x: x.numpy(), (as_row(batch.steps), batch.next_obs))
@@ -110,7 +113,7 @@ class SequenceReplay(RingReplay):
             self.sequence_index = self._make_sequence_index(len(rows.mask))
         self.sequence_index.states.store(batch.state)
         self.ring.append(rows, next_obs)
-        self.counters.add_steps(int(rows.mask.sum()), self.can_draw())
+        return int(rows.mask.sum()), self.can_draw()
 
     def _make_sequence_index(self, T: int) -> SequenceIndex:
         kept, rows = self.ring.capacity - 1, self.burn_in + self.length
@@ -141,7 +144,7 @@ class SequenceReplay(RingReplay):
             raise NothingToDraw(
                 f"no sequence can be drawn: none of {self.burn_in + self.length} rows is stored whole."
             )
-        rng = keyed_generator(Purpose.REPLAY, self.seed, self.counters.draws)
+        rng = keyed_generator(Purpose.REPLAY, self.seed, self.counters.draws, part=self.part)
         self.counters.count_draw()
         number, env, probability = self.sequence_index.draw(rng.random(self.batch_size))
         weight = None

@@ -74,10 +74,14 @@ class TransitionReplay(RingReplay):
 
     def _set_batch_size(self, batch_size: int) -> None:
         self.batch_size = self.counters.rows_per_batch = batch_size
-        self.numbers = DrawNumbers(self.seed, batch_size, is_stratified=self.priorities is not None)
+        self.numbers = DrawNumbers(self.seed, batch_size, self.priorities is not None, self.part)
         self._mask = torch.ones(batch_size, dtype=torch.bool)
 
-    def add(self, batch: Batch) -> None:
+    def set_part(self, part: int, parts: int) -> None:
+        super().set_part(part, parts)
+        self.numbers = DrawNumbers(self.seed, self.batch_size, self.priorities is not None, part)
+
+    def append(self, batch: Batch) -> tuple[int, bool]:
         rows, next_obs = map_tree(lambda x: x.numpy(), (as_row(batch.steps), batch.next_obs))
         if self.priorities is not None:  # before the ring, which must not change if this raises an error
             is_given = batch.targets is not None and "priority" in batch.targets
@@ -85,7 +89,7 @@ class TransitionReplay(RingReplay):
             self.priorities.append(int(self.ring.written[0]), rows.mask, td_error=given)
         self.ring.append(rows, next_obs)
         self.counters.mark_prioritized(0, int(self.ring.written[0]))
-        self.counters.add_steps(int(rows.mask.sum()), self.can_draw())
+        return int(rows.mask.sum()), self.can_draw()
 
     def add_each(self, rows: Row, next_obs: Tree, env: Index) -> None:
         """Append one row for each env in `env` to a ring with one group per env. `next_obs` follows these rows."""
@@ -107,10 +111,10 @@ class TransitionReplay(RingReplay):
                 self.counters.mark_prioritized(group, rows.stop)
 
     def can_draw(self) -> bool:
-        """Return whether there is a row to draw.
+        """Return whether there is a row to draw; without `is_shared`, always return True.
 
-        The result is always True if no other process writes. Such a replay can only be empty if it is configured
-        without warm-up, and drawing from it then raises an error.
+        `add` stores rows before it counts their steps, so there are rows by the time a batch is due. Drawing from a
+        replay that is still empty raises NothingToDraw.
         """
         if not self.is_shared:
             return True

@@ -2,8 +2,9 @@
 
     plot_runs(["runs/ppo-1", "runs/ppo-2", "runs/ppo-3", "runs/a2c-1"], Path("compare.png"))
 
-Runs of the same algorithm, env and label that differ only in their seed form one group. Their curves are interpolated
-on the steps that all of them cover. The band is the 95 % t interval of the mean, which is wide for few seeds; for two
+Runs of the same algorithm and env that differ only in their seed, or in options that do not change what is learned,
+form one group; if labels are given, runs with the same label do. Their curves are interpolated on the steps that all
+of them cover. The band is the 95 % t interval of the mean, which is wide for few seeds; for two
 seeds it is the area between their curves. The legend says which kind of band is shown.
 
 Runs that were evaluated only at their end have one point each, at slightly different numbers of steps, because a run

@@ -21,7 +21,7 @@ from remuda.build.envs import frame_skip_warning, num_workers
 from remuda.build.recipe import make_recipe
 from remuda.config.run_config import RunConfig, to_dict
 from remuda.envs import EnvInfo, EnvSpec, refuse_in_worker
-from remuda.errors import ConfigError, EnvFailed, Interrupted, RemudaError
+from remuda.errors import EnvFailed, Interrupted, RemudaError
 from remuda.learning.checkpoint import Checkpoint, load_newest
 from remuda.learning.weights import FileWeights
 from remuda.logs.terminal import Terminal
@@ -33,11 +33,12 @@ from remuda.runs.directory import SPACES, WEIGHTS, RunDirectory
 from remuda.runs.evaluation import Result, eval_episodes, play_episodes
 from remuda.runs.evaluator import EvaluatorProcess
 from remuda.runs.profile import profiled
+from remuda.runs.ranks import enter_torchrun
 from remuda.runs.run_log import RunLog
 from remuda.runs.signals import STOPPING, StopSignals
 from remuda.runs.spaces import write_spaces
 from remuda.runs.stopping import Callback
-from remuda.runs.video import require_codecs
+from remuda.runs.video import refuse_unfilmable
 
 Rounds: TypeAlias = Generator[RunLog, None, Result]
 
@@ -74,6 +75,7 @@ def train(
         # one state per worker.
         config = replace(config, sampler=replace(config.sampler, workers=num_workers(config)))
     refuse_unfilmable(config, spec, info)
+    out, resume = enter_torchrun(config, spec, info, net, out, resume)
     recipe = make_recipe(config, spec, info, net)
     scheme = config.scheme_entry.make_scheme(config)
     exact_until = config.steps if config.checkpoint.cut_episodes else 0
@@ -170,16 +172,6 @@ def warn_if_nothing_is_learned(config: RunConfig, journal: RunLog) -> None:
     if config.algo_options.uses_replay and steps <= starts:
         journal.log(
             f"warning: learning would begin after algo.learning_starts={starts:,} steps, and there are {steps:,}."
-        )
-
-
-def refuse_unfilmable(config: RunConfig, spec: EnvSpec, info: EnvInfo) -> None:
-    """Raise ConfigError if eval.video cannot work: without codecs, or for an env that does not render images."""
-    if config.eval.video:
-        require_codecs()
-    if config.eval.video and "rgb_array" not in info.render_modes:
-        raise ConfigError(
-            f"eval.video: {spec.label} has no render mode rgb_array and cannot be filmed: leave it out."
         )
 
 

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from remuda.config.run_config import RunConfig
+from remuda.envs import EnvInfo, EnvSpec
 from remuda.envs.episodes import CONTINUES
 from remuda.errors import ConfigError, EnvSpecError, Interrupted
 from remuda.runs.checkpoints import named_checkpoint
@@ -121,6 +123,16 @@ def render_frame(env: Any) -> Frame:
             "(libosmesa6) before Python starts."
         ) from error
     return frame
+
+
+def refuse_unfilmable(config: RunConfig, spec: EnvSpec, info: EnvInfo) -> None:
+    """Raise ConfigError if eval.video cannot work: without codecs, or for an env that does not render images."""
+    if config.eval.video:
+        require_codecs()
+    if config.eval.video and "rgb_array" not in info.render_modes:
+        raise ConfigError(
+            f"eval.video: {spec.label} has no render mode rgb_array and cannot be filmed: leave it out."
+        )
 
 
 def require_codecs() -> None:

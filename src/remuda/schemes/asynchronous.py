@@ -72,7 +72,7 @@ class Asynchronous:
         learner.set_progress(progress.steps / recipe.steps)
         metrics, _ = learn(learner, replay, rollout, log.must_stop)
         metrics |= source.metrics()
-        progress.steps += int(rollout.steps.mask.sum())
+        progress.steps += rollout.num_real
         progress.rounds += 1
         episodes = source.episodes()
         progress.episodes += len(episodes)

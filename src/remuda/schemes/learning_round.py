@@ -41,6 +41,9 @@ class LocalUpdates:
         metrics = learner.apply(gradients)
         return Applied(learner.version - before, False, metrics, float(before - gradients.version))
 
+    def agree(self, stop: bool) -> bool:
+        return stop
+
 
 LOCAL = LocalUpdates()
 
@@ -50,7 +53,7 @@ def learn(
     replay: Replay,
     rollout: Rollout,
     must_stop: Callable[[], bool] = lambda: False,
-    updates: Updates = LOCAL,
+    updates: Updates | None = None,
 ) -> tuple[dict[str, float], bool]:
     """Add a rollout to the replay and make the updates that are due.
 
@@ -59,16 +62,16 @@ def learn(
     If `must_stop` returns True between two updates, the round ends there and keeps the updates it has made.
     """
     batch = learner.prepare(rollout)
-    version = rollout.steps.version
-    collected_by, oldest = float(version.float().mean()), int(version.min())
+    collected_by, oldest = rollout.versions()
     replay.add(batch)
     means, is_whole = dict[str, float](), True
     try:
-        means = learn_due(learner, replay, collected_by, oldest, must_stop, updates)
+        means = learn_due(learner, replay, collected_by, oldest, must_stop, updates or LOCAL)
     except Interrupted:
         is_whole = False
-    learner.finish(rollout)
-    return {**{f"train/{name}": mean([value]) for name, value in batch.metrics.items()}, **means}, is_whole
+    finished = learner.finish(rollout)
+    prepared = {f"train/{name}": mean([value]) for name, value in batch.metrics.items()}
+    return {**prepared, **means, **finished}, is_whole
 
 
 def learn_due(
@@ -97,7 +100,7 @@ def learn_due(
         replay.feedback(minibatch.key, None if is_skipped else gradients.priority)
         for name, value in (*gradients.metrics.items(), *applied.metrics.items()):
             seen[f"train/{name}"].append(value)
-        if must_stop():
+        if updates.agree(must_stop()):
             raise Interrupted("asked to stop between two updates")
         if applied.stop:
             break

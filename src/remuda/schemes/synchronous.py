@@ -45,9 +45,9 @@ class Synchronous:
                     rollout = sampler.collect()
                     start = time.perf_counter()
                     learner.set_progress(progress.steps / recipe.steps)
-                    metrics, is_whole = learn(learner, replay, rollout, log.must_stop)
+                    metrics, is_whole = learn(learner, replay, rollout, log.must_stop, recipe.updates)
                     weights.publish(learner.version)
-                    progress.steps += int(rollout.steps.mask.sum())
+                    progress.steps += rollout.num_real
                     progress.rounds += 1
                     seconds = {**sampler.take_seconds(), "update": time.perf_counter() - start}
                     episodes = sampler.episodes()

@@ -1,0 +1,81 @@
+"""Build the samplers and replays of a run that is divided into parts (remuda.parts)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from remuda.build.envs import make_some_envs
+from remuda.build.exploration import make_exploration
+from remuda.build.replay import make_replay
+from remuda.config.run_config import RunConfig
+from remuda.core import Agent, DivisibleReplay, Replay, Weights
+from remuda.envs import EnvInfo, EnvSpec
+from remuda.parts.group import Group
+from remuda.parts.replay import PartedReplay
+from remuda.parts.sampler import PartedSampler
+from remuda.recipe import Sampler, ShouldStop
+from remuda.sampling.sampler import EnvSampler
+
+
+def share_of(config: RunConfig) -> RunConfig:
+    """Return the configuration of one part of the run: its share of envs, of every minibatch and of the replay."""
+    parts, replay = config.num_parts, config.replay
+    return replace(
+        config,
+        algo_options=config.algo_options.share(parts),
+        sampler=replace(config.sampler, envs=config.sampler.envs // parts),
+        replay=replace(replay, capacity=replay.capacity // parts) if config.algo_options.uses_replay else replay,
+        scheme_options=replace(config.scheme_options, parts=1, ranks=0),
+    )
+
+
+def make_parted_sampler(
+    config: RunConfig,
+    spec: EnvSpec,
+    agent: Agent,
+    weights: Weights,
+    workers: int,
+    first_row: int,
+    should_stop: ShouldStop,
+    group: Group,
+) -> Sampler:
+    """Return one sampler for all parts of this process. Each part has its own envs, and `workers` env workers."""
+    num_envs, samplers = config.sampler.envs // group.count, list[EnvSampler]()
+    options, explore = config.algo_options, make_exploration(config)
+    try:
+        for part in group.local:
+            first = part * num_envs
+            envs = make_some_envs(config, spec, num_envs, config.sampler.slots, workers, should_stop, first_env=first)
+            samplers.append(
+                EnvSampler(
+                    envs,
+                    agent,
+                    weights,
+                    options.rows_per_round,
+                    config.seed,
+                    first_row,
+                    wait_reset=config.sampler.wait_reset,
+                    first_env=first,
+                    explore=explore.columns(first, first + num_envs),
+                )
+            )
+    except BaseException:
+        for sampler in samplers:
+            sampler.close()
+        raise
+    return PartedSampler(samplers, num_envs, group)
+
+
+def make_parted_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int, group: Group) -> Replay:
+    """Return one replay for all parts of this process. The arguments are those of `make_replay`."""
+    share, replays = share_of(config), list[DivisibleReplay]()
+    try:
+        for part in group.local:
+            replays.append(make_replay(share, info, state, first_round))
+            replays[-1].set_part(part, group.count)
+    except BaseException:
+        for replay in replays:
+            replay.close()
+        raise
+    return PartedReplay(replays, group)

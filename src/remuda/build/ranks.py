@@ -1,0 +1,256 @@
+"""The ranks of a run under `replicas`: how they start, find each other, and build their parts of the run.
+
+Without torchrun, the process of the user is rank 0. It starts all others on this host, forked from a server that has
+imported torch, and sends them a blueprint. Under torchrun, all ranks run the same command. Either way, the ranks then
+communicate through a collective (remuda.collectives): shared memory on one host, gloo between hosts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from datetime import timedelta
+from importlib.metadata import version
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from remuda import errors
+from remuda.build.blueprint import setup_of
+from remuda.build.recipe import make_recipe
+from remuda.collectives import Collective, GlooCollective, SharedCollective
+from remuda.collectives.shared import JOIN_SECONDS
+from remuda.config.run_config import RunConfig
+from remuda.errors import ConfigError, RemudaError, WorkerError
+from remuda.logs.notices import warnings_go_to
+from remuda.machine import existing_objects_frozen, keep_memory
+from remuda.parts import RankGroup
+from remuda.processes.fork_server import ForkServer
+from remuda.processes.links import Link
+from remuda.recipe import Recipe
+from remuda.schemes.replicas import Replicas
+from remuda.torchrun import Torchrun, read_torchrun
+
+STOP_SECONDS = 4.0  # time for other ranks to cut their round short, once rank 0 has asked them to
+LEAVE_SECONDS = 2.0  # time for other ranks to close their envs at the end of a run
+
+
+class StopRequest:
+    """Passes a stop request of the user on to all ranks, which then have STOP_SECONDS to end their round."""
+
+    def __init__(self, must_stop: Callable[[], bool]) -> None:
+        self.collective: Collective | None = None
+        self._must_stop = must_stop
+        self._deadline: float | None = None
+
+    def poll(self) -> None:
+        """Pass a request on; raise WorkerError if it was passed on too long ago. Rank 0 calls this while it waits."""
+        if self.collective is None or not self._must_stop():
+            return
+        now = time.monotonic()
+        if self._deadline is None:
+            self._deadline = now + STOP_SECONDS
+            self.collective.health.ask_to_stop()
+        elif now > self._deadline:
+            raise WorkerError(
+                f"{self.collective.late()} did not end its round within {STOP_SECONDS:g} s of the stop request, "
+                "because its env or its update takes longer: the last checkpoint is kept."
+            )
+
+
+class RankProcesses:
+    """The processes of the ranks 1 to `count`, on this host."""
+
+    def __init__(self, count: int, must_stop: Callable[[], bool]) -> None:
+        self._count, self._stop = count, StopRequest(must_stop)
+        self._links, self._pids, self._poll = list[Link](), list[int](), select.poll()
+        self._rank_of: dict[int, int] = {}  # by pidfd
+        self._directory = TemporaryDirectory(prefix="remuda-ranks-")  # for the store of gloo
+        self._server = ForkServer(__name__)
+
+    def connect(self, blueprint: Mapping[str, Any], exchange: str) -> Collective:
+        """Start the ranks, and return the collective of rank 0."""
+        size, host = self._count + 1, socket.gethostname()
+        if exchange == "gloo":
+            store = os.path.join(self._directory.name, "store")
+            self._start({"blueprint": blueprint, "store": store, "size": size})
+            self._stop.collective = connect_by_gloo(store, 0, size, self.check)
+        else:
+            self._stop.collective = SharedCollective.create(
+                size, host, lambda address: self._start({"blueprint": blueprint, "address": address}), self.check
+            )
+        return self._stop.collective
+
+    def _start(self, order: Mapping[str, Any]) -> None:
+        for rank in range(1, self._count + 1):
+            ours, theirs = Link.pair()
+            self._links.append(ours)
+            try:
+                pid = self._server.fork([theirs.fileno()])
+            finally:
+                theirs.close()
+            pidfd = os.pidfd_open(pid)
+            self._pids.append(pid)
+            self._rank_of[pidfd] = rank
+            self._poll.register(pidfd, select.POLLIN)
+            ours.send({**order, "rank": rank})
+
+    def check(self) -> None:
+        """Raise the error of a rank that has ended; ask all ranks to stop if the user wants to. Called in waits."""
+        for pidfd, _ in self._poll.poll(0):
+            raise self._error_of(self._rank_of[pidfd])
+        self._stop.poll()
+
+    def _error_of(self, rank: int) -> RemudaError:
+        """Return the error that a rank sent before it joined, or else how its process ended."""
+        pid, link = self._pids[rank - 1], self._links[rank - 1]
+        with suppress(OSError):
+            for message in link.receive()[0]:
+                kind = getattr(errors, message["error"])
+                error: RemudaError = kind(f"rank {rank}: {message['text']}")
+                return error
+        reason = self._server.exit_reason(pid)
+        return WorkerError(
+            f"rank {rank} (pid {pid} on {socket.gethostname()}) {reason}: continue from the last checkpoint with "
+            "--resume."
+        )
+
+    def close(self) -> None:
+        """Wait until the other ranks have left, for a limited time, and end those that have not."""
+        deadline, left = time.monotonic() + LEAVE_SECONDS, set(self._rank_of)
+        while left and time.monotonic() < deadline:
+            for pidfd, _ in self._poll.poll(100):
+                self._poll.unregister(pidfd)
+                left.discard(pidfd)
+        for pidfd in self._rank_of:
+            os.close(pidfd)
+        for link in self._links:
+            link.close()
+        self._server.close()  # ends the ranks that are left
+        self._directory.cleanup()
+
+
+@contextmanager
+def open_group(config: RunConfig, recipe: Recipe, must_stop: Callable[[], bool]) -> Iterator[RankGroup]:
+    """Start or find all other ranks, and yield the group as rank 0 sees it."""
+    blueprint, torchrun = recipe.describe(), read_torchrun()
+    if torchrun is None:
+        processes = RankProcesses(config.scheme_options.ranks - 1, must_stop)
+        try:
+            with closing(processes.connect(blueprint, config.scheme_options.exchange)) as collective:
+                yield agreed_group(collective, blueprint)
+        finally:
+            processes.close()
+    else:
+        stop = StopRequest(must_stop)
+        with closing(join_torchrun(torchrun, config, stop.poll)) as collective:
+            stop.collective = collective
+            yield agreed_group(collective, blueprint)
+
+
+def agreed_group(collective: Collective, blueprint: Mapping[str, Any]) -> RankGroup:
+    """Return the group of all ranks; raise ConfigError in all of them if they were given different runs."""
+    group = RankGroup(collective)
+    own = {"version": version("remuda"), **{name: blueprint[name] for name in ("config", "spec", "spaces")}}
+    for rank, other in enumerate(group.gather([own])):
+        if (found := difference(other, own)) is not None:
+            raise ConfigError(f"rank {rank} differs from rank {collective.rank} in {found}: start all ranks alike.")
+    return group
+
+
+def difference(there: Any, here: Any, path: str = "") -> str | None:
+    """Describe the first difference between two trees of plain values, or return None if they are equal."""
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+        found = (difference(there.get(name), here.get(name), f"{path}.{name}") for name in {**there, **here})
+        return next((each for each in found if each is not None), None)
+    return None if there == here else f"{path[1:]} ({there} there, {here} here)"
+
+
+def join_torchrun(torchrun: Torchrun, config: RunConfig, while_waiting: Callable[[], object]) -> Collective:
+    """Return the collective of all ranks that torchrun started."""
+    ranks, exchange, host = config.scheme_options.ranks, config.scheme_options.exchange, socket.gethostname()
+    if ranks != torchrun.size:
+        raise ConfigError(f"scheme.ranks={ranks}, but torchrun started {torchrun.size} processes: leave it out.")
+    try:
+        # torchrun's own store is used, under keys of this start of the ranks.
+        store = TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            torchrun.size,
+            is_master=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and torchrun.rank == 0,
+            timeout=timedelta(seconds=JOIN_SECONDS),
+            multi_tenant=True,
+        )
+        found = PrefixStore(f"remuda/{torchrun.restarts}", store)
+        found.set(f"host/{torchrun.rank}", host)
+        hosts = {found.get(f"host/{rank}").decode() for rank in range(torchrun.size)}
+    except RuntimeError as error:  # a store reports an exceeded time limit in this way, too
+        where = f"MASTER_ADDR={os.environ['MASTER_ADDR']} MASTER_PORT={os.environ['MASTER_PORT']}"
+        raise ConfigError(
+            f"rank {torchrun.rank} could not reach the other ranks at {where} ({str(error).splitlines()[0]}): "
+            "another program may use the port, or a rank is missing."
+        ) from None
+    if exchange == "gloo" or len(hosts) > 1:
+        return GlooCollective(found, torchrun.rank, torchrun.size, host, while_waiting=while_waiting)
+    if torchrun.rank:
+        return SharedCollective.join(json.loads(found.get("address")), torchrun.rank, host)
+    return SharedCollective.create(
+        torchrun.size, host, lambda address: found.set("address", json.dumps(address)), while_waiting
+    )
+
+
+# --- the process of another rank ------------------------------------------------------------------------------------
+
+
+def main(fds: Sequence[int]) -> int:
+    """Receive the blueprint, join the collective, and learn until rank 0 ends the run."""
+    link = Link.from_fd(fds[0])
+    messages, _ = link.receive()
+    while not messages and not link.has_ended:
+        link.wait(1.0)
+        messages, _ = link.receive()
+    if not messages:
+        return 1
+    order = messages[0]
+    collective: Collective | None = None
+    try:
+        keep_memory()
+        config, spec, info, net = setup_of(order["blueprint"])
+        recipe = make_recipe(config, spec, info, net)
+        rank = order["rank"]
+        if "store" in order:
+            collective = connect_by_gloo(order["store"], rank, order["size"])
+        else:
+            collective = SharedCollective.join(order["address"], rank, socket.gethostname())
+        follow(config, recipe, collective)
+        return 0
+    except RemudaError as error:
+        if collective is None:
+            link.send({"error": type(error).__name__, "text": str(error)})
+        return 1
+    finally:
+        if collective is not None:
+            collective.close()
+
+
+def connect_by_gloo(
+    path: str, rank: int, size: int, while_waiting: Callable[[], object] = lambda: None
+) -> GlooCollective:
+    """Return the collective of a rank on this host, which finds the others by a file and over loopback."""
+    store = FileStore(path, size)
+    return GlooCollective(store, rank, size, socket.gethostname(), "127.0.0.1", while_waiting)
+
+
+def follow(config: RunConfig, recipe: Recipe, collective: Collective) -> None:
+    """Run the scheme in another rank than rank 0; warnings go to the log of rank 0."""
+    scheme = config.scheme_entry.make_scheme(config)
+    assert isinstance(scheme, Replicas)
+    group = agreed_group(collective, recipe.describe())
+    with warnings_go_to(lambda text, trace: group.lines.append(text)), existing_objects_frozen():
+        scheme.follow(recipe, group)

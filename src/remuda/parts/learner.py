@@ -1,0 +1,207 @@
+"""Learning of a run that is divided into parts: one update from the gradients of all parts.
+
+Every part computes the gradient of its own batch. The gradients are added in the order of the parts, weighted by
+their numbers of real rows, so that the sum divided by all rows is the gradient of the mean loss. If the algorithm's
+loss is a sum over rows, the gradients are added as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from remuda.core import CountsLearnedRows, SeparableAlgorithm, Statistics
+from remuda.data import Batch, Rollout
+from remuda.learning.gradients import Gradients, Pieces
+from remuda.learning.learner import Learner
+from remuda.parts.group import Group
+from remuda.parts.replay import PartedBatch
+from remuda.parts.sampler import PartedRollout
+from remuda.recipe import Applied
+
+# Every part's vector begins with its number of real rows, two requests (see PartedUpdates), and for each parameter
+# group whether there is a gradient; the gradients of all groups follow.
+NUM_FLAGS = 3
+
+
+@dataclass(frozen=True)
+class PartedGradients(Gradients):
+    """The gradients of this process's parts. `pieces` and `metrics` are empty; `priority` has one entry per part."""
+
+    parts: tuple[Gradients | None, ...] = ()  # None for parts without a batch
+    rows: tuple[float, ...] = ()  # numbers of real rows
+
+
+class PartedLearner(Learner):
+    """A `Learner` whose rollouts, batches and gradients are those of several parts.
+
+    All processes of the run apply the same updates and absorb the same statistics, in the same order, so their
+    parameters stay equal bit for bit.
+    """
+
+    def __init__(self, group: Group, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        algorithm, self._group = self.algorithm, group
+        # Whether losses are summed over rows; otherwise they are averaged, and parts are weighted by their rows.
+        self.adds_losses = isinstance(algorithm, SeparableAlgorithm) and algorithm.gradient_reduction == "sum"
+        # The metrics of each part since `prepare`, with their weights.
+        self._pending = [defaultdict[str, list[tuple[Tensor | float, float]]](list) for _ in group.local]
+
+    @torch.no_grad()
+    def prepare(self, rollout: Rollout) -> Batch:
+        """Absorb the reward statistics of all parts, and return the batches of this process's parts."""
+        parts = cast(PartedRollout, rollout).parts
+        for statistics in self._exchange([self.algorithm.reward_statistics(part) for part in parts]):
+            self.algorithm.absorb(statistics)
+        batches = tuple(self.algorithm.prepare(part) for part in parts)
+        for pending, batch, part in zip(self._pending, batches, parts, strict=True):
+            for name, value in batch.metrics.items():
+                pending[name].append((value, float(part.num_real)))
+        return cast(Batch, PartedBatch(batches))
+
+    def gradients(self, batch: Batch) -> Gradients:
+        """Compute the gradients of this process's parts, each with the random numbers of its part."""
+        found: list[Gradients | None] = []
+        rows: list[float] = []
+        clock = self.clock
+        for part, own in zip(self._group.local, cast(PartedBatch, batch).parts, strict=True):
+            self.clock = replace(clock, part=part)
+            found.append(None if own is None else super().gradients(own))
+            rows.append(0.0 if own is None else self._num_learned(own))
+        self.clock = clock
+        for pending, gradients, count in zip(self._pending, found, rows, strict=True):
+            for name, value in {} if gradients is None else gradients.metrics.items():
+                pending[name].append((value, count))
+        stop = any(gradients is not None and gradients.stop for gradients in found)
+        priority = cast(Tensor, [None if gradients is None else gradients.priority for gradients in found])
+        return PartedGradients({}, self.version, {}, priority, stop, tuple(found), tuple(rows))
+
+    def _num_learned(self, batch: Batch) -> float:
+        """Return the number of rows over which the losses of a batch are averaged."""
+        if isinstance(self.algorithm, CountsLearnedRows):
+            return float(self.algorithm.num_learned(batch))
+        return float(batch.steps.mask.sum())
+
+    def finish(self, rollout: Rollout) -> dict[str, float]:
+        """Absorb the observation statistics of all parts; return the metrics of their gradients since `prepare`."""
+        parts = cast(PartedRollout, rollout).parts
+        found = [
+            statistics for statistics in self._exchange([self.obs_statistics(part) for part in parts]) if statistics
+        ]
+        for statistics in found:
+            self.algorithm.absorb(statistics)
+        self.statistics_version += bool(found)
+        return {f"train/{name}": value for name, value in self._merge_metrics().items()}
+
+    def _exchange(self, statistics: Sequence[Statistics]) -> list[Statistics]:
+        """Return the statistics of all parts, in their order."""
+        if not any(statistics):  # either all parts have statistics or none has: they depend on the configuration
+            return []
+        arrays = [{name: value.cpu().numpy() for name, value in part.items()} for part in statistics]
+        return [
+            {name: torch.from_numpy(value).to(self._device or "cpu") for name, value in part.items()}
+            for part in self._group.gather(arrays)
+        ]
+
+    def _merge_metrics(self) -> dict[str, float]:
+        """Return every metric of the updates since `prepare`, over all parts.
+
+        A metric is the mean over the updates of all parts, weighted by real rows. Losses that are sums over rows are
+        added over the parts instead.
+        """
+        own = [{name: MetricSums.of(values) for name, values in pending.items()} for pending in self._pending]
+        for pending in self._pending:
+            pending.clear()
+        found: dict[str, list[MetricSums]] = defaultdict(list)
+        for part in self._group.gather(own):
+            for name, sums in part.items():
+                found[name].append(MetricSums(*sums))
+        merged = {}
+        for name, parts in found.items():
+            weight, updates = sum(part.weight for part in parts), max(part.updates for part in parts)
+            if self.adds_losses and name.endswith("loss"):
+                merged[name] = sum(part.plain for part in parts) / max(1, updates)
+            else:
+                merged[name] = sum(part.weighted for part in parts) / weight if weight else math.nan
+        return merged
+
+
+class MetricSums(NamedTuple):
+    """Sums over the values of one metric in one part."""
+
+    weighted: float  # of values times weights
+    weight: float
+    plain: float  # of values
+    updates: int  # number of values
+
+    @classmethod
+    def of(cls, values: Sequence[tuple[Tensor | float, float]]) -> tuple[float, float, float, int]:
+        """Return the sums over pairs of value and weight; pairs with weight 0 are left out, as they may be NaN."""
+        kept = [pair for pair in values if pair[1]]
+        if not kept:
+            return 0.0, 0.0, 0.0, 0
+        weights = torch.tensor([weight for _, weight in kept], dtype=torch.float64)
+        stacked = torch.stack([torch.as_tensor(value, dtype=torch.float64).cpu() for value, _ in kept])
+        return float((stacked * weights).sum()), float(weights.sum()), float(stacked.sum()), len(kept)
+
+
+class PartedUpdates:
+    """`recipe.Updates` that add the gradients of all parts and apply the sum once in every process.
+
+    Two decisions travel with the gradients, so that all processes take them after the same update: to stop the round
+    without this update (algo.target_kl), and to interrupt the round after it (a signal).
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._wants_interrupt = self._is_interrupted = False
+
+    def exchange(self, learner: Learner, gradients: Gradients) -> Applied:
+        own, is_sum = cast(PartedGradients, gradients), cast(PartedLearner, learner).adds_losses
+        sizes = {name: len(vector) for name, vector in learner.vectors.items()}
+        header = NUM_FLAGS + len(sizes)
+        slots = self._group.vectors(header + sum(sizes.values()))
+        for slot, part, rows in zip(slots, own.parts, own.rows, strict=True):
+            has_gradient = [part is not None and name in part.pieces for name in sizes]
+            slot[:header] = torch.tensor([rows, own.stop, self._wants_interrupt, *has_gradient], dtype=slot.dtype)
+            write_weighted(slot[header:], part, sizes, 1.0 if is_sum else rows)
+        total = self._group.sum()
+        rows, stop, interrupt, *found = total[:header].tolist()
+        self._is_interrupted = interrupt > 0
+        if stop or not rows:
+            return Applied(0, stop=stop > 0)
+        pieces, start = dict[str, Pieces](), header
+        for (name, size), count in zip(sizes.items(), found, strict=True):
+            vector = total[start : start + size]
+            if count:
+                lengths = [parameter.numel() for parameter in learner.parameters[name]]
+                pieces[name] = torch.split(vector if is_sum else vector / rows, lengths)
+            start += size
+        before = learner.version
+        metrics = learner.apply(replace(own, pieces=pieces))
+        return Applied(learner.version - before, False, metrics, float(before - own.version))
+
+    def agree(self, stop: bool) -> bool:
+        """Return whether all processes interrupt the round now. A request to stop is sent with the next gradients."""
+        self._wants_interrupt = stop
+        return self._is_interrupted
+
+
+def write_weighted(vector: Tensor, gradients: Gradients | None, sizes: Mapping[str, int], weight: float) -> None:
+    """Write the gradients of all groups times `weight` to one vector, with 0 for groups that have none."""
+    start = 0
+    for name, size in sizes.items():
+        pieces = () if gradients is None else gradients.pieces.get(name, ())
+        if not pieces:
+            vector[start : start + size] = 0.0
+        end = start
+        for piece in pieces:
+            end += piece.numel()
+            torch.mul(piece, weight, out=vector[end - piece.numel() : end])
+        start += size

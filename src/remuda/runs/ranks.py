@@ -1,0 +1,63 @@
+"""What a run does differently if torchrun has started its process as one of several ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import closing
+from pathlib import Path
+from typing import Never
+
+from remuda.agents import NetFactory
+from remuda.build.ranks import follow, join_torchrun
+from remuda.build.recipe import make_recipe
+from remuda.config.run_config import RunConfig
+from remuda.envs import EnvInfo, EnvSpec
+from remuda.runs.directory import RUN_FILES, RUNS
+from remuda.torchrun import Torchrun, read_torchrun, refuse_many_processes
+
+
+def enter_torchrun(
+    config: RunConfig,
+    spec: EnvSpec,
+    info: EnvInfo,
+    net: NetFactory | None,
+    out: str | Path | None,
+    resume: bool,
+) -> tuple[str | Path | None, bool]:
+    """Return the run's directory and whether to resume; without torchrun, these are `out` and `resume` as given.
+
+    A process that torchrun has started as another rank than rank 0 trains here, and does not return.
+    """
+    if not config.scheme_entry.has_ranks:
+        refuse_many_processes(config.scheme)
+        return out, resume
+    torchrun = read_torchrun()
+    if torchrun is None:
+        return out, resume
+    if torchrun.rank:
+        run_rank(torchrun, config, spec, info, net)
+    return (out, True) if resume else place_of_run(torchrun, f"{config.algo}-{config.env}-{config.seed}", out)
+
+
+def run_rank(torchrun: Torchrun, config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory | None) -> Never:
+    """Train in another rank than rank 0 until rank 0 ends the run, and then exit from the process.
+
+    torchrun passes signals on to all ranks. Rank 0 handles them, and tells the others when to stop.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: None)
+    recipe = make_recipe(config, spec, info, net)
+    with closing(join_torchrun(torchrun, config, lambda: None)) as collective:
+        follow(config, recipe, collective)
+    raise SystemExit(0)
+
+
+def place_of_run(torchrun: Torchrun, name: str, out: str | Path | None) -> tuple[Path, bool]:
+    """Return the directory of a run that torchrun started, and whether to resume the run there.
+
+    If a rank fails, torchrun starts all ranks again with the same command. The directory is therefore the same for
+    all starts by one torchrun process, and from the second start on, the run in it is resumed.
+    """
+    path = Path(RUNS) / f"{name}-torchrun-{os.getppid()}" if out is None else Path(out)
+    return path, torchrun.restarts > 0 and any((path / file).exists() for file in RUN_FILES)

@@ -1,0 +1,158 @@
+"""The scheme `replicas`: several ranks each sample and learn from one part of the run, and add their gradients.
+
+Every rank is a process that runs the synchronous scheme on its share of the envs, of every minibatch and of the
+replay. remuda.parts combines gradients, statistics and counts, so all ranks make the same updates. Rank 0 leads: it
+alone has the run directory, evaluates, and saves the states of all ranks. It also decides when the run ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from remuda.core import Replay
+from remuda.data import map_tree
+from remuda.errors import Interrupted
+from remuda.learning.learner import Learner
+from remuda.parts import PartedReplay, RankGroup
+from remuda.recipe import Log, Progress, Recipe, Round
+from remuda.schemes.synchronous import Synchronous
+
+# Starts or joins the ranks. Arguments: the recipe, and a function that tells whether the user wants to stop at once.
+OpenGroup = Callable[[Recipe, Callable[[], bool]], AbstractContextManager[RankGroup]]
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Runs a recipe in the ranks that `open_group` provides, with `workers` env workers per rank (0: none)."""
+
+    open_group: OpenGroup
+    workers: int = 0
+
+    def rounds(self, recipe: Recipe, log: Log) -> Iterator[Round | None]:
+        """Yield the rounds of rank 0, which leads; the iterator ends when all ranks have ended."""
+        with self.open_group(recipe, log.must_stop) as group:
+            try:
+                yield from Synchronous(self.workers).rounds(recipe.divide(group), cast(Log, LeaderLog(log, group)))
+                group.end()
+            except GeneratorExit:
+                group.end()
+                raise
+            except BaseException as error:
+                group.fail(error)
+                raise
+
+    def follow(self, recipe: Recipe, group: RankGroup) -> None:
+        """Run another rank than rank 0 until the leader ends the run."""
+        try:
+            for _ in Synchronous(self.workers).rounds(recipe.divide(group), FollowerLog(group)):
+                pass
+        except BaseException as error:
+            group.fail(error)
+            raise
+
+
+class LeaderLog:
+    """The log of rank 0. It passes on the checkpoint that is resumed, and lets the other ranks wait for the log."""
+
+    def __init__(self, log: Log, group: RankGroup) -> None:
+        self._log, self._group = log, group
+        self.must_stop, self.should_stop = log.must_stop, log.should_stop
+
+    def resume(self, learner: Learner) -> tuple[Progress, bytes | None]:
+        progress, state = self._log.resume(learner)
+        is_new = progress == Progress()
+        saved = {"learner": pack_learner(learner), "progress": asdict(progress), "sampler": state}
+        self._group.gather([None if is_new else saved])
+        return progress, state
+
+    def restore(self, replay: Replay) -> None:
+        self._log.restore(replay)
+        self._group.gather([cast(PartedReplay, replay).loaded])
+
+    def begin(self) -> None:
+        self._group.expect_followers()
+        self._log.begin()
+
+    def round(self, round: Round) -> bool:
+        self._group.expect_followers()
+        return self._log.round(round)
+
+    def save(self, round: Round) -> None:
+        self._log.save(round)
+
+    def save_if_failed(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and not isinstance(error, Interrupted | GeneratorExit):
+            self._group.fail(error)  # the other ranks are somewhere else in the round, and cannot answer any more
+        self._log.save_if_failed(kind, error, trace)
+
+    def save_if_stopped(self, error: Interrupted) -> None:
+        self._group.expect_followers()  # an interruption ends the round of all ranks at the same place
+        self._log.save_if_stopped(error)
+
+
+class FollowerLog:
+    """The log of all other ranks: it waits for the leader."""
+
+    def __init__(self, group: RankGroup) -> None:
+        self._group = group
+        self._has_ended = False
+        self._progress = Progress()
+
+    def resume(self, learner: Learner) -> tuple[Progress, bytes | None]:
+        saved = self._group.gather([None])[0]
+        if saved is None:
+            return self._progress, None
+        learner.load_state_dict(unpack_learner(saved["learner"]))
+        self._progress = Progress(**saved["progress"])
+        return self._progress, saved["sampler"]
+
+    def restore(self, replay: Replay) -> None:
+        loaded = self._group.gather([None])[0]
+        if loaded is not None:
+            directory, state = loaded
+            replay.load(Path(directory), state)
+
+    def begin(self) -> None:
+        self._has_ended = not self._group.follow()
+
+    def round(self, round: Round) -> bool:
+        self._has_ended = not self._group.follow()
+        return self._has_ended
+
+    def save(self, round: Round) -> None:
+        """Do nothing: the leader asks for what it saves."""
+
+    def should_stop(self) -> bool:
+        return self._has_ended
+
+    def must_stop(self) -> bool:
+        return self._group.is_asked_to_stop()
+
+    def save_if_failed(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Do nothing: the leader saves."""
+
+    def save_if_stopped(self, error: Interrupted) -> None:
+        while self._group.follow():
+            pass
+
+
+def pack_learner(learner: Learner) -> Any:
+    """Return the state of a learner as plain values and arrays, for the other ranks."""
+    return map_tree(lambda leaf: leaf.cpu().numpy() if isinstance(leaf, Tensor) else leaf, learner.state_dict())
+
+
+def unpack_learner(state: Any) -> Any:
+    return map_tree(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, state)

@@ -1,0 +1,58 @@
+"""The environment variables with which `torchrun` starts the ranks of a run."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from remuda.errors import ConfigError
+
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Torchrun:
+    """This process's place among the processes that torchrun started."""
+
+    rank: int
+    size: int  # number of ranks
+    local_rank: int  # index among the ranks on this host
+    run_id: str
+    restarts: int  # how often torchrun has started all ranks again, because one of them failed
+
+
+def read_torchrun() -> Torchrun | None:
+    """Return what torchrun says, or None in a process that it has not started.
+
+    Raises ConfigError if only some of the variables are set, or if their values contradict each other.
+    """
+    found = {name: os.environ[name] for name in NAMES if name in os.environ}
+    if "RANK" not in found and "LOCAL_RANK" not in found:  # other launchers set WORLD_SIZE or MASTER_ADDR alone
+        return None
+    if missing := [name for name in NAMES if name not in found]:
+        raise ConfigError(
+            f"{', '.join(found)} {'is' if len(found) == 1 else 'are'} set, as torchrun does, but not "
+            f"{', '.join(missing)}: start with torchrun, or unset them and use --scheme.ranks."
+        )
+    numbers = {name: found[name] for name in NAMES if name != "MASTER_ADDR"}
+    if wrong := [f"{name}={text}" for name, text in numbers.items() if not text.isdecimal()]:
+        raise ConfigError(f"{', '.join(wrong)}: torchrun sets numbers; start with torchrun, or unset the variables.")
+    rank, size, local_rank = (int(found[name]) for name in NAMES[:3])
+    if not local_rank <= rank < size:
+        raise ConfigError(
+            f"RANK={rank}, LOCAL_RANK={local_rank} and WORLD_SIZE={size} contradict each other: start with torchrun, "
+            "or unset them and use --scheme.ranks."
+        )
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return Torchrun(rank, size, local_rank, run_id, int(restarts) if restarts.isdecimal() else 0)
+
+
+def refuse_many_processes(scheme: str) -> None:
+    """Raise ConfigError if torchrun started several processes, each of which would train the same run on its own."""
+    is_complete = all(name in os.environ for name in NAMES)
+    if is_complete and (torchrun := read_torchrun()) is not None and torchrun.size > 1:
+        raise ConfigError(
+            f"torchrun started {torchrun.size} processes, and --scheme {scheme} uses one: add --scheme replicas, or "
+            "start without torchrun."
+        )

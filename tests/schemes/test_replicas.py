@@ -1,0 +1,238 @@
+"""Runs of several ranks must give, bit by bit, the parameters of one process that computes all parts in turn."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_bit_equal import weights
+
+import remuda
+from remuda.build import ranks as build_ranks
+from remuda.cli import main
+from remuda.config.resolve import resolve_config
+from remuda.errors import CheckpointError
+from remuda.machine import usable_cores
+from remuda.torchrun import NAMES
+
+REPLAY = {"learning_starts": 64, "batch_size": 24}
+ALGORITHMS = {
+    "ppo": ("CartPole-v1", {"algo": {"n_steps": 12, "batch_size": 48, "n_epochs": 2, "normalize_reward": True}}),
+    "a2c": ("CartPole-v1", {"algo": {"n_steps": 12}}),
+    "ppo with memory": ("CartPole-v1", {"algo": {"n_steps": 8, "batch_size": 96}, "agent": {"core": "lstm"}}),
+    "impala": ("CartPole-v1", {"algo": {"n_steps": 12, "batch_size": 12, "reduction": "sum"}}),
+    "appo": ("Pendulum-v1", {"algo": {"n_steps": 12, "batch_size": 12}}),
+    "dqn": ("CartPole-v1", {"algo": REPLAY, "replay": {"prioritized": True}}),
+    "rainbow": ("CartPole-v1", {"algo": {**REPLAY, "v_min": "auto", "v_max": "auto"}}),
+    "r2d1": ("CartPole-v1", {"algo": {"learning_starts": 240, "batch_size": 12}, "replay": {"ratio": 2.0}}),
+    "sac": ("Pendulum-v1", {"algo": REPLAY, "replay": {"ratio": 12.0}}),
+    "td3": ("Pendulum-v1", {"algo": REPLAY, "replay": {"ratio": 12.0}}),
+    "ddpg": ("Pendulum-v1", {"algo": {**REPLAY, "batch_size": 12}, "replay": {"ratio": 6.0}}),
+}
+ENVS = 12  # divides by 2, 3 and 4
+ROUNDS = 20
+
+
+@pytest.fixture(autouse=True)
+def _shared_server_of_ranks(shared_servers, monkeypatch):
+    """Fork ranks from a server that already runs, because a server that imports torch takes seconds to start."""
+    monkeypatch.setattr(build_ranks, "ForkServer", shared_servers)
+
+
+def train(path: Path, case: str, scheme: str, parts: int, callbacks=(), **scheme_options) -> remuda.Run:
+    env, groups = ALGORITHMS[case]
+    rows = groups["algo"].get("n_steps", 10 if case == "r2d1" else 1)
+    normalize = {} if case in ("rainbow",) else {"normalize_obs": True}
+    merged = {**groups, "agent": {**normalize, **groups.get("agent", {})}}
+    count = {"parts" if scheme == "serial" else "ranks": parts}
+    return remuda.train(
+        case.split()[0],
+        env,
+        seed=5,
+        steps=rows * ENVS * ROUNDS,
+        callbacks=callbacks,
+        scheme={"name": scheme, **count, **scheme_options},
+        sampler={"envs": ENVS},
+        eval={"episodes": 0},
+        log={"every": 1},
+        out=path,
+        quiet=True,
+        **merged,
+    )
+
+
+def lines(run: remuda.Run) -> list[dict]:
+    """Return the metrics of a run without those that depend on the time."""
+    found = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {name: value for name, value in line.items() if not name.startswith(("time/", "limits/"))} for line in found
+    ]
+
+
+@pytest.mark.parametrize("case", ALGORITHMS)
+def test_two_ranks_equal_two_parts_after_20_rounds(tmp_path, case):
+    parts, ranks = train(tmp_path / "parts", case, "serial", 2), train(tmp_path / "ranks", case, "replicas", 2)
+    assert parts.result["updates"] == ranks.result["updates"] > 5
+    assert weights(parts) == weights(ranks)
+    assert lines(parts) == lines(ranks)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("count", [3, 4])
+@pytest.mark.parametrize("case", ["ppo", "a2c", "sac", "dqn", "r2d1"])
+def test_more_ranks_equal_as_many_parts(tmp_path, case, count):
+    parts = train(tmp_path / "parts", case, "serial", count)
+    ranks = train(tmp_path / "ranks", case, "replicas", count)
+    assert weights(parts) == weights(ranks)
+    assert lines(parts) == lines(ranks)
+
+
+@pytest.mark.parametrize("case", ["ppo", "sac"])
+def test_three_ranks_that_exchange_by_gloo_equal_three_parts(tmp_path, case):
+    parts = train(tmp_path / "parts", case, "serial", 3)
+    ranks = train(tmp_path / "ranks", case, "replicas", 3, exchange="gloo")
+    assert weights(parts) == weights(ranks)
+    assert lines(parts) == lines(ranks)
+
+
+def test_two_parts_shuffle_and_standardize_differently_from_one(tmp_path):
+    """Otherwise the comparisons above would pass although nothing is divided."""
+    whole, parts = train(tmp_path / "whole", "ppo", "serial", 1), train(tmp_path / "parts", "ppo", "serial", 2)
+    assert whole.result["updates"] == parts.result["updates"]
+    assert weights(whole) != weights(parts)
+
+
+def test_env_workers_of_ranks_give_the_same_parameters(tmp_path):
+    parts = train(tmp_path / "parts", "ppo", "serial", 2)
+    ranks = remuda.train(
+        "ppo",
+        "CartPole-v1",
+        seed=5,
+        steps=12 * ENVS * ROUNDS,
+        scheme={"name": "replicas", "ranks": 2},
+        sampler={"envs": ENVS, "workers": 2},
+        agent={"normalize_obs": True},
+        eval={"episodes": 0},
+        out=tmp_path / "ranks",
+        quiet=True,
+        algo=ALGORITHMS["ppo"][1]["algo"],
+    )
+    assert weights(parts) == weights(ranks)
+
+
+@pytest.mark.parametrize("case", ["ppo", "sac", "r2d1"])
+def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path, case):
+    whole = train(tmp_path / "whole", case, "replicas", 2)
+    stop = [lambda round: round.progress.rounds == ROUNDS // 2]
+    stopped = train(tmp_path / "stopped", case, "replicas", 2, callbacks=stop)
+    assert stopped.result["updates"] < whole.result["updates"]
+    resumed = remuda.resume(stopped.path, quiet=True)
+    assert resumed.result["updates"] == whole.result["updates"]
+    assert weights(resumed) == weights(whole)
+
+
+def test_a_run_of_ranks_is_evaluated_and_loaded_like_any_other(tmp_path):
+    run = train(tmp_path / "run", "ppo", "replicas", 2)
+    assert run.evaluate(episodes=2)["episodes"] == 2
+    assert remuda.load(run.path).act([0.0, 0.0, 0.0, 0.0])[0] in (0, 1)
+
+
+def test_resume_with_another_number_of_ranks_is_refused(tmp_path):
+    run = train(tmp_path / "run", "ppo", "replicas", 2)
+    with pytest.raises(CheckpointError, match=r"scheme\.ranks=2, not 3"):
+        remuda.resume(run.path, steps=10_000, scheme={"ranks": 3})
+
+
+# --- torchrun -------------------------------------------------------------------------------------------------------
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+PPO = ["train", "ppo", "--env", "CartPole-v1", "--steps", "2880", "--seed", "5", "--scheme", "replicas", "--quiet"]
+PPO += ["--sampler.envs", "12", "--algo.n_steps", "12", "--algo.batch_size", "48", "--algo.n_epochs", "2"]
+PPO += ["--algo.normalize_reward", "true", "--agent.normalize_obs", "true", "--eval.episodes", "0"]
+PPO += ["--log.every", "1"]
+
+
+def run_torchrun(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*TORCHRUN, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, **environment},
+    )
+
+
+def test_ranks_of_torchrun_equal_parts(tmp_path):
+    parts = train(tmp_path / "parts", "ppo", "serial", 2)
+    done = run_torchrun("-m", "remuda", *PPO, "--out", str(tmp_path / "ranks"))
+    assert done.returncode == 0, done.stderr
+    ranks = remuda.Run(tmp_path / "ranks")
+    assert weights(parts) == weights(ranks)
+    assert lines(parts) == lines(ranks)
+    assert done.stdout.count("complete:") == 1, "only rank 0 reports"
+
+
+def test_ranks_with_different_options_are_refused(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys\n"
+        "from remuda.cli import main\n"
+        f"arguments = [*{PPO}, '--out', {str(tmp_path / 'run')!r}]\n"
+        "sys.exit(main([*arguments, '--algo.gamma', '0.9' + os.environ['RANK']]))\n"
+    )
+    done = run_torchrun(str(script))
+    assert done.returncode != 0
+    assert "rank 1 differs from rank 0 in config.options.algo.gamma (0.91 there, 0.9 here)" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+# --- mistakes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            ["--scheme.ranks", "16", "--sampler.envs", "8"],
+            "scheme.ranks=16 is more than sampler.envs=8: use at most 8, or raise sampler.envs.",
+        ),
+        (
+            ["--scheme.ranks", "3", "--sampler.envs", "8"],
+            "scheme.ranks=3 does not divide sampler.envs=8: set sampler.envs to 6 or 9.",
+        ),
+        (["--scheme.ranks", "4", "--sampler.slots", "4"], "scheme.ranks=4 leaves 2 envs to each"),
+        (["--scheme.ranks", "2", "--sampler.inference", "workers"], "use sampler.inference=central."),
+        (["--scheme.parts", "2"], "it is for --scheme serial: leave it out."),
+        (["--scheme.ranks", "4", "--algo.batch_size", "2"], "scheme.ranks=4 is more than algo.batch_size=2"),
+    ],
+)
+def test_impossible_numbers_of_ranks_give_one_sentence(tmp_path, capsys, options, sentence):
+    command = ["train", "ppo", "--env", "CartPole-v1", "--scheme", "replicas", "--out", str(tmp_path / "run")]
+    assert main([*command, *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert sentence in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_rank_gets_an_env_unless_their_number_is_given() -> None:
+    def numbers(name: str, **groups) -> tuple[int, int]:
+        config, _, _ = resolve_config({"algo": name, "env": "Pendulum-v1", "scheme": "replicas"}, groups)
+        return config.scheme_options.ranks, config.sampler.envs
+
+    assert numbers("sac", scheme={"ranks": 4}) == (4, 4), "the default is one env"
+    assert numbers("sac")[0] == numbers("sac")[1] == usable_cores()
+    assert numbers("sac", sampler={"envs": 1}) == (1, 1)
+    assert numbers("ppo", scheme={"ranks": 3}, algo={"batch_size": 48}) == (3, 9), "the default is 8 envs"
+
+
+def test_incomplete_variables_of_torchrun_give_one_sentence(tmp_path, capsys, monkeypatch):
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RANK", "0")
+    command = ["train", "ppo", "--env", "CartPole-v1", "--scheme", "replicas", "--out", str(tmp_path / "run")]
+    assert main(command) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "not WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT" in line
+    assert not (tmp_path / "run").exists()

@@ -60,6 +60,7 @@ FORMER = (
 AT_MOST_1000 = ("--eval.max_steps 1000",)  # an untrained policy may never end an episode
 FORMER_1000 = (*FORMER, *AT_MOST_1000)
 ASYNC = ("--scheme async",)
+REPLICAS = ("--scheme replicas", "--scheme.ranks 2")
 LSTM = ("--agent.core lstm",)
 LAST_10 = ("--log.window 10",)
 MANY = (1, 2, 3, *range(11, 19))  # for jobs that fail with one seed in ten
@@ -67,7 +68,7 @@ MANY = (1, 2, 3, *range(11, 19))  # for jobs that fail with one seed in ten
 JOBS = [
     Job("ppo-cartpole", "ppo", "CartPole-v1", 200_000, (1, 2, 3, 4, 5), "every seed ≥ 475"),
     Job("a2c-cartpole", "a2c", "CartPole-v1", 500_000, (1, 2, 3), "every seed ≥ 475"),
-    Job("ppo-acrobot", "ppo", "Acrobot-v1", 500_000, (1, 2, 3), "mean ≥ −90"),
+    Job("ppo-acrobot", "ppo", "Acrobot-v1", 500_000, (1, 2, 3, 4, 5), "mean ≥ −90"),
     Job("ppo-pendulum", "ppo", "Pendulum-v1", 500_000, (1, 2, 3), "mean ≥ −250"),
     Job("ppo-halfcheetah", "ppo", "HalfCheetah-v5", 1_000_000, (1, 2, 3), "mean ≥ 2,000"),
     Job("ppo-hopper", "ppo", "Hopper-v5", 1_000_000, (1, 2, 3), "mean ≥ 2,000"),
@@ -111,7 +112,7 @@ JOBS = [
     Job("r2d1-positions", "r2d1", "Remuda/CartPolePositions-v0", 500_000, (1, 2, 3), "mean ≥ 450"),
     Job("ddpg-pendulum", "ddpg", "Pendulum-v1", 20_000, (1, 2, 3), "mean ≥ −200"),
     Job("td3-pendulum", "td3", "Pendulum-v1", 20_000, (1, 2, 3), "mean ≥ −200"),
-    Job("sac-pendulum", "sac", "Pendulum-v1", 20_000, (1, 2, 3), "mean ≥ −200"),
+    Job("sac-pendulum", "sac", "Pendulum-v1", 20_000, (1, 2, 3, 4, 5), "mean ≥ −200"),
     # To learn within 300,000 steps, this job has three times the replay ratio of the preset, and a cheaper net.
     Job(
         "dqn-pong",
@@ -154,6 +155,10 @@ JOBS = [
     ),
     Job("dqn-minatar-breakout-async", "dqn", "MinAtar/Breakout-v1", 1_000_000, (1, 2, 3), "as under serial", ASYNC),
     Job("r2d1-recall-async", "r2d1", "Remuda/Recall-v0", 200_000, (1, 2, 3), "as under serial", ASYNC),
+    # The seeds are others than those of the jobs under `serial`.
+    Job("ppo-cartpole-replicas", "ppo", "CartPole-v1", 200_000, (6, 7, 8), "as under serial", REPLICAS),
+    Job("ppo-acrobot-replicas", "ppo", "Acrobot-v1", 500_000, (6, 7, 8), "as under serial", REPLICAS),
+    Job("sac-pendulum-replicas", "sac", "Pendulum-v1", 20_000, (6, 7, 8), "as under serial", REPLICAS),
 ]
 
 PEERS = [

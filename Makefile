@@ -49,6 +49,8 @@ bench: $(STAMP)
 	$(BIN)/python bench/actor_learner.py --out docs/speed/actor-learner.json
 	$(BIN)/python bench/replay_checkpoint.py --out docs/speed/replay-checkpoint.json
 	$(BIN)/python bench/slow_env.py --out docs/speed/slow-env.json
+	$(BIN)/python bench/exchange.py --out docs/speed/exchange.json
+	$(BIN)/python bench/ranks.py --out docs/speed/ranks.json
 	$(BIN)/python bench/replay_writers.py --batch 256 --rounds 16 --out docs/speed/replay-writers-256.json
 	$(BIN)/python bench/replay_writers.py --batch 8192 --seconds 6 --out docs/speed/replay-writers-8192.json
 	$(BIN)/python bench/cpu_shares.py --out docs/speed/cpu-shares.json

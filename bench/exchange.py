@@ -10,7 +10,8 @@ Three contenders take turns in the same processes:
 | ordered sum over gloo | `GlooCollective`, as between hosts |
 | shared memory | `SharedCollective`, the default on one host; ordered, too |
 
-A turn repeats the exchange: every rank writes its gradient to the collective's vector, and receives the sum.
+A turn repeats the exchange: every rank writes its gradient to the collective's vector, and receives the sum. For
+comparison, the ranks also compute a gradient of such a net from 128 rows each, at the same time.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from remuda.bench.turns import median_and_interval
 from remuda.collectives import GlooCollective, SharedCollective
 
 NAMES = ("gloo all-reduce", "ordered sum over gloo", "shared memory")
+GRADIENT, ROWS = "for comparison, a gradient of 128 rows", 128
 
 
 class Exchanges:
@@ -52,21 +54,27 @@ class Exchanges:
         self._reduce = AllreduceOptions()
         self._reduce.reduceOp = ReduceOp.SUM
         self._gradient, self._plain = torch.randn(length), torch.zeros(length)
+        width = round((length / 3) ** 0.5)
+        layers = [torch.nn.Linear(width, width) for _ in range(3)]
+        self._net = torch.nn.Sequential(layers[0], torch.nn.ReLU(), layers[1], torch.nn.ReLU(), layers[2])
+        self._rows = torch.randn(ROWS, width)
 
     def run(self, name):
-        if name == NAMES[0]:
+        if name == GRADIENT:
+            torch.autograd.grad(self._net(self._rows).square().mean(), list(self._net.parameters()))
+        elif name == NAMES[0]:
             self._plain.copy_(self._gradient)
             self._group.allreduce([self._plain], self._reduce).wait()
-            return self._plain
-        collective = self.shared if name == NAMES[2] else self.ordered
-        collective.vector(len(self._gradient)).copy_(self._gradient)
-        return collective.sum()
+        else:
+            collective = self.shared if name == NAMES[2] else self.ordered
+            collective.vector(len(self._gradient)).copy_(self._gradient)
+            collective.sum()
 
     def measure(self, turns, repetitions):
         """Return milliseconds and CPU milliseconds per exchange, for each contender and turn."""
-        found = {name: [] for name in NAMES}
+        found = {name: [] for name in (*NAMES, GRADIENT)}
         for turn in range(turns + 1):
-            for name in NAMES:
+            for name in found:
                 self.shared.gather(b"")  # all ranks begin a turn together
                 wall, cpu = time.perf_counter(), time.process_time()
                 for _ in range(repetitions):

@@ -26,3 +26,7 @@ def fill(item: str) -> str:
     return textwrap.fill(
         " ".join(item.split()), WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
+
+
+def with_interval(middle: float, low: float, high: float) -> str:
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"

@@ -3,7 +3,8 @@
     .venv/bin/python bench/ranks.py --out docs/speed/ranks.json      # about three minutes
 
 Every rank steps one env, which sleeps for 10 ms per step, so that two cores are enough for all ranks, and learns from
-its share of minibatches that grow with the number of ranks. The numbers of ranks take turns. The share is the rate divided by the number of ranks times the rate of one rank in the same turn.
+its share of minibatches that grow with the number of ranks. The numbers of ranks take turns. The share is the rate
+divided by the number of ranks times the rate of one rank in the same turn.
 """
 
 import argparse

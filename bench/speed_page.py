@@ -10,7 +10,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from page_text import wrap_paragraphs
+from page_text import with_interval, wrap_paragraphs
+from speed_of_schemes import actor_learner, ranks_and_exchange, slow_env
 
 from remuda.cli.bench import table
 
@@ -126,6 +127,7 @@ def page(found: dict[str, Any]) -> str:
         parts.append(actor_learner(found["actor-learner"]))
     if "slow-env" in found:
         parts.append(slow_env(found["slow-env"]))
+    parts += ranks_and_exchange(found)
     parts.append(value_families(found))
     parts += samplers_beside(found)
     return wrap_paragraphs("\n".join(parts))
@@ -201,46 +203,6 @@ def start_up(report: dict[str, list[float]]) -> str:
         "## Start-up\n\n"
         f"`remuda train` reaches its first update on CartPole-v1 with two workers after {first}.\n"
         f"`remuda --help` takes {helped} (`bench/start_up.py`).\n"
-    )
-
-
-def actor_learner(report: dict[str, Any]) -> str:
-    lines = [
-        "## Actors and learners\n",
-        f"Whole training on {report['env']} with the Nature net on {report['cores']} cores; every step is",
-        "learned from once.",
-        "`remuda` is IMPALA under `async`. The others are A2C of Stable-Baselines3, APPO of Sample Factory and",
-        "IMPALA of",
-        "RLlib, with their own wrappers around single games, each in the first of the ways that the script lists.",
-        f"Medians of {report['rounds']} slices of {report['seconds']:g} seconds (`bench/actor_learner.py`).\n",
-        "| | env steps/s | CPU ms per step | remuda is ... times as fast (95 % interval) | setup |",
-        "|---|---|---|---|---|",
-    ]
-    for name, each in report["contenders"].items():
-        ratio = report["ratios"].get(f"remuda / {name}")
-        cells = [name, f"{each['steps_per_second']:,.0f}", f"{1000 * each['cpu_seconds_per_step']:.2f}"]
-        cells += [with_interval(*ratio) if ratio else "", f"{each['note']}; steps {each['counts']}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    alone, crowded = report["limit"].values()
-    costs = ", ".join(f"{1000 * cost:.2f} for {part}" for part, cost in alone["cpu_seconds_per_step"].items())
-    shares = [with_interval(*each["shares"]["remuda"]) for each in (alone, crowded)]
-    return (
-        "\n".join(lines) + f"\n\nEach part alone on one core costs these CPU milliseconds per step: {costs}.\n"
-        f"At that cost all cores together allow {alone['steps_per_second']:,.0f} steps/s; `remuda` reaches "
-        f"{shares[0]} of it.\n"
-        f"With the parts running on all cores at once the limit is {crowded['steps_per_second']:,.0f} steps/s, "
-        "and `remuda`\n"
-        f"reaches {shares[1]} of it.\n"
-    )
-
-
-def slow_env(report: dict[str, Any]) -> str:
-    shares = [f"{with_interval(*each['share'])} with `{where}`" for where, each in report["acting"].items()]
-    return (
-        f"A slow env does not slow the others: {report['envs']} envs run in a worker each, and one of them is "
-        f"{report['slower']} times as\n"
-        f"slow. The others keep these shares of their rate, by `sampler.inference`:\n"
-        f"{', '.join(shares)} (`bench/slow_env.py`).\n"
     )
 
 
@@ -400,10 +362,6 @@ def time_to_3000(report: dict[str, Any]) -> list[str]:
         times = statistics.median(seconds["sb3"]) / statistics.median(side)
         lines.append(f"| {name} | {statistics.median(side):.0f} ({every}) | {steps:,.0f} | {times:.2f} |")
     return lines
-
-
-def with_interval(middle: float, low: float, high: float) -> str:
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 if __name__ == "__main__":

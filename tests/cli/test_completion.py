@@ -48,7 +48,7 @@ def complete(line: str) -> list[str]:
         ("remuda --v", ["--version"]),
         ("remuda train ", algorithm_names()),
         ("remuda train d", ["ddpg", "dqn"]),
-        ("remuda train ppo --scheme ", ["serial", "parallel", "async"]),
+        ("remuda train ppo --scheme ", ["serial", "parallel", "async", "replicas"]),
         ("remuda train ppo --scheme p", ["parallel"]),
         ("remuda train ppo --algo.n_", ["--algo.n_steps", "--algo.n_epochs"]),
         ("remuda train a2c --algo.n_", ["--algo.n_steps"]),

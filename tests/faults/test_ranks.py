@@ -130,6 +130,38 @@ def test_an_env_that_raises_is_shown_with_file_and_line(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(("algo", "steps"), [("ppo", 200_000), ("sac", 4_000)])
+def test_a_run_interrupted_at_random_moments_equals_one_that_was_not(tmp_path, algo, steps):
+    """Parameters, statistics and optimizer are compared by sha256 at the end."""
+    options = {"env": "CartPole-v1" if algo == "ppo" else "Pendulum-v1", "algo": algo}
+    path, draw, seen = tmp_path / "run", random.Random(algo), 0
+    process = start(path, "--steps", str(steps), **options)
+    for _ in range(3):
+        wait_for_checkpoint(process, path, after=seen)
+        time.sleep(draw.uniform(0.0, 1.0))
+        process.send_signal(signal.SIGINT)
+        error = process.communicate(timeout=120)[1]
+        assert process.returncode == 128 + signal.SIGINT, error
+        assert seen < step_of(path) < steps
+        seen = step_of(path)
+        process = subprocess.Popen([sys.executable, "-m", "remuda", "train", "--resume", str(path), "--quiet"])
+    whole = start(tmp_path / "whole", "--steps", str(steps), **options)
+    assert whole.wait(timeout=300) == process.wait(timeout=300) == 0
+    saved = [(each / "checkpoints/latest/tensors.safetensors").read_bytes() for each in (path, tmp_path / "whole")]
+    assert saved[0] == saved[1]
+
+
+def wait_for_checkpoint(process: subprocess.Popen[str], path: Path, after: int) -> None:
+    """Wait until a run has saved a checkpoint of a step above `after`, or has ended."""
+    wait_for(lambda: process.poll() is not None or step_of(path) > after, 120)
+
+
+def step_of(path: Path) -> int:
+    """Return the step of a run's newest checkpoint, or 0 if there is none."""
+    return max((int(found.name.split("-")[1]) for found in path.glob("checkpoints/step-*")), default=0)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_ranks_killed_at_random_moments_leave_runs_that_resume(tmp_path, rank):
     """A rank is killed at random moments (7 of each rank): all ranks are gone within 10 s, and the run resumes."""

@@ -38,7 +38,7 @@ def scratch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_remudas_own_entries_are_registered() -> None:
     assert registry.algorithm_names() == OWN
-    assert registry.scheme_names() == ["serial", "parallel", "async"]
+    assert registry.scheme_names() == ["serial", "parallel", "async", "replicas"]
     assert registry.env_backend_names() == ["ale", "gymnasium", "envpool"]
     data = {entry.name: entry.data for entry in registry.all_algorithms()}
     assert {name for name, kind in data.items() if kind == "rollouts"} == {"a2c", "ppo"}

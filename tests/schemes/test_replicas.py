@@ -41,26 +41,30 @@ def _shared_server_of_ranks(shared_servers, monkeypatch):
     monkeypatch.setattr(build_ranks, "ForkServer", shared_servers)
 
 
-def train(path: Path, case: str, scheme: str, parts: int, callbacks=(), **scheme_options) -> remuda.Run:
+def arguments_of(path: Path, case: str, scheme: str, parts: int, **scheme_options) -> dict:
+    """Return the keyword arguments of `remuda.train`."""
     env, groups = ALGORITHMS[case]
     rows = groups["algo"].get("n_steps", 10 if case == "r2d1" else 1)
     normalize = {} if case in ("rainbow",) else {"normalize_obs": True}
     merged = {**groups, "agent": {**normalize, **groups.get("agent", {})}}
     count = {"parts" if scheme == "serial" else "ranks": parts}
-    return remuda.train(
-        case.split()[0],
-        env,
-        seed=5,
-        steps=rows * ENVS * ROUNDS,
-        callbacks=callbacks,
-        scheme={"name": scheme, **count, **scheme_options},
-        sampler={"envs": ENVS},
-        eval={"episodes": 0},
-        log={"every": 1},
-        out=path,
-        quiet=True,
+    return {
+        "env": env,
+        "seed": 5,
+        "steps": rows * ENVS * ROUNDS,
+        "scheme": {"name": scheme, **count, **scheme_options},
+        "sampler": {"envs": ENVS},
+        "eval": {"episodes": 0},
+        "log": {"every": 1},
+        "out": str(path),
+        "quiet": True,
         **merged,
-    )
+    }
+
+
+def train(path: Path, case: str, scheme: str, parts: int, callbacks=(), **scheme_options) -> remuda.Run:
+    arguments = arguments_of(path, case, scheme, parts, **scheme_options)
+    return remuda.train(case.split()[0], **arguments, callbacks=callbacks)
 
 
 def lines(run: remuda.Run) -> list[dict]:
@@ -147,16 +151,16 @@ def test_resume_with_another_number_of_ranks_is_refused(tmp_path):
 
 # --- torchrun -------------------------------------------------------------------------------------------------------
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 PPO = ["train", "ppo", "--env", "CartPole-v1", "--steps", "2880", "--seed", "5", "--scheme", "replicas", "--quiet"]
 PPO += ["--sampler.envs", "12", "--algo.n_steps", "12", "--algo.batch_size", "48", "--algo.n_epochs", "2"]
 PPO += ["--algo.normalize_reward", "true", "--agent.normalize_obs", "true", "--eval.episodes", "0"]
 PPO += ["--log.every", "1"]
 
 
-def run_torchrun(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_torchrun(ranks: int, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*TORCHRUN, *arguments],
+        [*TORCHRUN, str(ranks), *arguments],
         capture_output=True,
         text=True,
         timeout=240,
@@ -166,12 +170,26 @@ def run_torchrun(*arguments: str, **environment: str) -> subprocess.CompletedPro
 
 def test_ranks_of_torchrun_equal_parts(tmp_path):
     parts = train(tmp_path / "parts", "ppo", "serial", 2)
-    done = run_torchrun("-m", "remuda", *PPO, "--out", str(tmp_path / "ranks"))
+    done = run_torchrun(2, "-m", "remuda", *PPO, "--out", str(tmp_path / "ranks"))
     assert done.returncode == 0, done.stderr
     ranks = remuda.Run(tmp_path / "ranks")
     assert weights(parts) == weights(ranks)
     assert lines(parts) == lines(ranks)
     assert done.stdout.count("complete:") == 1, "only rank 0 reports"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("case", "count"), [("ppo", 3), ("a2c", 2), ("sac", 3), ("dqn", 4), ("r2d1", 2)])
+def test_a_script_under_torchrun_equals_parts(tmp_path, case, count):
+    parts = train(tmp_path / "parts", case, "serial", count)
+    arguments = arguments_of(tmp_path / "ranks", case, "replicas", count)
+    script = tmp_path / "script.py"
+    script.write_text(f"import remuda\n\nremuda.train({case!r}, **{arguments!r})\n")
+    done = run_torchrun(count, str(script))
+    assert done.returncode == 0, done.stderr
+    ranks = remuda.Run(tmp_path / "ranks")
+    assert weights(parts) == weights(ranks)
+    assert lines(parts) == lines(ranks)
 
 
 def test_ranks_with_different_options_are_refused(tmp_path):
@@ -182,7 +200,7 @@ def test_ranks_with_different_options_are_refused(tmp_path):
         f"arguments = [*{PPO}, '--out', {str(tmp_path / 'run')!r}]\n"
         "sys.exit(main([*arguments, '--algo.gamma', '0.9' + os.environ['RANK']]))\n"
     )
-    done = run_torchrun(str(script))
+    done = run_torchrun(2, str(script))
     assert done.returncode != 0
     assert "rank 1 differs from rank 0 in config.options.algo.gamma (0.91 there, 0.9 here)" in done.stderr
     assert not (tmp_path / "run").exists()

@@ -137,6 +137,7 @@ class Pieces:
 
     def finish(self, rollout):
         self.did("finish")
+        return {}
 
     # replay
 

@@ -199,7 +199,7 @@ def train(
     env: an id that Gymnasium knows, an import path "package.module:make_env", or a callable that returns an env.
     steps: the number of env steps, summed over all envs; by default that of the preset.
     seed: seeds envs, initial weights and every random draw of the run.
-    scheme: "serial", "parallel" or "async", or a dict with "name" and the scheme's options.
+    scheme: "serial", "parallel", "async" or "replicas", or a dict with "name" and the scheme's options.
     out: the run directory; by default runs/ALGORITHM-ENV-SEED-TIME.
     net: a callable that returns the network for an observation shape, instead of a built-in network (agent.net).
     callbacks: called with the `Round` after every round. A callback may add numbers to `round.metrics`, and stops the

@@ -1,9 +1,9 @@
 """The interfaces of Remuda, as dataclasses and protocols without behavior.
 
 An `Envs` steps environments. A `Sampler` (recipe.py) lets an `Agent` act in them and returns rollouts. A `Replay`
-decides which batches are due, an `Algorithm` computes their losses, and a `Learner` (learning/learner.py) turns
-losses into updates. `Weights` carry the new parameters to the samplers, and a `Scheme` (recipe.py) decides which
-process does what.
+stores the rollouts and decides when the learner gets which batches, an `Algorithm` computes the losses of a batch,
+and a `Learner` (learning/learner.py) turns losses into updates. `Weights` carry the new parameters to the samplers,
+and a `Scheme` (recipe.py) decides which process does what.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ EnvsState: TypeAlias = Mapping[str, Any]
 class Step(ArrayTuple):
     """The result of one step of the B envs of a slot: numpy arrays [B, ...], valid until the slot's next `send`."""
 
-    obs: ArrayTree  # observation after the step; at an episode's end its final observation, not one after a reset
+    obs: ArrayTree  # observation after the step; if the step ended an episode, the final observation of that episode
     reward: Array  # float32
     terminated: Array  # bool
     truncated: Array  # bool
@@ -53,7 +53,7 @@ class Episode:
     """Statistics of one finished episode."""
 
     env: int
-    values: Mapping[str, float]  # ep_rew, ep_len, ep_discounted_rew, ep_nonzero_rew, info/..., and user-defined ones
+    values: Mapping[str, float]  # ep_rew, ep_len, ep_discounted_rew, ep_nonzero_rew, info/..., user-defined values
 
 
 class Envs(Protocol):
@@ -110,7 +110,7 @@ class Envs(Protocol):
         """Return how often envs were rebuilt so far. An env is rebuilt if it raises or if its worker is lost."""
 
     def waited(self) -> float:
-        """Return the seconds that `recv` waited so far, except while the fastest worker was stepping its envs."""
+        """Return the seconds that `recv` has waited so far, minus the time that the fastest worker spent stepping."""
 
     def get_state(self) -> EnvsState:
         """Return the complete state of all envs; every slot must have been received.
@@ -122,10 +122,11 @@ class Envs(Protocol):
         """Restore what `get_state` returned. Every slot then counts as received, so the next call is a `send`."""
 
     def prepare(self, seed: int, restarts: int) -> None:
-        """Take the place of envs that were lost `restarts` times so far; the first step of every env resets it.
+        """Let these new envs take the place of lost ones; the first step of every env resets the env.
 
-        A worker that replaces a lost one calls this instead of `reset`, with the `seed` of the lost worker's last
-        `reset`. Implementations that replace lost workers themselves, or cannot reset on demand, raise RuntimeError.
+        A worker that replaces a lost worker calls this instead of `reset`. `seed` is that of the lost worker's last
+        `reset`, and `restarts` is the number of times that these envs were lost so far. Implementations that replace
+        lost workers themselves, or cannot reset on demand, raise RuntimeError.
         """
 
     def close(self) -> None:
@@ -133,13 +134,13 @@ class Envs(Protocol):
 
 
 class AsyncEnvs(Envs, Protocol):
-    """`Envs` whose slots are received in any order, as soon as each is ready: a slow env delays only its own slot."""
+    """`Envs` whose slots can be received in any order, so that a slow env delays only its own slot."""
 
     def ready(self, seconds: float) -> list[int]:
-        """Return the slots for which `recv(slot)` would not block; wait up to `seconds` until there is one."""
+        """Return the slots for which `recv(slot)` would not block; if there is none, wait for one up to `seconds`."""
 
     def recv(self, slot: int | None = None) -> tuple[int, Step]:
-        """Wait for the given slot, or with None for the one that was sent first; return its number and its step."""
+        """Wait for `slot` (None: the slot that was sent first); return the slot's number and its step."""
 
 
 # --- learning -------------------------------------------------------------------------------------------------
@@ -172,11 +173,11 @@ class FastPolicy(Protocol):
 
     def agrees_with(self, agent: Agent, obs: Any, noise: Tensor) -> bool: ...  # False: use `act`
     def choose(self, obs: Any, noise: Tensor) -> Any: ...  # actions [B], as `act` with explore=None
-    def evaluate_actions(self, obs: Any, action: Any) -> ArrayTuple: ...  # policy outputs of rows [N], as from `act`
+    def evaluate_actions(self, obs: Any, action: Any) -> ArrayTuple: ...  # policy outputs [N], as `act` returns
 
 
 class FastPath(Protocol):
-    """A faster way to the gradients of an algorithm's losses, for learners: see remuda.fast."""
+    """A faster way to compute the gradients of an algorithm's losses, for learners: see remuda.fast."""
 
     # Return None if the caller should use `exact`, which computes the gradients by autograd.
     def gradients(self, batch: Batch, clock: Clock, exact: Callable[[Batch], Gradients]) -> Gradients | None: ...
@@ -188,7 +189,7 @@ class Agent(Protocol):
     noise: tuple[tuple[Literal["uniform", "normal"], int], ...]  # kinds and widths of the noise that `act` takes
     exploration: float  # the amount of exploration where `explore` is None
 
-    def initial_state(self, batch: int) -> Any: ...  # state [batch] of new episodes; None for agents without memory
+    def initial_state(self, batch: int) -> Any: ...  # state [batch] of new episodes; None for stateless agents
     # Return actions [B], the policy output to store with each row (or None), and the next state. `explore` [B] is the
     # amount of exploration in each env: 0 is greedy, other values depend on the agent. None means `self.exploration`.
     def act(
@@ -198,7 +199,7 @@ class Agent(Protocol):
 
 @runtime_checkable
 class ValueAgent(Agent, Protocol):
-    """An agent that estimates values; a rollout then includes the value of the observation after its last row."""
+    """An agent that estimates values, so that a rollout includes the value of the observation after its last row."""
 
     def value(self, obs: Any, state: Any) -> Tensor: ...  # [B]; `state` is not advanced
 
@@ -218,14 +219,14 @@ class CompilableAgent(Agent, Protocol):
 
 
 class Algorithm(Protocol):
-    """Computes the losses of a batch, and nothing else; an nn.Module with agent, target networks and normalizers."""
+    """Computes the losses that a learner minimizes; an nn.Module with agent, target networks and normalizers."""
 
     agent: Any
 
     def groups(self) -> dict[str, list[nn.Parameter]]: ...
-    # Running statistics, such as those of a normalizer, change only in `absorb`. A learner calls it with the result
-    # of `reward_statistics` before `prepare`, and with that of `obs_statistics` after the rollout's last gradient.
-    # Both results may come from another process. A result is empty if the algorithm has no such statistics.
+    # Running statistics, such as those of a normalizer, change only in `absorb`. A learner calls `absorb` with the
+    # result of `reward_statistics` before `prepare`, and with the result of `obs_statistics` after the rollout's last
+    # gradient. Both results may come from another process. They are empty if the algorithm has no such statistics.
     def reward_statistics(self, rollout: Rollout) -> Statistics: ...
     def prepare(self, rollout: Rollout) -> Batch: ...  # called once per rollout, before its first gradient
     def losses(self, batch: Batch, clock: Clock) -> Losses: ...
@@ -238,7 +239,7 @@ class Algorithm(Protocol):
 
 @runtime_checkable
 class HasTargetNetworks(Protocol):
-    """An algorithm with target networks, which follow the parameters after every update."""
+    """An algorithm with target networks, which `after_update` may move toward the updated parameters."""
 
     def after_update(self, clock: Clock) -> None: ...  # `clock` already counts the update
 
@@ -247,7 +248,7 @@ class HasTargetNetworks(Protocol):
 class SeparableAlgorithm(Algorithm, Protocol):
     """An algorithm that lets a learner split a batch by columns and combine the gradients of the parts."""
 
-    @property  # how to combine them: add, or average weighted by real rows; None: a batch must not be split
+    @property  # how to combine gradients ("mean" is weighted by real rows); None: a batch must not be split
     def gradient_reduction(self) -> Literal["sum", "mean"] | None: ...
 
 
@@ -260,7 +261,7 @@ class CountsLearnedRows(Protocol):
 
 @runtime_checkable
 class PrioritizingAlgorithm(Algorithm, Protocol):
-    """An algorithm whose TD errors samplers can compute, as priorities of new rows.
+    """An algorithm with TD errors that samplers can compute, as initial priorities of new rows.
 
     A sampler's copy of the algorithm receives only the agent's parameters. Its target networks, if any, keep their
     initial weights, so `td_error` must not use them as they are.
@@ -270,16 +271,16 @@ class PrioritizingAlgorithm(Algorithm, Protocol):
 
 
 class Replay(Protocol):
-    """Stores what was sampled, and yields the batches that are due.
+    """Stores what was sampled, and yields batches when updates with them are due.
 
     Samplers reuse their arrays, so a replay copies everything that it keeps for longer than a round.
     """
 
     def add(self, batch: Batch) -> None: ...
     def batches(self) -> Iterator[Batch]: ...  # yields the batches that are due now, possibly none
-    def feedback(self, key: Any, priority: Tensor | None) -> None: ...  # absolute TD errors of the batch with `key`
+    def feedback(self, key: Any, priority: Tensor | None) -> None: ...  # `priority`: absolute errors of batch `key`
     def cut(self) -> None: ...  # ends all stored episodes, because the envs start new ones
-    def paused(self) -> AbstractContextManager[None]: ...  # no process adds rows inside the `with` block
+    def paused(self) -> AbstractContextManager[None]: ...  # writers begin no rollout inside `with`
     # Write the rows that no file in `directory` holds yet. Return the state for a checkpoint: the names of all files
     # with rows, and plain values. Return None if there is nothing to save.
     def save(self, directory: Path) -> dict[str, Any] | None: ...
@@ -294,27 +295,29 @@ class DivisibleReplay(Replay, Protocol):
 
     def set_part(self, part: int, parts: int) -> None: ...  # called before the first draw
 
-    # `add(batch)` is `count_steps(*append(batch))`: the number of real steps, and whether a batch can be drawn.
+    # `append` stores a batch, and returns its number of real steps and whether a batch can be drawn. `count_steps`
+    # takes these two, combined over all parts. `add(batch)` is the same as `count_steps(*append(batch))`.
     def append(self, batch: Batch) -> tuple[int, bool]: ...
     def count_steps(self, steps: int, can_draw: bool) -> None: ...
 
     @property
-    def num_due(self) -> int: ...  # largest number of batches that are due now; the same in all parts
+    def num_due(self) -> int: ...  # largest number of batches that `batches` yields now; the same in all parts
 
 
 class SharedReplay(Replay, Protocol):
     """A replay that other processes write to."""
 
     @property
-    def is_due(self) -> bool: ...  # whether a batch is due; one call of `batches` need not yield all that are due
+    def is_due(self) -> bool: ...  # whether a batch is due; one call of `batches` may yield only some due batches
     @property
     def is_throttled(self) -> bool: ...  # whether writers wait when updates fall behind
 
-    # Count the rows written since the last call, and return how many of them are real steps. Writers wait once they
-    # have written `left` real steps, those that this call returns included; None sets no limit.
+    # Count the rows written since the last call, and return how many of them are real steps. `left` is the number of
+    # real steps that the run still needs, including those that this call returns; writers wait once they have written
+    # that many. None sets no limit.
     def sync(self, left: int | None = None) -> int: ...
     def commit(self) -> None: ...  # ends the round: the steps that `sync` counted in it become part of the run
-    def new_observations(self) -> Iterator[Rollout]: ...  # those appended since the last call, for normalizers
+    def new_observations(self) -> Iterator[Rollout]: ...  # of rows appended since the last call, for normalizers
     def on_writer_lost(self, group: int) -> int: ...  # returns the row number where the group's next writer starts
     def metrics(self) -> dict[str, float]: ...
 

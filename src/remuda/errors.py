@@ -7,7 +7,7 @@ RemudaError
 │   └── CheckpointError  a run or checkpoint that is missing, damaged, or made for another env
 ├── EnvError             an env that violates its contract; the message names env, index, seed and step
 │   └── EnvFailed        an env that raised too often; `__cause__` is the env's last exception
-├── WorkerError          a worker process that died or hung more often than its restart limit allows
+├── WorkerError          a worker process that died or hung too often, or a rank that was lost
 ├── NoState              an env whose state cannot be saved; the message gives the reason
 ├── TrainingError        gradients that are not finite for too many updates in a row, or a benchmark that failed
 └── Interrupted          a signal that stops the run
@@ -51,7 +51,10 @@ class EnvFailed(EnvError):
 
 
 class WorkerError(RemudaError):
-    """A worker process died or hung more often than its restart limit allows, or failed with an unexpected error."""
+    """A worker process died or hung more often than its restart limit allows, or failed with an unexpected error.
+
+    Under the scheme `replicas`, a rank raises this error if another rank is lost.
+    """
 
 
 class NoState(RemudaError):

@@ -24,7 +24,7 @@ class Purpose(IntEnum):
     RANDOM_ACTIONS = 1  # random actions before learning starts; key and position as for EXPLORATION
     EVALUATION = 2  # key and position as for EXPLORATION
     MINIBATCHES = 3  # key: the epoch; position: the round
-    REPLAY = 4  # key: the number of the draw or block of draws; position: 0, or the number of the repeated attempt
+    REPLAY = 4  # key: the number of the draw or block of draws; position: the number of the attempt, from 0
     LOSSES = 5  # key: the number of updates so far
 
 
@@ -32,7 +32,7 @@ def keyed_generator(purpose: Purpose, seed: int, key: int, position: int = 0, pa
     """Return the generator that belongs to these arguments, which must be below 2**64.
 
     `part` is the index of a part of the run (remuda.parts). Philox is a function of its key and of a counter of four
-    64-bit words. Drawing numbers increments the first word, and the second after 2**64 draws. The other words are
-    `part`, `purpose` and `position`, so two generators could overlap only after 2**64 draws.
+    64-bit words. Drawing numbers increments the first word. The other three words start as `part`, `purpose` and
+    `position`, and change only after 2**64 draws, so two generators cannot overlap before that.
     """
     return np.random.Generator(np.random.Philox(key=[seed, key], counter=[0, part, int(purpose), position]))

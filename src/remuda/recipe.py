@@ -32,9 +32,9 @@ class Sampler(Protocol):
         """Start every env with at most `warm_up` random steps; return the number of random steps over all envs."""
 
     def collect(self) -> Rollout:
-        """Sample T rows of every env with one version of the weights. The next call overwrites the arrays."""
+        """Return T rows of every env, sampled with one version of the weights; valid until the next call."""
 
-    def take_seconds(self) -> dict[str, float]: ...  # seconds of env, inference and wait since the last call
+    def take_seconds(self) -> dict[str, float]: ...  # seconds of "env", "inference" and "wait" since the last call
     def episodes(self) -> list[Episode]: ...  # episodes that finished since the last call
     def restarts(self) -> int: ...  # how often envs were rebuilt, because they raised or their worker was lost
     def running(self) -> int: ...  # envs that were in the middle of an episode when the last rollout ended
@@ -53,7 +53,7 @@ class AsyncSampler(Protocol):
     """The interface that all asynchronous samplers share. They own their envs."""
 
     def start(self, seed: int, warm_up: int = 0, version: int = 0) -> int:
-        """Start sampling for a learner at this version; return the number of random steps, as in `Sampler.reset`."""
+        """Start sampling for a learner at `version`; return the number of random steps, as `Sampler.reset` does."""
 
     def take_seconds(self) -> dict[str, float]: ...  # as Sampler.take_seconds, on average over the workers
     def episodes(self) -> list[Episode]: ...  # as Sampler.episodes
@@ -67,10 +67,10 @@ class RolloutSource(AsyncSampler, Protocol):
     dropped: int  # rollouts that were too old to be used
 
     def take(self, version: int, should_stop: ShouldStop) -> Rollout:
-        """Wait for a rollout that a learner at this version may use; raise Interrupted if `should_stop()` is True."""
+        """Wait for a rollout that a learner at `version` may use; raise Interrupted if `should_stop()` is True."""
 
     def release(self, version: int) -> None:
-        """Allow the memory of the last rollout to be reused; call this after publishing weights of this version."""
+        """Allow the memory of the last rollout to be reused; call this after publishing weights of `version`."""
 
     def metrics(self) -> dict[str, float]: ...
 
@@ -99,7 +99,7 @@ class Updates(Protocol):
     """Decides where and when gradients that a learner has computed are applied to its parameters."""
 
     def exchange(self, learner: Learner, gradients: Gradients) -> Applied: ...
-    def agree(self, stop: bool) -> bool: ...  # whether all members of the run end the round now, if this one wants to
+    def agree(self, stop: bool) -> bool: ...  # `stop`: this process wants to end the round; returns whether all do so
 
 
 class Evaluator(Protocol):
@@ -134,9 +134,9 @@ class Recipe:
     seed: int
     steps: int  # real env steps after which the run is done
     make_learner: Callable[[], Learner]
-    # Arguments: agent, rounds done. Returns a SharedReplay if samplers write to it.
+    # Arguments: agent, rounds done. Returns a SharedReplay if samplers write to the replay.
     make_replay: Callable[[Agent, int], Replay]
-    make_weights: Callable[[nn.Module, int], Weights]  # arguments: agent, its version
+    make_weights: Callable[[nn.Module, int], Weights]  # arguments: agent, version of its parameters
     # Arguments: agent, weights, number of env workers (0: envs in this process), rounds done, should_stop.
     make_sampler: Callable[[Agent, Weights, int, int, ShouldStop], Sampler]
     # Arguments: agent, weights, number of sampler workers, rounds done, max_lag, should_stop.
@@ -150,10 +150,10 @@ class Recipe:
     # Every `cut_every` rounds all envs start new episodes, so that a run resumed from such a round is bit-equal to an
     # uninterrupted run even if the state of its envs cannot be saved (checkpoint.cut_episodes). 0 means never.
     cut_every: int = 0
-    updates: Updates | None = None  # None: gradients are applied at once, where they were computed
+    updates: Updates | None = None  # None: a learner applies its gradients at once
     # For a run that is divided among processes: returns the recipe of the parts that belong to this process.
     divide: Callable[[Group], Recipe] = refuse_division
-    describe: Callable[[], Mapping[str, Any]] = dict  # returns the blueprint (JSON) from which others build the run
+    describe: Callable[[], Mapping[str, Any]] = dict  # returns a blueprint for other ranks
 
 
 @dataclass
@@ -171,7 +171,7 @@ class Round:
     is_last: bool = False  # True if the run ends with this round; set once the log has recorded the round
     is_whole: bool = True  # False if a stop signal ended the round before all due updates were made
     was_cut: bool = False  # True if all envs just started new episodes: a resume from this round is exact
-    cut_follows: bool = False  # True if only a later round will be cut: a resume from this round is not exact
+    cut_follows: bool = False  # True if not this round but a later one is cut: a resume is not exact
     evaluations: list[dict[str, Any]] = field(default_factory=list)  # new results of the Evaluator
 
 
@@ -186,7 +186,7 @@ class Log(Protocol):
     def round(self, round: Round) -> bool: ...  # record a round; True: stop now
     def save(self, round: Round) -> None: ...  # write a checkpoint of the round unless there is one
     def should_stop(self) -> bool: ...  # True once a signal has arrived: stop at the end of this round
-    def must_stop(self) -> bool: ...  # True some time after a signal: abandon this round
+    def must_stop(self) -> bool: ...  # True some time after a signal: end this round early
 
     def save_if_failed(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -197,10 +197,11 @@ class Log(Protocol):
 
 
 class Scheme(Protocol):
-    """How to run a recipe: which process does what, and which parts wait for each other."""
+    """How to run a recipe: which process does what, and which processes wait for each other."""
 
     def rounds(self, recipe: Recipe, log: Log) -> Iterator[Round | None]:
-        """Yield None when all parts are ready, then each round after the log has recorded it.
+        """Yield None when training can begin, then each round after the log has recorded it.
 
-        The learner is passed to `Log.resume` first. The iterator must be exhausted or closed, which closes all parts.
+        The learner is passed to `Log.resume` first. The iterator must be exhausted or closed, because its end closes
+        what the recipe's factories have made.
         """

@@ -12,19 +12,19 @@ NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True)
 class Torchrun:
-    """This process's place among the processes that torchrun started."""
+    """The values that torchrun gives to one of the processes that it starts."""
 
     rank: int
     size: int  # number of ranks
-    local_rank: int  # index among the ranks on this host
+    local_rank: int  # rank among the processes on this host
     run_id: str
     restarts: int  # how often torchrun has started all ranks again, because one of them failed
 
 
 def read_torchrun() -> Torchrun | None:
-    """Return what torchrun says, or None in a process that it has not started.
+    """Return the values of torchrun's environment variables, or None if torchrun has not started this process.
 
-    Raises ConfigError if only some of the variables are set, or if their values contradict each other.
+    Raises ConfigError if only some of the variables are set, or if their values are invalid or contradictory.
     """
     found = {name: os.environ[name] for name in NAMES if name in os.environ}
     if "RANK" not in found and "LOCAL_RANK" not in found:  # other launchers set WORLD_SIZE or MASTER_ADDR alone

@@ -24,12 +24,12 @@ from remuda.nets import MLP, Inputs
 from remuda.nets.recurrent import State
 
 LOG_STD = (-20.0, 2.0)  # bounds of a stochastic actor's log_std, as in the code of arXiv 1812.05905
-DRIFT = 0.15  # decay of Ornstein-Uhlenbeck noise per step (arXiv 1509.02971)
+DRIFT = 0.15  # fraction by which Ornstein-Uhlenbeck noise decays in each step (arXiv 1509.02971)
 DRIFT_SCALE = math.sqrt(1 - (1 - DRIFT) ** 2)  # factor that gives the noise a stationary standard deviation of 1
 
 
 class ActorState(ArrayTuple):
-    """The agent's state for each env, carried from row to row: recurrent state and Ornstein-Uhlenbeck noise."""
+    """The state [B] that is carried from row to row: recurrent state `memory`, Ornstein-Uhlenbeck noise `drift`."""
 
     memory: State | None
     drift: Tensor | None
@@ -82,7 +82,10 @@ class ActorAgent(nn.Module):
     def act(
         self, obs: Any, state: ActorState | None, explore: Tensor | None, noise: Tensor
     ) -> tuple[Tensor, None, ActorState | None]:
-        """Return actions for observations [B]; `explore` [B] multiplies the noise, and None means 1."""
+        """Return actions for observations [B], None (there is no policy output), and the next state.
+
+        `explore` [B] is a factor on the noise of each env; if `explore` is None, the factor is 1.
+        """
         memory, drift = (None, None) if state is None else state
         features, memory = self.trunk.step(self.inputs(obs), memory)
         if drift is not None:
@@ -153,7 +156,8 @@ class Critic(nn.Module):
     ) -> tuple[Tensor, State | None]:
         """Return features, and the state after the last row.
 
-        `obs` holds rows [N, ...], or sequences [T, B, ...] that start from `state` [B], or from zeros if it is None.
+        `obs` holds rows [N, ...], or sequences [T, B, ...] that start from `state` [B]. If `state` is None, a
+        core starts from zeros.
         """
         if self.trunk.core is not None and state is None:
             assert reset is not None

@@ -47,9 +47,9 @@ class PolicyHead(nn.Module):
         return policy
 
     def _branch(self, space: Space, outputs: Tensor, start: int, first_std: int) -> tuple[Joint, int, int]:
-        """Return the distribution of a Dict or Tuple space, and the positions where its outputs and log_stds end.
+        """Return the distribution of a Dict or Tuple `space`, and the positions where its outputs and log_stds end.
 
-        Its outputs begin at position `start` of `outputs`, its log_stds at position `first_std` of `self.log_std`.
+        The outputs of `space` begin at position `start` of `outputs`, its log_stds at `first_std` of `self.log_std`.
         """
         parts: list[Distribution] = []
         widths = []

@@ -3,7 +3,7 @@
     action, output, state = agent.act(obs, state, explore, noise)    # sampling: output.log_prob, output.value
     outputs, state = agent.unroll(obs, state, reset)                 # learning: outputs.distribution, outputs.value
 
-A network that you write is a torch module. Its constructor takes the observation's shape, or a dict {path: shape} for
+A network of your own is a torch module. Its constructor takes the observation's shape, or a dict {path: shape} for
 Dict and Tuple observations. Its `forward` maps float observations [N, *shape], or a named array tuple of them, to
 features [N, F]. The agent finds F by calling the network, and adds the heads and, if configured, a recurrent core.
 """
@@ -24,7 +24,7 @@ from remuda.nets.recurrent import State
 
 
 class Outputs(NamedTuple):
-    """Outputs of the agent for each row while learning."""
+    """Outputs of `PolicyAgent.unroll` for each row: the action distribution, and the estimated value."""
 
     distribution: Distribution
     value: Tensor
@@ -77,7 +77,7 @@ class PolicyAgent(nn.Module):
         """Let torch compile the networks at their next call. Parameters keep their names."""
         self.fast_policy = None  # the fast policy would not use the compiled networks
         for net in {id(trunk.net): trunk.net for trunk in (self.policy_trunk, self.value_trunk)}.values():
-            net.compile(dynamic=True)  # dynamic, because minibatches differ by a few rows
+            net.compile(dynamic=True)  # dynamic, because the sizes of minibatches differ by a few rows
 
     def initial_state(self, batch: int) -> Memory | None:
         """Return the state of `batch` envs at the start of their episodes; None without a core."""
@@ -94,7 +94,8 @@ class PolicyAgent(nn.Module):
     ) -> tuple[Any, PolicyOutput, Memory | None]:
         """Return actions for observations [B], the policy's outputs for these actions, and the next state.
 
-        Where `explore` [B] is 0, the action is the mode; elsewhere it is sampled. With None, all are sampled.
+        Where `explore` [B] is 0, the action is the mode; elsewhere it is sampled. If `explore` is None, all actions
+        are sampled.
         """
         inputs = self.inputs(obs)
         memory = state if state is not None else Memory(None, None)
@@ -109,7 +110,7 @@ class PolicyAgent(nn.Module):
         return action, output, Memory(policy_state, value_state) if self.is_recurrent else None
 
     def value(self, obs: Any, state: Memory | None) -> Tensor:
-        """Return the values [B] of observations; the next recurrent state is not returned."""
+        """Return the values [B] of observations [B], given the recurrent `state`, which is not advanced."""
         memory = state if state is not None else Memory(None, None)
         is_shared = self.value_trunk is self.policy_trunk
         features, _ = self.value_trunk.step(self.inputs(obs), memory.policy if is_shared else memory.value)

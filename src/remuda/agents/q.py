@@ -58,7 +58,7 @@ class QHead(nn.Module):
 
 
 class QAgent(nn.Module):
-    """An epsilon-greedy agent, which may also explore by noise on the weights of its head (NoisyNet)."""
+    """An epsilon-greedy agent. With `noisy`, it also explores by noise on the weights of its head (NoisyNet)."""
 
     fast_policy: FastPolicy | None = None
     support: Tensor
@@ -104,11 +104,12 @@ class QAgent(nn.Module):
         if self.is_auto:
             self.register_buffer("has_support", torch.zeros((), dtype=torch.bool))
         self.noise_width = sum(self.head.noise_widths)
-        parts: NoiseParts = (("uniform", 2),)  # one decides whether to act at random, the other selects the action
+        # The first uniform number decides whether to act at random; the second selects the random action.
+        parts: NoiseParts = (("uniform", 2),)
         self.noise: NoiseParts = (*parts, ("normal", self.noise_width)) if noisy else parts
 
     def set_support(self, low: float, high: float) -> None:
-        """Set the bounds that are "auto"; bounds that were given as numbers do not change."""
+        """Set v_min to `low` and v_max to `high` where they are "auto"; bounds given as numbers do not change."""
         low, high = self._bounded(low, high)
         self.support.copy_(torch.linspace(low, high, len(self.support)))
         self.has_support.fill_(True)
@@ -131,10 +132,10 @@ class QAgent(nn.Module):
     def act(
         self, obs: Any, state: State | None, explore: Tensor | None, noise: Tensor
     ) -> tuple[Tensor, None, State | None]:
-        """Return epsilon-greedy actions for [B] observations; `explore` [B] holds the epsilons.
+        """Return epsilon-greedy actions for observations [B], None (there is no policy output), and the next state.
 
-        Where `explore` is 0, nothing is random, and noisy layers use their mean weights. If `explore` is None,
-        epsilon is `self.exploration` in every env.
+        `explore` [B] holds the epsilons; None means `self.exploration` for every env. Where epsilon is 0, nothing is
+        random, and noisy layers use their mean weights.
         """
         features, state = self.trunk.step(self.inputs(obs), state)
         chance = torch.full((len(noise),), self.exploration) if explore is None else explore
@@ -156,5 +157,5 @@ class QAgent(nn.Module):
         return self.head(features, noise), state
 
     def expected(self, outputs: Tensor) -> Tensor:
-        """Return values [..., A]: the outputs themselves or, if they are logits, the means of their distributions."""
+        """Return values [..., A]: `outputs` itself or, if `outputs` are logits, the means of the distributions."""
         return outputs if len(self.support) == 1 else outputs.softmax(-1) @ self.support

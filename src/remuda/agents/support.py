@@ -14,7 +14,7 @@ DEFAULT_SUPPORT = (-10.0, 10.0)  # used until returns are observed, or if all re
 MARGIN = 0.25  # margin on either side, as a fraction of the observed range
 GROWTH = 3.0  # factor on the largest observed return, because a learned policy earns more than a random one
 WATCHED_UPDATES = 200  # updates between two reads of the clipped fraction; a read waits for the device
-NEGLIGIBLE = 1e-3  # probability below which an atom is ignored
+NEGLIGIBLE = 1e-3  # probability below which an atom does not count for the range of the targets
 MAX_CLIPPED = 0.02  # clipped fraction of target probability above which a warning is logged
 
 
@@ -29,9 +29,9 @@ class ReturnRange(NamedTuple):
 def derive_support(seen: ReturnRange) -> tuple[float, float]:
     """Return v_min and v_max; if no reward other than 0 was observed, log a warning and return the default.
 
-    The support covers 0, the observed returns and the steady return, with a margin on both sides. The steady return
-    accounts for rewards that episodes would bring after they were truncated, or after the newest row. v_max is at
-    least `GROWTH` times the largest observed return.
+    The support covers 0, the observed returns and the return `steady`, with a margin on both sides. `steady` accounts
+    for the rewards that would follow a truncation or the newest row. v_max is at least `GROWTH` times the largest
+    observed return.
     """
     low, high = min(0.0, seen.low, seen.steady), max(0.0, seen.high, seen.steady)
     if high == low:
@@ -48,7 +48,7 @@ def derive_support(seen: ReturnRange) -> tuple[float, float]:
 class ClippedTargets:
     """Warn once if more than `MAX_CLIPPED` of the target distributions' probability lies beyond the support.
 
-    Fractions stay on the device and are read only every `WATCHED_UPDATES` updates.
+    The clipped fractions stay on the device and are read only every `WATCHED_UPDATES` updates.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ def clipped_share(p: Tensor, r: Tensor, discount: Tensor, support: Tensor) -> tu
     """Return the fraction of target probability that lies beyond the support, as a mean over rows.
 
     The target of each row has the probabilities p [N, atoms] at the atoms r + discount * support. Also return the
-    lowest and the highest of these atoms, among those whose probability is at least `NEGLIGIBLE`.
+    lowest and the highest atom of all rows, ignoring atoms whose probability is below `NEGLIGIBLE`.
     """
     rounding = 1e-5 * (support[-1] - support[0])
     shifted = r.unsqueeze(-1) + discount.unsqueeze(-1) * support

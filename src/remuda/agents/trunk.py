@@ -1,4 +1,4 @@
-"""The trunk of every agent, on which the heads are built: a network and, optionally, a recurrent core."""
+"""The trunk, which is the part of an agent below its heads: a network and, optionally, a recurrent core."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Trunk(nn.Module):
         self.width = width if core is None else size
 
     def step(self, inputs: Any, state: State | None) -> tuple[Tensor, State | None]:
-        """Return the features of one row of each env, and the next state."""
+        """Return the features of `inputs` [B, ...], one row of each of B envs, and the next state."""
         features: Tensor = self.net(inputs)
         if self.core is None:
             return features, None
@@ -36,9 +36,9 @@ class Trunk(nn.Module):
     def unroll(
         self, inputs: Any, leading: tuple[int, ...], state: State | None, reset: Tensor | None
     ) -> tuple[Tensor, State | None]:
-        """Return the features of flat rows [N, ...], and the state after the last row.
+        """Return the features of `inputs`, rows with one leading axis, and the state after the last row.
 
-        `leading` is the shape of the rows before they were flattened: (N,), or (T, B) for sequences.
+        `leading` are the sizes of the leading axes before sequences were flattened: (T, B), or (N,) for single rows.
         """
         features: Tensor = self.net(inputs)
         if self.core is None:
@@ -49,7 +49,7 @@ class Trunk(nn.Module):
 
 
 def net_width(net: nn.Module, inputs: Inputs, observation: Space) -> int:
-    """Return the number of features of a network, by calling the network on zeros."""
+    """Return the number of features of a network, found by calling the network on zeros."""
     blank = observation.tree(lambda _, leaf: torch.zeros(2, *leaf.shape, dtype=getattr(torch, leaf.dtype)))
     with torch.no_grad():
         return int(net(inputs(blank)).shape[-1])
@@ -76,6 +76,6 @@ def unroll_trunk(
 
 
 def leading_axes(observation: Space, obs: Any) -> tuple[int, ...]:
-    """Return the axes before those of the observation: (N,) or (T, B)."""
+    """Return the sizes of the axes of `obs` that precede the axes of one observation: (N,) or (T, B)."""
     (_, leaf), (_, tensor) = next(observation.leaves()), next(leaves(obs))
     return tuple(tensor.shape[: tensor.dim() - len(leaf.shape)])

@@ -1,4 +1,4 @@
-"""Learning algorithms, which compute the losses of a batch. Updates of the parameters are left to the learner."""
+"""Learning algorithms, which compute the losses of a batch. The learner (learning/) updates the parameters."""
 
 from remuda.algorithms.a2c import A2C
 from remuda.algorithms.actor_critic import ActorCritic, Targets

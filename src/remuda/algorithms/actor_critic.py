@@ -14,19 +14,19 @@ from remuda.maths import Distribution, explained_variance, gae
 
 
 class Targets(ArrayTuple):
-    """Targets that `ActorCritic.prepare` adds to every row."""
+    """Learning targets of each row of a rollout, computed by `ActorCritic.prepare`."""
 
     advantage: Tensor
-    value: Tensor  # the target of the value network: advantage + old value
+    value: Tensor  # target of the value network: the advantage + the value estimated while sampling
 
 
 def over_progress(value: float | Callable[[float], float]) -> Callable[[float], float]:
-    """Return `value` as a function of the run's progress; a number becomes a constant function."""
+    """Return `value` itself if it is a function of the run's progress; return a number as a constant function."""
     return value if callable(value) else lambda progress: value
 
 
 class ActorCritic(nn.Module):
-    """Base of the algorithms that learn from fresh rollouts; subclasses define `losses`."""
+    """Base class of the algorithms that discard each rollout after learning from it; subclasses define `losses`."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class ActorCritic(nn.Module):
         return {"policy": list(self.agent.parameters())}
 
     def rewards(self, rollout: Rollout) -> Tensor:
-        """Return the rewards [T, B], clipped and scaled if configured."""
+        """Return the rewards [T, B], clipped if `clip_reward` is set, and scaled if `normalize_reward` is set."""
         reward = self.clipped(rollout)
         if self.reward_scale is None:
             return reward
@@ -53,19 +53,19 @@ class ActorCritic(nn.Module):
         return scaled
 
     def clipped(self, rollout: Rollout) -> Tensor:
-        """Return the rewards [T, B], clipped if configured."""
+        """Return the rewards [T, B], clipped to the range from -1 to 1 if `clip_reward` is set."""
         # Rewards are clipped here and not in the env, so that logs show the true scores of a game.
         reward: Tensor = rollout.steps.reward
         return reward.clamp(-1.0, 1.0) if self.clip_reward else reward
 
     def reward_statistics(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Return a rollout's reward statistics, to be absorbed before `prepare`; empty without reward scaling."""
+        """Return a rollout's reward statistics, for `absorb` before `prepare`; {} without reward scaling."""
         if self.reward_scale is None:
             return {}
         return self.reward_scale.statistics(self.clipped(rollout), rollout.steps.mask, rollout.envs, rollout.begins)
 
     def prepare(self, rollout: Rollout) -> Batch:
-        """Return a batch whose targets are computed from the values that were stored while sampling."""
+        """Return a batch whose targets are computed from the value estimates that were stored while sampling."""
         steps = rollout.steps
         reward = self.rewards(rollout)
         v = torch.cat([steps.policy.value, rollout.last_value.unsqueeze(0)])
@@ -80,15 +80,15 @@ class ActorCritic(nn.Module):
     def loss_metrics(
         loss: Tensor, value_loss: Tensor, entropy: Tensor, **policy_loss: Tensor
     ) -> dict[str, Tensor | float]:
-        """Return the metrics that all subclasses log. The keyword of the policy loss is the name of its metric."""
+        """Return the metrics that all subclasses log. The policy loss is logged under the name of its keyword."""
         losses = {"loss": loss, **policy_loss, "value_loss": value_loss, "entropy_loss": -entropy}
         return {name: value.detach() for name, value in losses.items()}
 
     def real_rows(self, batch: Batch) -> tuple[Distribution, Tensor, Steps, Targets]:
-        """Return the current policy and values, the stored steps, and the targets of the batch's real rows.
+        """Return the current action distributions and values, the stored steps, and the targets of all real rows.
 
-        In a batch of shuffled rows, all rows are real. Sequences are unrolled as a whole, because the recurrent state
-        needs every row; masked rows are dropped afterwards.
+        A row is real if its mask is True. A batch of shuffled rows has only real rows. Sequences are unrolled with
+        all rows, because the recurrent state needs every row; masked rows are dropped afterwards.
         """
         steps, targets = batch.steps, batch.targets
         if batch.state is None:
@@ -99,10 +99,10 @@ class ActorCritic(nn.Module):
         return policy.rows(real), value[real], steps.replace(obs=None)[real], targets[real]
 
     def obs_statistics(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Return statistics of the observations in real rows, to be absorbed after the rollout's last gradient.
+        """Return statistics of the observations in real rows, for `absorb` after the rollout's last gradient.
 
-        The running statistics do not change while a rollout is learned from, so all its gradients use the same ones.
-        In a synchronous scheme, these are also the statistics with which the rollout was sampled.
+        The running statistics do not change between the gradients of a rollout, so all these gradients use the same
+        statistics. In a synchronous scheme, the rollout was also sampled with these statistics.
         """
         inputs = self.agent.inputs
         return inputs.statistics(rollout.real_obs()) if inputs.has_statistics else {}

@@ -15,7 +15,7 @@ from remuda.maths import approximate_kl, clipped_surrogate, standardized, value_
 
 
 class APPO(IMPALA):
-    """IMPALA with PPO's surrogate, which keeps the policy near the acting policy, even over several epochs."""
+    """IMPALA with PPO's surrogate, which keeps the learned policy near the acting policy even over several epochs."""
 
     def __init__(
         self,
@@ -35,12 +35,12 @@ class APPO(IMPALA):
 
     @property
     def gradient_reduction(self) -> Literal["sum", "mean"] | None:
-        """The reduction of IMPALA, or None if standardized advantages or `target_kl` need the whole batch at once."""
+        """As in IMPALA, but None if standardized advantages or `target_kl` need the whole batch at once."""
         return None if self.normalize_advantage or self.target_kl is not None else super().gradient_reduction
 
     def losses(self, batch: Batch, clock: Clock) -> Losses:
         rows = self.corrected_rows(batch)
-        # The advantage is not multiplied by rho, because the surrogate multiplies it by the same ratio.
+        # Use the advantage that is not multiplied by rho, because the surrogate multiplies it by rho.
         advantage = standardized(rows.advantage) if self.normalize_advantage else rows.advantage
         clip = self.clip_range(clock.progress)
         value_clip = self.clip_range_vf(clock.progress) if self.clip_range_vf else None
@@ -62,6 +62,6 @@ class APPO(IMPALA):
                 "clip_range": clip,
                 **self.ratio_metrics(rows),
             },
-            # As in PPO, a KL above 1.5 times the target ends the round before this batch is applied.
+            # As in PPO, a KL above 1.5 times the target ends the round without an update from this batch.
             stop=self.target_kl is not None and float(kl) > 1.5 * self.target_kl,
         )

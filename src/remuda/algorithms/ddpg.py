@@ -20,7 +20,7 @@ from remuda.data import Batch
 
 
 class DDPG(OffPolicy):
-    """An actor that maximizes the first critic, and critics that learn returns bootstrapped with target networks."""
+    """An actor that maximizes the first critic's value, and critics that bootstrap from target networks."""
 
     def __init__(
         self,
@@ -38,9 +38,9 @@ class DDPG(OffPolicy):
         burn_in: int = 0,
         reward_scale: float = 1.0,
     ) -> None:
-        """Every `policy_delay`-th update changes the actor.
+        """Only every `policy_delay`-th update changes the actor.
 
-        Every `target_interval`-th of these updates also moves the target networks.
+        Of the updates that change the actor, every `target_interval`-th also moves the target networks.
         """
         super().__init__(agent, seed, tau, target_interval * policy_delay, clip_reward, burn_in, reward_scale)
         self.critics, self._critics = nn.ModuleList(critics), critics

@@ -1,8 +1,9 @@
 """Deep Q-learning: DQN with any of its extensions, up to Rainbow, which combines all of them.
 
-The extensions are double, dueling, distributional, noisy, prioritized and n-step. The agent defines its outputs
-(scalars or distributions, dueling or not, noisy or not); the replay defines how rows are drawn and how many rewards
-are summed. `DQN.losses` computes the loss of every variant. docs/algorithms/dqn.md lists every detail with its test.
+The extensions are double Q-learning, dueling and noisy networks, return distributions, prioritized replay and n-step
+returns. The options of `QAgent` select dueling, noise and distributions; the replay implements prioritized draws and
+n-step returns. `DQN.losses` computes the loss of every variant. docs/algorithms/dqn.md lists every detail with its
+test.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class DQN(OffPolicy):
         burn_in: int = 0,
         has_target: bool = True,
     ) -> None:
-        """`delta` is the error above which Huber's loss is linear; with None the loss is quadratic everywhere.
+        """`delta` is the error above which the Huber loss is linear; if it is None, the loss is quadratic everywhere.
 
         `beta` is the exponent of importance weights. Samplers, which call only `td_error`, need no target network:
         with `has_target=False`, the agent is used in place of the target network.
@@ -58,7 +59,7 @@ class DQN(OffPolicy):
         rows = self.rows(batch)
         mine, theirs = self._noises(clock, rows.reward)
         online, target = partial(self.agent.unroll, noise=mine), partial(self.target.unroll, noise=theirs)
-        # The target network runs first, so that the online network's activations stay in the cache for its gradient.
+        # Run the target network first, so that the online network's activations stay in the cache for the gradient.
         with torch.no_grad():
             later = self.after(batch, target, batch.state)
         if self.is_double:  # the online network selects the action that the target network evaluates (1509.06461)
@@ -84,7 +85,7 @@ class DQN(OffPolicy):
         return Losses({"q": loss}, metrics, self.priority(size, batch))
 
     def choose_support(self, seen: ReturnRange) -> None:
-        """Derive the support from `seen`, the range of the returns that were stored before learning started.
+        """Derive the support from `seen`, the range of the returns of the rows stored before learning started.
 
         Do nothing if the support is not automatic, or if it has been derived already.
         """
@@ -96,9 +97,9 @@ class DQN(OffPolicy):
 
     @torch.no_grad()
     def support_metrics(self, next_logits: Tensor, rows: Rows) -> dict[str, Tensor | float]:
-        """Return the fraction of target probability beyond the support and, if it is automatic, the support's bounds.
+        """Return the fraction of target probability beyond the support and, if `is_auto`, the support's bounds.
 
-        Also add the fraction to `clipped`, which logs a warning if too much of the targets is clipped.
+        Also pass the fraction to `self.clipped`, which logs a warning if too much of the targets is clipped.
         """
         support = self.agent.support
         share, low, high = clipped_share(next_logits.softmax(-1), rows.reward, rows.discount, support)
@@ -128,7 +129,8 @@ class DQN(OffPolicy):
     def categorical_loss(self, logits: Tensor, next_logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """Return the loss and the error of every row.
 
-        The loss is the cross-entropy with the projected target (1707.06887). The error is the KL divergence.
+        The loss is the cross-entropy between the projected target (arXiv 1707.06887) and the distribution of
+        `logits`. The error is the KL divergence between these two distributions.
         """
         goal = project(next_logits.softmax(-1), rows.reward, rows.discount, self.agent.support)
         each = -(goal * logits.log_softmax(-1)).sum(-1)
@@ -136,7 +138,7 @@ class DQN(OffPolicy):
         return each, (each.detach() - own).clamp(min=0.0)
 
     def _noises(self, clock: Clock, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return new noise for the weights of online and target network, or (None, None) if no layers are noisy."""
+        """Return weight noise for the online and for the target network, or (None, None) if no layers are noisy."""
         if not self.agent.noise_width:
             return None, None
         mine, theirs = torch.randn(2, self.agent.noise_width, generator=self.generator(clock))

@@ -1,4 +1,4 @@
-"""IMPALA (arXiv 1802.01561): policy gradients from sequences of an older policy, corrected by V-trace."""
+"""IMPALA (arXiv 1802.01561): policy gradients from sequences that an older policy sampled, corrected by V-trace."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ from remuda.maths import Distribution, one_step_advantages, vtrace
 
 
 class RealRows(NamedTuple):
-    """The real rows [N] of a batch, with the outputs of the current network and the targets."""
+    """The N rows of a batch in which an action was taken (mask True). Every field has one entry per row.
+
+    `policy`, `value` and `log_prob` are outputs of the current network.
+    """
 
     steps: Steps
     policy: Distribution
     value: Tensor
     log_prob: Tensor
-    log_rho: Tensor  # log(probability of the action under the current policy / under the acting policy)
-    target: Tensor  # target of the value; target and advantages have no gradient
-    pg_advantage: Tensor  # advantage for the policy gradient, multiplied by the clipped rho
+    log_rho: Tensor  # log of rho: the action's probability under the current policy / under the acting policy
+    target: Tensor  # target of `value`; neither this target nor the advantages have a gradient
+    pg_advantage: Tensor  # advantage multiplied by the clipped rho, for the policy gradient
     advantage: Tensor  # advantage that is not multiplied by rho
 
 
 class IMPALA(ActorCritic):
-    """Policy gradients from whole sequences, with V-trace targets from the current values and probabilities."""
+    """Policy gradients from whole sequences, with V-trace targets computed from the current network's outputs."""
 
     def __init__(
         self,
@@ -55,21 +58,21 @@ class IMPALA(ActorCritic):
 
     @property
     def gradient_reduction(self) -> Literal["sum", "mean"] | None:
-        """How to combine the gradients of parts of a batch, each with some of its columns; None if it is impossible.
+        """How to combine the gradients of a batch split by columns: "sum", "mean", or None if it must not be split.
 
-        It is None for a subclass that changes the loss, unless the subclass overrides this property as well.
+        A subclass that changes the loss gets None, unless it overrides this property as well.
         """
         is_current = describes(type(self), "gradient_reduction", "losses", "corrected_rows", "reduced")
         return self.reduction if is_current else None
 
     def prepare(self, rollout: Rollout) -> Batch:
-        """Prepare only rewards, because targets depend on the parameters, which change from batch to batch."""
+        """Return a batch without targets. They depend on the parameters, so `losses` computes them for each batch."""
         return Batch(
             rollout.steps.replace(reward=self.rewards(rollout)), state=rollout.state, next_obs=rollout.next_obs
         )
 
     def corrected_rows(self, batch: Batch) -> RealRows:
-        """Unroll the agent over the T rows and the observation after them, and compute V-trace targets."""
+        """Unroll the agent over the T rows and `next_obs`; return the real rows with their V-trace targets."""
         steps, mask = batch.steps, batch.steps.mask
         no_row = torch.zeros_like(mask[:1])
         obs = map_tree(lambda rows, last: torch.cat([rows, last.unsqueeze(0)]), steps.obs, batch.next_obs)
@@ -80,7 +83,7 @@ class IMPALA(ActorCritic):
         log_rho = log_prob - real.policy.log_prob
 
         log_rho_t = torch.zeros_like(steps.reward)
-        if self.correction == "vtrace":  # otherwise ratios are 1, as if the current policy had acted
+        if self.correction == "vtrace":  # otherwise all ratios are 1, as if the current policy had acted
             log_rho_t[mask] = log_rho.detach()
         rows = (steps.reward, steps.discount, mask, v.detach())
         clips = (self.rho_clip, self.c_clip, self.pg_rho_clip)
@@ -107,7 +110,7 @@ class IMPALA(ActorCritic):
 
     @torch.no_grad()
     def ratio_metrics(self, rows: RealRows) -> dict[str, Tensor | float]:
-        """Return the mean ratio of current to acting policy, and the fraction of ratios that V-trace clips."""
+        """Return the mean of rho, and the fraction of rows whose rho is above `rho_clip`."""
         rho, count = rows.log_rho.exp(), max(1, len(rows.log_rho))
         # The margin excludes ratios that exceed a `rho_clip` of 1 only by rounding.
         clipped = 0.0 if self.rho_clip is None else (rho > self.rho_clip * (1 + 1e-4)).sum() / count
@@ -115,10 +118,10 @@ class IMPALA(ActorCritic):
 
 
 def describes(kind: type, claim: str, *methods: str) -> bool:
-    """Return whether `claim`, an attribute that states a property of `methods`, is valid for the class `kind`.
+    """Return whether `claim`, an attribute that states a property of `methods`, is true for the class `kind`.
 
-    It is valid if `kind` has the same `methods` as the class that defines `claim`. A subclass that overrides one of
-    these methods must therefore override `claim` as well.
+    The attribute is taken as true unless a subclass of the class that defines it overrides one of the methods. Such a
+    subclass must therefore override the attribute as well.
     """
 
     def owner(name: str) -> type:

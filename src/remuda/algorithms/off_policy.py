@@ -1,4 +1,4 @@
-"""The base class of algorithms that learn from a replay: it updates target networks and selects rows of batches."""
+"""The base class of algorithms that learn from a replay; it moves target networks and selects rows of batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remuda.core import Clock
 from remuda.data import Batch, Rollout, map_tree, resets
 from remuda.randomness import Purpose, keyed_generator
 
-# A function of observations, state and reset flags. It returns the outputs of each row, and the state after them.
+# Takes observations, state and reset flags; returns the outputs for each row, and the state after the last row.
 Unroll = Callable[[Any, Any, Tensor | None], tuple[Tensor, Any]]
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -22,8 +22,8 @@ class Rows(NamedTuple):
     """The rows [N] from which a loss is computed."""
 
     action: Any
-    reward: Tensor  # discounted sum over n steps
-    discount: Tensor  # factor of the value after these n steps
+    reward: Tensor  # discounted sum of the n-step return's rewards
+    discount: Tensor  # factor of the value that the n-step return bootstraps from
     weight: Tensor | float  # importance weight of a prioritized draw, before it is raised to the power beta
 
 
@@ -50,7 +50,7 @@ class OffPolicy(nn.Module):
         self._targets: list[Tensor] = []
 
     def make_target(self, online: Module) -> Module:
-        """Return a copy of `online` for `move_targets` to update; it shares observation statistics with the agent."""
+        """Return a copy of `online` that `move_targets` updates; it shares the agent's observation statistics."""
         inputs = self.agent.inputs
         target = deepcopy(online, {id(inputs): inputs})
         self._online += online.parameters()
@@ -59,7 +59,7 @@ class OffPolicy(nn.Module):
 
     def prepare(self, rollout: Rollout) -> Batch:
         steps = rollout.steps
-        if self.clip_reward:  # not clipped in the env, so that logs show the true scores of a game
+        if self.clip_reward:  # clipped here and not in the env, so that logs show the true scores of a game
             steps = steps.replace(reward=steps.reward.clamp(-1.0, 1.0))
         if self.reward_scale != 1.0:
             steps = steps.replace(reward=steps.reward * self.reward_scale)
@@ -84,9 +84,9 @@ class OffPolicy(nn.Module):
         return {}
 
     def obs_statistics(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Return statistics of the observations in real rows; they may be absorbed at any time between two updates.
+        """Return statistics of the observations in real rows (mask True), for `absorb` between any two updates.
 
-        A replay stores raw observations, so statistics may change while rows are in the replay.
+        A replay stores raw observations, so the running statistics may change while rows are in the replay.
         """
         inputs = self.agent.inputs
         return inputs.statistics(rollout.real_obs()) if inputs.has_statistics else {}
@@ -97,16 +97,17 @@ class OffPolicy(nn.Module):
             self.agent.inputs.absorb(statistics)
 
     def generator(self, clock: Clock) -> torch.Generator:
-        """Return a generator of numbers that depend only on the seed, the number of updates, and `clock.part`."""
+        """Return a random generator that depends only on the seed, the number of updates, and `clock.part`."""
         seed = keyed_generator(Purpose.LOSSES, self.seed, clock.version, part=clock.part).integers(1 << 32)
         return torch.Generator().manual_seed(int(seed))
 
     # --- rows of a batch ---
 
     def rows(self, batch: Batch) -> Rows:
-        """Return the rows that are learned from: all rows of a batch [N], or the real learned rows of sequences.
+        """Return the rows from which the loss is computed.
 
-        The learned rows of a sequence follow the burn-in. The rows after them serve only for bootstrapping.
+        These are all rows of a batch [N]. Of sequences, they are the real rows (mask True) among the learned rows,
+        which follow the burn-in. The rows after the learned rows serve only for bootstrapping.
         """
         steps, targets = batch.steps, batch.targets
         weight = 1.0 if batch.weight is None else batch.weight
@@ -119,7 +120,7 @@ class OffPolicy(nn.Module):
         return Rows(learned[real], targets.reward[real], targets.discount[real], weight)
 
     def real(self, batch: Batch) -> Tensor:
-        """Return a mask of the learned rows of sequences, [learned rows, B], which is True where they are real."""
+        """Return the mask [learned rows, B] of the learned rows of sequences; True where an action was taken."""
         mask: Tensor = batch.steps.mask[self.burn_in : self.burn_in + len(batch.targets.reward)]
         return mask
 
@@ -134,13 +135,13 @@ class OffPolicy(nn.Module):
         return self._sequence(batch, unroll, state)[: len(batch.targets.reward)][self.real(batch)]
 
     def after(self, batch: Batch, unroll: Unroll, state: Any = None) -> Tensor:
-        """Return the outputs of `unroll` n steps after the rows that `rows` selects, to bootstrap from."""
+        """Return the outputs of `unroll` n steps after the rows that `rows` selects, which bootstrap from them."""
         if batch.state is None:
             return unroll(batch.next_obs, None, None)[0]
         return self._later(batch, self._sequence(batch, unroll, state))
 
     def now_and_after(self, batch: Batch, unroll: Unroll, state: Any = None) -> tuple[Tensor, Tensor]:
-        """Return the results of `now` and, without gradient, of `after`. Sequences are unrolled only once."""
+        """Return the results of `now` and, without gradient, of `after`; unroll sequences only once for both."""
         if batch.state is None:
             with torch.no_grad():
                 after = self.after(batch, unroll)
@@ -150,7 +151,10 @@ class OffPolicy(nn.Module):
         return now, self._later(batch, sequence.detach())
 
     def priority(self, size: Tensor, batch: Batch) -> Tensor:
-        """Return row errors `size` as priorities; a sequence gets a mixture of largest and mean error (see `eta`)."""
+        """Return priorities, given the absolute errors `size` of the rows that `rows` selects.
+
+        The priority of a row is its error; that of a sequence is a mixture of its largest and mean error (`eta`).
+        """
         if batch.state is None:
             return size
         real = self.real(batch)
@@ -160,7 +164,7 @@ class OffPolicy(nn.Module):
         return self.eta * sizes.amax(0) + (1 - self.eta) * mean
 
     def _sequence(self, batch: Batch, unroll: Unroll, state: Any) -> Tensor:
-        """Return the outputs for the rows after the burn-in. The burn-in rows only update the recurrent state."""
+        """Return the outputs of `unroll` for the rows after the burn-in, which only updates the recurrent state."""
         obs, reset, burn_in = batch.steps.obs, resets(batch.steps.mask), self.burn_in
         if burn_in:
             with torch.no_grad():

@@ -14,7 +14,7 @@ from remuda.maths import approximate_kl, clipped_surrogate, standardized, value_
 
 
 class PPO(ActorCritic):
-    """Policy gradients over several epochs per rollout; a clipped ratio keeps the policy near the acting policy."""
+    """Policy gradients over several epochs per rollout; clipping keeps the learned policy near the acting policy."""
 
     def __init__(
         self,
@@ -60,6 +60,6 @@ class PPO(ActorCritic):
                 "clip_fraction": clipped,
                 "clip_range": clip,
             },
-            # As in Stable-Baselines3, a KL above 1.5 times the target ends the round before this batch is applied.
+            # As in Stable-Baselines3, a KL above 1.5 times the target ends the round with no update from this batch.
             stop=self.target_kl is not None and float(kl) > 1.5 * self.target_kl,
         )

@@ -1,4 +1,4 @@
-"""Scale rewards by the running standard deviation of the discounted return."""
+"""Divide rewards by a running estimate of the standard deviation of the discounted return."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from remuda.nets import Moments, RunningMoments
 class RewardScale(nn.Module):
     """Divides rewards by the standard deviation of the discounted return, so that value targets are of order 1.
 
-    The running return of an env follows R = gamma * R + reward, from 0 at the start of an episode; it is carried from
-    rollout to rollout. The mean of rewards is not subtracted, because this would change the optimal policy of tasks
-    whose episodes can end early.
+    Each env has a running return R, which is 0 at the start of an episode and becomes gamma * R + reward in each row;
+    `carry` keeps it from rollout to rollout. The mean of rewards is not subtracted, because this would change the
+    optimal policy of tasks whose episodes can end early.
     """
 
     carry: Tensor
@@ -28,17 +28,17 @@ class RewardScale(nn.Module):
         self.register_buffer("carry", torch.zeros(num_envs, dtype=torch.float64))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Stay on the CPU, where rollouts are, whichever device the learner uses."""
+        """Keep this module on the CPU, where rollouts are, even if the algorithm is moved to another device."""
         return self
 
     def statistics(
         self, r_t: Tensor, mask_t: Tensor, envs: Tensor | None = None, begins: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Return the moments of the running returns in real rows, and each env's running return after the last row.
+        """Return the moments of the running returns in rows with mask True, and each env's return after the last row.
 
-        Rewards and masks are [T, B]. `envs` [B] holds the index of each column's env; None means all envs, in order.
-        `begins` [B] is True where row 0 starts a new episode, so that the running return starts from 0. It is needed
-        only where no masked row separates the episodes.
+        Rewards `r_t` and masks `mask_t` are [T, B]. `envs` [B] holds the index of each column's env; None means all
+        envs, in order. `begins` [B] is True where row 0 starts a new episode, so that the running return starts from
+        0; this flag is needed only if no masked row precedes the episode.
         """
         returns, carried = torch.empty(r_t.shape, dtype=torch.float64), self.carry.clone()
         envs = torch.arange(len(self.carry)) if envs is None else envs
@@ -60,12 +60,15 @@ class RewardScale(nn.Module):
         self.carry[statistics["reward.envs"]] = statistics["reward.carry"]
 
     def forward(self, r_t: Tensor) -> Tensor:
-        """Return rewards scaled and clipped to +-`clip`. The statistics of their rollout must be absorbed before."""
+        """Return rewards scaled and clipped to +-`clip`. The statistics of their rollout must have been absorbed."""
         return (r_t / (self.moments.var + 1e-8).sqrt().float()).clamp(-self.clip, self.clip)
 
 
 def unique_envs(envs: Tensor) -> list[Tensor]:
-    """Split columns into groups that contain each env at most once; the columns of one env stay in order."""
+    """Split the columns of a rollout into groups in which each env occurs at most once.
+
+    `envs` [B] holds the env of each column. The columns of one env go to successive groups, in their order.
+    """
     groups: dict[int, list[int]] = defaultdict(list)
     times: Counter[int] = Counter()
     for column, env in enumerate(envs.tolist()):

@@ -39,7 +39,7 @@ class SAC(OffPolicy):
         burn_in: int = 0,
         reward_scale: float = 1.0,
     ) -> None:
-        """`ent_coef` is a fixed temperature; with None, the temperature is learned, starting from `ent_coef_init`.
+        """`ent_coef` is a fixed temperature; if it is None, the temperature is learned, starting at `ent_coef_init`.
 
         `target_entropy` defaults to minus the number of action dimensions.
         """
@@ -81,7 +81,7 @@ class SAC(OffPolicy):
             "entropy": -log_prob.detach().mean(),
             "q_mean": values[0].detach().mean(),
         }
-        if self.learns_alpha:  # Eq. 18 of the paper, but with log alpha for alpha, as in the authors' code
+        if self.learns_alpha:  # Eq. 18 of the paper, with log alpha in place of alpha, as in the authors' code
             groups["alpha"] = -(self.log_alpha * (log_prob.detach() + self.target_entropy)).mean()
             metrics["ent_coef_loss"] = groups["alpha"].detach()
         return Losses(groups, metrics, self.priority((goal - values[0]).detach().abs(), batch))

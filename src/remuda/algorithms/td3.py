@@ -1,7 +1,7 @@
 """Twin delayed deep deterministic policy gradients (arXiv 1802.09477).
 
-TD3 makes three changes to DDPG, each of which is an option of `DDPG`: targets use the smaller value of two critics;
-target actions have noise; actor and target networks change only in every second update.
+TD3 makes three changes to DDPG, all of which the class `DDPG` supports: targets use the smaller value of two critics;
+noise is added to target actions; actor and target networks change only in every second update.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from remuda.algorithms.ddpg import DDPG
 
 
 class TD3(DDPG):
-    """DDPG with TD3's changes as defaults. The caller passes two critics."""
+    """DDPG with the default options of TD3. The caller passes two critics."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""Benchmarks. The programs that they compare take turns, because the speed of a shared machine changes over time."""
+"""Benchmarks. The programs that are compared take turns, because the speed of a shared machine changes over time."""

@@ -23,14 +23,14 @@ from remuda.envs import make_envs, resolve
 from remuda.errors import RemudaError
 from remuda.machine import usable_cores
 
-DRAWN = 1000  # number of random actions drawn in advance for each env, used in rotation
+DRAWN = 1000  # number of random actions that are drawn in advance for each env, and used in rotation
 Turn = Callable[[], int]  # function that does a little work and returns the number of env steps or updates made
 
 
 def envs_turn(job: Mapping[str, Any]) -> Turn:
     """Return a function that steps envs with random actions and returns the number of env steps made.
 
-    `job` says whether the envs are in this process, in a pool of workers, or in one of Gymnasium's vector envs.
+    `job["name"]` decides whether the envs are in this process, in a pool of workers, or in a Gymnasium vector env.
     """
     count = job["envs"]
     if job["name"].startswith("gymnasium"):
@@ -103,7 +103,10 @@ def draw_actions(space: Space, count: int) -> list[Any]:
 
 
 def sampler_turn(job: Mapping[str, Any]) -> Turn:
-    """Return a function that collects one rollout; `job` says whether envs and policy run here or in workers."""
+    """Return a function that collects one rollout and returns the number of env steps made.
+
+    `job["name"]` decides whether envs and policy run in this process or in workers.
+    """
     import torch
 
     from remuda.build.envs import num_workers
@@ -130,7 +133,7 @@ def sampler_turn(job: Mapping[str, Any]) -> Turn:
 def update_turn(job: Mapping[str, Any]) -> Turn:
     """Return a function that makes all updates of one round and returns their number.
 
-    All calls learn from the same rollout.
+    Every call learns from the same rollout.
     """
     import torch
 

@@ -2,9 +2,9 @@
 
     python -m remuda.bench.job --job JOB.json --out OUT.json
 
-The scripts of other libraries (bench/peers) read the same jobs and write the same kinds of results: real env steps,
-seconds and CPU seconds from the end of the warm-up to the end of the last round. The run is an ordinary
-`remuda.train`, which writes metrics and checkpoints.
+The scripts for other libraries (bench/peers) read the same jobs and write the same kinds of results: the env steps,
+seconds and CPU seconds from the end of the warm-up to the end of the last round. The run is an ordinary call of
+`remuda.train`, which also writes metrics and checkpoints.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from remuda.bench.turns import cpu_seconds
 from remuda.envs import is_atari
 from remuda.recipe import Round
 
-# Settings for all libraries, by env id or pattern. The settings of CartPole-v1 are the defaults: they apply to envs
-# that match no pattern, and supply the values that other entries leave out.
+# Settings for all libraries, by env id or pattern of ids. The settings of CartPole-v1 are the defaults: they apply to
+# envs that match no pattern, and they supply the values that other entries leave out.
 JOBS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {
         "envs": 8,
@@ -121,7 +121,7 @@ def options(job: Mapping[str, Any]) -> dict[str, Any]:
         },
         "envs": {"backend": job.get("backend", "auto"), **({"sticky": 0.0} if is_atari(job["env"]) else {})},
         "eval": {"episodes": 0},
-        # Write metrics rarely, as the other libraries write none. By default, a short run writes them in every round.
+        # Write metrics rarely, because other libraries write none. By default, a short run writes them every round.
         "log": {"every": job["warm_up"] + job["steps"]},
     }
 

@@ -1,4 +1,4 @@
-"""Contenders of a benchmark: processes that take turns (slices), because the speed of a shared machine changes.
+"""Contenders of a benchmark: processes that run in turns (slices), because the speed of a shared machine changes.
 
 contender = Contender([[sys.executable, __file__, "--serve", "pool"]])   # one or more commands, run simultaneously
 found, cpu = contender.slice(0.5)          # each process reads "0.5" and answers with one line of JSON
@@ -21,7 +21,7 @@ import numpy as np
 
 from remuda.errors import ConfigError, TrainingError
 
-REFUSAL = "cannot: "  # start of the line that a contender prints if it cannot run; the reason follows
+REFUSAL = "cannot: "  # a contender that cannot run prints a line of this text and the reason
 
 
 def serve(take: Callable[[float], dict[str, Any]]) -> None:
@@ -32,7 +32,7 @@ def serve(take: Callable[[float], dict[str, Any]]) -> None:
 
 
 class Contender:
-    """Starts the processes of one of the programs that a benchmark compares, and reads their answers."""
+    """One of the programs that a benchmark compares: starts its processes and reads their answers."""
 
     def __init__(self, commands: Sequence[Sequence[object]]) -> None:
         self._processes: list[Any] = [
@@ -107,7 +107,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def give_out(report: dict[str, Any], out: Path | None) -> None:
-    """Print a report as JSON. If `out` is not None, also write the report to this file."""
+    """Print `report` as JSON. If `out` is not None, also write the report to the file `out`."""
     text = json.dumps(report, indent=1)
     print(text)
     if out is not None:

@@ -58,7 +58,7 @@ def build(
     heartbeat: Callable[[], bool] = lambda: False,
     notify: Callable[[Notice], None] = lambda notice: None,
 ) -> Built:
-    """Build the part of a run that a process needs for its role.
+    """Build what a process needs for its role in a run.
 
     Envs call `heartbeat` at every step and stop if it returns True; `notify` receives notices about rebuilt envs.
     """
@@ -78,7 +78,7 @@ def build(
 
 
 def setup_of(blueprint: Blueprint) -> tuple[RunConfig, EnvSpec, EnvInfo, NetFactory]:
-    """Return configuration, env spec, properties of the env and net, as a whole run needs them."""
+    """Return what `make_recipe` needs for the whole run: configuration, env spec, env properties and net."""
     register_reference(blueprint.get("algorithm"))
     config, spec = from_dict(blueprint["config"]), EnvSpec.from_json(blueprint["spec"])
     info = probe(spec)
@@ -177,8 +177,8 @@ def make_plain_envs(
 ) -> LocalEnvs | NativeEnvs | AsyncPooledEnvs:
     """Return the envs of one process, without previous actions and rewards in observations.
 
-    Native envs are used only under asynchronous schemes. Under synchronous ones, a worker that replaces a lost one
-    calls `Envs.prepare`, which native envs do not support.
+    Native envs are used only under asynchronous schemes. Under synchronous schemes, a worker that replaces a lost
+    worker calls `Envs.prepare`, which native envs do not support.
     """
     spec, levels = EnvSpec.from_json(blueprint["spec"]), training_seeds(config)
     first, count = blueprint["first"], blueprint["last"] - blueprint["first"]

@@ -38,7 +38,7 @@ def make_some_envs(
 ) -> Envs:
     """Return envs of this run: for training, or for evaluation if `seeds` holds the episode seeds of each env.
 
-    `first_env` is the index of the first of them among all envs of the run.
+    `first_env` is the index of the first of these envs among all envs of the run.
     """
     options = config.envs
     levels = training_seeds(config) if seeds is None else None
@@ -105,15 +105,15 @@ def rounds_between_cuts(config: RunConfig, no_state: str | None) -> int:
 
 
 def training_seeds(config: RunConfig) -> list[int] | None:
-    """Return the env seeds to train on (envs.seeds), or None if each env draws its own."""
+    """Return the env seeds to train on (envs.seeds), or None if every env has seeds of its own."""
     return None if config.envs.seeds is None else parse_seeds(config.envs.seeds, "envs.seeds")
 
 
 def python_only(config: RunConfig, seeds: Sequence[Sequence[int]] | None) -> str:
-    """Return "python", the backend for evaluations, whose envs have `seeds`, and for sampler.wait_reset.
+    """Return "python", the only backend for evaluations, whose envs have `seeds`, and for sampler.wait_reset.
 
-    Native envs cannot play given seeds, and they reset as soon as an episode ends. For training, `seeds` is None, and
-    an envs.backend that is native raises ConfigError. An evaluation does not use envs.backend.
+    Native envs cannot play given seeds, and cannot wait after the end of an episode. For training, where `seeds` is
+    None, raise ConfigError if envs.backend is native. Evaluations ignore envs.backend.
     """
     if seeds is None and config.envs.backend not in ("auto", "python"):
         raise ConfigError(
@@ -141,9 +141,9 @@ def num_workers(config: RunConfig) -> int:
 def num_async_workers(config: RunConfig, asked: int) -> int:
     """Return the number of workers of an asynchronous scheme: `asked` (sampler.workers), or a default if that is 0.
 
-    All workers must have equally many envs, and the sequences of one round must be the rollouts of a whole number of
-    workers. Raise ConfigError if `asked` does not allow this. The default is the largest number that allows it and is
-    at most the number of usable cores; if there is none, it is the smallest number that allows it.
+    A number is valid if all workers then have equally many envs, and if the sequences of one round are the rollouts
+    of a whole number of workers. Raise ConfigError if `asked` is not valid. The default is the largest valid number
+    that does not exceed the number of usable cores; if there is none, it is the smallest valid number.
     """
     envs = config.sampler.envs
     columns = config.algo_options.columns_per_round(envs)

@@ -68,7 +68,7 @@ def make_parted_sampler(
 
 
 def make_parted_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int, group: Group) -> Replay:
-    """Return one replay for all parts of this process. The arguments are those of `make_replay`."""
+    """Return one replay for all parts of this process. The other arguments are those of `make_replay`."""
     share, replays = share_of(config), list[DivisibleReplay]()
     try:
         for part in group.local:

@@ -1,8 +1,8 @@
 """The ranks of a run under `replicas`: how they start, find each other, and build their parts of the run.
 
-Without torchrun, the process of the user is rank 0. It starts all others on this host, forked from a server that has
+Without torchrun, the user's process is rank 0. It starts all other ranks on this host, as forks of a server that has
 imported torch, and sends them a blueprint. Under torchrun, all ranks run the same command. Either way, the ranks then
-communicate through a collective (remuda.collectives): shared memory on one host, gloo between hosts.
+communicate through a collective (remuda.collectives): shared memory on one host, or gloo, also between hosts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LEAVE_SECONDS = 2.0  # time for other ranks to close their envs at the end of a 
 
 
 class StopRequest:
-    """Passes a stop request of the user on to all ranks, which then have STOP_SECONDS to end their round."""
+    """Sends a stop request of the user to all ranks, which then have STOP_SECONDS to end their round."""
 
     def __init__(self, must_stop: Callable[[], bool]) -> None:
         self.collective: Collective | None = None
@@ -50,7 +50,10 @@ class StopRequest:
         self._deadline: float | None = None
 
     def poll(self) -> None:
-        """Pass a request on; raise WorkerError if it was passed on too long ago. Rank 0 calls this while it waits."""
+        """Send the request, if any; raise WorkerError if it was sent more than STOP_SECONDS ago.
+
+        Rank 0 calls this repeatedly while it waits for other ranks.
+        """
         if self.collective is None or not self._must_stop():
             return
         now = time.monotonic()
@@ -65,13 +68,13 @@ class StopRequest:
 
 
 class RankProcesses:
-    """The processes of the ranks 1 to `count`, on this host."""
+    """The processes of ranks 1 to `count`, which rank 0 starts on this host."""
 
     def __init__(self, count: int, must_stop: Callable[[], bool]) -> None:
         self._count, self._stop = count, StopRequest(must_stop)
         self._links, self._pids, self._poll = list[Link](), list[int](), select.poll()
-        self._rank_of: dict[int, int] = {}  # by pidfd
-        self._directory = TemporaryDirectory(prefix="remuda-ranks-")  # for the store of gloo
+        self._rank_of: dict[int, int] = {}  # rank by pidfd of its process
+        self._directory = TemporaryDirectory(prefix="remuda-ranks-")  # holds the file of gloo's store
         self._server = ForkServer(__name__)
 
     def connect(self, blueprint: Mapping[str, Any], exchange: str) -> Collective:
@@ -102,13 +105,13 @@ class RankProcesses:
             ours.send({**order, "rank": rank})
 
     def check(self) -> None:
-        """Raise the error of a rank that has ended; ask all ranks to stop if the user wants to. Called in waits."""
+        """Raise an error if a rank has ended, and send a stop request of the user. Called repeatedly during waits."""
         for pidfd, _ in self._poll.poll(0):
             raise self._error_of(self._rank_of[pidfd])
         self._stop.poll()
 
     def _error_of(self, rank: int) -> RemudaError:
-        """Return the error that a rank sent before it joined, or else how its process ended."""
+        """Return the error that a rank sent before it joined, or else an error that says how its process ended."""
         pid, link = self._pids[rank - 1], self._links[rank - 1]
         with suppress(OSError):
             for message in link.receive()[0]:
@@ -122,7 +125,7 @@ class RankProcesses:
         )
 
     def close(self) -> None:
-        """Wait until the other ranks have left, for a limited time, and end those that have not."""
+        """Wait at most LEAVE_SECONDS until the other ranks have ended, and kill those that still run."""
         deadline, left = time.monotonic() + LEAVE_SECONDS, set(self._rank_of)
         while left and time.monotonic() < deadline:
             for pidfd, _ in self._poll.poll(100):
@@ -132,13 +135,13 @@ class RankProcesses:
             os.close(pidfd)
         for link in self._links:
             link.close()
-        self._server.close()  # ends the ranks that are left
+        self._server.close()  # kills the ranks that still run
         self._directory.cleanup()
 
 
 @contextmanager
 def open_group(config: RunConfig, recipe: Recipe, must_stop: Callable[[], bool]) -> Iterator[RankGroup]:
-    """Start or find all other ranks, and yield the group as rank 0 sees it."""
+    """Start all other ranks, or connect to those that torchrun started, and yield the group of rank 0."""
     blueprint, torchrun = recipe.describe(), read_torchrun()
     if torchrun is None:
         processes = RankProcesses(config.scheme_options.ranks - 1, must_stop)
@@ -155,7 +158,7 @@ def open_group(config: RunConfig, recipe: Recipe, must_stop: Callable[[], bool])
 
 
 def agreed_group(collective: Collective, blueprint: Mapping[str, Any]) -> RankGroup:
-    """Return the group of all ranks; raise ConfigError in all of them if they were given different runs."""
+    """Return the group of all ranks; raise ConfigError in every rank if their versions or configurations differ."""
     group = RankGroup(collective)
     own = {"version": version("remuda"), **{name: blueprint[name] for name in ("config", "spec", "spaces")}}
     for rank, other in enumerate(group.gather([own])):
@@ -178,7 +181,7 @@ def join_torchrun(torchrun: Torchrun, config: RunConfig, while_waiting: Callable
     if ranks != torchrun.size:
         raise ConfigError(f"scheme.ranks={ranks}, but torchrun started {torchrun.size} processes: leave it out.")
     try:
-        # torchrun's own store is used, under keys of this start of the ranks.
+        # This is torchrun's own store, if it has one. The prefix keeps the keys of successive starts apart.
         store = TCPStore(
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
@@ -190,7 +193,7 @@ def join_torchrun(torchrun: Torchrun, config: RunConfig, while_waiting: Callable
         found = PrefixStore(f"remuda/{torchrun.restarts}", store)
         found.set(f"host/{torchrun.rank}", host)
         hosts = {found.get(f"host/{rank}").decode() for rank in range(torchrun.size)}
-    except RuntimeError as error:  # a store reports an exceeded time limit in this way, too
+    except RuntimeError as error:  # a store also raises this after its time limit
         where = f"MASTER_ADDR={os.environ['MASTER_ADDR']} MASTER_PORT={os.environ['MASTER_PORT']}"
         raise ConfigError(
             f"rank {torchrun.rank} could not reach the other ranks at {where} ({str(error).splitlines()[0]}): "
@@ -209,7 +212,10 @@ def join_torchrun(torchrun: Torchrun, config: RunConfig, while_waiting: Callable
 
 
 def main(fds: Sequence[int]) -> int:
-    """Receive the blueprint, join the collective, and learn until rank 0 ends the run."""
+    """Run a rank that rank 0 has started: receive the blueprint, join the collective, and learn until the run ends.
+
+    Return the exit code of the process.
+    """
     link = Link.from_fd(fds[0])
     messages, _ = link.receive()
     while not messages and not link.has_ended:
@@ -242,13 +248,16 @@ def main(fds: Sequence[int]) -> int:
 def connect_by_gloo(
     path: str, rank: int, size: int, while_waiting: Callable[[], object] = lambda: None
 ) -> GlooCollective:
-    """Return the collective of a rank on this host, which finds the others by a file and over loopback."""
+    """Return a gloo collective for `rank`, when all ranks are on this host.
+
+    The ranks find each other through the file `path` and communicate over loopback.
+    """
     store = FileStore(path, size)
     return GlooCollective(store, rank, size, socket.gethostname(), "127.0.0.1", while_waiting)
 
 
 def follow(config: RunConfig, recipe: Recipe, collective: Collective) -> None:
-    """Run the scheme in another rank than rank 0; warnings go to the log of rank 0."""
+    """Run the scheme in a rank other than rank 0; warnings go to the log of rank 0."""
     scheme = config.scheme_entry.make_scheme(config)
     assert isinstance(scheme, Replicas)
     group = agreed_group(collective, recipe.describe())

@@ -41,9 +41,9 @@ from remuda.sampling.sampler import EnvSampler
 def make_recipe(
     config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory | None = None, group: Group | None = None
 ) -> Recipe:
-    """Return the recipe of a run. If a part cannot be built, raise ConfigError before any process is started.
+    """Return the recipe of a run; raise ConfigError before any process is started if the run cannot be built.
 
-    `group` tells which parts of a run that is divided into parts belong to this process; by default all of them.
+    If the run is divided into parts, `group` tells which parts belong to this process; None means all of them.
     """
     if group is None and config.num_parts > 1:
         group = LocalGroup(config.num_parts)

@@ -16,7 +16,7 @@ from remuda.errors import ConfigError
 from remuda.machine import free_memory
 from remuda.replay import FrameRing, Priorities, Ring, RolloutBuffer, Row, SequenceReplay, TransitionReplay
 
-# Number of first rows of each env in which the ring checks that observations are stacks of frames.
+# In this many first rows of each env, the ring checks that observations are stacks of frames.
 CHECKED_ROWS = 100
 SPARE = 0.9  # fraction of the free memory that a replay may take
 
@@ -24,8 +24,8 @@ SPARE = 0.9  # fraction of the free memory that a replay may take
 def make_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int, writers: int = 0) -> DivisibleReplay:
     """Return the replay of a run.
 
-    `state` is the recurrent state of one env, None for agents without memory. `first_round` is the number of rounds
-    done before. If other processes write the rows, `writers` is the number of env groups; otherwise it is 0.
+    `state` is the agent's state of one env, None for stateless agents. `first_round` is the number of rounds done
+    before. If other processes write the rows, `writers` is the number of env groups; otherwise it is 0.
     """
     if config.algo_options.uses_replay:
         return make_ring_replay(config, info, state, writers)
@@ -66,9 +66,9 @@ def make_ring_replay(config: RunConfig, info: EnvInfo, state: Any, writers: int)
 
 
 def max_lead(config: RunConfig) -> int:
-    """Return how many steps throttled samplers may be ahead of the learner.
+    """Return by how many steps throttled samplers may be ahead of the learner.
 
-    The number is so large that within one round neither the samplers nor the learner have to wait.
+    The number is large enough that neither the samplers nor the learner have to wait within one round.
     """
     options, replay = config.replay_algo_options, config.replay
     assert replay.ratio is not None

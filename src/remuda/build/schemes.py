@@ -1,4 +1,4 @@
-"""Build the single-machine schemes from the configuration of a run. registry/builtin.py registers them."""
+"""Build Remuda's own schemes from the configuration of a run. registry/builtin.py registers them."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def make_ring_writer(
 class RingWriter:
     """Appends the rollouts of one worker's env groups to a ring.
 
-    If `states` is not None, it also receives the recurrent state before each rollout.
+    If `states` is not None, the recurrent state before each rollout is stored there.
     """
 
     def __init__(

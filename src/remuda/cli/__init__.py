@@ -1,4 +1,4 @@
-"""The `remuda` command: find the subcommand's module, and turn errors into one sentence and an exit code."""
+"""The `remuda` command: runs the module of a subcommand, and turns errors into one sentence and an exit code."""
 # PYTHON_ARGCOMPLETE_OK
 
 from __future__ import annotations

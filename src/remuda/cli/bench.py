@@ -1,4 +1,4 @@
-"""`remuda bench`: measure speed. The programs that are compared (contenders) run in turns."""
+"""`remuda bench`: measure speed. The programs that are compared (contenders) take turns."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def check_env(env: str) -> None:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Raise Interrupted on SIGINT and SIGTERM, so that the callers' `finally` blocks end all started processes."""
+    """Raise Interrupted on SIGINT and SIGTERM, so that `finally` blocks in the context end all started processes."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         stopped = Interrupted(f"stopped by {signal.Signals(number).name} before the measurement was complete.")
@@ -116,7 +116,10 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def measure_parts(found: argparse.Namespace) -> tuple[Turns, str]:
-    """Measure contenders that keep one process for all turns; return the results by contender, and their unit."""
+    """Measure contenders that keep one process for all turns.
+
+    Return the results of the turns by contender, and the unit of their entry `count`.
+    """
     from remuda.bench.contenders import NAMES, UNITS
 
     envs = found.envs or (32 if found.what == "envs" else 8)
@@ -142,9 +145,9 @@ def measure_parts(found: argparse.Namespace) -> tuple[Turns, str]:
 
 
 def measure_runs(found: argparse.Namespace) -> tuple[Turns, str]:
-    """Measure contenders that start a new run for each turn; return the results by contender, and their unit.
+    """Measure contenders that start a new run for each turn. The start-up and warm-up of a run are not measured.
 
-    The start-up and the warm-up of each run are not measured.
+    Return the results of the turns by contender, and the unit of their entry `count`.
     """
     from remuda.bench.job import complete
 
@@ -246,10 +249,10 @@ def rate(turn: dict[str, Any]) -> float:
 
 
 def summary(turns: Turns, unit: str) -> dict[str, Any]:
-    """Return median speeds and CPU seconds of each contender.
+    """Return the median speed and median CPU seconds of each contender.
 
-    The entry `first_is_times` compares speeds turn by turn: it is the median of the first contender's speed divided
-    by this contender's speed.
+    The entry `first_is_times` compares speeds turn by turn: it is the median over the turns of the first contender's
+    speed divided by this contender's speed. The entry `interval` is the 95 % bootstrap interval of this median.
     """
     if not turns:
         raise TrainingError("no contender could run: the reasons are above.")

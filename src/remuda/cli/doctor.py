@@ -18,7 +18,7 @@ from remuda.config.fields import coerce
 from remuda.logs.terminal import number
 from remuda.machine import usable_cores
 
-EXTRAS = {  # extra: (package that it installs, purpose)
+EXTRAS = {  # name of an extra: (package that the extra installs, purpose)
     "atari": ("ale_py", "Atari games"),
     "box2d": ("Box2D", "LunarLander, BipedalWalker, CarRacing"),
     "mujoco": ("mujoco", "MuJoCo physics"),

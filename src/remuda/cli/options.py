@@ -24,7 +24,7 @@ PLACEHOLDERS = {
 }
 # Without this pattern, argparse mistakes -1e3 for the name of an option.
 NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$", re.IGNORECASE)
-LONGEST_PLACEHOLDER = 24  # characters; longer lists of choices appear in the help text instead
+LONGEST_PLACEHOLDER = 24  # number of characters; a longer list of choices appears in the help text instead
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
@@ -77,7 +77,7 @@ class Parser(argparse.ArgumentParser):
         super().exit(status, message)
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse `argv`; raise ConfigError for an unknown option, and suggest the most similar one."""
+        """Parse `argv`; raise ConfigError for an unknown option, with the most similar options as a suggestion."""
         found, unknown = self.parse_known_args(argv)
         if unknown:
             known = [text for action in self._actions for text in action.option_strings]
@@ -106,9 +106,10 @@ def complete_with(action: argparse.Action, values: Iterable[str] | Callable[[], 
 def add_group(
     parser: Parser, group: str, title: str, *kinds: type[Any], is_shown: Callable[[str], bool] = lambda name: True
 ) -> None:
-    """Add one option for each field that any of the dataclasses `kinds` has.
+    """Add a section with one option for each field of the dataclasses `kinds`; fields of one name share one option.
 
-    Options that the help does not show are parsed as well, so that a later check can explain why they are refused.
+    The help shows only options whose field names satisfy `is_shown`. The other options are parsed as well, so that a
+    later check can explain why they are refused.
     """
     section = parser.add_section(group, title)
     for item in {item.name: item for kind in kinds for item in fields(kind)}.values():

@@ -1,4 +1,4 @@
-"""`remuda algos`, `remuda schemes` and `remuda envs`: print a table of what is available."""
+"""`remuda algos`, `remuda schemes` and `remuda envs`: print a table of algorithms, schemes or envs."""
 
 from __future__ import annotations
 

@@ -19,9 +19,10 @@ from remuda.registry import algorithm_names, all_algorithms, find_algorithm, sch
 
 
 def make_parser(command: str, argv: Sequence[str]) -> Parser:
-    """Return the parser for `argv`, whose first word may name the algorithm.
+    """Return the parser for `argv`.
 
-    Otherwise --config or --resume determines the algorithm, and the parser accepts the options of all algorithms.
+    If the first argument names an algorithm, the group `algo` has only the options of this algorithm. Otherwise
+    --config or --resume determines the algorithm, and the group `algo` has the options of all algorithms.
     """
     entries, names = all_algorithms(), algorithm_names()
     algo = argv[0] if argv and (argv[0] in names or ":" in argv[0]) else None
@@ -68,7 +69,7 @@ def make_parser(command: str, argv: Sequence[str]) -> Parser:
 
 
 def _title(kind: type) -> str:
-    """Return the first line of a class's docstring, in the form of a title."""
+    """Return the first line of a class's docstring as a title: without a period, and starting in lower case."""
     sentence = (kind.__doc__ or "").strip().splitlines()[0].rstrip(".")
     return sentence if sentence[:2].isupper() else sentence[:1].lower() + sentence[1:]
 

@@ -62,7 +62,7 @@ def add_help(parser: Parser, algo: str | None) -> None:
 
 
 def help_text(parser: Parser, algo: str | None, topic: str) -> str:
-    """Return the help on the group of options named by `topic`, on all groups ("all"), or an overview ("")."""
+    """Return the help on `topic`: the name of a group of options, "all" for all groups, or "" for an overview."""
     topics = [*parser.sections, "all"]
     if topic and topic not in topics:
         raise ConfigError(f"--help {topic}: there is no such group of options: {nearest(topic, topics)}")

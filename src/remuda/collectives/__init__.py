@@ -1,13 +1,13 @@
 """Collectives: operations in which all ranks of a run take part, with the same result at every rank.
 
-    collective = SharedCollective.create(4, "host", send)    # rank 0; the others call SharedCollective.join
-    messages = collective.gather(b"what this rank knows")    # the messages of all ranks, in their order
-    collective.vector(1000)[:] = gradient                    # this rank's vector
-    total = collective.sum()                                 # of all ranks, added in their order
+    collective = SharedCollective.create(4, "host", send)    # in rank 0; all other ranks call SharedCollective.join
+    messages = collective.gather(b"what this rank knows")    # the messages of all ranks, in rank order
+    collective.vector(1000)[:] = gradient                    # writes the vector of this rank
+    total = collective.sum()                                 # the sum of the vectors of all ranks
 
-All ranks must call the same operations in the same order. Sums are added rank by rank, in float32, so every rank
-gets the same bits, and the same bits as a process that adds the vectors one after another. This package knows
-nothing about reinforcement learning.
+All ranks must call the same operations in the same order. Vectors are added in rank order, in float32. The bits of
+the sum are therefore the same in every rank, and in a single process that adds the vectors one after another. This
+package knows nothing about reinforcement learning.
 """
 
 from remuda.collectives.base import Collective

@@ -16,21 +16,21 @@ class Collective(Protocol):
     rank: int
     size: int  # number of ranks
     health: Health
-    while_waiting: Callable[[], object]  # called every few milliseconds during a wait; may raise an error
+    while_waiting: Callable[[], object]  # called about every 20 ms during a wait; may raise an error
 
     def gather(self, message: bytes) -> list[bytes]:
-        """Return the messages of all ranks, in their order."""
+        """Return the messages of all ranks, in rank order; that of this rank is `message`."""
 
     def vector(self, length: int) -> Tensor:
-        """Return this rank's vector of float32 numbers for `sum`, which must be the next operation.
+        """Return a float32 vector of this length, into which the caller writes this rank's numbers for `sum`.
 
-        All ranks must ask for the same length.
+        All ranks must pass the same `length`. The next operation must be `sum`.
         """
 
     def sum(self) -> Tensor:
-        """Return the sum of the vectors of all ranks. It is valid until the next call of `sum`."""
+        """Return the sum of the vectors of all ranks; it is valid until the next call of `sum`."""
 
     def late(self) -> str:
-        """Name the ranks for which this one is waiting."""
+        """Return a phrase that names the ranks for which this rank is waiting."""
 
     def close(self) -> None: ...

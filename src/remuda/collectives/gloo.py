@@ -2,9 +2,10 @@
 
     collective = GlooCollective(store, rank, size, host)         # in every rank, with a store of torch.distributed
 
-gloo's own all-reduce adds the vectors in an order that depends on the number of ranks: with 3 ranks its sum is not
-the sum from left to right. Here every rank receives one slice of all vectors, adds them in the order of the ranks,
-and sends the result to all others. This moves the same number of bytes.
+gloo's own all-reduce adds the vectors in an order that depends on the number of ranks: with 3 ranks, the bits differ
+from those of adding the vectors in rank order. Here every rank is responsible for one slice: it receives this slice
+of all vectors, adds the slices in rank order, and sends the sum to all other ranks. This transfers as many bytes as
+an all-reduce.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from remuda.collectives.health import Health, RankInfo
 from remuda.collectives.shared import CHECK_SECONDS, JOIN_SECONDS, SPIN_SECONDS, ordered_sum
 from remuda.errors import WorkerError
 
-DIAGNOSIS_SECONDS = 8.0  # how long a rank whose connection broke waits for news of the rank that caused it
-ARRIVAL_SECONDS = 0.5  # time for data that a rank sent before it left
+DIAGNOSIS_SECONDS = 8.0  # how long a rank whose connection broke waits to learn which rank has failed
+ARRIVAL_SECONDS = 0.5  # time for the arrival of data that a rank sent before it ended
 STOP_KEY = "stop"
 
 
@@ -69,7 +70,7 @@ class GlooCollective:
         address: str | None = None,
         while_waiting: Callable[[], object] = lambda: None,
     ) -> None:
-        """Connect to all other ranks. `address` is that of the network interface; None leaves the choice to gloo."""
+        """Connect to all other ranks. `address` is that of the network interface to use; with None, gloo chooses."""
         self.rank, self.size, self.while_waiting = rank, size, while_waiting
         self._is_closed, self._length = False, -1
         limit = datetime.timedelta(seconds=JOIN_SECONDS)
@@ -77,14 +78,14 @@ class GlooCollective:
         store.set(f"info/{rank}", f"{os.getpid()} {host}")
         try:
             options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-            options._timeout = datetime.timedelta(days=1)  # the health of the other ranks limits every wait
+            options._timeout = datetime.timedelta(days=1)  # `_check` ends a wait if another rank has failed
             device = ProcessGroupGloo.create_device(hostname=address) if address else None
             options._devices = [device or ProcessGroupGloo.create_default_device()]
             infos = [store.get(f"info/{each}").decode().split(" ", 1) for each in range(size)]
             board = StoreBoard(store, rank, size)
             store.wait([f"report/{each}" for each in range(size)], limit)
             self._group: Any = ProcessGroupGloo(store, rank, size, options)
-        except RuntimeError as error:  # a store reports an exceeded time limit in this way, too
+        except RuntimeError as error:  # a store also raises this after its time limit
             reason = str(error).splitlines()[0]
             raise WorkerError(f"rank {rank} could not connect to the {size - 1} other ranks ({reason}).") from None
         self.health = Health(board, rank, [RankInfo(each, name, int(pid)) for each, (pid, name) in enumerate(infos)])
@@ -106,7 +107,7 @@ class GlooCollective:
     def vector(self, length: int) -> Tensor:
         if length != self._length:
             self._length, self._slice = length, -(-length // self.size)
-            # Every rank adds a slice of the same length, so the vectors are padded.
+            # The vectors are padded, because the slices of all ranks must have the same length.
             self._vector, self._received, self._result = (torch.zeros(self.size * self._slice) for _ in range(3))
         return self._vector[:length]
 
@@ -118,11 +119,11 @@ class GlooCollective:
         return self._result[: self._length]
 
     def late(self) -> str:
-        """Name the ranks that may not have arrived at the present operation: gloo does not tell which have."""
+        """Name all other ranks, because gloo does not tell which of them have arrived at the current operation."""
         return " or ".join(str(info) for info in self.health.infos if info.rank != self.rank)
 
     def _run(self, operation: Callable[..., Any], *arguments: Any) -> None:
-        """Start an operation of gloo and wait for its end."""
+        """Start an operation of gloo and wait until it is complete."""
         try:
             work = operation(*arguments)
             start = time.perf_counter()
@@ -142,7 +143,10 @@ class GlooCollective:
             self._diagnose(error)
 
     def _check(self, work: Any) -> None:
-        """Raise an error if another rank has failed, unless it took part in this operation before."""
+        """Raise an error if another rank has failed, unless the operation `work` completes nevertheless.
+
+        The rank may have sent its data for the operation before it failed, and the data may still be on its way.
+        """
         try:
             self.health.check()
             self.while_waiting()
@@ -154,7 +158,7 @@ class GlooCollective:
                 time.sleep(1e-3)
 
     def _diagnose(self, error: RuntimeError) -> None:
-        """Raise the error of the rank that broke a connection, once it is known."""
+        """Raise the error of the rank that broke the connection; wait up to DIAGNOSIS_SECONDS until it is known."""
         deadline = time.monotonic() + DIAGNOSIS_SECONDS
         while time.monotonic() < deadline:
             self.health.check()

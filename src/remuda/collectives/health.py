@@ -1,7 +1,7 @@
 """Supervision of ranks: heartbeats, and errors and stop requests that reach all ranks while they wait.
 
     health = Health(board, rank, infos)          # starts a thread that writes and reads heartbeats
-    health.check()                               # raises the error of another rank, or that it is silent
+    health.check()                               # raises an error if another rank has failed or is silent
     health.fail(error)                           # ends the waits of all other ranks with this error
     health.close()
 
@@ -26,7 +26,7 @@ from remuda import errors
 from remuda.errors import RemudaError, WorkerError
 
 BEAT_SECONDS = 0.25  # time between two heartbeats of a rank
-SILENT_SECONDS = 6.0  # time without a heartbeat after which a rank counts as dead; all ranks must end within 10 s
+SILENT_SECONDS = 6.0  # a rank counts as lost after this time without a heartbeat, so that all ranks end within 10 s
 MAX_ERROR_BYTES = 16_000
 
 
@@ -43,32 +43,35 @@ class RankInfo:
 
 
 class Board(Protocol):
-    """What each rank publishes for all others. A rank writes only its own entries, and reads those of all ranks."""
+    """What each rank publishes for all others. A rank writes only its own entries, and reads those of all ranks.
+
+    The request to stop is the only entry that all ranks share.
+    """
 
     def beat(self, count: int) -> None: ...
     def beats(self) -> Sequence[int]: ...  # the newest heartbeat of every rank
     def report(self, text: bytes) -> None: ...  # publishes the end of this rank: b"left", or a failure as JSON
-    def reports(self) -> Sequence[bytes]: ...  # b"" for ranks that go on
+    def reports(self) -> Sequence[bytes]: ...  # the report of every rank; b"" for ranks that have not ended
     def ask_to_stop(self) -> None: ...  # asks all ranks to cut their round short
     def is_asked_to_stop(self) -> bool: ...
 
 
 class Health:
-    """Watches over the other ranks, and publishes to them that this rank is alive or how it ended."""
+    """Watches the other ranks, and publishes for them that this rank is alive, or how it has ended."""
 
     def __init__(self, board: Board, rank: int, infos: Sequence[RankInfo]) -> None:
         self._board, self.rank, self.infos = board, rank, list(infos)
-        # What the thread has read last. The main thread asks for it at every step of an env, and reading a store
-        # takes a round trip to another host.
+        # The next three hold what the heartbeat thread found when it last read the board. The main thread uses these
+        # copies at every step of an env, because reading a store takes a round trip to another host.
         self._silent: int | None = None  # a rank whose heartbeats have stopped
         self._reports: Sequence[bytes] = [b""] * len(infos)
         self._is_asked_to_stop = False
         self._has_reported = False
         self._error: RemudaError | None = None  # the error that `check` has raised
-        self._ends, self._by_pidfd = select.poll(), dict[int, RankInfo]()  # of the other ranks on this host
+        self._ends, self._by_pidfd = select.poll(), dict[int, RankInfo]()  # to notice ends of ranks on this host
         for info in self.infos:
             if info.rank != rank and info.host == self.infos[rank].host:
-                with contextlib.suppress(OSError):  # it has ended already: its heartbeats are missing, then
+                with contextlib.suppress(OSError):  # the rank has ended: its heartbeats will be missing
                     pidfd = os.pidfd_open(info.pid)
                     self._by_pidfd[pidfd] = info
                     self._ends.register(pidfd, select.POLLIN)
@@ -79,8 +82,8 @@ class Health:
     def _watch(self) -> None:
         """Write this rank's heartbeats, and notice when those of another rank stop.
 
-        Silence is measured in time during which this thread itself was running: if the whole run was suspended, as by
-        Ctrl-Z, nobody was silent.
+        Time during which this thread itself did not run does not count as silence, because the whole run may have
+        been suspended, for example by Ctrl-Z.
         """
         count, seen = 0, [-1] * len(self.infos)
         silence, before = [0.0] * len(self.infos), time.monotonic()
@@ -91,7 +94,7 @@ class Health:
                 found = self._board.beats()
                 self._reports = self._board.reports()
                 self._is_asked_to_stop = self._is_asked_to_stop or self._board.is_asked_to_stop()
-            except (OSError, RuntimeError):  # the host of the store is gone, or busy
+            except (OSError, RuntimeError):  # the host of the store is lost or busy
                 found = seen
             now = time.monotonic()
             passed, before = min(now - before, 2 * BEAT_SECONDS), now
@@ -109,7 +112,7 @@ class Health:
 
     def _find_error(self) -> RemudaError | None:
         ended = [self._by_pidfd[pidfd] for pidfd, _ in self._ends.poll(0)]
-        if ended:  # the rank may have reported since the thread has looked
+        if ended:  # a report may be newer than the thread's last read
             with contextlib.suppress(OSError, RuntimeError):
                 self._reports = self._board.reports()
         for info, report in zip(self.infos, self._reports, strict=True):
@@ -130,7 +133,7 @@ class Health:
         return None
 
     def _kill(self, silent: RankInfo) -> None:
-        """End a silent rank of this host, so that it cannot wake up later beside a resumed run."""
+        """Kill a silent rank if it is on this host, so that it cannot wake up later, next to a resumed run."""
         if silent.host == self.infos[self.rank].host:
             with contextlib.suppress(OSError):
                 os.kill(silent.pid, signal.SIGKILL)
@@ -138,7 +141,7 @@ class Health:
     def fail(self, error: BaseException) -> None:
         """Publish the error that ended this rank, so that all other ranks end too."""
         trace = "".join(traceback.format_exception(error))
-        # An error that `check` has raised names the rank that caused it.
+        # An error that `check` has raised already names the rank that caused it.
         named = error is self._error
         found = {"error": type(error).__name__, "text": str(error)[:2000], "named": named, "traceback": trace[-8000:]}
         self._report(json.dumps(found).encode()[:MAX_ERROR_BYTES])
@@ -172,12 +175,16 @@ class Health:
 
 
 def error_of(info: RankInfo, report: bytes) -> RemudaError:
-    """Return the error that a rank's report stands for, of the same class if it is one of Remuda's."""
+    """Return the error that the `report` of a rank describes.
+
+    It has the same class as the rank's error if that is a class of Remuda other than Interrupted; otherwise it is a
+    WorkerError.
+    """
     if report == b"left":
         return WorkerError(f"{info} has left the run while others were training.")
     try:
         found = json.loads(report)
-    except ValueError:  # cut off, because it was too long
+    except ValueError:  # the report was too long and is cut off
         text = "an error that is too long to be shown"
         found = {"error": "WorkerError", "text": text, "named": False, "traceback": ""}
     kind, text = vars(errors).get(found["error"]), found["text"]

@@ -1,14 +1,14 @@
 """A collective over shared memory, for ranks on one host.
 
-    collective = SharedCollective.create(2, "host", send_to_rank_1)      # rank 0; the function is given an address
-    collective = SharedCollective.join(address, 1, "host")               # rank 1; the address is JSON
+    collective = SharedCollective.create(2, "host", send_to_rank_1)      # in rank 0; calls send_to_rank_1(address)
+    collective = SharedCollective.join(address, 1, "host")               # in rank 1; the address is JSON
 
 The operations are numbered. A rank writes its contribution, issues a memory fence, and sets its entry of `arrived` to
 the number of the operation. It then waits until all entries have reached that number. There are no locks, so a rank
-that dies leaves nothing locked. Contributions alternate between two places, so a rank that is ahead does not
-overwrite what others still read: it can be ahead by one operation only.
+that dies leaves nothing locked. A rank can be ahead of others by one operation only, so contributions alternate
+between two places, and none is overwritten while another rank reads it. Long vectors have only one place, see `sum`.
 
-The memory has no name. Other ranks open it as a file descriptor of rank 0, under /proc.
+The memory has no name. Other ranks open it through rank 0's file descriptor, under /proc.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from remuda.collectives.health import MAX_ERROR_BYTES, Health, RankInfo
 from remuda.data import Fence, SharedArrays
 from remuda.errors import WorkerError
 
-BOX_BYTES = 1 << 16  # longest part of a message that is exchanged at once
-SMALL = 1 << 14  # vectors up to this length are added by every rank, longer ones are divided among the ranks
+BOX_BYTES = 1 << 16  # largest part of a message that one operation exchanges
+SMALL = 1 << 14  # vectors up to this length are added whole by every rank; of longer ones, each adds a slice
 SPIN_SECONDS = 2e-4  # how long a wait only yields the core, before it sleeps
-CHECK_SECONDS = 0.02  # time between two checks during a wait whether the other ranks are well
+CHECK_SECONDS = 0.02  # time between two checks of the other ranks during a wait
 JOIN_SECONDS = 120.0  # time limit for all ranks to join
 HOST_BYTES = 256
 
@@ -104,7 +104,7 @@ class SharedCollective:
     ) -> Self:
         """Return the collective of rank 0, once all other ranks have joined.
 
-        `announce` is given the address for `join`. It must bring it to the other ranks, and may start them.
+        `announce(address)` must send the address, an argument of `join`, to the other ranks. It may also start them.
         """
         memory = SharedArrays(layout(size))
         try:
@@ -116,7 +116,7 @@ class SharedCollective:
 
     @classmethod
     def join(cls, address: Mapping[str, Any], rank: int, host: str) -> Self:
-        """Return the collective of another rank, once all ranks have joined."""
+        """Return the collective of `rank`, any rank except 0, once all ranks have joined."""
         memory = open_memory(address, layout(address["size"]))
         try:
             return cls(memory, rank, host, lambda: None)
@@ -137,7 +137,7 @@ class SharedCollective:
     # --- the operations ---
 
     def gather(self, message: bytes) -> list[bytes]:
-        """Return the messages of all ranks, in their order. Long messages are exchanged in parts."""
+        """Return the messages of all ranks, in rank order. Long messages are exchanged in parts."""
         found = [bytearray() for _ in range(self.size)]
         lengths: list[int] = []
         start = 0
@@ -175,7 +175,7 @@ class SharedCollective:
         if self.rank:
             pid, fd = map(int, address.split())
             self._vectors = open_memory({"pid": pid, "fd": fd}, shapes)
-        self.gather(b"")  # rank 0 keeps the descriptor open until all ranks have opened it
+        self.gather(b"")  # rank 0 must not close its descriptor before all ranks have opened it
         self._result = torch.empty(length) if length <= SMALL else torch.from_numpy(self._vectors["result"])  # type: ignore[index]
         bounds = [rank * length // self.size for rank in range(self.size + 1)]
         self._own = slice(bounds[self.rank], bounds[self.rank + 1])
@@ -188,8 +188,8 @@ class SharedCollective:
         self._wait()
         if self._length <= SMALL:
             return ordered_sum(vectors, self._result)
-        # Every rank adds a slice of all vectors. The vectors have one side only: a rank writes its next vector when
-        # it has the whole result, which is after all ranks have read their slices.
+        # Every rank adds its slice of all vectors. A vector needs only one place: a rank writes its next vector after
+        # it has received the whole result, and by then all ranks have read their slices.
         ordered_sum(vectors[:, self._own], self._result[self._own])
         self._arrive()
         self._wait()
@@ -204,7 +204,7 @@ class SharedCollective:
         self._arrived[self.rank] = self._number
 
     def _wait(self, seconds: float | None = None) -> None:
-        """Wait until all ranks have arrived. Without a time limit, the health of the other ranks limits the wait."""
+        """Wait until all ranks have arrived, or raise an error: if another rank has failed, or after `seconds`."""
         start = time.perf_counter()
         check_at, sleep = start + CHECK_SECONDS, 2e-5
         while int(self._arrived.min()) < self._number:
@@ -218,7 +218,7 @@ class SharedCollective:
                     self._check()
                 except WorkerError:
                     if int(self._arrived.min()) < self._number:
-                        raise  # otherwise a rank has left only after it took part in this operation
+                        raise  # otherwise the rank took part in this operation before it ended
                 if seconds is not None and now > start + seconds:
                     missing = np.flatnonzero(self._arrived < self._number).tolist()
                     raise WorkerError(f"ranks {missing} of {self.size} have not joined within {seconds:g} s.")
@@ -227,7 +227,7 @@ class SharedCollective:
         self._fence()
 
     def late(self) -> str:
-        """Name the ranks that have not yet arrived at the present operation."""
+        """Name the ranks that have not yet arrived at the current operation."""
         return " and ".join(str(self.health.infos[rank]) for rank in np.flatnonzero(self._arrived < self._number))
 
     def _check(self) -> None:
@@ -248,7 +248,7 @@ class SharedCollective:
 
 
 def ordered_sum(vectors: Tensor, out: Tensor) -> Tensor:
-    """Write the sum of the rows of `vectors` [ranks, length], added in their order, to `out`, and return it."""
+    """Add the rows of `vectors` [ranks, length] in their order, write the sum to `out`, and return `out`."""
     torch.add(vectors[0], vectors[1], out=out) if len(vectors) > 1 else out.copy_(vectors[0])
     for vector in vectors[2:]:
         out.add_(vector)
@@ -256,7 +256,10 @@ def ordered_sum(vectors: Tensor, out: Tensor) -> Tensor:
 
 
 def open_memory(address: Mapping[str, Any], shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> SharedArrays:
-    """Open memory of another process of this user by the number of its file descriptor."""
+    """Open the memory behind a file descriptor of another process of the same user.
+
+    `address` holds the `pid` of the process and the number `fd` of the descriptor.
+    """
     fd = os.open(f"/proc/{address['pid']}/fd/{address['fd']}", os.O_RDWR | os.O_CLOEXEC)
     try:
         return SharedArrays.attach(fd, shapes)

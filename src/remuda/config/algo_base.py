@@ -1,8 +1,8 @@
 """`AlgoOptions`: the options that every algorithm has, and a description of an algorithm for the rest of Remuda.
 
-The description consists of class variables and methods: what the algorithm learns from, which builder makes it, which
-values of other options it excludes. To add an algorithm in another package, derive its options class from a class of
-algo_options.py and override what differs (docs/extending.md).
+The description consists of class variables and methods: what the algorithm learns from, which builder makes it, and
+which values of other options it excludes. To add an algorithm in another package, derive its options class from a
+class of algo_options.py and override what differs (docs/extending.md).
 """
 
 from __future__ import annotations

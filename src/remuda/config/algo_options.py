@@ -1,4 +1,4 @@
-"""Options of the algorithms, as frozen dataclasses. Names are those of Stable-Baselines3 where it has the option."""
+"""Options of the algorithms, as frozen dataclasses. Options that Stable-Baselines3 also has keep its names."""
 
 from __future__ import annotations
 

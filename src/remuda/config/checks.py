@@ -33,7 +33,7 @@ def check_run(config: RunConfig) -> None:
 
 
 def check_parts(config: RunConfig) -> None:
-    """Check that envs, minibatches and the replay can be divided evenly among the parts of the run."""
+    """Check that envs and minibatches can be divided evenly among the parts, and that inference is central."""
     parts = config.num_parts
     if parts == 1:
         return

@@ -127,7 +127,7 @@ def fill_config(values: Mapping[str, Any], wanted: Groups, label: str, info: Env
     if scheme.has_ranks:
         is_free = "envs" not in wanted["sampler"]
         ranks = filled["scheme_options"].ranks or num_ranks(sampler.envs, filled["algo_options"], is_free)
-        if is_free:  # every rank needs an env, and many algorithms have one by default
+        if is_free:  # ranks need equal shares, and the presets of ddpg, td3 and sac have 1 env
             sampler = replace(sampler, envs=-(-sampler.envs // ranks) * ranks)
         filled["scheme_options"] = replace(filled["scheme_options"], ranks=ranks)
     if filled["scheme_options"].threads == 0:
@@ -178,13 +178,14 @@ def stored_options(path: Path, stored: Mapping[str, Any]) -> Groups:
 
 
 def num_ranks(envs: int, options: AlgoOptions, can_add_envs: bool) -> int:
-    """Return the default of `scheme.ranks`: the number that torchrun started, otherwise at most one per core.
+    """Return the default of `scheme.ranks`: the number of processes that torchrun started, if it did.
 
-    Without torchrun, it divides the minibatches, and the envs too unless more envs can be added.
+    Without torchrun, the default is the largest number of ranks, at most one per core, that divides the size of a
+    minibatch and, unless `can_add_envs`, also the number of envs.
     """
     if (torchrun := read_torchrun()) is not None:
         return torchrun.size
-    divided = math.gcd(0 if can_add_envs else envs, options.minibatch_size or 0)  # 0 if any number will do
+    divided = math.gcd(0 if can_add_envs else envs, options.minibatch_size or 0)  # 0: every number divides it
     return max(count for count in range(1, usable_cores() + 1) if divided % count == 0)
 
 

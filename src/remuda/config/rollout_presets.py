@@ -105,7 +105,7 @@ PPO: dict[str, Preset] = {
             "normalize_reward": True,
         },
     },
-    # These values were the first that were tried. They were tried on seed 11 of HalfCheetah-v5 and Hopper-v5.
+    # These are the first values that were tried, on seed 11 of HalfCheetah-v5 and Hopper-v5.
     "box": {
         "run": {"steps": 1_000_000},
         "sampler": {"envs": 8, "decorrelate": 200},
@@ -141,7 +141,7 @@ A2C: dict[str, Preset] = {
     },
 }
 
-# Most of these values were the first that were tried; docs/results.md lists the envs on which they were run. Presets
+# Most of these values are the first that were tried; docs/results.md lists the envs on which they were tried. Presets
 # for small nets average losses over rows, because summed losses need RMSprop with a large epsilon.
 IMPALA: dict[str, Preset] = {
     "CartPole-*": {

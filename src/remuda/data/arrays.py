@@ -78,8 +78,8 @@ class ArrayTuple(tuple[Any, ...]):
     def __setitem__(self, where: Any, value: Any) -> None:
         """Assign `value` to the index `where` of every field.
 
-        A tuple or list gives one value for each field; any other value is assigned to all fields. A field that is
-        None stays None, and a field whose new value is None stays unchanged.
+        If `value` is a tuple or list, its entries are assigned to the fields in order; any other value is assigned to
+        all fields. A field that is None stays None, and a field whose new value is None stays unchanged.
         """
         if isinstance(value, ArrayTuple) and value._fields != self._fields:
             raise ValueError(

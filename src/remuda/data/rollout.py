@@ -7,9 +7,10 @@ One row is one call of `act` and the response of the env:
     mask       True     True       False             True
     discount   1        0 or 1     1                 1
 
-Envs reset on the *next* step, so the row after the end of an episode holds the true final observation. The value
-estimate in that row is the bootstrap of a truncated episode. No action is taken in that row, so its `mask` is False.
-In the row before the reset row, `discount` is 0 if the episode terminated, and 1 if it was truncated.
+Envs reset on the *next* step, so the row after the end of an episode, the reset row, holds the true final
+observation. The value estimate in the reset row is the bootstrap of a truncated episode. No action is taken in that
+row, so its `mask` is False; rows with mask True are called real. In the row before the reset row, `discount` is 0 if
+the episode terminated, and 1 if it was truncated.
 
 Recurrent state is reset before row t if mask[t-1] is False; `resets` returns a flag for each row. If you cut off
 burn-in rows, call `resets` before the cut, because the first remaining row no longer has a row t-1.
@@ -109,11 +110,12 @@ class Batch:
     """Input of the losses: whole sequences [T, B], or shuffled rows [N]."""
 
     steps: Steps
-    targets: Tree = None  # added by `prepare` or a replay, for all rows; in a SequenceReplay, only for learned rows
+    # Added by `prepare` or a replay, for all rows; in a SequenceReplay, only for the rows that are learned from.
+    targets: Tree = None
     state: Tree = None  # [B]: recurrent state before the first row; sequences only
     next_obs: Tree = None  # observations to bootstrap from: [B] after the last row of sequences, [N] for single rows
     weight: Array = None  # importance weight of a prioritized draw: [N] for rows, [B] for sequences
-    key: Array = None  # unique id of each drawn row or sequence, for `Replay.feedback`; axes as in `weight`
+    key: Array = None  # [N, 2] or [B, 2]: identifies each drawn row or sequence, for `Replay.feedback`
     metrics: Mapping[str, Any] = field(default_factory=dict)  # metrics that `prepare` computed, for the log
     # Set only in a run's first batch: the smallest and the largest discounted return of all stored rows, and the
     # discounted return if every reward were the mean reward (see `return_range` in replay/ring_replay.py).

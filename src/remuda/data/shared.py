@@ -1,4 +1,4 @@
-"""Anonymous shared memory: the system frees it when no process maps it any more, so it cannot leak.
+"""Anonymous shared memory: the system frees it as soon as no process uses it, so it cannot leak.
 
     with SharedArrays({"reward": ((8,), "float32")}) as memory:
         attached = SharedArrays.attach(memory.fd, memory.layout)     # in another process, given the descriptor

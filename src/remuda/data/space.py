@@ -26,7 +26,8 @@ ArrayTree: TypeAlias = Any
 class Space:
     """The description of an observation or action: what agents need to know about a Gymnasium space.
 
-    A leaf describes one array per env. A dict or tuple space describes a named array tuple with one value per entry.
+    A leaf (any kind except dict and tuple) describes one array per env. A dict or tuple space describes a named array
+    tuple with one value per entry.
     """
 
     kind: Literal["box", "discrete", "multidiscrete", "multibinary", "dict", "tuple"]

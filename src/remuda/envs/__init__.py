@@ -7,8 +7,9 @@
             slot, step = envs.recv()
             envs.send(slot, act(step.obs))
 
-To follow the code from `make_envs` to a step of one env, read pool.py and worker.py (or local.py), env_group.py and
-single.py. Native vector envs are in native.py, native_slot.py and backends/.
+To follow the code from `make_envs` to a step of one env, read pool.py and worker.py (or local.py for envs in this
+process), then env_group.py and single.py. Native vector envs, which a library steps with its own code, are in
+native.py, native_slot.py and backends/.
 """
 
 from __future__ import annotations
@@ -83,19 +84,19 @@ def make_envs(
     first_env: int = 0,
     **limits: Any,
 ) -> LocalEnvs | PooledEnvs | NativeEnvs:
-    """Make `num_envs` envs, in `num_workers` worker processes or, if this is 0, in this process.
+    """Make `num_envs` envs, in `num_workers` worker processes or, if `num_workers` is 0, in this process.
 
-    `first_env` is the global index of the first env; seeds are derived from global indices.
+    `first_env` is the first env's index among all envs of the run; env seeds are derived from such indices.
     `limits` may contain max_restarts, step_timeout, build_timeout and max_worker_restarts, as in PooledEnvs. Single
-    envs in this process use only max_restarts, and native envs use none of them.
+    envs in this process use only max_restarts, and native envs use none of these limits.
 
-    `backend` is "python" (single envs), the name of a native backend (see `backends`), or "auto". "auto" chooses a
-    native backend if its envs give exactly the same numbers as the single env (Atari), or if the id has no single
-    env. Other native envs, such as Gymnasium's vectorized CartPole or the envs of envpool, give different numbers
-    and are used only if `backend` names their backend. Single envs are needed for `seeds`, `levels`, `info`,
-    `spec.max_steps`, and a class `stats` that overrides step().
+    `backend` is "python" (single envs: Gymnasium envs that are stepped one by one), the name of a native backend
+    (see `backends`), or "auto". "auto" chooses a native backend if its envs give exactly the same results as single
+    envs (Atari), or if the id has no single env. Other native envs, such as Gymnasium's vectorized CartPole or the
+    envs of envpool, give different results and are used only if `backend` names their backend. Single envs are
+    needed for `seeds`, `levels`, `info`, `spec.max_steps`, and a class `stats` that overrides step().
 
-    Native envs run in this process, with up to `num_workers` threads for each slot, and at least one.
+    Native envs run in this process, with at most max(1, `num_workers`) threads for each slot.
     """
     if num_workers < 0:
         raise ConfigError(
@@ -150,8 +151,8 @@ def _needs_single(
 def probe(spec: EnvSpec, attempts: int = 3) -> EnvInfo:
     """Build one env, reset and step it, and return its properties; raise EnvSpecError if the env does not work.
 
-    Observations that contradict their space are found here, before a run starts. A single env that fails is tried up
-    to `attempts` times, because a run would rebuild it too.
+    Observations that contradict their space are found here, before a run starts. If a single env fails, a new one is
+    tried, up to `attempts` envs in total, because a run would also rebuild an env that fails.
     """
     if spec.is_vector_only:
         return _probe_native(spec)

@@ -51,10 +51,10 @@ def writer(raw: gymnasium.Space, space: Space) -> Writer:
 
 
 def action_leaves(space: Space, action: Actions, count: int, path: str = "") -> Iterator[Array]:
-    """Yield the leaves of actions for `count` envs as arrays [count, ...], in the order of the space.
+    """Yield one array [count, ...] for each leaf of `space`, in the order of `space`, from actions for `count` envs.
 
-    A dict of actions may have the keys of the env's own space or the field names of `space`. Raise ValueError if an
-    entry or a shape is wrong.
+    A dict in `action` may have the keys of the env's own space or the field names of `space`. Raise ValueError if an
+    entry is missing or unknown, or if a shape is wrong.
     """
     name = f"actions {path}" if path else "actions"
     if space.is_leaf:
@@ -70,7 +70,7 @@ def action_leaves(space: Space, action: Actions, count: int, path: str = "") -> 
 
 
 def _entries(space: Space, action: Actions, name: str) -> Sequence[Any]:
-    """Return the entries of actions in the order of the space; raise ValueError if entries are missing or unknown."""
+    """Return the entries of `action` in the order of `space`; raise ValueError if any are missing or unknown."""
     fields = tuple(space.entries)
     if isinstance(action, ArrayTuple):
         found: Sequence[str] = action._fields
@@ -94,7 +94,7 @@ def _entries(space: Space, action: Actions, name: str) -> Sequence[Any]:
 
 
 def stored_action(space: Space, action: Any) -> Actions:
-    """Convert one action of the env's own space to the form that `Envs.send` takes, for a slot of one env."""
+    """Convert one action of the env's own space to a batch of one, as `Envs.send` takes it for a slot of one env."""
     if space.kind == "discrete":
         return np.asarray([action]) - space.start
     if space.kind == "multidiscrete":

@@ -3,10 +3,11 @@
     state = get_console(ale, sticky=0.25, recent=[last_action, ...])
     set_console(another, state, sticky=0.25)
 
-With sticky actions, the emulated console may repeat the action that it executed last. ale-py neither saves that
-action nor exposes it, and it may differ from the action that was requested last. `get_console` therefore finds the
-last action by experiment: it executes one action after another, restores the saved state after each, and stops when
-the console continues exactly as it did at first.
+With sticky actions, the emulated console may ignore a requested action and repeat the action that it executed last.
+ale-py neither saves nor exposes the action executed last, which may differ from the action requested last.
+`get_console` therefore finds the executed action by experiment. It first records how the console continues from the
+saved state. Then it makes the console execute one possible action after another, each time restores the saved state,
+and stops when the console continues exactly as recorded.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-ERROR_PROBABILITY = 1e-12  # accepted probability of saving a wrong last action, with sticky actions
+ERROR_PROBABILITY = 1e-12  # with sticky actions, the accepted probability of saving a wrong last action
 
 
 def get_console(ale: Any, sticky: float, recent: Sequence[Any]) -> dict[str, Any]:
     """Return the state of the console, and leave the console in that state.
 
-    `sticky` is the probability that the console repeats its last action. The search for that action starts with the
-    actions in `recent`, of which there must be at least one.
+    `sticky` is the probability, in every frame, that the console repeats its last action. `recent` contains at least
+    one action; the search for the last action starts with the actions in `recent`.
     """
     system = ale.cloneSystemState()
     if not sticky:
@@ -42,21 +43,21 @@ def get_console(ale: Any, sticky: float, recent: Sequence[Any]) -> dict[str, Any
 
 
 def set_console(ale: Any, state: Mapping[str, Any], sticky: float) -> None:
-    """Continue from a state that `get_console` returned."""
+    """Put the console into a state that `get_console` returned."""
     library = importlib.import_module("ale_py")
     _press(ale, library.Action(state["action"]), _num_frames(sticky) if sticky else 1)
     ale.restoreSystemState(library.ALEState(state["system"]))
 
 
 def _num_frames(sticky: float) -> int:
-    """Return for how many frames an action must be requested so that it is almost surely executed at least once."""
+    """Return the number of frames after which a requested action was almost surely executed at least once."""
     return math.ceil(math.log(ERROR_PROBABILITY) / math.log(min(sticky, 0.99)))
 
 
 def _press(ale: Any, action: Any, frames: int) -> None:
-    """Make `action` the one that the console executed last, by requesting it for `frames` frames.
+    """Request `action` for `frames` frames, so that `action` is the last action that the console executed.
 
-    This is done in a new game, because the console executes no actions after the end of a game.
+    Start a new game first, because the console executes no actions after the end of a game.
     """
     ale.reset_game()
     for _ in range(frames):

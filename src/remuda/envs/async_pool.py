@@ -3,7 +3,7 @@
     with AsyncPooledEnvs(resolve("CartPole-v1"), num_envs=8, num_workers=8, slots=8) as envs:
         envs.reset(seed=1)
         while training:
-            for slot in envs.ready(seconds=0.2):     # an empty list if none is ready within this time
+            for slot in envs.ready(seconds=0.2):     # an empty list if no slot is ready within this time
                 _, step = envs.recv(slot)
                 envs.send(slot, act(step.obs))       # or later; received slots may be sent in any order
 
@@ -24,13 +24,13 @@ from remuda.processes.worker_pool import POLL_SECONDS, Worker
 
 
 class AsyncPooledEnvs(PooledEnvs):
-    """`core.AsyncEnvs` in worker processes. Other slots continue while the replacement of a lost worker is built."""
+    """`core.AsyncEnvs` in worker processes. While a lost worker is replaced, the slots of other workers continue."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "alone": True})
         self._building: list[Worker] = []  # restarted workers that have not built their envs yet
         self._polled_at = time.monotonic()
-        self._answers = [0] * self.num_slots  # answers received from each slot since its worker was last lost
+        self._answers = [0] * self.num_slots  # number of answers for each slot since its worker was last lost
 
     def recv(self, slot: int | None = None) -> tuple[int, Step]:
         if self._sent:
@@ -42,10 +42,10 @@ class AsyncPooledEnvs(PooledEnvs):
         return slot, step
 
     def ready(self, seconds: float) -> list[int]:
-        """Return the slots for which recv(slot) returns at once; wait up to `seconds` for the first of them."""
+        """Return the slots for which recv(slot) returns at once; wait up to `seconds` until there is one."""
         deadline = time.monotonic() + seconds
         if slots := self._answered():
-            # Lost workers have to be found even if some slot is always ready.
+            # If some slot is always ready, `_sleep` never polls the workers, so lost workers have to be found here.
             if time.monotonic() - self._polled_at > POLL_SECONDS:
                 self._poll_workers(0.0)
             return slots
@@ -66,8 +66,8 @@ class AsyncPooledEnvs(PooledEnvs):
     def _poll_workers(self, seconds: float) -> None:
         """Receive messages for up to `seconds` and supervise the workers.
 
-        The time since the last poll counts towards the time limits of workers, but at most 2 * POLL_SECONDS of it,
-        because after a longer time this process was suspended or busy.
+        The time since the last poll counts towards the time limits of workers, but no more than 2 * POLL_SECONDS of
+        it, because this process must have been suspended or busy for the rest.
         """
         self._worker_pool.clock += min(time.monotonic() - self._polled_at, 2 * POLL_SECONDS)
         self._worker_pool.listen(seconds)
@@ -83,7 +83,7 @@ class AsyncPooledEnvs(PooledEnvs):
             self._discard(member)
             own = [slot for slot, servers in enumerate(self._requests.servers) if member.index in servers]
             # A new worker's first answer for each slot is a reset row, so only a second answer shows progress. The
-            # return value of _discard is ignored: it depends on the requests to all workers.
+            # return value of _discard is ignored, because it is computed from the requests to all workers together.
             was_useful = any(self._answers[slot] > 1 for slot in own)
             for slot in own:
                 self._answers[slot] = 0

@@ -8,13 +8,16 @@
         obs, info = env.reset()                              # continues the same game
 
 All random numbers are drawn as ale-py's vector env draws them, so the same seed and actions give the same frames,
-rewards and ends of episodes. Three details therefore differ from other Atari wrappers: a game starts with up to
-noop_max - 1 no-ops, the first stack of frames is zero except for the newest frame, and the last observation of a game
-repeats its last full frame, because frame skipping stops where the game ends.
+rewards and ends of episodes. Three details therefore differ from other Atari wrappers:
 
-With episodic_life, a lost life ends the learner's episode. The reset after it takes one no-op (or FIRE) action in the
-same game, whereas the episodic life of ale-py's vector env would start a new game. The reward of that action is added
-to the reward of the next step, so that scores stay complete.
+- A game starts with up to noop_max - 1 no-ops.
+- In the first stack of a game, all frames except the newest are zero.
+- Frame skipping stops where the game ends, so the newest frame of a game's last observation usually repeats the
+  previous frame.
+
+With episodic_life, a lost life ends the learner's episode. The next reset takes one no-op (or FIRE) action in the
+same game, whereas the episodic life of ale-py's vector env would start a new game. The reward of this no-op or FIRE
+is added to the reward of the next step, so that scores stay complete.
 """
 
 from __future__ import annotations
@@ -63,12 +66,12 @@ class AtariEnv(gymnasium.Env):  # type: ignore[misc]
         self._size = (options.screen_size, options.screen_size)
         self._interpolation = getattr(self._cv2, f"INTER_{options.interpolation.upper()}")
         self._last = np.zeros(self._ale.getScreenDims(), np.uint8)
-        self._before = np.zeros_like(self._last)  # the frame before the last one
+        self._before = np.zeros_like(self._last)  # the screen before `_last`
         self._max_frames = 2**62 if game.max_frames is None else game.max_frames
         self._draws: np.random.RandomState | None = None
         self._continues = self._is_over = False
         self._carried = 0.0
-        self._taken = [self._no_op, self._no_op]  # the last two actions, the newest first
+        self._taken = [self._no_op, self._no_op]  # the last two requested actions, the newest first
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Frames, Info]:
         """Start a new game; if only a life was lost and no seed is given, continue the current game instead."""
@@ -105,10 +108,10 @@ class AtariEnv(gymnasium.Env):  # type: ignore[misc]
         self._show()
 
     def _count_no_ops(self) -> int:
-        """Return a random number of no-ops, drawn as libstdc++'s uniform_int_distribution draws.
+        """Return a random number of no-ops, by the algorithm of libstdc++'s uniform_int_distribution, as in ale-py.
 
         A 32-bit draw of std::mt19937 is multiplied by noop_max, and the result is the upper 32 bits of the product.
-        Draws that would cause a bias are rejected.
+        Draws that would make some results more likely than others are rejected.
         """
         assert self._draws is not None
         count = max(1, self.game.options.noop_max)
@@ -137,7 +140,7 @@ class AtariEnv(gymnasium.Env):  # type: ignore[misc]
     def _act(self, action: Any) -> tuple[float, bool]:
         """Repeat an action for the frames of one step; return the sum of rewards, and whether the game is over.
 
-        A game that has reached its limit of frames is over, too.
+        A game that has reached its limit of frames counts as over, too.
         """
         ale, skip, is_over, reward = self._ale, self.game.frame_skip, False, 0
         self._taken = [action, self._taken[0]]
@@ -151,14 +154,14 @@ class AtariEnv(gymnasium.Env):  # type: ignore[misc]
             if left <= 2:
                 ale.getScreenGrayscale(self._last if left == 1 else self._before)
         self._lives = ale.lives()
-        stack = np.empty_like(self._stack)  # a new array, because callers may keep the previous one
+        stack = np.empty_like(self._stack)  # a new array, because callers may keep the previous array
         stack[:-1] = self._stack[1:]
         self._stack = stack
         self._show()
         return float(reward), is_over
 
     def _show(self) -> None:
-        """Write the maximum of the last two frames, downscaled, to the stack as its newest frame."""
+        """Downscale the maximum of the last two screens, and write the result to the newest frame of the stack."""
         np.maximum(self._last, self._before, out=self._last)
         self._cv2.resize(self._last, self._size, dst=self._stack[-1], interpolation=self._interpolation)
 
@@ -204,7 +207,8 @@ class AtariEnv(gymnasium.Env):  # type: ignore[misc]
 def opening(codes: list[int], fire_reset: bool) -> int:
     """Return the index in `codes` of the action to take after a lost life.
 
-    This is FIRE if `fire_reset` is set and the game has it, else the no-op; 0 if the game has neither.
+    This is the index of FIRE if `fire_reset` is set and `codes` contains FIRE, otherwise the index of the no-op, or 0
+    if `codes` contains neither.
     """
     wanted = FIRE if fire_reset and FIRE in codes else NO_OP
     return codes.index(wanted) if wanted in codes else 0

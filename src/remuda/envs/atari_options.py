@@ -13,7 +13,7 @@ from typing import Any, Literal
 from remuda.errors import EnvSpecError
 
 ENTRY_POINT = "ale_py.env:AtariEnv"
-# Arguments that AtariEnv does not support. If one of them is set, ale-py's own Gymnasium env is used.
+# Keyword arguments that `envs.atari.AtariEnv` does not support. If one is set, ale-py's own Gymnasium env is used.
 GYMNASIUM_KWARGS = ("obs_type", "continuous", "continuous_action_threshold", "sound_obs")
 KWARGS = (
     "frameskip",
@@ -28,7 +28,7 @@ KWARGS = (
 
 @dataclass(frozen=True)
 class AtariOptions:
-    """Preprocessing of Atari games; None stands for the value with which the env id is registered."""
+    """Preprocessing of Atari games. An option that is None is taken from envs.kwargs, or else from the env id."""
 
     noop_max: int = 30
     """A game starts with fewer no-ops than this; the number is drawn from the env's seed."""
@@ -67,7 +67,7 @@ class AtariOptions:
 
 @dataclass(frozen=True)
 class AtariGame:
-    """One game and its settings. Settings that neither the Atari options nor envs.kwargs give are those of the id."""
+    """One game with all its settings. Those given by neither Atari options nor envs.kwargs are taken from the id."""
 
     label: str
     rom: str

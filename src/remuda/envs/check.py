@@ -55,7 +55,7 @@ class EnvReport:
 
 
 def examine(spec: EnvSpec, seconds: float = 1.0) -> EnvReport:
-    """Check one env, with Gymnasium's checker among others, then step it with random actions for `seconds`."""
+    """Run all checks on one env, including Gymnasium's own, then step the env with random actions for `seconds`."""
     report = EnvReport(spec.label)
     for check in (
         _check_spaces,
@@ -112,7 +112,7 @@ def _check_with_gymnasium(spec: EnvSpec, env: gymnasium.Env, report: EnvReport) 
 
 
 def _check_contract(spec: EnvSpec, env: gymnasium.Env, report: EnvReport) -> None:
-    """Report values that are not finite or contradict their space: training would refuse them, cast them or warn."""
+    """Report values that are not finite or contradict their space: training would refuse, cast or warn about them."""
 
     def add_problem(text: str) -> None:
         problem = f"{spec.label}: {text}"
@@ -131,7 +131,7 @@ def _check_contract(spec: EnvSpec, env: gymnasium.Env, report: EnvReport) -> Non
 
 
 def _check_saving(spec: EnvSpec, env: gymnasium.Env, report: EnvReport) -> None:
-    """Check that an env's state can be saved, and that a new env continues from it in the same way."""
+    """Check whether an env's state can be saved, and whether a new env continues from that state in the same way."""
     env.action_space.seed(0)
     # Warnings about the env are dropped here, because _check_contract has reported them.
     quiet = partial(LocalEnvs, spec, 1, max_restarts=0, on_notice=lambda _: None)
@@ -155,7 +155,7 @@ def _check_saving(spec: EnvSpec, env: gymnasium.Env, report: EnvReport) -> None:
 
 
 def _step(envs: LocalEnvs, action: Actions) -> list[bytes]:
-    """Step the only env; return the bytes of every array of the result."""
+    """Step the only env of `envs`; return the bytes of every array of the resulting `Step`."""
     envs.send(0, action)
     return [np.asarray(leaf).tobytes() for _, leaf in leaves(envs.recv()[1])]
 

@@ -5,7 +5,7 @@
     group.reset(seed=1)
     group.step(actions)                # results are in rows.step, rows.episodes and rows.notices
     group.step(actions, hold=True)     # does not reset envs whose episode has ended
-    group.renew()                      # starts the next episode of the envs that were not reset
+    group.renew()                      # starts the next episode of envs whose episode has ended
     group.close()
 
 Both LocalEnvs and the workers of PooledEnvs step their envs in env groups, so their results are bit-equal.
@@ -125,7 +125,7 @@ class EnvGroup:
             rows.marked.clear()
         rewards = [env.step(action) for env, action in zip(self.envs, self._write(actions), strict=True)]
         try:
-            # If a reward is not finite, neither is the sum. Summing takes a tenth of the time of checking each.
+            # If a reward is not finite, neither is the sum. Summing takes a tenth of the time of checking all.
             is_finite = -MAX_REWARD_SUM < sum(rewards) < MAX_REWARD_SUM
             self._reward[:] = rewards
         except (TypeError, ValueError):
@@ -149,7 +149,8 @@ class EnvGroup:
     def get_state(self) -> list[tuple[int, bytes]]:
         """Return (number of steps of the group, state) for every env.
 
-        The number of steps is saved because rewards are summed in blocks of steps, which affects the rounding.
+        The number of steps is saved because it determines when collected rewards are added to the statistics, and the
+        sums are rounded differently if this happens at other steps.
         """
         return [(self._num_steps, env.get_state()) for env in self.envs]
 

@@ -1,4 +1,4 @@
-"""Statistics of one episode: the four of `EpisodeStats`, the numbers in `info`, and a user's own numbers.
+"""Statistics of one episode: the four of `EpisodeStats`, the numbers in `info`, and those that a subclass adds.
 
     class Falls(EpisodeStats):              # given as stats=Falls, or as "package.module:Falls"
         def __init__(self) -> None:
@@ -7,8 +7,8 @@
         def step(self, obs, action, reward, info) -> None:
             self.falls += info["fell"]
 
-There is one object per episode. An episode lasts from a reset to the first terminated or truncated step without
-info["episode_continues"].
+There is one `EpisodeStats` object per episode. An episode lasts from a reset to the first terminated or truncated
+step without info["episode_continues"].
 
 Rewards are collected in a list and added to the statistics in blocks, which takes 0.1 us per step; updating four sums
 at every step would take 0.4 us.
@@ -30,7 +30,7 @@ CONTINUES = "episode_continues"  # key of info: True if only the learner's episo
 
 
 class EpisodeStats:
-    """Statistics of one episode. Subclasses take no arguments; __init__() and step() need not call super()."""
+    """Statistics of one episode. A subclass's __init__() takes no arguments; it and step() need not call super()."""
 
     ep_rew: float = 0.0
     ep_len: int = 0
@@ -38,7 +38,7 @@ class EpisodeStats:
     ep_nonzero_rew: int = 0
 
     def step(self, obs: Any, action: Any, reward: float, info: Mapping[str, Any]) -> None:
-        """Hook for subclasses, called after every step of the episode, including the last; does nothing here."""
+        """Do nothing; subclasses may override this hook, which is called after every step, including the last."""
 
     def count(self, rewards: list[float], gamma: float) -> None:
         """Add the rewards of consecutive steps to the statistics; `gamma` is the discount factor."""
@@ -55,7 +55,7 @@ class EpisodeStats:
     def values(self, info: Mapping[str, Any]) -> dict[str, float]:
         """Return the values to log for the episode, given the info of its last step.
 
-        Numbers of `info` that are not finite are left out, because a single one would make a mean useless.
+        Numbers of `info` that are not finite are left out, because a single one would make the logged mean useless.
         """
         values = {
             "ep_rew": self.ep_rew,
@@ -78,7 +78,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def resolve_stats(stats: str | type[EpisodeStats] | None) -> type[EpisodeStats]:
-    """Return the class of episode statistics; None stands for EpisodeStats, a string is an import path."""
+    """Return the class that `stats` refers to: a class, its import path, or None for EpisodeStats."""
     if stats is None:
         return EpisodeStats
     found: object = import_named(stats, "envs.stats") if isinstance(stats, str) else stats

@@ -19,17 +19,17 @@ from remuda.envs.import_paths import sentence
 from remuda.processes.notices import Notice
 
 FAILURES = (Exception, SystemExit)  # an env that calls sys.exit() has failed too
-RESTARTS_IN_A_ROW = 20  # after more failures than this without a completed step, an env counts as broken
-FAILURES_WITHOUT_EPISODE = 20  # limit on failures of one env while no env finishes an episode
-LONGEST_TRACEBACK = 1 << 16  # characters; an exception may contain the text of a whole file
+RESTARTS_IN_A_ROW = 20  # an env that fails more often than this without a completed step in between is given up
+FAILURES_WITHOUT_EPISODE = 20  # an env that fails this often while no env finishes an episode is given up
+LONGEST_TRACEBACK = 1 << 16  # in characters; limited because an exception may contain the text of a whole file
 
 
 @dataclass
 class FailureCount:
-    """Counts the failures of one env and decides when the run gives it up.
+    """Counts the failures of one env and decides when the run gives up on that env.
 
-    A run survives an env that fails at random times, as long as episodes are finished between its failures. The
-    episodes of all envs of the same LocalEnvs or pool count for this.
+    A run survives an env that fails at random times, as long as any env of the same LocalEnvs or pool finishes
+    episodes between the failures.
     """
 
     max_restarts: int
@@ -47,7 +47,7 @@ class FailureCount:
         self.finished = finished
         if in_a_row > RESTARTS_IN_A_ROW:
             return f", {in_a_row} times in a row without completing a step"
-        # Failures without a completed step between them are left to the rule above.
+        # If there was no completed step between these failures, only the rule above applies.
         if self.without_episode >= FAILURES_WITHOUT_EPISODE and self.without_episode > in_a_row:
             return f", {self.without_episode} times while no env finished an episode"
         if restarts > self.max_restarts:

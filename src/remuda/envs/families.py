@@ -51,7 +51,7 @@ def family_of(name: str) -> Family | None:
 
 
 def register(name: str) -> None:
-    """Register this id if it belongs to Remuda or a known family; raise EnvSpecError if its package is missing."""
+    """Register this id if it belongs to Remuda or a known family; raise EnvSpecError if the package is missing."""
     if name in gymnasium.registry:
         return
     if name in OWN:
@@ -108,7 +108,7 @@ def forward_mujoco_warnings() -> None:
 
 
 def adapt(env: gymnasium.Env) -> gymnasium.Env:
-    """Return the env, inside a wrapper if its family needs one."""
+    """Return the env, inside a wrapper if its family needs a wrapper."""
     known = env.spec
     if known is not None and str(known.entry_point).startswith("minigrid."):
         space = env.observation_space

@@ -5,8 +5,8 @@
     make_env = find(reference)              # in the worker
 
 A definition in `__main__`, that is in a script or notebook, has no import path. Its source text is sent instead, with
-the text of everything that it refers to (envs/source.py). If that text cannot be collected and there is a script, the
-worker loads the file of the script under another module name, so that code below its guard
+the text of everything that the definition refers to (envs/source.py). If this text cannot be collected and there is a
+script, the worker loads the script's file under another module name, so that code below the guard
 `if __name__ == "__main__":` does not run again.
 """
 
@@ -40,7 +40,7 @@ def sentence(error: BaseException, limit: int = 300) -> str:
 
 
 class Unreachable(EnvSpecError):
-    """A function or class that other processes cannot find or rebuild; `reason` is the message without its remedy."""
+    """A function or class cannot be found or rebuilt in other processes; `reason` is a clause that says why."""
 
     def __init__(self, label: str, reason: str) -> None:
         self.reason = reason
@@ -52,7 +52,10 @@ class Unreachable(EnvSpecError):
 
 
 def describe(thing: object) -> dict[str, str]:
-    """Return a reference by which `find` gets this function or class in another process, or raise Unreachable."""
+    """Return a reference from which `find` gets `thing`, a function or class, in another process.
+
+    Raise Unreachable if another process cannot find or rebuild it.
+    """
     module_name, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     if not isinstance(module_name, str) or not isinstance(name, str):
         raise Unreachable(repr(thing), "it is neither a function nor a class and has no import path")
@@ -119,7 +122,7 @@ def import_named(path: str, option: str) -> Any:
 
 
 def missing(module: ModuleType, name: str) -> str:
-    """Return a sentence that says that a module has no such name, and lists the most similar names."""
+    """Return a sentence which says that `module` has no attribute `name`, and lists the most similar names."""
     names = [known for known in dir(module) if not known.startswith("_")]
     return f"{module.__name__} has no {name}: {nearest(name, names)}"
 

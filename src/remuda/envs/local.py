@@ -1,4 +1,4 @@
-"""Envs in this process: the simplest implementation of `core.Envs`, and the one to debug with.
+"""Envs in this process: the simplest implementation of `core.Envs`, and the best one for debugging.
 
     envs = LocalEnvs(resolve("CartPole-v1"), num_envs=8)
     envs.reset(seed=1)
@@ -7,9 +7,9 @@
         envs.send(slot, act(step.obs))       # stores the actions
     envs.close()
 
-With `seeds` (one list for each env) every episode uses the next seed of the env's list. An env whose list is used up
-keeps its last observation with mask False, so that an evaluation plays exactly these episodes. With `levels` every
-episode draws its seed from this set, so that training sees only these seeds.
+With `seeds` (one list for each env), every episode uses the next seed of the env's list. An env whose list is used up
+repeats its last observation with mask False, so that an evaluation plays exactly one episode per seed. With `levels`,
+every episode draws its seed from `levels`, so that training sees only these seeds.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class LocalEnvs:
         first_env: int = 0,
         on_notice: Callable[[Notice], None] | None = None,
     ) -> None:
-        """`first_env` is the global index of the first env; seeds are derived from global indices.
+        """`first_env` is the first env's index among all envs of the run; env seeds are derived from such indices.
 
         `on_notice` is called with every `Notice` of an env, for example that the env was rebuilt. If `on_notice` is
         None, a `Reporter` logs the notices and leaves out most repetitions.
@@ -177,7 +177,7 @@ class LocalEnvs:
             raise Interrupted("asked to stop while stepping envs")
 
     def _take_stats(self, rows: Rows) -> None:
-        """Take the finished episodes and the notices out of the rows of a group, and report the notices."""
+        """Move the finished episodes from `rows` to `_episodes`; report the notices and remove them from `rows`."""
         self._episodes.extend(Episode(env, values) for env, values in rows.episodes)
         rows.episodes.clear()
         if self._on_notice is None:

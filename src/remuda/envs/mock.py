@@ -7,7 +7,7 @@
     remuda train ppo --env Remuda/Mock-v0 --envs.kwargs '{"observation": {"dict": {"image": {"box": [8, 8]}}}}'
 
 Spaces are JSON: {"box": shape, "dtype", "low", "high"}, {"discrete": n, "start"}, {"multidiscrete": [n, ...]},
-{"multibinary": n}, {"dict": {name: space}}, {"tuple": [space, ...]}. Only the first key of each is required.
+{"multibinary": n}, {"dict": {name: space}}, {"tuple": [space, ...]}. Only the first key of each object is required.
 Observations come from a table of 8 samples that is repeated in every episode, so that they take no time to compute.
 """
 

@@ -7,8 +7,8 @@
             envs.send(slot, act(step.obs))       # starts the library's threads, if it has any
 
 `recv` returns the same kind of `Step` as PooledEnvs. A native env cannot be killed or rebuilt: an exception ends the
-run, and there is no time limit for an env that hangs. It also cannot play given seeds, report entries of info, or be
-held at the end of an episode. Use PooledEnvs for envs that may fail.
+run, and there is no time limit for an env that hangs. Native envs also cannot play given seeds, report entries of
+info, or be held at the end of an episode. Use PooledEnvs for envs that may fail.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from remuda.errors import EnvSpecError, Interrupted, NoState
 
 
 class NativeEnvs:
-    """`core.Envs` of a native backend, with up to `threads` threads for each slot if the backend has threads."""
+    """Implements `core.Envs` with a native backend, which may use up to `threads` threads for each slot."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class NativeEnvs:
         should_stop: Callable[[], bool] | None = None,
         first_env: int = 0,
     ) -> None:
-        """`first_env` is the global index of the first env; seeds are derived from global indices."""
+        """`first_env` is the first env's index among all envs of the run; env seeds are derived from such indices."""
         per_slot = envs_per_slot(num_envs, slots)
         self.num_envs, self.num_slots, self.should_stop = num_envs, slots, should_stop
         stats_class = resolve_stats(stats)

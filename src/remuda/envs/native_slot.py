@@ -5,7 +5,7 @@ slot.reset(seed=1, warm_up=0, on_progress=lambda: None)
 step = slot.recv()                       # first observations, mask False
 slot.send(actions)
 step = slot.recv()
-slot.finished                            # episodes that ended, in the order of their ends
+slot.finished                            # list of the episodes that ended, the earliest first
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from remuda.envs.single import WARM_UP_KEY
 from remuda.envs.spaces import action_space, observation_space
 from remuda.errors import EnvError, EnvFailed, EnvSpecError
 
-BLOCK = 1024  # number of rows whose rewards are collected before they are added to the statistics
+BLOCK = 1024  # number of steps whose rewards are collected before they are added to the statistics
 T = TypeVar("T")
 
 
@@ -43,7 +43,7 @@ class NativeSlot:
         gamma: float,
         stats_class: type[EpisodeStats],
     ) -> None:
-        """`first` is the global index of the first of `count` envs."""
+        """`first` is the index of the first of the slot's `count` envs among all envs of the run."""
         self._vector, self._label, self._first, self._count = vector, label, first, count
         self._gamma, self._stats_class = gamma, stats_class
         self.observation = observation_space(vector.observation_space, label)
@@ -67,10 +67,10 @@ class NativeSlot:
         """Forget all steps and statistics."""
         self._row = 0
         self._rewards = np.zeros((BLOCK, self._count))
-        self._starts = np.zeros(self._count, np.int64)  # row of the block at which each env's episode starts
+        self._starts = np.zeros(self._count, np.int64)  # row of `_rewards` at which each env's episode starts
         self._stats = [self._stats_class() for _ in range(self._count)]
         self._episodes = [1] * self._count
-        self._has_ended, self._is_plain = np.zeros(self._count, bool), True
+        self._has_ended, self._is_plain = np.zeros(self._count, bool), True  # is_plain: no env has ended
         self._reset_step = None
 
     # --- stepping -----------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class NativeSlot:
         row = self._rewards[self._row]
         row[:] = reward
         if not self._is_plain:
-            # An episode may already end in its reset row. The next row then resets the env again.
+            # An episode may already end in its reset row (mask False). The next row then resets the env again.
             for env in (ended & ~mask).nonzero()[0].tolist():
                 self._stats[env].count([float(row[env])], self._gamma)
                 self._report(env, info)
@@ -114,7 +114,7 @@ class NativeSlot:
         return Step(stored, row.astype(np.float32), terminated, truncated, mask)
 
     def _stored(self, obs: Array) -> Array:
-        """Return observations as rollouts store them; raise EnvError if a shape is wrong or a value is not finite."""
+        """Return `obs` as rollouts store it; raise EnvError if the shape is wrong or a value is not finite."""
         array = np.asarray(obs)
         if np.any(self._obs_start):
             array = array - self._obs_start
@@ -131,7 +131,7 @@ class NativeSlot:
     # --- statistics: rewards are kept in a block of rows until an episode ends or the block is full -------------
 
     def _count_until(self, env: int) -> None:
-        """Add the rewards of this block, up to the current row, to the statistics of an env's episode."""
+        """Add the rewards of an env's running episode, from this block up to the current row, to its statistics."""
         start = self._starts[env]
         if start <= self._row:
             self._stats[env].count(self._rewards[start : self._row + 1, env].tolist(), self._gamma)
@@ -158,9 +158,9 @@ class NativeSlot:
     def reset(self, seed: int, warm_up: int, on_progress: Callable[[], None]) -> int:
         """Start new episodes; return the number of random steps of all envs. Call `on_progress` before each step.
 
-        A vector env steps all envs together, so every env takes `warm_up` random steps. Each env is reset once during
-        these steps, at a random time, because episodes that start together would also end together. Backends that
-        cannot reset single envs skip this reset.
+        A vector env steps all envs together, so every env takes `warm_up` random steps. Each env starts its episode
+        at a random one of these steps, because episodes that start together would also end together. If the backend
+        cannot reset single envs, all episodes start together.
         """
         on_progress()
         if self._is_working:
@@ -190,7 +190,7 @@ class NativeSlot:
         return taken
 
     def _restart(self, which: NDArray[np.bool_]) -> Array | None:
-        """Start new episodes where `which` is True; return all observations, or None if that is not supported."""
+        """Start new episodes where `which` is True; return all observations, or None if the backend cannot do so."""
         obs = self._guarded(lambda: self._vector.restart(which))
         if obs is not None:
             for env in which.nonzero()[0].tolist():
@@ -216,7 +216,7 @@ class NativeSlot:
             ) from error
 
     def _refuse_not_finite(self, array: Array, what: str, remedy: str) -> NoReturn:
-        """Raise an error that names the first env whose values in `array` [B, ...] are not finite."""
+        """Raise an error that names the first env with a value in `array` [B, ...] that is not finite."""
         flat = np.isfinite(array.reshape(self._count, -1)).all(axis=1)
         env = int(np.argmin(flat))
         steps = self._stats[env].ep_len + max(0, int(self._row - self._starts[env]))

@@ -31,9 +31,10 @@ class Forbidden(ValueError):
 def reader(raw: gymnasium.Space, space: Space, name: str = "observation", on_cast: OnCast = None) -> Reader:
     """Return a function that converts an observation of an env to its stored form.
 
-    A value of another dtype, a list or a tuple is cast if that loses nothing but float precision. `on_cast`, if
-    given, is called with a sentence about each cast of a list, a tuple or a box value. Other values that contradict
-    the space raise Forbidden, except for those outside the bounds of a box, which `BoundsCheck` finds.
+    A list or tuple, and an array whose dtype is not that of the space, are cast if this loses nothing but float
+    precision. `on_cast`, if given, is called with a sentence about each cast of a list, a tuple or a box value. Other
+    values that contradict the space raise Forbidden, except for values outside the bounds of a box, which
+    `BoundsCheck` finds.
     """
     if space.kind == "dict":
         return _dict_reader(raw, space, name, on_cast)
@@ -149,7 +150,7 @@ def _tuple_reader(raw: gymnasium.spaces.Tuple, space: Space, name: str, on_cast:
 
 
 def find_not_finite(reward: object, obs: ArrayTree) -> str | None:
-    """Return a sentence that names a reward or observation that is not finite, or None if all are finite."""
+    """Return a sentence about the reward or observation value that is not finite, or None if all are finite."""
     stored = np.asarray(reward, np.float64) if isinstance(reward, int | float | np.number | np.ndarray) else None
     with np.errstate(over="ignore"):
         if stored is None or stored.shape != () or not np.isfinite(stored.astype(np.float32)).all():
@@ -163,7 +164,7 @@ def find_not_finite(reward: object, obs: ArrayTree) -> str | None:
 
 
 def _as_array(obs: object, shape: tuple[int, ...], name: str, on_cast: OnCast) -> Array:
-    """Return an observation, which may be a list, tuple or number, as an array of this shape, or raise Forbidden."""
+    """Return `obs`, which may be a list, tuple or number, as an array; raise Forbidden if it does not fit `shape`."""
     if not isinstance(obs, np.ndarray | np.generic):
         given = f"{name} is a {type(obs).__name__}, its space says a numpy array"
         try:
@@ -208,7 +209,7 @@ class BoundsCheck:
 
 
 def _bounds_of(leaf: Space) -> tuple[Array, Array] | None:
-    """Return the bounds of a box, for floats widened by `ROUNDING`, or None if no value can be out of bounds."""
+    """Return (low, high) of a box, widened by `ROUNDING` for floats, or None if no value can be out of bounds."""
     assert leaf.low is not None
     assert leaf.high is not None
     low, high = leaf.low, leaf.high

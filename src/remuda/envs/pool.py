@@ -8,8 +8,8 @@
 
 Every worker steps its share of every slot. With `alone`, each slot belongs to one worker (envs/async_pool.py). If a
 worker dies or does not answer within `step_timeout`, it is replaced, and the pending or next step of its envs is a
-reset row. Results do not depend on timing: as long as no worker is lost, the same seed and actions give the same bits
-as LocalEnvs.
+reset row: a first observation with mask False. Results do not depend on timing: as long as no worker is lost, the
+same seed and actions give the same bits as LocalEnvs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from remuda.errors import Interrupted, NoState
 from remuda.processes.requests import Requests, SpinWait, layout
 from remuda.processes.worker_pool import POLL_SECONDS, Worker, WorkerPool
 
-STATS_BYTES = 1024  # shared memory for one episode's statistics; longer statistics are sent over the worker's `Link`
+STATS_BYTES = 1024  # shared memory per env for an answer's statistics; longer ones are sent over the worker's `Link`
 
 
 class PooledEnvs:
@@ -63,8 +63,8 @@ class PooledEnvs:
         alone: bool = False,
         first_env: int = 0,
     ) -> None:
-        """`first_env` is the global index of the first env; seeds are derived from global indices."""
-        if not alone:  # inference servers are workers that may start a pool; they pass alone=True
+        """`first_env` is the first env's index among all envs of the run; env seeds are derived from such indices."""
+        if not alone:  # a worker must not start a pool, except for an inference server, which passes alone=True
             worker.refuse_in_worker()
         per_slot, self._is_alone = envs_per_slot(num_envs, slots), alone
         check_seeds(seeds, levels, info, num_envs)
@@ -215,7 +215,7 @@ class PooledEnvs:
         raise RuntimeError(f"recv({slot}) without a send({slot}, ...) before it.")
 
     def is_ready(self, slot: int, seconds: float = 0.0) -> bool:
-        """Wait up to `seconds`; return whether recv(slot) returns at once. Meanwhile, lost workers are replaced."""
+        """Return whether recv(slot) would return at once; wait up to `seconds` for this, replacing lost workers."""
         return all(self._wait(sent, number, seconds) for sent, number in self._sent if sent == slot)
 
     def _wait(self, slot: int, number: int, seconds: float = math.inf) -> bool:
@@ -230,7 +230,7 @@ class PooledEnvs:
             return True
         requests.sleep(number)
         try:
-            if not pool.has_lost:  # then sleeping once is nearly always enough
+            if not pool.has_lost:  # unless a worker is lost, sleeping once is nearly always enough
                 if requests.is_done(slot, number):
                     return True
                 pool.listen(min(seconds, POLL_SECONDS))
@@ -303,7 +303,7 @@ class PooledEnvs:
             self._restarts[first:last] += 1
         member.blueprint = {**member.blueprint, "seeds": self._seeds_left(index)}
         # A new worker's first answer for each slot is a reset row, so a second answer for any slot is progress. More
-        # than 2 * num_slots requests imply a second answer, because at most num_slots of them are unanswered.
+        # than 2 * num_slots new requests imply a second answer, because at most num_slots of them are unanswered.
         was_useful = self._number > self._lost_at[index] + 2 * self.num_slots * worker.KINDS
         self._lost_at[index] = self._number
         return was_useful
@@ -327,7 +327,7 @@ class PooledEnvs:
     def _attach(self, member: Worker) -> None:
         """Send the shared memory and the seed to a worker that has built its envs."""
         assert self._memory is not None
-        # The seed is in the same message, because once attached the worker may answer a request that needs the seed.
+        # The seed is in the same message, because the worker may have to reset its envs as soon as it is attached.
         order = {"do": "attach", "layout": self._memory.layout, "seed": self._seed, "alone": self._is_alone}
         member.send(order, [self._memory.fd])
         member.last_seen = self._worker_pool.clock

@@ -9,7 +9,7 @@
                 actions[batch] = act(step.obs)                                 # while the other batch is stepped
                 futures[batch] = pool.step(batch, actions[batch])
 
-An env is reset by the step after the end of its episode. That step ignores its action, and its result has mask
+An env is reset by the step after the end of its episode. That step ignores the env's action, and its result has mask
 False. The arrays of a result are views of shared memory that the next step of the batch overwrites. A process that
 dies or hangs is replaced, and the next step of its envs resets them. Processes are forked from a fork server without
 threads, so a pool may be created at any time, whatever threads the program has. One thread at a time may use a pool.
@@ -31,7 +31,7 @@ from remuda.errors import ConfigError, EnvSpecError
 
 @dataclass(frozen=True, eq=False)
 class BatchStep:
-    """The result of one step of one batch; the first axis of every array is [batch_size]."""
+    """The result of one step of one batch; every array has the shape [batch_size, ...]."""
 
     obs: ArrayTree  # at the last step of an episode, the true final observation
     reward: Array
@@ -111,9 +111,9 @@ class EnvPool:
         self.observation, self.action = self._envs.observation, self._envs.action
 
     def reset(self, seed: int | None = None) -> list[BatchStep]:
-        """Start new episodes in all envs and drop steps in flight; return first observations, with mask False.
+        """Start new episodes in all envs and drop steps in flight; return one BatchStep per batch, with mask False.
 
-        Without a seed, the first call uses the pool's seed, and later calls use seeds derived from it.
+        If `seed` is None, the first call uses the pool's seed, and later calls use seeds derived from that seed.
         """
         if seed is None:
             seed = derive_seed(self._seed, self._resets) if self._resets else self._seed
@@ -123,7 +123,7 @@ class EnvPool:
         return [self._receive(batch) for batch in range(self.num_batches)]
 
     def step(self, batch: int, action: Actions) -> StepFuture:
-        """Send actions [batch_size] without blocking. For a Dict space, `action` may be a dict with its keys."""
+        """Send actions [batch_size, ...] without blocking. For a Dict space, `action` may be a dict with its keys."""
         if not 0 <= batch < self.num_batches:
             raise ValueError(f"batch {batch} of num_batches={self.num_batches}: they are numbered from 0.")
         if self._futures[batch] is not None and self._results[batch] is None:
@@ -147,7 +147,7 @@ class EnvPool:
 
     def _is_done(self, future: StepFuture, batch: int, sent_at: float) -> bool:
         if self._futures[batch] is not future or self._results[batch] is not None:
-            return True  # result() would not wait: it returns the result, or raises because that was overwritten
+            return True  # result() would return at once, or raise at once because its result was overwritten
         return self._envs.is_ready(batch) or time.monotonic() - sent_at > self._step_timeout
 
     def _receive(self, batch: int) -> BatchStep:

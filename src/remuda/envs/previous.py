@@ -3,8 +3,9 @@
     envs = WithPrevious(envs, action=True, reward=True)
     envs.observation                       # a dict of "obs" (or the env's own entries), "prev_action", "prev_reward"
 
-As entries of the observation, they need no extra code in rollouts, replays and evaluation. Both entries are zero in
-the first observation of an episode. Discrete actions are one-hot, so that "no previous action" differs from action 0.
+Because previous action and reward are entries of the observation, rollouts, replays and evaluation need no extra code
+for them. Both entries are zero in the first observation of an episode. Discrete actions are one-hot, so that "no
+previous action" differs from action 0.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from remuda.errors import ConfigError
 
 
 def action_width(action: Space) -> int:
-    """Return the number of floats in one action as `encode_action` encodes it."""
+    """Return the number of floats to which `encode_action` encodes one action."""
     return sum(_leaf_width(leaf) for _, leaf in action.leaves())
 
 
@@ -36,7 +37,7 @@ def _leaf_width(leaf: Space) -> int:
 
 
 def encode_action(space: Space, action: Actions) -> NDArray[np.float32]:
-    """Return actions [B] as floats [B, width]: discrete ones one-hot, all others flattened."""
+    """Return actions [B] as floats [B, width]: discrete and multidiscrete ones one-hot, all others flattened."""
     parts = []
     count = len(next(leaves(action))[1])
     for (_, leaf), value in zip(space.leaves(), action_leaves(space, action, count), strict=True):
@@ -53,7 +54,7 @@ def encode_action(space: Space, action: Actions) -> NDArray[np.float32]:
 
 
 def with_previous(observation: Space, action: Space, has_action: bool, has_reward: bool) -> Space:
-    """Return the observation space extended by `prev_action`, `prev_reward` or both."""
+    """Return the `observation` space with the entry `prev_action`, the entry `prev_reward` or both added."""
     entries = dict(observation.entries) if not observation.is_leaf else {"obs": observation}
     wanted = {
         "prev_action": Space("box", (action_width(action),), "float32") if has_action else None,
@@ -114,7 +115,7 @@ class WithPrevious:
         """Add the previous action and reward, as requested, to the observation of a step."""
         is_over, mask = self._is_over[slot], step.mask[:, None]
         taken, reward = self._previous[slot]
-        if self._is_renewing[slot]:  # renew() starts an episode only in envs whose episode had ended
+        if self._is_renewing[slot]:  # renew() starts a new episode only in envs whose last episode has ended
             self._is_renewing[slot] = False
             self._previous[slot] = [taken * ~is_over, reward * ~is_over]
             is_over.fill(False)

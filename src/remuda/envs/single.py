@@ -1,17 +1,18 @@
-"""One env that writes steps to a row of arrays, is reset by the step after an episode, and is rebuilt if it raises.
+"""One env that writes its steps to one row of arrays and is rebuilt if it raises.
 
     env = SingleEnv(spec, index=3, gamma=0.99)
-    env.attach(rows, row=0)                      # the row that it writes
+    env.attach(rows, row=0)                      # the env writes its steps to this row
     env.reset(seed=1)                            # writes the first observation, mask False
-    reward = env.step(action)                    # writes obs; other fields only at an end or a reset
+    reward = env.step(action)                    # writes obs; writes the other fields only at an end or a reset
     env.close()
 
-At the end of an episode `obs` is the true final observation. The next call ignores its action, resets the env, and
-writes the new episode's first observation with reward 0 and mask False. Rows are copies, so envs may reuse arrays.
+At the end of an episode `obs` is the true final observation. The next step ignores its action, resets the env, and
+writes a reset row: the new episode's first observation with reward 0 and mask False. Rows hold copies, so envs may
+reuse their arrays.
 
 An env may end the learner's episode without ending its own, as after a lost life in Atari: it sets
 info["episode_continues"] on a step that is terminated or truncated. For the learner this is an end like any other.
-The statistics continue, and the next call resets the env without a seed, upon which the env continues its game.
+The statistics continue, and the next step calls reset() without a seed, upon which the env continues its game.
 
 While `is_held`, an env whose episode has ended is not reset. It writes its last observation, reward 0 and mask False
 until `renew` starts its next episode. If a held env fails or its worker is lost, its episode counts as ended.
@@ -53,11 +54,11 @@ COUNTS = (
     "_is_fresh",
     "_continues",
 )
-# Bounds are checked only for an env's first observations, and for the final observations of its first episodes.
+# Numbers of an env's first observations, and of its first episodes' final observations, whose bounds are checked.
 # A check takes 2 us (4 floats) to 25 us (image). Checking all final observations would slow CartPole's first, short
 # episodes by 9 %.
 CHECKED_OBSERVATIONS, CHECKED_ENDS = 200, 50
-WARM_UP_KEY = 1 << 20  # larger than any count of restarts, so that no reset has the seed of the random actions
+WARM_UP_KEY = 1 << 20  # key of the seed of random actions; larger than any count of restarts, the key of reset seeds
 
 
 class SingleEnv:
@@ -70,7 +71,7 @@ class SingleEnv:
         gamma: float = 0.99,
         stats: type[EpisodeStats] = EpisodeStats,
         seeds: Sequence[int] | None = None,  # the env plays one episode for each seed, in this order, then stays idle
-        levels: Sequence[int] | None = None,  # every reset draws its seed from these
+        levels: Sequence[int] | None = None,  # every episode draws its seed from these
         max_restarts: int = 1000,
     ) -> None:
         self.spec, self.index, self.gamma, self.max_restarts = spec, index, gamma, max_restarts
@@ -132,7 +133,7 @@ class SingleEnv:
         return reward  # type: ignore[no-any-return]
 
     def _end(self, terminated: object, truncated: object, info: Mapping[str, object]) -> None:
-        """Write the end flags, and report the statistics of the episode if this step ended it."""
+        """Write the end flags, and report the statistics of the episode if this step ended the episode."""
         is_terminated, is_truncated = self._flag("terminated", terminated), self._flag("truncated", truncated)
         if not (is_terminated or is_truncated):
             return
@@ -149,7 +150,7 @@ class SingleEnv:
         self.count()
         rows.finished[row] += 1
         values = self._stats.values(info)
-        if self._stats_class is not EpisodeStats:  # a user's class may return other types
+        if self._stats_class is not EpisodeStats:  # a user's class may return values of other types
             values = {str(name): float(value) for name, value in values.items()}
         rows.episodes.append((self.index, values))
 
@@ -180,9 +181,9 @@ class SingleEnv:
         self._rewards: list[float] = []
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
-        """Write the first observation, after up to `warm_up` random steps; return how many were taken.
+        """Write the first observation, after up to `warm_up` random steps; return how many steps were taken.
 
-        The number is random and differs between envs, because episodes that start together would also end together.
+        This number is random and differs between envs, because episodes that start together would also end together.
         """
         self.prepare(seed)
         self._begin()
@@ -193,7 +194,7 @@ class SingleEnv:
         return self.warm_up(draw % (warm_up + 1))
 
     def warm_up(self, steps: int) -> int:
-        """Take random steps; return how many of them were not resets. Episodes that end here are not reported."""
+        """Take `steps` random steps; return how many were not resets. Episodes that end here are not reported."""
         rows, row = self._rows, self._row
         taken = 0
         for _ in range(steps):
@@ -209,7 +210,7 @@ class SingleEnv:
         return taken
 
     def renew(self) -> None:
-        """Start the next episode if this one has ended; otherwise only write a row with mask False."""
+        """Start the next episode if the last one has ended; otherwise only write a row with mask False."""
         if self._is_waiting:
             self._begin()
         else:

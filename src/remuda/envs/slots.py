@@ -31,7 +31,7 @@ def envs_per_slot(num_envs: int, slots: int) -> int:
 
 
 def worker_blocks(num_envs: int, slots: int, num_workers: int, alone: bool) -> list[list[Block]]:
-    """Return the envs of each worker, as one block for each slot that the worker serves.
+    """Return a list for each worker: one block of envs for each slot that the worker serves.
 
     A worker steps its share of every slot. With `alone` it steps all envs of its own slots instead.
     """

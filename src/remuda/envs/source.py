@@ -49,7 +49,7 @@ class Definition:
     first_line: int
     text: str
     used_at_once: frozenset[str]  # global names needed to execute the definition: bases, decorators, ...
-    used_later: frozenset[str]  # global names needed only when its functions are called
+    used_later: frozenset[str]  # global names needed only when the definition's functions are called
     attributes: tuple[tuple[str, ...], ...]  # dotted names in the text, such as ("xml", "dom", "minidom")
     has_postponed_annotations: bool
 
@@ -109,7 +109,7 @@ def find_definition(name: str, value: Any) -> Definition:
 
 
 def places_of(value: Any) -> Iterator[tuple[str, int | None]]:
-    """Yield (file, line) where a function or class may be defined, the likeliest first; the line may be None."""
+    """Yield (file, line) where a function or class may be defined, the likeliest first; line is None if unknown."""
     for function in functions_of(value):
         yield function.__code__.co_filename, function.__code__.co_firstlineno
     if isinstance(value, type):  # needed for a class without functions, which has no record of its file
@@ -121,7 +121,7 @@ def places_of(value: Any) -> Iterator[tuple[str, int | None]]:
 
 
 def functions_of(value: Any) -> Iterator[Any]:
-    """Yield a function itself, or the functions that the body of a class defines, without wrappers of decorators."""
+    """Yield `value` if it is a function, or the functions in the body of a class, without wrappers of decorators."""
     if not isinstance(value, type):
         yield inspect.unwrap(value)
         return
@@ -135,7 +135,7 @@ def functions_of(value: Any) -> Iterator[Any]:
 def find_node(lines: list[str], name: str, line: int | None, is_class: bool) -> Definable | None:
     """Return the last definition of `name` that starts at `line`, or None if there is none.
 
-    For a class, `line` may be any of its lines. If `line` is None, return the last definition of `name` in the file.
+    For a class, `line` may be any line of the class. If `line` is None, return the last definition of `name`.
     """
     try:
         tree = ast.parse("".join(lines))
@@ -166,7 +166,7 @@ def first_line(node: Definable) -> int:
 
 
 def has_postponed(value: object) -> bool:
-    """Return whether a definition was compiled with `from __future__ import annotations`."""
+    """Return whether a function or class was compiled with `from __future__ import annotations`."""
     flag = __future__.annotations.compiler_flag
     return any(function.__code__.co_flags & flag for function in functions_of(value))
 
@@ -228,7 +228,7 @@ def dotted_names(node: ast.AST) -> Iterator[tuple[str, ...]]:
 
 
 def statement_for(name: str, value: object) -> str:
-    """Return an import or assignment that binds `name` to `value`; raise NoSource if there is none."""
+    """Return an import or assignment that binds `name` to `value`; raise NoSource if this is not possible."""
     if isinstance(value, ModuleType):
         return f"import {value.__name__} as {name}"
     if (text := literal(value)) is not None:
@@ -243,7 +243,7 @@ def statement_for(name: str, value: object) -> str:
 
 
 def literal(value: object) -> str | None:
-    """Return a literal that evaluates to an equal value of the same type, or None if there is none."""
+    """Return source text that evaluates to an equal value of the same type, or None if there is none."""
     if type(value) not in LITERALS:
         return None
     text = repr(value)
@@ -257,7 +257,7 @@ def literal(value: object) -> str | None:
 
 
 def import_of(name: str, value: object) -> tuple[str, str] | None:
-    """Return (module, attribute) for importing `value`, or None; the module that defines it is preferred."""
+    """Return (module, attribute) for importing `value`, preferably from the module that defines it, or None."""
     own = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     names = [each for each in (own[1], name) if isinstance(each, str) and each.isidentifier()]
     modules = [own[0]] if isinstance(own[0], str) else []
@@ -274,7 +274,10 @@ def import_of(name: str, value: object) -> tuple[str, str] | None:
 
 
 def submodule_imports(module: ModuleType, path: tuple[str, ...]) -> dict[str, str]:
-    """Return imports of the submodules in `path`, because `import xml` alone does not load `xml.dom.minidom`."""
+    """Return import statements, by alias, for the submodules in `path`.
+
+    They are needed because `import xml` alone does not load `xml.dom.minidom`.
+    """
     found, value = {}, module
     for attribute in path:
         value = vars(value).get(attribute)  # type: ignore[assignment]
@@ -289,7 +292,7 @@ def submodule_imports(module: ModuleType, path: tuple[str, ...]) -> dict[str, st
 
 
 def assemble(name: str, definitions: Mapping[str, Definition], statements: Mapping[str, str]) -> dict[str, str]:
-    """Return text and file name of a module: imports and constants on the first line, then the definitions."""
+    """Return text and file name of a module: imports and constants on its first line, then the definitions."""
     is_postponed = any(found.has_postponed_annotations for found in definitions.values())
     head = "; ".join([*["from __future__ import annotations"][: int(is_postponed)], *statements.values()])
     files = {found.file for found in definitions.values()}
@@ -309,7 +312,7 @@ def assemble(name: str, definitions: Mapping[str, Definition], statements: Mappi
 
 
 def in_order(name: str, definitions: Mapping[str, Definition]) -> list[str]:
-    """Return the names in an order in which everything needed to execute a definition comes before it."""
+    """Return the names of the definitions, each after the definitions that are needed to execute it."""
     placed: list[str] = []
     begun: set[str] = set()
 

@@ -34,7 +34,7 @@ def observation_space(space: gymnasium.Space, label: str) -> Space:
 
 
 def action_space(space: gymnasium.Space, label: str) -> Space:
-    """Convert an action space to `core.Space`. Its boxes must hold floats; their bounds may be infinite."""
+    """Convert an action space to `core.Space`. Boxes must be of floats, but may have infinite bounds."""
     return _convert(space, label, "action", "")
 
 
@@ -77,9 +77,10 @@ def _box(space: gymnasium.spaces.Box, dtype: str) -> Space:
 
 
 def _round_inwards(box: Space, space: gymnasium.spaces.Box) -> Space:
-    """Return `box` with bounds inside those of `space`: bounds that were rounded outwards move by one float32 step.
+    """Return `box` with its bounds, which were rounded to float32, inside the exact bounds of `space`.
 
-    Otherwise an env might refuse an action that equals a rounded bound.
+    A bound that was rounded outwards moves inwards by one float32 step. Otherwise an env might refuse an action that
+    equals the rounded bound.
     """
     assert box.low is not None
     assert box.high is not None

@@ -52,7 +52,7 @@ class EnvSpec:
 
     @property
     def is_vector_only(self) -> bool:
-        """Whether the id was registered as a vector env only, so that a native backend is needed."""
+        """Whether the id was registered only as a vector env, so that a native backend is needed."""
         return self.make is None and gymnasium.spec(self.id).entry_point is None
 
     @property
@@ -93,7 +93,7 @@ class EnvSpec:
             ) from error
 
     def _make(self, kwargs: Kwargs) -> object:
-        """Make the env that Gymnasium's registry has for this id."""
+        """Make the env of this Gymnasium id: an AtariEnv if `game` is not None, otherwise the registered env."""
         known = copy.deepcopy(gymnasium.spec(self.id))
         known.order_enforce = False  # leaves out a wrapper that takes 0.3 us per step
         if known.entry_point is None:
@@ -166,14 +166,15 @@ class EnvSpec:
 def resolve(env: str | Factory | EnvSpec, kwargs: Kwargs | None = None, atari: AtariOptions | None = None) -> EnvSpec:
     """Return the spec of `env`, an id, import path or callable; import what `env` names, but build no env.
 
-    Ids of ale-py become AtariEnv with the options `atari`, unless the id or the kwargs need ale-py's own Gymnasium
-    env (obs_type, continuous, sound_obs). An Atari option that is None is taken from `kwargs` or else from the id.
+    For an id of ale-py, the spec builds an AtariEnv with the options `atari`, unless the id or `kwargs` need ale-py's
+    own Gymnasium env (obs_type, continuous, sound_obs). An Atari option that is None is taken from `kwargs`, or else
+    from the id.
     """
     return _with_atari(_find(env, dict(kwargs or {})), atari)
 
 
 def is_atari(name: str) -> bool:
-    """Return whether `name` is an id of ale-py whose observations are frames, such as ALE/Pong-v5 or Pong-v4."""
+    """Return whether `name` is an id of ale-py with frames as observations, such as ALE/Pong-v5 or Pong-v4."""
     name = name.rpartition(":")[2]
     register(name)
     known = gymnasium.registry.get(name)

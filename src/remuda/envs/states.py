@@ -1,11 +1,11 @@
 """Save and restore the state of an env without pickle, so that a run continues exactly where it stopped.
 
     state = get_state(env)                    # plain values and arrays; NoState names what cannot be saved
-    set_state(another, state)                 # `another` was made like `env`; both now give the same bits
+    set_state(another, state)                 # `another` was made like `env`; both now give bit-equal results
 
 An env is saved layer by layer, from its outermost wrapper to the env itself. This module knows Gymnasium's wrappers,
-classic control and toy text, MuJoCo, Atari, MinAtar, and the envs of this package. Any other class needs two methods,
-which need not save Gymnasium's generator `np_random`:
+classic control and toy text, MuJoCo, Atari, MinAtar, and the envs of this package. Any other class needs the methods
+get_state() and set_state(), which need not save Gymnasium's random generator `np_random`:
 
     class MyEnv(gymnasium.Env):
         def get_state(self):                  # plain values and arrays: everything that differs from a newly made env
@@ -86,13 +86,13 @@ MOMENTS = ("mean", "var", "count")  # attributes of Gymnasium's RunningMeanStd
 
 @runtime_checkable
 class Saveable(Protocol):
-    """The methods that make the state of an env or wrapper saveable."""
+    """An env or wrapper whose own methods save and restore its state."""
 
     def get_state(self) -> State:
         """Return plain values and arrays: everything in which this object differs from a newly made one."""
 
     def set_state(self, state: State) -> None:
-        """Continue from a state that `get_state` returned."""
+        """Restore a state that `get_state` returned, so that the next step continues from it."""
 
 
 class Adapter(NamedTuple):
@@ -103,7 +103,7 @@ class Adapter(NamedTuple):
 
 
 def get_state(env: gymnasium.Env) -> list[State]:
-    """Return the states of all layers, the outermost first, and then of the env's random generator."""
+    """Return the states of all layers, the outermost first, followed by the state of the env's random generator."""
     layers = list(_layers(env))
     return [*(_adapter(layer).get(layer) for layer in layers), _get_random(layers[-1])]
 
@@ -176,7 +176,7 @@ def _set_random(env: Layer, state: State) -> None:
 
 
 def _attribute_adapter(names: tuple[str, ...]) -> Adapter:
-    """Return an adapter that saves these attributes. Attributes that a layer does not have yet are skipped."""
+    """Return an adapter that saves the attributes `names`, except those that a layer does not have yet."""
 
     def get(layer: Layer) -> State:
         values = vars(layer)

@@ -7,8 +7,8 @@
 
 The last two bits of a request's number are its kind: STEP, HOLD (step, but do not reset envs whose episode has ended)
 or RENEW (start the next episode of the envs that HOLD did not reset). Shared memory carries steps and short
-statistics (finished episodes, rebuilt envs). The link carries everything else: commands to the worker, and spaces,
-errors and long statistics back to the parent.
+statistics (finished episodes, notices of rebuilt envs). The link carries everything else: commands to the worker, and
+spaces, errors and long statistics back to the parent.
 """
 
 from __future__ import annotations
@@ -153,11 +153,11 @@ class _Service:
         self._link.send({"built": [space_to_wire(first_env.observation), space_to_wire(first_env.action)]})
 
     def _report_progress(self) -> None:
-        """Send a message, because the parent's time limit starts anew with every message of a worker."""
+        """Send a message, because every message from a worker restarts the parent's time limit for that worker."""
         self._link.send({"alive": True}, seconds=None)
 
     def _attach(self, order: Mapping[str, Any], fd: int) -> None:
-        """Map the shared memory; if there is a seed, prepare all envs so that their next step resets them."""
+        """Map the shared memory `fd`; if `order` has a seed, prepare all envs so that their next step resets them."""
         memory = SharedArrays.attach(fd, order["layout"])
         os.close(fd)
         arrays = {name: memory[name] for name in memory.layout}
@@ -188,7 +188,7 @@ class _Service:
         np.random.seed(own)
 
     def _reset(self, seed: int, warm_up: int) -> None:
-        """Reset all envs; send the number of random steps taken and the notices."""
+        """Reset all envs; send the number of random steps taken and the envs' notices to the parent."""
         self._seed_libraries(seed)
         taken = sum(env_group.reset(seed, warm_up, self._report_progress) for env_group in self._env_groups)
         notices = [notice for env_group in self._env_groups for notice in env_group.rows.notices]
@@ -230,7 +230,7 @@ class _Service:
         seconds = time.perf_counter() - start
         stats: bytes | None = encode(env_group.rows)
         if stats and not answers.has_room(slot, stats):
-            # They are sent without a time limit, because the parent may run the learner for minutes before it reads.
+            # There is no time limit, because the parent may run the learner for minutes before it reads this message.
             self._link.send({"slot": slot, "number": number, "worker_stats": stats}, seconds=None)
             stats = None
         if answers.give(slot, number, seconds, stats):

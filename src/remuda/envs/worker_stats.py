@@ -1,12 +1,12 @@
 """Statistics that env workers send with their steps: finished episodes, and notices, for example of a rebuilt env.
 
-    stats = encode(rows)                    # in the worker; removes them from the rows
+    stats = encode(rows)                    # in the worker; removes the statistics from the rows
     worker_stats.add(stats)                 # in the parent
     worker_stats.take_episodes()
 
-The first byte of encoded statistics is 1 if they contain notices. Such statistics are decoded on arrival, so that the
-notices are logged at once. Others are decoded when their episodes are needed, because decoding many together is
-cheaper than decoding at every step.
+The first byte of encoded statistics is 1 if they contain notices, else 0. Statistics with notices are decoded on
+arrival, so that the notices are logged at once. Those without are decoded when their episodes are needed, because
+decoding many together is cheaper than decoding at every step.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class WorkerStats:
     """Collects the statistics of all workers in the parent, and logs their notices."""
 
     def __init__(self, num_envs: int, logger: logging.Logger, first_env: int = 0) -> None:
-        """`first_env` is the global index of the first env; episodes are numbered by global indices."""
+        """`first_env` is the first env's index among all envs of the run; `Episode.env` is such an index, too."""
         self.played = [0] * num_envs  # number of episodes of each env that were decoded since the last reset
         self._first_env = first_env
         self._undecoded: list[bytes] = []
@@ -75,7 +75,7 @@ class WorkerStats:
         return finished
 
     def clear(self) -> None:
-        """Forget all episodes; called when the envs are reset."""
+        """Forget all episodes. The pool calls this when it resets the envs."""
         self._undecoded.clear()
         self._episodes.clear()
         self.played = [0] * len(self.played)

@@ -23,21 +23,22 @@ RECHECK_AFTER = 10  # number of updates until the next comparison after Agreemen
 RELATIVE, SMALLEST = 1e-3, 1e-6  # relative and absolute tolerance for rounding
 SMALLEST_SCALAR = 1e-4  # used instead of SMALLEST if a gradient is one number, whose terms may cancel (SAC's alpha)
 # If gradients differ, autograd computes its gradient again from targets perturbed by the fraction PERTURBATION. The
-# difference may be due to rounding if it is at most NOISE_FACTOR times the change that the perturbation causes.
+# difference counts as rounding if its excess over the tolerance is at most NOISE_FACTOR times the change that the
+# perturbation causes.
 PERTURBATION, NOISE_FACTOR = 1e-6, 10.0
 
 
 class CheckedGradients:
     """Hand-written gradients that are dropped, with one warning, when they disagree with autograd.
 
-    They are compared in the first update of a process and again whenever the number of updates has doubled.
+    The gradients are compared in the first update of a process, and again whenever the number of updates has doubled.
     """
 
     def __init__(self, name: str, compute: GradientFunction) -> None:
-        """`name` is the name of the algorithm in the warning."""
+        """`name` is the algorithm's name, for the warning; `compute` returns the hand-written gradients."""
         self._name = name
         self.compute: GradientFunction | None = compute  # None once the gradients have disagreed
-        self._compare_at = 0  # version (number of updates) of the next comparison
+        self._compare_at = 0  # compare again once the number of updates (`clock.version`) is at least this
 
     def gradients(self, batch: Batch, clock: Clock, exact: Callable[[Batch], Gradients]) -> Gradients | None:
         """Return the gradients of a batch, or None if the caller must compute them by autograd with `exact`."""
@@ -66,15 +67,15 @@ class Agreement(Enum):
 
     SAME = "same"
     DIFFERENT = "different"
-    UNKNOWN = "unknown"  # rounding errors of this batch are amplified so much that any two computations differ
+    UNKNOWN = "unknown"  # this batch amplifies rounding errors so much that even correct gradients may differ
 
 
 def compare(found: Groups, exact: Groups, batch: Batch, gradient: Callable[[Batch], Groups]) -> Agreement:
-    """Compare a hand-written gradient with `exact`, the result of gradient(batch), which uses autograd.
+    """Compare the hand-written gradient `found` with `exact`, the result of gradient(batch), which uses autograd.
 
-    If they differ, autograd computes the gradient again with targets that are perturbed by about their rounding
-    error. If the perturbation explains the difference, the result is UNKNOWN. This happens, for example, when all
-    advantages are nearly equal: dividing them by their standard deviation leaves only rounding errors.
+    If the two differ, compute gradient(batch) again with targets that are perturbed by about their rounding error. If
+    the perturbation explains the difference, the result is UNKNOWN. This happens, for example, when all advantages
+    are nearly equal: standardizing them leaves only rounding errors.
     """
     if {name: x.shape for name, x in exact.items()} != {name: x.shape for name, x in found.items()}:
         return Agreement.DIFFERENT

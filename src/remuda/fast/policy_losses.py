@@ -37,7 +37,7 @@ class RowLosses(NamedTuple):
 def policy_gradients(
     algorithm: Learned, losses: Callable[[Learned, RowOutputs, Batch, Clock], RowLosses]
 ) -> GradientFunction | None:
-    """Combine `losses` with the backward pass of the agent's fast form; return None if the agent has no fast form."""
+    """Return a gradient function made of `losses` and the agent's fast form; None if the agent has no fast form."""
     agent = fast_policy_agent(algorithm.agent)
     if agent is None:
         return None
@@ -45,8 +45,8 @@ def policy_gradients(
     def compute(batch: Batch, clock: Clock) -> Gradients | None:
         if batch.state is not None:
             return None
-        # If ratios overflow, gradients are not finite, as with autograd, and the learner skips the update. Warnings
-        # from numpy are not needed in addition.
+        # If ratios overflow, gradients are not finite, as with autograd, and the learner skips the update. Numpy need
+        # not warn about this.
         with np.errstate(over="ignore", invalid="ignore"):
             rows = agent.forward(batch.steps.obs, batch.steps.action)
             found = losses(algorithm, rows, batch, clock)

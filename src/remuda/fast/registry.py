@@ -37,7 +37,7 @@ def register(algorithm: type, agent: type) -> Callable[[Made], Made]:
 
 
 def register_policy(agent: type) -> Callable[[MadePolicy], MadePolicy]:
-    """Register a function that makes the fast policy of an agent of class `agent`."""
+    """Register the decorated function, which makes the fast policy of an agent of class `agent`."""
 
     def add(make: MadePolicy) -> MadePolicy:
         _policies[agent] = make
@@ -50,7 +50,7 @@ def find(algorithm: Algorithm) -> CheckedGradients | None:
     """Return hand-written gradients of the algorithm's losses, or None if there are none.
 
     A subclass gets the gradients of its base class only if it does not override `losses`. The agent's class must be
-    exactly the registered one, because a subclass may compute other outputs.
+    exactly the registered class, because a subclass may compute other outputs.
     """
     own = type(algorithm)
     for registered in own.__mro__:

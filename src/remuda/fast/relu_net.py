@@ -5,9 +5,9 @@
     by_first = net.backward(outputs, by_output, len(x), accumulate=False)      # w.r.t. the first layer's output
     by_action = net.to_input(by_first, slice(17, 23))                          # w.r.t. columns 17 to 22 of x
 
-Only the gradients that are needed are computed. Autograd takes twice as long, because it keeps more tensors and moves
-them through memory, while the data of this module stays in the cache. Callers process larger batches in pieces of
-`MAX_ROWS` rows.
+Only the gradients that are needed are computed. Autograd takes twice as long, because it keeps more tensors, which do
+not fit in the cache. Here, the data stays in the cache, because callers pass larger batches in pieces of `MAX_ROWS`
+rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from remuda.nets import MLP
 
 MAX_ROWS = 2048  # rows in a piece of a batch; 512 rows are inefficient, and activations of 8192 rows exceed the cache
 
-FEW_ROWS = 1024  # up to this many rows, needless products cost less than the calls that would avoid them
+FEW_ROWS = 1024  # up to this many rows, products with zero gradients cost less than the calls that leave them out
 
 
 class ReluNet:
@@ -42,11 +42,11 @@ class ReluNet:
         return [*outputs, F.linear(x, *self.layers[-1])]
 
     def backward(self, outputs: list[Tensor], by_output: Tensor, rows: int, accumulate: bool) -> Tensor:
-        """Write the gradients of all parameters to the views, or with `accumulate` add them to those in the views.
+        """Write the gradients of all parameters to the views; if `accumulate`, add them to the contents of the views.
 
-        `outputs` is the result of `forward`, and `by_output` the gradient with respect to its last entry. Parameter
-        gradients are sums over the first `rows` rows. Return the gradient, for all rows, with respect to the first
-        layer's output before its ReLU.
+        `outputs` is the result of `forward`, and `by_output` the gradient with respect to the last of these outputs.
+        Parameter gradients are sums over the first `rows` rows. Return the gradient, for all rows, with respect to
+        the first layer's output before its ReLU.
         """
         assert self.into is not None
         for index in reversed(range(len(self.layers))):
@@ -64,13 +64,13 @@ class ReluNet:
         return by_output
 
     def to_first(self, hidden: list[Tensor], by_output: Tensor) -> Tensor:
-        """Return the same gradient as `backward`, from the outputs of the hidden layers; change no views."""
+        """Return what `backward` returns, given only the outputs `hidden` of the hidden layers; change no views."""
         for index in reversed(range(1, len(self.layers))):
             by_output = self._to_previous(index, hidden[index - 1], by_output)
         return by_output
 
     def to_input(self, by_first: Tensor, columns: slice) -> Tensor:
-        """Return the gradient with respect to `columns` of the input; `by_first` is the result of `backward`."""
+        """Return the gradient with respect to `columns` of the input; `backward` or `to_first` returns `by_first`."""
         return by_first @ self.layers[0][0][:, columns]
 
     def _to_previous(self, index: int, x: Tensor, by_output: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class ReluNet:
 
 
 def linear_layers(trunk: Trunk, *more: nn.Module) -> list[nn.Linear] | None:
-    """Return the linear layers of a trunk and of `more` modules, or None if these are not a plain ReLU network."""
+    """Return the linear layers of `trunk` and of the modules `more`, or None if they are not a plain ReLU network."""
     found: list[nn.Linear] = []
     for part in [trunk.net, *more]:
         steps = list(part.layers) if type(part) is MLP else [part]
@@ -94,7 +94,7 @@ def linear_layers(trunk: Trunk, *more: nn.Module) -> list[nn.Linear] | None:
 
 
 def gradient_views(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, dict[int, Tensor]]:
-    """Return a vector for all gradients, and a dict from `id(parameter)` to a view of that parameter's part."""
+    """Return a vector for all gradients, and a dict from `id(parameter)` to the view for its gradient."""
     sizes = [parameter.numel() for parameter in parameters]
     vector = torch.zeros(sum(sizes))
     views = torch.split(vector, sizes)

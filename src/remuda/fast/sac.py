@@ -47,7 +47,7 @@ class RowResults(NamedTuple):
     log_prob: Tensor  # log-density of the actor's new action
     best: Tensor  # the lower of the two critics' values of the actor's new action
     q: Tensor  # the first critic's value of the stored action
-    error: Tensor  # errors of both critics [N, 2]
+    error: Tensor  # value of the stored action minus its target, for both critics [N, 2]
 
 
 class FastSAC:
@@ -100,7 +100,7 @@ class FastSAC:
         """Write the gradients of `drawn`, a piece of a batch, to the gradient vectors of actor and critics.
 
         `count` is the number of rows of the whole batch, over which the losses are means. If `accumulate` is True,
-        add the gradients to those of earlier pieces instead.
+        add the gradients to those that the vectors hold from earlier pieces.
         """
         obs, next_obs, noise, taken, reward, discount, weight = drawn
         n, noise = len(obs), noise.flatten(0, 1)
@@ -150,7 +150,8 @@ class FastSAC:
         by_action = torch.empty(n, outputs[0][0].shape[1] - actions.start)
         for index, (critic, each) in enumerate(zip(self.critics, outputs, strict=True)):
             critic.backward([x[:n] for x in each], by_taken[:, index : index + 1], n, accumulate)
-            # The actor's loss uses only the lower critic of each row, so each critic passes back only some rows.
+            # In each row, the actor's loss uses only the lower of the two critics' values, so each critic passes back
+            # only the rows in which its own value is used.
             rows = by_chosen[:, index].nonzero().squeeze(-1)
             hidden = [x[n:].index_select(0, rows) for x in each[1:-1]]
             by_first = critic.to_first(hidden, by_chosen[rows, index : index + 1])
@@ -179,7 +180,7 @@ def critic_layers(critics: nn.ModuleList) -> list[list[nn.Linear]] | None:
 def sac_gradients(sac: SAC) -> GradientFunction | None:
     """Return the gradient function of a SAC object, or None if it is not supported.
 
-    Supported are ReLU networks for vector observations, with two critics, on the CPU. Subclasses are left to
+    Supported objects have ReLU networks on the CPU, vector observations, and two critics. Subclasses are left to
     autograd, because `losses` calls many methods that a subclass may override.
     """
     actor = linear_layers(sac.agent.trunk, sac.agent.head)

@@ -2,7 +2,7 @@
 (packed states of sampler, replay and log), state.json, and a manifest of sha256 sums.
 
     save(directory, step, learner.state_dict(), {"rounds": 12}, keep="last")
-    found = load_newest(directory)           # the newest intact one; found.skipped lists damaged ones
+    found = load_newest(directory)           # the newest intact checkpoint; found.skipped: damaged ones
 
 Data too large to be rewritten with every checkpoint is in files in `replay/`, which several checkpoints may share
 (see replay/ring_files.py). A manifest names the files that its checkpoint needs. A file is deleted together with the
@@ -57,7 +57,7 @@ class Checkpoint:
     progress: StateDict
     blobs: dict[str, bytes]  # packed states of the sampler, replay and log, by name
     skipped: list[str]  # error messages of newer checkpoints that are damaged
-    is_between_cuts: bool = False  # if True, an exact resume needs an earlier checkpoint, made when episodes were cut
+    is_between_cuts: bool = False  # if True, an exact resume needs an earlier checkpoint, at which episodes were cut
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def write(directory: Path, snapshot: Snapshot, keep: str = "last", number: int =
         "state.json": [snapshot.state],
         "tensors.safetensors": safetensors(snapshot.tensors),
     }
-    if snapshot.blobs:  # a separate file, because blobs depend on the number of workers and the tensors do not
+    if snapshot.blobs:  # a separate file, because blobs depend on the number of workers and tensors do not
         contents[BLOBS] = safetensors(snapshot.blobs)
     manifest = {
         "format": FORMAT,
@@ -211,9 +211,9 @@ def _read(path: Path, max_bytes: int) -> bytes:
 
 
 def load_newest(directory: Path, before: int | None = None, skipped: Sequence[str] = ()) -> Checkpoint:
-    """Load the newest intact checkpoint, or the newest one before step `before` if that is given.
+    """Load the newest intact checkpoint; if `before` is given, the newest intact checkpoint before this step.
 
-    The result's `skipped` holds the messages in the argument `skipped`, and one for each damaged checkpoint.
+    The result's `skipped` holds the messages in the argument `skipped`, and one for each damaged checkpoint found.
     """
     skipped = list(skipped)
     for path in reversed(list_checkpoints(directory, before)):
@@ -229,10 +229,10 @@ def load_newest(directory: Path, before: int | None = None, skipped: Sequence[st
 def list_checkpoints(directory: Path, before: int | None = None) -> list[Path]:
     """Return all checkpoints, or those before step `before`, oldest first.
 
-    A checkpoint that was set aside (REPLACED) counts if its replacement was never written.
+    A checkpoint with the prefix REPLACED is included only if its replacement was never written.
     """
     found: dict[int, Path] = {}
-    for path in sorted(directory.glob("*")):  # `.replaced-step-N` comes before `step-N`, which overwrites it
+    for path in sorted(directory.glob("*")):  # `step-N` comes after `.replaced-step-N` and replaces it in `found`
         if (name := NAME.fullmatch(path.name)) and path.is_dir():
             found[int(name[1])] = path
     return [found[step] for step in sorted(found) if before is None or step < before]
@@ -293,7 +293,7 @@ def _flush_directory(directory: Path) -> None:
 
 
 def point_best(directory: Path, step: int) -> None:
-    """Mark the checkpoint of this step as the best one. It is not deleted until another checkpoint is marked."""
+    """Mark the checkpoint of this step as the best. It is not deleted until another checkpoint is marked instead."""
     _point(directory, BEST, f"step-{step}")
     _flush_directory(directory)
 
@@ -309,8 +309,8 @@ def _prune(directory: Path, keep: str, newest: Path) -> set[str]:
     """Delete old checkpoints according to `keep`.
 
     Return the names of the files in `replay/` that the deleted checkpoints needed. "all" keeps every checkpoint, and
-    a number N every Nth. Three kinds are always kept: the newest two, because one may be damaged, the target of the
-    link `best`, and the newest one that is not `is_between_cuts`.
+    a number N keeps every Nth. These are always kept: the newest two checkpoints, because one of them may be damaged;
+    the target of the link `best`; and the newest checkpoint that is not `is_between_cuts`.
     """
     names: set[str] = set()
     if keep == "all":

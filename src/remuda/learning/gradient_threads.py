@@ -1,7 +1,8 @@
 """Compute gradients of a batch of sequences with several threads, each of which takes some of the sequences.
 
-Torch's own threads share every matrix product and wait for each other after each one. If other processes are busy, a
-thread that loses its core therefore delays the other threads. The threads here wait for each other once per update.
+Torch's own threads share every matrix product and wait for each other after each product. If other processes are
+busy, a thread that loses its core therefore delays the other threads. The threads of this module wait for each other
+only once per update.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ class GradientThreads:
     """A pool of `count` threads that share the work of computing gradients; call `close` at the end."""
 
     def __init__(self, count: int, reduction: Literal["sum", "mean"]) -> None:
-        """`reduction` tells whether the loss is a sum or a mean over the real rows of a batch."""
+        """`reduction` states whether the loss is a sum or a mean over the rows of a batch whose mask is True."""
         self.count, self.reduction = count, reduction
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="remuda-gradients")
 
     def gradients(self, compute: Callable[[Batch], Gradients], batch: Batch) -> Gradients:
-        """Return the result of `compute(batch)`, computed by calls of `compute` with parts of the batch."""
+        """Return the result of `compute(batch)`, combined from calls of `compute` with parts of the batch."""
         columns = batch.steps.mask.shape[1]
         bounds = [part * columns // self.count for part in range(self.count + 1)]
         parts = [batch.columns(slice(first, last)) for first, last in pairwise(bounds) if first < last]

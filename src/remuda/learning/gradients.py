@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-Pieces: TypeAlias = tuple[Tensor, ...]  # one vector in consecutive parts, in the order of a group's parameters
+Pieces: TypeAlias = tuple[Tensor, ...]  # consecutive parts of one vector, in the order of a group's parameters
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ MAX_BAD_UPDATES = 10  # training fails after this many consecutive updates with 
 
 
 def as_one_vector(parameters: list[nn.Parameter]) -> Tensor:
-    """Concatenate parameters to a vector and make them views of it, so that one call steps or copies all of them."""
+    """Concatenate parameters into one vector and make them views of it, so that one call updates or copies all."""
     if len({parameter.dtype for parameter in parameters}) > 1:
         raise ConfigError("the networks mix parameters of different dtypes: make them all float32.")
     vector = torch.cat([flatten_as(parameter.detach(), parameter) for parameter in parameters])
@@ -65,7 +65,7 @@ class Learner:
         learning_rate: Schedule,
         max_grad_norm: float | None,
         num_threads: int = 1,  # number of threads that compute the gradients of a batch together
-        own_rates: Mapping[str, Schedule] | None = None,  # learning rates by group, instead of `learning_rate`
+        own_rates: Mapping[str, Schedule] | None = None,  # learning rates by group; other groups use `learning_rate`
         device: str = "cpu",  # device of the networks; batches are copied to it
         fast_path: FastPath | None = None,  # used only if the device is the CPU
     ) -> None:
@@ -80,7 +80,7 @@ class Learner:
         self.optimizers = {name: make_optimizer(vector, optimizer) for name, vector in self.vectors.items()}
         self.clock = Clock()
         self.skipped = 0  # number of updates skipped because a gradient was not finite
-        self.statistics_version = 0  # number of times that `finish` has changed the agent
+        self.statistics_version = 0  # number of times that `finish` has updated the agent's observation statistics
         self._bad_in_a_row = 0
         self._fast_path = fast_path
         reduction = algorithm.gradient_reduction if isinstance(algorithm, SeparableAlgorithm) else None
@@ -96,7 +96,7 @@ class Learner:
 
     @torch.no_grad()
     def prepare(self, rollout: Rollout) -> Batch:
-        """Update the statistics of rewards, and return the rollout as the batch that the replay receives."""
+        """Update the reward statistics, and return the batch that the replay stores for this rollout."""
         if statistics := self.algorithm.reward_statistics(rollout):
             self.algorithm.absorb(statistics)
         return self.algorithm.prepare(rollout)
@@ -154,7 +154,7 @@ class Learner:
         return {"grad_norm": max(norms.values()), "learning_rate": rate}
 
     def step(self, batch: Batch) -> Gradients:
-        """Compute gradients and apply them, unless the algorithm asks to stop; return gradients with all metrics."""
+        """Compute gradients, and apply them unless their `stop` is True; return the gradients with all metrics."""
         gradients = self.gradients(batch)
         if not gradients.stop:
             skipped = self.skipped
@@ -178,7 +178,7 @@ class Learner:
         return self.algorithm.obs_statistics(rollout)
 
     def close(self) -> None:
-        """Stop the threads; the parameters stay usable."""
+        """Stop the gradient threads; the learner stays usable."""
         if self._threads is not None:
             self._threads.close()
             self._threads = None

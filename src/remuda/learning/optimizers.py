@@ -4,8 +4,8 @@
     optimizer.step((gradient,), rate=3e-4)           # one piece or several; changes the vector in place
     optimizer.load_state_dict(optimizer.state_dict())
 
-For a small agent, torch.optim.Adam spends most of its time outside of its fused kernel, so only the kernel is called
-here. For a large agent, accepting the gradient in pieces saves the time to concatenate the pieces.
+For a small agent, torch.optim.Adam spends most of its time outside of its fused kernel, so this module calls only the
+kernel. For a large agent, accepting the gradient in pieces saves the time to concatenate the pieces.
 """
 
 from __future__ import annotations

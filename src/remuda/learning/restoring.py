@@ -1,4 +1,4 @@
-"""Context managers for code that restores a saved state. If that fails, they raise a CheckpointError."""
+"""Context managers for code that restores a saved state. If restoring fails, they raise CheckpointError."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def must_fit(path: Path) -> Iterator[None]:
 
 @contextmanager
 def of_this_version() -> Iterator[None]:
-    """Raise CheckpointError if the saved state has other entries than this version of Remuda expects."""
+    """Raise CheckpointError if the state loaded inside the context has other entries than this version expects."""
     try:
         yield
     except (KeyError, TypeError) as error:

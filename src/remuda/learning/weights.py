@@ -55,7 +55,8 @@ class SharedWeights:
 
     Publications alternate between two copies. Each copy has a serial number, which is odd while the copy is written.
     `pull` starts again if the serial number changed while it copied, so it needs no lock and never mixes two
-    publications. It does not compare versions: one version may be published again with new observation statistics.
+    publications. `pull` does not compare versions, because one version may be published again with new
+    observation statistics.
     """
 
     def __init__(self, module: nn.Module, version: int = 0, fd: int | None = None) -> None:
@@ -77,7 +78,7 @@ class SharedWeights:
             self.publish(version)
 
     def _tensors(self) -> list[Tensor]:
-        """Look up the module's tensors at every call, because a network may replace a buffer by another tensor."""
+        """Return the module's tensors. Look them up at every call, because a network may replace a buffer."""
         return list(self._module.state_dict().values())
 
     @property

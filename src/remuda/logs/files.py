@@ -1,4 +1,4 @@
-"""Atomic writes of small files, and JSON that every reader accepts.
+"""Atomic writes of small files, and conversion of values to JSON that every parser accepts.
 
 write_atomic(run / "result.json", to_json({"status": "done", "loss": float("nan")}))     # loss becomes null
 """
@@ -18,7 +18,7 @@ import numpy as np
 
 
 def plain(value: object) -> Any:
-    """Return `value` as dicts, lists, strings, numbers, bools and None; raise TypeError if it cannot be converted."""
+    """Convert `value` to dicts, lists, strings, numbers, bools and None; raise TypeError if that is not possible."""
     if value is None or isinstance(value, bool):
         return value
     for kind in (int, float, str):
@@ -47,12 +47,12 @@ def finite(value: object) -> Any:
 
 
 def to_json(value: object, indent: int | None = None) -> str:
-    """Return strict JSON, with null in place of NaN and infinities."""
+    """Return `value` as strict JSON, with null in place of NaN and infinities."""
     return json.dumps(finite(plain(value)), allow_nan=False, indent=indent, ensure_ascii=False)
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace the content of `path` atomically: readers see the old or the new text, also after a crash."""
+    """Replace the content of `path` atomically: readers see either the old or the new text, even after a crash."""
     partial = path.with_name(path.name + ".tmp")
     try:
         with partial.open("w", encoding="utf-8", newline="") as file:

@@ -37,7 +37,7 @@ class Window:
         return list(self._episodes)
 
     def set_state(self, episodes: Iterable[Mapping[str, float]]) -> None:
-        """Replace the episodes in the window by those of a checkpoint."""
+        """Replace the episodes in the window with the episodes of a checkpoint."""
         self._episodes.clear()
         self._episodes.extend(dict(values) for values in episodes)
 
@@ -46,7 +46,7 @@ class Window:
         fields: dict[str, list[float]] = {}
         for episode in self._episodes:
             for name, value in episode.items():
-                if value == value:  # leaves out NaN: a single one would make all statistics of the field NaN
+                if value == value:  # leave out NaN: a single NaN would make all statistics of the field NaN
                     fields.setdefault(name, []).append(value)
         metrics: dict[str, float] = {}
         for name, values in fields.items():

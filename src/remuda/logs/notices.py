@@ -13,8 +13,8 @@ from remuda.processes.notices import notice_of
 def warnings_go_to(log: Callable[[str, str], None]) -> Iterator[None]:
     """Call `log(text, traceback)` for the warnings that the package logs inside the context.
 
-    `traceback` is "" if there is none, or if one from the same line of the user's code was passed before. Warnings
-    that are marked as `is_once` are passed only once.
+    `traceback` is "" if the warning has no traceback, or if a traceback for the same line of the user's code was
+    passed before. Warnings that are marked as `is_once` are passed only once.
     """
     handler, logger = _NoticeHandler(log), logging.getLogger("remuda")
     logger.addHandler(handler)

@@ -39,7 +39,7 @@ class Stopwatch:
     def lap(self, seconds: Mapping[str, float]) -> float:
         """End the current round and return its duration.
 
-        `seconds` (by activity) are added to `total` and `interval`, and so is the rest of the duration, as `other`.
+        `seconds` (by activity) are added to `total` and `interval`. The rest of the duration is added as `other`.
         """
         now = time.perf_counter()
         whole, self._mark = now - self._mark, now
@@ -50,7 +50,7 @@ class Stopwatch:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Add the time inside the context to the total of `name`. The next round starts when the context ends."""
+        """Add the time inside the context to `total[name]`. The next round starts when the context ends."""
         start = time.perf_counter()
         yield
         self.total[name] += time.perf_counter() - start

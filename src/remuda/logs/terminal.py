@@ -35,7 +35,7 @@ LONG_SECONDS = 1.0  # an activity that takes longer is shown with its duration
 SILENT_SECONDS = 60.0
 RATE_SECONDS = 30.0  # the remaining time is computed from the steps done within this period
 SAMPLE_SECONDS = 0.5
-TRAINING = "sampling and learning"  # the activity that is shown after `update`, until `begin` names another one
+TRAINING = "sampling and learning"  # the activity that is shown after `update`, until `begin` names another activity
 
 TIMES = {"env": "env", "inference": "inference", "update": "update", "wait": "waiting", "evaluation": "evaluation"}
 
@@ -73,9 +73,9 @@ class Terminal:
         self.total_steps = max(1, total_steps)
         self.title = title
         now = time.monotonic()
-        # (time, steps) at calls of `update` within the last RATE_SECONDS, preceded by the last call before that
-        # period. Calls less than SAMPLE_SECONDS after the previous entry are left out. Initially the first entry is
-        # the start of this process, so that the rate of a resumed run does not include earlier processes.
+        # (time, steps) of the calls of `update` within the last RATE_SECONDS, preceded by the last call before that
+        # period. Calls less than SAMPLE_SECONDS after the previous entry are left out. The initial entry is the start
+        # of this process, so that the rate of a resumed run does not include earlier processes.
         self._rates: deque[tuple[float, int]] = deque([(now, start_steps)])
         self._updated = (now, start_steps)
         self._activity, self._since = "starting up", now
@@ -90,7 +90,7 @@ class Terminal:
         self._live = None if plain else self._start_live()
 
     def update(self, metrics: Mapping[str, float], steps: int) -> None:
-        """Show these metrics of the run; metrics that are not given keep their last value."""
+        """Show `metrics` of the run after `steps` env steps; metrics that are not given keep their last value."""
         self._metrics.update(metrics)
         self._steps = steps
         now = time.monotonic()
@@ -152,7 +152,7 @@ class Terminal:
         self.close()
 
     def parts(self) -> list[str]:
-        """Return the texts to show beside the progress, such as "9,000 steps/s", the most important first."""
+        """Return the texts to show with the progress, such as "9,000 steps/s", the most important text first."""
         parts = []
         if self._has("rollout/ep_rew_mean"):
             parts.append("return " + self._spread("rollout/ep_rew_mean", "rollout/ep_rew_std"))
@@ -223,7 +223,7 @@ class Terminal:
 
 
 class _View:
-    """The view that rich draws of a Terminal: the progress bar and, below it, lines of texts that fit the width."""
+    """What rich draws for a `Terminal`: the progress bar, and below it the texts of `parts`, wrapped to the width."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal

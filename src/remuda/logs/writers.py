@@ -84,7 +84,7 @@ class MetricsFile:
         append_atomic(jsonl, (to_json(row) + "\n").encode())
         if row.keys() <= set(self._columns):
             append_atomic(table, _csv_text([row], self._columns).encode())
-        else:  # new columns: rewrite the table. This happens a few times, while the file is short
+        else:  # new columns: rewrite the table, which happens a few times, while the file is short
             self._write_csv(read_metrics(self._jsonl.parent))
             self._files[1] = io.FileIO(self._csv, "a")
             table.close()  # closed last: the old table stays in use if the new one cannot be written
@@ -133,7 +133,7 @@ class TensorBoard:
     tensorboard's `RecordWriter` encodes the records. Each record is one write, so a killed process leaves no partial
     record. tensorboard's `EventFileWriter` and torch's `SummaryWriter` are not used for two reasons: they write from
     a thread that ends at the first error, so all later metrics are lost if the disk is full for a moment, and they
-    load tensorflow where it is installed. tensorboard is imported at the first event, because that takes 70 ms.
+    load tensorflow where it is installed. tensorboard is imported at the first event, because the import takes 70 ms.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -145,7 +145,7 @@ class TensorBoard:
         self._add(step=int(step), summary={"value": values})
 
     def resume(self, step: int) -> None:
-        """Start a new event file, with an event that makes readers drop older values for steps after `step`."""
+        """Start a new event file with an event that makes readers drop earlier values for steps after `step`."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
         self.close()
@@ -197,7 +197,7 @@ class _EventFile:
 
 
 class WandB:
-    """Logs to Weights & Biases; wandb's own settings apply, such as the variable WANDB_MODE=offline."""
+    """Logs to Weights & Biases. Its own settings apply, such as the environment variable WANDB_MODE=offline."""
 
     def __init__(self, project: str, run: Path, config: Mapping[str, object]) -> None:
         try:

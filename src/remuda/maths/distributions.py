@@ -39,7 +39,7 @@ class Distribution(Protocol):
         return self.entropy().exp()
 
     def choose(self, noise: Tensor, explore: Tensor | None = None) -> Any:
-        """Return samples where `explore` [...] is not 0 and modes elsewhere; if it is None, return only samples."""
+        """Return samples where `explore` [...] is not 0, and modes elsewhere; only samples if `explore` is None."""
         sample = self.sample(noise)
         if explore is None:
             return sample
@@ -82,7 +82,7 @@ class Categorical(Distribution):
 
 
 class MultiCategorical(Distribution):
-    """k independent choices, the i-th among sizes[i], from logits [..., sum(sizes)]; actions are int64 [..., k].
+    """k independent choices, the i-th of sizes[i] options, from logits [..., sum(sizes)]; actions are int64 [..., k].
 
     All choices are computed as one Categorical [..., k, max(sizes)], padded with logits of -inf, so the number of
     torch calls does not grow with k, except in the constructor if sizes differ.
@@ -120,7 +120,7 @@ class MultiCategorical(Distribution):
 
 
 class Bernoulli(MultiCategorical):
-    """k independent bits, from the logits [..., k] of being 1; actions are int8 [..., k]."""
+    """k independent bits, from the logits [..., k] of the bits being 1; actions are int8 [..., k]."""
 
     def __init__(self, logits: Tensor) -> None:
         both = torch.stack([torch.zeros_like(logits), logits], -1)
@@ -186,7 +186,7 @@ class SquashedGaussian:
     def sample_with_log_prob(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return actions and log-densities.
 
-        Both are computed from the normal sample u, because atanh of an action that is rounded near 1 differs from u.
+        Both are computed from the normal sample u, because u = atanh(action) would be inexact near -1 and 1.
         """
         u = self.mean + self.log_std.exp() * noise
         log_prob = -(0.5 * noise.square() + self.log_std + LOG_SQRT_2_PI + self._log_slope(u)).sum(-1)

@@ -1,31 +1,31 @@
-"""Parts of policy-gradient losses, as functions of tensors with one entry per row."""
+"""Parts of actor-critic losses, as functions of tensors with one entry per row."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-# Upper bound of log-ratios in rows whose advantage is not negative. Beyond the clip range, such a row has gradient 0,
-# but exp overflows above 88.7 in float32, and the backward pass would multiply this 0 by infinity.
+# Upper bound of log-ratios in rows whose advantage is not negative. Above the clip range, such a row has gradient 0,
+# but exp of a log-ratio above 88.7 overflows in float32, and the backward pass would multiply this 0 by infinity.
 MAX_LOG_RATIO = 60.0
-ROUNDING = 1e-6  # float32 numbers whose std is at most this fraction of their mean differ only by rounding
+ROUNDING = 1e-6  # float32 numbers count as equal if their std is at most this fraction of their mean
 
 
 def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
     """Return PPO's clipped surrogate as a loss (Eq. 7 of 1707.06347): the negated mean over rows.
 
-    With a negative advantage, the loss grows with the ratio without bound. If the loss overflows, the gradient is not
-    finite, and the learner skips the update.
+    In rows with a negative advantage, the loss grows without bound as the ratio grows. If the loss overflows, the
+    gradient is not finite, and the learner skips the update.
     """
     ratio = torch.minimum(log_ratio, torch.where(advantage >= 0, MAX_LOG_RATIO, torch.inf)).exp()
     return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).mean()
 
 
 def value_loss(value: Tensor, target: Tensor, old_value: Tensor | None = None, clip: float | None = None) -> Tensor:
-    """Return the mean squared error of the values.
+    """Return the mean squared error of `value`.
 
-    With `clip`, each row counts the larger of two errors: that of its value, and that of its value clipped to
-    +-`clip` around `old_value`. Clipping therefore never reduces the loss.
+    If `clip` is given, the error of each row is the larger of two errors: that of `value`, and that of `value` after
+    clipping to +-`clip` around `old_value`. Clipping therefore never reduces the loss.
     """
     error = (value - target).square()
     if clip is None or old_value is None:
@@ -35,7 +35,7 @@ def value_loss(value: Tensor, target: Tensor, old_value: Tensor | None = None, c
 
 
 def approximate_kl(log_ratio: Tensor) -> Tensor:
-    """Estimate KL(old || new) from actions of the old policy by the k3 estimator, which is never negative.
+    """Estimate KL(old || new) by the k3 estimator, which is never negative, from actions that the old policy sampled.
 
     http://joschu.net/blog/kl-approx.html
     """

@@ -1,8 +1,9 @@
 """Returns and advantages of rollouts [T, B], in which reset rows are masked (see remuda.data.rollout).
 
-Inputs: r_t, discount_t, mask_t are [T, B]; v is [T + 1, B], the value of every row's observation and of the
-observation after the last row. A truncated episode bootstraps from the reset row that follows it, whose observation
-is the episode's true final one; a terminated episode has discount 0; the end of the rollout bootstraps from v[T].
+The inputs r_t, discount_t and mask_t are [T, B]. v [T + 1, B] holds the value of every row's observation and of the
+observation after the last row. A truncated episode bootstraps from the reset row that follows it, which holds the
+episode's final observation. The last row of a terminated episode has discount 0. The end of the rollout bootstraps
+from v[T].
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def gae(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, gamma: float
 
 
 def discounted_returns(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, gamma: float) -> Tensor:
-    """Return Monte-Carlo returns, bootstrapped only at truncations and at the rollout's end; reset rows get v."""
+    """Return Monte-Carlo returns [T, B], bootstrapped only at truncations and the rollout's end; v in reset rows."""
     _check(r_t, discount_t, mask_t, v)
     returns = torch.empty_like(v[:-1])
     g_tp1 = v[-1]
@@ -52,9 +53,9 @@ def discounted_returns(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tenso
 
 
 def n_step_returns(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, gamma: float, n: int) -> Tensor:
-    """Return the n-step return of each row: the discounted sum of n rewards and of the value after them.
+    """Return n-step returns [T, B]: the discounted sum of the next n rewards and of the value after these rewards.
 
-    Where an episode or the rollout ends before n rewards, the sum has fewer rewards. Reset rows get v.
+    Where the episode or the rollout ends sooner, the sum has fewer than n rewards. In reset rows, the result is v.
     """
     _check(r_t, discount_t, mask_t, v)
     if n < 1:
@@ -69,9 +70,9 @@ def n_step_returns(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, g
 def explained_variance(prediction: Tensor, target: Tensor) -> Tensor:
     """Return 1 - Var[target - prediction] / Var[target].
 
-    The result is 1 for a perfect prediction, 0 for a constant one, and NaN if the targets do not vary.
+    The result is 1 for a perfect prediction, 0 for a constant prediction, and NaN if all targets are equal.
     """
-    if target.numel() == 0:  # a rollout of reset rows only, about which torch would warn
+    if target.numel() == 0:  # the rollout has only reset rows, and torch would warn
         return target.new_full((), torch.nan)
     variance = target.var(unbiased=False)
     nan = torch.full_like(variance, torch.nan)

@@ -13,7 +13,7 @@ def huber(error: Tensor, delta: float) -> Tensor:
 
 
 def rescale(x: Tensor, epsilon: float = 1e-3) -> Tensor:
-    """Return h(x) of arXiv 1805.11593, which grows like a square root, so that one net fits returns of any scale."""
+    """Return h(x) of arXiv 1805.11593. It grows like a square root, so that networks can fit returns of any scale."""
     return x.sign() * ((x.abs() + 1).sqrt() - 1) + epsilon * x
 
 
@@ -30,7 +30,7 @@ def project(p: Tensor, r: Tensor, discount: Tensor, support: Tensor) -> Tensor:
     """Project the distribution of r + discount * Z onto the evenly spaced support of Z (1707.06887, Algorithm 1).
 
     p [N, atoms] holds the probabilities of Z on `support` [atoms]; r and discount are [N]. The probability of each
-    shifted atom is divided between the two nearest atoms of the support, of which the nearer one gets more. An atom
+    shifted atom is divided between the two nearest atoms of the support: the nearer of the two gets more. An atom
     that is shifted beyond an end of the support gives all its probability to that end.
     """
     low, high, last = support[0], support[-1], len(support) - 1

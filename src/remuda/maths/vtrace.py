@@ -1,7 +1,7 @@
 """V-trace (arXiv 1802.01561): value targets and advantages of a policy, from rows that an older policy sampled.
 
 Rows are as in returns.py: [T, B], with reset rows masked; v is [T + 1, B]. Let pi be the learned policy, mu the
-policy that acted, and rho_t = pi(a_t) / mu(a_t) the ratio of their probabilities of the action. Then:
+acting policy, and rho_t = pi(a_t) / mu(a_t) the ratio of the probabilities that they give to action a_t. Then:
 
     delta_t     = min(rho_clip, rho_t) * (r_t + gamma * discount_t * v_{t+1} - v_t)
     vs_t        = v_t + delta_t + gamma * discount_t * lambda * min(c_clip, rho_t) * (vs_{t+1} - v_{t+1})
@@ -32,10 +32,10 @@ def vtrace(
     c_clip: float | None = 1.0,
     pg_rho_clip: float | None = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Return value targets and advantages, [T, B] each, without gradients.
+    """Return the value targets vs_t and the advantages, [T, B] each, without gradients.
 
-    `log_rho_t` [T, B] holds one log-ratio for each whole action, even if actions have several parts. A clip of None
-    leaves the ratios unclipped.
+    `log_rho_t` [T, B] holds one log-ratio for each whole action, even if actions have several parts. If `rho_clip`,
+    `c_clip` or `pg_rho_clip` is None, the ratio is not clipped in its place in the formulas.
     """
     _check(r_t, discount_t, mask_t, v)
     if log_rho_t.shape != r_t.shape:
@@ -64,7 +64,7 @@ def at_most(rho_t: Tensor, clip: float | None) -> Tensor:
 
 
 def accumulated(delta_t: Tensor, decay_t: Tensor) -> Tensor:
-    """Return acc_t = delta_t + decay_t * acc_{t+1}, computed in numpy, which is faster than torch for single rows."""
+    """Return acc_t = delta_t + decay_t * acc_{t+1}, computed row by row in numpy, which is faster here than torch."""
     delta, decay = delta_t.cpu().numpy(), decay_t.cpu().numpy()
     out = np.empty_like(delta)
     acc = np.zeros_like(delta[0])

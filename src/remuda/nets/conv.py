@@ -4,9 +4,9 @@
     net = SmallCNN((10, 10, 6))                 # channels last, as in MinAtar and MiniGrid
     features = net(images)                      # float32 [N, *shape]
 
-`channels_last` stores the channels of a pixel next to each other. The table shows milliseconds in torch's default
-layout / with channels last: medians of 12 to 30 alternating measurements, on two Zen 3 cores with other processes
-running (torch 2.13):
+`channels_last` stores the channels of a pixel next to each other. Each cell of the table shows two times:
+milliseconds in torch's default layout / with `channels_last`. They are medians of 12 to 30 alternating measurements,
+on two Zen 3 cores with other processes running (torch 2.13):
 
 | net | batch | one thread | two threads |
 |---|---|---|---|
@@ -35,12 +35,12 @@ from remuda.nets.wide import WideLinear
 
 NATURE_LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # (output channels, kernel size, stride) of each convolution
 A3C_LAYERS = ((16, 8, 4), (32, 4, 2))
-NATURE_SIDE = 36  # smallest height and width of an image, which the convolutions reduce to one pixel
+NATURE_SIDE = 36  # smallest height and width of an image; NATURE_LAYERS reduce 36x36 pixels to one pixel
 SMALL_SIDE = 3
 
 
 def is_channels_first(shape: tuple[int, ...]) -> bool:
-    """Return whether the first of three axes is the smallest; it is then taken to hold the channels of an image."""
+    """Return whether the first of three axes is the smallest, and is therefore taken as the channels of an image."""
     return len(shape) == 3 and shape[0] < min(shape[1:])
 
 
@@ -57,8 +57,8 @@ def initialized(layer: Layer, orthogonal_init: bool) -> Layer:
 class ImageLayout(nn.Module):
     """Convert images [N, *shape], channels first or last, to [N, channels, height, width] in a given memory format.
 
-    Results are the same in both formats, except for rounding. `lay_out` converts the weights of a network as well,
-    because otherwise torch would convert them in every call.
+    The format does not change results, except for rounding. `lay_out` converts the weights of a network to the same
+    format, because otherwise torch would convert the weights in every call.
     """
 
     def __init__(self, shape: tuple[int, ...], channels_last: bool) -> None:
@@ -148,7 +148,7 @@ class SmallCNN(nn.Module):
 
 
 def refuse_small(shape: tuple[int, ...], net: str, side: int, remedy: str) -> tuple[int, int]:
-    """Return height and width of an image; raise ConfigError if one of them is below `side`."""
+    """Return height and width of an image; raise ConfigError if the smaller of the two is below `side`."""
     height, width = image_sides(shape)
     if min(height, width) < side:
         raise ConfigError(

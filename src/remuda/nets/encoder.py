@@ -1,10 +1,10 @@
-"""The choice of a network by name or by the observation's shape; each image of a Dict gets a branch of its own.
+"""Choose a network by name or by the observation's shape; each image of a Dict gets a branch of its own.
 
     inputs = Inputs(space)
     net = make_net(inputs.shapes, "auto")
     features = net(inputs(obs))                 # [N, F], from a tensor or a named array tuple of tensors
 
-A network of your own takes the same shapes, and is used instead of the result of `make_net`.
+A network of your own replaces the result of `make_net`; its constructor takes the same shapes.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ NETS = ("auto", "mlp", *IMAGE_NETS)
 
 
 class EntriesNet(nn.Module):
-    """A network for dicts: each image has a branch of its own, other entries are flattened, and an MLP joins them.
+    """A network for Dict observations: an MLP on the features of all images, joined with all other entries.
 
-    `make_branch` makes the network of an image from its shape, which has three axes.
+    `make_branch` makes the network (branch) of one image from the image's shape, which has three axes.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class EntriesNet(nn.Module):
         return torch.cat([part.reshape(len(part), -1) for part in parts], -1)
 
     def forward(self, obs: Any) -> Tensor:
-        entries = dict(leaves(obs))  # taken by name, so that a missing entry is an error
+        entries = dict(leaves(obs))  # looked up by name, so that a missing entry raises KeyError
         features: Tensor = self.body(self._concatenated([entries[name] for name in self.names]))
         return features
 
@@ -75,7 +75,7 @@ def make_net(
     activation: str = "tanh",
     orthogonal_init: bool = True,
 ) -> nn.Module:
-    """Make a network for inputs of these shapes; for a dict of shapes, `net` names the network for each image.
+    """Make a network for inputs with `shapes`; if `shapes` is a dict, `net` names the network of each image.
 
     With "auto", images of at least 36x36 pixels get "nature", smaller images "small", and everything else "mlp" (also
     images below 3x3, which are too small for a convolution). `hidden` and `activation` apply to MLPs, including the

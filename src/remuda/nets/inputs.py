@@ -12,7 +12,7 @@ A leaf of the observation space becomes:
 | discrete | one-hot [N, n] |
 | multidiscrete | concatenated one-hots [N, sum(sizes)] |
 | multibinary | 0 and 1 [N, k] |
-| box of ints or bools with three axes: an image | divided by the box's `high` if this is a real bound above 1 |
+| box of ints or bools with three axes: an image | divided by the box's upper bound (see `image_bound`) |
 | any other box | unchanged, or standardized by running statistics if `normalize` |
 
 With `center`, the mean of each image is subtracted from it. In images with a plain background, the network then sees
@@ -47,7 +47,7 @@ class Inputs(nn.Module):
         tree = space.tree(lambda path, leaf: LeafInput(leaf, normalize, center))
         # A ModuleList registers the modules. The tree may be a named tuple, in which torch would not register them.
         self.leaf_inputs = nn.ModuleList(leaf for _, leaf in leaves(tree))
-        self.tree = (tree,)  # in a tuple, because torch would register a tree of only one module a second time
+        self.tree = (tree,)  # in a tuple: a tree with one leaf is a module, and torch would register it twice
         self.shapes: Shapes = tree.shape if space.is_leaf else {path: leaf.shape for path, leaf in leaves(tree)}
 
     @property
@@ -128,7 +128,7 @@ class LeafInput(nn.Module):
             return torch.zeros(len(obs), *self.shape, device=obs.device).scatter_(1, index, 1.0)
         if self.kind == "multibinary":
             return obs.flatten(1).float()
-        if self.is_image:  # scaled by the bound of the space, not by observed values
+        if self.is_image:  # divided by the bound of the space, not by observed values
             pixels = self.arrange(obs).float().div_(self.high)
             return pixels - pixels.mean((1, 2, 3), keepdim=True) if self.center else pixels
         obs = obs.float()
@@ -143,7 +143,7 @@ def is_image(space: Space) -> bool:
 
 
 def image_bound(space: Space) -> NDArray[np.float32]:
-    """Return each pixel's upper bound, or 1 where no bound above 1 is known; if all are equal, return one number."""
+    """Return each pixel's upper bound, or 1 where no bound above 1 is known; one number if all bounds are equal."""
     assert space.high is not None
     high = space.high.astype(np.float64)
     is_bound = high > 1

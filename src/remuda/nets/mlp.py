@@ -21,7 +21,7 @@ Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 def orthogonal(layer: Layer, gain: float) -> Layer:
     """Set orthogonal weights (arXiv 1312.6120) and zero biases in place, and return the layer.
 
-    Except in residual networks, callers use the gains of OpenAI Baselines.
+    Callers pass the gains of OpenAI Baselines, except in residual networks.
     """
     nn.init.orthogonal_(layer.weight, gain)
     if layer.bias is not None:
@@ -41,7 +41,7 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         layers: list[nn.Module] = [nn.Flatten()] if len(shape) > 1 else []
-        if not shape:  # observations are scalars, which get an axis of features
+        if not shape:  # scalar observations [N] become [N, 1]
             layers = [nn.Unflatten(0, (-1, 1))]
         width = math.prod(shape)
         for size in hidden:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 
 class Moments(NamedTuple):
-    """Number, mean and variance of some rows, all float64. Without rows, `mean` and `var` have no meaning."""
+    """Number, mean and variance of some rows, all float64. If `size` is 0, `mean` and `var` have no meaning."""
 
     size: Tensor
     mean: Tensor
@@ -31,17 +31,17 @@ class Moments(NamedTuple):
         return cls(torch.tensor(float(len(rows)), dtype=torch.float64), mean, var)
 
     def named(self, prefix: str) -> dict[str, Tensor]:
-        """Return the three tensors by name, as a part of the statistics that processes exchange."""
+        """Return the tensors with the keys `prefix`.size, .mean and .var, for a dict of statistics."""
         return {f"{prefix}.{name}": value for name, value in self._asdict().items()}
 
     @classmethod
     def find(cls, statistics: Mapping[str, Tensor], prefix: str) -> Self:
-        """Return the moments that `named` has put into `statistics`."""
+        """Return the moments that `statistics` contains as the result of `named(prefix)`."""
         return cls(*(statistics[f"{prefix}.{name}"] for name in cls._fields))
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance of all rows so far, updated batch by batch."""
+    """Mean and variance of all rows that were merged so far."""
 
     mean: Tensor
     var: Tensor
@@ -73,8 +73,8 @@ class RunningMoments(nn.Module):
 class Standardize(nn.Module):
     """Scale observations to mean 0 and standard deviation 1 by running statistics, and clip them to +-`clip`.
 
-    Only `update` and `merge` change the statistics. A float32 shift and scale are stored as well, so that `forward`
-    takes three calls of torch instead of seven.
+    Only `update` and `merge` change the statistics. They also store the mean as `shift` and the inverse standard
+    deviation as `scale`, both float32, so that `forward` takes three calls of torch instead of seven.
     """
 
     shift: Tensor

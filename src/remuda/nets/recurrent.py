@@ -35,7 +35,7 @@ State = LSTMState | GRUState
 
 
 class Core(nn.Module):
-    """One recurrent layer from features of `width` to features of `size`.
+    """One recurrent layer that maps `width` features to `size` features.
 
     Weights of every gate start orthogonal and biases at 0, except for the bias of an LSTM's forget gate, which starts
     at 1: the memory of the LSTM then lasts 1 / (1 - sigmoid(1)), about four rows, instead of two.
@@ -67,7 +67,7 @@ class Core(nn.Module):
     def unroll(self, x: Tensor, state: State, reset: Tensor | None = None) -> tuple[Tensor, State]:
         """Return features [T, B, size] of rows x [T, B, width], and the state after the last row.
 
-        All rows between two resets (of any env) are computed in one call of torch: long calls cost less per row.
+        One call of torch computes all rows up to the next reset of any env, because long calls cost less per row.
         """
         if reset is None:
             return self._run(x, state)

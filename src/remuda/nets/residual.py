@@ -79,8 +79,8 @@ class ImpalaNet(nn.Module):
     """IMPALA's residual network: one section for each entry of `channels`, then ReLU, a linear layer and ReLU.
 
     A section is a 3x3 convolution, 3x3 max-pooling of stride 2, and two residual blocks. Without Fixup, orthogonal
-    convolutions have gain 1 instead of sqrt(2), the gain for networks without shortcuts. With images in 0..1
-    (4x84x84), gain sqrt(2) gave features of size 25, because shortcuts add up; gain 1 gives features of size 1.7.
+    convolutions have gain 1. Networks without shortcuts use gain sqrt(2). Here, with 4x84x84 images in 0..1, sqrt(2)
+    gave features of size 25, because shortcuts add up; gain 1 gives features of size 1.7.
     """
 
     def __init__(
@@ -129,9 +129,9 @@ def convolution(depth: int, out: int, orthogonal_init: bool) -> nn.Conv2d:
 
 
 def fixup_convolution(depth: int, out: int, orthogonal_init: bool) -> nn.Conv2d:
-    """Make a convolution without bias, initialized orthogonally or by He's rule (arXiv 1502.01852).
+    """Make a convolution without bias, initialized orthogonally or else by He's rule (arXiv 1502.01852).
 
-    Torch's default weights would be smaller than the usual initialization that Fixup starts from.
+    Fixup starts from such an initialization; torch's default weights would be smaller.
     """
     layer = nn.Conv2d(depth, out, 3, padding=1, bias=False)
     if not orthogonal_init:

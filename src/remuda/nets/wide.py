@@ -2,9 +2,9 @@
 
     layer = WideLinear(3136, 512)           # an nn.Linear, with the same results except for rounding
 
-On x86, torch uses MKL for matrices and oneDNN for convolutions. MKL divides a product badly between threads if the
-weights are much larger than the inputs. The table shows milliseconds of MKL / oneDNN for a layer from 3136 to 512
-features whose weights are not in the cache, on two Zen 4 cores (torch 2.13; bench/wide.py):
+On x86, torch uses MKL for matrix products and oneDNN for convolutions. MKL divides a product badly between threads if
+the weights are much larger than the inputs. The table shows the milliseconds that MKL / oneDNN take for a layer from
+3136 to 512 features whose weights are not in the cache, on two Zen 4 cores (torch 2.13; bench/wide.py):
 
 | rows | threads | forward | gradient w.r.t. inputs | gradient w.r.t. weights |
 |---|---|---|---|---|
@@ -61,7 +61,7 @@ class WideLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         is_plain = x.device.type == "cpu" and x.dtype == torch.float32 and x.dim() == 2 and len(x) > 0
-        if not HAS_ONEDNN or not is_plain or torch.compiler.is_compiling():  # torch.compile picks a library by itself
+        if not HAS_ONEDNN or not is_plain or torch.compiler.is_compiling():  # torch.compile chooses a library itself
             return super().forward(x)
         if not torch.is_grad_enabled():
             return product(x, self.weight, self.bias)

@@ -1,16 +1,17 @@
 """Runs that are divided into parts, each with an equal share of the envs, of every minibatch and of the replay.
 
 `serial --scheme.parts P` computes all parts in one process, one after another. Under `replicas`, every rank computes
-one part, and a collective combines them. Both use the classes of this package, and give the same parameters, bit for
-bit.
+one part, and a collective combines the results. Both schemes use the classes of this package, and give the same
+parameters, bit for bit.
 
     group         `Group`: the parts of a run, and the operations that combine their numbers
     sampler       `PartedSampler`: samples the envs of each part
     replay        `PartedReplay`: one replay for each part; all parts draw equally often
     learner       `PartedLearner`, `PartedUpdates`: one gradient from the gradients of all parts
 
-What belongs to one part stays in it: standardized advantages, the largest importance weight of a batch, and the KL
-divergence that is compared with algo.target_kl. Running statistics are those of the whole run.
+Every part computes the following from its own batch alone: the mean and deviation that standardize its advantages,
+the largest importance weight, and the KL divergence that is compared with algo.target_kl. Running statistics are
+those of the whole run.
 """
 
 from remuda.parts.group import Group, LocalGroup, RankGroup

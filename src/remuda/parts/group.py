@@ -1,4 +1,4 @@
-"""The parts of a run, of which one process may hold all or one, and the operations that combine them.
+"""Groups: the parts of a run, and the operations that combine their values. A process holds all parts or one.
 
     group = LocalGroup(4)                     # all four parts are in this process
     group = RankGroup(collective)             # this process holds the part whose index is its rank
@@ -22,7 +22,7 @@ from remuda.collectives import Collective
 from remuda.data.packing import pack, unpack
 from remuda.errors import WorkerError
 
-Handler = Callable[[Any], Sequence[Any]]  # takes the argument of `call`, and returns one value for each part
+Handler = Callable[[Any], Sequence[Any]]  # takes the argument of `call`; returns a value for each part of its process
 CONTINUE, END = "continue", "end"
 
 
@@ -33,13 +33,13 @@ class Group(Protocol):
     local: range  # parts of this process
 
     def gather(self, values: Sequence[Any]) -> list[Any]:
-        """Return the values of all parts, in their order; this process passes one for each of its parts."""
+        """Return the values of all parts, in the order of parts; `values` has one for each part of this process."""
 
     def vectors(self, length: int) -> list[Tensor]:
-        """Return a float32 vector for each part of this process, to be written before the next `sum`."""
+        """Return a float32 vector of this length for each part of this process, to be written before `sum`."""
 
     def sum(self) -> Tensor:
-        """Return the sum of the vectors of all parts, added in their order; it is valid until the next `sum`."""
+        """Add the vectors of all parts in the order of parts; return the sum, which is valid until the next `sum`."""
 
     def serve(self, name: str, handler: Handler) -> None:
         """Register the function that `call(name)` calls in this process."""
@@ -47,7 +47,7 @@ class Group(Protocol):
     def call(self, name: str, argument: Any = None) -> list[Any]:
         """Call the functions registered as `name` in all processes, and return one value for each part of the run.
 
-        Only the leader may call this, and only while the others follow.
+        Only the leader may call this, and only while all followers are in `follow`.
         """
 
     def take_lines(self) -> list[str]:
@@ -57,7 +57,7 @@ class Group(Protocol):
         """Let the followers begin the next round; called in every process before it samples."""
 
     def is_asked_to_stop(self) -> bool:
-        """Return whether a process has asked all others to cut the round short."""
+        """Return whether any process has called `ask_to_stop`, so that all processes cut the round short."""
 
     def ask_to_stop(self) -> None: ...
 
@@ -113,7 +113,7 @@ class RankGroup:
         self._handlers: dict[str, Handler] = {}
         self.lines: list[str] = []  # warnings of a follower, for the log of the leader
         self._has_failed = False
-        self._followers_wait = False  # in the leader: whether the followers are in `follow`, or about to be
+        self._followers_wait = False  # only in the leader: whether the followers are in `follow`, or will be next
 
     @property
     def is_leader(self) -> bool:
@@ -145,14 +145,14 @@ class RankGroup:
         self.collective.health.ask_to_stop()
 
     def fail(self, error: BaseException) -> None:
-        """End all other ranks with this error; this rank exchanges nothing with them any more."""
+        """End all other ranks with this error. After this call, `gather` raises WorkerError in this rank."""
         self._has_failed = True
         self.collective.health.fail(error)
 
     # --- leader and followers ---
 
     def expect_followers(self) -> None:
-        """Record in the leader that all followers are in `follow`, or will be before they do anything else."""
+        """Record in the leader that all followers are in `follow`, or will call it next."""
         self._followers_wait = True
 
     def take_lines(self) -> list[str]:
@@ -172,7 +172,7 @@ class RankGroup:
             self.gather([{"call": command}])
 
     def follow(self) -> bool:
-        """Answer the leader's calls until it begins a round or ends the run; return whether it has begun a round."""
+        """Answer the leader's calls until the leader begins a round (return True) or ends the run (return False)."""
         while True:
             order: Mapping[str, Any] = self.gather([None])[0]
             if order["call"] in (CONTINUE, END):

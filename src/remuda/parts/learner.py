@@ -1,8 +1,9 @@
 """Learning of a run that is divided into parts: one update from the gradients of all parts.
 
-Every part computes the gradient of its own batch. The gradients are added in the order of the parts, weighted by
-their numbers of real rows, so that the sum divided by all rows is the gradient of the mean loss. If the algorithm's
-loss is a sum over rows, the gradients are added as they are.
+Every part computes the gradient of its own batch. Each gradient is multiplied by the number of rows over which the
+part's loss is averaged. The products are added in the order of parts, and the sum is divided by the number of rows of
+all parts: the result is the gradient of the mean loss. If the algorithm's loss is a sum over rows, the gradients are
+only added.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from remuda.parts.replay import PartedBatch
 from remuda.parts.sampler import PartedRollout
 from remuda.recipe import Applied
 
-# Every part's vector begins with its number of real rows, two requests (see PartedUpdates), and for each parameter
-# group whether there is a gradient; the gradients of all groups follow.
+# The vector of a part begins with NUM_FLAGS numbers: the part's number of rows and two requests (see PartedUpdates).
+# A flag for each parameter group follows, which tells whether the part has a gradient. The gradients are at the end.
 NUM_FLAGS = 3
 
 
@@ -35,7 +36,7 @@ class PartedGradients(Gradients):
     """The gradients of this process's parts. `pieces` and `metrics` are empty; `priority` has one entry per part."""
 
     parts: tuple[Gradients | None, ...] = ()  # None for parts without a batch
-    rows: tuple[float, ...] = ()  # numbers of real rows
+    rows: tuple[float, ...] = ()  # number of rows over which each part's losses are averaged
 
 
 class PartedLearner(Learner):
@@ -48,9 +49,9 @@ class PartedLearner(Learner):
     def __init__(self, group: Group, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         algorithm, self._group = self.algorithm, group
-        # Whether losses are summed over rows; otherwise they are averaged, and parts are weighted by their rows.
+        # Whether losses are sums over rows; otherwise they are means, and a part is weighted by its number of rows.
         self.adds_losses = isinstance(algorithm, SeparableAlgorithm) and algorithm.gradient_reduction == "sum"
-        # The metrics of each part since `prepare`, with their weights.
+        # For each part, pairs of value and weight of every metric since `prepare`.
         self._pending = [defaultdict[str, list[tuple[Tensor | float, float]]](list) for _ in group.local]
 
     @torch.no_grad()
@@ -89,7 +90,7 @@ class PartedLearner(Learner):
         return float(batch.steps.mask.sum())
 
     def finish(self, rollout: Rollout) -> dict[str, float]:
-        """Absorb the observation statistics of all parts; return the metrics of their gradients since `prepare`."""
+        """Absorb the observation statistics of all parts; return the metrics of all parts since `prepare`."""
         parts = cast(PartedRollout, rollout).parts
         found = [
             statistics for statistics in self._exchange([self.obs_statistics(part) for part in parts]) if statistics
@@ -100,8 +101,8 @@ class PartedLearner(Learner):
         return {f"train/{name}": value for name, value in self._merge_metrics().items()}
 
     def _exchange(self, statistics: Sequence[Statistics]) -> list[Statistics]:
-        """Return the statistics of all parts, in their order."""
-        if not any(statistics):  # either all parts have statistics or none has: they depend on the configuration
+        """Return the statistics of all parts, given those of this process's parts."""
+        if not any(statistics):  # true in all processes or in none, as it depends on the configuration
             return []
         arrays = [{name: value.cpu().numpy() for name, value in part.items()} for part in statistics]
         return [
@@ -110,10 +111,10 @@ class PartedLearner(Learner):
         ]
 
     def _merge_metrics(self) -> dict[str, float]:
-        """Return every metric of the updates since `prepare`, over all parts.
+        """Return every metric as a mean since `prepare`.
 
-        A metric is the mean over the updates of all parts, weighted by real rows. Losses that are sums over rows are
-        added over the parts instead.
+        It is the mean over the updates of all parts, weighted by their numbers of rows. If losses are sums over rows,
+        a loss is first added over the parts, and the mean is over updates only.
         """
         own = [{name: MetricSums.of(values) for name, values in pending.items()} for pending in self._pending]
         for pending in self._pending:
@@ -135,14 +136,14 @@ class PartedLearner(Learner):
 class MetricSums(NamedTuple):
     """Sums over the values of one metric in one part."""
 
-    weighted: float  # of values times weights
-    weight: float
-    plain: float  # of values
+    weighted: float  # sum of values times weights
+    weight: float  # sum of weights
+    plain: float  # sum of values
     updates: int  # number of values
 
     @classmethod
     def of(cls, values: Sequence[tuple[Tensor | float, float]]) -> tuple[float, float, float, int]:
-        """Return the sums over pairs of value and weight; pairs with weight 0 are left out, as they may be NaN."""
+        """Return the sums over pairs of value and weight, without pairs of weight 0, whose values may be NaN."""
         kept = [pair for pair in values if pair[1]]
         if not kept:
             return 0.0, 0.0, 0.0, 0
@@ -154,8 +155,8 @@ class MetricSums(NamedTuple):
 class PartedUpdates:
     """`recipe.Updates` that add the gradients of all parts and apply the sum once in every process.
 
-    Two decisions travel with the gradients, so that all processes take them after the same update: to stop the round
-    without this update (algo.target_kl), and to interrupt the round after it (a signal).
+    Two requests are sent together with the gradients, so that all processes act on them at the same update: to end
+    the round without this update (algo.target_kl), and to interrupt the round after this update (a stop signal).
     """
 
     def __init__(self, group: Group) -> None:
@@ -188,13 +189,13 @@ class PartedUpdates:
         return Applied(learner.version - before, False, metrics, float(before - own.version))
 
     def agree(self, stop: bool) -> bool:
-        """Return whether all processes interrupt the round now. A request to stop is sent with the next gradients."""
+        """Return whether all processes interrupt the round now. `stop` is sent with the next gradients."""
         self._wants_interrupt = stop
         return self._is_interrupted
 
 
 def write_weighted(vector: Tensor, gradients: Gradients | None, sizes: Mapping[str, int], weight: float) -> None:
-    """Write the gradients of all groups times `weight` to one vector, with 0 for groups that have none."""
+    """Write the gradients of all groups, times `weight`, to `vector`. A group without a gradient gets zeros."""
     start = 0
     for name, size in sizes.items():
         pieces = () if gradients is None else gradients.pieces.get(name, ())

@@ -30,12 +30,12 @@ class PartedBatch:
 class PartedReplay:
     """A `core.Replay` of several parts.
 
-    All parts count the steps of the whole run, so batches become due at the same time in all parts, whatever their
-    episodes are.
+    All parts count the steps of the whole run, so batches become due at the same time in all parts, even if one part
+    has more reset rows than another.
     """
 
     def __init__(self, replays: Sequence[DivisibleReplay], group: Group) -> None:
-        """`replays` are those of this process's parts."""
+        """`replays` has one replay for each part of this process."""
         self._replays, self._group = replays, group
         self.loaded: tuple[str, dict[str, Any]] | None = None  # the arguments of `load`, which followers need too
         group.serve("replay", lambda directory: [self._save_part(*pair, directory) for pair in self._by_part()])
@@ -51,13 +51,13 @@ class PartedReplay:
             replay.count_steps(sum(steps for steps, _ in found), all(can_draw for _, can_draw in found))
 
     def batches(self) -> Iterator[Batch]:
-        """Yield one batch per part, as often as batches are due; the number is the same in all processes."""
+        """Yield a PartedBatch for every update that is due. All processes yield the same number of batches."""
         due = [replay.batches() for replay in self._replays]
         for _ in range(self._replays[0].num_due):
             yield self._with_returns([next(batches, None) for batches in due])
 
     def _with_returns(self, batches: list[Batch | None]) -> Batch:
-        """Return a PartedBatch in which the range of returns, if a batch has one, is that of all parts."""
+        """Return a PartedBatch. If batches have a range of returns, replace it by the range over all parts."""
         if any(batch is not None and batch.returns is not None for batch in batches):
             found = [each for each in self._group.gather([b.returns if b else None for b in batches]) if each]
             low, high, steady = zip(*found, strict=True)

@@ -27,7 +27,7 @@ class PartedRollout:
     num_real: int
 
     def versions(self) -> tuple[float, int]:
-        """Return the mean and the lowest version of the weights that acted; it is the same in all parts."""
+        """Return the mean and the lowest version of the weights that acted, which are the same in all parts."""
         return self.parts[0].versions()
 
 
@@ -35,7 +35,7 @@ class PartedSampler:
     """A `recipe.Sampler` of several parts. Its counts, episodes and times are those of the whole run."""
 
     def __init__(self, samplers: Sequence[Sampler], num_envs: int, group: Group) -> None:
-        """Every part has `num_envs` envs. `samplers` are those of this process's parts."""
+        """`samplers` has one sampler for each part of this process. Every part has `num_envs` envs."""
         self._samplers, self._group = samplers, group
         self._envs = [torch.arange(part * num_envs, (part + 1) * num_envs) for part in group.local]
         self._episodes: list[Episode] = []
@@ -48,7 +48,7 @@ class PartedSampler:
         return sum(taken)
 
     def _all_or_none(self, work: Callable[[], list[Any]]) -> list[Any]:
-        """Return the results of `work` for all parts. If the work of one part is interrupted, all are interrupted."""
+        """Return the results of `work` for all parts. If one process is interrupted, raise Interrupted in all."""
         try:
             results: list[Any] = work()
         except Interrupted as error:
@@ -73,12 +73,13 @@ class PartedSampler:
             for line in each["lines"]:
                 logger.warning("rank %d: %s", part, line.removeprefix("warning: "))
         self._episodes = [Episode(**episode) for each in found for episode in each["episodes"]]
-        # The parts take turns in one process, and run at the same time in several.
+        # Parts of one process take turns, so their times are added. Processes run at the same time, so the times of
+        # different processes are averaged.
         ways = self._group.count // len(self._samplers)
         self._seconds = {name: sum(each["seconds"][name] for each in found) / ways for name in found[0]["seconds"]}
         self._restarts, self._running = (sum(each[name] for each in found) for name in ("restarts", "running"))
         parts = tuple(replace(rollout, envs=envs) for rollout, envs in zip(rollouts, self._envs, strict=True))
-        # The scheme and the learning round treat this as a Rollout; only a PartedLearner looks inside.
+        # The scheme and the learning round treat the result as a Rollout; only a PartedLearner uses its parts.
         return PartedRollout(parts, sum(each["steps"] for each in found))  # type: ignore[return-value]
 
     def _report(self, sampler: Sampler, rollout: Rollout) -> dict[str, Any]:

@@ -7,8 +7,8 @@
     server.close()
 
 The fork server of multiprocessing is not suitable: it imports the user's main module, notices the death of its parent
-only through an open pipe, and is shared by the whole program. The process started here belongs to one ForkServer
-object and ends with it, and all workers end with their fork server.
+only through an open pipe, and is shared by the whole program. A fork server that is started here belongs to one
+ForkServer object and ends when this object is closed or the program ends. All its workers end with the fork server.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ForkServer:
         self._link, theirs = Link.pair()
         path = [os.path.abspath(folder) for folder in sys.path]  # the entry '' means the working directory
         # A process that calls die_with_parent ends with the thread that created it. A server that was created by
-        # another thread than the main one must outlive that thread, so it ends when its link closes instead.
+        # another thread than the main one must outlive that thread, so it ends only when its link closes.
         is_tied = int(threading.current_thread() is threading.main_thread())
         fd = theirs.fileno()
         try:
@@ -76,7 +76,8 @@ class ForkServer:
     def fork(self, fds: Sequence[int]) -> int:
         """Fork a worker that receives these file descriptors, and return its pid.
 
-        Raises ForkFailed if the system creates no process, and OSError or EOFError if the server is gone or silent.
+        Raises ForkFailed if the system refuses to create a process, and OSError or EOFError if the server is gone or
+        does not answer in time.
         """
         self._link.send({"do": "fork"}, fds=fds)
         deadline = time.monotonic() + self._seconds
@@ -88,7 +89,7 @@ class ForkServer:
         raise TimeoutError(f"fork server (pid {self.pid}) silent for {self._seconds:g} s")
 
     def _read(self) -> list[int]:
-        """Record the wait statuses of dead workers; return the pids of new ones."""
+        """Read the server's messages; record the wait statuses of dead workers and return the pids of new ones."""
         messages, _ = self._link.receive()
         forked, failed = [], None
         for message in messages:
@@ -116,7 +117,7 @@ class ForkServer:
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
     def close(self) -> None:
-        """End the server and reap it; workers that still run die with it."""
+        """End the server process and reap it; workers that still run are killed."""
         self._link.close()
         try:
             self._process.wait(LEAVE_SECONDS)
@@ -161,13 +162,13 @@ def main(module: str, fd: int, parent: int, is_tied: int) -> None:
 def stay_when_terminated() -> None:
     """Ignore SIGTERM in this process, but not in processes that it forks or programs that it starts.
 
-    Programs such as timeout, systemd and Slurm send SIGTERM to a whole process group. The parent process handles it
-    and decides when its workers end.
+    Programs such as timeout, systemd and Slurm send SIGTERM to a whole process group. The parent process handles this
+    signal and decides when its workers end.
     """
     global _has_fork_hooks
     signal.signal(signal.SIGTERM, lambda number, frame: None)  # not SIG_IGN, which started programs would inherit
     if not _has_fork_hooks:
-        # Python drops signals that arrive while a forked process is still being set up, so SIGTERM is blocked then.
+        # Python drops signals that arrive while it sets up a forked process, so SIGTERM is blocked during a fork.
         os.register_at_fork(
             before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}),
             after_in_parent=_unblock_sigterm,

@@ -2,12 +2,12 @@
 
     ours, theirs = Link.pair()
     ours.send({"reset": 1}, fds=[memory.fd])          # encoded as msgpack, after a length header
-    messages, fds = theirs.receive()                  # all that arrived; theirs.has_ended is True once ours is closed
+    messages, fds = theirs.receive()                  # all that arrived; sets theirs.has_ended if `ours` was closed
     bell = Bell()
     bell.ring()                                       # never blocks; makes bell.fileno() readable
     bell.clear()
 
-Large arrays do not travel over links: they lie in shared memory.
+Large arrays are not sent over links but kept in shared memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ONE = (1).to_bytes(8, sys.byteorder)  # written by `Bell.ring`: an eventfd accep
 
 
 class Link:
-    """One end of a socket pair that carries messages. `receive` sets `has_ended` once the other end is closed."""
+    """One end of a socket pair that carries messages. `receive` sets `has_ended` if the other end was closed."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -56,8 +56,8 @@ class Link:
     def send(self, message: object, fds: Sequence[int] = (), seconds: float | None = SEND_SECONDS) -> None:
         """Send one message, together with file descriptors.
 
-        Raises TimeoutError if the other process does not read the message within `seconds` (None: no limit), or
-        another OSError if that process is gone.
+        Raises TimeoutError if the socket has no room for the message within `seconds` (None: no limit), because the
+        other process does not read, or another OSError if that process is gone.
         """
         payload = msgspec.msgpack.encode(message)
         data = HEADER.pack(len(payload)) + payload
@@ -84,7 +84,7 @@ class Link:
         return self._whole_messages(), fds
 
     def wait(self, seconds: float) -> bool:
-        """Wait up to `seconds` for data or for the end of the link; return False if neither came."""
+        """Wait up to `seconds` until there is data to read or the other end closes; return whether this happened."""
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
         return bool(poll.poll(max(0.0, seconds) * 1000))

@@ -2,7 +2,7 @@
 
 reporter = Reporter(logging.getLogger("remuda"))
 reporter.report(notices)                  # in the process that owns the run's log
-notices = collect_warnings()              # in a worker, whose parent reports them
+notices = collect_warnings()              # in a worker, which sends the notices to its parent
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Notice(NamedTuple):
-    """One warning. A process gives `traceback` and `place` of an error only in its first warning about the place."""
+    """One warning. A sender gives `traceback` and `place` of an error only in its first warning about that place."""
 
     text: str
     traceback: str = ""
@@ -27,13 +27,13 @@ class Notice(NamedTuple):
 
 
 class Reporter:
-    """Logs the 1st, 2nd, 4th, 8th, ... notice, and the first notice from each place in the code."""
+    """Logs the 1st, 2nd, 4th, 8th, ... notice, and the first notice with each value of `place`."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger, self._count, self._places = logger, 0, set[str]()
 
     def report(self, notices: Iterable[Notice]) -> None:
-        """Count these notices and log some of them. Notices that arrived over a link may be plain lists of fields."""
+        """Count the notices and log some of them. Notices from a link may be plain lists of their fields."""
         for notice in map(Notice._make, notices):
             is_new = bool(notice.place) and notice.place not in self._places
             if is_new:

@@ -1,7 +1,7 @@
 """Requests and answers as sequence numbers in shared memory; a process is woken only if it sleeps.
 
     requests = Requests(arrays)                                  # in the parent; `layout` describes the arrays
-    for worker in requests.ask(slot, number=8):                  # the request's content lies in other arrays
+    for worker in requests.ask(slot, number=8):                  # the request's content is in other shared arrays
         bells[worker].ring()                                     # `ask` returns only workers that sleep
     if not requests.is_done(slot, 8):
         requests.sleep(8)                                        # the last worker to answer rings the parent's bell
@@ -18,11 +18,12 @@
         ...
         answers.wake()
 
-A slot has one request at a time. By default all workers serve every slot, and each worker serves a share of it. With
-`exclusive` every slot belongs to one worker, which never waits for the others. There are no locks that a dying
-process could hold: each number in memory has one writer at a time. A process that is about to sleep first writes that
-it sleeps, and then checks once more for work. Its counterpart first writes the work, and then checks whether the
-process sleeps. A memory fence between these two steps, on both sides, prevents lost wake-ups.
+A slot has one request at a time. By default all workers serve every slot, and each worker serves a share of the slot.
+With `exclusive`, every slot belongs to one worker, so that no slot waits for several workers. There are no locks that
+a dying process could hold: each number in memory has one writer at a time. A process that is about to sleep first
+writes that it sleeps, and then checks once more for requests or answers. A process that sends a request or answer
+first writes it, and then checks whether the receiver sleeps. A memory fence between these two steps, on both sides,
+prevents lost wake-ups.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ from numpy.typing import NDArray
 from remuda.data import Fence
 from remuda.machine import usable_cores
 
-ANY = -1  # passed to `Requests.sleep`: wake the parent when any request is complete
+ANY = -1  # passed to `Requests.sleep` to wake the parent when any request is complete
 ON_LINK = -1  # stored as the size of statistics that are too long for shared memory and are sent over the link
 SPIN_SECONDS = 4e-4  # how long to spin before sleeping
-FAILED_SPINS = 3  # after more unsuccessful spins in a row than this, only every RARELY-th wait spins
+FAILED_SPINS = 3  # after more unsuccessful spins in a row than this, only every RARELY-th call of `poll` spins
 RARELY = 32
 
 _yield_core: Callable[[], None] = os.sched_yield if hasattr(os, "sched_yield") else lambda: None
 
 
 class SpinWait:
-    """Spins briefly before a process sleeps, because being woken takes up to 100 us.
+    """Lets a process poll in a loop (spin) briefly before it sleeps, because being woken takes up to 100 us.
 
     The core is yielded between two polls, because with one worker per core the parent has no core of its own. With
     more workers than cores there is no spinning. After four unsuccessful spins in a row, only every 32nd wait spins.
@@ -58,7 +59,7 @@ class SpinWait:
         self._waits = self._failed = 0
 
     def poll(self, is_done: Callable[[], bool]) -> bool:
-        """Poll `is_done()` briefly, unless spinning does not pay off; return whether it became true."""
+        """Poll `is_done()` briefly, unless spinning does not pay off; return whether `is_done()` became true."""
         self._waits += 1
         if not self._has_core or (self._failed > FAILED_SPINS and self._waits % RARELY):
             return False
@@ -138,7 +139,7 @@ class Requests:
         return [slot for slot in own if self._done[slot][worker - self.servers[slot].start] != self._todo[slot]]
 
     def sleep(self, number: int) -> None:
-        """Ask workers to ring the bell when request `number` (or ANY) is complete.
+        """Ask workers to ring the parent's bell when request `number` is complete, or any request if it is ANY.
 
         Call `is_done` once more before you wait for the bell.
         """
@@ -157,7 +158,7 @@ class Requests:
         return number in self._stats_of[slot].tolist()
 
     def stats(self, worker: int, slot: int, number: int) -> bytes | None:
-        """Return the statistics of an answer: b"" if it has none, None if they are sent over the link."""
+        """Return the statistics of an answer: b"" if there are none, None if they are sent over the link."""
         place = worker - self.servers[slot].start
         if self._stats_of[slot][place] != number:
             return b""
@@ -165,7 +166,7 @@ class Requests:
         return None if size == ON_LINK else bytes(self._stats[slot][place][:size])
 
     def discard_stats(self, worker: int, slot: int) -> None:
-        """Discard the statistics of an answer, because the request will be answered again."""
+        """Discard the statistics that a lost worker wrote for a slot, because the request will be answered again."""
         self._stats_of[slot][worker - self.servers[slot].start] = 0
 
 

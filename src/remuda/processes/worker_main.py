@@ -2,7 +2,7 @@
 
 def main(fds):                               # in the module that the fork server imports; called in each worker
     link = Link.from_fd(fds[0])
-    return serve(link, Service(link))        # calls service.run(), which returns when the worker is to leave
+    return serve(link, Service(link))        # calls service.run(), which returns when the worker is asked to exit
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from remuda.processes.links import Link
 
-IN_WORKER = False  # True in worker processes, which must not start workers or a training run
+IN_WORKER = False  # True in worker processes, which must not start a training run
 
 
 class Service(Protocol):

@@ -7,8 +7,8 @@
         pool.restart(worker, made_progress=True)  # WorkerError once the budget is exhausted
     pool.close()                                  # ends and reaps every process
 
-The pool knows only processes and messages. The `WorkerKind` that the caller passes holds the words with which errors
-and log lines refer to the workers.
+The pool handles only processes and messages. The caller's `WorkerKind` contains the words with which errors and log
+lines refer to the workers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from remuda.errors import Interrupted, RemudaError, WorkerError
 from remuda.processes.fork_server import DEATH_SECONDS, ForkFailed, ForkServer
 from remuda.processes.links import Bell, Link, Message
 
-WINDOW_SECONDS = 60.0  # each worker may be restarted at most `max_restarts` times within this time
+WINDOW_SECONDS = 60.0  # each worker may be restarted at most `max_restarts` times within any period of this length
 POLL_SECONDS = 0.2  # longest sleep between two calls of `should_stop`
 LEAVE_SECONDS = 1.0  # time for workers to clean up when the pool closes
 
@@ -49,7 +49,7 @@ class WorkerKind:
 
 
 class Worker:
-    """The parent's view of one worker. If its process is lost, the Worker object gets a new process."""
+    """The parent's view of one worker. If the worker's process is lost, the Worker object gets a new process."""
 
     def __init__(self, index: int, blueprint: Blueprint) -> None:
         self.index, self.blueprint = index, blueprint
@@ -69,13 +69,13 @@ class Worker:
         return self.exit_reason is not None
 
     def send(self, message: Mapping[str, object], fds: Sequence[int] = ()) -> None:
-        """Send a message. If the worker has died, do nothing: `WorkerPool.listen` will notice that."""
+        """Send a message. If the worker has died, do nothing: `WorkerPool.listen` will notice its death."""
         if self.link is not None:
             with contextlib.suppress(OSError):
                 self.link.send(message, fds)
 
     def take(self, key: str) -> Message | None:
-        """Remove and return the oldest message in the inbox that has this key."""
+        """Remove and return the oldest message in the inbox that has this key, or return None."""
         for place, message in enumerate(self.inbox):
             if key in message:
                 return self.inbox.pop(place)
@@ -109,14 +109,14 @@ class WorkerPool:
         self._num_lost = 0
         self._has_started = False
         self._is_open = True
-        # Seconds spent in `listen`. Time-outs are measured by this clock, so that time in which the parent process
-        # does something else, or is suspended, does not count as a worker's silence.
+        # Seconds spent in `listen`, plus those that the pool's owner adds. Time-outs are measured by this clock, so
+        # that time in which the parent process is busy or suspended does not count as a worker's silence.
         self.clock = 0.0
 
     # --- starting and replacing ---------------------------------------------------------------------------------
 
     def start(self) -> Any:
-        """Start all workers and wait until they are built; return what worker 0 sent under the key "built"."""
+        """Start all workers and wait until each has sent "built"; return what worker 0 sent under this key."""
         for worker in self.workers:
             self._launch(worker)
         built: dict[int, Any] = {}
@@ -137,8 +137,9 @@ class WorkerPool:
     def restart(self, worker: Worker, made_progress: bool) -> None:
         """Start a new process for a lost worker and wait until the process has sent "built".
 
-        `made_progress` tells whether the worker has answered since its last restart. A worker that hangs each time
-        is lost too rarely to exceed a limit per minute, so consecutive losses without progress have their own limit.
+        `made_progress` is whether the worker completed any work since its last restart. A worker that hangs after
+        every restart is lost too rarely to exceed a limit per minute, so consecutive losses without progress have
+        their own limit.
         """
         while True:
             self.relaunch(worker, made_progress)
@@ -232,7 +233,7 @@ class WorkerPool:
     # --- messages -----------------------------------------------------------------------------------------------
 
     def listen(self, seconds: float) -> None:
-        """Sleep for at most `seconds`, or until a worker rings, writes or dies; then read the messages of workers.
+        """Sleep for up to `seconds`, until a worker rings the bell, sends a message or dies; then read new messages.
 
         Raises Interrupted if `should_stop` returns True, and a worker's error if a restart cannot fix that error.
         """
@@ -268,7 +269,7 @@ class WorkerPool:
                 worker.inbox.append(message)
 
     def _on_error(self, worker: Worker, message: Message) -> None:
-        """Raise the error that ended a worker, unless a restart may recover from it."""
+        """Raise the error that ended a worker, unless a restart of the worker may succeed."""
         worker.traceback = message["traceback"]
         name, text = message["error"], message["text"]
         build_errors = {error.__name__: error for error in self.kind.build_errors}
@@ -356,7 +357,7 @@ class WorkerPool:
 
     @staticmethod
     def _wait_for_death(worker: Worker, seconds: float) -> bool:
-        """Return whether the process ends within `seconds`, as reported by its pidfd or, without one, by its link."""
+        """Return whether the process ends within `seconds`. Poll its pidfd or, where there is none, its link."""
         poll = select.poll()
         if worker.pidfd is not None:
             poll.register(worker.pidfd, select.POLLIN)

@@ -8,8 +8,8 @@ Remuda's own entries are registered by the same functions (registry/builtin.py).
 imported can register entries through entry points of the groups `remuda.algorithms`, `remuda.schemes` and
 `remuda.env_backends`. Wherever a registered name is accepted, so is an import path, `package.module:Name`.
 
-Help texts and tables read the registries, so importing this package must be cheap: it imports neither torch nor
-numpy, and the import paths of Remuda's own entries are resolved only when the objects that they name are used.
+Help texts and tables read the registries, so importing this package must be cheap: the package imports neither torch
+nor numpy, and resolves the import paths of Remuda's own entries only when the objects that they name are used.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def all_algorithms() -> list[AlgorithmEntry]:
 def algorithm_reference(name: str) -> dict[str, Any] | None:
     """Describe an algorithm that was registered at run time, as JSON for `register_reference` in another process.
 
-    Return None if other processes find the algorithm by its name alone. Raise Unreachable if they can neither import
-    nor rebuild its class, or its options.
+    Return None if other processes find the algorithm by its name alone. Raise Unreachable if the algorithm's class or
+    options can be neither imported nor rebuilt there.
     """
     from remuda.envs.import_paths import describe
 
@@ -119,7 +119,7 @@ def algorithm_reference(name: str) -> dict[str, Any] | None:
 
 
 def register_reference(reference: Mapping[str, Any] | None) -> None:
-    """Register the algorithm that `algorithm_reference` has described in another process."""
+    """Register the algorithm that `algorithm_reference` described in another process; do nothing for None."""
     from remuda.envs.import_paths import find
 
     if reference is not None:
@@ -149,10 +149,10 @@ def register_scheme(
 ) -> SchemeEntry:
     """Register a scheme under `name`, and return its entry.
 
-    `make`, a callable or the import path of one, is given the run's configuration and returns a `recipe.Scheme`.
-    `has_workers` tells whether envs are stepped in worker processes. `is_asynchronous` tells whether samplers run
-    ahead of the learner, which then learns from rollouts or replay rows that older weights have sampled. `has_ranks`
-    tells whether the run is divided among `scheme.ranks` processes, each of which samples and learns.
+    `make` is a callable that takes the run's configuration and returns a `recipe.Scheme`, or the callable's import
+    path. `has_workers` tells whether envs are stepped in worker processes. `is_asynchronous` tells whether samplers
+    run ahead of the learner, which then learns from rollouts or replay rows that were sampled with older weights.
+    `has_ranks` tells whether the run is divided among `scheme.ranks` processes, each of which samples and learns.
     """
     return _schemes.add(SchemeEntry(name, make, description, has_workers, is_asynchronous, has_ranks))
 
@@ -189,7 +189,7 @@ def _scheme_of(name: str, found: Any) -> SchemeEntry:
 def register_env_backend(name: str, backend: Any) -> EnvBackendEntry:
     """Register a library of native vector envs under `name`, and return its entry.
 
-    `backend` is an object or a module with the members of `envs.backends.Backend`, or its import path:
+    `backend` is an object or a module with the members of `envs.backends.Backend`, or the import path of either:
     `package.module:name` for an object, `package.module` for a module.
     """
     return _env_backends.add(EnvBackendEntry(name, backend))

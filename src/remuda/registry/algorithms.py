@@ -1,4 +1,4 @@
-"""Registry entries of algorithms, and how to derive an entry from the class of an algorithm."""
+"""Registry entries of algorithms, and functions that derive an entry from the class of an algorithm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AlgorithmEntry:
-    """A registered algorithm. Import paths are resolved when the class, the presets or the builder are used."""
+    """A registered algorithm. The import paths of class, presets and builder are resolved when these are used."""
 
     name: str
     algorithm: type[Any] | str  # the class, or its import path
@@ -46,7 +46,7 @@ class AlgorithmEntry:
 
     @property
     def may_run_async(self) -> bool:
-        """Whether the algorithm, with its default options, may learn from steps sampled by older weights."""
+        """Whether the algorithm, with its default options, may learn from steps sampled with older weights."""
         return not self.options().is_on_policy
 
     @property
@@ -79,11 +79,11 @@ def entry_for_class(
     builder: str | None = None,
     description: str | None = None,
 ) -> AlgorithmEntry:
-    """Return the entry of an algorithm's class.
+    """Return a new entry for the algorithm class `kind`.
 
     Arguments that are not given are taken from the class attributes `Options`, `presets` and `builder`, which
     subclasses inherit, and from the docstring of the class. Without such attributes, options and presets come from
-    the entry of the nearest base class in `known` (presets only if `options` is derived from the options of that
+    the entry in `known` of the nearest base class (presets only if the options are derived from the options of that
     entry), and the builder is that of the options.
     """
     if not isinstance(kind, type) or not _attribute(kind, "losses"):
@@ -108,7 +108,7 @@ def entry_for_class(
 
 
 def check_options(name: str, options: Any) -> None:
-    """Raise ConfigError if the options of an algorithm are not declared as the command line requires."""
+    """Raise ConfigError if the options class of algorithm `name` is not declared as the command line requires."""
     from remuda.config.algo_base import AlgoOptions
 
     label = f"the options of {name}"
@@ -125,9 +125,9 @@ def check_options(name: str, options: Any) -> None:
 
 
 def _base(kind: type[Any], known: Iterable[AlgorithmEntry]) -> AlgorithmEntry | None:
-    """Return the entry of `kind`, or else of its nearest base class that has one; None if no class has an entry.
+    """Return the entry of `kind`, or else of its nearest base class that has an entry; None if there is no entry.
 
-    If a class has several entries, the first is returned.
+    If a class has several entries, the first one in `known` is returned.
     """
     by_path: dict[str, AlgorithmEntry] = {}
     for entry in known:
@@ -136,5 +136,5 @@ def _base(kind: type[Any], known: Iterable[AlgorithmEntry]) -> AlgorithmEntry | 
 
 
 def _attribute(kind: type[Any], name: str) -> Any:
-    """Return an attribute of a class or its bases as declared, without binding it, or None if none declares it."""
+    """Return the attribute `name` of a class or its bases, without binding it, or None if no class declares it."""
     return next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)

@@ -1,4 +1,4 @@
-"""Remuda's own algorithms, schemes and env backends, registered in the same way as those of any other package."""
+"""Remuda's own algorithms, schemes and env backends. They are registered as any other package registers its own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from remuda import registry
 
 
 def register_algorithms() -> None:
-    """Register the ten algorithms.
+    """Register Remuda's own ten algorithms.
 
     The class DQN has two entries, dqn and rainbow. By default, subclasses of DQN have the options and presets of dqn,
     because that entry is registered first.
@@ -92,7 +92,7 @@ def register_algorithms() -> None:
 
 
 def register_schemes() -> None:
-    """Register the schemes that run on one machine."""
+    """Register Remuda's own schemes."""
     registry.register_scheme(
         "serial",
         "remuda.build.schemes:make_serial",

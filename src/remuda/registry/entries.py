@@ -1,4 +1,4 @@
-"""The `Registry`, which holds entries by name, and the entries of schemes and env backends."""
+"""The class `Registry`, which maps names to entries, and the classes of entries of schemes and env backends."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Registry(Generic[Entry]):
     def __init__(self, kind: str, group: str, own: str, convert: Callable[[str, Any], Entry]) -> None:
         """Create a registry.
 
-        `kind` is what error messages call an entry. Other packages add entries through entry points of the group
-        `group`. `own` is the name of the function in `BUILTIN` that registers Remuda's own entries. `convert` makes
-        an entry from the name of an entry point and the object that this entry point loads.
+        `kind` is the word for an entry in error messages. Other packages add entries through entry points of the
+        group `group`. `own` is the name of the function in `BUILTIN` that registers Remuda's own entries. `convert`
+        makes an entry from the name of an entry point and the object that this entry point loads.
         """
         self._kind, self._group, self._own, self._convert = kind, group, own, convert
         self._entries: dict[str, Entry] = {}
@@ -53,7 +53,7 @@ class Registry(Generic[Entry]):
     def add(self, entry: Entry) -> Entry:
         """Add `entry`, replacing any entry of the same name, and return `entry`.
 
-        Raise ConfigError if the name is that of one of Remuda's own entries, is empty or contains a colon.
+        Raise ConfigError if the entry's name is empty, contains a colon, or belongs to one of Remuda's own entries.
         """
         self._load_builtin()
         if not entry.name or ":" in entry.name:
@@ -75,13 +75,13 @@ class Registry(Generic[Entry]):
         return None if point is None else self._load_point(point)
 
     def names(self, is_sorted: bool = True) -> list[str]:
-        """Return all names, sorted or in the order of registration. Entry points are not loaded."""
+        """Return the names of all entries, sorted or in the order of registration, without loading entry points."""
         self._load_builtin()
         names = list(dict.fromkeys([*self._entries, *self._points]))
         return sorted(names) if is_sorted else names
 
     def is_installed(self, name: str) -> bool:
-        """Return whether every process of this installation knows the name: it is built in or an entry point."""
+        """Return whether every process of this installation knows `name`: it is built in or names an entry point."""
         self._load_builtin()
         return name in self._points or (self._builtin is not None and name in self._builtin)
 
@@ -138,7 +138,7 @@ class SchemeEntry:
     description: str
     has_workers: bool = True  # whether envs are stepped in worker processes
     is_asynchronous: bool = False  # whether samplers run ahead of the learner
-    has_ranks: bool = False  # whether `scheme.ranks` processes each learn from a part of the run
+    has_ranks: bool = False  # whether the run is divided among `scheme.ranks` processes that sample and learn
 
     def make_scheme(self, config: RunConfig) -> Scheme:
         """Return the scheme for a run with this configuration."""
@@ -155,7 +155,7 @@ class EnvBackendEntry:
     backend: Any  # an object or module with the members of `envs.backends.Backend`, or its import path
 
     def load(self) -> Backend:
-        """Return the backend, which is imported if the entry holds its import path."""
+        """Return the backend; import it if the entry contains only its import path."""
         found: Backend = load(self.backend) if isinstance(self.backend, str) else self.backend
         return found
 

@@ -1,14 +1,14 @@
 """All counters of a replay: what writers have written, what a reader may read, and how much is left to draw.
 
-Each group of envs numbers its rows from 0 in the order in which they are appended; number t stands for row t of every
-env of the group. Numbers are never reused, so a count of rows is also the number of the next row to be appended.
+Each group of envs numbers its rows from 0 in the order in which they are appended; all envs of a group share these
+numbers. A number is never reused, so the count of rows written to a group is also the number of its next row.
 
     GroupCounters    how many items, such as recurrent states, the writer of each group has stored
     RowCounters      how many rows each writer has begun and completed, and a pause and a limit for all writers
     ReplayCounters   steps that one reader has counted, batches that it has drawn, and rows that it still has to draw
 
-Processes share no locks, because a lock would stay locked if its holder died. The counters of a group are changed by
-its writer or, once the writer has died, by the reader. Memory fences keep accesses to counters and rows in order.
+Processes share no locks: a lock would stay locked if its holder died. The counters of a group are changed by its
+writer (a sampler) or, once the writer has died, by the reader (the learner). Memory fences keep accesses in order.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class GroupCounters:
 
     - `written` counts complete items. A writer stores an item, issues a memory fence, and then counts the item. A
       reader calls `published`, which reads the counter and then issues a fence.
-    - `td_errors` counts the items whose TD error is stored; NaN stands for an unknown error. If writers compute TD
-      errors (`has_td_error`), a reader uses only these items, so that each of them starts with its own priority.
+    - `td_errors` counts the items whose TD error is stored; an unknown error is stored as NaN. If writers compute TD
+      errors (`has_td_error`), a reader uses only these items, whose initial priorities it derives from the errors.
     """
 
     def __init__(self, written: Index, td_errors: Index, has_td_error: bool) -> None:
@@ -63,12 +63,12 @@ class GroupCounters:
         return count
 
     def publish(self, group: int, count: int) -> None:
-        """Set the number of written items of a group to `count`, after these items have been stored."""
+        """Set a group's number of written items to `count`; the items must have been stored before."""
         self.fence()
         self.written[group] = count
 
     def publish_td_errors(self, group: int, count: int) -> None:
-        """Record that the first `count` items of a group have TD errors, after these errors have been stored."""
+        """Set a group's number of items with a TD error to `count`; the errors must have been stored before."""
         self.fence()
         self.td_errors[group] = count
 
@@ -85,10 +85,10 @@ class RowCounters(GroupCounters):
     - `begun`: number of rows that the writer has announced. The writer increases it before it stores the rows, so a
       reader can tell that row `begun - capacity` and all earlier rows may have been overwritten.
     - `written` and `td_errors`: see `GroupCounters`.
-    - `real`: number of real steps, over all envs of the group, in the rows written since this memory was created.
+    - `real`: number of real steps (mask True), over all envs of the group, written since this memory was created.
 
-    The reader sets two values: writers wait while `is_paused` is 1, and once the total of `real` over all groups has
-    reached `limit`.
+    The reader sets `is_paused` and `limit`: writers wait while `is_paused` is 1, or while the sum of `real` over all
+    groups is at least `limit`.
 
     At any moment, in every process, and for every group:
 
@@ -122,7 +122,7 @@ class RowCounters(GroupCounters):
 
     @property
     def stored(self) -> Index:
-        """Number of intact rows per env, with one entry for each group."""
+        """Number [groups] of intact rows of each env; it is the same for all envs of a group."""
         found: Index = np.maximum(self.written - np.maximum(self.begun - self.capacity + 1, 0), 0)
         return found
 
@@ -136,11 +136,11 @@ class RowCounters(GroupCounters):
         return int(self.real.sum())
 
     def oldest(self, group: int) -> int:
-        """Return the number of the oldest intact row of a group."""
+        """Return the row number of a group's oldest intact row."""
         return max(0, int(self.begun[group]) - self.capacity + 1)
 
     def oldest_written(self, group: int) -> int:
-        """Return the number of a group's oldest row during a pause, when `oldest` may briefly be too large."""
+        """Return the row number of a group's oldest row during a pause, when `oldest` may briefly be too large."""
         return max(0, int(self.written[group]) - self.capacity + 1)
 
     def is_stored(self, row: Index, env: Index) -> NDArray[np.bool_]:
@@ -152,14 +152,14 @@ class RowCounters(GroupCounters):
         return found
 
     def locate(self, index: Index) -> tuple[Index, Index]:
-        """Convert indices into all stored rows, sorted by group, row number and env, to row numbers and envs."""
+        """Return row numbers and envs of the rows at positions `index` in the order of group, row number and env."""
         if self.groups == 1:
             row, env = np.divmod(index, self.width)
             return row + self.oldest(0), env
         stored, written = self.stored, self.written.copy()  # copies, because writers may change the counters
         self.fence()  # the counters must be read before the rows; see `published`
         ends = (stored * self.width).cumsum()
-        index = np.minimum(index, ends[-1] - 1)  # rows may have been lost since the caller read `count`
+        index = np.minimum(index, ends[-1] - 1)  # rows may have been overwritten since the caller read `count`
         group = ends.searchsorted(index, "right")
         row, env = np.divmod(index - (ends[group] - stored[group] * self.width), self.width)
         return row + written[group] - stored[group], env + group * self.width
@@ -174,7 +174,7 @@ class RowCounters(GroupCounters):
         return self.total_real < int(self.limit[0])
 
     def begin(self, group: int, rows: int) -> int:
-        """Wait while writers are paused, announce `rows` rows of a group, and return the number of the first row."""
+        """Wait while writers are paused, announce `rows` rows of a group, and return the first row's number."""
         start = int(self.written[group])
         end = start + rows
         if self._ignores_pause:
@@ -192,12 +192,12 @@ class RowCounters(GroupCounters):
             self.begun[group] = start
 
     def finish(self, group: int, end: int, real: int) -> None:
-        """Count the announced rows before row number `end` as written; they contain `real` real steps of all envs."""
+        """Count all announced rows before row number `end` as written, and their `real` real steps over all envs."""
         self.real[group] += real
         self.publish(group, end)
 
     def append_each(self, env: Index, mask: NDArray[np.bool_], write: Callable[[Index], None]) -> Index:
-        """Announce one row for each env in `env`, store the rows with `write(numbers)`, and return their numbers.
+        """Announce one row for each env in `env`, store them with `write(numbers)`, and return their row numbers.
 
         Every env must be a group of its own, and this process must be the only writer.
         """
@@ -225,7 +225,7 @@ class RowCounters(GroupCounters):
                         "check whether they hang, or whether the machine swaps."
                     )
                 time.sleep(POLL_SECONDS)
-            with self._pause_lock:  # only now, because `takeover` may need the lock during the wait
+            with self._pause_lock:  # not during the wait above, when `takeover` may need the lock
                 self.fence()
                 yield
         finally:
@@ -247,7 +247,7 @@ class RowCounters(GroupCounters):
                 self._ignores_pause = False
 
     def begun_rows(self, group: int) -> range:
-        """Return the numbers of the rows that the writer of a group has announced but not completed."""
+        """Return the row numbers that the writer of a group has announced but not completed."""
         return range(self.published(group), int(self.begun[group]))
 
     def reset(self, written: Index | int = 0) -> None:
@@ -266,12 +266,12 @@ class ReplayCounters:
     - `wasted_draws`: number of draws that had to be repeated, because some of their rows or sequences were
       overwritten while they were copied. `torn_rows` is the number of these rows or sequences.
     - `prioritized`: number of rows of each group that have a priority.
-    - `observed`: number of rows of each group that were passed on to update observation statistics.
+    - `observed`: number of rows of each group whose observations were passed on for a normalizer's statistics.
 
     Steps and credit are provisional until `commit`. A checkpoint in the middle of a round stores the rows of that
     round as not counted, and the resumed run counts them.
 
-    With a ratio and `max_lead` above 0, writers wait when they are more than `max_lead` steps ahead of the learner.
+    With a ratio and `max_lead` above 0, writers wait once they are `max_lead` steps ahead of the draws.
     """
 
     def __init__(
@@ -284,7 +284,7 @@ class ReplayCounters:
         self.start_here()
 
     def start_here(self) -> None:
-        """Treat all rows that the ring holds now as counted, observed and prioritized."""
+        """Treat all rows written so far as processed: steps counted, observations passed on, and priorities set."""
         self._counted = self.rows.total_real
         self.observed, self.prioritized = self.rows.written.copy(), self.rows.written.copy()
 
@@ -293,7 +293,7 @@ class ReplayCounters:
         return self.rows.total_real - self._counted
 
     def add_steps(self, real: int, can_draw: bool) -> None:
-        """Count `real` steps, which earn credit only after the warm-up and only if something can be drawn."""
+        """Count `real` real steps. They earn credit only after the warm-up, and only if `can_draw` is True."""
         if self.ratio is not None and can_draw:
             self.credit += self.ratio * min(real, max(0, self.steps + real - self.warm_up))
         self.steps += real
@@ -361,18 +361,18 @@ class ReplayCounters:
         self.wasted_draws += 1
 
     def metrics(self) -> dict[str, float]:
-        """Return the drawn rows per real step after the warm-up, and the number of rows or sequences drawn again."""
+        """Return the number of drawn rows per real step after the warm-up, and `torn_rows`."""
         drawn = (self.draws - self.wasted_draws) * self.rows_per_batch
         return {"replay/ratio": drawn / max(1, self.steps - self.warm_up), "replay/redrawn": float(self.torn_rows)}
 
     def take_unobserved(self, group: int) -> range:
-        """Return the numbers of a group's rows that were written since the last call and are still stored."""
+        """Return the row numbers of a group's rows that were written since the last call and are still stored."""
         first, end = max(int(self.observed[group]), self.rows.oldest(group)), self.rows.published(group)
         self.observed[group] = end
         return range(first, end)
 
     def without_priority(self, group: int) -> range:
-        """Return the numbers of a group's usable rows that have no priority yet."""
+        """Return the row numbers of a group's usable rows that have no priority yet."""
         end = self.rows.usable(group)
         return range(max(int(self.prioritized[group]), self.rows.oldest(group)), end)
 

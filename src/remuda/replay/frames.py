@@ -2,10 +2,11 @@
 
     ring = FrameRing(example, capacity=100_000, envs=16, frames=4)      # obs [4, 84, 84]; used like Ring
 
-Frames are stored in a second ring. Each row adds one frame to it, except that the first row of an episode adds its
-whole stack, so that every observation is restored exactly. A row stores the number of its newest frame; the older
-frames of its stack have the preceding numbers. The frames of one env are contiguous in memory, so a stack is read in
-one piece, and a checkpoint reads all new frames of an env in one piece.
+Frames are stored in a second ring, where the frames of each env are numbered from 0. Each row adds one frame, except
+that the first row of an episode adds its whole stack, so that every observation is restored exactly. Instead of its
+observation, a row stores the number of its newest frame; the older frames of its stack have the preceding numbers.
+The frames of one env are contiguous in memory, so a stack is read in one piece, and a checkpoint reads all new frames
+of an env in one piece.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class FrameCounters:
 
     - `kept`: number of frames that belong to written rows. The writer increases it after the frames are stored.
     - `announced`: number of frames that are stored or about to be stored. Between appends it exceeds `kept` by up to
-      `frames`, because the observation after the newest row is stored too. The next row stores its frames again.
+      `frames`, because the observation after the newest row is stored, too. The next row, which has this observation,
+      stores the same frames again.
     """
 
     def __init__(self, memory: SharedArrays, room: int, frames: int, fence: Callable[[], None]) -> None:
@@ -43,7 +45,7 @@ class FrameCounters:
         return dict.fromkeys(("kept", "announced"), ((envs,), "int64"))
 
     def newest(self, columns: slice, begins: NDArray[np.bool_]) -> Index:
-        """Return the number that the newest frame of each of the next rows [T, B] will have.
+        """Return, for each of the next rows [T, B], the number that its newest frame will have.
 
         A row adds a whole stack where `begins` is True, and one frame elsewhere.
         """
@@ -60,7 +62,7 @@ class FrameCounters:
         self.kept[columns] = newest + 1
 
     def skip_announced(self, columns: slice) -> None:
-        """Advance `kept` past all frames that a lost writer may have stored, because reset rows may refer to them."""
+        """Advance `kept` past all frames that a lost writer may have stored: reset rows may use these frames."""
         self.kept[columns] = np.maximum(self.kept[columns] + self.frames, self.announced[columns])
 
     def oldest(self, env: Index | slice) -> Index:
@@ -136,7 +138,7 @@ class FrameRing(Ring):
         super()._write(places, columns, rows.replace(obs=newest))
 
     def _write_obs(self, place: int, columns: slice, obs: Tree) -> None:
-        """Store the observation after the newest row, without counting its frames: the next row repeats them."""
+        """Store the observation after the newest row, without counting its frames: the next row stores them again."""
         newest = self._write_frames(np.asarray(obs)[None], self.begins[None, columns], columns)
         super()._write_obs(place, columns, newest[0])
 
@@ -147,7 +149,7 @@ class FrameRing(Ring):
         newest = self.frame_counters.newest(columns, begins)
         env = np.broadcast_to(np.arange(columns.start, columns.stop), (T, B))
         self.frame_counters.announce(columns, newest[-1])
-        gone = newest[-1] - self._room  # later frames of this call would overwrite those up to this number: skip them
+        gone = newest[-1] - self._room  # skip the frames up to this number: later frames would overwrite them
         t, b = np.nonzero(newest > gone)
         self.images[env[t, b], newest[t, b] % self._room] = stacks[t, b, -1]
         for back in range(1, self.frames):
@@ -165,7 +167,7 @@ class FrameRing(Ring):
     # --- reading ---
 
     def observed(self, group: int, rows: range) -> Iterator[tuple[Tree, NDArray[np.bool_]]]:
-        """Yield observations and masks of rows, or nothing if images are integers, which need no statistics."""
+        """Yield a group's observations and masks [T, B]; nothing for integer images, which need no statistics."""
         if self.images.dtype.kind == "f":
             row, env = np.mgrid[rows.start : rows.stop, self.columns(group)].reshape(2, -1)
             shape = (len(rows), self.width)
@@ -195,7 +197,7 @@ class FrameRing(Ring):
         return {**super().layout(), "frames": self.frames, "room for frames": self._room, "stacks": stacks}
 
     def span(self, group: int, first: int, last: int) -> Span:
-        """Return the span of stored rows with all frames of their stacks, some of which earlier rows added."""
+        """Return the span of rows `first` to `last - 1` with all frames of their stacks; earlier rows added some."""
         columns = self.columns(group)
         oldest = self.rows.obs[first % self.capacity, columns] - self.frames + 1
         end = self.rows.obs[(last - 1) % self.capacity, columns] + 1
@@ -228,7 +230,7 @@ class FrameRing(Ring):
         super().set_tail(tail)
 
     def _uncounted(self, kept: Index) -> tuple[Index, Index]:
-        """Return envs and places of the `frames` frames after the first `kept` ones, where `_write_obs` stores."""
+        """Return envs and places of the `frames` frames after the first `kept` frames; `_write_obs` stores there."""
         return np.arange(self.envs)[:, None], (kept[:, None] + np.arange(self.frames)) % self._room
 
     def clear(self) -> None:
@@ -238,7 +240,7 @@ class FrameRing(Ring):
     def _begin_empty(self) -> None:
         self.frame_counters.reset()
         self.begins[:] = True
-        # If a writer dies during its first append, reset rows replace its rows, with the first stack as observation.
+        # If a writer dies during its first append, its rows become reset rows, with the first stack as observation.
         self.rows.obs[0] = self.frames - 1
 
     def close(self) -> None:

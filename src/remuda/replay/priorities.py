@@ -102,7 +102,7 @@ class Priorities:
         self.tree.put(self.index.place(key), np.concatenate([mask * self.largest, np.zeros(len(row))]))
 
     def sync(self, group: int, rows: range) -> None:
-        """Set the priorities of rows that another process appended to a group."""
+        """Set the priorities of a group's `rows` (row numbers), which another process has appended."""
         ring, columns = self.ring, self.ring.columns(group)
         if rows:
             places = np.arange(rows.start, rows.stop) % ring.capacity
@@ -120,7 +120,7 @@ class Priorities:
             self.tree.put(self.index.place(key), 0.0)
 
     def draw(self, numbers: DrawNumbers, draw: int) -> tuple[Index, Index, Floats]:
-        """Draw rows by priority, one per stratum; return their places, keys and priorities (see `RingIndex`)."""
+        """Draw rows by priority, one per stratum; return places and keys (see `RingIndex`), and priorities."""
         for attempt in itertools.count():
             if not self.tree.total > 0:
                 raise NothingToDraw("there is nothing to draw: no row has a priority above 0.")
@@ -133,7 +133,7 @@ class Priorities:
         return place, key, priority
 
     def feedback(self, key: Index, td_error: Errors) -> None:
-        """Set the priorities of drawn rows from their absolute TD errors, except for rows overwritten since."""
+        """Set the priorities of drawn rows from their absolute TD errors; skip rows overwritten since the draw."""
         priority, largest = self._from_error(td_error)
         drawn, place, written = self._last_draw
         # The check for overwritten rows takes 15 us. It is skipped for the last draw if no row was written since.
@@ -275,7 +275,7 @@ class SumTree:
 
 
 class _Search:
-    """A search in `count` rows of 16 numbers. It reuses arrays, because allocating takes as long as filling them."""
+    """A search in `count` rows of 16 numbers. It reuses its arrays: allocating takes as long as filling them."""
 
     def __init__(self, count: int) -> None:
         self.row = np.arange(0, count * WIDTH, WIDTH)
@@ -283,7 +283,7 @@ class _Search:
         self._first, self._flat, self._tensor = self._sums[:, 0], self._sums.reshape(-1), torch.from_numpy(self._sums)
 
     def pick(self, rows: Floats, row: Index, mass: Floats) -> Index:
-        """Return for each of `rows[row]` the index where its running sum exceeds its `mass`; 15 if it never does."""
+        """Return, for each of `rows[row]`, the first index where its running sum exceeds its `mass`, or else 15."""
         rows.take(row, 0, self._sums, "clip")
         # Subtracting the mass first and comparing with 0 is three times as fast as comparing the sums with masses.
         np.subtract(self._first, mass, self._first)

@@ -6,10 +6,10 @@
     found = ring.n_steps(row, env, n=3, gamma=0.99)        # return, product of discounts, row to bootstrap from
     obs = ring.obs(found.row, env)
 
-Rows are numbered in the order in which they are appended, and a number is never used again. A reset row is stored
-like any other row, because a truncated episode bootstraps from its observation. The observation after the newest row
-is also stored, so that the newest row can be drawn at once. It takes one place, which leaves places for
-`capacity - 1` rows.
+Rows are numbered in the order in which they are appended, and a number is never used again. A reset row (the masked
+row after the end of an episode) is stored like any other row, because a truncated episode bootstraps from the reset
+row's observation. The observation after the newest row is also stored, so that the newest row can be drawn at once.
+It takes the place of one row, so `capacity - 1` rows of each env remain.
 
 The rows of each group of envs may be appended by a process of its own, independently of the other groups:
 
@@ -115,7 +115,7 @@ class Ring:
     # --- writing ---
 
     def append(self, rows: Row, next_obs: Tree, group: int = 0) -> None:
-        """Append rows [T, B of the group] and the next observations [B]; if not all rows fit, store the newest."""
+        """Append rows [T, B] of a group's B envs and the next observations [B]; if not all fit, store the newest."""
         T, columns = len(rows.mask), self.columns(group)
         start = self.counters.begin(group, T)
         skipped = max(0, T - self.capacity + 1)
@@ -137,7 +137,7 @@ class Ring:
         return self.counters.append_each(env, rows.mask, write)
 
     def set_td_error(self, group: int, first: int, error: NDArray[np.float32]) -> None:
-        """Store TD errors [T, B of the group] of rows from number `first` on; NaN means not known."""
+        """Store the TD errors [T, B] of a group's rows from row number `first` on; NaN means not known."""
         assert self.td_error is not None
         self.td_error[np.arange(first, first + len(error)) % self.capacity, self.columns(group)] = error
         self.counters.publish_td_errors(group, first + len(error))
@@ -155,7 +155,7 @@ class Ring:
         self.append(blank.replace(obs=obs, discount=np.ones_like(blank.discount)), next_obs, group)
 
     def abandon(self, group: int) -> None:
-        """Replace the rows that a lost writer has begun but not completed by reset rows, at which returns end.
+        """Turn the rows that a lost writer has begun but not completed into reset rows, at which returns end.
 
         The begun rows may have overwritten older rows, which are lost. Call this method inside `counters.takeover`.
         """
@@ -188,7 +188,7 @@ class Ring:
         return self.counters.is_stored(row, env)
 
     def is_real(self, row: Index, env: Index) -> NDArray[np.bool_]:
-        """Return the masks of stored rows, which are False for reset rows."""
+        """Return the mask of each stored row: True for real rows, False for reset rows."""
         found: NDArray[np.bool_] = self.rows.mask[row % self.capacity, env]
         return found
 
@@ -205,7 +205,7 @@ class Ring:
         return map_tree(lambda x: x.take(place, 0), self.flat_rows.obs)
 
     def observed(self, group: int, rows: range) -> Iterator[tuple[Tree, NDArray[np.bool_]]]:
-        """Yield views of the observations and masks [T, B of the group] of a group's rows, in one or two parts."""
+        """Yield views of the observations and masks [T, B] of a group's rows, in two parts where the ring wraps."""
         for places, _ in unbroken(rows.start, rows.stop, self.capacity):
             yield self.rows.obs[places, self.columns(group)], self.rows.mask[places, self.columns(group)]
 
@@ -215,9 +215,10 @@ class Ring:
         return place
 
     def n_steps(self, row: Index, env: Index, n: int, gamma: float, end: Index | None = None) -> NSteps:
-        """Return n-step returns of real rows, with fewer than n rewards where the episode or the stored rows end.
+        """Return n-step returns of real rows, with fewer than n rewards where the episode or the written rows end.
 
-        `end` is the number of rows written to the group of each row; None means the numbers at the time of the call.
+        A row is real if its mask is True. `end` holds, for each row, the number of rows written to its group; None
+        reads the current numbers.
         """
         reward, discount = np.zeros(len(row), np.float32), np.ones(len(row), np.float32)
         end = self.counters.published(env // self.width) if end is None else end

@@ -20,8 +20,8 @@ from remuda.replay.counters import POLL_SECONDS, ReplayCounters
 from remuda.replay.ring import NothingToDraw, Ring
 from remuda.replay.ring_files import RingFiles
 
-# Maximum number of attempts to draw rows that are real and intact. Even if only one row in a hundred is both, this
-# number suffices for 99% of all batches of 256 rows.
+# Maximum number of attempts to draw rows that are real (not reset rows) and intact. Even if only one row in a hundred
+# qualifies, this number suffices for 99% of all batches of 256 rows.
 MAX_ATTEMPTS = 1000
 EAGER_ATTEMPTS = 10  # number of attempts after which `draw` sleeps before each further attempt
 
@@ -29,13 +29,13 @@ EAGER_ATTEMPTS = 10  # number of attempts after which `draw` sleeps before each 
 class RingReplay(ABC):
     """Base class of replays whose rows are in a ring; subclasses define how to draw and what to save besides rows.
 
-    For each real step after the warm-up, `ratio` rows are to be drawn. If `ratio` is None, a batch is due at any time
-    after the warm-up.
+    Every real step (row with mask True) after the first `warm_up` steps earns `ratio` rows to draw. If `ratio` is
+    None, a batch is due at any time after the warm-up.
 
     With `is_shared`, rows are appended by other processes, and `sync` counts these rows. A batch is drawn again if
     some of its rows were overwritten while they were copied. A call of `batches` yields at most
     `max_batches_per_round` batches, so that weights are published between rounds. With a ratio and `max_lead` above
-    0, writers wait when they are more than `max_lead` steps ahead of the learner.
+    0, writers wait once they are `max_lead` steps ahead of the draws.
     """
 
     gamma: float
@@ -47,7 +47,7 @@ class RingReplay(ABC):
         self,
         ring: Ring,
         batch_size: int,
-        rows_per_batch: int,  # rows of a batch that are learned from
+        rows_per_batch: int,  # number of rows that are learned from in each batch
         ratio: float | None,
         warm_up: int,
         seed: int,
@@ -93,7 +93,7 @@ class RingReplay(ABC):
 
     @abstractmethod
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state once the ring holds the rows saved with it, so that the next draws are the same."""
+        """Restore a state, after the rows saved with it were restored, so that the next draws are the same."""
 
     # --- what is due ---
 
@@ -105,19 +105,19 @@ class RingReplay(ABC):
         """Store rows; return how many of them are real steps, and whether there is anything to draw."""
 
     def count_steps(self, steps: int, can_draw: bool) -> None:
-        """Count real steps that were stored, in this replay or in those of other parts of the run."""
+        """Count `steps` real steps, which were stored in this replay or in the replays of other parts of the run."""
         self.counters.add_steps(steps, can_draw)
 
     @property
     def num_due(self) -> int:
-        """Number of batches that `batches` would yield now. It depends only on the steps counted so far."""
+        """Number of batches that are due now, the same in all parts of a run; `ratio` must not be None."""
         return self.counters.num_due
 
     def set_part(self, part: int, parts: int) -> None:
-        """Make this replay part number `part` of a run that is divided into `parts`; call this before the first draw.
+        """Let this replay store part number `part` of a run with `parts` parts; call this before the first draw.
 
-        Draws then use random numbers of this part. Every part draws a batch when one is due, so a batch of this part
-        takes the credit of `parts` batches.
+        Draws then use random numbers of this part. Steps of all parts earn credit, and every part draws a batch when
+        one is due, so each batch of this replay costs `parts` times as much credit.
         """
         self.counters.rows_per_batch *= parts
         self.part = part
@@ -213,7 +213,7 @@ class RingReplay(ABC):
             self.ring.cut(self.ring.obs(np.full(len(env), written), env), group)
 
     def on_writer_lost(self, group: int) -> int:
-        """Turn a dead writer's begun rows into reset rows, end its episodes, and return its successor's first row.
+        """Turn a dead writer's begun rows into reset rows, end its episodes, and return the group's next row number.
 
         Any thread may call this: it changes only shared memory, inside `takeover`, and no state of the reader itself.
         """
@@ -244,10 +244,11 @@ class RingReplay(ABC):
 
 
 def return_range(ring: Ring, gamma: float) -> tuple[float, float, float]:
-    """Return the smallest and the largest discounted return of stored real rows, and the return of the mean reward.
+    """Return the smallest and largest discounted return of all stored real rows, and the return of the mean reward.
 
-    The smallest is at most 0, the largest at least 0. Returns end with the episode or with the newest row, without a
-    bootstrap. The third number is the discounted sum of the mean reward over infinitely many steps; 0 if gamma is 1.
+    The smallest return is at most 0, the largest at least 0. Returns end with the episode or with the newest row,
+    without a bootstrap. The return of the mean reward is its discounted sum over infinitely many steps, or 0 if gamma
+    is 1.
     """
     low, high, total, count = 0.0, 0.0, 0.0, 0
     for group in range(ring.groups):

@@ -17,13 +17,15 @@ from remuda.randomness import Purpose, keyed_generator
 
 
 class RolloutBuffer:
-    """A buffer for the newest rollout, which is yielded in `num_epochs` passes of shuffled minibatches.
+    """A buffer for the newest rollout [T, B], which is yielded in `num_epochs` passes of shuffled minibatches.
 
-    For agents without memory, rows are shuffled one by one and reset rows are left out. The real rows are split as
+    For agents without memory, masked rows are left out, and the real rows are shuffled one by one. They are split as
     evenly as possible into T * B / batch_size minibatches, so that the number of updates per rollout does not depend
     on where episodes end. For recurrent agents, whose batches have a state, a minibatch consists of the whole
-    sequences of batch_size / T envs, reset rows included. With `whole`, minibatches of any agent consist of whole
-    sequences, batch_size is the largest number of sequences in a minibatch, and minibatches have nearly equal size.
+    sequences of batch_size / T envs, masked rows included.
+
+    With `whole`, the minibatches of all agents consist of whole sequences. Then `batch_size` is the largest number of
+    sequences in a minibatch, and all minibatches have nearly the same size.
 
     The shuffled order is a function of (seed, round, epoch), so no random state has to be saved to resume.
     """
@@ -44,12 +46,12 @@ class RolloutBuffer:
         self.round += 1
 
     def append(self, batch: Batch) -> tuple[int, bool]:
-        """Add a rollout; return how many of its rows are real steps, and that there is something to draw."""
+        """Add a rollout; return how many of its rows are real steps, and True: there is something to draw."""
         self.add(batch)
         return int(batch.steps.mask.sum()), True
 
     def set_part(self, part: int, parts: int) -> None:
-        """Take the rollouts of part number `part` of a run that is divided into `parts`, shuffled independently."""
+        """Take the rollouts of part number `part`; every part of a run shuffles with random numbers of its own."""
         self.part = part
 
     def count_steps(self, steps: int, can_draw: bool) -> None:

@@ -36,8 +36,8 @@ class RecurrentStates:
         sequence (`set_td_error`).
         """
         self.ring, self.interval = ring, interval
-        # There is room for all states whose next row can be in the ring, and for one more, because a state is stored
-        # before its rows. When a state is overwritten, its next row has been overwritten already.
+        # There is room for every state whose following row can be in the ring, and for one more, because a state is
+        # stored before that row. When a state is overwritten, the row that follows it was overwritten before.
         self.room = -(-(ring.capacity - 1) // interval) + 1
         layout: Layout = {
             f"state.{path}": ((self.room, ring.envs, *x.shape[1:]), str(np.asarray(x).dtype))
@@ -72,7 +72,7 @@ class RecurrentStates:
         self.counters.publish(group, number + 1)
 
     def set_td_error(self, group: int, number: int, error: NDArray[np.float32] | float) -> None:
-        """Store TD errors [B of the group] of the sequences that begin at state `number`; NaN means not known."""
+        """Store the TD errors [B] of the sequences of a group that begin at state `number`; NaN means not known."""
         assert self.td_error is not None
         self.td_error[number % self.room, self.ring.columns(group)] = error
         self.counters.publish_td_errors(group, number + 1)
@@ -84,7 +84,7 @@ class RecurrentStates:
                 self.set_td_error(group, number, np.nan)
 
     def get_state(self) -> dict[str, Any]:
-        """Return a copy of all states. Counters are copied first, so that they exclude states stored meanwhile."""
+        """Return a copy of all states. Counters are copied first, so as not to count states stored meanwhile."""
         stored = self.counters.written.copy()
         self.counters.fence()
         row = self.row.copy()
@@ -107,9 +107,10 @@ class SequenceIndex:
         index.sync()                                   # after every change of the ring
         number, env, probability = index.draw(uniform)
 
-    A sequence is identified by an env and the number of the state at which it begins. It can be drawn if one of its
-    learned rows is real, from the time when its last learned row is written (and its TD error, if writers compute TD
-    errors) until its first row is overwritten.
+    A sequence is identified by an env and the number of the state at which it begins. The `length` rows after the
+    burn-in are its learned rows. The sequence can be drawn from the time when its last learned row is written (and,
+    if writers compute TD errors, its TD error) until its first row is overwritten. A sequence whose learned rows are
+    all reset rows is never drawn.
     """
 
     def __init__(self, states: RecurrentStates, burn_in: int, length: int, priority_of: PriorityFunction) -> None:

@@ -12,13 +12,13 @@
 Each of the S sequences of a batch has R = burn_in + length + n_step rows:
 
     0 .. burn_in                 update the state that was stored before row 0, and are not learned from
-    burn_in .. burn_in + length  are learned from: `targets` [length, S] hold the n-step return of each of these rows,
-                                 the index (in R) of the row whose value it bootstraps from, and that value's factor
-    the last n_step              serve as bootstraps; rows that are not written yet have mask False, the newest
-                                 observation, and zeros in all other fields
+    burn_in .. burn_in + length  are learned from; for each of these rows, `targets` [length, S] hold the n-step
+                                 return, the index (in R) of the row to bootstrap from, and the factor of its value
+    the last n_step              serve as bootstraps; rows that are not written yet have the observation after the
+                                 newest row, mask False, and zeros in all other fields
 
-States are stored once per rollout, not once per row, so sequences begin where rollouts began. A draw is a function of
-(seed, number of the draw), so no random state has to be saved to resume.
+States are stored at most once per rollout, so sequences begin where rollouts began. A draw is a function of (seed,
+number of the draw), so no random state has to be saved to resume.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from remuda.replay.transitions import TDErrorFunction, as_row, finite_or_nan
 
 
 class SequenceReturns(ArrayTuple):
-    """Targets for the rows of a sequence that are learned from.
+    """Targets of the rows that are learned from.
 
-    They are each row's n-step return, the factor of the value that it bootstraps from, and the row with that value.
+    `reward` is the discounted sum of up to n rewards, and `discount` is the factor of the value of row `row`.
     """
 
     reward: Array
@@ -55,9 +55,9 @@ class SequenceReplay(RingReplay):
     """Replay that draws whole sequences.
 
     `state_example` is a state of any number of envs, as the agent's `initial_state` returns it. `interval` is the
-    least number of rows between two stored states, or None for the length of the first rollout. A rollout that begins
-    less than `interval` rows after the newest state stores no state. `priorities` is the power alpha of
-    arXiv 1511.05952; with None, all sequences are equally likely.
+    least number of rows between two stored states, or None for the length of the first rollout. No state is stored
+    for a rollout that begins less than `interval` rows after the newest stored state. `priorities` is the power alpha
+    of arXiv 1511.05952; with None, all sequences are equally likely.
 
     Steps of the warm-up earn no updates, and neither do steps that are counted while nothing can be drawn. Otherwise
     updates would accumulate and then come all at once.
@@ -97,7 +97,7 @@ class SequenceReplay(RingReplay):
         self.n_step, self.gamma, self.burn_in, self.length, self.interval = n_step, gamma, burn_in, length, interval
         self.has_td_error = has_td_error
         # With is_shared, `interval` is the rollout length, which determines the size of the index. Otherwise the
-        # first call of `add` makes the index.
+        # first call of `append` makes the index.
         self.sequence_index = self._make_sequence_index(interval) if is_shared and interval is not None else None
 
     @property
@@ -117,7 +117,7 @@ class SequenceReplay(RingReplay):
 
     def _make_sequence_index(self, T: int) -> SequenceIndex:
         kept, rows = self.ring.capacity - 1, self.burn_in + self.length
-        # Sequences begin at multiples of T rows before the next row, so only `kept // T * T` rows are of use.
+        # Sequences begin T, 2 T, ... rows before the next row, so only the newest `kept // T * T` rows are of use.
         if kept // T * T < rows:
             raise ConfigError(
                 f"rollouts of {T} rows never leave a whole sequence of burn_in + length = {rows} rows in a ring that "
@@ -135,7 +135,7 @@ class SequenceReplay(RingReplay):
             self.sequence_index.sync()
 
     def can_draw(self) -> bool:
-        """Return whether there is a complete sequence with a real row."""
+        """Return whether there is a sequence that can be drawn (see `SequenceIndex`)."""
         self._sync_rows()
         return self.sequence_index is not None and self.sequence_index.tree.total > 0
 
@@ -209,7 +209,7 @@ class SequencePriority:
         self.states, self.group, self.lengths, self.gamma, self.td_error = states, group, lengths, gamma, td_error
 
     def update(self) -> None:
-        """Compute and store the TD error of each complete sequence for which none is stored yet."""
+        """Compute and store the missing TD errors of complete sequences."""
         states, ring, columns = self.states, self.states.ring, self.states.ring.columns(self.group)
         env, (burn_in, length, _) = np.arange(columns.start, columns.stop), self.lengths
         for number in states.counters.without_td_error(self.group):
@@ -226,10 +226,10 @@ class SequencePriority:
 def sequence_rows(
     ring: Ring, start: Index, env: Index, burn_in: int, length: int, n_step: int, gamma: float
 ) -> tuple[Steps, SequenceReturns]:
-    """Return rows [R, S] of sequences that begin at row numbers `start` [S], and targets [length, S] of learned rows.
+    """Return the rows [R, S] of S sequences, and the targets [length, S] of the rows that are learned from.
 
-    R is burn_in + length + n_step. Rows that are not written yet have the observation after the newest row, and zeros
-    in all other fields.
+    Sequence s begins at row number `start[s]` of env `env[s]`; R is burn_in + length + n_step. Where a sequence
+    reaches beyond the newest row of the ring, `obs` is the observation after that row, and all other fields are 0.
     """
     row = start + np.arange(burn_in + length + n_step)[:, None]
     newest = ring.counters.published(env // ring.width)

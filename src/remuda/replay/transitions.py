@@ -6,8 +6,8 @@
         replay.feedback(batch.key, td_error)
 
 A batch has rows [N]. Its `targets` are n-step returns, and factors that multiply the values of `next_obs`. With
-priorities, `weight` is the smallest probability in the batch divided by that of each row; an algorithm raises it to
-the power beta. A draw is a function of (seed, number of the draw), so no random state has to be saved to resume.
+priorities, `weight` is the smallest probability in the batch divided by the row's own probability; an algorithm
+raises it to the power beta. A draw is a function of (seed, number of the draw), so no random state has to be saved.
 
 Other processes may append rows to the memory of the ring (ring.py):
 
@@ -41,7 +41,10 @@ TDErrorFunction = Callable[[Batch], torch.Tensor]
 
 
 class Returns(ArrayTuple):
-    """The n-step returns of drawn rows, and the factors of the values that they bootstrap from."""
+    """Targets of drawn rows.
+
+    `reward` is the discounted sum of up to n rewards, and `discount` is the factor of the value of `next_obs`.
+    """
 
     reward: Array
     discount: Array
@@ -92,7 +95,7 @@ class TransitionReplay(RingReplay):
         return int(rows.mask.sum()), self.can_draw()
 
     def add_each(self, rows: Row, next_obs: Tree, env: Index) -> None:
-        """Append one row for each env in `env` to a ring with one group per env. `next_obs` follows these rows."""
+        """Append one row for each env in `env`, and the observations after them, to a ring with one group per env."""
         row = self.ring.append_each(rows, next_obs, env)
         if self.priorities is not None:
             self.priorities.append_each(row, env, rows.mask)
@@ -137,7 +140,7 @@ class TransitionReplay(RingReplay):
         return self.index.count_torn(batch.key)
 
     def _uniform(self, draw: int) -> tuple[Index, Index]:
-        """Return places and keys of real rows, drawn uniformly; reset rows are replaced by further draws."""
+        """Return places and keys of rows drawn uniformly; further draws replace reset rows and overwritten rows."""
         place, key = self.index.at(self.numbers.of(draw))
         for attempt in range(1, MAX_ATTEMPTS):
             bad = self.index.not_drawable(place, key)
@@ -184,7 +187,7 @@ class TransitionPriority:
         self._index, self._gamma = RingIndex(ring), np.array(gamma, np.float32)
 
     def update(self) -> None:
-        """Compute and store the TD errors of all rows of the group for which none is stored yet."""
+        """Compute and store the missing TD errors of the group's rows."""
         ring, columns, rows = (
             self.ring,
             self.ring.columns(self.group),

@@ -1,10 +1,10 @@
-"""The command or call with which a user continues a run, for use in messages.
+"""The shell command or Python call with which the user can resume a run, for use in messages.
 
     resume_advice("runs/x", config)     # 'remuda train --resume runs/x', or
                                         # 'remuda.resume("runs/x", env=MyEnv, net=MyNet) from Python'
 
-An env or net that was defined in a script or notebook has no import path. In config.yaml it has a label such as
-<MyEnv>, no command can find it, and every later call from Python needs it as an argument.
+An env or net that was defined in a script or notebook has no import path, so config.yaml contains only a label such
+as <MyEnv>. A shell command cannot find such an env or net, and every later call from Python needs it as an argument.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ RESUME = "remuda.resume({})"
 
 
 def resume_advice(path: Path | str, config: Mapping[str, object]) -> str:
-    """Return the command, or the call from Python, that resumes the run with this configuration."""
+    """Return the shell command, or else the Python call, that resumes the run at `path`."""
     needed = without_path(config)
     return f"{python_call(RESUME, path, needed)} from Python" if needed else f"remuda train --resume {path}"
 
 
 def python_call(call: str, path: Path | str, needed: Mapping[str, str]) -> str:
-    """Fill the template `call`, such as RESUME, with the path of the run and the env and net in `needed`."""
+    """Fill the template `call`, such as RESUME, with the path of the run and the env and net labeled in `needed`."""
     arguments = [json.dumps(str(path), ensure_ascii=False)]
     return call.format(", ".join([*arguments, *(f"{name}={as_written(label)}" for name, label in needed.items())]))
 
 
 def without_path(config: Mapping[str, object]) -> dict[str, str]:
-    """Return the labels of an env and net without import path, such as {"env": "<MyEnv>", "net": "<MyNet>"}."""
+    """Return the labels of env and net, if they have no import path, as {"env": "<MyEnv>", "net": "<MyNet>"}."""
     options = config.get("options")
     agent = options.get("agent") if isinstance(options, Mapping) else None
     labels = {"env": config.get("env"), "net": agent.get("net") if isinstance(agent, Mapping) else None}
@@ -37,6 +37,6 @@ def without_path(config: Mapping[str, object]) -> dict[str, str]:
 
 
 def as_written(label: str, unnamed: str = "...") -> str:
-    """Return the expression that <label> stands for: the name of a class or function, or `unnamed` for a lambda."""
+    """Return the name in a label such as <MyEnv>, or `unnamed` if it is no valid name, as for a lambda."""
     name = label[1:-1]
     return name if all(part.isidentifier() for part in name.split(".")) else unnamed

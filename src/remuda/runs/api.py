@@ -37,7 +37,7 @@ EnvFactory = Callable[..., object]  # returns a Gymnasium env
 
 
 class Run:
-    """A run in its directory: finished, stopped or still training.
+    """A run, opened by its directory: finished, stopped or still training.
 
     `remuda.train` and `remuda.resume` return a `Run`. To open an existing run, give its path:
 
@@ -59,13 +59,13 @@ class Run:
 
         path: the run directory, or the file `weights.safetensors` in it, which holds the newest weights of an
             asynchronous run with `scheme.weights=file`.
-        env, net: the callables that the run was trained with, if they have no import path (defined in a script or a
-            notebook). Otherwise config.yaml names them.
+        env, net: the callables that the run was trained with. They are needed only if they have no import path, for
+            example because a script or notebook defines them; otherwise config.yaml contains their import paths.
         checkpoint: the step of the checkpoint to use, or "best" (needs checkpoint.keep=best); by default the newest.
         """
         given = Path(path)
         is_file = given.name == WEIGHTS and given.is_file()
-        self.path = RunDirectory.open(given.parent if is_file else given).path  # CheckpointError if it is no run
+        self.path = RunDirectory.open(given.parent if is_file else given).path  # CheckpointError if there is no run
         self._weights = self.path / WEIGHTS if is_file else None
         self._env, self._net, self.checkpoint = env, net, checkpoint
 
@@ -85,7 +85,8 @@ class Run:
     def setup(self, call: str = "remuda.Run({})") -> Setup:
         """Return the configuration of the run, its env spec, and properties of the env such as its spaces.
 
-        `call` is the Python call that an error message recommends if the env or net must be passed again.
+        If the env or net must be passed again, the error message recommends the Python call `call`, in which {} is
+        replaced by the arguments.
         """
         return resume_config(self.path, {}, {}, self._env, self._net, call)
 
@@ -94,7 +95,10 @@ class Run:
         return self._agent("remuda.Run({})")[0]
 
     def _agent(self, call: str) -> tuple[Any, Space]:
-        """Return the agent and the observation space; build the env only if it is given or spaces.json is missing."""
+        """Return the agent and the env's observation space.
+
+        The env is built only if it was passed to `Run`, or if the run has no spaces.json.
+        """
         stored = stored_config(self.path, self._net, call) if self._env is None else None
         if stored is not None:
             config, info = stored
@@ -111,11 +115,11 @@ class Run:
         return algorithm.agent, info.observation
 
     def policy(self) -> Policy:
-        """Return the agent as a `Policy`; its observations and actions have the format of the env."""
+        """Return the agent as a `Policy`, which takes observations and returns actions in the format of the env."""
         return Policy(*self._agent("remuda.load({})"))
 
     def evaluate(self, episodes: int = 20, seed: int | None = None, deterministic: bool = True) -> Result:
-        """Play whole episodes and return mean_reward, std_reward, mean_length, episodes and returns.
+        """Play whole episodes and return a dict of mean_reward, std_reward, mean_length, episodes and returns.
 
         episodes: the number of episodes.
         seed: the seed of envs and exploration; the same seed gives the same episodes. By default the run's eval.seed.
@@ -147,9 +151,10 @@ class Run:
     def record(
         self, episodes: int = 1, seed: int | None = None, out: str | Path | None = None
     ) -> tuple[Path, list[float]]:
-        """Record greedy episodes as one mp4 file; return the file and the episodes' returns.
+        """Record greedy episodes as one mp4 file; return the path of the file and the episodes' returns.
 
-        The file is `out`, by default RUN/videos/step-N.mp4. The env needs the render mode rgb_array.
+        The path is `out`, by default RUN/videos/step-N.mp4 for a checkpoint of step N. The env needs the render mode
+        rgb_array.
         """
         return record(self, episodes, seed, None if out is None else Path(out))
 
@@ -170,7 +175,8 @@ def load(
         action, state = policy.act(obs)
 
     path: the run directory, or the file weights.safetensors in it.
-    env: needed only if the env has no import path and the run is of an early version, which saved no spaces.json.
+    env: needed only if the env has no import path and the run was made by an early version of Remuda, which saved no
+        spaces.json.
     net: needed if the run's net has no import path, such as a class defined in a script or notebook.
     checkpoint: a step, or "best" (needs checkpoint.keep=best); by default the newest checkpoint.
     """
@@ -202,9 +208,9 @@ def train(
     scheme: "serial", "parallel", "async" or "replicas", or a dict with "name" and the scheme's options.
     out: the run directory; by default runs/ALGORITHM-ENV-SEED-TIME.
     net: a callable that returns the network for an observation shape, instead of a built-in network (agent.net).
-    callbacks: called with the `Round` after every round. A callback may add numbers to `round.metrics`, and stops the
-        run by returning True.
-    quiet: whether to print nothing.
+    callbacks: one or more functions that are called with the `Round` after every round. A callback may add numbers
+        to `round.metrics`, and it stops the run by returning True.
+    quiet: whether to print no progress and no log lines.
     groups: options by group, as on the command line: algo={...}, agent={...}, sampler={...}, envs={...},
         replay={...}, eval={...}, log={...}, checkpoint={...}.
     """
@@ -222,7 +228,7 @@ def new_setup(
     net: NetFactory | None,
     groups: dict[str, Any],
 ) -> tuple[Setup, EnvFactory | None]:
-    """Return the configuration of a new run, and the env factory if `env` is one."""
+    """Return the `Setup` of a new run, and `env` if it is a callable that returns an env, otherwise None."""
     if not isinstance(scheme, str):
         groups["scheme"] = {name: value for name, value in scheme.items() if name != "name"}
         scheme = str(scheme.get("name", "serial"))

@@ -1,4 +1,4 @@
-"""The checkpoints of one run: what they hold, when they are written, and from which of them a run resumes exactly.
+"""The checkpoints of one run: what they contain, when they are written, and which of them allow an exact resume.
 
 checkpoints = RunCheckpoints(directory, options, stopwatch, log, get_log_state)
 checkpoints.save_if_due(round, is_last=False)          # a thread writes the checkpoint in the background
@@ -27,7 +27,7 @@ from remuda.runs.directory import RunDirectory
 from remuda.runs.intervals import Interval
 
 CUT_SHORT = "its last round was stopped before all of its updates were made"
-LOG_STATE = "journal"  # name of the blob with the state of the run's log, the same as in old checkpoints
+LOG_STATE = "journal"  # name of the blob with the state of the run's log; old checkpoints use the same name
 # After a round that took longer than this, the sampler's state is kept in memory, because a stop signal may interrupt
 # the next round, which is probably as slow.
 SLOW_ROUND_SECONDS = 1.0
@@ -35,10 +35,10 @@ SLOW_ROUND_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class SamplerState:
-    """The sampler's part of a checkpoint, and the reason, if any, why a resume from it is not bit-equal."""
+    """The sampler's part of a checkpoint, and whether a run resumed from it is bit-equal to an uninterrupted run."""
 
-    blob: bytes | None
-    inexact: str | None = None
+    blob: bytes | None  # the saved state of the sampler; None if a resumed run starts new episodes
+    inexact: str | None = None  # the reason why the resumed run is not bit-equal; None if it is
     is_between_cuts: bool = False  # if True, an exact resume needs an earlier checkpoint, made when episodes were cut
 
 
@@ -62,7 +62,7 @@ def state_of(round: Round) -> SamplerState:
 
 
 def state_in(found: checkpoint.Checkpoint | None) -> SamplerState:
-    """Return the sampler's state in the checkpoint that a run is resumed from."""
+    """Return the sampler's state in the checkpoint `found`, from which a run is resumed."""
     assert found is not None
     return SamplerState(found.blobs.get("sampler"), found.progress.get("inexact"), found.is_between_cuts)
 
@@ -78,7 +78,7 @@ class RunCheckpoints:
         log: Callable[[str], None],
         get_log_state: Callable[[bool], Mapping[str, object]],
     ) -> None:
-        """`get_log_state(line_pending)` returns the state of the log; for `line_pending`, see `save`."""
+        """`get_log_state(line_pending)` returns the state of the run's log; `save` explains `line_pending`."""
         self.interval = Interval(options.every)
         self.replay: Replay | None = None
         self.saved_steps = 0  # number of env steps at the newest checkpoint on disk
@@ -87,11 +87,11 @@ class RunCheckpoints:
         self._log, self._get_log_state = log, get_log_state
         self._count = 0
         self._saved: tuple[int, int] | None = None  # numbers of rounds and updates at the last checkpoint
-        self._held: tuple[int, SamplerState] | None = None  # rounds done, and the sampler's state at that time
+        self._held: tuple[int, SamplerState] | None = None  # a number of rounds, and the sampler's state after them
         self._saver = Saver(directory.checkpoints, options.keep, self._on_written)
 
     def resume(self, found: checkpoint.Checkpoint, version: int) -> Progress:
-        """Restore the counts from checkpoint `found`, written after `version` updates; return the run's progress."""
+        """Restore the counts from checkpoint `found`, saved after `version` updates; return the saved `Progress`."""
         saved = dict(found.progress)
         self._count, self.best = saved.pop("checkpoints", 0), saved.pop("best", None)
         saved.pop("inexact", None)
@@ -127,22 +127,22 @@ class RunCheckpoints:
         if self._options.keep != "best" or is_worse:
             return
         self.best = {"step": progress.steps, "mean_reward": mean_reward}
-        # A checkpoint of this step that exists already is overwritten: it was saved before this evaluation was made.
+        # Overwrite an existing checkpoint of this step: it was saved before the evaluation, so it lacks the result.
         with self._stopwatch.timed("checkpoint"):
             self._write(learner, progress, get_sampler_state())
             self._mark_best(progress.steps, mean_reward)
 
     def save(self, round: Round, line_pending: bool = False) -> None:
-        """Write a checkpoint of the state after this round, unless the last one holds the same state.
+        """Write a checkpoint of the state after this round, unless the last checkpoint holds the same state.
 
-        `line_pending` tells whether the metrics line of this round has yet to be written.
+        `line_pending` is True if the metrics line of this round is not written yet; a resumed run then writes it.
         """
         if not self._has(round.progress, round.learner):
             with self._stopwatch.timed("checkpoint"):
                 self._write(round.learner, round.progress, state_of(round), line_pending)
 
     def hold_if_slow(self, round: Round, seconds: float) -> None:
-        """Keep the sampler's state in memory if this round was slow, in case a signal interrupts the next one."""
+        """Keep the sampler's state in memory if this round was slow, in case a signal interrupts the next round."""
         if seconds > SLOW_ROUND_SECONDS:
             with self._stopwatch.timed("checkpoint"):
                 self._held = (round.progress.rounds, state_of(round))
@@ -150,8 +150,8 @@ class RunCheckpoints:
     def save_interrupted(self, learner: Learner | None, progress: Progress, is_between_cuts: bool) -> None:
         """Write a checkpoint after a signal interrupted a round.
 
-        It contains the sampler's state that `hold_if_slow` kept after the round before. Without this state, a run
-        resumed from the checkpoint starts new episodes.
+        The checkpoint contains the sampler's state that `hold_if_slow` kept after the previous round, if any. Without
+        that state, a run resumed from the checkpoint starts new episodes.
         """
         if self._held is not None and self._held[0] == progress.rounds:
             state = self._held[1]
@@ -201,7 +201,7 @@ class RunCheckpoints:
         self._saver.save(snapshot, self._count)
 
     def _mark_best(self, step: int, mean_reward: float) -> None:
-        """Mark the checkpoint of this step, if it was written, so that it is kept until a better one is marked."""
+        """Mark the checkpoint of this step, if it was written, as the best one, so that it is kept."""
         self._saver.wait()
         if (self._directory.checkpoints / f"step-{step}").is_dir():
             checkpoint.point_best(self._directory.checkpoints, step)
@@ -229,17 +229,20 @@ class RunCheckpoints:
 
 
 class CutWatch:
-    """Follows the cuts of checkpoint.cut_episodes, and warns once if episodes are too long to end between cuts."""
+    """Follows the cuts of checkpoint.cut_episodes, which are rounds after which all envs start new episodes.
+
+    Warns once if episodes are too long to end between two cuts.
+    """
 
     def __init__(self, num_envs: int, every: int, log: Callable[[str], None]) -> None:
-        self.is_between = False  # whether the last round did not end with a cut, but a later one will
+        self.is_between = False  # whether the last round ended without a cut, but a later round will be cut
         self.last_steps = 0  # steps done at the last cut
         self._num_envs, self._every, self._log = num_envs, every, log
         self._finished: set[int] = set()  # envs that have finished an episode since the last cut
         self._has_warned = False
 
     def add(self, round: Round) -> None:
-        """Record the episodes of one round, and whether it ended with a cut."""
+        """Record the episodes of one round, and whether the round ended with a cut."""
         self.is_between = round.cut_follows
         self._finished.update(episode.env for episode in round.episodes)
         if not round.was_cut:
@@ -259,8 +262,9 @@ def find_checkpoint(run: Path, exact_until: int = 0) -> checkpoint.Checkpoint | 
     """Return the newest intact checkpoint from which the run may continue.
 
     With checkpoint.cut_episodes, a resume is exact only from a checkpoint at a cut, where all episodes ended. The
-    caller then gives the run's total number of steps as `exact_until`, and checkpoints between cuts with fewer steps
-    are skipped. If no checkpoint is left, return None: the run starts again from the beginning, with the same seed.
+    caller then passes the run's total number of steps as `exact_until`. Checkpoints that were saved between cuts,
+    after fewer steps than this, are skipped. If no checkpoint is left, return None: the run starts again from the
+    beginning, with the same seed.
     """
     directory = run / "checkpoints"
     before: int | None = None
@@ -274,7 +278,7 @@ def find_checkpoint(run: Path, exact_until: int = 0) -> checkpoint.Checkpoint | 
 
 
 def named_checkpoint(run: Path, name: int | str | None) -> checkpoint.Checkpoint:
-    """Return the checkpoint that `name` stands for: a step, `best`, `latest`, or None for the newest intact one."""
+    """Load a checkpoint by `name`: a step or "best"; "latest" and None stand for the newest intact checkpoint."""
     directory = run / "checkpoints"
     if name is None or name == "latest":
         return checkpoint.load_newest(directory)

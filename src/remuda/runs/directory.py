@@ -7,7 +7,7 @@
         run.write_result({"status": "complete", "steps": 200_000})
     RunDirectory.open("runs/latest").read_config()
 
-Only one process at a time may write to a run. The process locks log.txt; when it ends, the system releases the lock.
+Only one process at a time may write to a run. It locks log.txt; when the process ends, the system releases the lock.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RunDirectory:
     def create(
         cls, path: Path | str | None, name: str, config: Mapping[str, object], resume: bool = False
     ) -> RunDirectory:
-        """Create a run at `path`, by default runs/<name>-<time>; with `resume`, continue the existing run there."""
+        """Create a run at `path` (default: runs/<name>-<time>), or continue the run at `path` if `resume` is True."""
         settings = _config_text(config)
         if resume:
             if path is None:
@@ -78,7 +78,7 @@ class RunDirectory:
         run = cls(directory)
         try:
             _make_directories(directory, made)
-            with (directory / "config.yaml").open("x", encoding="utf-8") as file:  # fails if it exists already
+            with (directory / "config.yaml").open("x", encoding="utf-8") as file:  # fails if the file exists
                 made.append(directory / "config.yaml")
                 file.write(settings)
             for child in (run.checkpoints, run.videos, run.tb):
@@ -124,7 +124,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path | str) -> RunDirectory:
-        """Open an existing run for reading; if `path` is a link, the attribute `path` of the result is its target."""
+        """Open an existing run for reading. If `path` is a link, the attribute `path` of the result is the target."""
         given, path = Path(path), follow_links(Path(path))
         if not (path / "config.yaml").is_file():
             there = "holds no config.yaml" if path.is_dir() else "is not a directory"
@@ -147,7 +147,7 @@ class RunDirectory:
         return self.path / "tb"
 
     def log(self, line: str, traceback: str = "") -> None:
-        """Append a line, preceded by the time, to log.txt, and below it the traceback, if there is one."""
+        """Append a line, preceded by the time, to log.txt, followed by `traceback` if it is not empty."""
         self.has_traceback |= bool(traceback)
         line = f"{line}\n{traceback}" if traceback else line
         if self._log is None:
@@ -161,7 +161,7 @@ class RunDirectory:
             append_atomic(file, (to_json(found) + "\n").encode())
 
     def cut_evaluations(self, steps: int) -> None:
-        """Drop evaluations of weights from later steps than `steps`, where the resumed run continues."""
+        """Delete the evaluations of weights from after `steps` env steps, where a resumed run continues."""
         path = self.path / EVALUATIONS
         if path.exists():
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -231,7 +231,7 @@ class RunDirectory:
             ) from None
 
     def write_config(self, config: Mapping[str, object]) -> None:
-        """Replace config.yaml, with which a resumed run continues."""
+        """Replace the configuration in config.yaml, which a resumed run uses."""
         write_atomic(self.path / "config.yaml", _config_text(config))
 
     def point_latest(self) -> None:
@@ -244,7 +244,7 @@ class RunDirectory:
 
 
 def _is_up_to(steps: int, line: str) -> bool:
-    """Return whether a line of evaluations.jsonl is complete and is for at most `steps` steps."""
+    """Return whether a line of evaluations.jsonl is complete, and its weights are from at most `steps` env steps."""
     try:
         return bool(json.loads(line)["steps"] <= steps)
     except (ValueError, KeyError, TypeError):
@@ -252,10 +252,10 @@ def _is_up_to(steps: int, line: str) -> bool:
 
 
 def _default_path(name: str, made: list[Path]) -> Path:
-    """Create and return runs/<name>-<time>, with a number appended if the name is taken.
+    """Create the directory runs/<name>-<time>, with a number appended if the name is taken; return its path.
 
-    Groups of characters that a file name should not contain are replaced by a hyphen: ppo-<lambda>-0 becomes
-    ppo-lambda-0.
+    Characters that a file name should not contain are replaced by hyphens: ppo-<lambda>-0 becomes ppo-lambda-0. New
+    directories are appended to `made`.
     """
     safe = re.sub(r"-*[^\w.+-]+-*", "-", name.replace("<locals>.", ""))
     stem = Path(RUNS) / f"{safe}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -331,9 +331,9 @@ def _meta(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def _start() -> dict[str, object]:
-    """Return time, command, versions, git commit and machine.
+    """Return what meta.json stores about the start of a process: time, command, versions, git commit and machine.
 
-    Environment variables are not included, because they may hold passwords.
+    Environment variables are not included, because they may contain passwords.
     """
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:
@@ -356,7 +356,7 @@ def _start() -> dict[str, object]:
 
 
 def _git() -> dict[str, str | bool] | None:
-    """Return the git commit of the working directory, and whether files were changed; None outside a repository."""
+    """Return the git commit of the current directory, and whether files differ from it; None outside a repository."""
     if shutil.which("git") is None:
         return None
     command = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]

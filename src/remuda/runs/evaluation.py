@@ -59,7 +59,7 @@ class Evaluations:
         self._config, self._directory, self._terminal, self._stopwatch = config, directory, terminal, stopwatch
 
     def is_due(self, steps: int) -> bool:
-        """Return whether to evaluate after this round: every `eval.every` steps and at the end of the run."""
+        """Return whether an evaluation is due after `steps` env steps: every `eval.every` steps and at the end."""
         is_last = steps >= self._config.steps
         return bool(self._config.eval.episodes) and (is_last or self.interval.is_due(steps))
 
@@ -84,7 +84,10 @@ class Evaluations:
             self._directory.add_evaluation(found)
 
     def take_metrics(self, steps: int) -> dict[str, float]:
-        """Return the metrics of results that are in no metrics line yet. Clear `result`, except at the last step."""
+        """Return the metrics of the results that no metrics line contains yet.
+
+        Clear `result`, except at the last step.
+        """
         metrics: dict[str, float] = {}
         if self._concurrent is not None:
             metrics |= _metrics_of(self._concurrent, self._concurrent["steps"])
@@ -112,9 +115,10 @@ def play_episodes(
     workers: int | None = None,
     threads: int | None = None,
 ) -> Evaluation:
-    """Play evaluation episodes in separate envs, so that training is not disturbed.
+    """Play evaluation episodes in separate envs, so that training is not affected.
 
-    `workers` (env workers; 0 for none) and `threads` (torch threads) default to those of the run.
+    By default, the numbers of env `workers` (0: envs in this process) and torch `threads` are those of the run, but
+    there is at most one worker per env.
     """
     count = min(episodes, MAX_EVAL_ENVS)
     seeds = [[eval_seed(config, k) for k in range(i, episodes, count)] for i in range(count)]

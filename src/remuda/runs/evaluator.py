@@ -6,8 +6,8 @@
             ...
     evaluator.close()
 
-The process uses the share `eval.cpu_fraction` of one core: after an evaluation of t seconds it sleeps for
-t * (1 / cpu_fraction - 1) seconds. If it fails repeatedly, training continues without it.
+The process uses the fraction `eval.cpu_fraction` of one core: after an evaluation of t seconds it sleeps for
+t * (1 / cpu_fraction - 1) seconds. If the process fails repeatedly, training continues without it.
 """
 
 from __future__ import annotations
@@ -47,13 +47,14 @@ from remuda.runs.video import VideoWriter, record_episode, use_headless_renderin
 logger = logging.getLogger("remuda.runs")
 
 POLL_SECONDS = 0.2  # interval at which an idle evaluator polls for messages and new weights
-HEARTBEAT_SECONDS = 1.0  # interval at which the evaluator shows the learner that it does not hang
+HEARTBEAT_SECONDS = 1.0  # interval at which the evaluator sends a message to show that it does not hang
 
 
 class EvaluatorProcess:
     """Starts the evaluator process from the learner's process; `poll` returns new results without waiting.
 
-    There is one exception: if the fork server was killed, `poll` waits some seconds while a new one loads torch.
+    There is one exception: if the fork server was killed, `poll` waits for some seconds until a new fork server has
+    loaded torch.
     """
 
     def __init__(
@@ -67,8 +68,9 @@ class EvaluatorProcess:
         should_stop: Callable[[], bool] | None = None,
         net: NetFactory | None = None,
     ) -> None:
-        """Start the process. `version` is that of the current weights, and `steps` the env steps done so far.
+        """Start the process.
 
+        `version` is the version of the current `weights`, and `steps` is the number of env steps done so far.
         `should_stop` is polled until the process has built its env. `video` is the file to which an episode is
         recorded after each evaluation.
         """
@@ -129,7 +131,7 @@ class EvaluatorProcess:
                 self._was_useful = True
                 place = max(0, bisect_right(self._versions, answer["version"]) - 1)
                 found.append({**answer["evaluated"], "steps": self._steps[place]})
-                del self._versions[:place], self._steps[:place]  # later results are never of older weights
+                del self._versions[:place], self._steps[:place]  # later results are never for older weights
         except RemudaError as error:
             logger.warning("the evaluator process has failed, training continues without it: %s", error)
             self.close()
@@ -152,7 +154,7 @@ def main(fds: Sequence[int]) -> int:
 
 
 class _Service:
-    """The service that evaluates, inside the evaluator process."""
+    """The work of the evaluator process: receives messages and evaluates new weights."""
 
     def __init__(self, link: Link) -> None:
         self._link, self._is_leaving = link, False
@@ -161,7 +163,7 @@ class _Service:
         self._weights: SharedWeights | FileWeights | None = None
         self._version, self._idle_until, self._last_heartbeat = -1, 0.0, 0.0
         self._server = os.getppid()
-        self._notices = collect_warnings()  # warnings for the parent to log, for example that an env raised
+        self._notices = collect_warnings()  # warnings that the parent logs, for example that an env raised
 
     def run(self) -> None:
         """Evaluate whenever there are new weights, until a message asks the process to exit."""
@@ -171,7 +173,7 @@ class _Service:
                 continue
             version = self._weights.pull(self._version)
             if version == self._version:
-                continue  # these weights were evaluated before
+                continue  # these weights have been evaluated already
             self._version = version
             start = time.monotonic()
             try:
@@ -187,7 +189,7 @@ class _Service:
     def _should_stop(self, seconds: float = 0.0) -> bool:
         """Send a heartbeat if due, handle messages, and return whether to exit. Wait up to `seconds` for a message.
 
-        This is called at every env step, so that heartbeats stop when an env hangs.
+        This method is called at every env step, so that heartbeats stop when an env hangs.
         """
         if time.monotonic() - self._last_heartbeat > HEARTBEAT_SECONDS:
             self._last_heartbeat = time.monotonic()

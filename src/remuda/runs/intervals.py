@@ -11,26 +11,26 @@ from __future__ import annotations
 
 
 class Interval:
-    """A number of steps after which something is due; 0 means never."""
+    """Tells when an action that is repeated every `every` env steps is due; if `every` is 0, it is never due."""
 
     def __init__(self, every: int) -> None:
         self.every = every
         self.next_steps = every
 
     def start(self, steps: int, saved: int | None = None) -> None:
-        """Count from `steps`.
+        """Set `next_steps`, the number of steps at which the action is next due, to `steps + every`.
 
-        `saved` is the value that `next_steps` had in the checkpoint of a resumed run. It becomes the next point,
-        unless the user has resumed the run with such a short interval that `steps + every` is earlier.
+        In a resumed run, `saved` is the value of `next_steps` in the checkpoint. `next_steps` then becomes `saved`,
+        unless `steps + every` is earlier because the run was resumed with a shorter interval.
         """
         self.restart(steps)
         if saved is not None:
             self.next_steps = min(self.next_steps, saved)
 
     def restart(self, steps: int) -> None:
-        """Set the next point to `every` steps after `steps`."""
+        """Set `next_steps` to `every` steps after `steps`."""
         self.next_steps = steps + self.every
 
     def is_due(self, steps: int) -> bool:
-        """Return whether `steps` has reached the next point."""
+        """Return whether `steps` has reached `next_steps`."""
         return self.every > 0 and steps >= self.next_steps

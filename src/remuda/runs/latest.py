@@ -9,13 +9,14 @@ from pathlib import Path
 from remuda.errors import CheckpointError
 
 LATEST = "latest"
-MAX_LINKS = 40  # Linux follows no more links in one path
+MAX_LINKS = 40  # maximum number of links to follow in one path, as in Linux
 
 
 def point_latest(run: Path) -> str | None:
-    """Point the link `latest` beside `run` to `run`; return its former target, or None if it had no other target.
+    """Point the link `latest` beside `run` to `run`.
 
-    Do nothing if `latest` exists and is not a link.
+    Return the former target of the link, or None if the link is new or already pointed to `run`. If `latest` exists
+    and is not a link, do nothing and return None.
     """
     latest = run.parent / LATEST
     if run == latest or (latest.exists() and not latest.is_symlink()):
@@ -47,7 +48,7 @@ def _replace(link: Path, target: str) -> None:
 def follow_links(path: Path) -> Path:
     """Return `path`, or its target if it is a link; raise CheckpointError for a link that leads back to itself.
 
-    Another run may move runs/latest at any time. A run that was resumed through the link must not move with it, so
+    Another run may change runs/latest at any time. A run that was opened by this link must not change with it, so
     every run is opened by the name of its own directory. Links among the parents of `path` are not resolved.
     """
     found = path

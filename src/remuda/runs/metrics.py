@@ -1,4 +1,4 @@
-"""The metrics of a run: collected in every round, written as one line every `log.every` steps.
+"""The metrics of a run: they are collected in every round, and written as one line every `log.every` steps.
 
     metrics = RunMetrics(config, stopwatch, log)
     with metrics.open(directory, resumed_at=None):      # metrics.jsonl, metrics.csv, TensorBoard, Weights & Biases
@@ -8,9 +8,9 @@
             if metrics.lines.is_due(steps):
                 metrics.write_line(round.progress, learner.version, {"eval/mean_reward": 21.5})
 
-Episode statistics cover the last `log.window` episodes. A metric that rounds report is averaged over the rounds since
-the previous line, with the exceptions in `summarize` (logs/meters.py). Counters such as rollout/episodes cover the
-whole run.
+Episode statistics cover the last `log.window` episodes. Metrics that rounds report are averaged over the rounds since
+the previous line, with the exceptions that `summarize` (logs/meters.py) documents. Counters such as rollout/episodes
+cover the whole run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class MetricsState(TypedDict):
 
     window: list[dict[str, float]]  # values of the last episodes
     sums: dict[str, list[float]]  # one value per round since the last line, by metric
-    first_steps: int  # steps before the first round
+    first_steps: int  # number of env steps before the first round
     total: dict[str, float]  # seconds by activity
     elapsed: float  # seconds since the run started
 
@@ -51,14 +51,14 @@ class RunMetrics:
         self._window = Window(config.log.window)
         self._values: dict[str, list[float]] = defaultdict(list)  # one value per round since the last line, by metric
         self._writers: list[Writer] = []
-        self._first_steps = 0  # steps before the first round; the run's rate excludes this warm-up
+        self._first_steps = 0  # env steps before the first round; the run's rate excludes this warm-up
         self._line_steps = 0  # steps done when the last line was written
 
     @contextmanager
     def open(self, directory: RunDirectory, resumed_at: int | None) -> Iterator[None]:
         """Keep the metric writers open inside the context.
 
-        A resumed run passes its step as `resumed_at`; metrics of later steps are dropped first.
+        For a resumed run, `resumed_at` is the step from which it continues; metrics of later steps are deleted first.
         """
         options = self._config.log
         with ExitStack() as stack:
@@ -77,7 +77,7 @@ class RunMetrics:
             yield
 
     def start(self, steps: int, saved: MetricsState | None = None) -> None:
-        """Start counting before the first round; `saved` is the state (`get_state`) of the run that is resumed."""
+        """Start counting before the first round; `saved` is the state that a resumed run had saved (`get_state`)."""
         self._first_steps = self._line_steps = steps
         self._stopwatch.restart()
         if saved is None:
@@ -88,7 +88,7 @@ class RunMetrics:
         self._values.update(saved["sums"])
 
     def get_state(self) -> MetricsState:
-        """Return the state from which a resumed run continues the unfinished metrics line and the run's times."""
+        """Return the state with which a resumed run continues its unfinished metrics line and its times."""
         return {
             "window": self._window.get_state(),
             "sums": dict(self._values),
@@ -105,7 +105,7 @@ class RunMetrics:
             self._values[name].append(as_number(name, value))
 
     def write_line(self, progress: Progress, updates: int, evaluation: Mapping[str, float]) -> None:
-        """Write one line: the metrics of the rounds since the last line, and those of a new `evaluation`, if any."""
+        """Write one line: the metrics of the rounds since the last line, and of `evaluation`, which may be empty."""
         steps, interval = progress.steps, self._stopwatch.interval
         seconds = sum(interval.values()) or 1.0
         line = self._window.summary()

@@ -2,10 +2,11 @@
 
     plot_runs(["runs/ppo-1", "runs/ppo-2", "runs/ppo-3", "runs/a2c-1"], Path("compare.png"))
 
-Runs of the same algorithm and env that differ only in their seed, or in options that do not change what is learned,
-form one group; if labels are given, runs with the same label do. Their curves are interpolated on the steps that all
-of them cover. The band is the 95 % t interval of the mean, which is wide for few seeds; for two
-seeds it is the area between their curves. The legend says which kind of band is shown.
+Runs of the same algorithm and env form one group if they differ only in their seed, or in options that do not change
+what is learned. If labels are given, runs of the same algorithm and env form one group if they have the same label.
+The curves of a group are interpolated on the steps that all of them cover. The band is the 95 % t interval of the
+mean, which is wide for few seeds; for two seeds, the band is the area between the two curves. The legend says which
+kind of band is shown.
 
 Runs that were evaluated only at their end have one point each, at slightly different numbers of steps, because a run
 ends with a whole rollout. If the curves of a group share no steps, but their last steps differ by at most 10 %, the
@@ -31,15 +32,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 IRRELEVANT_GROUPS = ("eval", "checkpoint", "log", "scheme")  # groups of options that do not change what is learned
-# Single options that do not change what is learned, either. In version 0.1, sampler.inference was sampler.act.
+# Options of other groups that do not change what is learned. In version 0.1, sampler.inference was sampler.act.
 IRRELEVANT_OPTIONS = ("sampler.inference", "sampler.act", "sampler.workers", "sampler.slots")
-MAX_NAME_LENGTH = 70  # characters that fit a legend
+MAX_NAME_LENGTH = 70  # number of characters that fit into a line of the legend
 RETURN = "rollout/ep_rew_mean"
 EVALUATION = "eval/mean_reward"
 AXIS_LABELS = {RETURN: "episode return", "rollout/ep_len_mean": "episode length", "time/fps": "steps per second"}
 COLORS = ("#1f5fa8", "#d1603d", "#2e8b57", "#8a56a8", "#b8860b", "#c2458f", "#4aa3b5", "#5f6b76")
 GRID_POINTS = 200
-END_TOLERANCE = 0.1  # last points of curves are averaged only if their steps differ by at most this fraction
+END_TOLERANCE = 0.1  # the last points of curves are averaged only if their steps differ by at most this fraction
 # Minimum number of seeds for a t interval. With two seeds, the interval would extend nine standard deviations to
 # either side and hide the curves.
 SEEDS_FOR_INTERVAL = 3
@@ -61,7 +62,7 @@ def t_quantile(degrees: int) -> float:
 
 
 def mean_and_band(curves: Sequence[Curve]) -> tuple[Array, Array, Array, Array]:
-    """Return a grid over the steps that every curve covers, and the mean and both edges of the band on that grid."""
+    """Return a grid of the steps that every curve covers, and on this grid the mean and both edges of the band."""
     first = max(steps[0] for steps, _ in curves)
     last = min(steps[-1] for steps, _ in curves)
     if first > last:
@@ -88,7 +89,7 @@ def mean_and_bar(curves: Sequence[Curve]) -> tuple[Array, Array, float, float, f
 
 
 def distinct(paths: Sequence[Path | str]) -> list[Path | str]:
-    """Keep one path of each run. The pattern runs/* names the newest run twice, because runs/latest links to it."""
+    """Return one path per run. The pattern runs/* names the newest run twice, because runs/latest links to it."""
     return list({follow_links(Path(path)).resolve(): path for path in paths}.values())
 
 
@@ -99,9 +100,10 @@ def plot_runs(
     labels: Sequence[str] | None = None,
     title: str | None = None,
 ) -> Path:
-    """Plot `metric` of the runs at `paths` to the file `out`.
+    """Plot `metric` of the runs at `paths` to the file `out`, and return `out`.
 
-    `labels`, one for each path, appear in the names of groups instead of the options in which runs differ.
+    If `labels` (one for each path) are given, they group the runs, and appear in the names of the groups instead of
+    the options in which runs differ.
     """
     if not paths:
         raise UsageError("there is nothing to plot: name one or more run directories.")
@@ -138,8 +140,8 @@ def plot_curves(
     title: str = "",
     points: Mapping[str, Sequence[tuple[float, float]]] | None = None,
 ) -> Path:
-    """Plot groups of curves to `out`: the mean and band of each group, and its `points`, if any, as circles."""
-    from matplotlib.figure import Figure  # importing it takes 0.8 s; pyplot would keep global state
+    """Plot groups of curves to `out`: the mean and band of each group, and the group's `points` as circles."""
+    from matplotlib.figure import Figure  # imported here, because that takes 0.8 s; pyplot would keep global state
 
     figure = Figure(figsize=(8.0, 4.8), dpi=110, layout="constrained")
     axes = figure.add_subplot()
@@ -159,7 +161,7 @@ def plot_curves(
 
 
 def _curve(path: Path, rows: Sequence[Mapping[str, float | None]], metric: str) -> Curve:
-    """Return steps and values of a metric; if several rows have the same step, the last one is used."""
+    """Return the steps and values of a metric; if several rows have the same step, the last row is used."""
     points = {row[STEP]: row[metric] for row in rows if row.get(metric) is not None}
     if not points:
         known = sorted({key for row in rows for key, value in row.items() if value is not None} - {STEP})
@@ -172,10 +174,10 @@ def _curve(path: Path, rows: Sequence[Mapping[str, float | None]], metric: str) 
 
 
 def _group(runs: Sequence[RunDirectory], labels: Sequence[str] | None) -> tuple[dict[str, list[int]], str]:
-    """Return the indices of the runs in each group, by the group's name, and the env ("" if the runs have several).
+    """Return the indices of the runs in each group, by the group's name, and the env of all runs ("" if envs differ).
 
-    Runs that differ only in their seed, or in options that do not change what is learned, form one group. The name of
-    a group contains the options in which runs of its algorithm differ.
+    The module's docstring says which runs form a group. The name of a group contains the group's label if there are
+    `labels`, and otherwise the options in which runs of the group's algorithm differ.
     """
     settings = [_settings(run.read_config()) for run in runs]
     differing = _differences(settings)
@@ -211,7 +213,7 @@ def _differences(settings: Sequence[Mapping[str, str]]) -> list[str]:
 def _settings(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the settings that determine a run's curve, as one flat dict, with names as on the command line.
 
-    All synchronous schemes give the same curve, so they are not distinguished.
+    Synchronous schemes are not distinguished, because they give the same curve.
     """
     flat = {str(key): str(value) for key, value in config.items() if key not in ("seed", "scheme", "options")}
     if "scheme" in config:
@@ -270,10 +272,10 @@ def _draw_evaluations(axes: Axes, name: str, points: Sequence[tuple[float, float
 
 
 def _limit(axes: Axes) -> None:
-    """Limit the axes to the curves and the nearby part of the bands, which for three seeds may be far wider.
+    """Limit the axes to the curves and the part of the bands that is near the curves.
 
-    If the plot shows only last points of runs, the step axis starts at 0, because magnifying the small differences
-    between their steps would mislead.
+    The bands of three seeds may be far wider than the curves. If the plot shows only the last points of runs, the
+    step axis starts at 0, because magnifying the small differences between their steps would mislead.
     """
     first, last = axes.dataLim.intervalx
     if last - first < END_TOLERANCE * last:

@@ -31,7 +31,7 @@ class PolicyState(NamedTuple):
     """State to pass to `Policy.act` with the next observation of the same episode."""
 
     memory: Any  # the recurrent state
-    action: NDArray[np.float32]  # the last action, encoded for the entry `prev_action` of the next observation
+    action: NDArray[np.float32]  # the last action, encoded as the entry `prev_action` of the next observation
 
 
 class Policy:
@@ -40,7 +40,7 @@ class Policy:
     def __init__(self, agent: PolicyAgent, observation: Space | None = None, seed: int = 0) -> None:
         """Wrap an agent.
 
-        observation: the env's observation space, if the agent also observes its previous action or reward.
+        observation: the env's observation space; needed only if the agent also observes its last action or reward.
         seed: the seed for actions that are drawn with `deterministic=False`.
         """
         self.agent = agent.eval()
@@ -55,12 +55,13 @@ class Policy:
     def act(
         self, obs: Any, state: PolicyState | None = None, deterministic: bool = True, reward: ArrayLike = 0.0
     ) -> tuple[Any, PolicyState | None]:
-        """Return the action for one observation, or a batch of actions for a batch, and the state for the next call.
+        """Return the action for one observation, or the actions for a batch, and the `state` for the next call.
 
         obs: one observation as the env returns it, or a batch of observations along an additional first axis.
         state: the state that the previous call returned, or None for the first observation of an episode.
         deterministic: whether to act greedily; False explores as in training.
-        reward: the reward of the last step, one number for each env, for agents that observe it (agent.prev_reward).
+        reward: the reward of the last step, one number for each env; used only by agents that observe it
+            (agent.prev_reward).
         """
         rows, is_single = self._rows(obs)
         count = len(next(leaves(rows))[1])

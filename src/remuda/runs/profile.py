@@ -1,4 +1,4 @@
-"""The option `--profile`: traces a few rounds for chrome://tracing or ui.perfetto.dev."""
+"""The option `--profile`, which records a trace of a few rounds for chrome://tracing or ui.perfetto.dev."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from remuda.recipe import Round
 from remuda.runs.stopping import Callback
 
-FIRST, LAST = 3, 6  # rounds to trace: after the start-up, and few enough for a viewer to open
+FIRST, LAST = 3, 6  # first and last round of the trace: after the start-up, and few enough for a viewer to open
 
 
 @contextmanager

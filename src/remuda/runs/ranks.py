@@ -1,4 +1,4 @@
-"""What a run does differently if torchrun has started its process as one of several ranks."""
+"""What a run does differently if torchrun has started this process as one of several ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def enter_torchrun(
 ) -> tuple[str | Path | None, bool]:
     """Return the run's directory and whether to resume; without torchrun, these are `out` and `resume` as given.
 
-    A process that torchrun has started as another rank than rank 0 trains here, and does not return.
+    If torchrun has started this process as any rank but rank 0, this function trains and does not return.
     """
     if not config.scheme_entry.has_ranks:
         refuse_many_processes(config.scheme)
@@ -41,9 +41,9 @@ def enter_torchrun(
 
 
 def run_rank(torchrun: Torchrun, config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory | None) -> Never:
-    """Train in another rank than rank 0 until rank 0 ends the run, and then exit from the process.
+    """Train as a rank other than rank 0 until rank 0 ends the run, and then exit from the process.
 
-    torchrun passes signals on to all ranks. Rank 0 handles them, and tells the others when to stop.
+    torchrun passes signals on to all ranks. Only rank 0 handles them, and tells all other ranks when to stop.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: None)
@@ -56,8 +56,8 @@ def run_rank(torchrun: Torchrun, config: RunConfig, spec: EnvSpec, info: EnvInfo
 def place_of_run(torchrun: Torchrun, name: str, out: str | Path | None) -> tuple[Path, bool]:
     """Return the directory of a run that torchrun started, and whether to resume the run there.
 
-    If a rank fails, torchrun starts all ranks again with the same command. The directory is therefore the same for
-    all starts by one torchrun process, and from the second start on, the run in it is resumed.
+    If a rank fails, torchrun starts all ranks again with the same command. Therefore all starts by the same torchrun
+    process use the same directory, and every start after the first resumes the run in this directory, if it exists.
     """
     path = Path(RUNS) / f"{name}-torchrun-{os.getppid()}" if out is None else Path(out)
     return path, torchrun.restarts > 0 and any((path / file).exists() for file in RUN_FILES)

@@ -10,8 +10,9 @@
         batch = buffer.sample(256)
         target = batch.reward + batch.discount * value(batch.next_obs)
 
-`batch.discount` is 0 if the episode terminated within the n steps, and otherwise gamma to the power of the number of
-steps from `obs` to `next_obs`. If the episode was truncated within these steps, `next_obs` is its final observation.
+`batch.discount` is 0 if the episode terminated within `n_step` steps after `obs`, and otherwise gamma to the power of
+the number of steps from `obs` to `next_obs`. If the episode ended within these steps, `next_obs` is its final
+observation.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ class ReplaySample(NamedTuple):
 
     obs: Tree
     action: Tree
-    reward: Tensor  # discounted sum of the next n rewards, or of fewer if the episode ends
-    next_obs: Tree  # observation n steps later, or the final observation if the episode ends sooner
+    reward: Tensor  # discounted sum of the next n_step rewards, or of fewer if the episode or the stored rows end
+    next_obs: Tree  # observation after the last of these rewards
     discount: Tensor  # factor for the value of next_obs: gamma ** (number of rewards), or 0 after a termination
-    weight: Tensor  # importance weight of a prioritized draw, scaled to a maximum of 1; always 1 without priorities
+    weight: Tensor  # importance weight, scaled to a maximum of 1 in the batch; always 1 without priorities
     key: NDArray[np.int64]  # the rows that were drawn, for `update_priorities`
 
 
@@ -95,8 +96,8 @@ class ReplayBuffer:
             ring, batch_size=1, ratio=None, warm_up=0, n_step=n_step, gamma=gamma, seed=seed, priorities=priorities
         )
         self._envs = np.arange(num_envs)
-        self._has_ended = np.zeros(num_envs, bool)  # whether the newest row is the last step of an episode, by env
-        self._goes_on = np.zeros(num_envs, bool)  # whether the newest row is a real step, by env
+        self._has_ended = np.zeros(num_envs, bool)  # for each env, whether its newest row ended an episode
+        self._goes_on = np.zeros(num_envs, bool)  # for each env, whether its newest row is a real step, not a reset
         self._size = 0
 
     def __len__(self) -> int:
@@ -115,7 +116,7 @@ class ReplayBuffer:
     ) -> None:
         """Add one step of every env.
 
-        All arguments are copied. They are arrays, or dicts and tuples of arrays, with a first axis [num_envs].
+        All arguments are copied. They are arrays, or dicts and tuples of arrays, with a first axis of size num_envs.
 
         For the last step of an episode, `next_obs` is the final observation of the episode.
 
@@ -148,7 +149,8 @@ class ReplayBuffer:
             is_real = ~(self._has_ended & follows)
         else:
             is_real = np.ones(count, bool)
-        # Where an episode ends, insert a reset row with the observation from which the row before it bootstraps.
+        # Where an episode has ended, insert a reset row. Its observation is the one from which the row before the
+        # reset row bootstraps.
         is_cut = self._goes_on & (~is_real | self._has_ended | ~follows)
         self._append(is_cut, Row(kept, blank(self.action_space, count), *reset_values(count)), kept)
         discount = np.where(terminations, np.float32(0), np.float32(1))
@@ -182,14 +184,14 @@ class ReplayBuffer:
     def update_priorities(self, key: NDArray[np.int64], td_error: Array) -> None:
         """Set the priorities of drawn rows from their TD errors; rows that were overwritten meanwhile are skipped.
 
-        `key` is that of the sample, and `td_error` has one error for each of its rows.
+        `key` is the field `key` of a sample, and `td_error` holds one TD error for each transition of this sample.
         """
         if self._replay.priorities is None:
             raise ConfigError("this replay buffer has no priorities: make it with prioritized=True.")
         self._replay.feedback(key, torch.as_tensor(td_error).abs().reshape(-1))
 
     def close(self) -> None:
-        """Free the memory, which otherwise happens when the buffer is garbage-collected."""
+        """Free the memory. Without this call, it is freed when the buffer is garbage-collected."""
         self._finalize()
 
     def __enter__(self) -> Self:
@@ -199,7 +201,7 @@ class ReplayBuffer:
         self.close()
 
     def _tree(self, space: Space, values: Tree, name: str) -> Tree:
-        """Convert `values` to a tree of arrays [num_envs, ...] like `space`, with the dtypes that the ring stores."""
+        """Convert `values` to a tree like `space`, of arrays [num_envs, ...] with the dtypes that the ring stores."""
         if self.num_envs == 1 and space.is_leaf and np.shape(values) == space.shape:
             values = np.asarray(values)[None]  # the values of a single env may lack the env axis
         try:
@@ -225,7 +227,7 @@ def as_space(space: Any, is_action: bool = False) -> Space:
 
 
 def blank(space: Space, count: int | None = None) -> Tree:
-    """Return a tree of zeros with the shapes of a space, for one env or, with a first axis, for `count` envs."""
+    """Return a tree of zeros with the shapes of `space`; if `count` is given, with a first axis of this size."""
     axes = () if count is None else (count,)
     return space.tree(lambda _, leaf: np.zeros((*axes, *leaf.shape), leaf.dtype))
 
@@ -236,7 +238,7 @@ def reset_values(count: int) -> tuple[NDArray[np.float32], NDArray[np.float32], 
 
 
 def same_rows(left: Tree, right: Tree, count: int) -> NDArray[np.bool_]:
-    """Return for each of `count` rows whether `left` and `right` hold equal values. NaN counts as equal to NaN."""
+    """Return, for each of `count` rows, whether `left` and `right` are equal in this row. NaN equals NaN here."""
     same = np.ones(count, bool)
     for (_, a), (_, b) in zip(leaves(left), leaves(right), strict=True):
         same &= ((a == b) | ((a != a) & (b != b))).reshape(count, math.prod(a.shape[1:])).all(-1)

@@ -48,7 +48,7 @@ from remuda.runs.verdict import remedies_for, verdict
 class LogState(MetricsState):
     """State of the run's log in a checkpoint."""
 
-    next: tuple[int, int, int]  # steps at which a metrics line, a checkpoint and an evaluation are due
+    next: tuple[int, int, int]  # steps at which the next metrics line, checkpoint and evaluation are due
     is_owed: bool  # whether the metrics line of the checkpoint's step is still to be written
 
 
@@ -75,7 +75,7 @@ class RunLog:
         self._cuts = CutWatch(config.sampler.envs, config.checkpoint.every, self.log)
         self._is_resumed = False
         self._resume_from: checkpoint.Checkpoint | None = None
-        self._saved: LogState | None = None  # the log's state in the checkpoint that is resumed
+        self._saved: LogState | None = None  # the log's state in the checkpoint from which the run is resumed
         self._is_whole = True  # whether all due updates of the last round were made
         self._start_counting()
 
@@ -90,13 +90,16 @@ class RunLog:
 
     @contextmanager
     def open(self, is_resumed: bool = False, resume_from: checkpoint.Checkpoint | None = None) -> Iterator[Self]:
-        """Keep the metric writers open; a resumed run first drops what it logged after its checkpoint."""
+        """Keep the metric writers open inside the context.
+
+        If the run is resumed, first delete the metrics and evaluations that were logged after its checkpoint.
+        """
         self._is_resumed, self._resume_from = is_resumed, resume_from
         self._saved = _state_in(resume_from)
         step = resume_from.step if resume_from is not None else 0
         if self._saved is not None:
             with of_this_version():
-                step -= self._saved["is_owed"]  # drop the metrics of that step as well: its line is written again
+                step -= self._saved["is_owed"]  # also drop the metrics of this step: its line is written again
         with ExitStack() as stack:
             stack.callback(self.terminal.close)
             stack.enter_context(warnings_go_to(self.log))
@@ -152,7 +155,8 @@ class RunLog:
     def begin(self) -> None:
         """Point runs/latest to this run, and start to measure rates and intervals, now that warm-up is over.
 
-        If the checkpoint of a resumed run lacks its metrics line, evaluate if due and write the line.
+        If a resumed run's checkpoint was saved before the metrics line of its step was written, evaluate if due and
+        write that line now.
         """
         self.directory.point_latest()
         size = self.config.algo_options.rows_per_round * self.config.sampler.envs
@@ -222,11 +226,11 @@ class RunLog:
         return self.stop.is_requested()
 
     def save(self, round: Round) -> None:
-        """Write a checkpoint of this round unless there is one."""
+        """Write a checkpoint of this round unless it has one already."""
         self.checkpoints.save(round)
 
     def must_stop(self) -> bool:
-        """Return whether to stop within the current round. As this is called often, it refreshes the terminal too."""
+        """Return whether to stop within the current round. Also refresh the terminal, as this is called often."""
         self.terminal.tick()
         return self.stop.must_end_now()
 
@@ -238,7 +242,7 @@ class RunLog:
             self.checkpoints.save_failed(self.learner, self.progress)
 
     def save_if_stopped(self, error: Interrupted) -> None:
-        """Save what was learned before a signal interrupted a round; log a warning if an env did not return."""
+        """Save what was learned before a signal interrupted a round; log a warning if an env call was abandoned."""
         if isinstance(error.__cause__, Abandoned):
             self.log(f"warning: {error}; worker processes (--scheme parallel) are replaced when they hang.")
         self.checkpoints.save_interrupted(self.learner, self.progress, self._cuts.is_between)
@@ -246,7 +250,7 @@ class RunLog:
     def _get_state(self, line_pending: bool) -> LogState:
         """Return the log's state for a checkpoint.
 
-        `line_pending` is whether the metrics line of this step is still to be written.
+        `line_pending` is True if the metrics line of this step is not written yet.
         """
         return {
             **self.metrics.get_state(),
@@ -261,7 +265,7 @@ class RunLog:
     # --- the end of the run ---
 
     def finish(self) -> Result:
-        """Evaluate the final agent if that is still to be done; return the content of result.json.
+        """Evaluate the final agent if it has not been evaluated yet; return the content of result.json.
 
         A run that was stopped by a signal or by `Training.close` is not evaluated. Raise ConfigError if warm-up has
         used all steps, and CheckpointError if a complete run could not be saved.
@@ -312,7 +316,7 @@ class RunLog:
 
 
 def _state_in(found: checkpoint.Checkpoint | None) -> LogState | None:
-    """Return the state of the run's log in a checkpoint; None if there is none."""
+    """Return the state of the run's log in checkpoint `found`; None if `found` is None or contains no such state."""
     if found is None or LOG_STATE not in found.blobs:
         return None
     with of_this_version():

@@ -16,30 +16,31 @@ from remuda.envs.local import LocalEnvs
 from remuda.errors import Abandoned
 
 PATIENCE_SECONDS = 5.0  # time for a round to end by itself; a checkpoint is promised within 10 s of the signal
-ENV_SECONDS = 1.0  # additional time for an env of this process to return from its current call
+ENV_SECONDS = 1.0  # additional time for an env in this process to return from its current call
 STOPPING = (
     f"stopping when this round ends, after {PATIENCE_SECONDS:.0f} s at the latest, and saving what was learned; "
     "a second signal stops at once, without saving"
 )
-# Functions that call the user's env. They may be abandoned, because no update is in progress while they run.
+# Functions that call the user's envs. It is safe to abandon them, because no update is in progress while they run.
 ENV_CALLS: frozenset[CodeType] = frozenset({LocalEnvs.recv.__code__, LocalEnvs.reset.__code__})
 
 
 class StopSignals:
-    """Context manager in which the first signal sets `received` and a second raises KeyboardInterrupt.
+    """Context manager in which the first signal sets `received` and the second raises KeyboardInterrupt.
 
-    If an env of this process is still inside step() or reset() after PATIENCE_SECONDS + ENV_SECONDS, the call is
-    abandoned: a timer sends the signal to the main thread again, and the handler raises `Abandoned` there. This does
-    not interrupt native code that holds the interpreter lock; worker processes (--scheme parallel) are not affected.
+    If a Python env in this process is still inside step() or reset() after PATIENCE_SECONDS + ENV_SECONDS, the call
+    is abandoned: a timer sends the signal to the main thread again, and the handler raises `Abandoned` there. This
+    cannot interrupt native code that holds the interpreter lock. Envs in worker processes (--scheme parallel) never
+    block the main thread.
 
-    Python delivers signals to the main thread only. In any other thread no handlers are installed.
+    Python delivers signals to the main thread only. In any other thread, entering the context installs no handlers.
     """
 
     def __init__(self, consequence: str = "stopping") -> None:
-        """`consequence` tells the user what the first signal does; it is printed when the signal arrives."""
+        """`consequence` is printed when the first signal arrives; it tells the user what this signal does."""
         self._consequence = consequence
         self.received: signal.Signals | None = None
-        self.deadline = math.inf  # value of time.monotonic() at which the current round is cut short
+        self.deadline = math.inf  # value of time.monotonic() at which the current round is stopped early
         self._previous: dict[signal.Signals, Any] = {}
         self._timer: threading.Timer | None = None
         self._is_from_timer = False  # whether the next signal comes from the timer, not from the user
@@ -95,7 +96,7 @@ def acknowledge(line: str) -> None:
 
 
 def abandon_env(frame: FrameType | None) -> None:
-    """If the main thread is inside a call into an env, raise `Abandoned` with the file and line that it executes."""
+    """If `frame` is inside a call into an env, raise `Abandoned` with the file and line that `frame` is executing."""
     innermost = frame
     while frame is not None:
         if frame.f_code in ENV_CALLS:

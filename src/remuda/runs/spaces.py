@@ -1,11 +1,11 @@
-"""RUN/spaces.json: the observation and action space of a run, so that a policy can be loaded without its env.
+"""RUN/spaces.json: the observation and action space of a run, so that its policy can be loaded without its env.
 
     write_spaces(run, info.observation, info.action)
     observation, action = read_spaces(run)              # read_spaces returns None if there is no file
 
 Numbers are stored exactly. An array of equal elements is stored as one number, and infinities as the strings "inf"
-and "-inf". A run directory may come from an untrusted source, so everything read is checked: a file that is damaged
-or describes impossible spaces raises CheckpointError.
+and "-inf". A run directory may come from an untrusted source, so all values in the file are checked: CheckpointError
+is raised if the file is damaged or describes impossible spaces.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def exact(value: float) -> float | str:
 
 
 def space_from_json(values: Mapping[str, Any], depth: int = 0) -> Space:
-    """Return the space that was given to `space_to_json`; raise ValueError if `values` describe no valid space."""
+    """Return the space that `space_to_json` converted to `values`; raise ValueError if `values` are invalid."""
     kind = values["kind"]
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is not a kind of space")

@@ -12,14 +12,14 @@ Callback = Callable[[Round], object]  # called with every round; returning True 
 
 
 class StopConditions:
-    """Determines whether the run should stop, how soon, and why."""
+    """Decides whether the run should stop before its last step, how soon, and for which reason."""
 
     def __init__(self, signals: StopSignals) -> None:
         self.signals = signals
         self.callbacks: Sequence[Callback] = ()
         self.has_begun = False  # whether training has begun; before that, a signal stops the run at once
         self._by_callback = False
-        self.is_closed = False  # whether the user's own loop has ended the run (runs/training.py)
+        self.is_closed = False  # whether the user has called `Training.close` (runs/training.py)
 
     def call_callbacks(self, round: Round) -> None:
         """Call every callback, even after one has returned True, because each may add metrics to the round."""
@@ -35,13 +35,14 @@ class StopConditions:
         return self.signals.received is not None
 
     def is_requested(self) -> bool:
-        """Return whether the run should stop at the end of a round, because of a signal or the user's own loop."""
+        """Return whether a signal or `Training.close` asks the run to stop at the end of the round."""
         return self.is_closed or self.signal_received()
 
     def must_end_now(self) -> bool:
         """Return whether a signal ends the current round early.
 
-        Before training begins, a signal ends the round at once; during training, it does so only after a deadline.
+        Before training begins, a signal takes effect at once; during training, only if the round is still running at
+        `signals.deadline`.
         """
         return self.signal_received() and (not self.has_begun or time.monotonic() > self.signals.deadline)
 

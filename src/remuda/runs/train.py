@@ -1,8 +1,8 @@
-"""Training from a configuration: build the parts of the run, run them under its scheme, and write a run directory.
+"""Training from a configuration: build the parts of a run, train under the run's scheme, and write its directory.
 
-`remuda train` and `remuda.train` both exhaust the generator `train`. The path from here to the loss: `scheme.rounds`
-(schemes/synchronous.py) calls `learner.gradients` (learning/learner.py), which calls `algorithm.losses`
-(algorithms/ppo.py).
+The command `remuda train` and the function `remuda.train` both exhaust the generator `train`. The chain of calls from
+`train` to the loss is: `scheme.rounds` (schemes/synchronous.py), `learn` (schemes/learning_round.py),
+`learner.gradients` (learning/learner.py), `algorithm.losses` (algorithms/ppo.py).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Rounds: TypeAlias = Generator[RunLog, None, Result]
 
 
 def exhaust(training: Rounds) -> Result:
-    """Run a training to its end, or until a signal; return the content of result.json and the run's path."""
+    """Exhaust the generator `training`, and return its return value (see `train`)."""
     while True:
         try:
             next(training)
@@ -65,14 +65,15 @@ def train(
     quiet: bool = False,
     profile: bool = False,
 ) -> Rounds:
-    """Run a configuration: yield the log of the run when training can begin, and after every round.
+    """Train a run as configured: yield the log of the run when training can begin, and again after every round.
 
-    The generator returns the content of result.json, with the run's path and the signal that ended it, if any.
+    The generator returns a dict with the content of result.json, the `path` of the run, and the `signal` that ended
+    the run, or None.
     """
     refuse_in_worker()
     if config.has_replay_writers or (config.has_workers and config.sampler.inference == "workers"):
-        # config.yaml stores the number of workers, because its default depends on the machine and a checkpoint holds
-        # one state per worker.
+        # Store the number of workers in config.yaml, because the default number depends on the machine, and a
+        # checkpoint holds one state per worker.
         config = replace(config, sampler=replace(config.sampler, workers=num_workers(config)))
     refuse_unfilmable(config, spec, info)
     out, resume = enter_torchrun(config, spec, info, net, out, resume)
@@ -86,7 +87,7 @@ def train(
                 found, scheme, recipe, config, spec, info, net, out, resume, callbacks, quiet, profile
             )
             return result
-        except DamagedReplay as error:  # the damage shows only now, when the replay reads its files
+        except DamagedReplay as error:  # not found earlier, because the replay reads its files only now
             assert found is not None
             found = load_newest(found.path.parent, found.step, [*found.skipped, str(error)])
 
@@ -105,9 +106,9 @@ def train_from(
     quiet: bool,
     profile: bool,
 ) -> Rounds:
-    """Open the run directory and run the scheme, from the checkpoint `found` if there is one.
+    """Open the run directory and run the scheme, starting from checkpoint `found` if it is not None.
 
-    Most invalid configurations are refused before this is called, so that they create or change no directory.
+    The caller has already refused most invalid configurations, so that no directory is created or changed for them.
     """
     name = f"{config.algo}-{config.env}-{config.seed}"
     with (
@@ -119,7 +120,7 @@ def train_from(
         play = partial(play_episodes, config, spec, eval_episodes(config))
         journal = RunLog(directory, config, play, terminal, signals)
         try:
-            if not (directory.path / SPACES).exists():  # a resumed run keeps the file that it has
+            if not (directory.path / SPACES).exists():  # a resumed run keeps its existing file
                 write_spaces(directory.path, info.observation, info.action)
             with (
                 journal.open(resume, found),
@@ -176,5 +177,5 @@ def warn_if_nothing_is_learned(config: RunConfig, journal: RunLog) -> None:
 
 
 def sink(quiet: bool) -> io.StringIO | None:
-    """Return the file for the terminal view: one that is discarded if `quiet`, else None for standard output."""
+    """Return the file for the terminal view: a buffer that is never read if `quiet`, or None for standard output."""
     return io.StringIO() if quiet else None

@@ -31,15 +31,15 @@ from remuda.runs.train import Rounds
 class Training:
     """A run that trains round by round. Use it as a context manager, or call `close` to end it early.
 
-    Only one can be open in a process, and only the thread that started it may call it: while it is open, it handles
-    signals and sets the number of torch threads.
+    Only one `Training` can be open in a process, because it handles the signals of the process and sets the number of
+    torch threads. Only the thread that started a `Training` may call its methods.
     """
 
     path: Path  # the run directory
     _open: ClassVar[weakref.ref[Training] | None] = None
 
     def __init__(self, rounds: Rounds, spec: EnvSpec) -> None:
-        """Start the parts of the run. `rounds` comes from `remuda.runs.train.train`."""
+        """Start the run, and wait until training can begin. `rounds` is the result of `remuda.runs.train.train`."""
         other = Training._open() if Training._open is not None else None
         if other is not None and not other.done():
             raise ConfigError(f"the run {other.path} is still open in this process: call its close() first.")
@@ -49,7 +49,7 @@ class Training:
         self._has_failed = False
         try:
             self._log = next(rounds)
-        except StopIteration as end:  # a signal has ended the scheme before it was ready
+        except StopIteration as end:  # a signal ended the scheme before training began
             stopped = Interrupted(f"{end.value['status']} before training began.")
             stopped.signal = end.value["signal"] or stopped.signal
             raise stopped from None
@@ -85,16 +85,16 @@ class Training:
 
     @property
     def result(self) -> Result:
-        """The content of result.json; available when the run is done, unless it failed."""
+        """The content of result.json; available once the run has ended without an error."""
         if self._result is None:
             why = "it failed" if self._has_failed else "call step() until done(), or close()"
             raise ConfigError(f"the run has no result: {why}.")
         return self._result
 
     def done(self) -> bool:
-        """Return whether the run has ended: after its last step, because of a callback or signal, or by an error.
+        """Return whether the run has ended: after its last step, by a callback, a signal or `close`, or by an error.
 
-        If a signal arrived since the last round, that round is saved and the run ends here.
+        If a signal has arrived since the last round, this call saves that round and ends the run.
         """
         if not self._has_ended() and self._log.should_stop():
             self._finish()
@@ -113,9 +113,9 @@ class Training:
         return round
 
     def save(self) -> Path:
-        """Write a checkpoint of the last round, and return its directory.
+        """Write a checkpoint of the last round, and return the directory of the checkpoint.
 
-        With checkpoint.cut_episodes, a resumed run still goes back to its last cut.
+        With checkpoint.cut_episodes, a resumed run still continues from the last cut, not from this checkpoint.
         """
         self._must_be_open()
         round = self._log.last_round
@@ -140,7 +140,7 @@ class Training:
         return found.summary()
 
     def set(self, name: str, value: float | str) -> None:
-        """Change an option from now on, and in config.yaml.
+        """Change an option for the rest of the run, and write the new value to config.yaml.
 
             run.set("algo.learning_rate", "linear(1e-4, 0)")
 
@@ -166,7 +166,7 @@ class Training:
         self._log.log(f"{name} is {value} from {self._log.progress.steps:,} steps on")
 
     def close(self) -> None:
-        """End the run: save the last round and write result.json. After the end of the run this does nothing."""
+        """End the run: save the last round and write result.json. Do nothing if the run has already ended."""
         if not self._has_ended():
             self._log.stop.is_closed = True
             self._finish()
@@ -196,7 +196,10 @@ class Training:
 
 
 def changeable(options: AlgoOptions, learner: Learner) -> list[str]:
-    """Return the options that only the learner's process reads, in every update: `max_grad_norm` and schedules."""
+    """Return the names of the options that `Training.set` may change.
+
+    These are `max_grad_norm` and the schedules that only the learner's process reads, once for every update.
+    """
     rates = ["learning_rate", *(f"{group}_learning_rate" for group in options.group_learning_rates)]
     schedules = [item.name for item in fields(options) if item.metadata.get("schedule")]
     inside = [name for name in schedules if name not in rates and hasattr(learner.algorithm, name)]
@@ -204,7 +207,7 @@ def changeable(options: AlgoOptions, learner: Learner) -> list[str]:
 
 
 def apply(learner: Learner, before: AlgoOptions, options: AlgoOptions, name: str) -> None:
-    """Let the learner use the value of the option `name` in `options`; the option must be `changeable`.
+    """Make the learner use the value that the option `name` has in `options`; `name` must be `changeable`.
 
     `before` holds the options that the learner has used until now.
     """

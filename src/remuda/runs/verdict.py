@@ -1,4 +1,4 @@
-"""Verdict at the end of a run: the activity that limits its speed, and the options that would speed it up.
+"""Verdict at the end of a run: the activity that limited the run's speed, and changes that would make it faster.
 
 >>> verdict({"env": 1.0, "update": 3.0}, {"update": "a smaller net would lift it"})
 ('update', 'limited by updates, 75 % of the time: a smaller net would lift it.')
@@ -38,7 +38,7 @@ def verdict(seconds: Mapping[str, float], remedies: Mapping[str, str]) -> tuple[
 
 
 def remedies_for(config: RunConfig, cores: int | None = None) -> dict[str, str]:
-    """Return, for each activity, a phrase that names the options which would speed this run up."""
+    """Return, for each activity, a phrase for the log: changes that would help if this activity limits the run."""
     cores = usable_cores() if cores is None else cores
     is_parallel = config.has_workers
     workers = num_workers(config) if is_parallel else 0
@@ -69,7 +69,7 @@ def _for_envs(config: RunConfig, is_parallel: bool, workers: int, cores: int) ->
 
 
 def _may_have_workers(config: RunConfig, count: int) -> bool:
-    """Return whether `count` workers can share the envs of this run."""
+    """Return whether the envs of this run can be divided among `count` workers."""
     try:
         num_workers(replace(config, sampler=replace(config.sampler, workers=count)))
     except ConfigError:
@@ -85,7 +85,7 @@ def _for_updates(config: RunConfig, cores: int) -> str:
 
 
 def _for_waiting(config: RunConfig) -> str:
-    if config.sampler.inference == "workers":  # inference in workers excludes several slots and --scheme serial
+    if config.sampler.inference == "workers":  # this rules out several slots and --scheme serial
         return "more envs for each worker (--sampler.envs) would lift it"
     ways = ["workers that act (--sampler.inference workers)"]
     if config.sampler.slots == 1 and config.has_workers and not config.is_asynchronous:

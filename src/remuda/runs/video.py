@@ -40,7 +40,7 @@ Frame = NDArray[np.uint8]
 
 
 def record(run: Run, episodes: int = 1, seed: int | None = None, out: Path | None = None) -> tuple[Path, list[float]]:
-    """Record greedy episodes of a run as an mp4 file; return the file and the episodes' returns."""
+    """Record greedy episodes of a run as one mp4 file; return the path of the file and the episodes' returns."""
     if episodes < 1:
         raise ConfigError(f"episodes={episodes} is too small: record at least 1.")
     if seed is not None and seed < 0:
@@ -126,7 +126,7 @@ def render_frame(env: Any) -> Frame:
 
 
 def refuse_unfilmable(config: RunConfig, spec: EnvSpec, info: EnvInfo) -> None:
-    """Raise ConfigError if eval.video cannot work: without codecs, or for an env that does not render images."""
+    """Raise ConfigError if eval.video is set but codecs are missing or the env does not render images."""
     if config.eval.video:
         require_codecs()
     if config.eval.video and "rgb_array" not in info.render_modes:
@@ -142,7 +142,10 @@ def require_codecs() -> None:
 
 
 class VideoWriter:
-    """Writes frames to an H.264 file with widely supported settings. The file appears when it is complete."""
+    """Writes frames to an H.264 file with widely supported settings.
+
+    The file `target` appears only when the video is complete; after an error, no incomplete file remains.
+    """
 
     def __init__(self, target: Path, fps: float | None) -> None:
         unusable = ConfigError(
@@ -157,7 +160,7 @@ class VideoWriter:
             target.parent.mkdir(parents=True, exist_ok=True)
             self._target, self._partial = target, target.with_name(f".writing-{target.name}")
             self._file = imageio.v3.imopen(self._partial, "w", plugin="pyav")
-        except OSError as error:  # imageio's own message names its plugins and not the directory
+        except OSError as error:  # imageio's own message names its plugins instead of the directory
             raise unusable from error
         self._file.init_video_stream("libx264", fps=round(fps or DEFAULT_FPS), pixel_format="yuv420p")
 

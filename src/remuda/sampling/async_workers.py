@@ -1,7 +1,7 @@
 """Workers that sample asynchronously, and the thread of the learner's process that supervises them.
 
     class RolloutQueue(AsyncWorkers):           # collects rollouts in slots; see also ReplayWriterPool
-        answer_key = "filled"                   # marks the messages in which a worker reports what it has sampled
+        answer_key = "filled"                   # a key of the messages in which workers report what they have sampled
         def _attach_message(self): ...          # describes the memory that workers write to
         def _on_answer(self, index, answer): ...
         def _on_lost(self, index): ...
@@ -24,7 +24,7 @@ from remuda.sampling.worker_stats import WorkerStats
 
 
 class AsyncWorkers(ABC):
-    """The learner's side of workers that sample asynchronously; all workers have equal shares of the envs."""
+    """Starts and supervises workers that sample asynchronously; all workers have equal shares of the envs."""
 
     answer_key: ClassVar[str]
 
@@ -44,7 +44,7 @@ class AsyncWorkers(ABC):
         self._weights, self._seed = weights, seed
         self._step_timeout, self._build_timeout = step_timeout, build_timeout
         self._worker_stats = WorkerStats(len(blueprints))
-        self._changed = threading.Condition()  # guards all attributes that both threads use
+        self._changed = threading.Condition()  # its lock guards all attributes that both threads use
         self._is_ready = [True] * len(blueprints)  # False while the replacement of a lost worker builds envs
         self._made_progress = [False] * len(blueprints)  # whether each worker has answered since it was last replaced
         self._to_relaunch: list[Worker] = []
@@ -80,11 +80,11 @@ class AsyncWorkers(ABC):
 
     @abstractmethod
     def _must_answer(self, index: int) -> bool:
-        """Return whether the worker has work to do, so that the step time-out applies to it."""
+        """Return whether worker `index` has work to do, so that the step time-out applies to it."""
 
     @abstractmethod
     def _next_row(self, index: int) -> int:
-        """Return the first row for which this worker has not drawn noise yet; a replacement starts at this row."""
+        """Return the first row for which worker `index` has not drawn noise; its replacement starts at this row."""
 
     @abstractmethod
     def _on_ready(self, worker: Worker) -> None:
@@ -92,7 +92,7 @@ class AsyncWorkers(ABC):
 
     @abstractmethod
     def _dispatch(self) -> None:
-        """Give work to the workers after their messages were read; called with the lock held."""
+        """Give work to the workers after their messages were read; called with the lock of `_changed` held."""
 
     @abstractmethod
     def _assemble(self) -> None:
@@ -124,7 +124,7 @@ class AsyncWorkers(ABC):
         return sum(lags) / len(lags)
 
     def take_seconds(self) -> dict[str, float]:
-        """Return a worker's mean seconds per activity since the last call, or the last result if none answered."""
+        """Return workers' mean seconds per activity since the last call. If none answered, repeat the last result."""
         with self._changed:
             self._seconds = self._worker_stats.take_seconds() or self._seconds
             return {"env": 0.0, "inference": 0.0, "wait": 0.0, **self._seconds}

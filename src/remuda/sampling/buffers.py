@@ -73,7 +73,7 @@ def share(buffers: Buffers) -> tuple[SharedArrays, Buffers]:
 
 
 def attach(buffers: Buffers, memory: SharedArrays) -> Buffers:
-    """Return buffers with the structure of `buffers`, whose tensors are the arrays of `memory`."""
+    """Return buffers with the structure of `buffers`; their tensors are views of the arrays in `memory`."""
     return _like(buffers, lambda path: torch.from_numpy(memory[path]))
 
 

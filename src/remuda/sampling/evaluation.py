@@ -1,7 +1,7 @@
 """Evaluate an agent by complete episodes with given seeds and, by default, greedy actions.
 
-Every episode is played to its end in an env that is reset with the episode's own seed. The result therefore does not
-depend on the number of envs, and is not biased towards short episodes.
+Every episode is played to its end in an env that is reset with the episode's own seed. The result is therefore not
+biased toward short episodes and, with greedy actions, does not depend on the number of envs.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def evaluate(
 ) -> Evaluation:
     """Play `episodes` episodes and return their statistics.
 
-    Env i of B plays episodes i, i + B, i + 2B, ... Their seeds were given to the env when it was made; `seed` is the
-    seed of the noise with which the agent acts. With `explore`, it acts with `agent.exploration` instead of greedily.
+    Env i of B plays episodes i, i + B, i + 2B, ... with the seeds that it received when it was made. `seed` is the
+    seed of the agent's noise. With `explore`, the agent acts with `agent.exploration` instead of greedily.
     """
     played: list[list[Mapping[str, float]]] = [[] for _ in range(envs.num_envs)]
     to_env = ToEnv(envs.action)

@@ -100,7 +100,7 @@ class InferenceServer:
             return [self._finish(group) for group in self._groups if group.t == self.num_steps]
 
     def act(self) -> None:
-        """Give free slots to waiting groups, then compute and send actions for those with a slot, in one batch."""
+        """Give free slots to waiting groups. Then act, in one batch, for all waiting groups that have a slot."""
         start = time.perf_counter()
         with torch.inference_mode():
             if self._free:

@@ -15,7 +15,7 @@ from remuda.randomness import Purpose, keyed_generator
 class Noise:
     """Random numbers for each env and row.
 
-    Each entry of `parts` names a kind of random number, and says how many numbers of this kind a row gets.
+    For each entry (kind, width) of `parts`, a row gets `width` random numbers of this kind.
     """
 
     def __init__(

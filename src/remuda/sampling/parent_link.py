@@ -9,7 +9,7 @@ from remuda.core import Envs
 from remuda.processes.links import Link, Message
 from remuda.processes.notices import collect_warnings
 
-BEAT_SECONDS = 0.25  # how often a busy worker reports that it is alive
+BEAT_SECONDS = 0.25  # time between two heartbeats of a busy worker
 
 
 class ParentLink:
@@ -21,7 +21,7 @@ class ParentLink:
         self._last_sent = 0.0
 
     def beat(self) -> bool:
-        """Send a heartbeat if one is due. Envs call this method as `should_stop`, so False tells them to go on."""
+        """Send a heartbeat if it is due. Envs call this method as `should_stop`, so False tells them to go on."""
         if time.monotonic() - self._last_sent > BEAT_SECONDS:
             self.send({"alive": True})
         return False

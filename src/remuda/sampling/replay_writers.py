@@ -55,10 +55,10 @@ class ReplayWriterPool(AsyncWorkers):
         self._width = width = blueprints[0]["groups"]
         self._written = written if written is not None else np.zeros(width * len(blueprints), np.int64)
         before: list[int] = self._written.tolist()
-        self._reported = self._written.reshape(-1, width).sum(1)  # for each worker, rows whose statistics were sent
+        self._reported = self._written.reshape(-1, width).sum(1)  # for each worker, rows whose statistics arrived
         first_row = max(before)
         self._rows = [first_row] * len(blueprints)
-        self._ahead = [first_row - rows for rows in before]  # for each group, row of its noise minus written rows
+        self._ahead = [first_row - rows for rows in before]  # for each group, next row of noise minus written rows
         common = {"num_steps": num_steps, "seed": seed, "row": first_row, "all_groups": len(before)}
         complete = [{**blueprint, **common, "group": width * i} for i, blueprint in enumerate(blueprints)]
         super().__init__(module, complete, weights, seed, **limits)
@@ -108,7 +108,7 @@ class ReplayWriterPool(AsyncWorkers):
         self._rows[index] = max(rows + self._ahead[group] for group, rows in zip(own, written, strict=True))
         for group, rows in zip(own, written, strict=True):
             self._ahead[group] = self._rows[index] - rows
-        self._reported[index] = sum(written)  # `drain` must not wait for statistics lost with the worker
+        self._reported[index] = sum(written)  # `drain` must not wait for statistics that were lost with the worker
 
     def _next_row(self, index: int) -> int:
         return self._rows[index]

@@ -3,13 +3,13 @@
     queue = RolloutQueue("remuda.build.workers", blueprints, agent, observation, weights, ...)
     queue.start(seed)
     while training:
-        rollout = queue.take(learner.version, should_stop)    # `per_round` slots, none older than max_lag
+        rollout = queue.take(learner.version, should_stop)    # from `per_round` slots, none older than max_lag
         ...                                                   # learn, publish weights
         queue.release(learner.version)                        # these slots may be filled again
 
 A slot is shared memory for one rollout of one group of envs. The learner's process alone decides which worker may
-write to which slot, and sends its decisions over each worker's own link: there is no queue and no lock that a dying
-process could hold. Slots that a lost worker had not filled become free, and its replacement begins new episodes.
+write to which slot, and sends its decisions over each worker's own link. Processes share no lock, because a dying
+process might hold it. Slots that a lost worker had not filled become free, and its replacement begins new episodes.
 
 The supervising thread hands out slots, replaces workers, and assembles the next rollout while the learner is still
 busy with the previous one.
@@ -98,7 +98,7 @@ class RolloutQueue(AsyncWorkers):
     # --- called by the learner's thread -------------------------------------------------------------------------
 
     def take(self, version: int, should_stop: Callable[[], bool]) -> Rollout:
-        """Wait for a rollout that a learner of this version may use; its arrays are valid until the next call."""
+        """Wait for a rollout that the learner at `version` may use. Its arrays are valid until the next call."""
         with self._changed:
             while (taken := self._usable(version)) is None:
                 if self._error is not None:
@@ -127,7 +127,7 @@ class RolloutQueue(AsyncWorkers):
         return self._max_lag is not None and self._version - full.version > self._max_lag
 
     def release(self, version: int) -> None:
-        """Free the slots of the last `take`. Call this when the weights of `version` have been published."""
+        """Free the slots of the last `take`. Call this after the weights of `version` have been published."""
         with self._changed:
             self._free.extend(full.slot for full in self._taken)
             self._updates = max(self._usual_updates, version - self._taken_at)

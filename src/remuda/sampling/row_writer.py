@@ -10,8 +10,8 @@
         writer.write_step(t, step)                              # writes what the envs returned and updates `inputs`
     inputs.finish(agent, buffers, writer.columns)               # writes what follows the last row
 
-All samplers write their rows with these two classes. The samplers differ in when they act for a slot of the envs, and
-in which buffers they fill.
+All samplers write their rows with the two classes of this module. The samplers differ in when they act for a slot of
+the envs, and in which buffers they fill.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class RowWriter:
         self.random: Sequence[NDArray[Any]] | NDArray[Any] = ()
 
     def write_to(self, buffers: Buffers) -> None:
-        """Set the buffers of the next rollout, which must have one column for each env of the slot."""
+        """Use `buffers` for the next rollout. They must have one column for each env of the slot."""
         self.buffers, self.steps = buffers, buffers.steps
         arrays = map_tree(lambda tensor: tensor.numpy(), buffers.steps)  # views of the same memory
         # Reading a field of an ArrayTuple calls a property, so keep the arrays of the hot path as attributes.
@@ -111,7 +111,7 @@ class RowWriter:
             self.steps.policy[t] = output
 
     def write_step(self, t: int, step: Step) -> None:
-        """Write the step that the envs returned to row t, and store its observations as the agent's next inputs."""
+        """Write to row t the step that the envs returned; its observations become the agent's next inputs."""
         mask = step.mask
         self._reward[t] = step.reward
         self._discount[t] = ~step.terminated
@@ -124,7 +124,7 @@ class RowWriter:
 def make_writers(
     inputs: AgentInputs, envs: Envs, agent: Agent, seed: int, exploration: Exploration, first_env: int = 0
 ) -> list[RowWriter]:
-    """Return a writer for each slot of `envs`; `first_env` is the index of their first env in the whole run."""
+    """Return a writer for each slot of `envs`. `first_env` is the index of env 0 among all envs of the run."""
     width = envs.num_envs // envs.num_slots
     writers = []
     for start in range(0, envs.num_envs, width):

@@ -7,8 +7,8 @@
     sampler.close()
 
 The same loop runs over all kinds of `Envs`: in-process envs, native vector envs, a process pool with central
-inference (one slot), and alternating groups (two slots: the agent acts for one while the envs of the other step).
-Sampler workers run it too, each with its own envs (sampler_worker.py).
+inference (one slot), and alternating groups (two slots: the agent acts for one slot while the envs of the other slot
+step). Sampler workers run this loop, too, each with its own envs (sampler_worker.py).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def has_bounds(leaf: Space) -> bool:
 class EnvSampler:
     """Samples rollouts with one agent for all slots of an `Envs`, each rollout with one version of the weights.
 
-    With `wait_reset` an env whose episode ends is reset only when the next rollout begins. Every column then holds
+    With `wait_reset`, an env whose episode ends is reset only when the next rollout begins. Every column then holds
     rows of one episode, padded with masked rows; models that attend over a whole rollout need this.
     """
 
@@ -91,7 +91,7 @@ class EnvSampler:
         self._is_running = np.zeros(B, bool)  # True for envs that are in the middle of an episode
 
     def write_to(self, buffers: Buffers) -> None:
-        """Set the buffers of the next rollout."""
+        """Use `buffers` for the next rollout."""
         self._buffers = buffers
         for writer in self._writers:
             own = writer.columns

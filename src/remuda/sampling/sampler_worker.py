@@ -54,7 +54,7 @@ def serve(fds: Sequence[int], make_parts: MakeParts, make_writer: MakeWriter | N
 
 
 class SamplerWorker:
-    """Handles the parent's messages: builds envs and agent, and lets the chosen service sample between messages."""
+    """Handles the parent's messages: builds envs and agent, and lets the selected service sample between messages."""
 
     def __init__(self, link: Link, make_parts: MakeParts, make_writer: MakeWriter | None) -> None:
         self._parent = ParentLink(link)

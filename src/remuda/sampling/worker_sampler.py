@@ -4,10 +4,10 @@
     sampler.reset(seed)
     rollout = sampler.collect()          # every worker samples its columns, using the newest weights
 
-There is one request and one answer per rollout instead of per step. This suits envs that step faster than a message
-travels, machines with many cores, and networks that are small enough to run on each core. Steps and weights lie in
-shared memory (learning/weights.py). Exploration noise is keyed by env and row, so the actions equal those of central
-inference, except that matrix products of smaller batches may round differently.
+Each worker receives one request and sends one answer per rollout instead of per step. This suits envs that step
+faster than a message travels, machines with many cores, and networks that are small enough to run on each core. Steps
+and weights are in shared memory (learning/weights.py). Exploration noise is keyed by env and row, so the actions are
+those of central inference, except that matrix products of smaller batches may round differently.
 
 If a worker is lost, its replacement samples the worker's columns of the current rollout again. The new envs are reset
 in row 0, which ends the previous episodes as truncations. No update is lost.
@@ -104,8 +104,8 @@ class WorkerSampler:
         self._next = map_tree(torch.clone, (self._buffers.next_obs, self._buffers.next_state))
 
     def _ask(self, request: Message, key: str, seconds: float) -> list[Message]:
-        """Send the same request to every worker; a lost worker is replaced and asked again."""
-        continues = request["do"] in ("collect", "save")  # then a replacement continues from the last rollout's end
+        """Send the same request to all workers, and to replacements of lost workers; return their answers."""
+        continues = request["do"] in ("collect", "save")  # whether replacements continue from the last rollout's end
         requests = [request] * len(self._worker_pool.workers)
         answers = self._worker_pool.ask(requests, key, seconds, lambda worker: self._replace(worker, continues))
         self._made_progress = [True] * len(answers)

@@ -29,7 +29,7 @@ from remuda.sampling.sampler import EnvSampler
 
 IDLE_SECONDS = 1.0  # how long an idle worker waits for messages before it checks that its fork server is alive
 GROUP_SECONDS = 0.02  # longest wait for groups of envs before the worker reads messages again
-STATS_SECONDS = 0.1  # how often a worker that samples without being asked sends statistics
+STATS_SECONDS = 0.1  # interval at which a worker that samples without being asked sends statistics
 THROTTLED_SECONDS = 0.002  # time between two checks of `may_write` while it returns False
 
 
@@ -53,7 +53,7 @@ class SamplingService(ABC):
         """Carry out a request of the parent."""
 
     def wait_seconds(self) -> float:
-        """Return how many seconds the process may wait for messages."""
+        """Return how many seconds the message loop may wait for messages before it calls `work`."""
         return IDLE_SECONDS
 
     def work(self) -> None:  # noqa: B027  (most services only answer requests)
@@ -196,7 +196,7 @@ class GroupReplayService(ReplayService):
             rollout = Rollout(slot.steps, slot.next_obs, slot.last_value, slot.state)
             self._write(rollout, filled.first_env // self._width)
             if self._writer.may_write():
-                self._server.give(filled.slot)  # at once, so that its group takes part in the next batch
+                self._server.give(filled.slot)  # at once, so that the group takes part in the next batch
             else:
                 self._spare.append(filled.slot)
 

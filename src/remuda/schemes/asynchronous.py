@@ -1,10 +1,10 @@
 """The scheme `async`: samplers, learner and evaluator run asynchronously.
 
-`Asynchronous`: workers fill slots with rollouts, each sampled with the weights that are newest when it begins. The
-learner takes the slots that are full, learns from them, and publishes its weights. Every metrics line shows the age
-of the data as `lag/*`, and rollouts older than `max_lag` updates are dropped. With max_lag=0 no worker begins a
-rollout before the newest weights are published. If a batch has as many sequences as there are envs, such a run gives
-the same parameters as a synchronous one.
+`Asynchronous`: workers fill slots of shared memory with rollouts. A worker that runs the policy itself samples each
+rollout with the weights that are newest when the rollout begins. The learner takes the slots that are full, learns
+from them, and publishes its weights. Every metrics line shows the age of the data as `lag/*`, and rollouts older than
+`max_lag` updates are dropped. With max_lag=0 no worker begins a rollout before the newest weights are published. If,
+in addition, a batch has as many sequences as there are envs, the parameters are the same as in a synchronous run.
 
 `AsynchronousReplay`: workers write rows straight into the learner's replay. The learner draws the batches that are
 due, learns from them, and publishes its weights after a few updates, or when its observation statistics have changed.
@@ -143,7 +143,8 @@ class AsynchronousReplay:
         try:
             metrics = learn_due(learner, replay, acted, int(acted), must_stop)
             before = -1
-            # One call makes a limited number of updates. The last round of a throttled run makes all that are due.
+            # `learn_due` makes a limited number of updates per call. The last round of a throttled run calls it again
+            # and again, so that all updates that are due are made.
             while steps >= left and replay.is_throttled and replay.is_due and before < learner.version:
                 before = learner.version
                 metrics = learn_due(learner, replay, acted, int(acted), must_stop)
@@ -177,7 +178,7 @@ def saved_when_stopped(log: Log) -> Iterator[None]:
 def open_parts(
     recipe: Recipe, log: Log, stack: ExitStack
 ) -> tuple[Learner, Progress, Weights, Replay, Evaluator | None]:
-    """Create the parts that both schemes of this module need, and resume a saved run; `stack` closes the parts."""
+    """Create the objects that both schemes of this module need, and resume a saved run; `stack` closes them."""
     stack.enter_context(torch_threads(recipe.num_threads))
     learner = recipe.make_learner()
     stack.callback(learner.close)
@@ -190,7 +191,7 @@ def open_parts(
 
 
 def start(recipe: Recipe, sampler: AsyncSampler, progress: Progress, version: int) -> None:
-    """Start the samplers, unless all steps are done. A resumed run seeds its envs differently than a new one."""
+    """Start the samplers, unless all steps are done. A resumed run uses other env seeds than a new run."""
     if progress.steps >= recipe.steps:
         return
     is_new = progress.rounds == 0

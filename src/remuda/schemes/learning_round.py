@@ -59,7 +59,7 @@ def learn(
 
     Returns the mean of each metric, and whether the round was completed without an interruption.
 
-    If `must_stop` returns True between two updates, the round ends there and keeps the updates it has made.
+    If `must_stop` returns True between two updates, the round ends there. The updates that were made are kept.
     """
     batch = learner.prepare(rollout)
     collected_by, oldest = rollout.versions()
@@ -85,7 +85,7 @@ def learn_due(
     """Learn from all batches that are due, and return the mean of each metric.
 
     `collected_by` and `oldest` are the mean and the lowest version of the weights that sampled the newest rows.
-    Raises Interrupted, after a complete update, if `must_stop` returns True.
+    Raises Interrupted after a complete update if `updates.agree(must_stop())` is True.
     """
     seen: dict[str, list[torch.Tensor | float]] = defaultdict(list)
     for minibatch in replay.batches():

@@ -26,7 +26,7 @@ from remuda.parts import PartedReplay, RankGroup
 from remuda.recipe import Log, Progress, Recipe, Round
 from remuda.schemes.synchronous import Synchronous
 
-# Starts or joins the ranks. Arguments: the recipe, and a function that tells whether the user wants to stop at once.
+# Starts or joins the ranks. Arguments: the recipe, and a function that returns whether a signal ends the round early.
 OpenGroup = Callable[[Recipe, Callable[[], bool]], AbstractContextManager[RankGroup]]
 
 
@@ -38,7 +38,7 @@ class Replicas:
     workers: int = 0
 
     def rounds(self, recipe: Recipe, log: Log) -> Iterator[Round | None]:
-        """Yield the rounds of rank 0, which leads; the iterator ends when all ranks have ended."""
+        """Yield the rounds of rank 0, the leader. At its end, this iterator lets all other ranks end the run, too."""
         with self.open_group(recipe, log.must_stop) as group:
             try:
                 yield from Synchronous(self.workers).rounds(recipe.divide(group), cast(Log, LeaderLog(log, group)))
@@ -51,7 +51,7 @@ class Replicas:
                 raise
 
     def follow(self, recipe: Recipe, group: RankGroup) -> None:
-        """Run another rank than rank 0 until the leader ends the run."""
+        """Run a rank other than rank 0 until the leader ends the run."""
         try:
             for _ in Synchronous(self.workers).rounds(recipe.divide(group), FollowerLog(group)):
                 pass
@@ -61,7 +61,7 @@ class Replicas:
 
 
 class LeaderLog:
-    """The log of rank 0. It passes on the checkpoint that is resumed, and lets the other ranks wait for the log."""
+    """The log of rank 0. It sends the resumed checkpoint to the other ranks, which wait while it logs and saves."""
 
     def __init__(self, log: Log, group: RankGroup) -> None:
         self._log, self._group = log, group
@@ -93,16 +93,16 @@ class LeaderLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None and not isinstance(error, Interrupted | GeneratorExit):
-            self._group.fail(error)  # the other ranks are somewhere else in the round, and cannot answer any more
+            self._group.fail(error)  # the other ranks are in the middle of a round, and cannot answer any more
         self._log.save_if_failed(kind, error, trace)
 
     def save_if_stopped(self, error: Interrupted) -> None:
-        self._group.expect_followers()  # an interruption ends the round of all ranks at the same place
+        self._group.expect_followers()  # all ranks were interrupted at the same place, and follow now
         self._log.save_if_stopped(error)
 
 
 class FollowerLog:
-    """The log of all other ranks: it waits for the leader."""
+    """The log of every other rank. It writes nothing, and answers the leader's calls between two rounds."""
 
     def __init__(self, group: RankGroup) -> None:
         self._group = group
@@ -131,7 +131,7 @@ class FollowerLog:
         return self._has_ended
 
     def save(self, round: Round) -> None:
-        """Do nothing: the leader asks for what it saves."""
+        """Do nothing: the leader requests this rank's state when it saves a checkpoint."""
 
     def should_stop(self) -> bool:
         return self._has_ended

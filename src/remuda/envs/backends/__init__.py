@@ -4,8 +4,8 @@
     vector = backend.make(spec, num_envs=8, threads=2)    # native.py turns this into `core.Envs`
 
 A backend is a module, or any object, with the members of `Backend`, registered by `remuda.register_env_backend`. Its
-envs are reset by the step after the end of an episode (Gymnasium's AutoresetMode.NEXT_STEP). If the library cannot do
-that for an env, the backend does not offer this env, which then has to run as single envs.
+envs are reset by the step after the end of an episode (Gymnasium's AutoresetMode.NEXT_STEP). If the library cannot
+reset an env in this way, the backend does not offer this env, which then has to run as single envs.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from remuda.envs.spec import EnvSpec
 from remuda.errors import ConfigError
 from remuda.registry import all_env_backends, find_env_backend
 
-# (obs, reward, terminated, truncated, info); the first axis of every array is [num_envs]
+# (obs, reward, terminated, truncated, info); every array has the shape [num_envs, ...]
 VectorStep: TypeAlias = tuple[Array, Array, Array, Array, Mapping[str, Any]]
 
 
 class NativeVectorEnv(Protocol):
-    """Envs that one call steps together; the step after the end of an episode resets the env and ignores its action.
+    """Envs that one call steps together. The step after an episode's end resets the env and ignores its action.
 
     obs = vector.begin(seeds)
     while training:
@@ -74,7 +74,7 @@ class Backend(Protocol):
 
     @property
     def IS_SAME_GAME(self) -> bool:
-        """Whether the envs give the same numbers as single envs of the id, so that "auto" may use the backend."""
+        """Whether the envs give the same results as single envs of the id, so that "auto" may use the backend."""
 
     def offer(self, spec: EnvSpec) -> str | None:
         """Return None if the backend has this env, else a clause that says why not: "as it only has MyGames/*"."""
@@ -86,8 +86,8 @@ class Backend(Protocol):
 def choose(name: str, spec: EnvSpec, needs_single: str = "") -> Backend | None:
     """Return the backend of this name; None for "python", which stands for single envs.
 
-    For "auto", return a backend whose envs give the same numbers as the single env, or None if there is no such
-    backend. An id that has no single env gets the backend "gymnasium". `needs_single` names a request that only
+    For "auto", return a backend whose envs give the same results as single envs, or None if there is no such
+    backend; if the id has no single env, return the backend "gymnasium". `needs_single` names a request that only
     single envs can fulfill: "auto" then stands for single envs, and native backends are refused with a ConfigError.
     """
     if name == "auto":

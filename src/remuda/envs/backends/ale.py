@@ -3,13 +3,13 @@
     vector = make(resolve("ALE/Pong-v5"), num_envs=8, threads=2)
 
 Every option of AtariVectorEnv is set, because its defaults clip rewards, press FIRE and disable sticky actions. Its
-option for episodic life would start a new game at every lost life, so life_loss_info is used, which only reports lost
-lives. After a lost life, AtariEnv resets by taking one no-op or FIRE action in the same game. Here this action
-replaces the action that the agent sends.
+option for episodic life would start a new game at every lost life, so its option life_loss_info is used instead: that
+option only reports lost lives. After a lost life, AtariEnv resets by taking one no-op or FIRE action in the same
+game. This backend does the same, by replacing the agent's next action with the no-op or FIRE.
 
 One difference from AtariEnv remains. If a game ends during this no-op or FIRE (in practice, by its limit of frames),
-this backend gives a second reset row, whereas AtariEnv starts an episode that ends with its first step. The
-statistics are the same.
+this backend gives a second reset row (mask False), whereas AtariEnv starts an episode that ends with its first step.
+The statistics of the episodes are the same.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""C++ envs of the package envpool, if it is installed. They are implemented differently from Gymnasium's envs.
+"""C++ envs of the package envpool, which has its own implementations of Gymnasium's envs.
 
     vector = make(resolve("HalfCheetah-v5"), num_envs=32, threads=2)
 
-"auto" never chooses this backend, because its envs follow the same rules as Gymnasium's but give different numbers.
-Its Atari games are not offered, because they are preprocessed differently. envpool reads seeds only when it makes the
-envs, and ignores the seed of a later reset(), so `begin` makes new envs.
+"auto" never chooses this backend, because its envs follow the same rules as Gymnasium's but give different results.
+The Atari games of envpool are not offered, because they are preprocessed differently. envpool reads seeds only when
+it makes the envs, and ignores the seed of a later reset(), so `begin` makes new envs.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     vector = make(resolve("CartPole-v1"), num_envs=8, threads=1)
 
-`recv` steps the envs, because Gymnasium's API has no separate `send`. The vectorized CartPole rounds differently from
-the single env (it adds in another order), so "auto" chooses this backend only for ids that have no single env.
+`send` only stores the actions and `recv` steps the envs, because Gymnasium's API has one method for both. The
+vectorized CartPole adds numbers in another order than the single env and so rounds differently. Therefore "auto"
+chooses this backend only for ids that have no single env.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class GymnasiumVectorEnv:
         self._actions: Array | None = None
 
     def begin(self, seeds: Sequence[int]) -> Array:
-        obs, _ = self._vector.reset(seed=seeds[0])  # all envs of a Gymnasium vector env share one generator
+        obs, _ = self._vector.reset(seed=seeds[0])  # all envs of a Gymnasium vector env share one random generator
         return obs  # type: ignore[no-any-return]
 
     def restart(self, which: NDArray[np.bool_]) -> None:

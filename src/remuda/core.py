@@ -253,6 +253,17 @@ class SeparableAlgorithm(Algorithm, Protocol):
 
 
 @runtime_checkable
+class ActorCriticAlgorithm(Algorithm, Protocol):
+    """An algorithm whose losses are those of critics and those of an actor, which can be computed at the same time.
+
+    `losses` returns both. Both use the same parameters, and only `critic_losses` returns priorities.
+    """
+
+    def critic_losses(self, batch: Batch, clock: Clock) -> Losses: ...
+    def actor_losses(self, batch: Batch, clock: Clock) -> Losses: ...
+
+
+@runtime_checkable
 class CountsLearnedRows(Protocol):
     """An algorithm whose losses may be means over fewer rows than the real rows of a batch."""
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from remuda.agents import ActorAgent, Critic
 from remuda.algorithms import DDPG, TD3
-from remuda.config.algo_options import DDPGOptions, TD3Options
+from remuda.config.continuous_options import DDPGOptions, TD3Options
 from remuda.core import Clock, Space
 from remuda.data import Batch, Steps, map_tree
 from remuda.learning.schedules import parse_schedule

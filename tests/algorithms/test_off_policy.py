@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from remuda import fast
 from remuda.agents import QAgent
 from remuda.algorithms import DQN
-from remuda.algorithms.off_policy import OffPolicy, smallest
+from remuda.algorithms.critics import smallest
+from remuda.algorithms.off_policy import OffPolicy
 from remuda.core import Clock, Space
 from remuda.data import ArrayTuple, Batch, Rollout, Steps
 from remuda.learning.learner import Learner

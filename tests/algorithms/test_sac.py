@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from remuda import fast
 from remuda.agents import ActorAgent, Critic
 from remuda.algorithms import SAC
-from remuda.config.algo_options import SACOptions
+from remuda.config.continuous_options import SACOptions
 from remuda.core import Clock
 from remuda.data import Batch, Steps, map_tree
 from remuda.fast.relu_net import FEW_ROWS, MAX_ROWS

@@ -70,18 +70,27 @@ BAD = [
     ),
     (["train", "dqn", "--env", "CartPole-v1", "--sampler.wait_reset", "true"], ["wait_reset", "leave it out"]),
     (
-        ["train", "ppo", "--env", "CartPole-v1", "--scheme.device", "cuda"],
-        ["scheme.device=cuda", "train impala or appo with --scheme async, or leave the device out"],
+        ["train", "ppo", "--env", "CartPole-v1", "--device", "cuda"],
+        ["device=cuda is not on this machine", ": use cpu."],
     ),
     (
-        ["train", "sac", "--env", "Pendulum-v1", "--scheme.device", "cuda"],
-        ["scheme.device=cuda", ": use --scheme async."],
+        ["train", "ppo", "--env", "CartPole-v1", "--sampler.device", "cuda:3"],
+        ["sampler.device=cuda:3 is not on this machine", ": use cpu."],
     ),
     (
-        ["train", "sac", "--env", "Pendulum-v1", "--scheme", "async", "--scheme.device", "gpu"],
-        ["scheme.device=gpu", "not a device of PyTorch: use cuda."],
+        ["train", "sac", "--env", "Pendulum-v1", "--algo.actor_device", "cuda"],
+        ["algo.actor_device=cuda is not on this machine", ": use cpu."],
     ),
-    (["train", "ppo", "--env", "CartPole-v1", "--scheme.device", "gpu:1"], ["scheme.device=gpu:1", "use cuda:1."]),
+    (
+        ["train", "sac", "--env", "Pendulum-v1", "--device", "gpu"],
+        ["device=gpu", "not a device of PyTorch: use cuda."],
+    ),
+    (["train", "ppo", "--env", "CartPole-v1", "--device", "gpu:1"], ["device=gpu:1", "use cuda:1."]),
+    (
+        ["train", "impala", "--env", "CartPole-v1", "--scheme", "async", "--sampler.device", "cuda"],
+        ["sampler.device=cuda with sampler.inference=workers", "use sampler.inference=central"],
+    ),
+    (["train", "ppo", "--env", "CartPole-v1", "--agent.precision", "fp16"], ["agent.precision='fp16'", "fp32, bf16"]),
     (["train", "ppo", "--env", "CartPole-v1", "--sampler.envs", "-3"], ["sampler.envs=-3", "at least 1"]),
     (["train", "ppo", "--env", "CartPole-v1", "--sampler.slots", "3"], ["slots=3", "does not divide", "envs=8"]),
     (

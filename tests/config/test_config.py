@@ -137,10 +137,13 @@ OTHERS = {
     "agent.center_images": ("true", True),
     "agent.fast_path": ("false", False),
     "agent.compile": ("true", True),
+    "sampler.device": ("cuda:1", "cuda:1"),
+    "agent.precision": ("bf16", "bf16"),
+    "algo.actor_device": ("cuda:1", "cuda:1"),
+    "algo.critic_device": ("cuda:0", "cuda:0"),
     "scheme.threads": ("2", 2),
     "scheme.max_lag": ("3", 3),
     "scheme.publish_every": ("25", 25),
-    "scheme.device": ("cuda:1", "cuda:1"),
     "scheme.throttle": ("off", False),
     "scheme.parts": ("2", 2),
     "scheme.ranks": ("4", 4),
@@ -320,12 +323,13 @@ def test_a_configuration_is_restored_from_yaml(algo, tmp_path):
         if group != "algo" or option in {item.name for item in fields(ALGORITHMS[algo])}:
             groups[group][option] = text
     groups["sampler"]["slots"] = "1"  # inference in the workers needs one slot
-    groups["sampler"].pop("threads")  # and there is no inference process
+    for name in ("threads", "device"):  # and there is no inference process
+        groups["sampler"].pop(name)
     if algo in ("a2c", "appo", "impala", "ppo"):
         groups["replay"].clear()
     for name in ALGORITHMS[algo].unused_options:
         groups["algo"].pop(name)
-    for name in ("device", "max_lag", "publish_every", "throttle", "weights"):  # options of async only
+    for name in ("max_lag", "publish_every", "throttle", "weights", "ranks", "exchange"):  # of other schemes
         groups["scheme"].pop(name)
     for name in ("cpu_fraction", "video"):
         groups["eval"].pop(name)

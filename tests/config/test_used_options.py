@@ -27,10 +27,9 @@ BOX = ("ddpg", "sac", "td3")
 # Options of Atari games and envs.kwargs are checked against the env instead.
 OF_ENVS = {"envs.kwargs", *(f"envs.{item.name}" for item in fields(AtariOptions))}
 # These options are used, but read only if another option is set, or only when a configuration is checked.
-READ_IF_SET = {"replay.alpha", "algo.correction", "agent.fast_path", "scheme.parts"}
+READ_IF_SET = {"replay.alpha", "algo.correction", "agent.fast_path", "scheme.parts", "sampler.device"}
 # These options are read also by runs that do not use them. Such runs refuse the values given here.
 READ_ANYWAY = {
-    "scheme.device": "cuda",
     "scheme.weights": "file",
     "eval.cpu_fraction": 0.5,
     "eval.video": True,

@@ -23,7 +23,7 @@ from remuda.registry import find_algorithm
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "impala": ("impala", "CartPole-v1", {"agent": {"normalize_obs": True}, "algo": {"normalize_reward": True}}),
     "appo, continuous": ("appo", "Pendulum-v1", {}),
-    "dqn": ("dqn", "CartPole-v1", {"algo": {"dueling": True}}),
+    "dqn": ("dqn", "CartPole-v1", {"algo": {"dueling": True}, "replay": {"prioritized": True}}),
     "td3": ("td3", "Pendulum-v1", {}),
 }
 
@@ -79,7 +79,7 @@ def main(case: str) -> None:
     mine, theirs = learner.gradients(batch), elsewhere.gradients(batch)
     for name, vector in mine.groups.items():
         torch.testing.assert_close(theirs.groups[name].cpu(), vector, rtol=2e-3, atol=1e-5)
-    if mine.priority is not None:
+    if batch.weight is not None:
         torch.testing.assert_close(theirs.priority, mine.priority, rtol=2e-3, atol=1e-5)
     for each in (learner, elsewhere):
         each.finish(rollout)
@@ -100,7 +100,7 @@ def test_gradients_equal_those_of_the_cpu_and_agents_act_on_the_cpu(case: str) -
 
 
 @pytest.mark.parametrize(("scheme", "device", "words"), [
-    ("serial", "cuda", "use --scheme async"),
+    ("serial", "cuda", "device=cuda is not on this machine: use cpu"),
     ("async", "cuda:63", "is not on this machine: use cpu"),
     ("async", "abacus", "is not on this machine: use cpu"),
     ("async", "meta", "is not on this machine: use cpu"),
@@ -108,8 +108,8 @@ def test_gradients_equal_those_of_the_cpu_and_agents_act_on_the_cpu(case: str) -
 ])  # fmt: skip
 def test_unsupported_devices_are_refused(scheme: str, device: str, words: str) -> None:
     def build() -> Any:
-        short = {"algo": "impala", "env": "CartPole-v1", "scheme": scheme}
-        return make_recipe(*resolve_config(short, {"scheme": {"device": device}}))
+        short = {"algo": "impala", "env": "CartPole-v1", "scheme": scheme, "device": device}
+        return make_recipe(*resolve_config(short, {}))
 
     with pytest.raises(ConfigError, match=words):
         build()

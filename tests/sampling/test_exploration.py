@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from remuda.agents import ActorAgent, QAgent
 from remuda.build.exploration import HARDLY, epsilons, make_exploration
-from remuda.config.algo_options import A2COptions, DQNOptions, R2D1Options, RainbowOptions, SACOptions, TD3Options
+from remuda.config.algo_options import A2COptions, DQNOptions, R2D1Options, RainbowOptions
+from remuda.config.continuous_options import SACOptions, TD3Options
 from remuda.config.run_config import RunConfig
 from remuda.config.run_options import AgentOptions, ReplayOptions, SamplerOptions
 from remuda.core import Space

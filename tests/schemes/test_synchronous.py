@@ -118,6 +118,8 @@ class Pieces:
 
     # learner
 
+    device = torch.device("cpu")
+
     def set_progress(self, progress):
         self.did(f"progress {progress:.2f}")
 

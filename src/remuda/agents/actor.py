@@ -76,7 +76,7 @@ class ActorAgent(nn.Module):
 
     def initial_state(self, batch: int) -> ActorState | None:
         memory = None if self.trunk.core is None else self.trunk.core.initial_state(batch)
-        drift = torch.zeros(batch, self.width) if self.drifts else None
+        drift = torch.zeros(batch, self.width, device=self.middle.device) if self.drifts else None
         return None if memory is None and drift is None else ActorState(memory, drift)
 
     def act(
@@ -148,7 +148,9 @@ class Critic(nn.Module):
             self.trunk = Trunk(nn.Flatten(), math.prod(observation.shape), None, 0)
         else:
             self.trunk = make_trunk(inputs, observation, make_net or (lambda _: nn.Flatten()), core, core_size)
-        self.body = MLP((self.trunk.width + math.prod(action.shape),), hidden, activation, orthogonal_init=False)
+        self.body: nn.Module = MLP(
+            (self.trunk.width + math.prod(action.shape),), hidden, activation, orthogonal_init=False
+        )
         self.head = nn.Linear(hidden[-1], 1)
 
     def features(

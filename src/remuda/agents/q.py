@@ -138,7 +138,7 @@ class QAgent(nn.Module):
         random, and noisy layers use their mean weights.
         """
         features, state = self.trunk.step(self.inputs(obs), state)
-        chance = torch.full((len(noise),), self.exploration) if explore is None else explore
+        chance = torch.full((len(noise),), self.exploration, device=noise.device) if explore is None else explore
         on_weights = None
         if self.noise_width:
             on_weights = noise[:, 2:] * (chance > 0).unsqueeze(-1)

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from remuda.agents import ActorAgent, Critic
 from remuda.algorithms.actor_critic import over_progress
-from remuda.algorithms.off_policy import OffPolicy, smallest
+from remuda.algorithms.critics import joined, smallest
+from remuda.algorithms.off_policy import OffPolicy
 from remuda.core import Clock, Losses
 from remuda.data import Batch
+from remuda.devices import send
 
 
 class DDPG(OffPolicy):
@@ -53,6 +55,21 @@ class DDPG(OffPolicy):
         return {"critic": list(self.critics.parameters()), "actor": list(self.agent.parameters())}
 
     def losses(self, batch: Batch, clock: Clock) -> Losses:
+        seen = self._critic_features(batch)
+        return joined(self._critic_losses(batch, clock, seen), self._actor_losses(batch, clock, seen[0]))
+
+    def critic_losses(self, batch: Batch, clock: Clock) -> Losses:
+        return self._critic_losses(batch, clock, self._critic_features(batch))
+
+    def actor_losses(self, batch: Batch, clock: Clock) -> Losses:
+        with torch.no_grad():
+            seen = self.now(batch, self._critics[0].features)
+        return self._actor_losses(batch, clock, seen)
+
+    def _critic_features(self, batch: Batch) -> list[Tensor]:
+        return [self.now(batch, critic.features) for critic in self._critics]
+
+    def _critic_losses(self, batch: Batch, clock: Clock, seen: list[Tensor]) -> Losses:
         rows = self.rows(batch)
         with torch.no_grad():
             next_action, _ = self.target.choose(self.after(batch, self.target.features, batch.state))
@@ -60,24 +77,27 @@ class DDPG(OffPolicy):
             next_q = smallest([c(self.after(batch, c.features), next_action) for c in self._target_critics])
             goal = rows.reward + rows.discount * next_q
         action, weight = self.agent.normalized(rows.action), rows.weight ** self.beta(clock.progress)
-        seen = [self.now(batch, critic.features) for critic in self._critics]
         values = [critic(own, action) for critic, own in zip(self._critics, seen, strict=True)]
         critic_loss = sum((weight * (goal - q).square()).mean() for q in values)
         assert isinstance(critic_loss, Tensor)
-        groups = {"critic": critic_loss}
         metrics: dict[str, Tensor | float] = {
             "critic_loss": critic_loss.detach(),
             "q_mean": values[0].detach().mean(),
         }
-        if (clock.version + 1) % self.policy_delay == 0:
-            chosen, _ = self.agent.choose(self.now(batch, self.agent.features, batch.state))
-            groups["actor"] = -self._critics[0](seen[0], chosen).mean()
-            metrics["actor_loss"] = groups["actor"].detach()
-        return Losses(groups, metrics, self.priority((goal - values[0]).detach().abs(), batch))
+        return Losses({"critic": critic_loss}, metrics, self.priority((goal - values[0]).detach().abs(), batch))
+
+    def _actor_losses(self, batch: Batch, clock: Clock, seen: Tensor) -> Losses:
+        """Return the actor's loss, if it is due. `seen` are the first critic's features of the observations."""
+        if (clock.version + 1) % self.policy_delay:
+            return Losses({}, {})
+        chosen, _ = self.agent.choose(self.now(batch, self.agent.features, batch.state))
+        loss = -self._critics[0](seen, chosen).mean()
+        return Losses({"actor": loss}, {"actor_loss": loss.detach()})
 
     def smoothed(self, action: Tensor, clock: Clock) -> Tensor:
         """Add clipped noise to a target action (TD3), because similar actions should have similar values."""
         if not self.target_noise:
             return action
-        noise = self.target_noise * torch.randn(action.shape, generator=self.generator(clock)).type_as(action)
+        noise = self.target_noise * torch.randn(action.shape, generator=self.generator(clock))
+        noise = send(noise, action.device)
         return (action + noise.clamp(-self.target_noise_clip, self.target_noise_clip)).clamp(-1, 1)

@@ -20,6 +20,7 @@ from remuda.algorithms.actor_critic import over_progress
 from remuda.algorithms.off_policy import OffPolicy, Rows
 from remuda.core import Clock, Losses
 from remuda.data import Batch
+from remuda.devices import send
 from remuda.maths import huber, project
 
 
@@ -142,9 +143,9 @@ class DQN(OffPolicy):
         if not self.agent.noise_width:
             return None, None
         mine, theirs = torch.randn(2, self.agent.noise_width, generator=self.generator(clock))
-        return mine.type_as(like), theirs.type_as(like)
+        return send(mine, like.device), send(theirs, like.device)
 
 
 def pick(outputs: Tensor, action: Tensor) -> Tensor:
     """Select the outputs of one action per row, from [N, A] or [N, A, atoms]."""
-    return outputs[torch.arange(len(action)), action]
+    return outputs[torch.arange(len(action), device=action.device), action]

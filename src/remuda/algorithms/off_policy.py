@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple, TypeVar
 
@@ -172,10 +172,5 @@ class OffPolicy(nn.Module):
         return unroll(map_tree(lambda x: x[burn_in:], obs), state, reset[burn_in:])[0]
 
     def _later(self, batch: Batch, sequence: Tensor) -> Tensor:
-        columns = torch.arange(sequence.shape[1])
+        columns = torch.arange(sequence.shape[1], device=sequence.device)
         return sequence[batch.targets.row - self.burn_in, columns][self.real(batch)]
-
-
-def smallest(values: Sequence[Tensor]) -> Tensor:
-    """Return the smallest of the critics' values for each row, to reduce overestimation (arXiv 1802.09477)."""
-    return values[0] if len(values) == 1 else torch.stack(list(values)).amin(0)

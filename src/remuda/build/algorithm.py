@@ -21,13 +21,14 @@ from remuda.algorithms import OffPolicy
 from remuda.build.exploration import HARDLY
 from remuda.build.fast_path import find_fast_policy
 from remuda.config.algo_base import AlgoOptions
-from remuda.config.algo_options import ActorCriticOptions
+from remuda.config.continuous_options import ActorCriticOptions
 from remuda.config.run_config import RunConfig
 from remuda.config.run_options import AgentOptions
 from remuda.core import Algorithm, Space
 from remuda.envs import EnvInfo
 from remuda.errors import ConfigError
 from remuda.learning.schedules import parse_schedule
+from remuda.nets import Bfloat16
 from remuda.registry import find_algorithm
 from remuda.schemes.learning_round import torch_threads
 
@@ -263,6 +264,9 @@ def make_continuous(
         )
         for _ in range(options.critics)
     ]
+    if config.agent.precision == "bf16":
+        for critic in critics:
+            critic.body = Bfloat16(critic.body)
     return construct(kind, agent, critics, config.seed, **replay_arguments(kind, config))
 
 

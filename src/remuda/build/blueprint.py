@@ -21,7 +21,7 @@ from remuda.agents import NetFactory
 from remuda.build.algorithm import make_agent, wrap_agent
 from remuda.build.envs import WORKER_LIMITS, agent_view, training_seeds
 from remuda.build.exploration import make_exploration
-from remuda.build.nets import describe_net, find_net
+from remuda.build.nets import describe_net, find_net, find_plain_net
 from remuda.config.run_config import RunConfig, from_dict, to_dict
 from remuda.core import Space
 from remuda.envs import AsyncPooledEnvs, EnvInfo, EnvSpec, LocalEnvs, NativeEnvs, choose_backend, probe
@@ -83,7 +83,7 @@ def setup_of(blueprint: Blueprint) -> tuple[RunConfig, EnvSpec, EnvInfo, NetFact
     config, spec = from_dict(blueprint["config"]), EnvSpec.from_json(blueprint["spec"])
     info = probe(spec)
     must_be_same(config.env, described(agent_view(config, info)), blueprint["spaces"])
-    return config, spec, info, find_net(config.agent, blueprint["net"])
+    return config, spec, info, find_plain_net(config.agent, blueprint["net"])
 
 
 def make_blueprints(

@@ -9,8 +9,8 @@ from remuda.core import Agent, Algorithm, FastPath, FastPolicy
 
 
 def find_fast_policy(options: AgentOptions, agent: Agent) -> FastPolicy | None:
-    """Return a faster form of `agent.act`, or None if there is none or the option `agent.fast_path` is off."""
-    if not options.fast_path or find_spec("remuda.fast") is None:
+    """Return a faster form of `agent.act`, or None if there is none or the options do not allow it."""
+    if not options.fast_path or options.precision != "fp32" or find_spec("remuda.fast") is None:
         return None
     from remuda import fast
 
@@ -20,9 +20,10 @@ def find_fast_policy(options: AgentOptions, agent: Agent) -> FastPolicy | None:
 def find_fast_path(options: AgentOptions, algorithm: Algorithm) -> FastPath | None:
     """Return hand-written gradients for the algorithm, or None if it has none.
 
-    Also return None if `agent.compile` is on or `agent.fast_path` is off.
+    Also return None if `agent.fast_path` is off, or if the nets are compiled or compute in bfloat16.
     """
-    if not options.fast_path or options.compile or find_spec("remuda.fast") is None:
+    is_wanted = options.fast_path and not options.compile and options.precision == "fp32"
+    if not is_wanted or find_spec("remuda.fast") is None:
         return None
     from remuda import fast
 

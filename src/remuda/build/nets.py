@@ -9,15 +9,24 @@ from remuda.config.run_config import RunConfig
 from remuda.config.run_options import AgentOptions
 from remuda.envs.import_paths import Unreachable, describe, find, import_named
 from remuda.errors import ConfigError
-from remuda.nets import NETS, make_net
+from remuda.nets import NETS, Bfloat16, make_net
 from remuda.runs.advice import as_written
 
 
-def find_net(options: AgentOptions, reference: Mapping[str, str] | None = None) -> NetFactory:
-    """Return the factory of the net that `reference` describes or, without `reference`, that `options.net` names.
+def find_net(
+    options: AgentOptions, reference: Mapping[str, str] | None = None, given: NetFactory | None = None
+) -> NetFactory:
+    """Return the factory of the run's net, which computes with the precision that the options ask for.
 
-    `reference` is a result of `describe_net`.
+    The net is `given`, or the one that `reference` describes, a result of `describe_net`, or else the one that
+    `options.net` names.
     """
+    made = given or find_plain_net(options, reference)
+    return made if options.precision == "fp32" else lambda shape: Bfloat16(made(shape))
+
+
+def find_plain_net(options: AgentOptions, reference: Mapping[str, str] | None) -> NetFactory:
+    """Return the factory of the net as it was given or named, without regard to `options.precision`."""
     if reference is not None:
         found: NetFactory = find(reference)
         return found

@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch
-
 from remuda.agents import NetFactory
 from remuda.build.algorithm import make_algorithm
 from remuda.build.blueprint import make_blueprints
+from remuda.build.devices import acting_agent, check_devices, for_rank, place_policy, split_devices
 from remuda.build.envs import (
     agent_view,
     check_envs,
@@ -25,7 +24,7 @@ from remuda.build.parts import make_parted_replay, make_parted_sampler
 from remuda.build.replay import make_replay, refuse_too_large
 from remuda.build.workers import make_replay_writers, make_rollout_queue, make_worker_sampler
 from remuda.config.run_config import RunConfig
-from remuda.core import Agent, Algorithm, Replay, SeparableAlgorithm, SharedReplay, Weights
+from remuda.core import Agent, Algorithm, FastAgent, Replay, SeparableAlgorithm, SharedReplay, Weights
 from remuda.envs import EnvInfo, EnvSpec
 from remuda.errors import ConfigError
 from remuda.learning.learner import Learner
@@ -35,6 +34,7 @@ from remuda.learning.weights import LocalWeights, SharedWeights
 from remuda.machine import has_compiler
 from remuda.parts import Group, LocalGroup, PartedLearner, PartedUpdates
 from remuda.recipe import Recipe, ReplayWriters, RolloutSource, Sampler, ShouldStop
+from remuda.sampling.device_agent import as_on_cpu
 from remuda.sampling.sampler import EnvSampler
 
 
@@ -54,7 +54,7 @@ def make_recipe(
             f"sampler.inference=workers has no workers under --scheme {config.scheme}: use --scheme parallel."
         )
     no_state = why_no_state(config, info, is_native=check_envs(config, spec))
-    make_net = net or find_net(config.agent)
+    make_net = find_net(config.agent, given=net)
     seen = agent_view(config, info)
     check_machine(config)
     # Build the algorithm once here, so that a net or a replay that does not fit is refused before a process starts.
@@ -74,17 +74,30 @@ def make_recipe(
         algorithm = make_algorithm(config, seen, make_net)
         if config.agent.compile:
             algorithm.agent.compile_nets()
-        device = config.scheme_options.device
+        actor_device, device = split_devices(config)
+        if device != "cpu" and isinstance(algorithm.agent, FastAgent):
+            algorithm.agent.fast_policy = None  # it computes with the CPU's memory
         fast = find_fast_path(config.agent, algorithm)
         make = Learner if group is None else partial(PartedLearner, group)
-        return make(algorithm, optimizer, rate, options.max_grad_norm or None, num_pieces, own_rates, device, fast)
+        return make(
+            algorithm,
+            optimizer,
+            rate,
+            options.max_grad_norm or None,
+            num_pieces,
+            own_rates,
+            device,
+            fast,
+            actor_device,
+        )
 
     def make_weights(agent: Any, version: int) -> Weights:
-        is_shared = has_worker_inference or config.is_asynchronous
-        return SharedWeights(agent, version) if is_shared else LocalWeights(version)
+        if has_worker_inference or config.is_asynchronous:
+            return SharedWeights(agent, version)
+        return place_policy(config, agent, version) or LocalWeights(version)
 
     def make_sampler(agent: Agent, weights: Weights, workers: int, rounds: int, should_stop: ShouldStop) -> Sampler:
-        first_row = rounds * options.rows_per_round
+        first_row, agent = rounds * options.rows_per_round, acting_agent(agent, weights)
         if has_worker_inference:
             return make_worker_sampler(config, spec, seen, workers, agent, weights, first_row, should_stop, net)
         if group is not None:
@@ -115,7 +128,7 @@ def make_recipe(
     writers = num_workers(config) if config.has_replay_writers else 0
 
     def make_any_replay(agent: Agent, first_round: int) -> Replay:
-        state = agent.initial_state(1)
+        state = as_on_cpu(agent).initial_state(1)
         if group is not None:
             return make_parted_replay(config, seen, state, first_round, group)
         return make_replay(config, seen, state, first_round, writers)
@@ -133,20 +146,16 @@ def make_recipe(
         warm_up=config.sampler.decorrelate,
         cut_every=rounds_between_cuts(config, no_state),
         updates=None if group is None else PartedUpdates(group),
-        divide=lambda group: make_recipe(config, spec, info, net, group),
+        divide=lambda group: make_recipe(for_rank(config, group), spec, info, net, group),
         describe=lambda: make_blueprints(config, spec, seen, 1, net)[0],
     )
 
 
 def check_machine(config: RunConfig) -> None:
-    """Raise ConfigError if this machine lacks the compiler or the device that the options ask for."""
+    """Raise ConfigError if this machine lacks the compiler or a device that the options ask for."""
     if config.agent.compile and not has_compiler():
         raise ConfigError("agent.compile=true needs a C++ compiler: install g++, or leave it out.")
-    device = config.scheme_options.device
-    try:
-        torch.zeros(1, device=device).cpu()
-    except (RuntimeError, AssertionError, ImportError):  # device is unknown, absent, or has no storage ("meta")
-        raise ConfigError(f"scheme.device={device} is not on this machine: use cpu.") from None
+    check_devices(config)
 
 
 def split_threads(config: RunConfig, algorithm: Algorithm) -> tuple[int, int]:
@@ -156,7 +165,7 @@ def split_threads(config: RunConfig, algorithm: Algorithm) -> tuple[int, int]:
     """
     threads = config.scheme_options.threads
     is_separable = isinstance(algorithm, SeparableAlgorithm) and algorithm.gradient_reduction is not None
-    is_split = config.is_asynchronous and config.scheme_options.device == "cpu" and is_separable
+    is_split = config.is_asynchronous and config.device == "cpu" and is_separable
     if not is_split or config.algo_options.uses_replay:
         return 1, threads
     # A batch has at most as many parts as columns. If there are more threads, torch uses several for each part.

@@ -21,6 +21,7 @@ from remuda.envs import EnvInfo, EnvSpec
 from remuda.errors import ConfigError
 from remuda.processes.notices import Notice
 from remuda.replay import RecurrentStates, Ring, SequencePriority, TransitionPriority, as_row
+from remuda.sampling.device_agent import as_on_cpu
 from remuda.sampling.exploration import Exploration
 from remuda.sampling.replay_writers import ReplayWriterPool
 from remuda.sampling.rollout_queue import RolloutQueue
@@ -137,7 +138,10 @@ class SamplerWorker:
     ) -> tuple[Any, Agent, Exploration]:
         """Build envs and agent from a blueprint, and return them with the exploration of these envs."""
         self.built, self.heartbeat = build(blueprint, "sampler", heartbeat, notify), heartbeat
-        torch.set_num_threads(self.built.config.sampler.threads)
+        config = self.built.config
+        torch.set_num_threads(config.sampler.threads)
+        if config.sampler_device != "cpu":
+            self.built.agent.to(config.sampler_device)
         assert self.built.exploration is not None
         return self.built.envs, self.built.agent, self.built.exploration
 
@@ -157,7 +161,7 @@ def make_ring_writer(
     algorithm = built.wrap_agent(needs_loss=has_td_error(config))
     groups = range(blueprint["group"], blueprint["group"] + blueprint["groups"])
     replay, gamma = config.replay, config.algo_options.gamma
-    state = built.agent.initial_state(1)
+    state = as_on_cpu(built.agent).initial_state(1)
     ring = make_ring(config, built.seen, state, blueprint["all_groups"], fds)
     ring.counters.while_paused = heartbeat
     states, priorities = None, list[TransitionPriority | SequencePriority]()

@@ -12,7 +12,7 @@ from remuda.cli.options import Parser, add_group, complete_with, given
 from remuda.cli.train_help import add_help
 from remuda.config.algo_base import AlgoOptions
 from remuda.config.renamed import RENAMED
-from remuda.config.run_config import KINDS
+from remuda.config.run_config import KINDS, SETTINGS
 from remuda.config.used_options import is_used_by
 from remuda.errors import ConfigError
 from remuda.registry import algorithm_names, all_algorithms, find_algorithm, scheme_names
@@ -43,6 +43,11 @@ def make_parser(command: str, argv: Sequence[str]) -> Parser:
     schemes = scheme_names()
     scheme = run.add_argument("--scheme", metavar="NAME", help=f"{', '.join(schemes)} (default: serial)")
     complete_with(scheme, schemes)
+    run.add_argument(
+        "--device",
+        metavar="NAME",
+        help="device of the learner and of central inference: cpu, cuda, cuda:1, mps or auto (default: cpu)",
+    )
     run.add_argument("--out", type=Path, metavar="DIR", help="run directory (default: runs/ALGO-ENV-SEED-TIME)")
     run.add_argument("--resume", type=Path, metavar="RUN", help="continue the run in this directory")
     run.add_argument(
@@ -56,8 +61,9 @@ def make_parser(command: str, argv: Sequence[str]) -> Parser:
 
     title = _title(own) if algo else "the algorithm; its options depend on ALGO"
     add_group(parser, "algo", title, *kinds, is_shown=partial(is_shown, own, "algo"))
-    # Version 0.1 had this option; config/legacy.py converts it and logs a warning.
-    parser.add_argument("--algo.variant", help=argparse.SUPPRESS)
+    # Version 0.1 had these options; config/legacy.py converts them and logs a warning.
+    for former in ("--algo.variant", "--scheme.device"):
+        parser.add_argument(former, help=argparse.SUPPRESS)
     for other in entries:
         parser.elsewhere |= {f"--algo.{item.name}": f"{other.name}, not of {algo}" for item in fields(other.options)}
     for group, kind in KINDS.items():
@@ -92,7 +98,7 @@ def run(command: str, argv: Sequence[str]) -> int:
     from remuda.runs.directory import RunDirectory
     from remuda.runs.train import exhaust, train
 
-    settings = {name: getattr(found, name) for name in ("algo", "env", "steps", "seed", "scheme")}
+    settings = {name: getattr(found, name) for name in SETTINGS}
     settings = {name: value for name, value in settings.items() if value is not None}
     groups = {name: values for name, values in given(found, ("algo", *KINDS)).items() if values}
     if found.resume is not None:

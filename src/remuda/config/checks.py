@@ -29,6 +29,7 @@ def check_run(config: RunConfig) -> None:
         raise ConfigError(f"replay options are set, and {config.algo} does not use a replay: leave them out.")
     check_scheme(config)
     check_checkpoints(config)
+    check_devices(config)
     check_parts(config)
 
 
@@ -119,7 +120,7 @@ def check_scheme(config: RunConfig) -> None:
 
 def check_synchronous(config: RunConfig) -> None:
     """Refuse options that only asynchronous schemes have."""
-    options, scheme, default = config.algo_options, config.scheme_options, SchemeOptions()
+    options, scheme = config.algo_options, config.scheme_options
     if scheme.max_lag is not None:
         raise ConfigError(
             f"scheme.max_lag={scheme.max_lag} under --scheme {config.scheme}, where nothing lags: leave it out."
@@ -128,14 +129,7 @@ def check_synchronous(config: RunConfig) -> None:
         raise ConfigError(
             f"replay.ratio=none under --scheme {config.scheme}, where updates wait for steps: give a number."
         )
-    check_device_name(scheme.device)
-    if scheme.device != default.device:
-        others = "train impala or appo with --scheme async, or leave the device out"
-        raise ConfigError(
-            f"scheme.device={scheme.device} under --scheme {config.scheme}, whose nets act and learn on the CPU: "
-            f"{others if options.is_on_policy else 'use --scheme async'}."
-        )
-    if scheme.weights != default.weights:
+    if scheme.weights != SchemeOptions().weights:
         raise ConfigError(f"scheme.weights={scheme.weights} is for --scheme async: leave it out.")
     if config.eval.cpu_fraction:
         raise ConfigError(
@@ -146,7 +140,6 @@ def check_synchronous(config: RunConfig) -> None:
 
 def check_asynchronous(config: RunConfig) -> None:
     """Check that the algorithm may learn from older policies; with a replay, refuse max_lag and gradient_steps."""
-    check_device_name(config.scheme_options.device)
     if config.algo_options.is_on_policy:
         raise ConfigError(
             f"{config.algo} is only right for rollouts of the newest weights, and under --scheme {config.scheme} "
@@ -163,11 +156,17 @@ def check_asynchronous(config: RunConfig) -> None:
         )
 
 
-def check_device_name(device: str) -> None:
-    """Refuse `gpu`, which PyTorch calls cuda. `check_machine` checks later whether the device exists."""
-    kind, colon, number = device.partition(":")
-    if kind == "gpu":
-        raise ConfigError(f"scheme.device={device} is not a device of PyTorch: use cuda{colon}{number}.")
+def check_devices(config: RunConfig) -> None:
+    """Check the names of devices, and that workers have none. Whether the devices exist is checked later."""
+    for option, device in (("device", config.device), ("sampler.device", config.sampler_device)):
+        kind, colon, number = device.partition(":")
+        if kind == "gpu":
+            raise ConfigError(f"{option}={device} is not a device of PyTorch: use cuda{colon}{number}.")
+    if config.sampler_device != "cpu" and config.sampler.inference == "workers":
+        raise ConfigError(
+            f"sampler.device={config.sampler_device} with sampler.inference=workers, which use the CPU: use "
+            "sampler.inference=central."
+        )
 
 
 def check_inference_process(sampler: SamplerOptions, envs: EnvsOptions) -> None:

@@ -9,20 +9,36 @@ from typing import Any
 Groups = Mapping[str, Mapping[str, Any]]
 
 
-def without_variant(values: Mapping[str, Any], groups: Groups) -> tuple[dict[str, Any], Groups]:
-    """Return `values` and `groups` with the option `algo.variant` replaced by the setting `algo`.
+def upgraded(values: Mapping[str, Any], groups: Groups) -> tuple[dict[str, Any], Groups]:
+    """Return `values` and `groups` with two options of version 0.1 replaced by settings, and log warnings.
 
-    Every config.yaml of version 0.1 contains `algo.variant`. If its value is not none, it is the import path of an
-    algorithm's class.
+    `algo.variant`, the import path of an algorithm's class, is now the setting `algo`. `scheme.device` is now the
+    setting `device`. Every config.yaml of version 0.1 contains both options, mostly with values that change nothing.
     """
-    options = groups.get("algo", {})
-    if not isinstance(options, Mapping) or "variant" not in options:
-        return dict(values), groups
-    path = options["variant"]
-    groups = {**groups, "algo": {name: value for name, value in options.items() if name != "variant"}}
-    if path is None or str(path).lower() == "none":
-        return dict(values), groups
-    logging.getLogger("remuda").warning(
-        "algo.variant=%s is now the algorithm itself: remuda train %s, without the option.", path, path
-    )
-    return {**values, "algo": str(path)}, groups
+    values = dict(values)
+    groups, variant = without_option(groups, "algo", "variant")
+    if is_set(variant):
+        values["algo"] = str(variant)
+        notify("algo.variant=%s is now the algorithm itself: remuda train %s, without the option.", variant, variant)
+    groups, device = without_option(groups, "scheme", "device")
+    if is_set(device):
+        values.setdefault("device", str(device))
+        if str(device) != "cpu":
+            notify("scheme.device=%s is now --device %s.", device, device)
+    return values, groups
+
+
+def without_option(groups: Groups, group: str, name: str) -> tuple[Groups, Any]:
+    """Return `groups` without the option `group.name`, and the value of this option, or None if it is not there."""
+    options = groups.get(group, {})
+    if not isinstance(options, Mapping) or name not in options:
+        return groups, None
+    return {**groups, group: {key: value for key, value in options.items() if key != name}}, options[name]
+
+
+def is_set(value: Any) -> bool:
+    return value is not None and str(value).lower() != "none"
+
+
+def notify(text: str, *values: Any) -> None:
+    logging.getLogger("remuda").warning(text, *values)

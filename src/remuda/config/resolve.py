@@ -14,10 +14,10 @@ import yaml
 
 from remuda.config.algo_base import AlgoOptions
 from remuda.config.fields import check_value, coerce, fill
-from remuda.config.legacy import without_variant
+from remuda.config.legacy import upgraded
 from remuda.config.presets import find_preset
 from remuda.config.renamed import rename_options
-from remuda.config.run_config import GROUPS, KINDS, RunConfig
+from remuda.config.run_config import GROUPS, KINDS, SETTINGS, RunConfig
 from remuda.config.run_options import EnvsOptions
 from remuda.config.sizes import refuse_large_sizes
 from remuda.config.used_options import refuse_unused
@@ -50,8 +50,9 @@ def resolve_config(
     REMUDA_MAX_STEPS caps the number of steps. Raise ConfigError if the user sets an option that the run does not use.
     """
     from_file = read_config_file(file) if file is not None else {}
-    from_file, file_groups = without_variant(from_file, from_file.pop("options", {}))
-    settings, groups = without_variant({**from_file, **settings}, rename_options(groups))
+    from_file, file_groups = upgraded(from_file, from_file.pop("options", {}))
+    settings, groups = upgraded(settings, rename_options(groups))
+    settings = {**from_file, **settings}
     check_groups(file_groups)
     check_groups(groups)
     config, spec, info = _resolve(settings, merge(file_groups, groups), env)
@@ -144,6 +145,7 @@ def fill_config(values: Mapping[str, Any], wanted: Groups, label: str, info: Env
         steps=steps,
         seed=coerce(values["seed"], "int", "seed"),
         scheme=str(values["scheme"]),
+        device=find_device(str(values.get("device") or "cpu")),
         **filled,
     )
 
@@ -159,7 +161,7 @@ def stored_config(path: Path, net: Callable[..., Any] | None, call: str) -> tupl
     if spaces is None:
         return None
     must_be_given_again(path, {**stored, "env": None}, {"net": net}, call)
-    stored, options = without_variant(stored, stored_options(path, stored))
+    stored, options = upgraded(stored, stored_options(path, stored))
     env = str(stored.get("env")).strip("<>")
     find_algorithm(str(stored.get("algo")))
     wanted = {group: options.get(group, {}) for group in GROUPS}
@@ -175,6 +177,16 @@ def stored_options(path: Path, stored: Mapping[str, Any]) -> Groups:
     renamed = rename_options(options, f"{path}/config.yaml")
     check_groups(renamed)
     return renamed
+
+
+def find_device(name: str) -> str:
+    """Return the name of a device; "auto" becomes the accelerator that PyTorch finds on this machine, or the CPU."""
+    if name != "auto":
+        return name
+    import torch  # imported here, because most commands need no device
+
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return "cpu" if found is None else found.type
 
 
 def num_ranks(envs: int, options: AlgoOptions, can_add_envs: bool) -> int:
@@ -205,7 +217,7 @@ def check_groups(groups: Groups) -> None:
                 *KINDS.items(),
             ]
             homes = [f"{home}={{{group!r}: ...}}" for home, kind in kinds if group in {f.name for f in fields(kind)}]
-            remedy = f"did you mean {homes[0]}?" if homes else nearest(str(group), (*GROUPS, "steps", "seed", "env"))
+            remedy = f"did you mean {homes[0]}?" if homes else nearest(str(group), (*GROUPS, *SETTINGS))
             raise ConfigError(f"{group} is not a group of options: {remedy}")
         if not isinstance(values, Mapping):
             raise ConfigError(f"{group}={values!r} is not a mapping: give its options by name.")
@@ -227,7 +239,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"--config {path} cannot be read ({error}): give a YAML file.") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"--config {path} is not YAML ({str(error).splitlines()[0]}): fix that line.") from None
-    known = {"algo", "env", "steps", "seed", "scheme", "options"}
+    known = {*SETTINGS, "options"}
     if not isinstance(content, dict) or not isinstance(content.get("options", {}), dict):
         raise ConfigError(f"--config {path} holds no mapping of settings: start from a run's config.yaml.")
     for name in content:
@@ -258,7 +270,8 @@ def resume_config(
     net: Callable[..., Any] | None = None,
     call: str = RESUME,
 ) -> Setup:
-    """Return the configuration of an existing run. Only `steps` and the groups in MAY_CHANGE may be changed.
+    """Return the configuration of an existing run. Only `steps`, `device` and the groups in MAY_CHANGE may
+    be changed.
 
     An env or net without an import path must be passed again; otherwise the error suggests the Python call `call`.
     """
@@ -269,14 +282,14 @@ def resume_config(
     if env is not None:
         given = made_with if made_with.startswith("<") else callable_name(env, resolve(env).label)
         settings = {**settings, "env": given}
+    settings, groups = upgraded(settings, rename_options(groups))
     for name, value in settings.items():
-        if name != "steps" and str(value) != str(stored.get(name)):
+        if name not in ("steps", "device") and str(value) != str(stored.get(name)):
             raise CheckpointError(
                 f"run {path} was made with {name}={stored.get(name)}, not {value}: "
                 "leave the option out to resume it, or start a new run with --out."
             )
-    stored, options = without_variant(stored, stored_options(path, stored))
-    groups = rename_options(groups)
+    stored, options = upgraded(stored, stored_options(path, stored))
     check_groups(groups)
     kinds = options_classes(str(stored.get("algo")))
     for group, values in groups.items():

@@ -45,6 +45,7 @@ class RunConfig:
     eval: EvalOptions = field(default_factory=EvalOptions)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     log: LogOptions = field(default_factory=LogOptions)
+    device: str = "cpu"  # of the learner and of central inference, as PyTorch names it
 
     def __post_init__(self) -> None:
         check_run(self)
@@ -63,6 +64,13 @@ class RunConfig:
     def has_workers(self) -> bool:
         """Whether envs are stepped in worker processes."""
         return self.scheme_entry.has_workers
+
+    @property
+    def sampler_device(self) -> str:
+        """The device where the policy runs while sampling: by default that of the learner, in workers the CPU."""
+        if self.sampler.device != "auto":
+            return self.sampler.device
+        return self.device if self.sampler.inference == "central" else "cpu"
 
     @property
     def num_parts(self) -> int:
@@ -103,7 +111,7 @@ KINDS: dict[str, type[Checked]] = {
 GROUPS = {group: f"{group}_options" if group in ("algo", "scheme") else group for group in ("algo", *KINDS)}
 
 
-SETTINGS = ("algo", "env", "steps", "seed", "scheme")
+SETTINGS = ("algo", "env", "steps", "seed", "scheme", "device")
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
@@ -120,7 +128,7 @@ def _plain(options: Any) -> dict[str, Any]:
 
 def from_dict(values: Mapping[str, Any]) -> RunConfig:
     """Return the configuration that `to_dict` converted. No preset is applied and no env is probed."""
-    settings = {name: values[name] for name in SETTINGS}
+    settings = {name: values[name] for name in SETTINGS if name in values}
     kinds: dict[str, type[Any]] = {"algo": find_algorithm(values["algo"]).options, **KINDS}
     groups = {GROUPS[group]: fill(kinds[group](), values["options"].get(group, {}), group) for group in GROUPS}
     return RunConfig(**settings, **groups)

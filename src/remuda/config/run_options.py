@@ -61,6 +61,9 @@ class SamplerOptions(Checked):
         "where the policy runs: central, in one process for all envs, or in the workers; auto is workers under async",
         choices=("auto", "central", "workers"),
     )
+    device: str = option(
+        "auto", "device where the policy runs, such as cuda or cpu; auto is --device, but the CPU in worker processes"
+    )
     threads: int = option(
         1,
         "number of torch threads of the inference process, under async with sampler.inference=central",
@@ -156,6 +159,9 @@ class AgentOptions(Checked):
     normalize_obs: bool = option(False, "normalize observations by their running mean and standard deviation")
     center_images: bool = option(False, "subtract the mean of each image from it")
     fast_path: bool = option(True, "use hand-written gradients for small mlps; they are checked against autograd")
+    precision: str = option(
+        "fp32", "bf16 computes the nets in bfloat16 and all else in float32", choices=("fp32", "bf16")
+    )
     compile: bool = option(
         False, "use torch.compile in the learner; takes up to a minute to start, and is seldom faster on a CPU"
     )
@@ -163,14 +169,11 @@ class AgentOptions(Checked):
 
 @dataclass(frozen=True)
 class SchemeOptions(Checked):
-    """Threads and device of the learner; options of asynchronous learning."""
+    """Threads of the learner, ranks, and options of asynchronous learning."""
 
     _group = "scheme."
     threads: int = option(
         0, "number of torch threads of the learner; 0: one, or one per core for large images", low=0, high=1_000
-    )
-    device: str = option(
-        "cpu", "device of the learner, such as cuda or cuda:1; sampling stays on the CPU", used_by="async"
     )
     parts: int = option(
         1,

@@ -18,41 +18,27 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from remuda.core import Algorithm, Clock, FastPath, HasTargetNetworks, SeparableAlgorithm, Statistics
-from remuda.data import Batch, Rollout, map_tree
-from remuda.errors import ConfigError, TrainingError
+from remuda.core import (
+    ActorCriticAlgorithm,
+    Algorithm,
+    Clock,
+    FastPath,
+    HasTargetNetworks,
+    SeparableAlgorithm,
+    Statistics,
+)
+from remuda.data import Batch, Rollout
+from remuda.devices import CPU
+from remuda.errors import TrainingError
 from remuda.learning.gradient_threads import GradientThreads
-from remuda.learning.gradients import Gradients
-from remuda.learning.optimizers import OptimizerOptions, make_optimizer, norm
+from remuda.learning.gradients import Gradients, as_one_vector, differentiate
+from remuda.learning.optimizers import OptimizerOptions, make_optimizer, norms
 from remuda.learning.schedules import Schedule
+from remuda.learning.side_by_side import SideBySide, batch_on, priority_for
 
 MAX_BAD_UPDATES = 10  # training fails after this many consecutive updates with gradients that are not finite
-
-
-def as_one_vector(parameters: list[nn.Parameter]) -> Tensor:
-    """Concatenate parameters into one vector and make them views of it, so that one call updates or copies all."""
-    if len({parameter.dtype for parameter in parameters}) > 1:
-        raise ConfigError("the networks mix parameters of different dtypes: make them all float32.")
-    vector = torch.cat([flatten_as(parameter.detach(), parameter) for parameter in parameters])
-    slices = torch.split(vector, [parameter.numel() for parameter in parameters])
-    for parameter, part in zip(parameters, slices, strict=True):
-        if has_channels_last(parameter):
-            out, channels, *sides = parameter.shape
-            parameter.data = part.view(out, *sides, channels).movedim(-1, 1)
-        else:
-            parameter.data = part.view(parameter.shape)
-    return vector
-
-
-def has_channels_last(tensor: Tensor) -> bool:
-    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-
-
-def flatten_as(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """Flatten a tensor shaped like `parameter`, in the order in which the parameter is stored in memory."""
-    return (tensor.movedim(1, -1) if has_channels_last(parameter) else tensor).reshape(-1)
 
 
 class Learner:
@@ -68,11 +54,12 @@ class Learner:
         own_rates: Mapping[str, Schedule] | None = None,  # learning rates by group; other groups use `learning_rate`
         device: str = "cpu",  # device of the networks; batches are copied to it
         fast_path: FastPath | None = None,  # used only if the device is the CPU
+        actor_device: str | None = None,  # compute the actor's gradients here while those of critics are computed
     ) -> None:
         self.own_rates = own_rates or {}
-        self._device = None if device == "cpu" else torch.device(device)
-        if self._device is not None:
-            algorithm.to(self._device)
+        self.device = torch.device(device)
+        if self.device != CPU:
+            algorithm.to(self.device)
         self.algorithm, self.learning_rate, self.max_grad_norm = algorithm, learning_rate, max_grad_norm
         self._target_networks = algorithm if isinstance(algorithm, HasTargetNetworks) else None
         self.parameters = algorithm.groups()
@@ -85,6 +72,10 @@ class Learner:
         self._fast_path = fast_path
         reduction = algorithm.gradient_reduction if isinstance(algorithm, SeparableAlgorithm) else None
         self._threads = GradientThreads(num_threads, reduction) if num_threads > 1 and reduction else None
+        self._side_by_side: SideBySide | None = None
+        if actor_device is not None:
+            assert isinstance(algorithm, ActorCriticAlgorithm), "only an actor and critics can be on two devices"
+            self._side_by_side = SideBySide(algorithm, self.parameters, self.device, torch.device(actor_device))
 
     @property
     def version(self) -> int:
@@ -104,18 +95,15 @@ class Learner:
     def agent_on_cpu(self) -> Any:
         """Return the agent if it is on the CPU, otherwise a copy of it that is moved to the CPU."""
         agent = self.algorithm.agent
-        return agent if self._device is None else deepcopy(agent).cpu()
-
-    def _to_device(self, tree: Any) -> Any:
-        return map_tree(lambda x: x.to(self._device), tree)
+        return agent if self.device == CPU else deepcopy(agent).cpu()
 
     def gradients(self, batch: Batch) -> Gradients:
         """Compute the gradients of all parameter groups for a batch, at the current parameters."""
-        if self._device is not None:
-            names = ("steps", "targets", "state", "next_obs", "weight")
-            moved = replace(batch, **{name: self._to_device(getattr(batch, name)) for name in names})
-            found = self._by_autograd(moved)
-            return replace(found, priority=None if found.priority is None else found.priority.cpu())
+        if self._side_by_side is not None:
+            return self._side_by_side.gradients(batch, self.clock)
+        if self.device != CPU:
+            found = self._by_autograd(batch_on(batch, self.device))
+            return replace(found, priority=priority_for(batch, found.priority))
         if self._fast_path is not None:
             fast = self._fast_path.gradients(batch, self.clock, self._by_autograd)
             if fast is not None:
@@ -126,32 +114,25 @@ class Learner:
 
     def _by_autograd(self, batch: Batch) -> Gradients:
         """Compute gradients by autograd, with one backward pass for each parameter group."""
-        losses = self.algorithm.losses(batch, self.clock)
-        pieces = {}
-        for index, (name, loss) in enumerate(losses.groups.items()):
-            last = index == len(losses.groups) - 1
-            found = torch.autograd.grad(loss, self.parameters[name], retain_graph=not last, allow_unused=True)
-            pairs = zip(found, self.parameters[name], strict=True)
-            pieces[name] = tuple(flatten_as(torch.zeros_like(p) if g is None else g, p) for g, p in pairs)
-        return Gradients(pieces, self.version, losses.metrics, losses.priority, losses.stop)
+        return differentiate(self.algorithm.losses(batch, self.clock), self.parameters, self.version)
 
     def apply(self, gradients: Gradients) -> dict[str, Tensor | float]:
         """Clip the gradients, step the optimizers and return metrics; skip the update if a gradient is not finite."""
-        norms = {name: norm(pieces) for name, pieces in gradients.pieces.items()}
-        if not all(math.isfinite(size) for size in norms.values()):
+        sizes = norms(gradients.pieces)
+        if not all(math.isfinite(size) for size in sizes.values()):
             self._skip(gradients)
             return {"skipped_updates": self.skipped}
         self._bad_in_a_row = 0
         rate = self.learning_rate(self.clock.progress)
         for name, pieces in gradients.pieces.items():
-            if self.max_grad_norm is not None and norms[name] > self.max_grad_norm:
-                pieces = torch._foreach_mul(pieces, self.max_grad_norm / norms[name])
+            if self.max_grad_norm is not None and sizes[name] > self.max_grad_norm:
+                pieces = torch._foreach_mul(pieces, self.max_grad_norm / sizes[name])
             own_rate = self.own_rates.get(name)
             self.optimizers[name].step(pieces, rate if own_rate is None else own_rate(self.clock.progress))
         self.clock = Clock(self.version + 1, self.clock.progress)
         if self._target_networks is not None:
             self._target_networks.after_update(self.clock)
-        return {"grad_norm": max(norms.values()), "learning_rate": rate}
+        return {"grad_norm": max(sizes.values()), "learning_rate": rate}
 
     def step(self, batch: Batch) -> Gradients:
         """Compute gradients, and apply them unless their `stop` is True; return the gradients with all metrics."""
@@ -172,13 +153,12 @@ class Learner:
 
     @torch.no_grad()
     def obs_statistics(self, rollout: Rollout) -> Statistics:
-        """Return the statistics of a rollout's observations, computed on the learner's device."""
-        if self._device is not None:
-            rollout = replace(rollout, steps=rollout.steps.replace(obs=self._to_device(rollout.steps.obs)))
         return self.algorithm.obs_statistics(rollout)
 
     def close(self) -> None:
-        """Stop the gradient threads; the learner stays usable."""
+        """Stop the threads; the parameters stay usable."""
+        if self._side_by_side is not None:
+            self._side_by_side.close()
         if self._threads is not None:
             self._threads.close()
             self._threads = None

@@ -10,6 +10,7 @@ kernel. For a large agent, accepting the gradient in pieces saves the time to co
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -128,19 +129,27 @@ def make_optimizer(vector: Tensor, options: OptimizerOptions) -> Optimizer:
     return RMSprop(vector, options) if options.name == "rmsprop" else Adam(vector, options)
 
 
+def norms(groups: Mapping[str, Pieces]) -> dict[str, float]:
+    """Return the L2 norm of each group's vector; wait only once if the vectors are on another device than the CPU."""
+    found = [norm(pieces) for pieces in groups.values()]
+    if len(found) > 1 and found[0].device.type != "cpu":
+        return dict(zip(groups, torch.stack(found).cpu().tolist(), strict=True))
+    return {name: float(each) for name, each in zip(groups, found, strict=True)}
+
+
 LARGE, ROWS = 1 << 18, 8  # `norm` splits pieces of LARGE or more numbers into ROWS rows, to use several threads
 
 
-def norm(pieces: Pieces) -> float:
-    """Return the L2 norm of the vector that the pieces form together."""
-    norms: list[Tensor] = []
+def norm(pieces: Pieces) -> Tensor:
+    """Return the L2 norm of the vector that the pieces form together, as a tensor without axes."""
+    found: list[Tensor] = []
     small = [piece for piece in pieces if not is_large(piece)]
     if small:
-        norms += torch._foreach_norm(small)
+        found += torch._foreach_norm(small)
     for piece in pieces:
         if is_large(piece):  # torch uses one thread for the norm of a vector, and several for the norms of rows
-            norms += torch.linalg.vector_norm(piece.view(ROWS, -1), dim=1).unbind()
-    return float(norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms)))
+            found += torch.linalg.vector_norm(piece.view(ROWS, -1), dim=1).unbind()
+    return found[0] if len(found) == 1 else torch.linalg.vector_norm(torch.stack(found))
 
 
 def is_large(piece: Tensor) -> bool:

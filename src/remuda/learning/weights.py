@@ -15,6 +15,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from remuda.data import Fence, SharedArrays
+from remuda.devices import CPU, to_cpu
 
 logger = logging.getLogger("remuda.learning")
 
@@ -62,6 +63,7 @@ class SharedWeights:
     def __init__(self, module: nn.Module, version: int = 0, fd: int | None = None) -> None:
         self._module, self._pulled = module, 0
         tensors = self._tensors()
+        self._is_elsewhere = any(tensor.device != CPU for tensor in tensors)
         layout: dict[str, Any] = {
             f"{copy}.{index}": (tuple(tensor.shape), str(torch.empty(0, dtype=tensor.dtype).numpy().dtype))
             for copy in range(2)
@@ -90,13 +92,16 @@ class SharedWeights:
         return {"weights": None}, [self.fd]
 
     def publish(self, version: int) -> None:
+        newest = self._tensors()
+        if self._is_elsewhere:
+            newest = to_cpu(newest)  # waits for the device only once
         turn = int(self._newest[0]) + 1
         copy = turn % 2
         self._serial[copy] = 2 * turn - 1
         self._fence()
         with torch.no_grad():
-            for theirs, ours in zip(self._copies[copy], self._tensors(), strict=True):
-                theirs.copy_(ours.cpu())
+            for theirs, ours in zip(self._copies[copy], newest, strict=True):
+                theirs.copy_(ours)
         self._version[copy] = version
         self._fence()
         self._serial[copy] = 2 * turn
@@ -163,8 +168,8 @@ class FileWeights:
         aside = self.path.with_name(f".writing-{self.path.name}")
         try:
             # Copy the tensors: safetensors accepts neither tensors that share memory nor channels_last.
-            held = self._module.state_dict()
-            copies = {n: x.cpu().clone(memory_format=torch.contiguous_format) for n, x in held.items()}
+            held = to_cpu(dict(self._module.state_dict()))
+            copies = {n: x.clone(memory_format=torch.contiguous_format) for n, x in held.items()}
             aside.write_bytes(save(copies, metadata={VERSION: str(version)}))
             os.replace(aside, self.path)
         except OSError as error:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from remuda.devices import send, to_cpu
 from remuda.maths.returns import _check
 
 
@@ -65,11 +66,11 @@ def at_most(rho_t: Tensor, clip: float | None) -> Tensor:
 
 def accumulated(delta_t: Tensor, decay_t: Tensor) -> Tensor:
     """Return acc_t = delta_t + decay_t * acc_{t+1}, computed row by row in numpy, which is faster here than torch."""
-    delta, decay = delta_t.cpu().numpy(), decay_t.cpu().numpy()
+    delta, decay = (x.numpy() for x in to_cpu((delta_t, decay_t)))
     out = np.empty_like(delta)
     acc = np.zeros_like(delta[0])
     with np.errstate(over="ignore", invalid="ignore"):  # ratios that are not clipped may overflow
         for t in reversed(range(len(delta))):
             acc = delta[t] + decay[t] * acc
             out[t] = acc
-    return torch.from_numpy(out).to(delta_t.device)
+    return send(torch.from_numpy(out), delta_t.device)

@@ -6,6 +6,7 @@ from remuda.nets.inputs import Inputs, Shapes
 from remuda.nets.mlp import ACTIVATIONS, MLP, orthogonal
 from remuda.nets.noisy import NoisyLinear
 from remuda.nets.normalize import Moments, RunningMoments, Standardize
+from remuda.nets.precision import Bfloat16
 from remuda.nets.recurrent import Core, GRUState, LSTMState
 from remuda.nets.residual import ImpalaNet
 
@@ -14,6 +15,7 @@ __all__ = [
     "A3CNet",
     "MLP",
     "NETS",
+    "Bfloat16",
     "Core",
     "EntriesNet",
     "GRUState",

@@ -9,7 +9,7 @@ Statistics are torch buffers, so they are saved and published with the weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Self
 
 import torch
@@ -41,7 +41,11 @@ class Moments(NamedTuple):
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance of all rows that were merged so far."""
+    """Mean and variance of all rows that were merged so far.
+
+    They stay on the CPU, where rollouts are, whichever device the networks use. They are float64, which Apple's GPUs
+    do not have.
+    """
 
     mean: Tensor
     var: Tensor
@@ -52,6 +56,9 @@ class RunningMoments(nn.Module):
         self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        return self
 
     def update(self, rows: Tensor) -> None:
         """Merge rows [N, *shape]."""

@@ -61,7 +61,9 @@ class WideLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         is_plain = x.device.type == "cpu" and x.dtype == torch.float32 and x.dim() == 2 and len(x) > 0
-        if not HAS_ONEDNN or not is_plain or torch.compiler.is_compiling():  # torch.compile chooses a library itself
+        # torch.compile and autocast choose a library by themselves.
+        chooses = torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
+        if not HAS_ONEDNN or not is_plain or chooses:
             return super().forward(x)
         if not torch.is_grad_enabled():
             return product(x, self.weight, self.bias)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from remuda.core import CountsLearnedRows, SeparableAlgorithm, Statistics
 from remuda.data import Batch, Rollout
+from remuda.devices import CPU, send, to_cpu
 from remuda.learning.gradients import Gradients, Pieces
 from remuda.learning.learner import Learner
 from remuda.parts.group import Group
@@ -104,10 +105,9 @@ class PartedLearner(Learner):
         """Return the statistics of all parts, given those of this process's parts."""
         if not any(statistics):  # true in all processes or in none, as it depends on the configuration
             return []
-        arrays = [{name: value.cpu().numpy() for name, value in part.items()} for part in statistics]
+        arrays = [{name: value.numpy() for name, value in part.items()} for part in statistics]
         return [
-            {name: torch.from_numpy(value).to(self._device or "cpu") for name, value in part.items()}
-            for part in self._group.gather(arrays)
+            {name: torch.from_numpy(value) for name, value in part.items()} for part in self._group.gather(arrays)
         ]
 
     def _merge_metrics(self) -> dict[str, float]:
@@ -148,8 +148,16 @@ class MetricSums(NamedTuple):
         if not kept:
             return 0.0, 0.0, 0.0, 0
         weights = torch.tensor([weight for _, weight in kept], dtype=torch.float64)
-        stacked = torch.stack([torch.as_tensor(value, dtype=torch.float64).cpu() for value, _ in kept])
+        stacked = numbers_on_cpu([value for value, _ in kept])
         return float((stacked * weights).sum()), float(weights.sum()), float(stacked.sum()), len(kept)
+
+
+def numbers_on_cpu(values: Sequence[Tensor | float]) -> Tensor:
+    """Return numbers, or tensors without axes on one device, as a float64 tensor on the CPU; wait at most once."""
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if len(tensors) == len(values):
+        return cast(Tensor, to_cpu(torch.stack(tensors))).double()
+    return torch.tensor([float(value) for value in values], dtype=torch.float64)
 
 
 class PartedUpdates:
@@ -174,6 +182,7 @@ class PartedUpdates:
             write_weighted(slot[header:], part, sizes, 1.0 if is_sum else rows)
         total = self._group.sum()
         rows, stop, interrupt, *found = total[:header].tolist()
+        total = send(total, learner.device)
         self._is_interrupted = interrupt > 0
         if stop or not rows:
             return Applied(0, stop=stop > 0)
@@ -195,7 +204,17 @@ class PartedUpdates:
 
 
 def write_weighted(vector: Tensor, gradients: Gradients | None, sizes: Mapping[str, int], weight: float) -> None:
-    """Write the gradients of all groups, times `weight`, to `vector`. A group without a gradient gets zeros."""
+    """Write the gradients of all groups, times `weight`, to `vector`. A group without a gradient gets zeros.
+
+    `vector` is on the CPU. Gradients on another device are first written to a vector there, so that one copy moves
+    all of them.
+    """
+    device = device_of(gradients)
+    if device != vector.device:
+        there = torch.empty(len(vector), device=device)
+        write_weighted(there, gradients, sizes, weight)
+        vector.copy_(there)
+        return
     start = 0
     for name, size in sizes.items():
         pieces = () if gradients is None else gradients.pieces.get(name, ())
@@ -206,3 +225,8 @@ def write_weighted(vector: Tensor, gradients: Gradients | None, sizes: Mapping[s
             end += piece.numel()
             torch.mul(piece, weight, out=vector[end - piece.numel() : end])
         start += size
+
+
+def device_of(gradients: Gradients | None) -> torch.device:
+    pieces = () if gradients is None else tuple(gradients.pieces.values())
+    return pieces[0][0].device if pieces else CPU

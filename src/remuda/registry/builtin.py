@@ -12,6 +12,7 @@ def register_algorithms() -> None:
     because that entry is registered first.
     """
     from remuda.config import algo_options as options
+    from remuda.config import continuous_options as continuous
     from remuda.config.algo_base import AlgoOptions
 
     def register(name: str, kind: str, its: type[AlgoOptions], presets: str, description: str) -> None:
@@ -36,7 +37,7 @@ def register_algorithms() -> None:
     register(
         "ddpg",
         "remuda.algorithms.ddpg:DDPG",
-        options.DDPGOptions,
+        continuous.DDPGOptions,
         f"{replay}:DDPG",
         "deep deterministic policy gradients, from a replay",
     )
@@ -78,14 +79,14 @@ def register_algorithms() -> None:
     register(
         "sac",
         "remuda.algorithms.sac:SAC",
-        options.SACOptions,
+        continuous.SACOptions,
         f"{replay}:SAC",
         "soft actor-critic: reward and entropy",
     )
     register(
         "td3",
         "remuda.algorithms.td3:TD3",
-        options.TD3Options,
+        continuous.TD3Options,
         f"{replay}:TD3",
         "DDPG with two critics, a delayed actor and smoothed targets",
     )

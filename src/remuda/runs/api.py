@@ -104,7 +104,7 @@ class Run:
             config, info = stored
         else:
             config, _, info = self.setup(call)
-        algorithm = make_algorithm(config, agent_view(config, info), self._net or find_net(config.agent))
+        algorithm = make_algorithm(config, agent_view(config, info), find_net(config.agent, given=self._net))
         if self._weights is not None:
             with must_fit(self._weights):
                 FileWeights(algorithm.agent, self._weights).pull(have=-1)
@@ -191,6 +191,7 @@ def train(
     steps: int | None = None,
     seed: int = 0,
     scheme: str | Mapping[str, Any] = "serial",
+    device: str = "cpu",
     out: str | Path | None = None,
     net: NetFactory | None = None,
     callbacks: Callback | Sequence[Callback] = (),
@@ -206,6 +207,7 @@ def train(
     steps: the number of env steps, summed over all envs; by default that of the preset.
     seed: seeds envs, initial weights and every random draw of the run.
     scheme: "serial", "parallel", "async" or "replicas", or a dict with "name" and the scheme's options.
+    device: "cpu", "cuda", "cuda:1", "mps" or "auto", for the learner and for inference in this process.
     out: the run directory; by default runs/ALGORITHM-ENV-SEED-TIME.
     net: a callable that returns the network for an observation shape, instead of a built-in network (agent.net).
     callbacks: one or more functions that are called with the `Round` after every round. A callback may add numbers
@@ -214,7 +216,7 @@ def train(
     groups: options by group, as on the command line: algo={...}, agent={...}, sampler={...}, envs={...},
         replay={...}, eval={...}, log={...}, checkpoint={...}.
     """
-    setup, make = new_setup(algorithm, env, steps, seed, scheme, net, groups)
+    setup, make = new_setup(algorithm, env, steps, seed, scheme, device, net, groups)
     result = exhaust(run_training(*setup, out=out, net=net, callbacks=as_list(callbacks), quiet=quiet))
     return Run(result["path"], make, net)
 
@@ -225,6 +227,7 @@ def new_setup(
     steps: int | None,
     seed: int,
     scheme: str | Mapping[str, Any],
+    device: str,
     net: NetFactory | None,
     groups: dict[str, Any],
 ) -> tuple[Setup, EnvFactory | None]:
@@ -234,6 +237,8 @@ def new_setup(
         scheme = str(scheme.get("name", "serial"))
     make = None if isinstance(env, str) else env
     settings: dict[str, Any] = {"algo": algorithm, "seed": seed, "scheme": scheme}
+    # The default is left out, so that it does not override `scheme={"device": ...}`, the option of version 0.1.
+    settings |= {"device": device} if device != "cpu" else {}
     settings |= {"env": env} if make is None else {}
     settings |= {"steps": steps} if steps is not None else {}
     if net is not None:
@@ -250,6 +255,7 @@ def start(
     steps: int | None = None,
     seed: int = 0,
     scheme: str | Mapping[str, Any] = "serial",
+    device: str = "cpu",
     out: str | Path | None = None,
     net: NetFactory | None = None,
     callbacks: Callback | Sequence[Callback] = (),
@@ -262,7 +268,7 @@ def start(
         while not run.done():
             round = run.step()
     """
-    setup, _ = new_setup(algorithm, env, steps, seed, scheme, net, groups)
+    setup, _ = new_setup(algorithm, env, steps, seed, scheme, device, net, groups)
     return Training(run_training(*setup, out=out, net=net, callbacks=as_list(callbacks), quiet=quiet), setup[1])
 
 
@@ -270,6 +276,7 @@ def resume(
     path: str | Path,
     *,
     steps: int | None = None,
+    device: str | None = None,
     env: EnvFactory | None = None,
     net: NetFactory | None = None,
     callbacks: Callback | Sequence[Callback] = (),
@@ -282,11 +289,13 @@ def resume(
 
     path: the run directory.
     steps: a new total number of steps; by default the number that the run was started with.
+    device: a new device; by default that of the run. On another device, numbers round differently.
     env, net: the env and net of the run; needed if they have no import path, such as classes defined in a script.
     callbacks, quiet: as in `train`.
     groups: new values of options; only those in eval={...}, checkpoint={...} and log={...} may be changed.
     """
     path = RunDirectory.open(path).path  # a link such as runs/latest may move while the run continues
-    setup = resume_config(path, {} if steps is None else {"steps": steps}, groups, env, net)
+    given = {name: value for name, value in (("steps", steps), ("device", device)) if value is not None}
+    setup = resume_config(path, given, groups, env, net)
     exhaust(run_training(*setup, out=path, resume=True, net=net, callbacks=as_list(callbacks), quiet=quiet))
     return Run(path, env, net)

@@ -27,6 +27,7 @@ from remuda.processes.links import Link, Message
 from remuda.processes.notices import Notice
 from remuda.processes.worker_pool import Blueprint
 from remuda.sampling.buffers import Buffers, allocate, attach, attach_slots
+from remuda.sampling.device_agent import as_on_cpu
 from remuda.sampling.exploration import Exploration
 from remuda.sampling.inference_server import InferenceServer
 from remuda.sampling.parent_link import ParentLink
@@ -106,6 +107,7 @@ class SamplerWorker:
     def _attach(self, message: Message, fds: list[int]) -> None:
         """Attach to the shared weights and to the memory for rows, and create the service that writes the rows."""
         weights = join_weights(self._agent, message, fds)  # type: ignore[arg-type]  # an Agent is an nn.Module
+        self._agent = as_on_cpu(self._agent)
         match message["into"]:
             case "columns":
                 self._service = self._sample_columns(weights, message, fds)

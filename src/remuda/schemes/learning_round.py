@@ -10,6 +10,7 @@ import torch
 
 from remuda.core import Replay
 from remuda.data import Rollout
+from remuda.devices import CPU, means_on_cpu
 from remuda.errors import Interrupted
 from remuda.learning.gradients import Gradients
 from remuda.learning.learner import Learner
@@ -104,11 +105,11 @@ def learn_due(
             raise Interrupted("asked to stop between two updates")
         if applied.stop:
             break
-    return {name: mean(values) for name, values in seen.items()}
+    return {name: mean(values) for name, values in (seen if learner.device == CPU else means_on_cpu(seen)).items()}
 
 
 def mean(values: list[torch.Tensor | float]) -> float:
-    """Return the mean of tensors or floats. Reading a tensor waits for its device, so call this once per round."""
+    """Return the mean of floats, of tensors on the CPU, or of both."""
     if len(values) == 1:
         return float(values[0])
     if not any(isinstance(value, torch.Tensor) for value in values):

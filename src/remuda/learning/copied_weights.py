@@ -1,0 +1,42 @@
+"""Weights for an agent that acts in the learner's process, but on another device than the learner's networks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+
+class CopiedWeights:
+    """Weights of an agent that acts in the learner's process, but on another device than the learner's."""
+
+    def __init__(self, module: nn.Module, device: torch.device, version: int = 0) -> None:
+        self.version, self._is_new = version, False
+        self._module = module
+        self.copy: Any = deepcopy(module).to(device)  # the agent that acts
+
+    def publish(self, version: int) -> None:
+        self.version, self._is_new = version, True
+
+    def invitation(self) -> tuple[dict[str, Any], list[int]]:
+        raise RuntimeError("CopiedWeights stay in the learner's process: use SharedWeights or FileWeights.")
+
+    @classmethod
+    def join(cls, module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> Self:
+        raise RuntimeError("CopiedWeights stay in the learner's process: use SharedWeights or FileWeights.")
+
+    @torch.no_grad()
+    def pull(self, have: int) -> int:
+        """Copy the parameters if they were published since the last call. `have` is not used."""
+        if self._is_new:
+            pairs = zip(self.copy.state_dict().values(), self._module.state_dict().values(), strict=True)
+            for theirs, ours in pairs:
+                theirs.copy_(ours)
+            self._is_new = False
+        return self.version
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to release."""

@@ -1,0 +1,26 @@
+"""Networks that compute in bfloat16, which GPUs and some CPUs multiply faster than float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Bfloat16(nn.Module):
+    """Computes a network by autocast: products of matrices in bfloat16, from float32 parameters, to float32 outputs.
+
+    Recurrent cores, heads and losses stay in float32, because differences of log-probabilities and of values would
+    lose most of their digits.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, inputs: Any) -> Tensor:
+        device = next((parameter.device.type for parameter in self.net.parameters()), "cpu")
+        with torch.autocast(device, torch.bfloat16):
+            features: Tensor = self.net(inputs)
+        return features.float()

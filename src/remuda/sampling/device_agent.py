@@ -1,0 +1,51 @@
+"""Agents on another device than the CPU, as samplers use them: with inputs and outputs on the CPU.
+
+    agent = as_on_cpu(agent)                # agents on the CPU are returned as they are
+    action, output, state = agent.act(obs, state, explore, noise)
+
+Every call copies its inputs to the device without waiting, and waits once for all its outputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from remuda.core import ValueAgent
+from remuda.data import ArrayTuple
+from remuda.devices import CPU, to_cpu, to_device
+
+
+class DeviceAgent:
+    """An agent on another device than the CPU, with inputs and outputs on the CPU."""
+
+    def __init__(self, agent: Any, device: torch.device) -> None:
+        self._agent, self._device = agent, device
+        self.observation, self.noise, self.exploration = agent.observation, agent.noise, agent.exploration
+
+    def initial_state(self, batch: int) -> Any:
+        return to_cpu(self._agent.initial_state(batch))
+
+    def act(self, obs: Any, state: Any, explore: Tensor | None, noise: Tensor) -> tuple[Any, ArrayTuple | None, Any]:
+        found = self._agent.act(*to_device((obs, state, explore, noise), self._device))
+        outputs: tuple[Any, ArrayTuple | None, Any] = to_cpu(found)
+        return outputs
+
+
+class DeviceValueAgent(DeviceAgent):
+    """A `DeviceAgent` that estimates values, too."""
+
+    def value(self, obs: Any, state: Any) -> Tensor:
+        value: Tensor = to_cpu(self._agent.value(*to_device((obs, state), self._device)))
+        return value
+
+
+def as_on_cpu(agent: Any) -> Any:
+    """Return an agent whose inputs and outputs are on the CPU, wherever the networks of `agent`, a module, are."""
+    device = next((parameter.device for parameter in agent.parameters()), CPU)
+    if device == CPU:
+        return agent
+    kind = DeviceValueAgent if isinstance(agent, ValueAgent) else DeviceAgent
+    return kind(agent, device)

@@ -381,8 +381,8 @@ class TestHelp:
         monkeypatch.setenv("COLUMNS", "80")
         text = help_of(["train", "sac"], capsys, group)
         shown = {line.split()[0].partition(".")[0] for line in text.splitlines() if line.startswith("  --")}
-        assert shown == ({"--env", "--steps", "--seed", "--scheme", "--device", "--out", "--resume", "--config", "--profile",
-                          "--quiet"} if group == "run" else {f"--{group}"})  # fmt: skip
+        assert shown == ({"--env", "--steps", "--seed", "--scheme", "--device", "--out", "--resume", "--config",
+                          "--profile", "--quiet"} if group == "run" else {f"--{group}"})  # fmt: skip
         assert max(map(len, text.splitlines())) <= 80
 
     def test_help_of_a_group_that_the_algorithm_does_not_use(self, capsys):

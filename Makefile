@@ -43,6 +43,7 @@ bench: $(STAMP)
 	$(BIN)/python bench/updates.py sac --batch 256 --out docs/speed/sac-256.json
 	$(BIN)/python bench/updates.py sac --batch 8192 --seconds 3 --out docs/speed/sac-8192.json
 	$(BIN)/python bench/updates.py dqn --batch 32 --seconds 2 --out docs/speed/dqn-32.json
+	$(BIN)/python bench/side_by_side.py --out docs/speed/side-by-side.json
 	$(BIN)/python bench/wide.py --out docs/speed/wide.json
 	$(BIN)/python bench/replay.py --out docs/speed/replay.json
 	$(BIN)/python bench/end_to_end.py --out docs/speed/sac-end-to-end.json

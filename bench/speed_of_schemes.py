@@ -77,3 +77,19 @@ def ranks_and_exchange(found: dict[str, Any]) -> list[str]:
             lines.append(f"| {ranks} | {rate:,.0f} | {with_interval(*report['share'][str(ranks)])} |")
         lines.append("")
     return ["## Replicas\n", *lines] if lines else []
+
+
+def side_by_side(report: dict[str, Any]) -> list[str]:
+    """Return the section on SAC's actor and critics in two threads."""
+    lines = [
+        "## Actor and critics side by side\n",
+        "Updates of SAC with the sizes of HalfCheetah on two cores (`bench/side_by_side.py`). `in turn` computes one",
+        "after the other. The ratio is relative to `in turn, 2 threads` with gradients of the same kind.\n",
+        "| batch | way | updates/s | CPU ms per update | ratio (95 % interval) |",
+        "|---|---|---|---|---|",
+    ]
+    for each in report["batches"]:
+        for name, rate in each["updates_per_second"].items():
+            cpu, ratio = 1000 * each["cpu_seconds_per_update"][name], with_interval(*each["ratios"][name])
+            lines.append(f"| {each['batch']:,} | {name} | {rate:,.1f} | {cpu:.1f} | {ratio} |")
+    return [*lines, ""]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from page_text import with_interval, wrap_paragraphs
-from speed_of_schemes import actor_learner, ranks_and_exchange, slow_env
+from speed_of_schemes import actor_learner, ranks_and_exchange, side_by_side, slow_env
 
 from remuda.cli.bench import table
 
@@ -128,6 +128,7 @@ def page(found: dict[str, Any]) -> str:
     if "slow-env" in found:
         parts.append(slow_env(found["slow-env"]))
     parts += ranks_and_exchange(found)
+    parts += side_by_side(found["side-by-side"]) if "side-by-side" in found else []
     parts.append(value_families(found))
     parts += samplers_beside(found)
     return wrap_paragraphs("\n".join(parts))

@@ -30,7 +30,7 @@ OBS, ACTION, WIDTH = 17, 6, 256  # sizes of HalfCheetah, and width of the nets
 Update = Callable[[], Any]
 
 
-def ours(algo: str, batch: int, threads: int, **settings: Any) -> Update:
+def ours(algo: str, batch: int, threads: int, fast_path: bool = True, **settings: Any) -> Update:
     from remuda.build.recipe import make_recipe
     from remuda.config.resolve import resolve_config
     from remuda.machine import keep_memory
@@ -39,6 +39,7 @@ def ours(algo: str, batch: int, threads: int, **settings: Any) -> Update:
 
     groups: dict[str, Any] = {
         "algo": {"batch_size": batch, "learning_starts": STORED, **settings},
+        "agent": {"fast_path": fast_path},
         "replay": {"capacity": 10_000},
         "scheme": {"threads": threads},
     }
@@ -132,8 +133,8 @@ def make(name: str, algo: str, batch: int, threads: int) -> Update:
     return update
 
 
-def serve_one(name: str, algo: str, batch: int, threads: int) -> None:
-    update = make(name, algo, batch, threads)
+def serve_updates(update: Update) -> None:
+    """Warm up, and then measure updates whenever it is this process's turn."""
     for _ in range(3):
         update()
 
@@ -196,7 +197,7 @@ def main() -> None:
     parser.add_argument("--serve", choices=["remuda", "sb3", "products"], help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:
-        serve_one(given.serve, given.algo, given.batch, given.threads)
+        serve_updates(make(given.serve, given.algo, given.batch, given.threads))
         return
     names = ["remuda", *(["sb3"] if (SB3 / ".installed").exists() else [])]
     names += ["products"] if given.algo == "sac" else []

@@ -181,6 +181,7 @@ class FastPath(Protocol):
 
     # Return None if the caller should use `exact`, which computes the gradients by autograd.
     def gradients(self, batch: Batch, clock: Clock, exact: Callable[[Batch], Gradients]) -> Gradients | None: ...
+    def close(self) -> None: ...  # ends its threads, if it has any
 
 
 class Agent(Protocol):

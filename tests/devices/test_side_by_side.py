@@ -10,11 +10,14 @@ import torch
 from test_placement import real_run
 
 import remuda
+from remuda.algorithms import SAC
+from remuda.build.devices import has_halves
 from remuda.build.recipe import make_recipe
 from remuda.core import Clock
 from remuda.envs import resolve
 from remuda.learning.copied_weights import CopiedWeights
 from remuda.learning.learner import Learner
+from remuda.learning.optimizers import OptimizerOptions
 
 CASES = ["sac", "sac with memory", "td3", "td3 with memory", "ddpg", "ddpg with memory"]
 
@@ -27,8 +30,6 @@ def learner_of(config: Any, info: Any, **options: Any) -> Learner:
 
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_equal_those_computed_in_turn(case: str) -> None:
-    from remuda.learning.optimizers import OptimizerOptions
-
     config, info, _, batch = real_run(case)
     in_turn = learner_of(config, info, optimizer=OptimizerOptions())
     together = learner_of(config, info, optimizer=OptimizerOptions(), actor_device="cpu")
@@ -45,8 +46,6 @@ def test_gradients_equal_those_computed_in_turn(case: str) -> None:
 
 
 def test_actor_and_critics_are_computed_in_two_threads() -> None:
-    from remuda.learning.optimizers import OptimizerOptions
-
     config, info, _, batch = real_run("sac")
     learner = learner_of(config, info, optimizer=OptimizerOptions(), actor_device="cpu")
     threads = {}
@@ -67,8 +66,6 @@ def test_actor_and_critics_are_computed_in_two_threads() -> None:
 
 
 def test_an_error_of_the_actor_reaches_the_caller() -> None:
-    from remuda.learning.optimizers import OptimizerOptions
-
     config, info, _, batch = real_run("sac")
     learner = learner_of(config, info, optimizer=OptimizerOptions(), actor_device="cpu")
 
@@ -114,3 +111,22 @@ def test_copied_weights_copy_parameters_after_each_publication() -> None:
     for call in (weights.invitation, lambda: CopiedWeights.join(module, {}, [])):
         with pytest.raises(RuntimeError, match="stay in the learner's process"):
             call()
+
+
+def test_a_subclass_with_losses_of_its_own_must_define_both_halves() -> None:
+    class Changed(SAC):
+        def losses(self, batch: Any, clock: Any) -> Any:
+            return super().losses(batch, clock)
+
+    class Whole(Changed):
+        def critic_losses(self, batch: Any, clock: Any) -> Any:
+            return super().critic_losses(batch, clock)
+
+        def actor_losses(self, batch: Any, clock: Any) -> Any:
+            return super().actor_losses(batch, clock)
+
+    config, info, _, _ = real_run("sac")
+    algorithm: Any = make_recipe(config, resolve(config.env), info).make_learner().algorithm
+    for kind, expected in ((SAC, True), (Changed, False), (Whole, True)):
+        algorithm.__class__ = kind
+        assert has_halves(algorithm) is expected

@@ -16,6 +16,7 @@ from remuda.core import Clock, Space
 from remuda.data import Batch, Steps
 from remuda.fast.relu_net import linear_layers
 from remuda.fast.sac import FastSAC, critic_layers, sac_gradients
+from remuda.fast.sac_side_by_side import side_by_side_gradients
 from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
 from remuda.nets import MLP
@@ -51,13 +52,16 @@ def draw(count: int, seed: int = 0) -> Batch:
 
 @pytest.mark.parametrize("count", [1, 6, 300, 1500, 2048, 5000])
 @pytest.mark.parametrize("options", [{}, {"ent_coef": 0.3}], ids=["learned", "fixed"])
-def test_gradients_metrics_and_priorities_equal_those_of_autograd(count: int, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("make_gradients", [sac_gradients, side_by_side_gradients], ids=["together", "side by side"])
+def test_gradients_metrics_and_priorities_equal_those_of_autograd(
+    count: int, options: dict[str, Any], make_gradients: Any
+) -> None:
     sac, batch, clock = make(**options), draw(count), Clock(11, 0.3)
     with torch.no_grad():  # target critics differ from the critics, and deviations are at both bounds
         for parameter in sac.target_critics.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
         sac.agent.head.bias[3:] = torch.tensor([-21.0, 2.5, 0.0])
-    compute = sac_gradients(sac)
+    compute = make_gradients(sac)
     assert compute is not None
     by_hand = compute(batch, clock)
     assert by_hand is not None

@@ -217,7 +217,7 @@ def test_order_of_calls():
         *("collect with 0", "progress 0.00", *ROUND),
         *("collect with 2", "progress 0.50", *ROUND),
     ]
-    assert pieces.closed == 2
+    assert pieces.closed == 3
 
 
 def test_run_ends_with_the_first_round_that_reaches_the_steps():
@@ -259,7 +259,7 @@ def test_complete_run_collects_nothing():
     pieces = Pieces(Progress(steps=100, rounds=7), steps=100)
     run(Synchronous(), pieces)
     assert pieces.calls == ["learner", "resume", "weights", "replay 7", "sampler 0 7", "restore", "begin at 100"]
-    assert pieces.closed == 2
+    assert pieces.closed == 3
 
 
 def test_run_stops_when_the_log_returns_true():
@@ -268,7 +268,7 @@ def test_run_stops_when_the_log_returns_true():
     run(Synchronous(), pieces)
     assert len(pieces.rounds) == 2
     assert pieces.calls[-1] == "round"
-    assert pieces.closed == 2
+    assert pieces.closed == 3
 
 
 def test_signal_stops_the_run_between_rounds():
@@ -293,7 +293,7 @@ def test_signal_during_a_rollout_drops_the_rollout():
         "counters are those of the last complete round"
     )
     assert pieces.calls[-2:] == ["collect with 4", "save what was learned"]
-    assert pieces.closed == 2
+    assert pieces.closed == 3
 
 
 @pytest.mark.parametrize(
@@ -306,8 +306,9 @@ def test_failure_anywhere_closes_what_was_created(place, kind):
     pieces.fail_in, pieces.error = place, kind("here")
     with pytest.raises(kind, match="here"):
         run(Synchronous(), pieces)
-    made = (place not in ("learner", "resume", "weights", "replay")) + (place not in BEFORE_THE_SAMPLER)
-    assert pieces.closed == made, "replay and sampler are closed if they were created"
+    before_the_replay = ("learner", "resume", "weights", "replay")
+    made = (place != "learner") + (place not in before_the_replay) + (place not in BEFORE_THE_SAMPLER)
+    assert pieces.closed == made, "learner, replay and sampler are closed if they were created"
     assert place in ("learner", "resume", "weights") or pieces.weights.closed == 1
     assert torch.get_num_threads() == threads
 

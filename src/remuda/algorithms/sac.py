@@ -106,7 +106,7 @@ class SAC(OffPolicy):
         groups = {"actor": (alpha * log_prob - best).mean()}
         metrics: dict[str, Tensor | float] = {
             "actor_loss": groups["actor"].detach(),
-            "ent_coef": alpha,
+            "ent_coef": alpha[0],
             "entropy": -log_prob.detach().mean(),
         }
         if self.learns_alpha:  # Eq. 18 of the paper, with log alpha in place of alpha, as in the authors' code

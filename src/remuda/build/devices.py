@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from remuda.algorithms.impala import describes
 from remuda.build.fast_path import find_fast_policy
 from remuda.config.continuous_options import ActorCriticOptions
 from remuda.config.run_config import RunConfig
-from remuda.core import Weights
+from remuda.core import ActorCriticAlgorithm, Algorithm, Weights
 from remuda.errors import ConfigError
 from remuda.learning.copied_weights import CopiedWeights
 from remuda.parts import Group
@@ -38,6 +39,16 @@ def split_devices(config: RunConfig) -> tuple[str | None, str]:
     if not isinstance(options, ActorCriticOptions) or (options.actor_device, options.critic_device) == (None, None):
         return None, config.device
     return options.actor_device or config.device, options.critic_device or config.device
+
+
+def has_halves(algorithm: Algorithm) -> bool:
+    """Return whether the losses of an algorithm are those of its actor and critics together.
+
+    A subclass that overrides `losses` must override `actor_losses` and `critic_losses`, too.
+    """
+    kind = type(algorithm)
+    halves = ("actor_losses", "critic_losses")
+    return isinstance(algorithm, ActorCriticAlgorithm) and all(describes(kind, half, "losses") for half in halves)
 
 
 def shares_devices(config: RunConfig) -> bool:

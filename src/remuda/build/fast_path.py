@@ -17,8 +17,10 @@ def find_fast_policy(options: AgentOptions, agent: Agent) -> FastPolicy | None:
     return fast.find_policy(agent)
 
 
-def find_fast_path(options: AgentOptions, algorithm: Algorithm) -> FastPath | None:
+def find_fast_path(options: AgentOptions, algorithm: Algorithm, side_by_side: bool = False) -> FastPath | None:
     """Return hand-written gradients for the algorithm, or None if it has none.
+
+    With `side_by_side`, those of actor and critics are computed at the same time.
 
     Also return None if `agent.fast_path` is off, or if the nets are compiled or compute in bfloat16.
     """
@@ -27,4 +29,4 @@ def find_fast_path(options: AgentOptions, algorithm: Algorithm) -> FastPath | No
         return None
     from remuda import fast
 
-    return fast.find(algorithm)
+    return fast.find(algorithm, side_by_side)

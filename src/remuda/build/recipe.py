@@ -8,7 +8,7 @@ from typing import Any
 from remuda.agents import NetFactory
 from remuda.build.algorithm import make_algorithm
 from remuda.build.blueprint import make_blueprints
-from remuda.build.devices import acting_agent, check_devices, for_rank, place_policy, split_devices
+from remuda.build.devices import acting_agent, check_devices, for_rank, has_halves, place_policy, split_devices
 from remuda.build.envs import (
     agent_view,
     check_envs,
@@ -60,6 +60,11 @@ def make_recipe(
     # Build the algorithm once here, so that a net or a replay that does not fit is refused before a process starts.
     algorithm = make_algorithm(config, seen, make_net)
     refuse_too_large(config, seen, algorithm.agent.initial_state(1))
+    if split_devices(config)[0] is not None and not has_halves(algorithm):
+        raise ConfigError(
+            f"algo.actor_device or algo.critic_device is set, and {config.algo} does not compute the losses of actor "
+            "and critics apart: leave them out, or define actor_losses and critic_losses."
+        )
     num_pieces, num_threads = split_threads(config, algorithm)
 
     def make_learner() -> Learner:
@@ -77,7 +82,8 @@ def make_recipe(
         actor_device, device = split_devices(config)
         if device != "cpu" and isinstance(algorithm.agent, FastAgent):
             algorithm.agent.fast_policy = None  # it computes with the CPU's memory
-        fast = find_fast_path(config.agent, algorithm)
+        together = actor_device is None or actor_device == device == "cpu"
+        fast = find_fast_path(config.agent, algorithm, actor_device is not None) if together else None
         make = Learner if group is None else partial(PartedLearner, group)
         return make(
             algorithm,

@@ -11,7 +11,7 @@ compared with those of autograd and of `Agent.act`. If they differ, the fast pat
 To add gradients for an algorithm of your own, see `register` in registry.py.
 """
 
-from remuda.fast import policy_losses, sac  # noqa: F401  (the import registers their functions)
+from remuda.fast import policy_losses, sac, sac_side_by_side  # noqa: F401  (the import registers their functions)
 from remuda.fast.agreement import CheckedGradients
 from remuda.fast.policy_agent import FastPolicyAgent
 from remuda.fast.registry import find, find_policy, register, register_policy

@@ -34,10 +34,11 @@ class CheckedGradients:
     The gradients are compared in the first update of a process, and again whenever the number of updates has doubled.
     """
 
-    def __init__(self, name: str, compute: GradientFunction) -> None:
-        """`name` is the algorithm's name, for the warning; `compute` returns the hand-written gradients."""
+    def __init__(self, name: str, compute: GradientFunction, end: Callable[[], None] = lambda: None) -> None:
+        """`name` is the algorithm's name; `compute` returns hand-written gradients; `end` ends its threads."""
         self._name = name
         self.compute: GradientFunction | None = compute  # None once the gradients have disagreed
+        self._end = end
         self._compare_at = 0  # compare again once the number of updates (`clock.version`) is at least this
 
     def gradients(self, batch: Batch, clock: Clock, exact: Callable[[Batch], Gradients]) -> Gradients | None:
@@ -48,6 +49,9 @@ class CheckedGradients:
         if found is None or not self._agrees(found, batch, clock, exact):
             return None
         return found
+
+    def close(self) -> None:
+        self._end()
 
     def _agrees(self, found: Gradients, batch: Batch, clock: Clock, exact: Callable[[Batch], Gradients]) -> bool:
         if clock.version < self._compare_at:

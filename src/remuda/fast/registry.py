@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from remuda.core import Agent, Algorithm, FastPolicy
 from remuda.fast.agreement import CheckedGradients, GradientFunction
@@ -14,12 +14,22 @@ MakePolicy = Callable[[Any], FastPolicy | None]
 Made = TypeVar("Made", bound=MakeGradients)
 MadePolicy = TypeVar("MadePolicy", bound=MakePolicy)
 
-_gradients: dict[tuple[type, type], MakeGradients] = {}
+
+@runtime_checkable
+class HasThreads(Protocol):
+    """A gradient function with threads, which `close` ends."""
+
+    def close(self) -> None: ...
+
+
+_gradients: dict[tuple[type, type, bool], MakeGradients] = {}
 _policies: dict[type, MakePolicy] = {}
 
 
-def register(algorithm: type, agent: type) -> Callable[[Made], Made]:
+def register(algorithm: type, agent: type, side_by_side: bool = False) -> Callable[[Made], Made]:
     """Register the decorated function, which makes the gradient function of an algorithm.
+
+    With `side_by_side`, the gradient function computes the gradients of actor and critics at the same time.
 
         @register(PPO, PolicyAgent)
         def ppo_gradients(ppo: PPO) -> GradientFunction | None: ...
@@ -30,7 +40,7 @@ def register(algorithm: type, agent: type) -> Callable[[Made], Made]:
     """
 
     def add(make: Made) -> Made:
-        _gradients[algorithm, agent] = make
+        _gradients[algorithm, agent, side_by_side] = make
         return make
 
     return add
@@ -46,7 +56,7 @@ def register_policy(agent: type) -> Callable[[MadePolicy], MadePolicy]:
     return add
 
 
-def find(algorithm: Algorithm) -> CheckedGradients | None:
+def find(algorithm: Algorithm, side_by_side: bool = False) -> CheckedGradients | None:
     """Return hand-written gradients of the algorithm's losses, or None if there are none.
 
     A subclass gets the gradients of its base class only if it does not override `losses`. The agent's class must be
@@ -54,11 +64,14 @@ def find(algorithm: Algorithm) -> CheckedGradients | None:
     """
     own = type(algorithm)
     for registered in own.__mro__:
-        make = _gradients.get((registered, type(algorithm.agent)))
+        make = _gradients.get((registered, type(algorithm.agent), side_by_side))
         if make is not None:
             is_inherited = getattr(own, "losses") is getattr(registered, "losses")  # noqa: B009  (for mypy)
             compute = make(algorithm) if is_inherited else None
-            return None if compute is None else CheckedGradients(own.__name__, compute)
+            if compute is None:
+                return None
+            end = compute.close if isinstance(compute, HasThreads) else lambda: None
+            return CheckedGradients(own.__name__, compute, end)
     return None
 
 

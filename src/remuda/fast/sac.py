@@ -6,7 +6,9 @@ Batches are processed in pieces of `MAX_ROWS` rows, so that activations stay in 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -75,12 +77,7 @@ class FastSAC:
         weight = torch.as_tensor(rows.weight ** sac.beta(clock.progress)).expand(count)
         drawn = Transitions(obs, next_obs, noise, agent.normalized(rows.action), rows.reward, rows.discount, weight)
         alpha = float(sac.log_alpha.exp())
-        if count <= MAX_ROWS:
-            found = self._piece(drawn, alpha, count, accumulate=False)
-        else:
-            bounds = [slice(start, start + MAX_ROWS) for start in range(0, count, MAX_ROWS)]
-            pieces = [self._piece(drawn.slice(each), alpha, count, accumulate=each.start > 0) for each in bounds]
-            found = RowResults(*(torch.cat(each) for each in zip(*pieces, strict=True)))
+        found = self.compute(drawn, alpha)
         mean_log_prob = found.log_prob.mean()
         metrics: dict[str, Tensor | float] = {
             "critic_loss": 0.5 * (weight @ found.error.square().sum(1)) / count,
@@ -96,6 +93,10 @@ class FastSAC:
         vectors: dict[str, Pieces] = {name: (vector,) for name, vector in groups.items()}
         return Gradients(vectors, clock.version, metrics, found.error[:, 0].abs(), stop=False)
 
+    def compute(self, drawn: Transitions, alpha: float) -> RowResults:
+        """Write the gradients of a batch to the gradient vectors of actor and critics."""
+        return RowResults(*in_pieces(partial(self._piece, alpha=alpha), drawn))
+
     def _piece(self, drawn: Transitions, alpha: float, count: int, accumulate: bool) -> RowResults:
         """Write the gradients of `drawn`, a piece of a batch, to the gradient vectors of actor and critics.
 
@@ -105,12 +106,9 @@ class FastSAC:
         obs, next_obs, noise, taken, reward, discount, weight = drawn
         n, noise = len(obs), noise.flatten(0, 1)
         outputs = self.actor.forward(torch.cat([obs, next_obs]))
-        mean, raw = outputs[-1].chunk(2, -1)
-        log_std = raw.clamp(*LOG_STD)
-        scaled = log_std.exp() * noise
-        u = mean + scaled
-        action, next_action = torch.split(u.tanh(), n)
-        log_prob, next_log_prob = torch.split(squashed_log_prob(u, log_std, noise), n)
+        sample = Sample.of(outputs[-1], noise)
+        action, next_action = torch.split(sample.action, n)
+        log_prob, next_log_prob = torch.split(sample.log_prob, n)
         # Compute the targets of the critics, then the values of the stored actions and of the actor's new actions.
         following = torch.cat([next_obs, next_action], -1)
         next_q = torch.minimum(*(target.forward(following)[-1] for target in self.targets)).squeeze(-1)
@@ -123,11 +121,7 @@ class FastSAC:
         by_taken = error * (weight / count).unsqueeze(-1)
         by_chosen = torch.zeros_like(by_taken).scatter_(1, lower, -1 / count)
         by_action = self._through_critics(critic_outputs, by_taken, by_chosen, accumulate, slice(obs.shape[1], None))
-        # The actor's gradient passes back through tanh; with fixed noise, d(log_prob) / du is 2 tanh(u).
-        by_u = torch.ops.aten.tanh_backward(by_action, action).add_(action, alpha=2 * alpha / count)
-        by_log_std = (by_u * scaled[:n]).sub_(alpha / count)
-        by_raw = torch.ops.aten.hardtanh_backward(by_log_std, raw[:n], *LOG_STD)
-        self.actor.backward([x[:n] for x in outputs], torch.cat([by_u, by_raw], -1), n, accumulate)
+        self.actor.backward([x[:n] for x in outputs], sample.backward(by_action, alpha, count), n, accumulate)
         return RowResults(log_prob, best.squeeze(-1), taken_q[:, 0], error)
 
     def _through_critics(
@@ -159,10 +153,52 @@ class FastSAC:
         return by_action
 
 
+class Sample(NamedTuple):
+    """Actions sampled from a stochastic actor, with what `backward` needs."""
+
+    raw: Tensor  # log_std before it is clamped
+    scaled: Tensor  # noise times standard deviation
+    action: Tensor
+    log_prob: Tensor
+
+    @classmethod
+    def of(cls, output: Tensor, noise: Tensor) -> Sample:
+        mean, raw = output.chunk(2, -1)
+        log_std = raw.clamp(*LOG_STD)
+        scaled = log_std.exp() * noise
+        u = mean + scaled
+        return cls(raw, scaled, u.tanh(), squashed_log_prob(u, log_std, noise))
+
+    def backward(self, by_action: Tensor, alpha: float, count: int) -> Tensor:
+        """Return the gradient of the actor's loss with respect to the actor's output, for the first rows.
+
+        `by_action` [n, A] is the gradient with respect to the actions of these rows, through the critics. The loss is
+        a mean over `count` rows. With fixed noise, d(log_prob) / du is 2 tanh(u).
+        """
+        n = len(by_action)
+        by_u = torch.ops.aten.tanh_backward(by_action, self.action[:n])
+        by_u.add_(self.action[:n], alpha=2 * alpha / count)
+        by_log_std = (by_u * self.scaled[:n]).sub_(alpha / count)
+        return torch.cat([by_u, torch.ops.aten.hardtanh_backward(by_log_std, self.raw[:n], *LOG_STD)], -1)
+
+
+def in_pieces(compute: Callable[..., tuple[Tensor, ...]], drawn: Transitions) -> Sequence[Tensor]:
+    """Call `compute(piece, count=..., accumulate=...)` for pieces of a batch, and concatenate the results."""
+    count = len(drawn.obs)
+    if count <= MAX_ROWS:
+        return compute(drawn, count=count, accumulate=False)
+    bounds = [slice(start, start + MAX_ROWS) for start in range(0, count, MAX_ROWS)]
+    pieces = [compute(drawn.slice(each), count=count, accumulate=each.start > 0) for each in bounds]
+    return [torch.cat(each) for each in zip(*pieces, strict=True)]
+
+
 def squashed_log_prob(u: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
     """Compute the log-density that `SquashedGaussian.sample_with_log_prob` returns."""
     each = torch.addcmul(log_std, noise, noise, value=0.5).sub_(F.softplus(-2 * u).add_(u), alpha=2)
     return -each.sum(-1) - u.shape[-1] * (LOG_SQRT_2_PI + 2 * math.log(2.0))
+
+
+Fast = TypeVar("Fast", bound=FastSAC)
 
 
 def critic_layers(critics: nn.ModuleList) -> list[list[nn.Linear]] | None:
@@ -178,7 +214,13 @@ def critic_layers(critics: nn.ModuleList) -> list[list[nn.Linear]] | None:
 
 @register(SAC, ActorAgent)
 def sac_gradients(sac: SAC) -> GradientFunction | None:
-    """Return the gradient function of a SAC object, or None if it is not supported.
+    """Return the gradient function of a SAC object, or None if it is not supported."""
+    found = make_fast(sac, FastSAC)
+    return None if found is None else found.gradients
+
+
+def make_fast(sac: SAC, kind: type[Fast]) -> Fast | None:
+    """Return an object of `kind` that computes the gradients of a SAC object, or None if it is not supported.
 
     Supported objects have ReLU networks on the CPU, vector observations, and two critics. Subclasses are left to
     autograd, because `losses` calls many methods that a subclass may override.
@@ -189,4 +231,4 @@ def sac_gradients(sac: SAC) -> GradientFunction | None:
     on_cpu = all(parameter.device.type == "cpu" for parameter in sac.parameters())
     if actor is None or critics is None or targets is None or len(critics) != 2 or not has_vectors or not on_cpu:
         return None
-    return FastSAC(sac, actor, critics, targets).gradients if type(sac) is SAC else None
+    return kind(sac, actor, critics, targets) if type(sac) is SAC else None

@@ -99,12 +99,7 @@ class Learner:
 
     def gradients(self, batch: Batch) -> Gradients:
         """Compute the gradients of all parameter groups for a batch, at the current parameters."""
-        if self._side_by_side is not None:
-            return self._side_by_side.gradients(batch, self.clock)
-        if self.device != CPU:
-            found = self._by_autograd(batch_on(batch, self.device))
-            return replace(found, priority=priority_for(batch, found.priority))
-        if self._fast_path is not None:
+        if self._fast_path is not None and self.device == CPU:
             fast = self._fast_path.gradients(batch, self.clock, self._by_autograd)
             if fast is not None:
                 return fast
@@ -114,7 +109,11 @@ class Learner:
 
     def _by_autograd(self, batch: Batch) -> Gradients:
         """Compute gradients by autograd, with one backward pass for each parameter group."""
-        return differentiate(self.algorithm.losses(batch, self.clock), self.parameters, self.version)
+        if self._side_by_side is not None:
+            return self._side_by_side.gradients(batch, self.clock)
+        losses = self.algorithm.losses(batch_on(batch, self.device), self.clock)
+        found = differentiate(losses, self.parameters, self.version)
+        return found if self.device == CPU else replace(found, priority=priority_for(batch, found.priority))
 
     def apply(self, gradients: Gradients) -> dict[str, Tensor | float]:
         """Clip the gradients, step the optimizers and return metrics; skip the update if a gradient is not finite."""
@@ -157,8 +156,9 @@ class Learner:
 
     def close(self) -> None:
         """Stop the threads; the parameters stay usable."""
-        if self._side_by_side is not None:
-            self._side_by_side.close()
+        for part in (self._side_by_side, self._fast_path):
+            if part is not None:
+                part.close()
         if self._threads is not None:
             self._threads.close()
             self._threads = None

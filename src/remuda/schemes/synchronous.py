@@ -29,6 +29,7 @@ class Synchronous:
         with ExitStack() as stack:
             stack.enter_context(torch_threads(recipe.num_threads))
             learner = recipe.make_learner()
+            stack.callback(learner.close)
             progress, state = log.resume(learner)
             agent = learner.algorithm.agent
             weights = stack.enter_context(closing(recipe.make_weights(agent, learner.version)))

@@ -47,6 +47,15 @@ def test_workers_build_and_answer() -> None:
         assert not pool.has_lost
 
 
+def test_a_file_of_the_user_does_not_replace_a_module_of_the_standard_library(
+    tmp_path: Any, monkeypatch: Any
+) -> None:
+    (tmp_path / "signal.py").write_text("raise ImportError('this file is not a part of Python')")
+    monkeypatch.chdir(tmp_path)
+    with echo_pool() as pool:
+        assert pool.start() == "echo 0"
+
+
 def test_errors_of_the_kind_keep_their_class_and_others_become_worker_errors(caplog: Any) -> None:
     expected: dict[str, tuple[type[RemudaError], str]] = {
         "config": (ConfigError, "^a bad option"),

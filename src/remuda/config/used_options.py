@@ -65,7 +65,7 @@ def refuse_unused(
 ) -> None:
     """Raise ConfigError for the first of the `given` options that `algo` does not use under `scheme`.
 
-    `kinds` holds the options class of each group; for the group "algo" it is the class of this algorithm.
+    `kinds` holds the options class of each group; for the group "algo", it is that of the algorithm `algo`.
     """
     features = {data_feature(kinds["algo"]), *scheme_features(scheme)}
     for group, values in given.items():

@@ -145,7 +145,7 @@ def write(directory: Path, snapshot: Snapshot, keep: str = "last", number: int =
     _point(directory, "latest", final.name)
     _flush_directory(directory)
     unused |= _prune(directory, keep, final)
-    if unused:  # delete no other files, because those of the next checkpoint may already be there
+    if unused:  # other files must stay, because they may belong to the next checkpoint
         _delete_unnamed(directory, unused.__contains__)
     return final
 

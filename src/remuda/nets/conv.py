@@ -78,7 +78,7 @@ class ImageLayout(nn.Module):
 
 
 class Pixels(nn.Module):
-    """Flatten [N, channels, height, width] to [N, features] pixel by pixel, without a copy if channels are last."""
+    """Flatten [N, channels, height, width] to [N, features] pixel by pixel, without a copy if the memory format is channels_last."""
 
     def forward(self, images: Tensor) -> Tensor:
         return images.permute(0, 2, 3, 1).flatten(1)

@@ -32,10 +32,10 @@ LEAVE_SECONDS = 1.0
 EXIT_REASON_SECONDS = 5.0
 DEATH_SECONDS = 20.0  # time limit for a process to end after SIGKILL; on a busy machine this takes a while
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
-# The server is started with -c, because -m would put the working directory first on sys.path, where a file of the
-# user may shadow a module of the standard library.
+# The server replaces sys.path before it imports anything else. Python puts the working directory first on it, where a
+# file of the user may have the name of a module of the standard library.
 COMMAND = (
-    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import sys; sys.path[:] = sys.argv[5:]; "
+    "import sys; sys.path[:] = sys.argv[5:]; import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "from remuda.processes.fork_server import main; main(sys.argv[1], *map(int, sys.argv[2:5]))"
 )
 

@@ -107,7 +107,7 @@ class RowCounters(GroupCounters):
         self._is_paused = memory["is_paused"]
         self.pause_timeout = PAUSE_TIMEOUT
         self.while_paused: Callable[[], object] = lambda: None  # called repeatedly by a writer that is paused
-        # Held while a thread relies on a pause, so that no other thread takes over for a dead writer meanwhile.
+        # Held while writers are paused, and by `takeover`, so that nothing is written for a dead writer in a pause.
         self._pause_lock = threading.RLock()
         self._ignores_pause = False
         if is_new:

@@ -230,7 +230,10 @@ class FrameRing(Ring):
         super().set_tail(tail)
 
     def _uncounted(self, kept: Index) -> tuple[Index, Index]:
-        """Return envs and places of the `frames` frames after the first `kept` frames; `_write_obs` stores there."""
+        """Return the indices (env, place in the ring) of the `self.frames` frames that follow the `kept` counted ones.
+
+        `_write_obs` stores the observation after the newest row there, without counting its frames.
+        """
         return np.arange(self.envs)[:, None], (kept[:, None] + np.arange(self.frames)) % self._room
 
     def clear(self) -> None:

@@ -237,7 +237,10 @@ class RunLog:
     def save_if_failed(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Save what was learned before a RemudaError ended a round. The arguments are those of `__exit__`."""
+        """Save what was learned so far if a RemudaError ended the round; a signal's Interrupted is saved elsewhere.
+
+        The arguments are those of `__exit__`.
+        """
         if isinstance(error, RemudaError) and not isinstance(error, Interrupted):
             self.checkpoints.save_failed(self.learner, self.progress)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import random
 import signal
@@ -33,6 +34,7 @@ from torch.distributed import FileStore
 from remuda import errors
 from remuda.collectives import Collective, GlooCollective, SharedCollective, gloo, health, shared
 from remuda.errors import Interrupted
+from remuda.logs.notices import warnings_go_to
 from remuda.parts import PartedSampler, RankGroup
 from remuda.processes.fork_server import ForkServer
 from remuda.processes.links import Link
@@ -418,6 +420,19 @@ def interrupt_sampling(collective: Collective, event: Event, rank: int) -> list[
     raise AssertionError("not interrupted")
 
 
+def log_warnings(collective: Collective, event: Event, rounds: int) -> list[str]:
+    """Log a warning in every rank before each rollout; return the warnings that are new in this rank's log."""
+    group, lines = RankGroup(collective), list[str]()
+    with warnings_go_to(lambda text, trace: (lines if group.is_leader else group.lines).append(text)):
+        sampler = PartedSampler([counting_sampler(1, collective.rank)], 1, group)
+        sampler.reset(11)
+        for round in range(rounds):
+            logging.getLogger("remuda.tests").warning("round %d of rank %d", round, collective.rank)
+            sampler.collect()
+        sampler.close()
+    return lines if group.is_leader else group.take_lines()
+
+
 def exchange_gradients(collective: Collective, event: Event) -> list[Any]:
     return run_updates(RankGroup(collective))
 
@@ -437,6 +452,7 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
         name_late,
         lead_and_follow,
         interrupt_sampling,
+        log_warnings,
         exchange_gradients,
     )
 }

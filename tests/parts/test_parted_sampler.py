@@ -143,6 +143,16 @@ def test_leader_calls_functions_of_all_ranks_between_rounds(kind: str, server: F
         assert found == [[0, -1, -2], [1, -1, -2], [3, [rank], 1]]
 
 
+def test_warnings_of_other_ranks_are_logged_once(server: ForkServer, tmp_path: Path) -> None:
+    """Followers send their warnings to rank 0, and must not log those that they receive, or they send them again."""
+    with Ranks(server, "shared", 3, tmp_path, "log_warnings", {"rounds": 8}) as ranks:
+        leader, *followers = ranks.results()
+    own = [f"warning: round {round} of rank 0" for round in range(8)]
+    sent = [f"warning: rank {rank}: round {round} of rank {rank}" for round in range(8) for rank in (1, 2)]
+    assert sorted(leader) == sorted(own + sent)
+    assert followers == [[], []]
+
+
 def test_group_in_one_process() -> None:
     group = LocalGroup(3)
     assert (group.count, group.local, group.gather("abc")) == (3, range(3), ["a", "b", "c"])

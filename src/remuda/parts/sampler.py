@@ -69,9 +69,10 @@ class PartedSampler:
             return [self._report(*pair) for pair in zip(self._samplers, rollouts, strict=True)]
 
         found = self._all_or_none(work)
-        for part, each in enumerate(found):
-            for line in each["lines"]:
-                logger.warning("rank %d: %s", part, line.removeprefix("warning: "))
+        if 0 in self._group.local:  # other ranks would send what they log to rank 0 again, and so in every round
+            for part, each in enumerate(found):
+                for line in each["lines"]:
+                    logger.warning("rank %d: %s", part, line.removeprefix("warning: "))
         self._episodes = [Episode(**episode) for each in found for episode in each["episodes"]]
         # Parts of one process take turns, so their times are added. Processes run at the same time, so the times of
         # different processes are averaged.

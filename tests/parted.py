@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from remuda.core import Clock, Losses
 from remuda.data import Batch, Rollout, Steps
-from remuda.envs import LocalEnvs, resolve
+from remuda.envs import make_envs, resolve
 from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
 from remuda.learning.schedules import parse_schedule
@@ -170,8 +170,10 @@ def rows_with_mask(mask: Tensor, first: float) -> Batch:
     return Batch(Steps(obs[:T], one.long(), one * mask, one, mask, None, one.long()), next_obs=obs[T])
 
 
-def counting_sampler(num_envs: int, first_env: int, should_stop: Callable[[], bool] | None = None) -> EnvSampler:
+def counting_sampler(
+    num_envs: int, first_env: int, should_stop: Callable[[], bool] | None = None, workers: int = 0
+) -> EnvSampler:
     """Return a sampler whose envs are numbered from `first_env` among all envs of the run."""
     spec = resolve("counting:make", {"lengths": list(LENGTHS)})
-    envs = LocalEnvs(spec, num_envs, gamma=0.9, should_stop=should_stop, first_env=first_env)
+    envs = make_envs(spec, num_envs, workers, gamma=0.9, should_stop=should_stop, first_env=first_env)
     return EnvSampler(envs, CountingRNN(), LocalWeights(7), 6, 11, first_env=first_env)

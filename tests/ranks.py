@@ -11,6 +11,7 @@ whose program raises an error publishes it to the other ranks, as the scheme `re
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -33,9 +34,10 @@ from torch.distributed import FileStore
 
 from remuda import errors
 from remuda.collectives import Collective, GlooCollective, SharedCollective, gloo, health, shared
-from remuda.errors import Interrupted
+from remuda.data.packing import pack
+from remuda.errors import Interrupted, RemudaError
 from remuda.logs.notices import warnings_go_to
-from remuda.parts import PartedSampler, RankGroup
+from remuda.parts import PartedSampler, RankGroup, attempt
 from remuda.processes.fork_server import ForkServer
 from remuda.processes.links import Link
 
@@ -420,6 +422,73 @@ def interrupt_sampling(collective: Collective, event: Event, rank: int) -> list[
     raise AssertionError("not interrupted")
 
 
+def interrupt_loading(collective: Collective, event: Event, rank: int) -> list[Any]:
+    """Interrupt one rank while all restore the states of their samplers; return how this ended in this rank."""
+    group, asked = RankGroup(collective), list[bool]()
+    own = counting_sampler(1, collective.rank, lambda: bool(asked) and collective.rank == rank, workers=1)
+    sampler = PartedSampler([own], 1, group)
+    sampler.reset(11)
+    sampler.collect()
+    states = pack(group.gather([own.get_state()]))
+    asked.append(True)
+    try:
+        sampler.set_state(states)
+    except Interrupted as error:
+        return [str(error), group.gather([collective.rank])]
+    finally:
+        sampler.close()
+    raise AssertionError("not interrupted")
+
+
+def fail_in_calls(collective: Collective, event: Event, rank: int) -> list[Any]:
+    """Let one rank raise errors in the functions that rank 0 calls; return what every rank has seen."""
+    group, seen = RankGroup(collective), list[Any]()
+
+    def fail(kind: str) -> list[str]:
+        if collective.rank != rank:
+            return ["done"]
+        raise {
+            "full": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+            "damaged": errors.DamagedReplay("a file is missing."),
+            "unexpected": KeyError("nothing"),
+        }[kind]
+
+    group.serve("fail", fail)
+    if not group.is_leader:
+        while group.follow():
+            seen.append(group.gather([collective.rank]))
+        return seen
+    for kind in ("full", "damaged", "unexpected"):
+        group.expect_followers()
+        try:
+            group.call("fail", kind)
+        except (OSError, RemudaError, KeyError) as error:
+            seen.append([type(error).__name__, str(error)])
+        group.begin_round()
+        seen.append(group.gather([0]))
+    group.expect_followers()
+    group.end()
+    return seen
+
+
+def fail_together(collective: Collective, event: Event, ranks: Sequence[int]) -> str:
+    """Let some ranks fail in work that all do, and return the error that this rank sees."""
+    group = RankGroup(collective)
+
+    def work() -> str:
+        if collective.rank in ranks:
+            raise errors.DamagedReplay(f"file {collective.rank} is missing.")
+        return f"result {collective.rank}"
+
+    assert group.gather_outcomes(attempt(lambda: collective.rank)) == list(range(collective.size))
+    try:
+        group.gather_outcomes(attempt(work))
+    except errors.DamagedReplay as error:
+        assert group.gather([collective.rank]) == list(range(collective.size))
+        return str(error)
+    raise AssertionError("no error")
+
+
 def log_warnings(collective: Collective, event: Event, rounds: int) -> list[str]:
     """Log a warning in every rank before each rollout; return the warnings that are new in this rank's log."""
     group, lines = RankGroup(collective), list[str]()
@@ -452,6 +521,9 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
         name_late,
         lead_and_follow,
         interrupt_sampling,
+        interrupt_loading,
+        fail_in_calls,
+        fail_together,
         log_warnings,
         exchange_gradients,
     )

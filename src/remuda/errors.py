@@ -5,6 +5,7 @@ RemudaError
 │   ├── ConfigError      an invalid value of an option, or two options that do not fit together
 │   ├── EnvSpecError     an env that cannot be found or built, or that has unsupported spaces
 │   └── CheckpointError  a run or checkpoint that is missing, damaged, or made for another env
+│       └── DamagedReplay    a replay whose saved rows are missing or damaged
 ├── EnvError             an env that violates its contract; the message names env, index, seed and step
 │   └── EnvFailed        an env that raised too often; `__cause__` is the env's last exception
 ├── WorkerError          a worker process that died or hung too often, or a rank that was lost
@@ -40,6 +41,10 @@ class EnvSpecError(UsageError):
 
 class CheckpointError(UsageError):
     """A run directory or checkpoint cannot be used."""
+
+
+class DamagedReplay(CheckpointError):
+    """Some of the saved rows of a replay are missing or damaged; an earlier checkpoint may be complete."""
 
 
 class EnvError(RemudaError):

@@ -133,6 +133,42 @@ def test_interruption_of_one_rank_interrupts_all_in_the_same_rollout(
     assert found[rank][2]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_interruption_of_one_rank_while_states_are_restored_interrupts_all(
+    rank: int, server: ForkServer, tmp_path: Path
+) -> None:
+    """A signal that arrives while workers load their envs is noticed by one rank first."""
+    with Ranks(server, "shared", 2, tmp_path, "interrupt_loading", {"rank": rank}) as ranks:
+        found = ranks.results()
+    assert [together for _, together in found] == [[0, 1]] * 2
+    assert found[rank][0] == "asked to stop while waiting for env workers"
+    assert found[1 - rank][0] == "another part of the run was asked to stop while sampling"
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_error_in_a_call_reaches_the_leader_and_the_ranks_continue(
+    rank: int, server: ForkServer, tmp_path: Path
+) -> None:
+    with Ranks(server, "shared", 3, tmp_path, "fail_in_calls", {"rank": rank}) as ranks:
+        leader, *followers = ranks.results()
+        name = "" if rank == 0 else f"rank 2 (pid {ranks.pids[2]} on host-shared): "
+    key = ["KeyError", "'nothing'"] if rank == 0 else ["WorkerError", f"{name}KeyError: 'nothing'"]
+    full = "[Errno 28] No space left on device"
+    assert leader[::2] == [["OSError", name + full], ["DamagedReplay", f"{name}a file is missing."], key]
+    assert leader[1::2] == [[0, 1, 2]] * 3
+    assert followers == [[[0, 1, 2]] * 3] * 2
+
+
+@pytest.mark.parametrize("failing", [[0], [2], [1, 2]])
+def test_error_in_work_of_all_ranks_is_raised_in_all(failing: list[int], server: ForkServer, tmp_path: Path) -> None:
+    with Ranks(server, "shared", 3, tmp_path, "fail_together", {"ranks": failing}) as ranks:
+        found = ranks.results()
+        name = f"rank {failing[0]} (pid {ranks.pids[failing[0]]} on host-shared)"
+    for rank, text in enumerate(found):
+        own = f"file {rank} is missing." if rank in failing else f"{name}: file {failing[0]} is missing."
+        assert text == own
+
+
 @pytest.mark.parametrize("kind", ["shared", "gloo"])
 def test_leader_calls_functions_of_all_ranks_between_rounds(kind: str, server: ForkServer, tmp_path: Path) -> None:
     with Ranks(server, kind, 3, tmp_path, "lead_and_follow") as ranks:

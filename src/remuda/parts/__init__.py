@@ -5,6 +5,7 @@ one part, and a collective combines the results. Both schemes use the classes of
 parameters, bit for bit.
 
     group         `Group`: the parts of a run, and the operations that combine their numbers
+    outcomes      `attempt`: errors of one process that all processes must know
     sampler       `PartedSampler`: samples the envs of each part
     replay        `PartedReplay`: one replay for each part; all parts draw equally often
     learner       `PartedLearner`, `PartedUpdates`: one gradient from the gradients of all parts
@@ -16,6 +17,7 @@ those of the whole run.
 
 from remuda.parts.group import Group, LocalGroup, RankGroup
 from remuda.parts.learner import PartedLearner, PartedUpdates
+from remuda.parts.outcomes import attempt
 from remuda.parts.replay import PartedReplay
 from remuda.parts.sampler import PartedSampler
 
@@ -27,4 +29,5 @@ __all__ = [
     "PartedSampler",
     "PartedUpdates",
     "RankGroup",
+    "attempt",
 ]

@@ -13,6 +13,7 @@ writes the run directory, and decides when the run ends. All others are *followe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 from remuda.collectives import Collective
 from remuda.data.packing import pack, unpack
 from remuda.errors import WorkerError
+from remuda.parts.outcomes import Outcome, attempt, results_of
 
 Handler = Callable[[Any], Sequence[Any]]  # takes the argument of `call`; returns a value for each part of its process
 CONTINUE, END = "continue", "end"
@@ -47,7 +49,8 @@ class Group(Protocol):
     def call(self, name: str, argument: Any = None) -> list[Any]:
         """Call the functions registered as `name` in all processes, and return one value for each part of the run.
 
-        Only the leader may call this, and only while all followers are in `follow`.
+        Only the leader may call this, and only while all followers are in `follow`. If a function raises an error, it
+        is raised in the leader; the followers keep following.
         """
 
     def take_lines(self) -> list[str]:
@@ -136,7 +139,15 @@ class RankGroup:
 
     def call(self, name: str, argument: Any = None) -> list[Any]:
         self.gather([{"call": name, "argument": argument}])
-        return self.gather(self._handlers[name](argument))
+        return self.gather_outcomes(attempt(partial(self._answer, name, argument)))
+
+    def _answer(self, name: str, argument: Any) -> Any:
+        (value,) = self._handlers[name](argument)
+        return value
+
+    def gather_outcomes(self, own: Outcome) -> list[Any]:
+        """Return the results of all ranks; if the work failed in any rank, raise its error in all of them."""
+        return results_of(own, self.gather([own.message()]), self.collective.health.infos)
 
     def is_asked_to_stop(self) -> bool:
         return self.collective.health.is_asked_to_stop()
@@ -177,4 +188,5 @@ class RankGroup:
             order: Mapping[str, Any] = self.gather([None])[0]
             if order["call"] in (CONTINUE, END):
                 return bool(order["call"] == CONTINUE)
-            self.gather(self._handlers[order["call"]](order["argument"]))
+            # The leader alone raises the error of a call, because it decides whether the run continues.
+            self.gather([attempt(partial(self._answer, order["call"], order["argument"])).message()])

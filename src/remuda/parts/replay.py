@@ -90,7 +90,7 @@ class PartedReplay:
         """Save all parts, each in a directory of its own. Under `replicas`, only the leader may call this."""
         if not self.needs_saving:
             return None
-        states = self._group.call("replay", str(directory))
+        states = self._group.call("replay", str(directory.absolute()))
         return {"parts": states, "files": [name for state in states for name in state["files"]]}
 
     @staticmethod
@@ -102,6 +102,7 @@ class PartedReplay:
         return {**state, "files": [f"{part_name(part)}/{name}" for name in state["files"]]}
 
     def load(self, directory: Path, state: dict[str, Any]) -> None:
+        directory = directory.absolute()  # the ranks may have been started in different directories
         self.loaded = (str(directory), state)
         for part, replay in self._by_part():
             replay.load(directory / part_name(part), state["parts"][part])

@@ -127,9 +127,13 @@ class PartedSampler:
             raise ConfigError(
                 f"this run was made by {len(states)} parts or ranks, not by {self._group.count}: use as many."
             )
-        for part, sampler in zip(self._group.local, self._samplers, strict=True):
-            sampler.set_state(states[part])
-        self._restarts = sum(self._group.gather([sampler.restarts() for sampler in self._samplers]))
+
+        def work() -> list[Any]:
+            for part, sampler in zip(self._group.local, self._samplers, strict=True):
+                sampler.set_state(states[part])
+            return [sampler.restarts() for sampler in self._samplers]
+
+        self._restarts = sum(self._all_or_none(work))  # a stop signal may interrupt only some of the processes
 
     def close(self) -> None:
         for sampler in self._samplers:

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from remuda.errors import CheckpointError
+from remuda.errors import CheckpointError, DamagedReplay
 from remuda.replay.counters import Index
 from remuda.replay.ring import Ring, Span
 
@@ -60,10 +60,6 @@ class Part(NamedTuple):
     begin: int  # offset in the file, in bytes
     end: int
     pieces: list[NDArray[Any]]  # views of the ring's memory; in the file, zeros fill up the last block
-
-
-class DamagedReplay(CheckpointError):
-    """Some of the saved rows are missing or damaged; an earlier checkpoint may be complete."""
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,12 @@ from remuda.build.envs import frame_skip_warning, num_workers
 from remuda.build.recipe import make_recipe
 from remuda.config.run_config import RunConfig, to_dict
 from remuda.envs import EnvInfo, EnvSpec, refuse_in_worker
-from remuda.errors import EnvFailed, Interrupted, RemudaError
+from remuda.errors import DamagedReplay, EnvFailed, Interrupted, RemudaError
 from remuda.learning.checkpoint import Checkpoint, load_newest
 from remuda.learning.weights import FileWeights
 from remuda.logs.terminal import Terminal
 from remuda.machine import existing_objects_frozen
 from remuda.recipe import Recipe, Scheme
-from remuda.replay.ring_files import DamagedReplay
 from remuda.runs.checkpoints import find_checkpoint
 from remuda.runs.directory import SPACES, WEIGHTS, RunDirectory
 from remuda.runs.evaluation import Result, eval_episodes, play_episodes

@@ -22,7 +22,7 @@ from remuda.core import Replay
 from remuda.data import map_tree
 from remuda.errors import Interrupted
 from remuda.learning.learner import Learner
-from remuda.parts import PartedReplay, RankGroup
+from remuda.parts import PartedReplay, RankGroup, attempt
 from remuda.recipe import Log, Progress, Recipe, Round
 from remuda.schemes.synchronous import Synchronous
 
@@ -75,8 +75,10 @@ class LeaderLog:
         return progress, state
 
     def restore(self, replay: Replay) -> None:
-        self._log.restore(replay)
+        own = attempt(lambda: self._log.restore(replay))
         self._group.gather([cast(PartedReplay, replay).loaded])
+        # If the files of any part are damaged, all ranks raise DamagedReplay, and begin with an earlier checkpoint.
+        self._group.gather_outcomes(own)
 
     def begin(self) -> None:
         self._group.expect_followers()
@@ -119,9 +121,12 @@ class FollowerLog:
 
     def restore(self, replay: Replay) -> None:
         loaded = self._group.gather([None])[0]
-        if loaded is not None:
-            directory, state = loaded
-            replay.load(Path(directory), state)
+
+        def load() -> None:
+            if loaded is not None:
+                replay.load(Path(loaded[0]), loaded[1])
+
+        self._group.gather_outcomes(attempt(load))
 
     def begin(self) -> None:
         self._has_ended = not self._group.follow()

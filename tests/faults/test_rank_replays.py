@@ -1,0 +1,83 @@
+"""Replays of several ranks whose files cannot be written or read."""
+
+import json
+import re
+from pathlib import Path
+
+import psutil
+import pytest
+from processes import wait_for
+from test_ranks import await_checkpoint, rank_processes, start
+
+import remuda
+from remuda.build import ranks as build_ranks
+from remuda.learning.checkpoint import list_checkpoints, load_newest
+
+SAC = {"algo": "sac", "env": "Pendulum-v1"}
+NO_LIMIT = (psutil.RLIM_INFINITY, psutil.RLIM_INFINITY)
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1])
+def test_full_disk_of_one_rank_loses_checkpoints_but_does_not_stop_training(tmp_path, rank):
+    """A limit for the size of files takes the place of a full disk; it is lifted later."""
+    path = tmp_path / "run"
+    process = start(path, "--checkpoint.keep", "all", **SAC)
+    await_checkpoint(process, path)
+    member = rank_processes(process)[rank]
+    member.rlimit(psutil.RLIMIT_FSIZE, (3_000, psutil.RLIM_INFINITY))
+    sentence = re.compile(
+        r"warning: no checkpoint was written at [0-9,]+ steps \((.*)\[Errno 27\] File too large\): make room"
+    )
+    wait_for(lambda: process.poll() is not None or sentence.search((path / "log.txt").read_text()), 120)
+    assert process.poll() is None, process.communicate()[1]
+    found = sentence.search((path / "log.txt").read_text())
+    assert found is not None
+    assert found[1] == ("" if rank == 0 else f"rank 1 (pid {member.pid} on {found[1].split()[-1]} ")
+    member.rlimit(psutil.RLIMIT_FSIZE, NO_LIMIT)
+    count = len(list_checkpoints(path / "checkpoints"))
+    wait_for(lambda: process.poll() is not None or len(list_checkpoints(path / "checkpoints")) > count + 1, 120)
+    assert process.poll() is None, process.communicate()[1]
+    process.terminate()
+    process.communicate(timeout=120)
+    assert load_newest(path / "checkpoints").step == json.loads((path / "result.json").read_text())["steps"]
+
+
+def train_three_checkpoints(path: Path) -> list[Path]:
+    """Return the paths of three checkpoints of a run of two ranks with a replay, oldest first."""
+    remuda.train(
+        "sac",
+        "Pendulum-v1",
+        steps=600,
+        out=path,
+        quiet=True,
+        scheme={"name": "replicas", "ranks": 2},
+        sampler={"envs": 4},
+        algo={"learning_starts": 100, "batch_size": 16},
+        checkpoint={"every": 200, "keep": "all"},
+        eval={"episodes": 0},
+        agent={"hidden": [8]},
+    )
+    return list_checkpoints(path / "checkpoints")
+
+
+def damage_newest(checkpoints: list[Path], part: int) -> None:
+    """Change bytes in the files of a part that only the newest checkpoint needs."""
+    newest, before = (json.loads((path / "manifest.json").read_text())["replay"] for path in checkpoints[:-3:-1])
+    (name,) = [name for name in set(newest) - set(before) if name.startswith(f"part-{part}/")]
+    file = checkpoints[0].parent / "replay" / name
+    data = bytearray(file.read_bytes())
+    data[:64] = bytes(64)
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_damaged_replay_of_one_rank_falls_back_to_the_checkpoint_before(tmp_path, part, shared_servers, monkeypatch):
+    monkeypatch.setattr(build_ranks, "ForkServer", shared_servers)  # a new server would import torch for seconds
+    checkpoints = train_three_checkpoints(tmp_path / "run")
+    damage_newest(checkpoints, part)
+    resumed = remuda.resume(tmp_path / "run", steps=800, quiet=True)
+    assert resumed.result["status"] == "complete"
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert f"resumed from {checkpoints[-2].name}:" in log
+    assert f"/replay/part-{part}/" in log
+    assert ("warning: rank 1 (pid " in log) == (part == 1)

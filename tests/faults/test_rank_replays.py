@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -21,7 +23,7 @@ NO_LIMIT = (psutil.RLIM_INFINITY, psutil.RLIM_INFINITY)
 def test_full_disk_of_one_rank_loses_checkpoints_but_does_not_stop_training(tmp_path, rank):
     """A limit for the size of files takes the place of a full disk; it is lifted later."""
     path = tmp_path / "run"
-    process = start(path, "--checkpoint.keep", "all", **SAC)
+    process = start(path, "--checkpoint.keep", "all", "--replay.ratio", "1", **SAC)
     await_checkpoint(process, path)
     member = rank_processes(process)[rank]
     member.rlimit(psutil.RLIMIT_FSIZE, (3_000, psutil.RLIM_INFINITY))
@@ -53,6 +55,7 @@ def train_three_checkpoints(path: Path) -> list[Path]:
         scheme={"name": "replicas", "ranks": 2},
         sampler={"envs": 4},
         algo={"learning_starts": 100, "batch_size": 16},
+        replay={"ratio": 1.0},
         checkpoint={"every": 200, "keep": "all"},
         eval={"episodes": 0},
         agent={"hidden": [8]},
@@ -81,3 +84,42 @@ def test_damaged_replay_of_one_rank_falls_back_to_the_checkpoint_before(tmp_path
     assert f"resumed from {checkpoints[-2].name}:" in log
     assert f"/replay/part-{part}/" in log
     assert ("warning: rank 1 (pid " in log) == (part == 1)
+
+
+SCRIPT = """
+import os
+import sys
+from remuda.cli import main
+
+os.chdir(sys.argv[1 + int(os.environ["RANK"])])
+sys.exit(main(["train", *sys.argv[3:], "--out", "/proc/self/cwd/run"]))
+"""
+
+
+@pytest.mark.parametrize(("algo", "is_refused"), [("sac", True), ("ppo", False)])
+def test_run_directory_that_another_rank_does_not_see_is_refused_with_a_replay(tmp_path, algo, is_refused):
+    """Each rank finds another directory at the path of the run, as on hosts without a common file system."""
+    for name in ("host-0", "host-1"):
+        (tmp_path / name).mkdir()
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    command += [str(tmp_path / "host-0"), str(tmp_path / "host-1"), algo, "--env", "Pendulum-v1", "--steps", "512"]
+    command += ["--scheme", "replicas", "--sampler.envs", "2", "--eval.episodes", "0", "--quiet"]
+    command += (
+        ["--algo.learning_starts", "400", "--algo.batch_size", "8"]
+        if algo == "sac"
+        else ["--algo.n_steps", "64", "--algo.batch_size", "64"]
+    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert (done.returncode != 0) == is_refused, done.stderr
+    if is_refused:
+        assert re.search(
+            r"remuda: rank 1 \(pid \d+ on \S+\): the directory /proc/self/cwd/run/checkpoints/", done.stderr
+        )
+        assert "is not visible here" in done.stderr
+        assert "choose a directory with --out that all hosts share." in done.stderr
+    else:
+        assert load_newest(tmp_path / "host-0" / "run" / "checkpoints").step >= 512
+    assert (tmp_path / "host-0" / "run").exists() != is_refused
+    assert not (tmp_path / "host-1" / "run").exists()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from remuda.core import DivisibleReplay, Replay
 from remuda.data import Batch
+from remuda.errors import ConfigError
+from remuda.learning.checkpoint import ASIDE
 from remuda.parts.group import Group
 
 
@@ -37,6 +40,8 @@ class PartedReplay:
     def __init__(self, replays: Sequence[DivisibleReplay], group: Group) -> None:
         """`replays` has one replay for each part of this process."""
         self._replays, self._group = replays, group
+        # Where `save` writes the files of all parts. Under `replicas`, every rank must see this directory of rank 0.
+        self.directory: Path | None = None
         self.loaded: tuple[str, dict[str, Any]] | None = None  # the arguments of `load`, which followers need too
         group.serve("replay", lambda directory: [self._save_part(*pair, directory) for pair in self._by_part()])
 
@@ -110,6 +115,38 @@ class PartedReplay:
     def close(self) -> None:
         for replay in self._replays:
             replay.close()
+
+
+@contextmanager
+def visible_file(replay: PartedReplay) -> Iterator[str | None]:
+    """Create an empty file in the directory of the replay, for other ranks to `look_for`, and yield its path.
+
+    Yield None if nothing will be saved there, or if the file cannot be written, as on a full disk.
+    """
+    if replay.directory is None or not replay.needs_saving:
+        yield None
+        return
+    path = replay.directory.absolute() / f"{ASIDE}{uuid.uuid4().hex}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except OSError:
+        yield None
+        return
+    try:
+        yield str(path)
+    finally:
+        with suppress(OSError):
+            path.unlink()
+
+
+def look_for(file: str | None) -> None:
+    """Raise ConfigError if the file that rank 0 has created cannot be seen here; None stands for no file."""
+    if file is not None and not Path(file).exists():
+        raise ConfigError(
+            f"the directory {Path(file).parent} of rank 0 is not visible here, and every rank saves its replay in "
+            "it: choose a directory with --out that all hosts share."
+        )
 
 
 def part_name(part: int) -> str:

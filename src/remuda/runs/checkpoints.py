@@ -22,6 +22,7 @@ from remuda.learning.learner import Learner
 from remuda.learning.restoring import of_this_version
 from remuda.learning.saver import Saver
 from remuda.logs.stopwatch import Stopwatch
+from remuda.parts import PartedReplay
 from remuda.recipe import Progress, Round
 from remuda.runs.directory import RunDirectory
 from remuda.runs.intervals import Interval
@@ -101,11 +102,13 @@ class RunCheckpoints:
 
     def restore_replay(self, found: checkpoint.Checkpoint | None, replay: Replay) -> None:
         """Include `replay` in checkpoints from now on, and load its content from checkpoint `found`, if any."""
-        self.replay = replay
+        self.replay, directory = replay, self._directory.checkpoints / checkpoint.REPLAY
+        if isinstance(replay, PartedReplay):
+            replay.directory = directory
         if found is not None and "replay" in found.blobs:
             with of_this_version():
                 state = unpack(found.blobs.pop("replay"))
-                replay.load(self._directory.checkpoints / checkpoint.REPLAY, state)
+                replay.load(directory, state)
 
     # --- when to save ---
 

@@ -23,6 +23,7 @@ from remuda.data import map_tree
 from remuda.errors import Interrupted
 from remuda.learning.learner import Learner
 from remuda.parts import PartedReplay, RankGroup, attempt
+from remuda.parts.replay import look_for, visible_file
 from remuda.recipe import Log, Progress, Recipe, Round
 from remuda.schemes.synchronous import Synchronous
 
@@ -75,10 +76,13 @@ class LeaderLog:
         return progress, state
 
     def restore(self, replay: Replay) -> None:
+        parted = cast(PartedReplay, replay)
         own = attempt(lambda: self._log.restore(replay))
-        self._group.gather([cast(PartedReplay, replay).loaded])
-        # If the files of any part are damaged, all ranks raise DamagedReplay, and begin with an earlier checkpoint.
-        self._group.gather_outcomes(own)
+        with visible_file(parted) as file:
+            self._group.gather([(file, parted.loaded)])
+            # If the files of any part are damaged, all ranks raise DamagedReplay; rank 0 then starts them again from
+            # an earlier checkpoint.
+            self._group.gather_outcomes(own)
 
     def begin(self) -> None:
         self._group.expect_followers()
@@ -120,9 +124,10 @@ class FollowerLog:
         return self._progress, saved["sampler"]
 
     def restore(self, replay: Replay) -> None:
-        loaded = self._group.gather([None])[0]
+        file, loaded = self._group.gather([None])[0]
 
         def load() -> None:
+            look_for(file)
             if loaded is not None:
                 replay.load(Path(loaded[0]), loaded[1])
 

@@ -78,7 +78,10 @@ class ImageLayout(nn.Module):
 
 
 class Pixels(nn.Module):
-    """Flatten [N, channels, height, width] to [N, features] pixel by pixel, without a copy if the memory format is channels_last."""
+    """Flatten [N, channels, height, width] to [N, features] pixel by pixel.
+
+    Images whose memory format is channels_last are not copied.
+    """
 
     def forward(self, images: Tensor) -> Tensor:
         return images.permute(0, 2, 3, 1).flatten(1)

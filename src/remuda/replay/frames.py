@@ -230,7 +230,7 @@ class FrameRing(Ring):
         super().set_tail(tail)
 
     def _uncounted(self, kept: Index) -> tuple[Index, Index]:
-        """Return the indices (env, place in the ring) of the `self.frames` frames that follow the `kept` counted ones.
+        """Return the indices (env, place in the ring) of the `self.frames` frames after the `kept` counted ones.
 
         `_write_obs` stores the observation after the newest row there, without counting its frames.
         """

@@ -429,6 +429,8 @@ def test_calls_out_of_order_are_refused() -> None:
         envs.recv()
         with pytest.raises(ValueError, match=r"shape \(1,\), this slot takes \(2,\)"):
             envs.send(0, np.zeros(1, np.int64))
+        with pytest.raises(ValueError, match="actions have dtype float64, this slot takes integers"):
+            envs.send(0, np.array([0.6, 1.4]))
         envs.send(0, np.zeros(2, np.int64))
         envs.reset(1)  # discards the steps in flight
         assert [envs.recv()[0], envs.recv()[0]] == [0, 1]

@@ -65,6 +65,18 @@ def test_reset_of_all_envs_clears_both_entries() -> None:
     envs.close()
 
 
+def test_reset_cancels_a_renewal_that_was_not_received() -> None:
+    envs = WithPrevious(local(lengths=[50]), action=True, reward=True)
+    envs.reset(seed=1)
+    envs.recv()
+    envs.send(0, np.array([1, 2]))
+    envs.recv()
+    envs.renew(0)
+    envs.reset(seed=1)
+    assert seen(envs.recv()[1]) == (one_hot(None, None), [0, 0], [False, False])
+    envs.close()
+
+
 def test_envs_that_end_at_different_times_are_independent() -> None:
     envs = WithPrevious(LocalEnvs(resolve("counting:make", {"lengths": [3]}), 3, seeds=[[1], [2, 3], []]), True, True)
     envs.reset(seed=0)

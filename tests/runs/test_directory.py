@@ -133,6 +133,23 @@ def test_discard_keeps_files_that_existed_before(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.parametrize(
+    "name", ["metrics.csv", "profile", "evaluations.jsonl", "spaces.json", "weights.safetensors"]
+)
+def test_a_directory_with_files_that_a_run_would_overwrite_is_refused(tmp_path: Path, name: str) -> None:
+    mine = tmp_path / "mine" / name
+    mine.parent.mkdir()
+    if mine.suffix:
+        mine.write_text("keep me")
+    else:
+        mine.mkdir()
+    with pytest.raises(
+        ConfigError, match=rf"contains {name}, which the run would overwrite: move what you want to keep"
+    ):
+        RunDirectory.create(tmp_path / "mine", "x", CONFIG)
+    assert [path.name for path in mine.parent.iterdir()] == [name]
+
+
 def test_a_directory_that_holds_a_run_is_refused(tmp_path: Path) -> None:
     RunDirectory.create(tmp_path / "run", "x", CONFIG).close()
     before = sorted((path.name, path.stat().st_mtime_ns) for path in (tmp_path / "run").iterdir())

@@ -54,7 +54,7 @@ def action_leaves(space: Space, action: Actions, count: int, path: str = "") -> 
     """Yield one array [count, ...] for each leaf of `space`, in the order of `space`, from actions for `count` envs.
 
     A dict in `action` may have the keys of the env's own space or the field names of `space`. Raise ValueError if an
-    entry is missing or unknown, or if a shape is wrong.
+    entry is missing or unknown, if a shape is wrong, or if discrete actions are not integers.
     """
     name = f"actions {path}" if path else "actions"
     if space.is_leaf:
@@ -62,6 +62,10 @@ def action_leaves(space: Space, action: Actions, count: int, path: str = "") -> 
         if array.shape != (count, *space.shape):
             raise ValueError(
                 f"{name} have shape {array.shape}, this slot takes {(count, *space.shape)}: one action for each env."
+            )
+        if space.kind in ("discrete", "multidiscrete") and array.dtype.kind not in "iub":
+            raise ValueError(
+                f"{name} have dtype {array.dtype}, this slot takes integers: round and convert them first."
             )
         yield array
         return

@@ -93,6 +93,7 @@ class WithPrevious:
         self._envs.should_stop = should_stop
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
+        self._is_renewing = [False] * self.num_slots
         return self._envs.reset(seed, warm_up)
 
     def prepare(self, seed: int, restarts: int) -> None:
@@ -135,6 +136,7 @@ class WithPrevious:
     def set_state(self, state: EnvsState) -> None:
         self._envs.set_state(state["envs"])
         self._previous, self._is_over = state["previous"], state["is_over"]
+        self._is_renewing = [False] * self.num_slots
 
     def episodes(self) -> list[Episode]:
         return self._envs.episodes()

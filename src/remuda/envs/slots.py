@@ -67,8 +67,14 @@ def envs_in(blocks: Sequence[Block]) -> list[int]:
 
 def write_actions(space: Space, targets: Sequence[Array], action: Actions) -> None:
     """Copy the actions of one slot into `targets`, one array for each leaf of the action space."""
-    if type(action) is np.ndarray and action.shape == targets[0].shape and space.is_leaf:
-        targets[0][...] = action
+    first = targets[0]
+    if (
+        type(action) is np.ndarray
+        and action.shape == first.shape
+        and action.dtype.kind == first.dtype.kind
+        and space.is_leaf
+    ):
+        first[...] = action
         return
     for target, leaf in zip(targets, list(action_leaves(space, action, len(targets[0]))), strict=True):
         target[...] = leaf

@@ -202,7 +202,10 @@ class RunDirectory:
             self._log = None
 
     def discard(self) -> None:
-        """Delete a run that has learned nothing; files that were in its directory before `create` are kept."""
+        """Delete a run that has learned nothing, but not the files that were in its directory before `create`.
+
+        Files named in WRITTEN are all from this run, because `create` refuses directories that contain any of them.
+        """
         self.close()
         inside = [path for path in self._made if self.path in path.parents]
         for path in (*inside, *(self.path / name for name in WRITTEN)):
@@ -280,6 +283,11 @@ def _check_free(directory: Path) -> None:
         raise ConfigError(f"out={directory} is a file: a run needs a directory; choose another --out.")
     if any((directory / name).exists() for name in RUN_FILES):
         raise ConfigError(_taken(directory))
+    if foreign := [name for name in WRITTEN if (directory / name).exists()]:
+        raise ConfigError(
+            f"out={directory} contains {', '.join(foreign)}, which the run would overwrite: "
+            "move what you want to keep, or choose another --out."
+        )
 
 
 def _taken(directory: Path) -> str:

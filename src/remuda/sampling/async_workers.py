@@ -6,7 +6,8 @@
         def _on_answer(self, index, answer): ...
         def _on_lost(self, index): ...
 
-No worker shares a queue or a lock with the learner: each has its own link for requests and answers.
+Each worker has its own link for requests and answers. No worker shares a queue or a lock with the learner, because a
+worker that dies might leave the lock held.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class AsyncWorkers(ABC):
         self._is_ready = [True] * len(blueprints)  # False while the replacement of a lost worker builds envs
         self._made_progress = [False] * len(blueprints)  # whether each worker has answered since it was last replaced
         self._to_relaunch: list[Worker] = []
-        self._version, self._lags = 0, [0.0]  # learner's version; lags of acting weights in updates
+        # The learner's version, and the lags of the acting weights behind it in recent answers, in updates.
+        self._version, self._lags = 0, [0.0]
         self._seconds: dict[str, float] = {}  # the last result of `take_seconds`
         self._is_closing = False
         self._error: BaseException | None = None
@@ -80,23 +82,26 @@ class AsyncWorkers(ABC):
 
     @abstractmethod
     def _must_answer(self, index: int) -> bool:
-        """Return whether worker `index` has work to do, so that the step time-out applies to it."""
+        """Return whether worker `index` owes an answer; the step time-out applies only while this is True."""
 
     @abstractmethod
     def _next_row(self, index: int) -> int:
-        """Return the first row for which worker `index` has not drawn noise; its replacement starts at this row."""
+        """Return the number of the first row for which worker `index` has drawn no noise.
+
+        If the worker is lost, its replacement starts at this row.
+        """
 
     @abstractmethod
     def _on_ready(self, worker: Worker) -> None:
-        """Start a worker whose envs have been reset."""
+        """Start a worker, which has reset its envs before it handles the messages that are sent here."""
 
     @abstractmethod
     def _dispatch(self) -> None:
-        """Give work to the workers after their messages were read; called with the lock of `_changed` held."""
+        """Send work to the workers. This is called after their messages were handled, with `_changed` locked."""
 
     @abstractmethod
     def _assemble(self) -> None:
-        """Assemble the data that the learner takes next; called without the lock."""
+        """Assemble the data that the learner takes next. This is called without the lock of `_changed`."""
 
     # --- called by the learner's thread -------------------------------------------------------------------------
 
@@ -124,7 +129,10 @@ class AsyncWorkers(ABC):
         return sum(lags) / len(lags)
 
     def take_seconds(self) -> dict[str, float]:
-        """Return workers' mean seconds per activity since the last call. If none answered, repeat the last result."""
+        """Return workers' mean seconds per activity since the last call.
+
+        If no worker has answered since then, return the last result again.
+        """
         with self._changed:
             self._seconds = self._worker_stats.take_seconds() or self._seconds
             return {"env": 0.0, "inference": 0.0, "wait": 0.0, **self._seconds}
@@ -164,7 +172,10 @@ class AsyncWorkers(ABC):
                 self._changed.notify_all()
 
     def _check(self, worker: Worker) -> None:
-        """Handle the messages of one worker. Retire it if it is lost, and kill it if it is silent for too long."""
+        """Handle the messages of one worker.
+
+        Retire a lost worker, start a replacement that has built its envs, and kill a worker that is silent too long.
+        """
         index = worker.index
         while (answer := worker.take(self.answer_key)) is not None:
             self._made_progress[index] = True

@@ -26,7 +26,7 @@ Tree: TypeAlias = Any  # a tensor, or a named array tuple of tensors
 class Buffers(NamedTuple):
     """The arrays of a rollout, and the recurrent state that follows its last row."""
 
-    steps: Steps  # [T, B]
+    steps: Steps  # [T, B]: T rows of B envs
     next_obs: Tree  # [B]
     last_value: Tensor | None  # [B]; None for agents without a value function
     state: Tree  # [B], the state before row 0; None for agents without memory
@@ -34,7 +34,7 @@ class Buffers(NamedTuple):
     next_state: Tree  # [B], the state before row 0 of the next rollout
 
     def columns(self, first: int, last: int) -> Buffers:
-        """Return views of the columns `first` to `last - 1`."""
+        """Return views of the columns `first` to `last - 1`, one column for each env."""
         rest = map_tree(lambda x: x[first:last], tuple(self)[1:])
         return Buffers(self.steps[:, first:last], *rest)
 
@@ -45,7 +45,7 @@ def blank_obs(observation: Space, B: int) -> Tree:
 
 
 def allocate(agent: Agent, observation: Space, T: int, B: int) -> Buffers:
-    """Return zeroed buffers for T rows of B envs, with the shapes that a call of `agent.act` returns."""
+    """Return buffers for T rows of B envs. One call of `agent.act` shows the shapes of actions and policy outputs."""
     obs = blank_obs(observation, B)
     width = sum(width for _, width in agent.noise)
     with torch.no_grad():
@@ -85,7 +85,7 @@ def share_slots(buffers: Buffers, count: int) -> tuple[SharedArrays, list[Buffer
 
 
 def attach_slots(buffers: Buffers, memory: SharedArrays) -> list[Buffers]:
-    """Return the buffers of all slots in shared memory that `share_slots` has created."""
+    """Return the buffers of all slots in `memory`, which `share_slots` has created; each is shaped like `buffers`."""
 
     def slot(number: int) -> Buffers:
         return _like(buffers, lambda path: torch.from_numpy(memory[path][number]))

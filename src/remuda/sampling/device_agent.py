@@ -1,6 +1,6 @@
-"""Agents on another device than the CPU, as samplers use them: with inputs and outputs on the CPU.
+"""Wrappers that let samplers pass CPU tensors to an agent on another device, and get CPU tensors back.
 
-    agent = as_on_cpu(agent)                # agents on the CPU are returned as they are
+    agent = as_on_cpu(agent)                # an agent whose networks are on the CPU is returned unchanged
     action, output, state = agent.act(obs, state, explore, noise)
 
 Every call copies its inputs to the device without waiting, and waits once for all its outputs.
@@ -19,7 +19,7 @@ from remuda.devices import CPU, to_cpu, to_device
 
 
 class DeviceAgent:
-    """An agent on another device than the CPU, with inputs and outputs on the CPU."""
+    """Wraps an agent whose networks are on `device`. All inputs and outputs of its methods are on the CPU."""
 
     def __init__(self, agent: Any, device: torch.device) -> None:
         self._agent, self._device = agent, device
@@ -35,7 +35,7 @@ class DeviceAgent:
 
 
 class DeviceValueAgent(DeviceAgent):
-    """A `DeviceAgent` that estimates values, too."""
+    """A `DeviceAgent` for an agent with a `value` method."""
 
     def value(self, obs: Any, state: Any) -> Tensor:
         value: Tensor = to_cpu(self._agent.value(*to_device((obs, state), self._device)))
@@ -43,7 +43,7 @@ class DeviceValueAgent(DeviceAgent):
 
 
 def as_on_cpu(agent: Any) -> Any:
-    """Return an agent whose inputs and outputs are on the CPU, wherever the networks of `agent`, a module, are."""
+    """Return an agent with inputs and outputs on the CPU: `agent` itself (an nn.Module), or a wrapper around it."""
     device = next((parameter.device for parameter in agent.parameters()), CPU)
     if device == CPU:
         return agent

@@ -20,7 +20,7 @@ from remuda.randomness import Purpose
 from remuda.sampling.noise import Noise
 from remuda.sampling.sampler import ToEnv
 
-NOISE_BLOCK = 128  # rows of noise drawn at once; creating a generator for every row would take longer than the policy
+NOISE_BLOCK = 128  # rows of noise drawn at once: creating a generator for every row would take longer than inference
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The amount of exploration of every env, a function of the row number, so that checkpoints need not save it.
+"""The amount of exploration of every env. It is a function of the row number, so checkpoints need not save it.
 
     explore = Exploration(amount, random_rows=100)
     explore.at(row)                     # [B], passed to Agent.act as `explore`: epsilon for Q-learning
@@ -46,7 +46,11 @@ class RandomActions:
         self._noise = Noise(seed, envs, [("uniform", width)], Purpose.RANDOM_ACTIONS)
 
     def rows(self, first: int, count: int) -> NDArray[np.int64] | NDArray[np.float32]:
-        """Return actions [count, B] for `count` rows from `first` on; Box actions are flat, as agents return them."""
+        """Return random actions for B envs in the `count` rows from row number `first` on.
+
+        The shape is [count, B] for Discrete spaces. For Box spaces it is [count, B, width], because agents return
+        flat actions, too.
+        """
         uniform = self._noise.rows(first, count).numpy()
         if self.action.kind == "discrete":
             return (uniform[..., 0] * self.action.n).astype(np.int64)

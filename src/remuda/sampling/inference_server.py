@@ -105,7 +105,8 @@ class InferenceServer:
         with torch.inference_mode():
             if self._free:
                 waiting = [group for group in self._groups if group.is_waiting and group.slot is None]
-                # Groups with the fewest rows get slots first. Otherwise the first group would get all free slots.
+                # Groups that have sampled the fewest rows get slots first. If the order were that of the groups'
+                # numbers, the first groups might get all free slots.
                 for group in sorted(waiting, key=lambda group: group.row)[: len(self._free)]:
                     self._begin(group, self._free.popleft())
             acting = [group for group in self._groups if group.is_waiting and group.slot is not None]
@@ -120,7 +121,7 @@ class InferenceServer:
 
     def _receive(self, group: Group) -> None:
         _, step = self.envs.recv(group.number)
-        if group.slot is None:  # then these are the first observations after a reset
+        if group.slot is None:  # no action was sent since the reset, so `step` holds the first observations
             group.writer.obs_arrays[...] = step.obs
         else:
             group.writer.write_step(group.t, step)
@@ -134,7 +135,10 @@ class InferenceServer:
         group.row += self.num_steps
 
     def _exploration(self, groups: list[Group]) -> Tensor | None:
-        """Return the amount of exploration for each env of these groups, at the current row of its group."""
+        """Return the amount of exploration [N] of the groups' N envs, each at the current row of its group.
+
+        Return None if the agent's default amount applies.
+        """
         rows = [group.row - self.num_steps + group.t for group in groups]
         found = {row: self._explore.at(row) for row in set(rows)}
         amounts = [(found[row], group.writer.columns) for row, group in zip(rows, groups, strict=True)]

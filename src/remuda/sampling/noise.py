@@ -1,4 +1,4 @@
-"""The random numbers with which agents act: a function of (purpose, seed, env, row), equal in every process."""
+"""The random numbers with which agents act. All processes that draw the same rows of an env get the same numbers."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ class Noise:
         self.seed, self.envs, self.parts, self.purpose = seed, envs, parts, purpose
 
     def rows(self, first: int, count: int) -> Tensor:
-        """Return noise [count, B, width] for `count` rows from `first` on.
+        """Return noise [count, B, width] for B envs in the `count` rows from row number `first` on.
 
-        The generator of each env is keyed by `first`, so the noise of a row depends on the first row of the call.
+        `width` is the sum of the widths of all parts. The generator of each env is keyed by `first`, so the noise of
+        a row also depends on the row at which the call starts.
         """
         out = np.empty((count, len(self.envs), sum(width for _, width in self.parts)), dtype=np.float32)
         for column, env in enumerate(self.envs):

@@ -21,7 +21,10 @@ class ParentLink:
         self._last_sent = 0.0
 
     def beat(self) -> bool:
-        """Send a heartbeat if it is due. Envs call this method as `should_stop`, so False tells them to go on."""
+        """Send a heartbeat if nothing was sent for BEAT_SECONDS, and return False.
+
+        Envs call this method as their `should_stop`; False tells them to continue.
+        """
         if time.monotonic() - self._last_sent > BEAT_SECONDS:
             self.send({"alive": True})
         return False
@@ -36,7 +39,7 @@ class ParentLink:
         self.notices.clear()
 
     def send_with_stats(self, message: Message, envs: Envs, seconds: Mapping[str, float]) -> None:
-        """Send an answer with new episodes, the number of restarts so far, and the `seconds` spent per activity."""
+        """Send a message with new episodes, the number of env restarts so far, and the `seconds` per activity."""
         episodes = [(episode.env, episode.values) for episode in envs.episodes()]
         stats = {"episodes": episodes, "restarts": envs.restarts(), "seconds": seconds}
         self.send_with_notices({**message, **stats})

@@ -6,7 +6,7 @@
         writers.poll(learner.version)          # raises the error that ended sampling, if there is one
         ...                                    # draw, learn, publish
 
-The learner's process receives only statistics: episodes, how workers spend their time, and which workers were lost.
+Workers send only statistics and warnings to the learner's process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DRAIN_POLL_SECONDS = 0.005
 
 
 class ReplayWriterPool(AsyncWorkers):
-    """Workers that write to a replay; the entry `groups` of a blueprint is the number of env groups per worker."""
+    """Workers that write to a replay. The entry `groups` of a blueprint is the number of the worker's env groups."""
 
     answer_key = "sampled"
 
@@ -48,8 +48,9 @@ class ReplayWriterPool(AsyncWorkers):
         """Start workers that write to the replay whose memory has the file descriptors `fds`.
 
         `on_lost(group)` prepares the replay for a new writer of the group, and returns the group's number of rows.
-        `written` is the replay's own array with the number of rows of each group. The noise and the schedules of all
-        groups continue from the largest of these numbers. `limits` are keyword arguments of AsyncWorkers.
+        `written` is the replay's own array, which counts the rows that were ever written to each group. The noise and
+        the exploration schedules of all groups continue from the largest of these counts. `limits` are keyword
+        arguments of AsyncWorkers.
         """
         self._fds, self._on_writer_lost = list(fds), on_lost
         self._width = width = blueprints[0]["groups"]
@@ -58,7 +59,9 @@ class ReplayWriterPool(AsyncWorkers):
         self._reported = self._written.reshape(-1, width).sum(1)  # for each worker, rows whose statistics arrived
         first_row = max(before)
         self._rows = [first_row] * len(blueprints)
-        self._ahead = [first_row - rows for rows in before]  # for each group, next row of noise minus written rows
+        # For each group, the row number that noise and schedules use, minus the row number in the replay. The numbers
+        # differ, because the noise and schedules of all groups continue from the same `first_row`.
+        self._ahead = [first_row - rows for rows in before]
         common = {"num_steps": num_steps, "seed": seed, "row": first_row, "all_groups": len(before)}
         complete = [{**blueprint, **common, "group": width * i} for i, blueprint in enumerate(blueprints)]
         super().__init__(module, complete, weights, seed, **limits)
@@ -71,7 +74,7 @@ class ReplayWriterPool(AsyncWorkers):
                 raise self._error
 
     def drain(self) -> None:
-        """Wait for the statistics of all written rows, but at most DRAIN_SECONDS."""
+        """Wait until the statistics of all written rows have arrived, but at most DRAIN_SECONDS."""
         end = time.monotonic() + DRAIN_SECONDS
         while time.monotonic() < end:
             with self._changed:
@@ -102,7 +105,10 @@ class ReplayWriterPool(AsyncWorkers):
         """Do nothing: the rows are in the replay already."""
 
     def _on_lost(self, index: int) -> None:
-        """Prepare a lost worker's groups for its replacement, which starts at the row of the most advanced group."""
+        """Prepare a lost worker's groups for its replacement.
+
+        Noise and schedules of the replacement continue from the largest row number of these groups.
+        """
         own = range(index * self._width, (index + 1) * self._width)
         written = [self._on_writer_lost(group) for group in own]
         self._rows[index] = max(rows + self._ahead[group] for group, rows in zip(own, written, strict=True))

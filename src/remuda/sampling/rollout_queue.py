@@ -3,13 +3,14 @@
     queue = RolloutQueue("remuda.build.workers", blueprints, agent, observation, weights, ...)
     queue.start(seed)
     while training:
-        rollout = queue.take(learner.version, should_stop)    # from `per_round` slots, none older than max_lag
+        rollout = queue.take(learner.version, should_stop)    # the data of `per_round` slots, none older than max_lag
         ...                                                   # learn, publish weights
-        queue.release(learner.version)                        # these slots may be filled again
+        queue.release(learner.version)                        # lets workers fill the slots of this rollout again
 
 A slot is shared memory for one rollout of one group of envs. The learner's process alone decides which worker may
 write to which slot, and sends its decisions over each worker's own link. Processes share no lock, because a dying
-process might hold it. Slots that a lost worker had not filled become free, and its replacement begins new episodes.
+process might hold it. If a worker is lost, the slots that it had not filled become free, and its replacement begins
+new episodes.
 
 The supervising thread hands out slots, replaces workers, and assembles the next rollout while the learner is still
 busy with the previous one.
@@ -32,7 +33,7 @@ from remuda.processes.worker_pool import POLL_SECONDS, Blueprint, Worker
 from remuda.sampling.async_workers import AsyncWorkers
 from remuda.sampling.buffers import Buffers, allocate, share_slots
 
-SLOTS_PER_GROUP = 2  # for each group of envs, a worker holds the slot that it fills and the next one
+SLOTS_PER_GROUP = 2  # for each group of envs, a worker holds the slot that it is filling and the slot to fill next
 
 
 @dataclass(frozen=True)
@@ -65,17 +66,17 @@ class RolloutQueue(AsyncWorkers):
         first_row: int = 0,
         **limits: Any,
     ) -> None:
-        """Start workers; the learner takes `per_round` of their rollouts at a time.
+        """Start workers. One call of `take` combines `per_round` of their rollouts.
 
-        `updates_per_round` is the number of updates in a round that skips no update. `limits` are keyword
-        arguments of AsyncWorkers.
+        `updates_per_round` is the number of updates in a round that skips no update. `max_lag` is the largest lag of
+        a rollout behind the learner, in updates. `limits` are keyword arguments of AsyncWorkers.
         """
         self._per_round, self._max_lag, self._num_steps = per_round, max_lag, num_steps
         self._held: list[list[int]] = [[] for _ in blueprints]  # slots that each worker is to fill, in this order
         self._rows = [first_row] * len(blueprints)  # for each worker, the first row whose noise is not drawn yet
         self._full: deque[FullSlot] = deque()
-        self._staged: list[FullSlot] | None = None  # the slots that the next `take` uses
-        self._taken: list[FullSlot] = []
+        self._staged: list[FullSlot] | None = None  # slots of the rollout that the next `take` returns
+        self._taken: list[FullSlot] = []  # slots of the rollout that the last `take` returned
         self.dropped = 0
         self._waiting = list(range(len(blueprints)))  # indices of workers, ordered by when each last got a slot
         self._taken_at, self._usual_updates = 0, updates_per_round  # `_taken_at` is the version at the last `take`
@@ -98,7 +99,10 @@ class RolloutQueue(AsyncWorkers):
     # --- called by the learner's thread -------------------------------------------------------------------------
 
     def take(self, version: int, should_stop: Callable[[], bool]) -> Rollout:
-        """Wait for a rollout that the learner at `version` may use. Its arrays are valid until the next call."""
+        """Wait for a rollout that is not too old for the learner at `version`, and return it.
+
+        Its arrays are valid until the next call.
+        """
         with self._changed:
             while (taken := self._usable(version)) is None:
                 if self._error is not None:
@@ -114,7 +118,10 @@ class RolloutQueue(AsyncWorkers):
         return Rollout(stage.steps, stage.next_obs, stage.last_value, stage.state, envs, stage.begins)
 
     def _usable(self, version: int) -> list[FullSlot] | None:
-        """Return the staged slots if none is stale; otherwise move them back to the full slots and return None."""
+        """Return the staged slots, or None if there are none.
+
+        If a staged slot lags by more than `max_lag`, move all staged slots back to the full slots and return None.
+        """
         self._version = version
         if self._staged is None or not any(map(self._is_stale, self._staged)):
             return self._staged
@@ -127,7 +134,7 @@ class RolloutQueue(AsyncWorkers):
         return self._max_lag is not None and self._version - full.version > self._max_lag
 
     def release(self, version: int) -> None:
-        """Free the slots of the last `take`. Call this after the weights of `version` have been published."""
+        """Free the slots of the last `take`; call this after publishing the weights of `version`."""
         with self._changed:
             self._free.extend(full.slot for full in self._taken)
             self._updates = max(self._usual_updates, version - self._taken_at)
@@ -220,10 +227,11 @@ class RolloutQueue(AsyncWorkers):
 
 
 def slots_for(per_round: int, num_groups: int, max_lag: int | None) -> int:
-    """Return the number of slots: those of the current and of the next round, and one for each group of envs to fill.
+    """Return the number of slots: `per_round` each for the current and the next round, and one per group of envs.
 
-    `max_lag` limits this number: while a rollout is sampled, the learner can learn at most from all other slots. A
-    rollout can therefore exceed `max_lag` only if rollouts that began later are completed earlier.
+    With `max_lag`, there are slots for at most `max_lag + 1` rounds. While a worker fills one of them, the others
+    suffice for `max_lag` rounds of learning. If each round is one update, a rollout can therefore exceed `max_lag`
+    only if the learner uses other slots twice in the meantime.
     """
     wanted = 2 * per_round + num_groups
     return wanted if max_lag is None else min(wanted, (max_lag + 1) * per_round)

@@ -59,9 +59,9 @@ class AgentInputs:
 
     def finish(self, agent: Agent, buffers: Buffers, columns: slice = ALL) -> None:
         """Complete the rollout of the envs `columns`: store the next observation, its value, and the next state."""
-        if buffers.last_value is not None:
+        if buffers.last_value is not None:  # `allocate` provides `last_value` only for agents with a `value` method
             state = None if self.state is None else self.state[columns]
-            value: Tensor = agent.value(self.obs[columns], state)  # type: ignore[attr-defined]  # `allocate` checked
+            value: Tensor = agent.value(self.obs[columns], state)  # type: ignore[attr-defined]
             buffers.last_value.copy_(value)
         self.store_next(buffers, columns)
         self.begins[columns] = ~buffers.steps.mask[-1]

@@ -105,14 +105,15 @@ class EnvSampler:
             self._writers[slot].obs_arrays[...] = step.obs
         self._inputs.reset()
         self._is_over.fill(False)
-        self._inputs.store_next(self._buffers)  # `resume` continues from here if a worker is lost
+        self._inputs.store_next(self._buffers)  # for `resume` in the replacement of a worker that is lost
         self._waited = self.envs.waited()
         return taken
 
     def resume(self) -> None:
-        """Continue where the rollout in the buffers ends; called in the replacement of a lost worker.
+        """Continue where the rollout in the buffers ends. The replacement of a lost worker calls this.
 
-        The new envs are reset in row 0. This row is therefore masked, and is not the first row of an episode.
+        The new envs are reset in row 0 of the next rollout, so this row is masked and belongs to the episodes that
+        were lost. With `wait_reset`, the envs are reset before row 0, so this row is the first of new episodes.
         """
         inputs, buffers = self._inputs, self._buffers
         inputs.begins.fill_(False)
@@ -231,7 +232,7 @@ class EnvSampler:
         self._seconds["inference"] += time.perf_counter() - start
 
     def _evaluate_actions(self, policy: FastPolicy) -> None:
-        """Compute the policy outputs of all rows of the rollout in one batch."""
+        """Compute the policy outputs of all rows of the rollout in one batch, and write them to the rows."""
         start = time.perf_counter()
         steps = self._buffers.steps
         obs, action = map_tree(lambda x: x.reshape(-1, *x.shape[2:]), (steps.obs, steps.action))

@@ -43,13 +43,13 @@ from remuda.sampling.worker_services import (
     Writer,
 )
 
-# The arguments are the blueprint, a heartbeat to call at every step, and a function that receives notices.
+# A MakeParts is called with the blueprint, a heartbeat to call at every step, and a function that receives notices.
 MakeParts = Callable[[Blueprint, Callable[[], bool], Callable[[Notice], None]], tuple[Any, Agent, Exploration]]
 MakeWriter = Callable[[Blueprint, Sequence[int]], Writer]
 
 
 def serve(fds: Sequence[int], make_parts: MakeParts, make_writer: MakeWriter | None = None) -> int:
-    """Run a sampler worker until the parent asks it to leave or has exited; return the exit code."""
+    """Run a sampler worker until the parent asks it to leave, or until the parent exits; return the exit code."""
     link = Link.from_fd(fds[0])
     return worker_main.serve(link, SamplerWorker(link, make_parts, make_writer))
 

@@ -32,7 +32,7 @@ from remuda.sampling.worker_stats import WorkerStats
 
 
 class WorkerSampler:
-    """A sampler for the parent process; each of `blueprints` describes a worker with envs `first` to `last` - 1."""
+    """A sampler in the parent process. Each blueprint describes a worker that runs the envs `first` to `last - 1`."""
 
     def __init__(
         self,
@@ -152,7 +152,10 @@ class WorkerSampler:
         self._attach(worker, self._seed if continues else None)
 
     def _attach(self, worker: Worker, seed: int | None = None) -> None:
-        """Give a worker access to the memory and the weights, and a seed if it continues for a lost worker."""
+        """Give a worker access to the memory and the weights.
+
+        A `seed` makes the worker continue from the end of the last rollout, in place of a lost worker.
+        """
         weights, fds = self._weights.invitation()
         message = {"do": "attach", "layout": self._memory.layout, "into": "columns", "seed": seed}
         message |= {"restarts": self._worker_stats.lost[worker.index], **weights, "fds": 1 + len(fds)}

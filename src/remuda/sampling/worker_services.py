@@ -183,7 +183,7 @@ class GroupReplayService(ReplayService):
     ) -> None:
         super().__init__(parent, envs, server, writer)
         self._server, self._slots = server, slots
-        self._spare = list(range(len(slots)))  # slots that no group is filling at the moment
+        self._spare = list(range(len(slots)))  # slots that the inference server may not fill at the moment
         self._width = envs.num_envs // envs.num_slots
 
     def wait_seconds(self) -> float:
@@ -206,7 +206,7 @@ class GroupReplayService(ReplayService):
 
 
 def serve_groups(server: InferenceServer, parent: ParentLink) -> Iterator[Filled]:
-    """Read the answers of groups of envs, yield complete rollouts, and then act for all groups that wait."""
+    """Read the answers of groups of envs, yield complete rollouts, and then let the server act."""
     if server.is_idle:
         return
     parent.beat()

@@ -45,7 +45,7 @@ class Step(ArrayTuple):
     reward: Array  # float32
     terminated: Array  # bool
     truncated: Array  # bool
-    mask: Array  # bool; False where no action was taken: the env was reset, held or rebuilt instead
+    mask: Array  # bool; False where the env took no action but was reset, held or rebuilt (see `Envs`)
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Envs(Protocol):
         envs.send(slot, act(step.obs))      # does not block
     envs.close()
 
-    An env is reset by the step after the end of its episode; this step has mask False. An env that raises, or whose
-    worker process is lost, is rebuilt; its next step has mask False, too.
+    The step after the end of an episode resets the env, and has mask False. An env that raises, or whose worker
+    process is lost, is rebuilt; its next step has mask False, too.
 
     `send(..., hold=True)` does not reset an env whose episode has ended. The env's steps repeat its last observation
     with mask False until `renew` starts its next episode; `renew` does not step envs in the middle of an episode.
@@ -92,7 +92,7 @@ class Envs(Protocol):
         """Send actions to all envs of a slot without waiting. The slot's previous step must have been received."""
 
     def renew(self, slot: int) -> None:
-        """Reset the envs that `hold` kept from a reset; `recv` then returns the slot with all masks False."""
+        """Reset those envs of the slot whose episode has ended; the slot's next step has mask False for all envs."""
 
     def recv(self) -> tuple[int, Step]:
         """Wait for the slot that was sent earliest and not received yet; return the slot's number and its step."""
@@ -119,14 +119,14 @@ class Envs(Protocol):
         """
 
     def set_state(self, state: EnvsState) -> None:
-        """Restore what `get_state` returned. Every slot then counts as received, so the next call is a `send`."""
+        """Restore a state from `get_state`. Every slot then counts as received, so that `send` can be called."""
 
     def prepare(self, seed: int, restarts: int) -> None:
-        """Let these new envs take the place of lost ones; the first step of every env resets the env.
+        """Prepare these new envs to replace the envs of a lost worker; the first step of every env resets the env.
 
-        A worker that replaces a lost worker calls this instead of `reset`. `seed` is that of the lost worker's last
-        `reset`, and `restarts` is the number of times that these envs were lost so far. Implementations that replace
-        lost workers themselves, or cannot reset on demand, raise RuntimeError.
+        The new worker calls this method instead of `reset`. `seed` is the seed of the lost worker's last `reset`, and
+        `restarts` is the number of times that envs in this place were lost so far. Implementations that replace lost
+        workers themselves, or cannot reset on demand, raise RuntimeError.
         """
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ class AsyncEnvs(Envs, Protocol):
     """`Envs` whose slots can be received in any order, so that a slow env delays only its own slot."""
 
     def ready(self, seconds: float) -> list[int]:
-        """Return the slots for which `recv(slot)` would not block; if there is none, wait for one up to `seconds`."""
+        """Return the slots for which `recv(slot)` would not block. If there are none, first wait up to `seconds`."""
 
     def recv(self, slot: int | None = None) -> tuple[int, Step]:
         """Wait for `slot` (None: the slot that was sent first); return the slot's number and its step."""
@@ -171,15 +171,15 @@ class Losses:
 class FastPolicy(Protocol):
     """A faster form of a stateless agent's `act`, for samplers: see remuda.fast."""
 
-    def agrees_with(self, agent: Agent, obs: Any, noise: Tensor) -> bool: ...  # False: use `act`
-    def choose(self, obs: Any, noise: Tensor) -> Any: ...  # actions [B], as `act` with explore=None
-    def evaluate_actions(self, obs: Any, action: Any) -> ArrayTuple: ...  # policy outputs [N], as `act` returns
+    def agrees_with(self, agent: Agent, obs: Any, noise: Tensor) -> bool: ...  # False: the caller must use `act`
+    def choose(self, obs: Any, noise: Tensor) -> Any: ...  # returns actions [B], like `act` with explore=None
+    def evaluate_actions(self, obs: Any, action: Any) -> ArrayTuple: ...  # returns policy outputs, like `act`
 
 
 class FastPath(Protocol):
     """A faster way to compute the gradients of an algorithm's losses, for learners: see remuda.fast."""
 
-    # Return None if the caller should use `exact`, which computes the gradients by autograd.
+    # Returns the gradients of the batch, or None if the caller must compute them by autograd with `exact`.
     def gradients(self, batch: Batch, clock: Clock, exact: Callable[[Batch], Gradients]) -> Gradients | None: ...
     def close(self) -> None: ...  # ends its threads, if it has any
 
@@ -249,7 +249,7 @@ class HasTargetNetworks(Protocol):
 class SeparableAlgorithm(Algorithm, Protocol):
     """An algorithm that lets a learner split a batch by columns and combine the gradients of the parts."""
 
-    @property  # how to combine gradients ("mean" is weighted by real rows); None: a batch must not be split
+    @property  # how to combine gradients ("mean" is weighted by real rows); None: batches must not be split
     def gradient_reduction(self) -> Literal["sum", "mean"] | None: ...
 
 
@@ -257,7 +257,8 @@ class SeparableAlgorithm(Algorithm, Protocol):
 class ActorCriticAlgorithm(Algorithm, Protocol):
     """An algorithm whose losses are those of critics and those of an actor, which can be computed at the same time.
 
-    `losses` returns both. Both use the same parameters, and only `critic_losses` returns priorities.
+    `losses` returns both. The other two methods use the same parameters, from before the update with this batch. Only
+    `critic_losses` returns priorities.
     """
 
     def critic_losses(self, batch: Batch, clock: Clock) -> Losses: ...
@@ -276,14 +277,14 @@ class PrioritizingAlgorithm(Algorithm, Protocol):
     """An algorithm with TD errors that samplers can compute, as initial priorities of new rows.
 
     A sampler's copy of the algorithm receives only the agent's parameters. Its target networks, if any, keep their
-    initial weights, so `td_error` must not use them as they are.
+    initial weights, so `td_error` must first copy the agent's parameters to them or must not use them.
     """
 
     def td_error(self, batch: Batch) -> Tensor: ...  # one TD error per row, or per sequence
 
 
 class Replay(Protocol):
-    """Stores what was sampled, and yields batches when updates with them are due.
+    """Stores sampled rows, and yields batches of them when updates are due.
 
     Samplers reuse their arrays, so a replay copies everything that it keeps for longer than a round.
     """
@@ -292,7 +293,7 @@ class Replay(Protocol):
     def batches(self) -> Iterator[Batch]: ...  # yields the batches that are due now, possibly none
     def feedback(self, key: Any, priority: Tensor | None) -> None: ...  # `priority`: absolute errors of batch `key`
     def cut(self) -> None: ...  # ends all stored episodes, because the envs start new ones
-    def paused(self) -> AbstractContextManager[None]: ...  # writers begin no rollout inside `with`
+    def paused(self) -> AbstractContextManager[None]: ...  # inside `with`, samplers begin no rollout
     # Write the rows that no file in `directory` holds yet. Return the state for a checkpoint: the names of all files
     # with rows, and plain values. Return None if there is nothing to save.
     def save(self, directory: Path) -> dict[str, Any] | None: ...
@@ -329,7 +330,7 @@ class SharedReplay(Replay, Protocol):
     # that many. None sets no limit.
     def sync(self, left: int | None = None) -> int: ...
     def commit(self) -> None: ...  # ends the round: the steps that `sync` counted in it become part of the run
-    def new_observations(self) -> Iterator[Rollout]: ...  # of rows appended since the last call, for normalizers
+    def new_observations(self) -> Iterator[Rollout]: ...  # observations of rows added since the last call
     def on_writer_lost(self, group: int) -> int: ...  # returns the row number where the group's next writer starts
     def metrics(self) -> dict[str, float]: ...
 

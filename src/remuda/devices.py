@@ -1,4 +1,4 @@
-"""Copies of tensors between the CPU and another device, such as a GPU, that wait as little as possible.
+"""Copy tensors between the CPU and another device, such as a GPU, and wait as rarely as possible.
 
     batch = to_device(batch, device)             # starts the copies, and does not wait for them
     action, value = to_cpu((action, value))      # copies all tensors, and waits once
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from remuda.data import leaves, map_tree
 
-# Devices on which copies can run beside the CPU. Copies to and from all other devices wait until they are complete.
+# Kinds of devices that copy while the CPU continues. With all other devices, the CPU waits until a copy is complete.
 ASYNCHRONOUS = ("cuda", "xpu")
 CPU = torch.device("cpu")
 
@@ -27,7 +27,7 @@ def to_device(tree: Any, device: torch.device) -> Any:
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor on `device`. If the copy can run beside the CPU, do not wait for it."""
+    """Return a tensor on `device`. If the device can copy while the CPU continues, do not wait for the copy."""
     if tensor.device == device:
         return tensor
     if device.type not in ASYNCHRONOUS or tensor.device != CPU:
@@ -52,7 +52,7 @@ def to_cpu(tree: Any) -> Any:
 
 
 def means_on_cpu(values: Mapping[str, list[Tensor | float]]) -> dict[str, list[Tensor | float]]:
-    """Replace the tensors without axes in each list by their mean, on the CPU; wait for their device once."""
+    """Replace each list of scalar tensors by a list of their mean, on the CPU; wait for their device only once."""
     tensors = {name: [x for x in each if isinstance(x, Tensor)] for name, each in values.items()}
     found = to_cpu({name: torch.stack(each).float().mean() for name, each in tensors.items() if each})
     return {name: [found[name]] if name in found else each for name, each in values.items()}

@@ -42,11 +42,11 @@ def has_compiler() -> bool:
 def keep_memory() -> None:
     """Let this process keep the large blocks that it frees, instead of returning them to the system.
 
-    Every minibatch of images needs the same tens of megabytes. If they were returned, the kernel would fill them with
-    zeros page by page each time. The setting (`mallopt`, in glibc only) changes the allocator of the whole process
-    until it ends. So the command `remuda train` and worker processes call this function, but the function
-    `remuda.train` does not: call `remuda.keep_memory()` yourself if your process may keep freed blocks, of up to
-    1 GiB each.
+    Every minibatch of images needs tens of megabytes. If they were returned to the system after each minibatch, the
+    kernel would fill the same pages with zeros again and again. The setting (`mallopt`, in glibc only) applies to the
+    whole process until it ends. The command `remuda train` and worker processes call this function. The function
+    `remuda.train` does not, because it runs in the user's own process. Call `remuda.keep_memory()` yourself if your
+    process may keep freed blocks of up to 1 GiB each.
     """
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt

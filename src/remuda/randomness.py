@@ -1,4 +1,4 @@
-"""Random numbers that depend only on where they are used, so that checkpoints need not save generator states.
+"""Random numbers that are a function of the seed and their place in a run; checkpoints save no generator states.
 
     draw = keyed_generator(Purpose.EXPLORATION, seed, env, row)     # numbers for `env` from `row` on
     draw.random(8)
@@ -15,7 +15,7 @@ import numpy as np
 
 
 class Purpose(IntEnum):
-    """What random numbers are used for. Changing a member's value changes the results of every run.
+    """The purposes of random numbers. Changing the value of a member changes the results of runs.
 
     The comments state what `keyed_generator` takes as `key` and `position` for each purpose.
     """

@@ -81,7 +81,7 @@ class ReplayWriters(AsyncSampler, Protocol):
     def poll(self, version: int) -> None:
         """Record the learner's current version; raise the error that ended sampling, if there was one."""
 
-    def take_lag(self) -> float: ...  # mean lag of the acting weights since the last call, in updates
+    def take_lag(self) -> float: ...  # mean age of the samplers' weights since the last call, in updates
     def drain(self) -> None: ...  # wait for the statistics of all written rows, for a limited time
 
 
@@ -99,7 +99,7 @@ class Updates(Protocol):
     """Decides where and when gradients that a learner has computed are applied to its parameters."""
 
     def exchange(self, learner: Learner, gradients: Gradients) -> Applied: ...
-    def agree(self, stop: bool) -> bool: ...  # `stop`: this process wants to end the round; returns whether all do so
+    def agree(self, stop: bool) -> bool: ...  # asks all processes to end the round if `stop`; returns whether they do
 
 
 class Evaluator(Protocol):
@@ -153,7 +153,7 @@ class Recipe:
     updates: Updates | None = None  # None: a learner applies its gradients at once
     # For a run that is divided among processes: returns the recipe of the parts that belong to this process.
     divide: Callable[[Group], Recipe] = refuse_division
-    describe: Callable[[], Mapping[str, Any]] = dict  # returns a blueprint for other ranks
+    describe: Callable[[], Mapping[str, Any]] = dict  # returns a blueprint (build/blueprint.py) for other ranks
 
 
 @dataclass
@@ -170,8 +170,8 @@ class Round:
     get_state: Callable[[], bytes] | None = None
     is_last: bool = False  # True if the run ends with this round; set once the log has recorded the round
     is_whole: bool = True  # False if a stop signal ended the round before all due updates were made
-    was_cut: bool = False  # True if all envs just started new episodes: a resume from this round is exact
-    cut_follows: bool = False  # True if not this round but a later one is cut: a resume is not exact
+    was_cut: bool = False  # True if all envs start new episodes after this round (`Recipe.cut_every`)
+    cut_follows: bool = False  # True if only a later round is cut: a resume from this one is not exact
     evaluations: list[dict[str, Any]] = field(default_factory=list)  # new results of the Evaluator
 
 

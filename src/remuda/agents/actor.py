@@ -1,8 +1,8 @@
 """The actor of DDPG, TD3 and SAC, deterministic or stochastic, and its critics.
 
-action, _, state = agent.act(obs, state, explore, noise)         # in the env's bounds; greedy where explore [B] is 0
-features, _ = agent.features(obs, state, reset)                  # for learning: rows [N] or sequences [T, B]
-action, log_prob = agent.choose(features, noise)                 # between -1 and 1, as critics expect
+action, _, state = agent.act(obs, state, explore, noise)         # actions within the env's bounds
+features, _ = agent.features(obs, state, reset)                  # for learning: single rows [N], or sequences [T, B]
+action, log_prob = agent.choose(features, noise)                 # actions between -1 and 1, as critics expect
 q = critic(critic.features(obs)[0], action)
 """
 
@@ -29,7 +29,11 @@ DRIFT_SCALE = math.sqrt(1 - (1 - DRIFT) ** 2)  # factor that gives the noise a s
 
 
 class ActorState(ArrayTuple):
-    """The state [B] that is carried from row to row: recurrent state `memory`, Ornstein-Uhlenbeck noise `drift`."""
+    """The agent's state in each of B envs, which is carried from row to row.
+
+    `memory` is the recurrent state, and `drift` is the Ornstein-Uhlenbeck noise. A field that the agent does not need
+    is None.
+    """
 
     memory: State | None
     drift: Tensor | None
@@ -71,7 +75,7 @@ class ActorAgent(nn.Module):
         self.register_buffer("reach", (high - low) / 2, persistent=False)
 
     def compile_nets(self) -> None:
-        """Let torch compile the network at its next call. Parameters keep their names."""
+        """Let torch compile the network when it is called next. The names of its parameters do not change."""
         self.trunk.net.compile(dynamic=True)
 
     def initial_state(self, batch: int) -> ActorState | None:
@@ -103,9 +107,9 @@ class ActorAgent(nn.Module):
     def features(
         self, obs: Any, state: ActorState | None = None, reset: Tensor | None = None
     ) -> tuple[Tensor, ActorState | None]:
-        """Return features, and the state after the last row.
+        """Return features, and the recurrent state after the last row.
 
-        `obs` holds rows [N, ...], or sequences [T, B, ...] that start from `state` [B].
+        `obs` holds N single rows [N, ...], or B sequences of T rows [T, B, ...] that start from `state` [B].
         """
         memory = None if state is None else state.memory
         features, memory = unroll_trunk(self.trunk, self.inputs, self.observation, obs, memory, reset)
@@ -141,9 +145,13 @@ class Critic(nn.Module):
         core: Literal["lstm", "gru"] | None = None,
         core_size: int = 128,
     ) -> None:
-        """Build the networks. Without `make_net`, observations must be vectors and are passed to the core or MLP."""
+        """Build the networks.
+
+        The critic shares the agent's `inputs`. If `make_net` is None, observations must be vectors. They are passed
+        to the recurrent core or, without a core, directly to the MLP.
+        """
         super().__init__()
-        self.observation, self._inputs = observation, (inputs,)  # in a tuple, so that only the agent registers it
+        self.observation, self._inputs = observation, (inputs,)  # a tuple, because the agent registers `inputs`
         if make_net is None and core is None:
             self.trunk = Trunk(nn.Flatten(), math.prod(observation.shape), None, 0)
         else:
@@ -158,8 +166,8 @@ class Critic(nn.Module):
     ) -> tuple[Tensor, State | None]:
         """Return features, and the state after the last row.
 
-        `obs` holds rows [N, ...], or sequences [T, B, ...] that start from `state` [B]. If `state` is None, a
-        core starts from zeros.
+        `obs` holds N single rows [N, ...], or B sequences of T rows [T, B, ...] that start from `state` [B]. If
+        `state` is None, the recurrent core starts from zeros.
         """
         if self.trunk.core is not None and state is None:
             assert reset is not None

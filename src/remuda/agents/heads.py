@@ -2,7 +2,7 @@
 
 head = PolicyHead(action, width)
 policy = head(features)                        # [..., F] -> distribution with the same leading axes
-action = policy.choose(noise, explore)         # an array, or the named array tuple of a Dict or Tuple space
+action = policy.choose(noise, explore)         # a tensor; for a Dict or Tuple space, a named array tuple of tensors
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class PolicyHead(nn.Module):
     def _branch(self, space: Space, outputs: Tensor, start: int, first_std: int) -> tuple[Joint, int, int]:
         """Return the distribution of a Dict or Tuple `space`, and the positions where its outputs and log_stds end.
 
-        The outputs of `space` begin at position `start` of `outputs`, its log_stds at `first_std` of `self.log_std`.
+        The outputs of `space` begin at position `start` of `outputs`. The log_stds of `space` begin at position
+        `first_std` of `self.log_std`.
         """
         parts: list[Distribution] = []
         widths = []
@@ -91,7 +92,7 @@ def num_outputs(leaf: Space) -> int:
 
 
 def noise_of(leaf: Space) -> tuple[Literal["uniform", "normal"], int]:
-    """Return the kind and the width of the noise from which an action of this leaf is sampled."""
+    """Return the kind of random numbers from which an action of this leaf is sampled, and how many it needs."""
     if leaf.kind == "box":
         return "normal", math.prod(leaf.shape)
     return "uniform", math.prod(leaf.shape)  # the shape of a discrete leaf is (), whose product is 1

@@ -40,7 +40,7 @@ class Memory(ArrayTuple):
 class PolicyAgent(nn.Module):
     """An actor-critic agent with linear heads on two trunks, for policy and value, or on one trunk if `shared`."""
 
-    exploration = 1.0  # default of `explore`: 0 chooses the mode, and any other number a sample
+    exploration = 1.0  # default of `explore`: 0 selects the most likely action, other numbers a random one
     fast_policy: FastPolicy | None = None
 
     def __init__(
@@ -74,13 +74,13 @@ class PolicyAgent(nn.Module):
         self.noise = self.policy_head.noise
 
     def compile_nets(self) -> None:
-        """Let torch compile the networks at their next call. Parameters keep their names."""
+        """Let torch compile the networks when they are called next. The names of their parameters do not change."""
         self.fast_policy = None  # the fast policy would not use the compiled networks
         for net in {id(trunk.net): trunk.net for trunk in (self.policy_trunk, self.value_trunk)}.values():
             net.compile(dynamic=True)  # dynamic, because the sizes of minibatches differ by a few rows
 
     def initial_state(self, batch: int) -> Memory | None:
-        """Return the state of `batch` envs at the start of their episodes; None without a core."""
+        """Return the state of `batch` envs at the start of their episodes, or None if the agent has no core."""
         if self.policy_trunk.core is None:
             return None
         policy = self.policy_trunk.core.initial_state(batch)
@@ -94,8 +94,8 @@ class PolicyAgent(nn.Module):
     ) -> tuple[Any, PolicyOutput, Memory | None]:
         """Return actions for observations [B], the policy's outputs for these actions, and the next state.
 
-        Where `explore` [B] is 0, the action is the mode; elsewhere it is sampled. If `explore` is None, all actions
-        are sampled.
+        Where `explore` [B] is 0, the action is the mode of the distribution. Elsewhere, the action is sampled. If
+        `explore` is None, all actions are sampled.
         """
         inputs = self.inputs(obs)
         memory = state if state is not None else Memory(None, None)
@@ -120,8 +120,9 @@ class PolicyAgent(nn.Module):
     def unroll(self, obs: Any, state: Memory | None, reset: Tensor | None) -> tuple[Outputs, Memory | None]:
         """Return outputs, and the state after the last row.
 
-        `obs` holds rows [N, ...], or sequences [T, B, ...] that start from `state` [B]. Where reset[t, b] is True,
-        the state of env b is reset before row t. Agents without a core have no state.
+        `obs` holds N single rows [N, ...], or B sequences of T rows [T, B, ...] that start from `state` [B]. Where
+        reset[t, b] is True, the state of sequence b is reset before row t. Agents without a recurrent core have no
+        state.
         """
         leading = leading_axes(self.observation, obs)
         inputs = self.inputs(obs if len(leading) == 1 else map_tree(lambda x: x.flatten(0, 1), obs))

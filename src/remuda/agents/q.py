@@ -1,8 +1,8 @@
 """The agent of deep Q-learning: a value for every action, or a distribution over returns, with or without memory.
 
 action, _, state = agent.act(obs, state, explore, noise)         # explore [B]: the probability of a random action
-outputs, state = agent.unroll(obs, state, reset)                 # [..., A], or logits [..., A, atoms]
-q = agent.expected(outputs)                                      # [..., A]
+outputs, state = agent.unroll(obs, state, reset)                 # values [..., A], or logits [..., A, atoms]
+q = agent.expected(outputs)                                      # values [..., A]
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ class Stream(nn.Module):
 
 
 class QHead(nn.Module):
-    """A head for values [..., A] or logits [..., A, atoms]; `dueling` (arXiv 1511.06581) adds state values."""
+    """A head that outputs values [..., A] or logits [..., A, atoms] of A actions.
+
+    If `dueling`, the head computes advantages and a state value in two streams (arXiv 1511.06581).
+    """
 
     def __init__(self, width: int, actions: int, atoms: int, hidden: int, dueling: bool, noisy: bool) -> None:
         super().__init__()
@@ -58,7 +61,7 @@ class QHead(nn.Module):
 
 
 class QAgent(nn.Module):
-    """An epsilon-greedy agent. With `noisy`, it also explores by noise on the weights of its head (NoisyNet)."""
+    """An epsilon-greedy agent. If `noisy`, it also explores by noise on the weights of its head (NoisyNet)."""
 
     fast_policy: FastPolicy | None = None
     support: Tensor
@@ -109,7 +112,11 @@ class QAgent(nn.Module):
         self.noise: NoiseParts = (*parts, ("normal", self.noise_width)) if noisy else parts
 
     def set_support(self, low: float, high: float) -> None:
-        """Set v_min to `low` and v_max to `high` where they are "auto"; bounds given as numbers do not change."""
+        """Set v_min to `low` if it is "auto", and v_max to `high` if it is "auto".
+
+        A bound given as a number does not change. If v_min would then not be below v_max, the "auto" bound is moved
+        so that the support has the width `high` - `low`.
+        """
         low, high = self._bounded(low, high)
         self.support.copy_(torch.linspace(low, high, len(self.support)))
         self.has_support.fill_(True)
@@ -118,12 +125,12 @@ class QAgent(nn.Module):
         v_min, v_max = self.bounds
         width = high - low
         low, high = (low if v_min == "auto" else v_min), (high if v_max == "auto" else v_max)
-        if low >= high and "auto" in self.bounds:  # the bound given as a number is beyond the derived bound
+        if low >= high and "auto" in self.bounds:  # the number given for one bound contradicts the other bound
             low, high = (high - width, high) if v_min == "auto" else (low, low + width)
         return low, high
 
     def compile_nets(self) -> None:
-        """Let torch compile the network at its next call. Parameters keep their names."""
+        """Let torch compile the network when it is called next. The names of its parameters do not change."""
         self.trunk.net.compile(dynamic=True)
 
     def initial_state(self, batch: int) -> State | None:
@@ -149,9 +156,10 @@ class QAgent(nn.Module):
     def unroll(
         self, obs: Any, state: State | None, reset: Tensor | None, noise: Tensor | None = None
     ) -> tuple[Tensor, State | None]:
-        """Return outputs, and the state after the last row; `noise` [noise_width] is the same for all rows.
+        """Return outputs, and the state after the last row.
 
-        `obs` holds rows [N, ...], or sequences [T, B, ...] that start from `state` [B].
+        `obs` holds N single rows [N, ...], or B sequences of T rows [T, B, ...] that start from `state` [B]. All rows
+        have the same weight noise, `noise` [noise_width].
         """
         features, state = unroll_trunk(self.trunk, self.inputs, self.observation, obs, state, reset)
         return self.head(features, noise), state

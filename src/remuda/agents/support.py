@@ -1,4 +1,7 @@
-"""The support of return distributions: how it is derived from observed returns, and a check of its width."""
+"""The support of return distributions, which is the range of their atoms, from v_min to v_max.
+
+The support can be derived from observed returns. `ClippedTargets` checks whether it is wide enough.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,9 @@ class ReturnRange(NamedTuple):
 def derive_support(seen: ReturnRange) -> tuple[float, float]:
     """Return v_min and v_max; if no reward other than 0 was observed, log a warning and return the default.
 
-    The support covers 0, the observed returns and the return `steady`, with a margin on both sides. `steady` accounts
-    for the rewards that would follow a truncation or the newest row. v_max is at least `GROWTH` times the largest
-    observed return.
+    The support covers 0, the observed returns and `seen.steady`, with a margin on both sides. Observed returns lack
+    the rewards that would follow a truncation or the newest row; `seen.steady` is an estimate that includes them.
+    v_max is at least `GROWTH` times the largest observed return.
     """
     low, high = min(0.0, seen.low, seen.steady), max(0.0, seen.high, seen.steady)
     if high == low:
@@ -61,7 +64,7 @@ class ClippedTargets:
         self._highs: list[Tensor] = []
 
     def add(self, share: Tensor, low: Tensor, high: Tensor, support: Tensor) -> None:
-        """Add the results of `clipped_share` for one update."""
+        """Add the results of `clipped_share` for one update. In every `WATCHED_UPDATES`-th call, check their mean."""
         if self._has_warned:
             return
         self._shares.append(share)

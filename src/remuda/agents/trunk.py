@@ -36,9 +36,10 @@ class Trunk(nn.Module):
     def unroll(
         self, inputs: Any, leading: tuple[int, ...], state: State | None, reset: Tensor | None
     ) -> tuple[Tensor, State | None]:
-        """Return the features of `inputs`, rows with one leading axis, and the state after the last row.
+        """Return the features of the rows in `inputs` [N, ...], and the state after the last row.
 
-        `leading` are the sizes of the leading axes before sequences were flattened: (T, B), or (N,) for single rows.
+        For B sequences of T rows, the axes T and B have been flattened to one axis of size N = T * B. `leading` is
+        (T, B) for sequences and (N,) for single rows.
         """
         features: Tensor = self.net(inputs)
         if self.core is None:
@@ -49,7 +50,7 @@ class Trunk(nn.Module):
 
 
 def net_width(net: nn.Module, inputs: Inputs, observation: Space) -> int:
-    """Return the number of features of a network, found by calling the network on zeros."""
+    """Return the number of a network's features. To find it, call the network on observations of zeros."""
     blank = observation.tree(lambda _, leaf: torch.zeros(2, *leaf.shape, dtype=getattr(torch, leaf.dtype)))
     with torch.no_grad():
         return int(net(inputs(blank)).shape[-1])
@@ -67,7 +68,7 @@ def unroll_trunk(
 ) -> tuple[Tensor, State | None]:
     """Return features, and the state after the last row.
 
-    `obs` holds rows [N, ...], or sequences [T, B, ...] that start from `state` [B].
+    `obs` holds N single rows [N, ...], or B sequences of T rows [T, B, ...] that start from `state` [B].
     """
     leading = leading_axes(observation, obs)
     seen = inputs(obs if len(leading) == 1 else map_tree(lambda x: x.flatten(0, 1), obs))

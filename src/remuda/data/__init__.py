@@ -1,6 +1,6 @@
 """Arrays, trees, rollouts and shared memory. This package never imports torch, which saves memory in env workers."""
 
-from remuda.data.arrays import Array, ArrayTuple, FieldError, namedarraytuple
+from remuda.data.arrays import Array, ArrayTuple, FieldError, NumpyArray, namedarraytuple
 from remuda.data.rollout import Batch, Rollout, Steps, resets
 from remuda.data.shared import Fence, SharedArrays
 from remuda.data.trees import Tree, buffer_like, leading_shape, leaves, map_tree, stack
@@ -11,6 +11,7 @@ __all__ = [
     "Batch",
     "Fence",
     "FieldError",
+    "NumpyArray",
     "Rollout",
     "SharedArrays",
     "Steps",

@@ -17,10 +17,11 @@ import os
 import tempfile
 import threading
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
+
+from remuda.data.arrays import NumpyArray
 
 ALIGNMENT = 64  # size of a cache line in bytes; no two arrays share a cache line
 
@@ -68,7 +69,7 @@ class SharedArrays:
         except (OSError, ValueError):
             os.close(self.fd)
             raise
-        self._arrays: dict[str, NDArray[Any]] = {}
+        self._arrays: dict[str, NumpyArray] = {}
         for name, (shape, dtype) in self.layout.items():
             count = math.prod(shape)
             flat = np.frombuffer(self._map, dtype=dtype, count=count, offset=offsets[name])
@@ -79,7 +80,7 @@ class SharedArrays:
         """Map memory that another SharedArrays created; `fd` is duplicated, so the caller may close it."""
         return cls(layout, fd)
 
-    def __getitem__(self, name: str) -> NDArray[Any]:
+    def __getitem__(self, name: str) -> NumpyArray:
         return self._arrays[name]
 
     def close(self) -> None:

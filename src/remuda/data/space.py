@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from numpy.typing import NDArray
+from remuda.data.arrays import NumpyArray, namedarraytuple
 
-from remuda.data.arrays import namedarraytuple
-
-Array: TypeAlias = NDArray[Any]
+Array: TypeAlias = NumpyArray
 # Observations or actions of a batch of envs: one numpy array, or a named array tuple with one value per entry of the
 # space.
 ArrayTree: TypeAlias = Any

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from remuda.data import SharedArrays, Tree
+from remuda.data import NumpyArray, SharedArrays, Tree
 from remuda.errors import ConfigError
 from remuda.replay.counters import Index, Layout
 from remuda.replay.ring import Ring, Row, Span, unbroken
@@ -142,7 +142,7 @@ class FrameRing(Ring):
         newest = self._write_frames(np.asarray(obs)[None], self.begins[None, columns], columns)
         super()._write_obs(place, columns, newest[0])
 
-    def _write_frames(self, stacks: NDArray[Any], begins: NDArray[np.bool_], columns: slice) -> Index:
+    def _write_frames(self, stacks: NumpyArray, begins: NDArray[np.bool_], columns: slice) -> Index:
         """Store the frames that the stacks [T, B] add, and return the number of the newest frame of each stack."""
         T, B = begins.shape
         stacks = stacks.reshape(T, B, self.frames, *self.images.shape[2:])
@@ -180,10 +180,10 @@ class FrameRing(Ring):
         # Rows are checked last: if a row was overwritten before `oldest` was read, `oldest` belongs to another row.
         return super().is_stored(row, env) & has_frames
 
-    def obs(self, row: Index, env: Index) -> NDArray[Any]:
+    def obs(self, row: Index, env: Index) -> NumpyArray:
         newest = self.rows.obs[row % self.capacity, env]
         place = (newest[:, None] + np.arange(1 - self.frames, 1)) % self._room
-        stacks: NDArray[Any] = self.images[env[:, None], place].reshape(len(row), *self._shape)
+        stacks: NumpyArray = self.images[env[:, None], place].reshape(len(row), *self._shape)
         return stacks
 
     # --- saving ---
@@ -205,7 +205,7 @@ class FrameRing(Ring):
         begin = np.clip(self.frame_counters.oldest(columns), oldest, end)
         return Span(group, first, last, np.stack([begin, end], -1))
 
-    def views(self, span: Span) -> list[NDArray[Any]]:
+    def views(self, span: Span) -> list[NumpyArray]:
         views, count = super().views(span), span.frames[:, 1] - span.frames[:, 0]
         is_possible = len(span.frames) == self.width and (span.frames >= 0).all()
         if not (is_possible and (count >= 0).all() and (count <= self._room).all()):

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from remuda.data import Array, ArrayTuple, SharedArrays, Tree, leaves, map_tree
+from remuda.data import Array, ArrayTuple, NumpyArray, SharedArrays, Tree, leaves, map_tree
 from remuda.replay.counters import Index, RowCounters
 
 
@@ -249,7 +249,7 @@ class Ring:
         """Return the span of stored rows `first` to `last - 1`, with all frames that these rows use."""
         return Span(group, first, last, np.zeros((0, 2), np.int64))
 
-    def views(self, span: Span) -> list[NDArray[Any]]:
+    def views(self, span: Span) -> list[NumpyArray]:
         """Return views of the memory of a span, with time as first axis; raise ValueError if the span is invalid."""
         rows = span.last - span.first
         if not (0 <= span.group < self.groups and span.first >= 0 and 0 <= rows < self.capacity):

@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from remuda.data import NumpyArray
 from remuda.errors import CheckpointError, DamagedReplay
 from remuda.replay.counters import Index
 from remuda.replay.ring import Ring, Span
@@ -59,7 +60,7 @@ class Part(NamedTuple):
 
     begin: int  # offset in the file, in bytes
     end: int
-    pieces: list[NDArray[Any]]  # views of the ring's memory; in the file, zeros fill up the last block
+    pieces: list[NumpyArray]  # views of the ring's memory; in the file, zeros fill up the last block
 
 
 @dataclass(frozen=True)
@@ -239,10 +240,10 @@ def _check_coverage(segments: Sequence[Segment], written: Index, ring: Ring) -> 
             raise ValueError(f"rows end with {reached} instead of {newest}")
 
 
-def _split(views: Sequence[NDArray[Any]], largest: int) -> list[Part]:
+def _split(views: Sequence[NumpyArray], largest: int) -> list[Part]:
     """Split arrays into parts of a file, each of at most `largest` bytes, or of one row if a row is larger."""
     parts: list[Part] = []
-    pieces: list[NDArray[Any]] = []
+    pieces: list[NumpyArray] = []
     begin = size = 0
 
     def finish() -> None:
@@ -276,7 +277,7 @@ def _with_buffer(parts: Sequence[Part]) -> Iterator[tuple[Part, Bytes]]:
         yield part, buffer[: part.end - part.begin]
 
 
-def _copy_to_ring(data: Bytes, piece: NDArray[Any], ring: Ring) -> None:
+def _copy_to_ring(data: Bytes, piece: NumpyArray, ring: Ring) -> None:
     """Copy data to a piece of the ring by writing to the file descriptor of the shared memory.
 
     An assignment to memory that no process has touched yet causes page faults, and the kernel clears every page
@@ -292,9 +293,9 @@ def _copy_to_ring(data: Bytes, piece: NDArray[Any], ring: Ring) -> None:
             _transfer(os.pwritev, memory.fd, data, offset)
 
 
-def _as(piece: NDArray[Any], data: Bytes) -> NDArray[Any]:
+def _as(piece: NumpyArray, data: Bytes) -> NumpyArray:
     """Return a view of bytes with the dtype and shape of a piece."""
-    found: NDArray[Any] = data.view(piece.dtype).reshape(piece.shape)
+    found: NumpyArray = data.view(piece.dtype).reshape(piece.shape)
     return found
 
 

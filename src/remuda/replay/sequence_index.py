@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from remuda.data import SharedArrays, Tree, leaves, map_tree
+from remuda.data import NumpyArray, SharedArrays, Tree, leaves, map_tree
 from remuda.replay.counters import GroupCounters, Index, Layout
 from remuda.replay.priorities import SumTree
 from remuda.replay.ring import Ring
@@ -61,7 +61,7 @@ class RecurrentStates:
             return
         place, columns = number % self.room, self.ring.columns(group)
 
-        def write(states: NDArray[Any], new: torch.Tensor) -> None:
+        def write(states: NumpyArray, new: torch.Tensor) -> None:
             own = states[place, columns]
             if new.shape != own.shape:  # numpy might broadcast a state that lacks an axis
                 raise ValueError(f"a state {tuple(new.shape)} was added, its example said {own.shape}.")

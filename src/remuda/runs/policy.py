@@ -21,7 +21,7 @@ from torch import Tensor
 
 from remuda.agents import PolicyAgent
 from remuda.core import Space
-from remuda.data import leaves, map_tree, namedarraytuple
+from remuda.data import NumpyArray, leaves, map_tree, namedarraytuple
 from remuda.envs.previous import action_width, encode_action
 from remuda.errors import ConfigError
 from remuda.sampling.sampler import ToEnv
@@ -90,7 +90,7 @@ class Policy:
         is_single = first.ndim == len(leaf.shape)
         spaces = self.observation.tree(lambda _, leaf: leaf)
 
-        def as_rows(array: NDArray[Any], space: Space) -> Tensor:
+        def as_rows(array: NumpyArray, space: Space) -> Tensor:
             shape = array.shape if is_single else array.shape[1:]
             if shape != space.shape:
                 raise ConfigError(

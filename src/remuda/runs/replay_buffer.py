@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remuda.core import Space
-from remuda.data import Array, Tree, leaves, map_tree
+from remuda.data import Array, NumpyArray, Tree, leaves, map_tree
 from remuda.envs.action_values import action_leaves
 from remuda.envs.spaces import action_space, observation_space
 from remuda.errors import ConfigError
@@ -211,7 +211,7 @@ class ReplayBuffer:
             raise ConfigError(reason.replace("one action", "give one")) from None
         return space.tree(lambda _, leaf: next(arrays).astype(leaf.dtype))
 
-    def _column(self, values: Array, name: str, dtype: str) -> NDArray[Any]:
+    def _column(self, values: Array, name: str, dtype: str) -> NumpyArray:
         array = np.array(values, dtype)  # a copy, because an EnvPool overwrites its arrays in the next step
         if array.size != self.num_envs:
             raise ConfigError(

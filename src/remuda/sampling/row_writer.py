@@ -17,7 +17,6 @@ the envs, and in which buffers they fill.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remuda.core import Agent, Envs, Space, Step
-from remuda.data import ArrayTuple, map_tree
+from remuda.data import ArrayTuple, NumpyArray, map_tree
 from remuda.sampling.buffers import Buffers, Tree, blank_obs
 from remuda.sampling.exploration import Exploration, RandomActions
 from remuda.sampling.noise import Noise
@@ -83,7 +82,7 @@ class RowWriter:
         self.buffers: Buffers | None = None
         self.noise: Sequence[Tensor] = ()  # the noise of each row of the rollout
         # Random actions for the first rows of the rollout; empty once the run has passed row `random_rows`.
-        self.random: Sequence[NDArray[Any]] | NDArray[Any] = ()
+        self.random: Sequence[NumpyArray] | NumpyArray = ()
 
     def write_to(self, buffers: Buffers) -> None:
         """Use `buffers` for the next rollout. They must have one column for each env of the slot."""

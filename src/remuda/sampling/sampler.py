@@ -14,15 +14,13 @@ step). Sampler workers run this loop, too, each with its own envs (sampler_worke
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from remuda.core import Agent, Envs, Episode, FastAgent, FastPolicy, Space, Weights
-from remuda.data import Rollout, leaves, map_tree
+from remuda.data import NumpyArray, Rollout, leaves, map_tree
 from remuda.data.packing import pack, unpack
 from remuda.sampling.buffers import Buffers, Tree, allocate
 from remuda.sampling.exploration import Exploration
@@ -43,7 +41,7 @@ class ToEnv:
         return map_tree(self._leaf, action, self._spaces, self._clips)
 
     @staticmethod
-    def _leaf(action: NDArray[Any], space: Space, clips: bool) -> NDArray[Any]:
+    def _leaf(action: NumpyArray, space: Space, clips: bool) -> NumpyArray:
         action = action.reshape(len(action), *space.shape)
         return np.clip(action, space.low, space.high) if clips else action
 
@@ -256,10 +254,10 @@ class EnvSampler:
         self._is_over.fill(False)
 
 
-def _as_arrays(tree: Tree) -> dict[str, NDArray[Any]]:
+def _as_arrays(tree: Tree) -> dict[str, NumpyArray]:
     return {path: tensor.numpy() for path, tensor in leaves(tree)}
 
 
-def _fill(tree: Tree, arrays: dict[str, NDArray[Any]]) -> None:
+def _fill(tree: Tree, arrays: dict[str, NumpyArray]) -> None:
     for path, tensor in leaves(tree):
         tensor.copy_(torch.from_numpy(arrays[path]))

@@ -21,6 +21,7 @@ from remuda.data.rollout import Batch, Rollout
 from remuda.data.space import Array as Array
 from remuda.data.space import ArrayTree as ArrayTree
 from remuda.data.space import Space as Space
+from remuda.data.trees import Tree
 
 if TYPE_CHECKING:  # env workers import this module, and must not import torch
     import torch
@@ -145,6 +146,8 @@ class AsyncEnvs(Envs, Protocol):
 
 # --- learning -------------------------------------------------------------------------------------------------
 
+# Observations or actions as agents see them: a tensor, or a named array tuple with one value per entry of the space.
+TensorTree: TypeAlias = "Tensor | ArrayTuple"
 # Statistics of a rollout, as tensors by name.
 Statistics: TypeAlias = Mapping[str, "Tensor"]
 
@@ -172,7 +175,7 @@ class FastPolicy(Protocol):
     """A faster form of a stateless agent's `act`, for samplers: see remuda.fast."""
 
     def agrees_with(self, agent: Agent, obs: Any, noise: Tensor) -> bool: ...  # False: the caller must use `act`
-    def choose(self, obs: Any, noise: Tensor) -> Any: ...  # returns actions [B], like `act` with explore=None
+    def choose(self, obs: Any, noise: Tensor) -> TensorTree: ...  # returns actions [B], like `act` with explore=None
     def evaluate_actions(self, obs: Any, action: Any) -> ArrayTuple: ...  # returns policy outputs, like `act`
 
 
@@ -190,19 +193,19 @@ class Agent(Protocol):
     noise: tuple[tuple[Literal["uniform", "normal"], int], ...]  # kinds and widths of the noise that `act` takes
     exploration: float  # the amount of exploration where `explore` is None
 
-    def initial_state(self, batch: int) -> Any: ...  # state [batch] of new episodes; None for stateless agents
+    def initial_state(self, batch: int) -> Tree: ...  # state [batch] of new episodes; None for stateless agents
     # Return actions [B], the policy output to store with each row (or None), and the next state. `explore` [B] is the
     # amount of exploration in each env: 0 is greedy, other values depend on the agent. None means `self.exploration`.
     def act(
-        self, obs: Any, state: Any, explore: Tensor | None, noise: Tensor
-    ) -> tuple[Any, ArrayTuple | None, Any]: ...
+        self, obs: TensorTree, state: Tree, explore: Tensor | None, noise: Tensor
+    ) -> tuple[TensorTree, ArrayTuple | None, Tree]: ...
 
 
 @runtime_checkable
 class ValueAgent(Agent, Protocol):
     """An agent that estimates values, so that a rollout includes the value of the observation after its last row."""
 
-    def value(self, obs: Any, state: Any) -> Tensor: ...  # [B]; `state` is not advanced
+    def value(self, obs: TensorTree, state: Tree) -> Tensor: ...  # [B]; `state` is not advanced
 
 
 @runtime_checkable
@@ -234,8 +237,8 @@ class Algorithm(Protocol):
     def obs_statistics(self, rollout: Rollout) -> Statistics: ...
     def absorb(self, statistics: Statistics) -> None: ...
     def state_dict(self) -> dict[str, Tensor]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> Any: ...
-    def to(self, device: torch.device) -> Any: ...
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> object: ...
+    def to(self, device: torch.device) -> object: ...
 
 
 @runtime_checkable
@@ -346,11 +349,11 @@ class Weights(Protocol):
         `have` is the result of the last call, or -1 in the first call, which always copies the parameters.
         """
 
-    def invitation(self) -> tuple[dict[str, Any], list[int]]:
+    def invitation(self) -> tuple[dict[str, str | None], list[int]]:
         """Return the arguments `message` and `fds` (file descriptors) with which another process can `join`."""
 
     @classmethod
-    def join(cls, module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> Self:
+    def join(cls, module: nn.Module, message: Mapping[str, object], fds: list[int]) -> Self:
         """Return weights that `pull` into `module`, this process's copy of the agent.
 
         `message` and `fds` come from `invitation`. The descriptors that belong to the weights are removed from `fds`.

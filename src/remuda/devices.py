@@ -9,19 +9,18 @@ Rollouts, replays and everything that envs see stay in CPU memory. Networks may 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from remuda.data import leaves, map_tree
+from remuda.data import Tree, leaves, map_tree
 
 # Kinds of devices that copy while the CPU continues. With all other devices, the CPU waits until a copy is complete.
 ASYNCHRONOUS = ("cuda", "xpu")
 CPU = torch.device("cpu")
 
 
-def to_device(tree: Any, device: torch.device) -> Any:
+def to_device(tree: Tree, device: torch.device) -> Tree:
     """Return a tree of tensors on `device`; tensors that are there already are not copied."""
     return map_tree(lambda x: send(x, device), tree)
 
@@ -43,7 +42,7 @@ def stage(tensor: Tensor) -> Tensor:
     return tensor.pin_memory()
 
 
-def to_cpu(tree: Any) -> Any:
+def to_cpu(tree: Tree) -> Tree:
     """Return a tree of tensors on the CPU, and wait until all copies are complete; CPU tensors are not copied."""
     copied = map_tree(lambda x: x.to(CPU, non_blocking=x.device.type in ASYNCHRONOUS), tree)
     for device in {x.device for _, x in leaves(tree) if x.device.type in ASYNCHRONOUS}:

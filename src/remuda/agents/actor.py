@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from remuda.agents.heads import NoiseParts
 from remuda.agents.trunk import NetFactory, Trunk, make_trunk, unroll_trunk
-from remuda.core import FastPolicy, Space
+from remuda.core import FastPolicy, Space, TensorTree
 from remuda.data import ArrayTuple
 from remuda.maths import SquashedGaussian
 from remuda.nets import MLP, Inputs
@@ -84,7 +84,7 @@ class ActorAgent(nn.Module):
         return None if memory is None and drift is None else ActorState(memory, drift)
 
     def act(
-        self, obs: Any, state: ActorState | None, explore: Tensor | None, noise: Tensor
+        self, obs: TensorTree, state: ActorState | None, explore: Tensor | None, noise: Tensor
     ) -> tuple[Tensor, None, ActorState | None]:
         """Return actions for observations [B], None (there is no policy output), and the next state.
 
@@ -105,7 +105,7 @@ class ActorAgent(nn.Module):
         return self.middle + self.reach * action, None, following
 
     def features(
-        self, obs: Any, state: ActorState | None = None, reset: Tensor | None = None
+        self, obs: TensorTree, state: ActorState | None = None, reset: Tensor | None = None
     ) -> tuple[Tensor, ActorState | None]:
         """Return features, and the recurrent state after the last row.
 
@@ -162,7 +162,7 @@ class Critic(nn.Module):
         self.head = nn.Linear(hidden[-1], 1)
 
     def features(
-        self, obs: Any, state: State | None = None, reset: Tensor | None = None
+        self, obs: TensorTree, state: State | None = None, reset: Tensor | None = None
     ) -> tuple[Tensor, State | None]:
         """Return features, and the state after the last row.
 

@@ -10,13 +10,13 @@ features [N, F]. The agent finds F by calling the network, and adds the heads an
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
 
 from remuda.agents.heads import PolicyHead, PolicyOutput
 from remuda.agents.trunk import NetFactory, Trunk, leading_axes, net_width
-from remuda.core import FastPolicy, Space
+from remuda.core import FastPolicy, Space, TensorTree
 from remuda.data import ArrayTuple, map_tree
 from remuda.maths import Distribution
 from remuda.nets import Inputs, orthogonal
@@ -90,8 +90,8 @@ class PolicyAgent(nn.Module):
         return Memory(policy, self.value_trunk.core.initial_state(batch))
 
     def act(
-        self, obs: Any, state: Memory | None, explore: Tensor | None, noise: Tensor
-    ) -> tuple[Any, PolicyOutput, Memory | None]:
+        self, obs: TensorTree, state: Memory | None, explore: Tensor | None, noise: Tensor
+    ) -> tuple[TensorTree, PolicyOutput, Memory | None]:
         """Return actions for observations [B], the policy's outputs for these actions, and the next state.
 
         Where `explore` [B] is 0, the action is the mode of the distribution. Elsewhere, the action is sampled. If
@@ -109,7 +109,7 @@ class PolicyAgent(nn.Module):
         output = PolicyOutput(distribution.log_prob(action), self.value_head(values).squeeze(-1))
         return action, output, Memory(policy_state, value_state) if self.is_recurrent else None
 
-    def value(self, obs: Any, state: Memory | None) -> Tensor:
+    def value(self, obs: TensorTree, state: Memory | None) -> Tensor:
         """Return the values [B] of observations [B], given the recurrent `state`, which is not advanced."""
         memory = state if state is not None else Memory(None, None)
         is_shared = self.value_trunk is self.policy_trunk
@@ -117,7 +117,7 @@ class PolicyAgent(nn.Module):
         values: Tensor = self.value_head(features).squeeze(-1)
         return values
 
-    def unroll(self, obs: Any, state: Memory | None, reset: Tensor | None) -> tuple[Outputs, Memory | None]:
+    def unroll(self, obs: TensorTree, state: Memory | None, reset: Tensor | None) -> tuple[Outputs, Memory | None]:
         """Return outputs, and the state after the last row.
 
         `obs` holds N single rows [N, ...], or B sequences of T rows [T, B, ...] that start from `state` [B]. Where

@@ -8,7 +8,7 @@ q = agent.expected(outputs)                                      # values [..., 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from remuda.agents.heads import NoiseParts
 from remuda.agents.support import DEFAULT_SUPPORT
 from remuda.agents.trunk import NetFactory, make_trunk, unroll_trunk
-from remuda.core import FastPolicy, Space
+from remuda.core import FastPolicy, Space, TensorTree
 from remuda.nets import Inputs, NoisyLinear
 from remuda.nets.recurrent import State
 
@@ -137,7 +137,7 @@ class QAgent(nn.Module):
         return None if self.trunk.core is None else self.trunk.core.initial_state(batch)
 
     def act(
-        self, obs: Any, state: State | None, explore: Tensor | None, noise: Tensor
+        self, obs: TensorTree, state: State | None, explore: Tensor | None, noise: Tensor
     ) -> tuple[Tensor, None, State | None]:
         """Return epsilon-greedy actions for observations [B], None (there is no policy output), and the next state.
 
@@ -154,7 +154,7 @@ class QAgent(nn.Module):
         return torch.where(noise[:, 0] < chance, random, best), None, state
 
     def unroll(
-        self, obs: Any, state: State | None, reset: Tensor | None, noise: Tensor | None = None
+        self, obs: TensorTree, state: State | None, reset: Tensor | None, noise: Tensor | None = None
     ) -> tuple[Tensor, State | None]:
         """Return outputs, and the state after the last row.
 

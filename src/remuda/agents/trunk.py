@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from remuda.core import Space
+from remuda.core import Space, TensorTree
 from remuda.data import leaves, map_tree
 from remuda.nets import Core, Inputs
+from remuda.nets.inputs import Shapes
 from remuda.nets.recurrent import State
 
-NetFactory = Callable[[Any], nn.Module]  # makes a network from an observation's shape, or from {path: shape}
+NetFactory = Callable[[Shapes], nn.Module]  # makes a network from an observation's shape, or from {path: shape}
 
 
 class Trunk(nn.Module):
@@ -25,7 +26,7 @@ class Trunk(nn.Module):
         self.core = Core(core, width, size) if core is not None else None
         self.width = width if core is None else size
 
-    def step(self, inputs: Any, state: State | None) -> tuple[Tensor, State | None]:
+    def step(self, inputs: TensorTree, state: State | None) -> tuple[Tensor, State | None]:
         """Return the features of `inputs` [B, ...], one row of each of B envs, and the next state."""
         features: Tensor = self.net(inputs)
         if self.core is None:
@@ -34,7 +35,7 @@ class Trunk(nn.Module):
         return self.core.step(features, state)
 
     def unroll(
-        self, inputs: Any, leading: tuple[int, ...], state: State | None, reset: Tensor | None
+        self, inputs: TensorTree, leading: tuple[int, ...], state: State | None, reset: Tensor | None
     ) -> tuple[Tensor, State | None]:
         """Return the features of the rows in `inputs` [N, ...], and the state after the last row.
 
@@ -64,7 +65,7 @@ def make_trunk(
 
 
 def unroll_trunk(
-    trunk: Trunk, inputs: Inputs, observation: Space, obs: Any, state: State | None, reset: Tensor | None
+    trunk: Trunk, inputs: Inputs, observation: Space, obs: TensorTree, state: State | None, reset: Tensor | None
 ) -> tuple[Tensor, State | None]:
     """Return features, and the state after the last row.
 
@@ -76,7 +77,7 @@ def unroll_trunk(
     return features if len(leading) == 1 else features.reshape(*leading, -1), state
 
 
-def leading_axes(observation: Space, obs: Any) -> tuple[int, ...]:
+def leading_axes(observation: Space, obs: TensorTree) -> tuple[int, ...]:
     """Return the sizes of the axes of `obs` that precede the axes of one observation: (N,) or (T, B)."""
     (_, leaf), (_, tensor) = next(observation.leaves()), next(leaves(obs))
     return tuple(tensor.shape[: tensor.dim() - len(leaf.shape)])

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from remuda.agents import PolicyAgent, PolicyOutput
 from remuda.core import Agent
+from remuda.data import NumpyArray
 from remuda.fast.registry import register_policy
 from remuda.fast.relu_net import gradient_views
 from remuda.maths.distributions import LOG_SQRT_2_PI
@@ -72,8 +73,8 @@ class FastDistribution(Protocol):
     log-probability and entropy.
     """
 
-    def sample(self, outputs: Rows, noise: Rows) -> NDArray[Any]: ...
-    def forward(self, outputs: Rows, action: NDArray[Any]) -> tuple[Rows, Rows, Kept]: ...  # log_prob, entropy, kept
+    def sample(self, outputs: Rows, noise: Rows) -> NumpyArray: ...
+    def forward(self, outputs: Rows, action: NumpyArray) -> tuple[Rows, Rows, Kept]: ...  # log_prob, entropy, kept
     def backward(self, kept: Kept, log_prob: Rows, entropy: float) -> Rows: ...  # gradient with respect to outputs
 
 
@@ -194,6 +195,7 @@ class FastPolicyAgent:
     def agrees_with(self, agent: Agent, obs: Tensor, noise: Tensor) -> bool:
         """Return whether actions and outputs equal those of `agent.act`; log a warning if they do not."""
         action, output, _ = agent.act(obs, None, None, noise)
+        assert isinstance(action, Tensor)
         assert output is not None
         pairs = [(self.choose(obs, noise), action), *zip(self.evaluate_actions(obs, action), output, strict=True)]
         if all(torch.allclose(mine, other, rtol=1e-3, atol=1e-4) for mine, other in pairs):

@@ -21,11 +21,11 @@ class CopiedWeights:
     def publish(self, version: int) -> None:
         self.version, self._is_new = version, True
 
-    def invitation(self) -> tuple[dict[str, Any], list[int]]:
+    def invitation(self) -> tuple[dict[str, str | None], list[int]]:
         raise RuntimeError("CopiedWeights stay in the learner's process: use SharedWeights or FileWeights.")
 
     @classmethod
-    def join(cls, module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> Self:
+    def join(cls, module: nn.Module, message: Mapping[str, object], fds: list[int]) -> Self:
         raise RuntimeError("CopiedWeights stay in the learner's process: use SharedWeights or FileWeights.")
 
     @torch.no_grad()

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from remuda.data import Fence, SharedArrays
+from remuda.data.shared import Layout
 from remuda.devices import CPU, to_cpu
 
 logger = logging.getLogger("remuda.learning")
@@ -31,11 +32,11 @@ class LocalWeights:
     def publish(self, version: int) -> None:
         self.version = version
 
-    def invitation(self) -> tuple[dict[str, Any], list[int]]:
+    def invitation(self) -> tuple[dict[str, str | None], list[int]]:
         raise RuntimeError("LocalWeights stay in the learner's process: use SharedWeights or FileWeights.")
 
     @classmethod
-    def join(cls, module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> Self:
+    def join(cls, module: nn.Module, message: Mapping[str, object], fds: list[int]) -> Self:
         raise RuntimeError("LocalWeights stay in the learner's process: use SharedWeights or FileWeights.")
 
     def pull(self, have: int) -> int:
@@ -64,7 +65,7 @@ class SharedWeights:
         self._module, self._pulled = module, 0
         tensors = self._tensors()
         self._is_elsewhere = any(tensor.device != CPU for tensor in tensors)
-        layout: dict[str, Any] = {
+        layout: Layout = {
             f"{copy}.{index}": (tuple(tensor.shape), str(torch.empty(0, dtype=tensor.dtype).numpy().dtype))
             for copy in range(2)
             for index, tensor in enumerate(tensors)
@@ -87,7 +88,7 @@ class SharedWeights:
     def fd(self) -> int:
         return self.memory.fd
 
-    def invitation(self) -> tuple[dict[str, Any], list[int]]:
+    def invitation(self) -> tuple[dict[str, str | None], list[int]]:
         """Return a message and file descriptors that another process passes to `join_weights`."""
         return {"weights": None}, [self.fd]
 
@@ -109,7 +110,7 @@ class SharedWeights:
         self._newest[0] = turn
 
     @classmethod
-    def join(cls, module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> Self:
+    def join(cls, module: nn.Module, message: Mapping[str, object], fds: list[int]) -> Self:
         """Attach `module` to the weights of an `invitation`. Remove the last descriptor from `fds`, and close it."""
         fd = fds.pop()
         joined = cls(module, fd=fd)
@@ -159,7 +160,7 @@ class FileWeights:
         if version is not None:
             self.publish(version)
 
-    def invitation(self) -> tuple[dict[str, Any], list[int]]:
+    def invitation(self) -> tuple[dict[str, str | None], list[int]]:
         """Return a message that another process passes to `join_weights`, and no file descriptors."""
         return {"weights": str(self.path.resolve())}, []  # the other process may have another working directory
 
@@ -182,9 +183,9 @@ class FileWeights:
         self._is_written = True
 
     @classmethod
-    def join(cls, module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> Self:
+    def join(cls, module: nn.Module, message: Mapping[str, object], fds: list[int]) -> Self:
         """Attach `module` to the file that the message of an `invitation` names. `fds` is not used."""
-        return cls(module, Path(message["weights"]))
+        return cls(module, Path(str(message["weights"])))
 
     def pull(self, have: int) -> int:
         found = os.stat(self.path)
@@ -204,7 +205,7 @@ class FileWeights:
         """Do nothing: the file stays."""
 
 
-def join_weights(module: nn.Module, message: Mapping[str, Any], fds: list[int]) -> SharedWeights | FileWeights:
+def join_weights(module: nn.Module, message: Mapping[str, object], fds: list[int]) -> SharedWeights | FileWeights:
     """Attach `module` to the weights of an invitation, whose descriptor, if it has one, is the last in `fds`."""
     if message.get("weights"):
         return FileWeights.join(module, message, fds)

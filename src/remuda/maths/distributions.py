@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from remuda.core import TensorTree
 from remuda.data import ArrayTuple
 
 LOG_SQRT_2_PI = 0.5 * math.log(2 * math.pi)
@@ -38,9 +39,9 @@ class Distribution(Protocol):
     def perplexity(self) -> Tensor:
         return self.entropy().exp()
 
-    def choose(self, noise: Tensor, explore: Tensor | None = None) -> Any:
+    def choose(self, noise: Tensor, explore: Tensor | None = None) -> TensorTree:
         """Return samples where `explore` [...] is not 0, and modes elsewhere; only samples if `explore` is None."""
-        sample = self.sample(noise)
+        sample: Tensor = self.sample(noise)
         if explore is None:
             return sample
         axes = (1,) * (sample.dim() - explore.dim())

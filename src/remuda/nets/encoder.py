@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from remuda.core import TensorTree
 from remuda.data import leaves
 from remuda.errors import ConfigError, nearest
 from remuda.nets.conv import NATURE_SIDE, SMALL_SIDE, A3CNet, NatureCNN, SmallCNN, image_sides
@@ -62,7 +62,7 @@ class EntriesNet(nn.Module):
         parts = [branch(entry) for branch, entry in zip(self.branches, entries, strict=True)]
         return torch.cat([part.reshape(len(part), -1) for part in parts], -1)
 
-    def forward(self, obs: Any) -> Tensor:
+    def forward(self, obs: TensorTree) -> Tensor:
         entries = dict(leaves(obs))  # looked up by name, so that a missing entry raises KeyError
         features: Tensor = self.body(self._concatenated([entries[name] for name in self.names]))
         return features

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remuda.core import Space
+from remuda.core import Space, TensorTree
 from remuda.data import leaves, map_tree
 from remuda.nets.conv import is_channels_first
 from remuda.nets.normalize import Moments, Standardize
@@ -54,11 +54,11 @@ class Inputs(nn.Module):
     def has_statistics(self) -> bool:
         return any(leaf.standardize is not None for _, leaf in leaves(self.tree))
 
-    def update(self, obs: Any) -> None:
+    def update(self, obs: TensorTree) -> None:
         """Merge rows [N, ...] into the running statistics."""
         self.absorb(self.statistics(obs))
 
-    def statistics(self, obs: Any) -> dict[str, Tensor]:
+    def statistics(self, obs: TensorTree) -> dict[str, Tensor]:
         """Return the moments of rows [N, ...] for each leaf that has running statistics, by name."""
         found: dict[str, Tensor] = {}
         for (path, leaf), (_, rows) in zip(leaves(self.tree[0]), leaves(obs), strict=True):
@@ -72,12 +72,14 @@ class Inputs(nn.Module):
             if leaf.standardize is not None:
                 leaf.standardize.merge(Moments.find(statistics, f"obs.{path}"))
 
-    def arrange(self, obs: Any) -> Any:
+    def arrange(self, obs: TensorTree) -> TensorTree:
         """Return `obs` in the memory layout that `forward` needs, so that one conversion serves all epochs."""
-        return map_tree(lambda leaf, rows: leaf.arrange(rows), self.tree[0], obs)
+        arranged: TensorTree = map_tree(lambda leaf, rows: leaf.arrange(rows), self.tree[0], obs)
+        return arranged
 
-    def forward(self, obs: Any) -> Any:
-        return map_tree(lambda leaf, rows: leaf(rows), self.tree[0], obs)
+    def forward(self, obs: TensorTree) -> TensorTree:
+        inputs: TensorTree = map_tree(lambda leaf, rows: leaf(rows), self.tree[0], obs)
+        return inputs
 
 
 class LeafInput(nn.Module):
@@ -107,7 +109,7 @@ class LeafInput(nn.Module):
         elif normalize:
             self.standardize = Standardize(space.shape)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
         """Accept checkpoints of version 0.1, in which `standardize` was spelled `standardise`."""
         old, new = f"{prefix}standardise.", f"{prefix}standardize."
         for name in [name for name in state_dict if name.startswith(old)]:

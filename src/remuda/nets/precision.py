@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
+
+from remuda.core import TensorTree
 
 
 class Bfloat16(nn.Module):
@@ -19,7 +19,7 @@ class Bfloat16(nn.Module):
         super().__init__()
         self.net = net
 
-    def forward(self, inputs: Any) -> Tensor:
+    def forward(self, inputs: TensorTree) -> Tensor:
         device = next((parameter.device.type for parameter in self.net.parameters()), "cpu")
         with torch.autocast(device, torch.bfloat16):
             features: Tensor = self.net(inputs)

@@ -83,7 +83,7 @@ class AlgoOptions(Checked):
         return size
 
     def share(self, parts: int) -> Self:
-        """Return the options of one of `parts` equal parts of a run, which takes its share of every minibatch."""
+        """Return the options of one part of a run with `parts` equal parts, which share every minibatch equally."""
         size = self.minibatch_size
         return self if size is None else replace(self, batch_size=size // parts)  # type: ignore[call-arg]
 

@@ -119,7 +119,7 @@ def check_scheme(config: RunConfig) -> None:
 
 
 def check_synchronous(config: RunConfig) -> None:
-    """Refuse options that only asynchronous schemes have."""
+    """Refuse values of options that only asynchronous schemes support."""
     options, scheme = config.algo_options, config.scheme_options
     if scheme.max_lag is not None:
         raise ConfigError(
@@ -139,7 +139,7 @@ def check_synchronous(config: RunConfig) -> None:
 
 
 def check_asynchronous(config: RunConfig) -> None:
-    """Check that the algorithm may learn from older policies; with a replay, refuse max_lag and gradient_steps."""
+    """Refuse algorithms that need rollouts of the newest policy; with a replay, refuse max_lag and gradient_steps."""
     if config.algo_options.is_on_policy:
         raise ConfigError(
             f"{config.algo} is only right for rollouts of the newest weights, and under --scheme {config.scheme} "
@@ -157,7 +157,7 @@ def check_asynchronous(config: RunConfig) -> None:
 
 
 def check_devices(config: RunConfig) -> None:
-    """Check the names of devices, and that workers have none. Whether the devices exist is checked later."""
+    """Check the names of devices (but not if they exist), and that workers run the policy on the CPU."""
     for option, device in (("device", config.device), ("sampler.device", config.sampler_device)):
         kind, colon, number = device.partition(":")
         if kind == "gpu":

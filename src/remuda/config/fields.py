@@ -80,7 +80,7 @@ def annotation_of(item: Field[Any]) -> str:
     return item.type.__name__ if isinstance(item.type, type) else str(item.type)
 
 
-Auto = Literal["auto"]  # lets the run determine the value of an option
+Auto = Literal["auto"]  # with this value, the run determines the option itself
 
 WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 

@@ -10,10 +10,11 @@ Groups = Mapping[str, Mapping[str, Any]]
 
 
 def upgraded(values: Mapping[str, Any], groups: Groups) -> tuple[dict[str, Any], Groups]:
-    """Return `values` and `groups` with two options of version 0.1 replaced by settings, and log warnings.
+    """Return settings `values` and options `groups` with two options of version 0.1 replaced by settings.
 
     `algo.variant`, the import path of an algorithm's class, is now the setting `algo`. `scheme.device` is now the
-    setting `device`. Every config.yaml of version 0.1 contains both options, mostly with values that change nothing.
+    setting `device`. Every config.yaml of version 0.1 contains both options. A warning is logged only for values that
+    change the run.
     """
     values = dict(values)
     groups, variant = without_option(groups, "algo", "variant")

@@ -5,8 +5,8 @@ A table of presets maps patterns of env ids to the values that differ from the d
     {"CartPole-*": {"run": {"steps": 200_000}, "sampler": {"envs": 8}, "algo": {"n_steps": 32}}, "discrete": {...}}
 
 The first pattern that matches an id is used. If no pattern matches, the action space of the env selects the preset
-"discrete" or "box". The tables are in rollout_presets.py and replay_presets.py; an algorithm outside of this package
-provides its own.
+"discrete" or "box". The tables are in rollout_presets.py and replay_presets.py; an algorithm from another package
+provides its own table.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from remuda.core import Space
 from remuda.envs import is_atari
 from remuda.registry import find_algorithm
 
-DEFAULT_STEPS = 1_000_000  # for presets that do not set the steps
+DEFAULT_STEPS = 1_000_000  # number of env steps for presets that do not set it
 
 
 def find_preset(algo: str, env: str, action: Space) -> Preset:

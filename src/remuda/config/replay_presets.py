@@ -17,9 +17,9 @@ RELU = {"activation": "relu", "orthogonal_init": False}
 
 # With n_step=1 and double=false, seeds 1 to 3 ended at returns of 107, 500 and 154, because it takes hundreds of
 # target updates until values propagate from the end of an episode to its start. Updating the target more often, with
-# a target_update_interval of 20, made values diverge. With twice this learning rate, or a quarter of this capacity,
-# one seed in three forgot a perfect policy, for two reasons: values of dueling nets exceeded the largest possible
-# return (even with a gamma of 0.98), and the replay no longer contained falling poles.
+# a target_update_interval of 20, made values diverge. With twice the learning rate below, or a quarter of the
+# capacity, one seed in three forgot a perfect policy. There were two reasons: values of dueling nets exceeded the
+# largest possible return (even with a gamma of 0.98), and the replay no longer contained falling poles.
 CARTPOLE: Preset = {
     "run": {"steps": 200_000},
     "sampler": {"envs": 8},

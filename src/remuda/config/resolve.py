@@ -1,4 +1,4 @@
-"""Make the configuration of a new run from defaults, presets, a file and user options; read that of an old run."""
+"""Make the configuration of a new run from defaults, presets, a file and user options, or read it from a run."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def resolve_config(
     check_groups(file_groups)
     check_groups(groups)
     config, spec, info = _resolve(settings, merge(file_groups, groups), env)
-    # A file with every group is the config.yaml of a run. It lists all options, so unused ones are not refused.
+    # A file with every group is the config.yaml of a run. It also lists unused options, which are not refused then.
     set_by_user = groups if set(GROUPS) <= set(file_groups) else merge(file_groups, groups)
     refuse_unused(set_by_user, options_classes(config.algo), config.algo, config.scheme)
     return _shorten(config, max_steps()), spec, info
@@ -128,7 +128,7 @@ def fill_config(values: Mapping[str, Any], wanted: Groups, label: str, info: Env
     if scheme.has_ranks:
         is_free = "envs" not in wanted["sampler"]
         ranks = filled["scheme_options"].ranks or num_ranks(sampler.envs, filled["algo_options"], is_free)
-        if is_free:  # ranks need equal shares, and the presets of ddpg, td3 and sac have 1 env
+        if is_free:  # all ranks have equally many envs, but the presets of ddpg, td3 and sac have only 1
             sampler = replace(sampler, envs=-(-sampler.envs // ranks) * ranks)
         filled["scheme_options"] = replace(filled["scheme_options"], ranks=ranks)
     if filled["scheme_options"].threads == 0:
@@ -151,10 +151,10 @@ def fill_config(values: Mapping[str, Any], wanted: Groups, label: str, info: Env
 
 
 def stored_config(path: Path, net: Callable[..., Any] | None, call: str) -> tuple[RunConfig, EnvInfo] | None:
-    """Return configuration and spaces of a run from its directory alone, or None if the spaces are not stored there.
+    """Return the configuration of a run and its `EnvInfo`, or None if the run's directory has no spaces.json.
 
-    The env is neither imported nor built. A net without an import path must be passed as `net`; otherwise an error
-    suggests the Python call `call`.
+    The env is neither imported nor built. If the net of the run has no import path, it must be passed as `net`.
+    Otherwise CheckpointError is raised, with a message that suggests the Python call `call`.
     """
     stored = RunDirectory.open(path).read_config()
     spaces = read_spaces(path)
@@ -190,14 +190,14 @@ def find_device(name: str) -> str:
 
 
 def num_ranks(envs: int, options: AlgoOptions, can_add_envs: bool) -> int:
-    """Return the default of `scheme.ranks`: the number of processes that torchrun started, if it did.
+    """Return the default of `scheme.ranks`. Under torchrun, it is the number of processes that torchrun has started.
 
-    Without torchrun, the default is the largest number of ranks, at most one per core, that divides the size of a
-    minibatch and, unless `can_add_envs`, also the number of envs.
+    Without torchrun, it is the largest number of ranks, at most one per core, that divides the size of a minibatch.
+    Unless `can_add_envs`, it also divides the number of envs.
     """
     if (torchrun := read_torchrun()) is not None:
         return torchrun.size
-    divided = math.gcd(0 if can_add_envs else envs, options.minibatch_size or 0)  # 0: every number divides it
+    divided = math.gcd(0 if can_add_envs else envs, options.minibatch_size or 0)  # every number divides 0
     return max(count for count in range(1, usable_cores() + 1) if divided % count == 0)
 
 
@@ -270,10 +270,10 @@ def resume_config(
     net: Callable[..., Any] | None = None,
     call: str = RESUME,
 ) -> Setup:
-    """Return the configuration of an existing run. Only `steps`, `device` and the groups in MAY_CHANGE may
-    be changed.
+    """Return the configuration of an existing run with the changes in `settings` and `groups`.
 
-    An env or net without an import path must be passed again; otherwise the error suggests the Python call `call`.
+    Only `steps`, `device` and options of the groups in MAY_CHANGE may change. If the run's env or net has no import
+    path, it must be passed again. Otherwise CheckpointError suggests the Python call `call`.
     """
     run = RunDirectory.open(path)
     path, stored = run.path, run.read_config()

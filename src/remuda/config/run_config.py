@@ -45,7 +45,7 @@ class RunConfig:
     eval: EvalOptions = field(default_factory=EvalOptions)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     log: LogOptions = field(default_factory=LogOptions)
-    device: str = "cpu"  # of the learner and of central inference, as PyTorch names it
+    device: str = "cpu"  # device of the learner and of central inference, as PyTorch names it
 
     def __post_init__(self) -> None:
         check_run(self)
@@ -67,7 +67,7 @@ class RunConfig:
 
     @property
     def sampler_device(self) -> str:
-        """The device where the policy runs while sampling: by default that of the learner, in workers the CPU."""
+        """The device that runs the policy for sampling: by default the learner's device, but the CPU in workers."""
         if self.sampler.device != "auto":
             return self.sampler.device
         return self.device if self.sampler.inference == "central" else "cpu"
@@ -127,7 +127,7 @@ def _plain(options: Any) -> dict[str, Any]:
 
 
 def from_dict(values: Mapping[str, Any]) -> RunConfig:
-    """Return the configuration that `to_dict` converted. No preset is applied and no env is probed."""
+    """Return the configuration that `to_dict` converted to `values`. No preset is applied and no env is probed."""
     settings = {name: values[name] for name in SETTINGS if name in values}
     kinds: dict[str, type[Any]] = {"algo": find_algorithm(values["algo"]).options, **KINDS}
     groups = {GROUPS[group]: fill(kinds[group](), values["options"].get(group, {}), group) for group in GROUPS}

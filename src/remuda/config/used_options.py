@@ -16,7 +16,7 @@ from remuda.errors import ConfigError
 from remuda.registry import find_scheme
 
 GROUP_FEATURES = {"replay": "replay"}  # {group of options: feature that all its options require}
-OWNERS = {  # {feature: phrase for the runs that have it}
+OWNERS = {  # {feature: phrase that names the runs with this feature}
     "replay": "algorithms with a replay",
     "rollouts": "algorithms without a replay",
     "workers": "--scheme parallel and --scheme async",

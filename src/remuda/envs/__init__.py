@@ -86,9 +86,10 @@ def make_envs(
 ) -> LocalEnvs | PooledEnvs | NativeEnvs:
     """Make `num_envs` envs, in `num_workers` worker processes or, if `num_workers` is 0, in this process.
 
-    `first_env` is the first env's index among all envs of the run; env seeds are derived from such indices.
+    `first_env` is the first env's index among all envs of the run; an env's seed is derived from its index.
     `limits` may contain max_restarts, step_timeout, build_timeout and max_worker_restarts, as in PooledEnvs. Single
-    envs in this process use only max_restarts, and native envs use none of these limits.
+    envs in this process use only max_restarts, and native envs use none of these limits. `seeds` and `levels` are
+    explained in local.py.
 
     `backend` is "python" (single envs: Gymnasium envs that are stepped one by one), the name of a native backend
     (see `backends`), or "auto". "auto" chooses a native backend if its envs give exactly the same results as single

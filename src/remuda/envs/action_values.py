@@ -98,7 +98,7 @@ def _entries(space: Space, action: Actions, name: str) -> Sequence[Any]:
 
 
 def stored_action(space: Space, action: Any) -> Actions:
-    """Convert one action of the env's own space to a batch of one, as `Envs.send` takes it for a slot of one env."""
+    """Convert one action of the env's own space to a batch of one action, for `Envs.send` to a slot of one env."""
     if space.kind == "discrete":
         return np.asarray([action]) - space.start
     if space.kind == "multidiscrete":

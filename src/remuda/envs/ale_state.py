@@ -67,7 +67,7 @@ def _press(ale: Any, action: Any, frames: int) -> None:
 def _continuation(ale: Any, system: Any, frames: int, action: Any) -> bytes:
     """Return a hash of the states that follow `system` when `action` is requested for `frames` frames.
 
-    This changes the action that the console executed last.
+    Calling this function changes the action that the console executed last.
     """
     ale.restoreSystemState(system)
     hashed = hashlib.sha256()  # covers all frames, because different actions may lead to the same last frame

@@ -1,11 +1,11 @@
-"""A pool in which each slot belongs to one worker and slots are received in any order.
+"""A pool of env workers in which each slot belongs to one worker, so that slots can be received in any order.
 
     with AsyncPooledEnvs(resolve("CartPole-v1"), num_envs=8, num_workers=8, slots=8) as envs:
         envs.reset(seed=1)
         while training:
             for slot in envs.ready(seconds=0.2):     # an empty list if no slot is ready within this time
                 _, step = envs.recv(slot)
-                envs.send(slot, act(step.obs))       # or later; received slots may be sent in any order
+                envs.send(slot, act(step.obs))       # may be called later, and in any order of slots
 
 A slow env delays only the slots of its own worker.
 """
@@ -45,7 +45,7 @@ class AsyncPooledEnvs(PooledEnvs):
         """Return the slots for which recv(slot) returns at once; wait up to `seconds` until there is one."""
         deadline = time.monotonic() + seconds
         if slots := self._answered():
-            # If some slot is always ready, `_sleep` never polls the workers, so lost workers have to be found here.
+            # If a slot is ready in every call, `_sleep` is never called, so lost workers have to be found here.
             if time.monotonic() - self._polled_at > POLL_SECONDS:
                 self._poll_workers(0.0)
             return slots
@@ -66,8 +66,8 @@ class AsyncPooledEnvs(PooledEnvs):
     def _poll_workers(self, seconds: float) -> None:
         """Receive messages for up to `seconds` and supervise the workers.
 
-        The time since the last poll counts towards the time limits of workers, but no more than 2 * POLL_SECONDS of
-        it, because this process must have been suspended or busy for the rest.
+        The time since the last poll is added to the clock that measures the time limits of workers. At most
+        2 * POLL_SECONDS are added: in a longer gap this process was suspended or busy, and the workers were not slow.
         """
         self._worker_pool.clock += min(time.monotonic() - self._polled_at, 2 * POLL_SECONDS)
         self._worker_pool.listen(seconds)

@@ -179,7 +179,7 @@ class AtariEnv(gymnasium.Env):  # type: ignore[misc]
             (self._ale.setMode if name == "mode" else self._ale.setDifficulty)(wanted)
 
     def get_state(self) -> Info:
-        """Return the state of a game, which must have been reset (see envs/states.py)."""
+        """Return the state of the current game (see envs/states.py); `reset` must have been called before."""
         assert self._draws is not None
         return {
             "console": get_console(self._ale, self.game.sticky, self._taken),

@@ -67,7 +67,7 @@ class AtariOptions:
 
 @dataclass(frozen=True)
 class AtariGame:
-    """One game with all its settings. Those given by neither Atari options nor envs.kwargs are taken from the id."""
+    """One game with all its settings. What Atari options and envs.kwargs do not set is taken from the id."""
 
     label: str
     rom: str

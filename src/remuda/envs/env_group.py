@@ -125,7 +125,7 @@ class EnvGroup:
             rows.marked.clear()
         rewards = [env.step(action) for env, action in zip(self.envs, self._write(actions), strict=True)]
         try:
-            # If a reward is not finite, neither is the sum. Summing takes a tenth of the time of checking all.
+            # If a reward is not finite, neither is the sum. Summing takes a tenth of the time of checking each.
             is_finite = -MAX_REWARD_SUM < sum(rewards) < MAX_REWARD_SUM
             self._reward[:] = rewards
         except (TypeError, ValueError):
@@ -149,8 +149,8 @@ class EnvGroup:
     def get_state(self) -> list[tuple[int, bytes]]:
         """Return (number of steps of the group, state) for every env.
 
-        The number of steps is saved because it determines when collected rewards are added to the statistics, and the
-        sums are rounded differently if this happens at other steps.
+        The number of steps is saved because it determines at which steps collected rewards are added to the
+        statistics. If they were added at other steps, the sums would be rounded differently.
         """
         return [(self._num_steps, env.get_state()) for env in self.envs]
 

@@ -1,4 +1,4 @@
-"""Statistics of one episode: the four of `EpisodeStats`, the numbers in `info`, and those that a subclass adds.
+"""Statistics of one episode: four fields of `EpisodeStats`, the numbers in `info`, and what a subclass adds.
 
     class Falls(EpisodeStats):              # given as stats=Falls, or as "package.module:Falls"
         def __init__(self) -> None:
@@ -30,7 +30,7 @@ CONTINUES = "episode_continues"  # key of info: True if only the learner's episo
 
 
 class EpisodeStats:
-    """Statistics of one episode. A subclass's __init__() takes no arguments; it and step() need not call super()."""
+    """Statistics of one episode. A subclass may define __init__(self) and step(); neither has to call super()."""
 
     ep_rew: float = 0.0
     ep_len: int = 0

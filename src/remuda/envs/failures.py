@@ -34,20 +34,20 @@ class FailureCount:
 
     max_restarts: int
     without_episode: int = 0  # failures of this env since any env last finished an episode
-    finished: int = 0  # number of episodes that all envs had finished at this env's last failure
+    finished: int = 0  # how many episodes all envs together had finished at this env's last failure
 
     def add(self, in_a_row: int, restarts: int, finished: int) -> str | None:
         """Count one failure; return why the env is given up, or None if it may be rebuilt.
 
         `in_a_row` is the number of failures without a completed step between them, including this one. `restarts` is
-        how often the env has been rebuilt, including the rebuild for this failure. `finished` is the number of
-        episodes that all envs of the LocalEnvs or pool have finished.
+        how often the env has been rebuilt, including the rebuild for this failure. `finished` is how many episodes
+        all envs of the LocalEnvs or pool together have finished.
         """
         self.without_episode = self.without_episode + 1 if finished == self.finished else 1
         self.finished = finished
         if in_a_row > RESTARTS_IN_A_ROW:
             return f", {in_a_row} times in a row without completing a step"
-        # If there was no completed step between these failures, only the rule above applies.
+        # This limit is for failures with completed steps between them; the limit above is for failures in a row.
         if self.without_episode >= FAILURES_WITHOUT_EPISODE and self.without_episode > in_a_row:
             return f", {self.without_episode} times while no env finished an episode"
         if restarts > self.max_restarts:

@@ -54,7 +54,7 @@ class LocalEnvs:
         first_env: int = 0,
         on_notice: Callable[[Notice], None] | None = None,
     ) -> None:
-        """`first_env` is the first env's index among all envs of the run; env seeds are derived from such indices.
+        """`first_env` is the first env's index among all envs of the run; an env's seed is derived from its index.
 
         `on_notice` is called with every `Notice` of an env, for example that the env was rebuilt. If `on_notice` is
         None, a `Reporter` logs the notices and leaves out most repetitions.
@@ -87,7 +87,7 @@ class LocalEnvs:
         self._targets = [[leaf for _, leaf in leaves(actions)] for actions in self._actions]
         self._restarts = arrays["restarts"]
         self._restarts_before = 0
-        self._is_in_flight = [False] * slots  # whether each slot was sent and not yet received
+        self._is_in_flight = [False] * slots  # for each slot, whether `recv` still has to return it
         self._sent: deque[tuple[int, Callable[[], None] | None]] = deque()
         self._episodes: list[Episode] = []
         self._reporter = Reporter(logger)

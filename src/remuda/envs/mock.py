@@ -63,7 +63,7 @@ def space_from_json(values: Any, which: str) -> gymnasium.Space:
 
 
 class MockEnv(gymnasium.Env):  # type: ignore[misc]
-    """An env that computes nothing; a step takes `seconds`."""
+    """An env that computes nothing. A step spins or sleeps for `seconds`, and an episode has `length` steps."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012
 

@@ -4,7 +4,7 @@
         envs.reset(seed=1)
         while training:
             slot, step = envs.recv()             # slots come in the order in which they were sent
-            envs.send(slot, act(step.obs))       # starts the library's threads, if it has any
+            envs.send(slot, act(step.obs))       # starts a step in the library's threads, if it has any
 
 `recv` returns the same kind of `Step` as PooledEnvs. A native env cannot be killed or rebuilt: an exception ends the
 run, and there is no time limit for an env that hangs. Native envs also cannot play given seeds, report entries of
@@ -43,7 +43,7 @@ class NativeEnvs:
         should_stop: Callable[[], bool] | None = None,
         first_env: int = 0,
     ) -> None:
-        """`first_env` is the first env's index among all envs of the run; env seeds are derived from such indices."""
+        """`first_env` is the first env's index among all envs of the run; an env's seed is derived from its index."""
         per_slot = envs_per_slot(num_envs, slots)
         self.num_envs, self.num_slots, self.should_stop = num_envs, slots, should_stop
         stats_class = resolve_stats(stats)
@@ -66,7 +66,7 @@ class NativeEnvs:
             raise
         self.observation, self.action = self._slots[0].observation, self._slots[0].action
         self._sent: deque[int] = deque()
-        self._is_in_flight = [False] * slots  # whether each slot was sent and not yet received
+        self._is_in_flight = [False] * slots  # for each slot, whether `recv` still has to return it
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
         """Start new episodes in all envs; return the number of random steps taken."""

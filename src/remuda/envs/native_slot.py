@@ -70,7 +70,7 @@ class NativeSlot:
         self._starts = np.zeros(self._count, np.int64)  # row of `_rewards` at which each env's episode starts
         self._stats = [self._stats_class() for _ in range(self._count)]
         self._episodes = [1] * self._count
-        self._has_ended, self._is_plain = np.zeros(self._count, bool), True  # is_plain: no env has ended
+        self._has_ended, self._is_plain = np.zeros(self._count, bool), True  # is_plain: no episode has just ended
         self._reset_step = None
 
     # --- stepping -----------------------------------------------------------------------------------------------
@@ -131,13 +131,13 @@ class NativeSlot:
     # --- statistics: rewards are kept in a block of rows until an episode ends or the block is full -------------
 
     def _count_until(self, env: int) -> None:
-        """Add the rewards of an env's running episode, from this block up to the current row, to its statistics."""
+        """Add to an env's statistics the rewards of its running episode in this block, up to the current row."""
         start = self._starts[env]
         if start <= self._row:
             self._stats[env].count(self._rewards[start : self._row + 1, env].tolist(), self._gamma)
 
     def _advance(self) -> None:
-        """Go to the next row of the block; at the end of the block, count all rewards and start again at row 0."""
+        """Go to the next row of the block; at its end, add all its rewards to the statistics and go to row 0."""
         if self._row + 1 == BLOCK:
             for env in range(self._count):
                 self._count_until(env)
@@ -190,7 +190,7 @@ class NativeSlot:
         return taken
 
     def _restart(self, which: NDArray[np.bool_]) -> Array | None:
-        """Start new episodes where `which` is True; return all observations, or None if the backend cannot do so."""
+        """Start new episodes where `which` is True; return all observations, or None if this is not supported."""
         obs = self._guarded(lambda: self._vector.restart(which))
         if obs is not None:
             for env in which.nonzero()[0].tolist():

@@ -25,16 +25,16 @@ ROUNDING = np.float32(1e-5)  # tolerance for float bounds; relative for bounds a
 
 
 class Forbidden(ValueError):
-    """A value that its space forbids. The message does not name the env; the caller adds its name."""
+    """An observation contradicts its space. The message does not name the env, because the caller adds the name."""
 
 
 def reader(raw: gymnasium.Space, space: Space, name: str = "observation", on_cast: OnCast = None) -> Reader:
     """Return a function that converts an observation of an env to its stored form.
 
-    A list or tuple, and an array whose dtype is not that of the space, are cast if this loses nothing but float
-    precision. `on_cast`, if given, is called with a sentence about each cast of a list, a tuple or a box value. Other
-    values that contradict the space raise Forbidden, except for values outside the bounds of a box, which
-    `BoundsCheck` finds.
+    A list, tuple or Python number is converted if the space requires an array. A box value whose dtype differs from
+    that of the space is cast if this loses nothing but float precision. `on_cast`, if given, is called with a
+    sentence about each such conversion or cast. Other values that contradict the space raise Forbidden. Values
+    outside the bounds of a box are accepted; `BoundsCheck` finds them.
     """
     if space.kind == "dict":
         return _dict_reader(raw, space, name, on_cast)

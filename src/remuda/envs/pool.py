@@ -37,7 +37,7 @@ from remuda.errors import Interrupted, NoState
 from remuda.processes.requests import Requests, SpinWait, layout
 from remuda.processes.worker_pool import POLL_SECONDS, Worker, WorkerPool
 
-STATS_BYTES = 1024  # shared memory per env for an answer's statistics; longer ones are sent over the worker's `Link`
+STATS_BYTES = 1024  # shared memory per env for an answer's statistics; longer statistics are sent over the `Link`
 
 
 class PooledEnvs:
@@ -63,7 +63,7 @@ class PooledEnvs:
         alone: bool = False,
         first_env: int = 0,
     ) -> None:
-        """`first_env` is the first env's index among all envs of the run; env seeds are derived from such indices."""
+        """`first_env` is the first env's index among all envs of the run; an env's seed is derived from its index."""
         if not alone:  # a worker must not start a pool, except for an inference server, which passes alone=True
             worker.refuse_in_worker()
         per_slot, self._is_alone = envs_per_slot(num_envs, slots), alone
@@ -88,7 +88,7 @@ class PooledEnvs:
         self.num_envs, self.num_slots = num_envs, slots
         self._step_timeout, self._build_timeout = step_timeout, build_timeout
         self._number = 0  # number of the last request
-        self._is_in_flight = [False] * slots  # whether each slot was sent and not yet received
+        self._is_in_flight = [False] * slots  # for each slot, whether `recv` still has to return it
         self._sent_at, self._received_at = [0.0] * slots, 0.0  # times by `WorkerPool.clock`
         self._seed = seed
         self._restarts_before = 0
@@ -133,7 +133,7 @@ class PooledEnvs:
     def should_stop(self, should_stop: Callable[[], bool] | None) -> None:
         self._worker_pool.should_stop = should_stop
 
-    # --- the loop -----------------------------------------------------------------------------------------------
+    # --- sending and receiving ----------------------------------------------------------------------------------
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
         """Start new episodes in all envs; return the number of random steps taken."""
@@ -239,7 +239,7 @@ class PooledEnvs:
             requests.wake()
 
     def _wait_long(self, slot: int, number: int, seconds: float) -> bool:
-        """Wait as `_wait` does, and meanwhile replace workers that are lost or take longer than `step_timeout`."""
+        """Do the same as `_wait`, and also replace workers that are lost or take longer than `step_timeout`."""
         pool = self._worker_pool
         deadline = time.monotonic() + seconds
         # The time limit starts when the slot was sent, or when the last slot was received if that was later.
@@ -293,7 +293,7 @@ class PooledEnvs:
         self._attach(member)
 
     def _discard(self, member: Worker) -> bool:
-        """Drop what a lost worker left unfinished; return whether the worker took a step since it was started."""
+        """Discard a lost worker's unfinished answers, count its envs' restarts, and return whether it made a step."""
         index = member.index
         owed = self._requests.unanswered(index)
         for slot in owed:

@@ -37,7 +37,7 @@ def _leaf_width(leaf: Space) -> int:
 
 
 def encode_action(space: Space, action: Actions) -> NDArray[np.float32]:
-    """Return actions [B] as floats [B, width]: discrete and multidiscrete ones one-hot, all others flattened."""
+    """Return actions [B] as floats [B, width]: one-hot for discrete and multidiscrete leaves, else flattened."""
     parts = []
     count = len(next(leaves(action))[1])
     for (_, leaf), value in zip(space.leaves(), action_leaves(space, action, count), strict=True):

@@ -112,7 +112,7 @@ def places_of(value: Any) -> Iterator[tuple[str, int | None]]:
     """Yield (file, line) where a function or class may be defined, the likeliest first; line is None if unknown."""
     for function in functions_of(value):
         yield function.__code__.co_filename, function.__code__.co_firstlineno
-    if isinstance(value, type):  # needed for a class without functions, which has no record of its file
+    if isinstance(value, type):  # needed for classes without functions, because only functions record their file
         if (script := getattr(sys.modules["__main__"], "__file__", None)) is not None:
             yield script, None
         for file in reversed(list(linecache.cache)):  # cells of a notebook are in this cache and not on disk
@@ -121,7 +121,7 @@ def places_of(value: Any) -> Iterator[tuple[str, int | None]]:
 
 
 def functions_of(value: Any) -> Iterator[Any]:
-    """Yield `value` if it is a function, or the functions in the body of a class, without wrappers of decorators."""
+    """Yield the function `value`, or the functions in the body of the class `value`, with decorators unwrapped."""
     if not isinstance(value, type):
         yield inspect.unwrap(value)
         return
@@ -257,7 +257,7 @@ def literal(value: object) -> str | None:
 
 
 def import_of(name: str, value: object) -> tuple[str, str] | None:
-    """Return (module, attribute) for importing `value`, preferably from the module that defines it, or None."""
+    """Return (module, attribute) to import `value` from, preferably its own module, or None if no module has it."""
     own = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     names = [each for each in (own[1], name) if isinstance(each, str) and each.isidentifier()]
     modules = [own[0]] if isinstance(own[0], str) else []

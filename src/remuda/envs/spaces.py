@@ -77,10 +77,10 @@ def _box(space: gymnasium.spaces.Box, dtype: str) -> Space:
 
 
 def _round_inwards(box: Space, space: gymnasium.spaces.Box) -> Space:
-    """Return `box` with its bounds, which were rounded to float32, inside the exact bounds of `space`.
+    """Return `box` with float32 bounds that lie within the exact bounds of `space`.
 
-    A bound that was rounded outwards moves inwards by one float32 step. Otherwise an env might refuse an action that
-    equals the rounded bound.
+    The bounds of `box` were rounded to float32. A bound that was rounded outwards moves inwards by one float32 step,
+    because the env might refuse an action that equals the rounded bound.
     """
     assert box.low is not None
     assert box.high is not None

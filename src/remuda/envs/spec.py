@@ -95,7 +95,7 @@ class EnvSpec:
     def _make(self, kwargs: Kwargs) -> object:
         """Make the env of this Gymnasium id: an AtariEnv if `game` is not None, otherwise the registered env."""
         known = copy.deepcopy(gymnasium.spec(self.id))
-        known.order_enforce = False  # leaves out a wrapper that takes 0.3 us per step
+        known.order_enforce = False  # omits the wrapper OrderEnforcing, which takes 0.3 us per step
         if known.entry_point is None:
             raise EnvSpecError(
                 f"{self.label} was registered as a vector env only, and a single env is needed here: "

@@ -42,7 +42,7 @@ from remuda.processes.requests import Answers, SpinWait
 
 STEP, HOLD, RENEW = 0, 1, 2  # kinds of requests
 KINDS = 4  # the number of a request is a multiple of KINDS, plus the kind of the request
-POLL_SECONDS = 1.0  # how often an idle worker checks whether its fork server has died
+POLL_SECONDS = 1.0  # interval at which an idle worker checks whether its fork server has died
 
 
 class WorkerInfo(TypedDict):

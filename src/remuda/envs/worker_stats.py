@@ -5,8 +5,8 @@
     worker_stats.take_episodes()
 
 The first byte of encoded statistics is 1 if they contain notices, else 0. Statistics with notices are decoded on
-arrival, so that the notices are logged at once. Those without are decoded when their episodes are needed, because
-decoding many together is cheaper than decoding at every step.
+arrival, so that the notices are logged at once. Statistics without notices are decoded when their episodes are
+needed, because decoding many of them together is cheaper than decoding at every step.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class WorkerStats:
     """Collects the statistics of all workers in the parent, and logs their notices."""
 
     def __init__(self, num_envs: int, logger: logging.Logger, first_env: int = 0) -> None:
-        """`first_env` is the first env's index among all envs of the run; `Episode.env` is such an index, too."""
+        """`first_env` is the first env's index among all envs of the run; `Episode.env` is an index of this kind."""
         self.played = [0] * num_envs  # number of episodes of each env that were decoded since the last reset
         self._first_env = first_env
         self._undecoded: list[bytes] = []

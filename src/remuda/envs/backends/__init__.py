@@ -80,15 +80,16 @@ class Backend(Protocol):
         """Return None if the backend has this env, else a clause that says why not: "as it only has MyGames/*"."""
 
     def make(self, spec: EnvSpec, num_envs: int, threads: int) -> NativeVectorEnv:
-        """Make a vector env with at most `threads` threads of its own; called only for specs that are offered."""
+        """Make a vector env with at most `threads` threads of its own; called only for specs that `offer` accepts."""
 
 
 def choose(name: str, spec: EnvSpec, needs_single: str = "") -> Backend | None:
     """Return the backend of this name; None for "python", which stands for single envs.
 
     For "auto", return a backend whose envs give the same results as single envs, or None if there is no such
-    backend; if the id has no single env, return the backend "gymnasium". `needs_single` names a request that only
-    single envs can fulfill: "auto" then stands for single envs, and native backends are refused with a ConfigError.
+    backend; if the id has no single env, return the backend "gymnasium". If `needs_single` is not empty, it names a
+    request that only single envs can fulfill. Then "auto" never chooses a native backend for an id that has a single
+    env, and every other choice of a native backend raises ConfigError.
     """
     if name == "auto":
         name = "gymnasium" if spec.is_vector_only else "python"

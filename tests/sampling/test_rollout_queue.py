@@ -26,9 +26,10 @@ from remuda.build.nets import find_net
 from remuda.build.workers import make_rollout_queue
 from remuda.config.resolve import resolve_config
 from remuda.core import derive_seed
-from remuda.data import Rollout, leaves, map_tree, resets
+from remuda.data import Rollout, SharedArrays, leaves, map_tree, resets
 from remuda.errors import EnvError, Interrupted, WorkerError
 from remuda.learning.weights import SharedWeights
+from remuda.sampling import rollout_queue
 from remuda.sampling.rollout_queue import RolloutQueue, slots_for
 
 SEED, LENGTHS, T = 11, (3, 5, 2, 9), 6
@@ -363,3 +364,28 @@ def test_closing_twice_leaves_no_process_or_thread() -> None:
 def test_close_before_start() -> None:
     with streaming(starts=False) as found:
         found.queue.close()
+
+
+def test_failed_allocation_frees_the_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The buffers of the learner are allocated after the shared memory of the slots."""
+    allocate, calls, memories = rollout_queue.allocate, list[int](), list[SharedArrays]()
+    share_slots = rollout_queue.share_slots
+
+    def allocate_once(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 1:
+            raise MemoryError("no memory is left")
+        return allocate(*arguments)
+
+    def remember(*arguments: Any) -> Any:
+        memory, slots = share_slots(*arguments)
+        memories.append(memory)
+        return memory, slots
+
+    monkeypatch.setattr(rollout_queue, "allocate", allocate_once)
+    monkeypatch.setattr(rollout_queue, "share_slots", remember)
+    with pytest.raises(MemoryError, match="no memory is left"), streaming():
+        pass
+    (memory,) = memories
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(memory.fd)

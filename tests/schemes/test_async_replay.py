@@ -29,6 +29,7 @@ from remuda.learning.learner import Learner
 from remuda.learning.weights import SharedWeights
 from remuda.runs import signals
 from remuda.runs.run_log import RunLog
+from remuda.sampling.replay_writers import ReplayWriterPool
 from remuda.schemes.learning_round import LocalUpdates
 
 RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -85,6 +86,21 @@ def test_lags_of_a_resumed_run_are_not_negative(tmp_path: Path) -> None:
     names = ("lag/acting_weights", "lag/collect_to_gradient")
     ages = [line[name] for line in lines_of(run) for name in names if name in line]
     assert min(ages) >= 0
+
+
+def test_largest_lag_is_not_that_of_the_mean_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before every round, one rollout of a much older version is reported beside those of the newest ones."""
+    take_lag = ReplayWriterPool.take_lag
+
+    def take_more(writers: ReplayWriterPool) -> Any:
+        with writers._changed:
+            writers._lags[:] = [0, 0, 0, 40]
+        return take_lag(writers)
+
+    monkeypatch.setattr(ReplayWriterPool, "take_lag", take_more)
+    run = train(tmp_path / "run", steps=600, algo={"learning_starts": 100}, eval={"episodes": 0})
+    found = [line["lag/collect_to_gradient_max"] for line in lines_of(run) if "lag/collect_to_gradient_max" in line]
+    assert min(found) >= 40
 
 
 def lines_of(run: Any) -> list[dict[str, Any]]:
@@ -372,7 +388,7 @@ def test_sampler_without_rows_reports_no_lag(act: str) -> None:
     with Waiting("counting:make", **acting(act, COUNTING)) as setup:
         setup.writers.poll(50)
         time.sleep(0.5)
-        assert setup.writers.take_lag() == 0
+        assert setup.writers.take_lag() == (0, 0)
         assert not any(setup.writers._made_progress)
         setup.wait(lambda: all(setup.writers._made_progress))  # also lets the samplers continue
 
@@ -456,7 +472,7 @@ def test_samplers_act_with_published_weights(act: str) -> None:
             time.sleep(0.005)
         setup.writers.take_lag()
         setup.wait(lambda: len(setup.writers._lags) > 4)
-        assert setup.writers.take_lag() < 199
+        assert setup.writers.take_lag()[1] < 199
 
 
 @pytest.mark.parametrize("algo", ["dqn", "impala"])

@@ -50,7 +50,7 @@ class AsyncWorkers(ABC):
         self._made_progress = [False] * len(blueprints)  # whether each worker has answered since it was last replaced
         self._to_relaunch: list[Worker] = []
         # The learner's version, and the lags of the acting weights behind it in recent answers, in updates.
-        self._version, self._lags = 0, [0.0]
+        self._version, self._lags = 0, [0]
         self._seconds: dict[str, float] = {}  # the last result of `take_seconds`
         self._is_closing = False
         self._error: BaseException | None = None
@@ -122,11 +122,11 @@ class AsyncWorkers(ABC):
         self._worker_pool.restart(worker, made_progress=False)
         self._attach(worker)
 
-    def take_lag(self) -> float:
-        """Return the mean number of updates by which acting weights lagged behind the learner since the last call."""
+    def take_lag(self) -> tuple[float, int]:
+        """Return the mean and the largest lag of the acting weights since the last call, in updates."""
         with self._changed:
             lags, self._lags = self._lags, self._lags[-1:]
-        return sum(lags) / len(lags)
+        return sum(lags) / len(lags), max(lags)
 
     def take_seconds(self) -> dict[str, float]:
         """Return workers' mean seconds per activity since the last call.

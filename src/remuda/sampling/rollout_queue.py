@@ -88,9 +88,9 @@ class RolloutQueue(AsyncWorkers):
         self._width = width = (blueprints[0]["last"] - blueprints[0]["first"]) // groups
         # Allocate the memory before starting processes, because the allocation may fail.
         self._memory, self._slots = share_slots(allocate(agent, observation, num_steps, width), num_slots)
-        self._stages = deque(allocate(agent, observation, num_steps, width * per_round) for _ in range(2))
         common = {"num_steps": num_steps, "seed": seed, "row": first_row}
         try:
+            self._stages = deque(allocate(agent, observation, num_steps, width * per_round) for _ in range(2))
             super().__init__(module, [{**blueprint, **common} for blueprint in blueprints], weights, seed, **limits)
         except BaseException:
             self._memory.close()
@@ -148,7 +148,7 @@ class RolloutQueue(AsyncWorkers):
         return {
             "async/slots_free": float(free),
             "async/slots_full": float(full),
-            "lag/acting_weights": self.take_lag(),
+            "lag/acting_weights": self.take_lag()[0],
         }
 
     def close(self) -> None:

@@ -138,16 +138,16 @@ class AsynchronousReplay:
             return log.must_stop()
 
         learner.set_progress(progress.steps / recipe.steps)
-        lag = writers.take_lag()
-        acted = learner.version - lag
+        lag, largest_lag = writers.take_lag()
+        acted, oldest = learner.version - lag, learner.version - largest_lag
         try:
-            metrics = learn_due(learner, replay, acted, int(acted), must_stop)
+            metrics = learn_due(learner, replay, acted, oldest, must_stop)
             before = -1
             # `learn_due` makes a limited number of updates per call. The last round of a throttled run calls it again
             # and again, so that all updates that are due are made.
             while steps >= left and replay.is_throttled and replay.is_due and before < learner.version:
                 before = learner.version
-                metrics = learn_due(learner, replay, acted, int(acted), must_stop)
+                metrics = learn_due(learner, replay, acted, oldest, must_stop)
         finally:
             for rollout in replay.new_observations():
                 learner.finish(rollout)

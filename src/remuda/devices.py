@@ -51,10 +51,14 @@ def to_cpu(tree: Tree) -> Tree:
 
 
 def means_on_cpu(values: Mapping[str, list[Tensor | float]]) -> dict[str, list[Tensor | float]]:
-    """Replace each list of scalar tensors by a list of their mean, on the CPU; wait for their device only once."""
+    """Replace each list with scalar tensors by a list of its mean, on the CPU; wait for their device only once."""
     tensors = {name: [x for x in each if isinstance(x, Tensor)] for name, each in values.items()}
-    found = to_cpu({name: torch.stack(each).float().mean() for name, each in tensors.items() if each})
-    return {name: [found[name]] if name in found else each for name, each in values.items()}
+    means = to_cpu({name: torch.stack(each).float().mean() for name, each in tensors.items() if each})
+    found = dict(values)
+    for name, mean in means.items():
+        floats = [x for x in values[name] if not isinstance(x, Tensor)]
+        found[name] = [(mean * len(tensors[name]) + sum(floats)) / len(values[name]) if floats else mean]
+    return found
 
 
 def wait_for(device: torch.device) -> None:

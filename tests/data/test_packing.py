@@ -87,6 +87,13 @@ def test_deep_nesting_is_refused_by_pack_and_unpack() -> None:
         unpack(msgspec.msgpack.encode(node))
 
 
+@pytest.mark.parametrize("depth", [100, 1_000, 100_000])
+def test_very_deep_nesting_of_foreign_bytes_is_refused(depth: int) -> None:
+    """Arrays of one element each, deeper than the decoder can recurse."""
+    with pytest.raises(Unpackable):
+        unpack(b"\x91" * depth + b"\x01")
+
+
 @pytest.mark.parametrize(
     "node",
     [

@@ -18,6 +18,7 @@ from fake_device import DEVICE, fake, fake_batch, fake_device, make_learner
 from remuda.build.recipe import make_recipe
 from remuda.config.resolve import resolve_config
 from remuda.core import Clock
+from remuda.devices import means_on_cpu
 from remuda.envs import resolve
 from remuda.learning import side_by_side
 from remuda.learning.gradients import Gradients
@@ -216,3 +217,13 @@ def test_statistics_stay_on_the_cpu() -> None:
     standardize = Standardize((3,)).to("meta")
     assert {x.device.type for x in standardize.moments.state_dict().values()} == {"cpu"}
     assert standardize.shift.device == DEVICE
+
+
+def test_means_are_over_tensors_and_floats() -> None:
+    values: dict[str, list[torch.Tensor | float]] = {
+        "mixed": [torch.tensor(2.0), 5.0, torch.tensor(4.0), 9.0],
+        "tensors": [torch.tensor(1.0), torch.tensor(2.0)],
+        "floats": [1.0, 2.0],
+    }
+    found = means_on_cpu(values)
+    assert found == {"mixed": [5.0], "tensors": [1.5], "floats": [1.0, 2.0]}

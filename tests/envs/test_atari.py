@@ -210,6 +210,14 @@ def test_every_number_of_no_ops_below_noop_max_is_drawn() -> None:
     assert set(counts) == {0, 1, 2, 3, 4}
 
 
+@pytest.mark.parametrize("noop_max", [0, 1])
+def test_games_start_without_no_ops_if_none_are_below_noop_max(noop_max: int) -> None:
+    env = build(noop_max=noop_max, sticky=0.0)
+    for seed in range(8):
+        env.reset(seed=seed)
+        assert env._ale.getEpisodeFrameNumber() == 0
+
+
 def test_game_is_truncated_at_its_frame_limit() -> None:
     env = build(kwargs={"max_num_frames_per_episode": 101}, noop_max=30)
     env.reset(seed=1)

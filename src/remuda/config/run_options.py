@@ -104,7 +104,12 @@ class EnvsOptions(Checked):
         1000, "number of exceptions of one env after which the run fails; the env is rebuilt until then", low=0
     )
     max_worker_restarts: int = option(10, "number of times per minute that one worker may be replaced", low=0)
-    noop_max: int = option(30, "Atari: maximum number of no-ops at the start of a game", low=0, high=1_000_000)
+    noop_max: int = option(
+        30,
+        "Atari: a game starts with a random number of no-ops below this one; 0 and 1: with none",
+        low=0,
+        high=1_000_000,
+    )
     frame_skip: int | None = option(
         None, "Atari: number of frames that each action is repeated; none: by env id", low=1, high=1_000_000
     )

@@ -32,7 +32,7 @@ def pack(value: Any) -> bytes:
 def unpack(data: bytes | bytearray | memoryview) -> Any:
     try:
         return _value(msgspec.msgpack.decode(data), 0)
-    except (msgspec.DecodeError, TypeError, IndexError, KeyError, ValueError, OverflowError) as error:
+    except (msgspec.DecodeError, TypeError, IndexError, KeyError, ValueError, OverflowError, RecursionError) as error:
         raise Unpackable(f"{error}: this is not what was packed.") from None
 
 

@@ -10,7 +10,7 @@
 All random numbers are drawn as ale-py's vector env draws them, so the same seed and actions give the same frames,
 rewards and ends of episodes. Three details therefore differ from other Atari wrappers:
 
-- A game starts with up to noop_max - 1 no-ops.
+- A game starts with fewer than noop_max no-ops, or with none if noop_max is 0.
 - In the first stack of a game, all frames except the newest are zero.
 - Frame skipping stops where the game ends, so the newest frame of a game's last observation usually repeats the
   previous frame.
@@ -110,8 +110,8 @@ class AtariEnv(gymnasium.Env):  # type: ignore[misc]
     def _count_no_ops(self) -> int:
         """Return a random number of no-ops, by the algorithm of libstdc++'s uniform_int_distribution, as in ale-py.
 
-        A 32-bit draw of std::mt19937 is multiplied by noop_max, and the result is the upper 32 bits of the product.
-        Draws that would make some results more likely than others are rejected.
+        A 32-bit draw of std::mt19937 is multiplied by noop_max, or by 1 if noop_max is 0, and the result is the upper
+        32 bits of the product. Draws that would make some results more likely than others are rejected.
         """
         assert self._draws is not None
         count = max(1, self.game.options.noop_max)

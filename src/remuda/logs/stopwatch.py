@@ -50,11 +50,16 @@ class Stopwatch:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Add the time inside the context to `total[name]`. The next round starts when the context ends."""
+        """Add the time inside the context to `total[name]`, also if the context raises an error.
+
+        The next round starts when the context ends.
+        """
         start = time.perf_counter()
-        yield
-        self.total[name] += time.perf_counter() - start
-        self.restart()
+        try:
+            yield
+        finally:
+            self.total[name] += time.perf_counter() - start
+            self.restart()
 
     def trained(self) -> float:
         """Return the measured seconds of the run, except those of evaluations and checkpoints."""

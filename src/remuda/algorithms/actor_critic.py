@@ -17,11 +17,11 @@ class Targets(ArrayTuple):
     """Learning targets of each row of a rollout, computed by `ActorCritic.prepare`."""
 
     advantage: Tensor
-    value: Tensor  # target of the value network: the advantage + the value estimated while sampling
+    value: Tensor  # target of the value network: the advantage plus the value estimated while sampling
 
 
 def over_progress(value: float | Callable[[float], float]) -> Callable[[float], float]:
-    """Return `value` itself if it is a function of the run's progress; return a number as a constant function."""
+    """Return `value` if it is a function of the run's progress, or a constant function if it is a number."""
     return value if callable(value) else lambda progress: value
 
 
@@ -54,12 +54,12 @@ class ActorCritic(nn.Module):
 
     def clipped(self, rollout: Rollout) -> Tensor:
         """Return the rewards [T, B], clipped to the range from -1 to 1 if `clip_reward` is set."""
-        # Rewards are clipped here and not in the env, so that logs show the true scores of a game.
+        # Rewards are not clipped in the env, so that logs show the true scores of a game.
         reward: Tensor = rollout.steps.reward
         return reward.clamp(-1.0, 1.0) if self.clip_reward else reward
 
     def reward_statistics(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Return a rollout's reward statistics, for `absorb` before `prepare`; {} without reward scaling."""
+        """Return a rollout's reward statistics, to pass to `absorb` before `prepare`; {} without reward scaling."""
         if self.reward_scale is None:
             return {}
         return self.reward_scale.statistics(self.clipped(rollout), rollout.steps.mask, rollout.envs, rollout.begins)
@@ -87,8 +87,9 @@ class ActorCritic(nn.Module):
     def real_rows(self, batch: Batch) -> tuple[Distribution, Tensor, Steps, Targets]:
         """Return the current action distributions and values, the stored steps, and the targets of all real rows.
 
-        A row is real if its mask is True. A batch of shuffled rows has only real rows. Sequences are unrolled with
-        all rows, because the recurrent state needs every row; masked rows are dropped afterwards.
+        A row is real if its mask is True. A batch of shuffled rows has only real rows. In a batch of sequences, the
+        agent is unrolled over all rows, because the recurrent state depends on all of them. The rows whose mask is
+        False are dropped afterwards.
         """
         steps, targets = batch.steps, batch.targets
         if batch.state is None:
@@ -99,10 +100,10 @@ class ActorCritic(nn.Module):
         return policy.rows(real), value[real], steps.replace(obs=None)[real], targets[real]
 
     def obs_statistics(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Return statistics of the observations in real rows, for `absorb` after the rollout's last gradient.
+        """Return statistics of the observations in real rows, to pass to `absorb` after the rollout's last gradient.
 
-        The running statistics do not change between the gradients of a rollout, so all these gradients use the same
-        statistics. In a synchronous scheme, the rollout was also sampled with these statistics.
+        The running statistics therefore stay the same for all gradients of a rollout. In a synchronous scheme, the
+        rollout was also sampled with these running statistics.
         """
         inputs = self.agent.inputs
         return inputs.statistics(rollout.real_obs()) if inputs.has_statistics else {}

@@ -87,7 +87,10 @@ class DDPG(OffPolicy):
         return Losses({"critic": critic_loss}, metrics, self.priority((goal - values[0]).detach().abs(), batch))
 
     def _actor_losses(self, batch: Batch, clock: Clock, seen: Tensor) -> Losses:
-        """Return the actor's loss, if it is due. `seen` are the first critic's features of the observations."""
+        """Return the actor's loss, or no losses if this update does not change the actor (`policy_delay`).
+
+        `seen` holds the first critic's features of the observations.
+        """
         if (clock.version + 1) % self.policy_delay:
             return Losses({}, {})
         chosen, _ = self.agent.choose(self.now(batch, self.agent.features, batch.state))

@@ -43,8 +43,8 @@ class DQN(OffPolicy):
     ) -> None:
         """`delta` is the error above which the Huber loss is linear; if it is None, the loss is quadratic everywhere.
 
-        `beta` is the exponent of importance weights. Samplers, which call only `td_error`, need no target network:
-        with `has_target=False`, the agent is used in place of the target network.
+        `beta` is the exponent of importance weights. If `has_target` is False, the agent is used in place of the
+        target network. This is enough for samplers, which call only `td_error`.
         """
         super().__init__(agent, seed, tau, target_interval, clip_reward, burn_in)
         self.is_double, self.delta, self.beta = double, delta, over_progress(beta)
@@ -63,7 +63,7 @@ class DQN(OffPolicy):
         # Run the target network first, so that the online network's activations stay in the cache for the gradient.
         with torch.no_grad():
             later = self.after(batch, target, batch.state)
-        if self.is_double:  # the online network selects the action that the target network evaluates (1509.06461)
+        if self.is_double:  # the online network selects the action that the target evaluates (arXiv 1509.06461)
             outputs, chooser = self.now_and_after(batch, online, batch.state)
         else:
             outputs, chooser = self.now(batch, online, batch.state), later
@@ -100,7 +100,7 @@ class DQN(OffPolicy):
     def support_metrics(self, next_logits: Tensor, rows: Rows) -> dict[str, Tensor | float]:
         """Return the fraction of target probability beyond the support and, if `is_auto`, the support's bounds.
 
-        Also pass the fraction to `self.clipped`, which logs a warning if too much of the targets is clipped.
+        Also pass the fraction to `self.clipped`, which logs a warning if the mean fraction is too large.
         """
         support = self.agent.support
         share, low, high = clipped_share(next_logits.softmax(-1), rows.reward, rows.discount, support)
@@ -111,7 +111,10 @@ class DQN(OffPolicy):
 
     @torch.no_grad()
     def td_error(self, batch: Batch) -> Tensor:
-        """Return the priority of each row or sequence, for samplers. The agent serves as its own target network."""
+        """Return the priority of each row or sequence, for samplers.
+
+        Any target network is first set to the agent's parameters.
+        """
         self.clipped = None  # only the learner warns of clipped targets
         self.move_targets(1.0)
         priority = self.losses(batch, Clock()).priority

@@ -25,7 +25,7 @@ class RealRows(NamedTuple):
     policy: Distribution
     value: Tensor
     log_prob: Tensor
-    log_rho: Tensor  # log of rho: the action's probability under the current policy / under the acting policy
+    log_rho: Tensor  # log of rho, the action's probability under the current policy / the acting policy
     target: Tensor  # target of `value`; neither this target nor the advantages have a gradient
     pg_advantage: Tensor  # advantage multiplied by the clipped rho, for the policy gradient
     advantage: Tensor  # advantage that is not multiplied by rho
@@ -58,9 +58,9 @@ class IMPALA(ActorCritic):
 
     @property
     def gradient_reduction(self) -> Literal["sum", "mean"] | None:
-        """How to combine the gradients of a batch split by columns: "sum", "mean", or None if it must not be split.
+        """How to combine gradients if a batch is split by columns: "sum" or "mean"; None if it must not be split.
 
-        A subclass that changes the loss gets None, unless it overrides this property as well.
+        For a subclass that changes the loss, the result is None unless the subclass also overrides this property.
         """
         is_current = describes(type(self), "gradient_reduction", "losses", "corrected_rows", "reduced")
         return self.reduction if is_current else None
@@ -110,7 +110,7 @@ class IMPALA(ActorCritic):
 
     @torch.no_grad()
     def ratio_metrics(self, rows: RealRows) -> dict[str, Tensor | float]:
-        """Return the mean of rho, and the fraction of rows whose rho is above `rho_clip`."""
+        """Return the mean of rho over the real rows, and the fraction of these rows whose rho is above `rho_clip`."""
         rho, count = rows.log_rho.exp(), max(1, len(rows.log_rho))
         # The margin excludes ratios that exceed a `rho_clip` of 1 only by rounding.
         clipped = 0.0 if self.rho_clip is None else (rho > self.rho_clip * (1 + 1e-4)).sum() / count
@@ -118,9 +118,9 @@ class IMPALA(ActorCritic):
 
 
 def describes(kind: type, claim: str, *methods: str) -> bool:
-    """Return whether `claim`, an attribute that states a property of `methods`, is true for the class `kind`.
+    """Return whether the attribute `claim`, which describes `methods`, still describes those of the class `kind`.
 
-    The attribute is taken as true unless a subclass of the class that defines it overrides one of the methods. Such a
+    The attribute is out of date if a subclass of the class that defines it overrides one of the methods. Such a
     subclass must therefore override the attribute as well.
     """
 

@@ -13,7 +13,8 @@ from remuda.core import Clock
 from remuda.data import Batch, Rollout, map_tree, resets
 from remuda.randomness import Purpose, keyed_generator
 
-# Takes observations, state and reset flags; returns the outputs for each row, and the state after the last row.
+# A function that takes observations, state and reset flags. It returns the outputs for each row, and the state after
+# the last row.
 Unroll = Callable[[Any, Any, Tensor | None], tuple[Tensor, Any]]
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -23,7 +24,7 @@ class Rows(NamedTuple):
 
     action: Any
     reward: Tensor  # discounted sum of the n-step return's rewards
-    discount: Tensor  # factor of the value that the n-step return bootstraps from
+    discount: Tensor  # factor by which the n-step return multiplies the value from which it bootstraps
     weight: Tensor | float  # importance weight of a prioritized draw, before it is raised to the power beta
 
 
@@ -59,7 +60,7 @@ class OffPolicy(nn.Module):
 
     def prepare(self, rollout: Rollout) -> Batch:
         steps = rollout.steps
-        if self.clip_reward:  # clipped here and not in the env, so that logs show the true scores of a game
+        if self.clip_reward:  # rewards are not clipped in the env, so that logs show the true scores of a game
             steps = steps.replace(reward=steps.reward.clamp(-1.0, 1.0))
         if self.reward_scale != 1.0:
             steps = steps.replace(reward=steps.reward * self.reward_scale)
@@ -80,13 +81,13 @@ class OffPolicy(nn.Module):
             torch._foreach_lerp_(self._targets, self._online, tau)
 
     def reward_statistics(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Return no statistics, because a replay stores rewards that are not scaled by statistics."""
+        """Return an empty dict, because these algorithms do not scale rewards by running statistics."""
         return {}
 
     def obs_statistics(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Return statistics of the observations in real rows (mask True), for `absorb` between any two updates.
+        """Return statistics of the observations in real rows (mask True), to pass to `absorb` between two updates.
 
-        A replay stores raw observations, so the running statistics may change while rows are in the replay.
+        The running statistics may change at any time, because a replay stores raw observations.
         """
         inputs = self.agent.inputs
         return inputs.statistics(rollout.real_obs()) if inputs.has_statistics else {}
@@ -106,8 +107,9 @@ class OffPolicy(nn.Module):
     def rows(self, batch: Batch) -> Rows:
         """Return the rows from which the loss is computed.
 
-        These are all rows of a batch [N]. Of sequences, they are the real rows (mask True) among the learned rows,
-        which follow the burn-in. The rows after the learned rows serve only for bootstrapping.
+        In a batch of single rows, these are all rows. A sequence consists of burn-in rows, learned rows, and rows
+        that serve only for bootstrapping. In a batch of sequences, the loss is computed from the real rows (mask
+        True) among the learned rows.
         """
         steps, targets = batch.steps, batch.targets
         weight = 1.0 if batch.weight is None else batch.weight
@@ -120,7 +122,7 @@ class OffPolicy(nn.Module):
         return Rows(learned[real], targets.reward[real], targets.discount[real], weight)
 
     def real(self, batch: Batch) -> Tensor:
-        """Return the mask [learned rows, B] of the learned rows of sequences; True where an action was taken."""
+        """Return the mask of the learned rows of B sequences, [learned rows, B]; True where an action was taken."""
         mask: Tensor = batch.steps.mask[self.burn_in : self.burn_in + len(batch.targets.reward)]
         return mask
 
@@ -135,13 +137,16 @@ class OffPolicy(nn.Module):
         return self._sequence(batch, unroll, state)[: len(batch.targets.reward)][self.real(batch)]
 
     def after(self, batch: Batch, unroll: Unroll, state: Any = None) -> Tensor:
-        """Return the outputs of `unroll` n steps after the rows that `rows` selects, which bootstrap from them."""
+        """Return the outputs of `unroll` for the observations n steps after the rows that `rows` selects.
+
+        The n-step returns of the selected rows bootstrap from these outputs.
+        """
         if batch.state is None:
             return unroll(batch.next_obs, None, None)[0]
         return self._later(batch, self._sequence(batch, unroll, state))
 
     def now_and_after(self, batch: Batch, unroll: Unroll, state: Any = None) -> tuple[Tensor, Tensor]:
-        """Return the results of `now` and, without gradient, of `after`; unroll sequences only once for both."""
+        """Return the results of `now` and `after`. Only `now` has a gradient. Unroll sequences only once for both."""
         if batch.state is None:
             with torch.no_grad():
                 after = self.after(batch, unroll)
@@ -153,7 +158,8 @@ class OffPolicy(nn.Module):
     def priority(self, size: Tensor, batch: Batch) -> Tensor:
         """Return priorities, given the absolute errors `size` of the rows that `rows` selects.
 
-        The priority of a row is its error; that of a sequence is a mixture of its largest and mean error (`eta`).
+        The priority of a row is its error. The priority of a sequence is a mixture of its largest error, with weight
+        `eta`, and its mean error.
         """
         if batch.state is None:
             return size
@@ -164,7 +170,10 @@ class OffPolicy(nn.Module):
         return self.eta * sizes.amax(0) + (1 - self.eta) * mean
 
     def _sequence(self, batch: Batch, unroll: Unroll, state: Any) -> Tensor:
-        """Return the outputs of `unroll` for the rows after the burn-in, which only updates the recurrent state."""
+        """Return the outputs of `unroll` for the rows after the burn-in rows.
+
+        The burn-in rows are unrolled without gradient, only to update the recurrent state.
+        """
         obs, reset, burn_in = batch.steps.obs, resets(batch.steps.mask), self.burn_in
         if burn_in:
             with torch.no_grad():

@@ -15,9 +15,9 @@ from remuda.nets import Moments, RunningMoments
 class RewardScale(nn.Module):
     """Divides rewards by the standard deviation of the discounted return, so that value targets are of order 1.
 
-    Each env has a running return R, which is 0 at the start of an episode and becomes gamma * R + reward in each row;
-    `carry` keeps it from rollout to rollout. The mean of rewards is not subtracted, because this would change the
-    optimal policy of tasks whose episodes can end early.
+    Each env has a running return R, which is 0 at the start of an episode and becomes gamma * R + reward in each row.
+    `carry` holds the R of every env between two rollouts. The mean of rewards is not subtracted, because this would
+    change the optimal policy of tasks whose episodes can end early.
     """
 
     carry: Tensor
@@ -37,8 +37,8 @@ class RewardScale(nn.Module):
         """Return the moments of the running returns in rows with mask True, and each env's return after the last row.
 
         Rewards `r_t` and masks `mask_t` are [T, B]. `envs` [B] holds the index of each column's env; None means all
-        envs, in order. `begins` [B] is True where row 0 starts a new episode, so that the running return starts from
-        0; this flag is needed only if no masked row precedes the episode.
+        envs, in order. Where `begins` [B] is True, row 0 starts a new episode, and the running return starts from 0.
+        The flag is needed only if the env's previous row was not a reset row.
         """
         returns, carried = torch.empty(r_t.shape, dtype=torch.float64), self.carry.clone()
         envs = torch.arange(len(self.carry)) if envs is None else envs
@@ -47,7 +47,7 @@ class RewardScale(nn.Module):
             if begins is not None:
                 carry = carry.masked_fill(begins[columns], 0.0)
             for t in range(len(r_t)):
-                # A reset row sets the running return back to 0.
+                # The running return becomes 0 in a reset row, whose mask is False.
                 carry = mask_t[t, columns] * (self.gamma * carry + r_t[t, columns])
                 returns[t, columns] = carry
             carried[envs[columns]] = carry
@@ -67,7 +67,8 @@ class RewardScale(nn.Module):
 def unique_envs(envs: Tensor) -> list[Tensor]:
     """Split the columns of a rollout into groups in which each env occurs at most once.
 
-    `envs` [B] holds the env of each column. The columns of one env go to successive groups, in their order.
+    `envs` [B] holds the env of each column. If an env has several columns, the first is in the first group, the
+    second in the second group, and so on.
     """
     groups: dict[int, list[int]] = defaultdict(list)
     times: Counter[int] = Counter()

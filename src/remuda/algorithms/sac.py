@@ -79,7 +79,11 @@ class SAC(OffPolicy):
         return [self.now(batch, critic.features) for critic in self._critics]
 
     def _critic_losses(self, batch: Batch, clock: Clock, next_features: Tensor, seen: list[Tensor]) -> Losses:
-        """Return the critics' loss. `next_features` are the actor's features of the observations after n steps."""
+        """Return the critics' loss.
+
+        `next_features` holds the actor's features of the observations n steps later. `seen` holds each critic's
+        features of the current observations.
+        """
         rows, alpha = self.rows(batch), self.log_alpha.detach().exp()
         _, next_noise = self._noises(clock, next_features)
         with torch.no_grad():
@@ -97,7 +101,10 @@ class SAC(OffPolicy):
         return Losses({"critic": critic_loss}, metrics, self.priority((goal - values[0]).detach().abs(), batch))
 
     def _actor_losses(self, batch: Batch, clock: Clock, features: Tensor, seen: list[Tensor]) -> Losses:
-        """Return the losses of actor and temperature. `features` are the actor's features of the observations."""
+        """Return the losses of actor and temperature.
+
+        `features` holds the actor's features of the observations, and `seen` holds those of each critic.
+        """
         alpha = self.log_alpha.detach().exp()
         noise, _ = self._noises(clock, features)
         action, log_prob = self.agent.choose(features, noise)
@@ -115,7 +122,7 @@ class SAC(OffPolicy):
         return Losses(groups, metrics)
 
     def _noises(self, clock: Clock, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the noise of the actor's new actions: for the observations, and for those after n steps."""
+        """Return noise for new actions of the actor: in the observations, and in the observations n steps later."""
         both = torch.randn(2, len(features), self.agent.width, generator=self.generator(clock))
         noise, next_noise = send(both, features.device)
         return noise, next_noise

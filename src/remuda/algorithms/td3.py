@@ -13,7 +13,7 @@ from remuda.algorithms.ddpg import DDPG
 
 
 class TD3(DDPG):
-    """DDPG with the default options of TD3. The caller passes two critics."""
+    """DDPG with the default options of TD3. `critics` should hold two critics."""
 
     def __init__(
         self,

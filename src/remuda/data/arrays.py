@@ -10,7 +10,7 @@
     array([7, 7])
 
 Fields hold arrays (numpy or torch), other named array tuples, or None as a placeholder that every operation skips.
-If the fields are fixed, define the type as a class, so that fields can have comments and type checkers know them:
+If the fields are known in advance, define a class, so that fields can have comments and type checkers know them:
 
     class Steps(ArrayTuple):
         obs: Tree

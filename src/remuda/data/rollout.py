@@ -56,7 +56,7 @@ class Rollout:
     steps: Steps  # [T, B]
     next_obs: Tree  # [B]: the observation after the last row
     last_value: Array = None  # [B]: the agent's value estimate for next_obs; None for agents without values
-    state: Tree = None  # [B]: recurrent state before row 0, already reset where an episode starts there
+    state: Tree = None  # [B]: recurrent state before row 0; already reset where row 0 starts an episode
     envs: Array = None  # [B]: index of the env of each column; None if the columns are all envs in order
     begins: Array = None  # [B]: True where row 0 starts a new episode; None if that is unknown
 
@@ -66,7 +66,7 @@ class Rollout:
         return int(self.steps.mask.sum())
 
     def versions(self) -> tuple[float, int]:
-        """Return the mean and the lowest version of the weights that acted."""
+        """Return the mean and the smallest of the versions of the weights that acted in the rows."""
         return float(self.steps.version.float().mean()), int(self.steps.version.min())
 
     def real_obs(self) -> Tree:
@@ -110,7 +110,8 @@ class Batch:
     """Input of the losses: whole sequences [T, B], or shuffled rows [N]."""
 
     steps: Steps
-    # Added by `prepare` or a replay, for all rows; in a SequenceReplay, only for the rows that are learned from.
+    # Targets of the losses for each row, computed by `Algorithm.prepare` or by a replay. A SequenceReplay computes them
+    # only for the rows that are learned from, which excludes burn-in rows.
     targets: Tree = None
     state: Tree = None  # [B]: recurrent state before the first row; sequences only
     next_obs: Tree = None  # observations to bootstrap from: [B] after the last row of sequences, [N] for single rows

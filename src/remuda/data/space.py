@@ -37,7 +37,7 @@ class Space:
     start: int = 0  # discrete only: the smallest value in the env; in rollouts, the smallest value is 0
     sizes: Array | None = None  # multidiscrete only: the number of values of each element
     starts: Array | None = None  # multidiscrete only: the smallest value of each element in the env
-    entries: Mapping[str, Space] = field(default_factory=dict)  # dict and tuple only, by field name
+    entries: Mapping[str, Space] = field(default_factory=dict)  # dict and tuple only: spaces by field name
     keys: tuple[str, ...] = ()  # dict only: the keys that the env itself uses, in the order of `entries`
     env_dtype: str = ""  # discrete and multidiscrete only: the dtype of the env's own space
 

@@ -110,8 +110,8 @@ class Batch:
     """Input of the losses: whole sequences [T, B], or shuffled rows [N]."""
 
     steps: Steps
-    # Targets of the losses for each row, computed by `Algorithm.prepare` or by a replay. A SequenceReplay computes them
-    # only for the rows that are learned from, which excludes burn-in rows.
+    # Targets of the losses for each row, computed by `Algorithm.prepare` or by a replay. A SequenceReplay computes
+    # targets only for the rows that are learned from, which excludes burn-in rows.
     targets: Tree = None
     state: Tree = None  # [B]: recurrent state before the first row; sequences only
     next_obs: Tree = None  # observations to bootstrap from: [B] after the last row of sequences, [N] for single rows

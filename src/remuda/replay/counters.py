@@ -382,7 +382,7 @@ class ReplayCounters:
 
     # --- checkpoints; the keys of the state are part of the file format ---
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, object]:
         return {
             "draws": self.draws,
             "again": self.wasted_draws,

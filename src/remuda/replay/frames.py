@@ -192,7 +192,7 @@ class FrameRing(Ring):
     def memory(self) -> list[SharedArrays]:
         return [*super().memory, self._images]
 
-    def layout(self) -> dict[str, Any]:
+    def layout(self) -> dict[str, int | str]:
         stacks = f"{self.images.dtype.str}{list(self._shape)}"
         return {**super().layout(), "frames": self.frames, "room for frames": self._room, "stacks": stacks}
 
@@ -215,7 +215,7 @@ class FrameRing(Ring):
             views += [self.images[env, places] for places, _ in unbroken(begin, end, self._room)]
         return views
 
-    def get_tail(self) -> dict[str, Any]:
+    def get_tail(self) -> dict[str, object]:
         """Extend the result of `Ring.get_tail` with counters and the frames of observations after the newest rows."""
         kept = self.frame_counters.kept
         env, place = self._uncounted(kept)

@@ -12,8 +12,7 @@ numpy call takes two microseconds, as long as a thousand additions, so the numbe
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -28,6 +27,21 @@ MANY = 1000  # for fewer indices than this, removing duplicate groups costs more
 
 Floats = NDArray[np.float64]
 Errors = NDArray[np.floating[Any]]
+
+
+class TreeState(TypedDict):
+    """The state of a `SumTree` in a checkpoint; the keys are part of the file format."""
+
+    places: Floats
+    groups: Floats
+    blocks: Floats
+
+
+class PrioritiesState(TypedDict):
+    """The state of `Priorities` in a checkpoint; the keys are part of the file format."""
+
+    tree: TreeState
+    largest: float
 
 
 class DrawNumbers:
@@ -159,10 +173,10 @@ class Priorities:
             raise ValueError(f"a priority of {error.max()} was given: to the power {self.alpha}, it is not finite.")
         return priority, largest
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> PrioritiesState:
         return {"tree": self.tree.get_state(), "largest": self.largest}
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: PrioritiesState) -> None:
         self.tree.set_state(state["tree"])
         self.largest = state["largest"]
 
@@ -261,11 +275,11 @@ class SumTree:
         found: Index = some[np.maximum(some.searchsorted(place, "right") - 1, 0)]
         return found
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> TreeState:
         """Return the priorities and also their sums, because sums computed again may be rounded differently."""
         return {"places": self[:].copy(), "groups": self._groups.copy(), "blocks": self._blocks.copy()}
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: TreeState) -> None:
         """Restore a state, so that `find` returns exactly the same places for the same masses."""
         if len(state["places"]) != self.capacity:
             raise ValueError(f"the state is of {len(state['places'])} places, and this tree has {self.capacity}.")

@@ -239,7 +239,7 @@ class Ring:
         """All blocks of shared memory that the ring consists of."""
         return [self._memory]
 
-    def layout(self) -> dict[str, Any]:
+    def layout(self) -> dict[str, int | str]:
         """Return the sizes, shapes and dtypes that a ring must have to load the files of this ring."""
         arrays = {name: self._memory[name] for name in self._names}
         sizes = {"capacity": self.capacity, "envs": self.envs, "groups": self.groups}
@@ -257,7 +257,7 @@ class Ring:
         columns, places = self.columns(span.group), unbroken(span.first, span.last, self.capacity)
         return [self._memory[name][place, columns] for name in self._names for place, _ in places]
 
-    def get_tail(self) -> dict[str, Any]:
+    def get_tail(self) -> dict[str, object]:
         """Return copies of the data outside of rows: row counts, and the observation after each env's newest row."""
         place = np.repeat(self.written % self.capacity, self.width)
         seen = [x[place, np.arange(self.envs)] for _, x in leaves(self.rows.obs)]

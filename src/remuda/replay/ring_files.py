@@ -72,7 +72,7 @@ class Segment:
     part: int  # largest size of a part in bytes
     sums: NDArray[np.uint32]  # crc32 of every part; unlike sha256, crc32 is faster than the disk
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         return {"name": self.name, "part": self.part, "sums": self.sums, **self.span._asdict()}
 
     @classmethod
@@ -100,7 +100,7 @@ class RingFiles:
         """Names of all files that the newest state needs; within a group, files with older rows come first."""
         return [segment.name for segment in self._segments]
 
-    def write(self, ring: Ring) -> dict[str, Any]:
+    def write(self, ring: Ring) -> dict[str, object]:
         """Write all rows that no file holds yet, wait until they are on the disk, and return the state.
 
         Writers must be paused. If the disk fails, OSError is raised, and the files of earlier calls remain valid.
@@ -218,7 +218,7 @@ def _damaged(path: Path, how: str) -> DamagedReplay:
     return DamagedReplay(f"replay file {path} is damaged ({how}).")
 
 
-def _check_layout(saved: Mapping[str, Any], own: Mapping[str, Any], directory: Path) -> None:
+def _check_layout(saved: Mapping[str, object], own: Mapping[str, object], directory: Path) -> None:
     for name in {**saved, **own}:
         if saved.get(name) != own.get(name):
             raise CheckpointError(

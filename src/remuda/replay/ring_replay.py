@@ -88,7 +88,7 @@ class RingReplay(ABC):
     def can_draw(self) -> bool: ...
 
     @abstractmethod
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, object]:
         """Return the state of the replay, without the rows of the ring."""
 
     @abstractmethod
@@ -224,7 +224,7 @@ class RingReplay(ABC):
 
     # --- checkpoints ---
 
-    def save(self, directory: Path) -> dict[str, Any]:
+    def save(self, directory: Path) -> dict[str, object]:
         """Write all rows that no file holds yet; return the remaining state and the names of all files."""
         if self._files is None or self._files.directory != directory:
             self._files = RingFiles(directory)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -127,7 +126,7 @@ class RolloutBuffer:
     def save(self, directory: Path) -> None:
         """Save nothing: the buffer is empty between two rounds."""
 
-    def load(self, directory: Path, state: dict[str, Any]) -> None:
+    def load(self, directory: Path, state: Mapping[str, object]) -> None:
         """Load nothing, because nothing was saved."""
 
     def close(self) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -11,10 +11,30 @@ from numpy.typing import NDArray
 
 from remuda.data import NumpyArray, SharedArrays, Tree, leaves, map_tree
 from remuda.replay.counters import GroupCounters, Index, Layout
-from remuda.replay.priorities import SumTree
+from remuda.replay.priorities import SumTree, TreeState
 from remuda.replay.ring import Ring
 
 PriorityFunction = Callable[[NDArray[np.float32]], NDArray[np.float64]]
+
+
+class StatesState(TypedDict):
+    """The state of `RecurrentStates` in a checkpoint; the keys are part of the file format."""
+
+    states: dict[str, NumpyArray]  # by path in the tree
+    row: Index
+    stored: Index
+    interval: int
+
+
+class SequenceIndexState(TypedDict):
+    """The state of a `SequenceIndex` in a checkpoint; the keys are part of the file format."""
+
+    row: Index
+    complete: Index
+    first: Index
+    largest: float
+    tree: TreeState
+    states: StatesState
 
 
 class RecurrentStates:
@@ -83,7 +103,7 @@ class RecurrentStates:
             for number in self.counters.without_td_error(group):
                 self.set_td_error(group, number, np.nan)
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> StatesState:
         """Return a copy of all states. Counters are copied first, so as not to count states stored meanwhile."""
         stored = self.counters.written.copy()
         self.counters.fence()
@@ -91,7 +111,7 @@ class RecurrentStates:
         states = {path: array.copy() for path, array in leaves(self.states)}
         return {"states": states, "row": row, "stored": stored, "interval": self.interval}
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: StatesState) -> None:
         for path, array in leaves(self.states):
             array[...] = state["states"][path]
         self.row[:] = state["row"]
@@ -193,11 +213,17 @@ class SequenceIndex:
         self.tree[self._leaf(number[kept], env[kept])] = priority[kept]
         self.largest = max(self.largest, float(priority[kept].max(initial=0.0)))
 
-    def get_state(self) -> dict[str, Any]:
-        own = {"row": self.row.copy(), "complete": self.complete.copy(), "first": self.first.copy()}
-        return {**own, "largest": self.largest, "tree": self.tree.get_state(), "states": self.states.get_state()}
+    def get_state(self) -> SequenceIndexState:
+        return {
+            "row": self.row.copy(),
+            "complete": self.complete.copy(),
+            "first": self.first.copy(),
+            "largest": self.largest,
+            "tree": self.tree.get_state(),
+            "states": self.states.get_state(),
+        }
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: SequenceIndexState) -> None:
         self.states.set_state(state["states"])
         self.row[:], self.complete[:], self.first[:] = state["row"], state["complete"], state["first"]
         self.tree.set_state(state["tree"])

@@ -169,7 +169,7 @@ class SequenceReplay(RingReplay):
             number, env = key.T
             self.sequence_index.set_priority(number, env, self._priority_of(priority.detach().numpy()))
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, object]:
         sequence_index = None if self.sequence_index is None else self.sequence_index.get_state()
         return {**self.counters.get_state(), "starts": sequence_index}
 

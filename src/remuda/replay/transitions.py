@@ -156,7 +156,7 @@ class TransitionReplay(RingReplay):
         if self.priorities is not None and priority is not None:
             self.priorities.feedback(key, priority.detach().numpy())
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, object]:
         priorities = None if self.priorities is None else self.priorities.get_state()
         return {**self.counters.get_state(), "seen": self.counters.prioritized.copy(), "priorities": priorities}
 

@@ -44,7 +44,7 @@ class Builder:
 
     make_agent: Callable[[RunConfig, EnvInfo, NetFactory], Any]
     # The first argument is the class of the algorithm. The second argument is the agent.
-    make_algorithm: Callable[[type[Any], Any, RunConfig, EnvInfo, NetFactory], Algorithm]
+    make_algorithm: Callable[[type[Algorithm], Any, RunConfig, EnvInfo, NetFactory], Algorithm]
 
 
 def make_algorithm(config: RunConfig, info: EnvInfo, make_net: NetFactory) -> Algorithm:
@@ -109,7 +109,7 @@ def net_must_fit(config: RunConfig, info: EnvInfo) -> Iterator[None]:
 # --- keyword arguments of an algorithm ------------------------------------------------------------------------------
 
 
-def keyword_arguments(kind: type[Any], options: AlgoOptions, **given: Any) -> dict[str, Any]:
+def keyword_arguments(kind: type[object], options: AlgoOptions, **given: object) -> dict[str, object]:
     """Return the keyword arguments with which an algorithm is constructed.
 
     Every option that has the same name as a keyword-only parameter of the class `kind` is included, so that an
@@ -117,7 +117,7 @@ def keyword_arguments(kind: type[Any], options: AlgoOptions, **given: Any) -> di
     `options.algorithm_arguments()` take precedence over the options, and those in `given` over both.
     """
     accepted = keyword_parameters(kind)
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for item in fields(options):
         value = getattr(options, item.name)
         is_schedule = item.metadata.get("schedule") and value is not None
@@ -126,7 +126,7 @@ def keyword_arguments(kind: type[Any], options: AlgoOptions, **given: Any) -> di
     return {name: value for name, value in values.items() if name in accepted} | given
 
 
-def keyword_parameters(kind: type[Any]) -> set[str]:
+def keyword_parameters(kind: type[object]) -> set[str]:
     """Return the names of the keyword-only parameters of a class's constructor.
 
     If the constructor accepts `**options`, the parameters of the base class's constructor are included.
@@ -142,13 +142,13 @@ def keyword_parameters(kind: type[Any]) -> set[str]:
     return names
 
 
-def replay_arguments(kind: type[Any], config: RunConfig, **given: Any) -> dict[str, Any]:
+def replay_arguments(kind: type[object], config: RunConfig, **given: object) -> dict[str, object]:
     """Return the keyword arguments of an algorithm that learns from a replay."""
     beta = parse_schedule(config.replay.beta, "replay.beta")
     return keyword_arguments(kind, config.algo_options, beta=beta, burn_in=config.replay.burn_in, **given)
 
 
-def construct(kind: type[Any], *arguments: Any, **options: Any) -> Algorithm:
+def construct(kind: type[Algorithm], *arguments: object, **options: object) -> Algorithm:
     """Return an algorithm of this class; raise ConfigError if its constructor does not accept these arguments."""
     try:
         inspect.signature(kind).bind(*arguments, **options)
@@ -184,7 +184,7 @@ def make_policy_agent(config: RunConfig, info: EnvInfo, make_net: NetFactory) ->
 
 
 def make_on_policy(
-    kind: type[Any], agent: PolicyAgent, config: RunConfig, info: EnvInfo, make_net: NetFactory
+    kind: type[Algorithm], agent: PolicyAgent, config: RunConfig, info: EnvInfo, make_net: NetFactory
 ) -> Algorithm:
     return construct(kind, agent, config.sampler.envs, **keyword_arguments(kind, config.algo_options))
 
@@ -219,7 +219,7 @@ def final_epsilon(options: AlgoOptions) -> float:
 
 
 def make_q_learning(
-    kind: type[Any], agent: QAgent, config: RunConfig, info: EnvInfo, make_net: NetFactory
+    kind: type[Algorithm], agent: QAgent, config: RunConfig, info: EnvInfo, make_net: NetFactory
 ) -> Algorithm:
     return construct(kind, agent, config.seed, **replay_arguments(kind, config))
 
@@ -244,7 +244,7 @@ def make_actor_agent(config: RunConfig, info: EnvInfo, make_net: NetFactory) -> 
 
 
 def make_continuous(
-    kind: type[Any], agent: ActorAgent, config: RunConfig, info: EnvInfo, make_net: NetFactory
+    kind: type[Algorithm], agent: ActorAgent, config: RunConfig, info: EnvInfo, make_net: NetFactory
 ) -> Algorithm:
     options = config.algo_options
     assert isinstance(options, ActorCriticOptions)

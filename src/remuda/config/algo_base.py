@@ -91,7 +91,7 @@ class AlgoOptions(Checked):
         """Return the keyword arguments of the agent that are specific to this kind of algorithm."""
         return {}
 
-    def algorithm_arguments(self) -> dict[str, Any]:
+    def algorithm_arguments(self) -> dict[str, object]:
         """Return the algorithm's keyword arguments that differ in name or form from the options that set them."""
         return {}
 

@@ -218,7 +218,7 @@ class OffPolicyOptions(AlgoOptions):
     def random_steps(self) -> int:
         return self.learning_starts
 
-    def algorithm_arguments(self) -> dict[str, Any]:
+    def algorithm_arguments(self) -> dict[str, object]:
         return {"target_interval": self.target_update_interval}
 
     def faster_updates(self) -> list[str]:
@@ -267,7 +267,7 @@ class DQNOptions(OffPolicyOptions):
     def agent_arguments(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("dueling", "noisy", "atoms", "v_min", "v_max")}
 
-    def algorithm_arguments(self) -> dict[str, Any]:
+    def algorithm_arguments(self) -> dict[str, object]:
         return {**super().algorithm_arguments(), "delta": self.huber}
 
     def check_run(self, config: RunConfig) -> None:
@@ -303,7 +303,7 @@ class R2D1Options(DQNOptions):
     )
     huber: float | None = option(None, "error beyond which the loss is linear; none squares every error", above=0.0)
 
-    def algorithm_arguments(self) -> dict[str, Any]:
+    def algorithm_arguments(self) -> dict[str, object]:
         return {**super().algorithm_arguments(), "rescaled": self.rescale}
 
     def check_run(self, config: RunConfig) -> None:

@@ -83,7 +83,7 @@ class SACOptions(ActorCriticOptions):
     def agent_arguments(self) -> dict[str, Any]:
         return {"stochastic": True}
 
-    def algorithm_arguments(self) -> dict[str, Any]:
+    def algorithm_arguments(self) -> dict[str, object]:
         fixed, start = self.entropy_weight()
         return {**super().algorithm_arguments(), "ent_coef": fixed, "ent_coef_init": start}
 

@@ -12,7 +12,7 @@ from remuda.errors import ConfigError, nearest
 from remuda.learning.schedules import largest_value, parse_schedule
 
 
-def option(default: Any, help: str, **checks: Any) -> Any:
+def option(default: object, help: str, **checks: object) -> Any:
     """Declare a field with its default, its help text and its rules.
 
     Rules are `low` and `high` (inclusive), `above` (exclusive), `choices`, `schedule` (True if the value may be a
@@ -64,10 +64,10 @@ def check_value(name: str, value: Any, rules: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name}={number} is too close to 0: use 0, or at least {SMALLEST_FLOAT}.")
 
 
-def fill(options: Any, values: Mapping[str, Any], group: str) -> Any:
+def fill(options: Any, values: Mapping[str, object], group: str) -> Any:
     """Return a copy of an options dataclass with these values; raise ConfigError for unknown names or wrong types."""
     known = {item.name: item for item in fields(options)}
-    changed: dict[str, Any] = {name: getattr(options, name) for name in known}
+    changed: dict[str, object] = {name: getattr(options, name) for name in known}
     for name, value in values.items():
         if name not in known:
             raise ConfigError(f"{group}.{name} is not an option: {nearest(str(name), known)}")
@@ -75,7 +75,7 @@ def fill(options: Any, values: Mapping[str, Any], group: str) -> Any:
     return type(options)(**changed)
 
 
-def annotation_of(item: Field[Any]) -> str:
+def annotation_of(item: Field[object]) -> str:
     """Return the type of a dataclass field as text, whether or not its module postpones annotations."""
     return item.type.__name__ if isinstance(item.type, type) else str(item.type)
 
@@ -85,7 +85,7 @@ Auto = Literal["auto"]  # with this value, the run determines the option itself
 WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
-def coerce(value: Any, annotation: str, name: str) -> Any:
+def coerce(value: object, annotation: str, name: str) -> Any:
     """Convert a value from the command line, YAML or Python to the type that its field declares."""
     optional = annotation.endswith("| None")
     kind = annotation.removesuffix("| None").strip()
@@ -143,7 +143,7 @@ def _as(kind: str, value: Any) -> Any:
     return str(value)
 
 
-def _json_object(value: Any) -> dict[str, Any]:
+def _json_object(value: object) -> dict[str, Any]:
     found = json.loads(value) if isinstance(value, str) else value
     if not isinstance(found, Mapping):
         raise TypeError(value)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
 
-Groups = Mapping[str, Mapping[str, Any]]
+Groups = Mapping[str, Mapping[str, object]]
 
 
-def upgraded(values: Mapping[str, Any], groups: Groups) -> tuple[dict[str, Any], Groups]:
+def upgraded(values: Mapping[str, object], groups: Groups) -> tuple[dict[str, object], Groups]:
     """Return settings `values` and options `groups` with two options of version 0.1 replaced by settings.
 
     `algo.variant`, the import path of an algorithm's class, is now the setting `algo`. `scheme.device` is now the
@@ -29,7 +28,7 @@ def upgraded(values: Mapping[str, Any], groups: Groups) -> tuple[dict[str, Any],
     return values, groups
 
 
-def without_option(groups: Groups, group: str, name: str) -> tuple[Groups, Any]:
+def without_option(groups: Groups, group: str, name: str) -> tuple[Groups, object]:
     """Return `groups` without the option `group.name`, and the value of this option, or None if it is not there."""
     options = groups.get(group, {})
     if not isinstance(options, Mapping) or name not in options:
@@ -37,9 +36,9 @@ def without_option(groups: Groups, group: str, name: str) -> tuple[Groups, Any]:
     return {**groups, group: {key: value for key, value in options.items() if key != name}}, options[name]
 
 
-def is_set(value: Any) -> bool:
+def is_set(value: object) -> bool:
     return value is not None and str(value).lower() != "none"
 
 
-def notify(text: str, *values: Any) -> None:
+def notify(text: str, *values: object) -> None:
     logging.getLogger("remuda").warning(text, *values)

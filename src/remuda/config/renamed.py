@@ -17,7 +17,7 @@ RENAMED = {  # {group of options: {name in version 0.1: present name}}
 }
 
 
-def rename_options(groups: Mapping[str, Any], source: str = "") -> dict[str, Any]:
+def rename_options(groups: Mapping[str, object], source: str = "") -> dict[str, Any]:
     """Return `groups` with the present names of all options, and log one warning that lists the old names found.
 
     `source` is the file that the options come from, if any. Raise ConfigError if both names of an option are given.

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-Preset = Mapping[str, Mapping[str, Any]]  # {group of options: {name: value}}
+Preset = Mapping[str, Mapping[str, object]]  # {group of options: {name: value}}
 
 
-def over(base: Preset, **changes: Mapping[str, Any]) -> Preset:
+def over(base: Preset, **changes: Mapping[str, object]) -> Preset:
     """Return a copy of the preset `base` with `changes`, which are values by group."""
     return {group: {**base.get(group, {}), **changes.get(group, {})} for group in {**base, **changes}}
 
@@ -78,10 +77,10 @@ DISCRETE: Preset = {
 }
 DQN: dict[str, Preset] = {"CartPole-*": CARTPOLE, "ALE/*": ATARI, "MinAtar/*": MINATAR, "discrete": DISCRETE}
 
-PRIORITIZED: dict[str, Any] = {"algo": {"epsilon": "0"}, "replay": {"prioritized": True, "n_step": 3}}
+PRIORITIZED: Preset = {"algo": {"epsilon": "0"}, "replay": {"prioritized": True, "n_step": 3}}
 RAINBOW: dict[str, Preset] = {name: over(preset, **PRIORITIZED) for name, preset in DQN.items()}
 
-SEQUENCES: Mapping[str, Any] = {
+SEQUENCES: Mapping[str, object] = {
     "prioritized": True,
     "sequence": 20,
     "burn_in": 0,

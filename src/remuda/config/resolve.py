@@ -32,17 +32,17 @@ from remuda.runs.directory import RunDirectory
 from remuda.runs.spaces import read_spaces
 from remuda.torchrun import read_torchrun
 
-Groups = Mapping[str, Mapping[str, Any]]
+Groups = Mapping[str, Mapping[str, object]]
 Setup = tuple[RunConfig, EnvSpec, EnvInfo]
 MAY_CHANGE = ("eval", "checkpoint", "log")  # groups whose options may change when a run is resumed
 MAX_STEPS = "REMUDA_MAX_STEPS"  # environment variable that caps the steps of every run
 
 
 def resolve_config(
-    settings: Mapping[str, Any],
+    settings: Mapping[str, object],
     groups: Groups,
     file: Path | None = None,
-    env: Callable[..., Any] | None = None,
+    env: Callable[..., object] | None = None,
 ) -> Setup:
     """Return the complete configuration of a run, the spec of its env, and what `probe` found out about the env.
 
@@ -84,17 +84,17 @@ def _shorten(config: RunConfig, limit: int | None) -> RunConfig:
     return replace(config, steps=limit, algo_options=options, sampler=sampler)
 
 
-def merge(first: Groups, second: Groups) -> dict[str, dict[str, Any]]:
+def merge(first: Groups, second: Groups) -> dict[str, dict[str, object]]:
     """Return the options in `first` and `second`, by group. If both contain an option, `second` takes precedence."""
     return {group: {**first.get(group, {}), **second.get(group, {})} for group in GROUPS}
 
 
-def options_classes(algo: str) -> dict[str, type[Any]]:
+def options_classes(algo: str) -> dict[str, type[object]]:
     """Return the options class of each group in a run of this algorithm."""
     return {"algo": find_algorithm(algo).options, **KINDS}
 
 
-def _resolve(settings: Mapping[str, Any], wanted: Groups, env: Callable[..., Any] | None) -> Setup:
+def _resolve(settings: Mapping[str, object], wanted: Groups, env: Callable[..., object] | None) -> Setup:
     """Return configuration, env spec and `probe` result. The caller must have checked the group names in `wanted`."""
     values = {"seed": 0, "scheme": "serial", **settings}
     for name in ("algo", "env"):
@@ -112,7 +112,7 @@ def _resolve(settings: Mapping[str, Any], wanted: Groups, env: Callable[..., Any
     return config, spec, info
 
 
-def fill_config(values: Mapping[str, Any], wanted: Groups, label: str, info: EnvInfo) -> RunConfig:
+def fill_config(values: Mapping[str, object], wanted: Groups, label: str, info: EnvInfo) -> RunConfig:
     """Return the configuration for an env. Options that `wanted` leaves out come from the preset or the defaults."""
     algo = str(values["algo"])
     preset = find_preset(algo, label, info.action)
@@ -150,7 +150,7 @@ def fill_config(values: Mapping[str, Any], wanted: Groups, label: str, info: Env
     )
 
 
-def stored_config(path: Path, net: Callable[..., Any] | None, call: str) -> tuple[RunConfig, EnvInfo] | None:
+def stored_config(path: Path, net: Callable[..., object] | None, call: str) -> tuple[RunConfig, EnvInfo] | None:
     """Return the configuration of a run and its `EnvInfo`, or None if the run's directory has no spaces.json.
 
     The env is neither imported nor built. If the net of the run has no import path, it must be passed as `net`.
@@ -169,7 +169,7 @@ def stored_config(path: Path, net: Callable[..., Any] | None, call: str) -> tupl
     return fill_config({"seed": 0, "scheme": "serial", **stored}, wanted, env, info), info
 
 
-def stored_options(path: Path, stored: Mapping[str, Any]) -> Groups:
+def stored_options(path: Path, stored: Mapping[str, object]) -> Groups:
     """Return the options in the config.yaml of a run, by group, with their present names."""
     options = stored.get("options", {})
     if not isinstance(options, Mapping):
@@ -223,7 +223,7 @@ def check_groups(groups: Groups) -> None:
             raise ConfigError(f"{group}={values!r} is not a mapping: give its options by name.")
 
 
-def callable_name(thing: Callable[..., Any], label: str) -> str:
+def callable_name(thing: Callable[..., object], label: str) -> str:
     """Return the name of an env or net for config.yaml: its import path, or <label> if it has no import path."""
     try:
         found = describe(thing)
@@ -250,7 +250,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
     return content
 
 
-def must_be_given_again(path: Path, stored: Mapping[str, Any], given: Mapping[str, Any], call: str) -> None:
+def must_be_given_again(path: Path, stored: Mapping[str, object], given: Mapping[str, object], call: str) -> None:
     """Raise CheckpointError if the run's env or net has no import path and is not among the `given` objects."""
     needed = without_path(stored)
     if any(given[name] is None for name in needed):
@@ -264,10 +264,10 @@ def must_be_given_again(path: Path, stored: Mapping[str, Any], given: Mapping[st
 
 def resume_config(
     path: Path,
-    settings: Mapping[str, Any],
+    settings: Mapping[str, object],
     groups: Groups,
-    env: Callable[..., Any] | None = None,
-    net: Callable[..., Any] | None = None,
+    env: Callable[..., object] | None = None,
+    net: Callable[..., object] | None = None,
     call: str = RESUME,
 ) -> Setup:
     """Return the configuration of an existing run with the changes in `settings` and `groups`.

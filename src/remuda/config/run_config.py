@@ -114,14 +114,14 @@ GROUPS = {group: f"{group}_options" if group in ("algo", "scheme") else group fo
 SETTINGS = ("algo", "env", "steps", "seed", "scheme", "device")
 
 
-def to_dict(config: RunConfig) -> dict[str, Any]:
+def to_dict(config: RunConfig) -> dict[str, object]:
     """Return the configuration in the form of config.yaml: the settings and, under `options`, a mapping per group."""
-    out: dict[str, Any] = {name: getattr(config, name) for name in SETTINGS}
+    out: dict[str, object] = {name: getattr(config, name) for name in SETTINGS}
     out["options"] = {group: _plain(getattr(config, attribute)) for group, attribute in GROUPS.items()}
     return out
 
 
-def _plain(options: Any) -> dict[str, Any]:
+def _plain(options: Any) -> dict[str, object]:
     values = {item.name: getattr(options, item.name) for item in fields(options)}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
@@ -129,6 +129,6 @@ def _plain(options: Any) -> dict[str, Any]:
 def from_dict(values: Mapping[str, Any]) -> RunConfig:
     """Return the configuration that `to_dict` converted to `values`. No preset is applied and no env is probed."""
     settings = {name: values[name] for name in SETTINGS if name in values}
-    kinds: dict[str, type[Any]] = {"algo": find_algorithm(values["algo"]).options, **KINDS}
+    kinds: dict[str, type[Checked]] = {"algo": find_algorithm(values["algo"]).options, **KINDS}
     groups = {GROUPS[group]: fill(kinds[group](), values["options"].get(group, {}), group) for group in GROUPS}
     return RunConfig(**settings, **groups)

@@ -61,7 +61,7 @@ def is_used_by(algo: type[Any], kind: type[Any], group: str, name: str) -> bool:
 
 
 def refuse_unused(
-    given: Mapping[str, Mapping[str, Any]], kinds: Mapping[str, type[Any]], algo: str, scheme: str
+    given: Mapping[str, Mapping[str, object]], kinds: Mapping[str, type[Any]], algo: str, scheme: str
 ) -> None:
     """Raise ConfigError for the first of the `given` options that `algo` does not use under `scheme`.
 

@@ -51,7 +51,7 @@ class Window:
         metrics: dict[str, float] = {}
         for name, values in fields.items():
             array = np.asarray(values, np.float64)
-            with np.errstate(invalid="ignore"):  # an infinite return has an infinite mean and an undefined deviation
+            with np.errstate(invalid="ignore"):  # numpy warns about the deviation of infinite returns, which is NaN
                 numbers = (array.mean(), array.std(), np.median(array), array.min(), array.max())
             for statistic, number in zip(STATISTICS, numbers, strict=True):
                 metrics[f"rollout/{name}_{statistic}"] = float(number)

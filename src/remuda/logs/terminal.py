@@ -74,8 +74,8 @@ class Terminal:
         self.title = title
         now = time.monotonic()
         # (time, steps) of the calls of `update` within the last RATE_SECONDS, preceded by the last call before that
-        # period. Calls less than SAMPLE_SECONDS after the previous entry are left out. The initial entry is the start
-        # of this process, so that the rate of a resumed run does not include earlier processes.
+        # period. A call less than SAMPLE_SECONDS after the previous entry adds no entry. The initial entry is the
+        # start of this process, so that the rate of a resumed run does not include earlier processes.
         self._rates: deque[tuple[float, int]] = deque([(now, start_steps)])
         self._updated = (now, start_steps)
         self._activity, self._since = "starting up", now
@@ -215,7 +215,7 @@ class Terminal:
             auto_refresh=False,
             # A `print` in the user's code appears above the progress bar.
             redirect_stdout=self._output.wraps(sys.stdout),
-            # With `2> FILE`, errors go to the file only.
+            # If the user redirects stderr (`2> FILE`), errors go to that file only.
             redirect_stderr=sys.stderr is not None and sys.stderr.isatty(),
         )
         live.start(refresh=True)

@@ -84,13 +84,13 @@ class MetricsFile:
         append_atomic(jsonl, (to_json(row) + "\n").encode())
         if row.keys() <= set(self._columns):
             append_atomic(table, _csv_text([row], self._columns).encode())
-        else:  # new columns: rewrite the table, which happens a few times, while the file is short
+        else:  # rewrite the table with the new columns; this happens a few times, while the file is short
             self._write_csv(read_metrics(self._jsonl.parent))
             self._files[1] = io.FileIO(self._csv, "a")
             table.close()  # closed last: the old table stays in use if the new one cannot be written
 
     def resume(self, step: int) -> None:
-        """Drop the rows for steps after `step`, which the earlier process wrote after its last checkpoint."""
+        """Drop the rows for steps after `step`. The earlier process wrote these rows after its last checkpoint."""
         rows = [row for row in read_metrics(self._jsonl.parent) if (row[STEP] or 0) <= step]
         self.close()
         self._open(rows)
@@ -131,9 +131,9 @@ class TensorBoard:
     """Writes scalars to a TensorBoard event file below `directory`.
 
     tensorboard's `RecordWriter` encodes the records. Each record is one write, so a killed process leaves no partial
-    record. tensorboard's `EventFileWriter` and torch's `SummaryWriter` are not used for two reasons: they write from
-    a thread that ends at the first error, so all later metrics are lost if the disk is full for a moment, and they
-    load tensorflow where it is installed. tensorboard is imported at the first event, because the import takes 70 ms.
+    record. tensorboard's `EventFileWriter` and torch's `SummaryWriter` are not used, because they write from a thread
+    that ends at the first error: if the disk is full for a moment, all later metrics are lost. They also load
+    tensorflow where it is installed. tensorboard is imported at the first event, because the import takes 70 ms.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -145,7 +145,7 @@ class TensorBoard:
         self._add(step=int(step), summary={"value": values})
 
     def resume(self, step: int) -> None:
-        """Start a new event file with an event that makes readers drop earlier values for steps after `step`."""
+        """Start a new event file with an event that makes readers drop older files' values for steps after `step`."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
         self.close()
@@ -197,7 +197,7 @@ class _EventFile:
 
 
 class WandB:
-    """Logs to Weights & Biases. Its own settings apply, such as the environment variable WANDB_MODE=offline."""
+    """Logs to Weights & Biases. wandb's own settings apply, such as the environment variable WANDB_MODE=offline."""
 
     def __init__(self, project: str, run: Path, config: Mapping[str, object]) -> None:
         try:

@@ -31,9 +31,9 @@ class Distribution(Protocol):
 
     def sample(self, noise: Tensor) -> Any: ...
     def mode(self) -> Any: ...
-    def log_prob(self, action: Any) -> Tensor: ...  # [...]; a sum over the parts of an action, like entropy and kl
-    def entropy(self) -> Tensor: ...
-    def kl(self, other: Self) -> Tensor: ...  # KL(self || other)
+    def log_prob(self, action: Any) -> Tensor: ...  # [...]: one sum over an action's parts for each row
+    def entropy(self) -> Tensor: ...  # [...], summed in the same way
+    def kl(self, other: Self) -> Tensor: ...  # KL(self || other) [...], summed in the same way
     def rows(self, index: Tensor) -> Self: ...  # selects rows by a mask or an index of the leading axes
 
     def perplexity(self) -> Tensor:
@@ -85,8 +85,8 @@ class Categorical(Distribution):
 class MultiCategorical(Distribution):
     """k independent choices, the i-th of sizes[i] options, from logits [..., sum(sizes)]; actions are int64 [..., k].
 
-    All choices are computed as one Categorical [..., k, max(sizes)], padded with logits of -inf, so the number of
-    torch calls does not grow with k, except in the constructor if sizes differ.
+    All choices are computed as one Categorical [..., k, max(sizes)], padded with logits of -inf. The number of torch
+    calls therefore does not grow with k, except in the constructor if sizes differ.
     """
 
     def __init__(self, logits: Tensor, sizes: Sequence[int]) -> None:

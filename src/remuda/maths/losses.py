@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Upper bound of log-ratios in rows whose advantage is not negative. Above the clip range, such a row has gradient 0,
-# but exp of a log-ratio above 88.7 overflows in float32, and the backward pass would multiply this 0 by infinity.
+# Upper bound of log-ratios in rows whose advantage is not negative. Such a row has gradient 0 above the clip range.
+# Without the bound, exp of a log-ratio above 88.7 would overflow in float32, and the backward pass would multiply the
+# gradient 0 by infinity, which is NaN.
 MAX_LOG_RATIO = 60.0
 ROUNDING = 1e-6  # float32 numbers count as equal if their std is at most this fraction of their mean
 
@@ -35,9 +36,9 @@ def value_loss(value: Tensor, target: Tensor, old_value: Tensor | None = None, c
 
 
 def approximate_kl(log_ratio: Tensor) -> Tensor:
-    """Estimate KL(old || new) by the k3 estimator, which is never negative, from actions that the old policy sampled.
+    """Estimate KL(old || new) by the k3 estimator, which is never negative (http://joschu.net/blog/kl-approx.html).
 
-    http://joschu.net/blog/kl-approx.html
+    `log_ratio` is log(new(a) / old(a)) for actions a that the old policy sampled.
     """
     return (log_ratio.expm1() - log_ratio).mean()
 

@@ -42,7 +42,10 @@ def gae(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, gamma: float
 
 
 def discounted_returns(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, gamma: float) -> Tensor:
-    """Return Monte-Carlo returns [T, B], bootstrapped only at truncations and the rollout's end; v in reset rows."""
+    """Return Monte-Carlo returns [T, B], bootstrapped only at truncations and the rollout's end.
+
+    In reset rows, the result is v.
+    """
     _check(r_t, discount_t, mask_t, v)
     returns = torch.empty_like(v[:-1])
     g_tp1 = v[-1]
@@ -72,7 +75,7 @@ def explained_variance(prediction: Tensor, target: Tensor) -> Tensor:
 
     The result is 1 for a perfect prediction, 0 for a constant prediction, and NaN if all targets are equal.
     """
-    if target.numel() == 0:  # the rollout has only reset rows, and torch would warn
+    if target.numel() == 0:  # the rollout has only reset rows; torch.var would warn
         return target.new_full((), torch.nan)
     variance = target.var(unbiased=False)
     nan = torch.full_like(variance, torch.nan)

@@ -19,8 +19,8 @@ def rescale(x: Tensor, epsilon: float = 1e-3) -> Tensor:
 
 def unscale(x: Tensor, epsilon: float = 1e-3) -> Tensor:
     """Return the inverse of `rescale`."""
-    # With e = epsilon and small y, sqrt(1 + 4 e y) - 1 loses half of its digits to cancellation. The mathematically
-    # equal expression 4 e y / (sqrt(1 + 4 e y) + 1) has no cancellation.
+    # With e = epsilon, the usual expression (sqrt(1 + 4 e y) - 1) / (2 e) loses half of its digits to cancellation if
+    # e y is small. The mathematically equal expression 2 y / (sqrt(1 + 4 e y) + 1) has no cancellation.
     y = x.abs() + 1 + epsilon
     root = 2 * y / ((1 + 4 * epsilon * y).sqrt() + 1)
     return x.sign() * (root.square() - 1)

@@ -36,7 +36,7 @@ def vtrace(
     """Return the value targets vs_t and the advantages, [T, B] each, without gradients.
 
     `log_rho_t` [T, B] holds one log-ratio for each whole action, even if actions have several parts. If `rho_clip`,
-    `c_clip` or `pg_rho_clip` is None, the ratio is not clipped in its place in the formulas.
+    `c_clip` or `pg_rho_clip` is None, the minimum in its formula is replaced by rho_t.
     """
     _check(r_t, discount_t, mask_t, v)
     if log_rho_t.shape != r_t.shape:
@@ -54,7 +54,7 @@ def vtrace(
 def one_step_advantages(
     vs_t: Tensor, r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, gamma: float
 ) -> Tensor:
-    """Return r_t + gamma * discount_t * vs_{t+1} - v_t, V-trace's advantage before it is weighted by rho_t."""
+    """Return r_t + gamma * discount_t * vs_{t+1} - v_t, which V-trace weights by rho_t; 0 on reset rows."""
     _check(r_t, discount_t, mask_t, v)
     vs_tp1 = torch.cat([vs_t[1:], v[-1:]])
     return (r_t + gamma * discount_t * vs_tp1 - v[:-1]).masked_fill(~mask_t.bool(), 0.0)

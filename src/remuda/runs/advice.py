@@ -23,7 +23,7 @@ def resume_advice(path: Path | str, config: Mapping[str, object]) -> str:
 
 
 def python_call(call: str, path: Path | str, needed: Mapping[str, str]) -> str:
-    """Fill the template `call`, such as RESUME, with the path of the run and the env and net labeled in `needed`."""
+    """Return `call` (a template such as RESUME) with the path of the run, and with the env and net from `needed`."""
     arguments = [json.dumps(str(path), ensure_ascii=False)]
     return call.format(", ".join([*arguments, *(f"{name}={as_written(label)}" for name, label in needed.items())]))
 
@@ -37,6 +37,6 @@ def without_path(config: Mapping[str, object]) -> dict[str, str]:
 
 
 def as_written(label: str, unnamed: str = "...") -> str:
-    """Return the name in a label such as <MyEnv>, or `unnamed` if it is no valid name, as for a lambda."""
+    """Return the name in a label such as <MyEnv>, or `unnamed` if that is not a valid name, as for a lambda."""
     name = label[1:-1]
     return name if all(part.isidentifier() for part in name.split(".")) else unnamed

@@ -65,7 +65,7 @@ class Run:
         """
         given = Path(path)
         is_file = given.name == WEIGHTS and given.is_file()
-        self.path = RunDirectory.open(given.parent if is_file else given).path  # CheckpointError if there is no run
+        self.path = RunDirectory.open(given.parent if is_file else given).path  # raises CheckpointError if missing
         self._weights = self.path / WEIGHTS if is_file else None
         self._env, self._net, self.checkpoint = env, net, checkpoint
 
@@ -237,7 +237,7 @@ def new_setup(
         scheme = str(scheme.get("name", "serial"))
     make = None if isinstance(env, str) else env
     settings: dict[str, Any] = {"algo": algorithm, "seed": seed, "scheme": scheme}
-    # The default is left out, so that it does not override `scheme={"device": ...}`, the option of version 0.1.
+    # The default device is left out, because it would override `scheme={"device": ...}`, an option of version 0.1.
     settings |= {"device": device} if device != "cpu" else {}
     settings |= {"env": env} if make is None else {}
     settings |= {"steps": steps} if steps is not None else {}
@@ -289,7 +289,7 @@ def resume(
 
     path: the run directory.
     steps: a new total number of steps; by default the number that the run was started with.
-    device: a new device; by default that of the run. On another device, numbers round differently.
+    device: a new device; by default that of the run. On another device, numbers are rounded differently.
     env, net: the env and net of the run; needed if they have no import path, such as classes defined in a script.
     callbacks, quiet: as in `train`.
     groups: new values of options; only those in eval={...}, checkpoint={...} and log={...} may be changed.

@@ -29,8 +29,8 @@ from remuda.runs.intervals import Interval
 
 CUT_SHORT = "its last round was stopped before all of its updates were made"
 LOG_STATE = "journal"  # name of the blob with the state of the run's log; old checkpoints use the same name
-# After a round that took longer than this, the sampler's state is kept in memory, because a stop signal may interrupt
-# the next round, which is probably as slow.
+# If a round takes longer than this, a stop signal may interrupt the next round, which is probably as slow. Therefore
+# the sampler's state after the slow round is kept in memory.
 SLOW_ROUND_SECONDS = 1.0
 
 
@@ -48,11 +48,11 @@ MID_ROUND = "the run was stopped in the middle of a round, so new episodes start
 
 
 def state_of(round: Round) -> SamplerState:
-    """Return the sampler's state after this round."""
+    """Return the sampler's state after this round, for a checkpoint."""
     if round.get_state is None:
         return SamplerState(None, "asynchronous samplers start new episodes")
     if round.was_cut and round.is_whole:
-        return SamplerState(None)  # at a cut, an uninterrupted run starts new episodes as well
+        return SamplerState(None)  # exact, because all envs start new episodes here in an uninterrupted run, too
     cuts = round.was_cut or round.cut_follows
     try:
         blob = None if round.was_cut else round.get_state()
@@ -88,7 +88,7 @@ class RunCheckpoints:
         self._log, self._get_log_state = log, get_log_state
         self._count = 0
         self._saved: tuple[int, int] | None = None  # numbers of rounds and updates at the last checkpoint
-        self._held: tuple[int, SamplerState] | None = None  # a number of rounds, and the sampler's state after them
+        self._held: tuple[int, SamplerState] | None = None  # `hold_if_slow`: rounds done, and the sampler's state
         self._saver = Saver(directory.checkpoints, options.keep, self._on_written)
 
     def resume(self, found: checkpoint.Checkpoint, version: int) -> Progress:
@@ -232,7 +232,7 @@ class RunCheckpoints:
 
 
 class CutWatch:
-    """Follows the cuts of checkpoint.cut_episodes, which are rounds after which all envs start new episodes.
+    """Keeps track of cuts (checkpoint.cut_episodes). After a round with a cut, all envs start new episodes.
 
     Warns once if episodes are too long to end between two cuts.
     """
@@ -266,8 +266,8 @@ def find_checkpoint(run: Path, exact_until: int = 0) -> checkpoint.Checkpoint | 
 
     With checkpoint.cut_episodes, a resume is exact only from a checkpoint at a cut, where all episodes ended. The
     caller then passes the run's total number of steps as `exact_until`. Checkpoints that were saved between cuts,
-    after fewer steps than this, are skipped. If no checkpoint is left, return None: the run starts again from the
-    beginning, with the same seed.
+    after fewer than `exact_until` steps, are skipped. If no checkpoint is left, return None. The run then starts
+    again from the beginning, with the same seed.
     """
     directory = run / "checkpoints"
     before: int | None = None

@@ -51,10 +51,10 @@ HEARTBEAT_SECONDS = 1.0  # interval at which the evaluator sends a message to sh
 
 
 class EvaluatorProcess:
-    """Starts the evaluator process from the learner's process; `poll` returns new results without waiting.
+    """Starts the evaluator process from the learner's process; `poll` returns new results.
 
-    There is one exception: if the fork server was killed, `poll` waits for some seconds until a new fork server has
-    loaded torch.
+    `poll` does not wait, with one exception: if the fork server was killed, it waits for some seconds until a new
+    fork server has loaded torch.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class EvaluatorProcess:
                 self._was_useful = True
                 place = max(0, bisect_right(self._versions, answer["version"]) - 1)
                 found.append({**answer["evaluated"], "steps": self._steps[place]})
-                del self._versions[:place], self._steps[:place]  # later results are never for older weights
+                del self._versions[:place], self._steps[:place]  # results arrive in the order of versions
         except RemudaError as error:
             logger.warning("the evaluator process has failed, training continues without it: %s", error)
             self.close()
@@ -163,10 +163,10 @@ class _Service:
         self._weights: SharedWeights | FileWeights | None = None
         self._version, self._idle_until, self._last_heartbeat = -1, 0.0, 0.0
         self._server = os.getppid()
-        self._notices = collect_warnings()  # warnings that the parent logs, for example that an env raised
+        self._notices = collect_warnings()  # warnings for the learner's process, which logs them
 
     def run(self) -> None:
-        """Evaluate whenever there are new weights, until a message asks the process to exit."""
+        """Evaluate new weights at the pace of eval.cpu_fraction, until the process is asked to exit."""
         torch.set_num_threads(1)
         while not self._should_stop(POLL_SECONDS):
             if self._weights is None or time.monotonic() < self._idle_until:
@@ -184,7 +184,7 @@ class _Service:
             self._idle_until = time.monotonic() + took * (1 / self._config.eval.cpu_fraction - 1)
 
     def close(self) -> None:
-        """Do nothing: nothing stays open between evaluations."""
+        """Do nothing, because every evaluation closes its own envs."""
 
     def _should_stop(self, seconds: float = 0.0) -> bool:
         """Send a heartbeat if due, handle messages, and return whether to exit. Wait up to `seconds` for a message.
@@ -223,7 +223,8 @@ class _Service:
     def _evaluate(self) -> None:
         episodes = eval_episodes(self._config)
         arguments = (self._config, self._spec, episodes, self._agent, self._should_stop)
-        found = play_episodes(*arguments, workers=0, threads=1)  # eval.cpu_fraction is a share of just one core
+        # Envs and inference stay in this thread, because eval.cpu_fraction is a fraction of one core.
+        found = play_episodes(*arguments, workers=0, threads=1)
         self._link.send({"evaluated": found.summary(), "version": self._version}, seconds=None)
         if self._video is not None:
             try:

@@ -46,7 +46,7 @@ class RunMetrics:
 
     def __init__(self, config: RunConfig, stopwatch: Stopwatch, log: Callable[[str], None]) -> None:
         self.lines = Interval(config.log.every or max(1, config.steps // LINES_PER_RUN))
-        self.latest: dict[str, float] = {}  # the newest value of every metric written so far
+        self.latest: dict[str, float] = {}  # the newest value of every metric that has been written
         self._config, self._stopwatch, self._log = config, stopwatch, log
         self._window = Window(config.log.window)
         self._values: dict[str, list[float]] = defaultdict(list)  # one value per round since the last line, by metric
@@ -77,7 +77,7 @@ class RunMetrics:
             yield
 
     def start(self, steps: int, saved: MetricsState | None = None) -> None:
-        """Start counting before the first round; `saved` is the state that a resumed run had saved (`get_state`)."""
+        """Start counting before the first round. In a resumed run, `saved` is the saved result of `get_state`."""
         self._first_steps = self._line_steps = steps
         self._stopwatch.restart()
         if saved is None:
@@ -88,7 +88,7 @@ class RunMetrics:
         self._values.update(saved["sums"])
 
     def get_state(self) -> MetricsState:
-        """Return the state with which a resumed run continues its unfinished metrics line and its times."""
+        """Return the state from which a resumed run continues its unfinished metrics line and its total times."""
         return {
             "window": self._window.get_state(),
             "sums": dict(self._values),

@@ -10,7 +10,8 @@ from pathlib import Path
 from remuda.recipe import Round
 from remuda.runs.stopping import Callback
 
-FIRST, LAST = 3, 6  # first and last round of the trace: after the start-up, and few enough for a viewer to open
+# First and last round of the trace. Earlier rounds include the start-up, and viewers cannot open long traces.
+FIRST, LAST = 3, 6
 
 
 @contextmanager

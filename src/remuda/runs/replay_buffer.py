@@ -54,11 +54,11 @@ class ReplaySample(NamedTuple):
 
 
 class ReplayBuffer:
-    """A buffer of the newest `capacity` transitions of `num_envs` envs."""
+    """A buffer of the newest transitions of `num_envs` envs. When it is full, new rows overwrite the oldest rows."""
 
     def __init__(
         self,
-        capacity: int,  # number of transitions, over all envs
+        capacity: int,  # number of rows, over all envs: transitions, and a row for each reset
         observation_space: Any,  # Gymnasium space of a single env, or remuda.Space such as EnvPool.observation
         action_space: Any,
         num_envs: int = 1,
@@ -149,8 +149,8 @@ class ReplayBuffer:
             is_real = ~(self._has_ended & follows)
         else:
             is_real = np.ones(count, bool)
-        # Where an episode has ended, insert a reset row. Its observation is the one from which the row before the
-        # reset row bootstraps.
+        # Where an episode has ended, insert a reset row with the final observation. The row before it bootstraps from
+        # this observation.
         is_cut = self._goes_on & (~is_real | self._has_ended | ~follows)
         self._append(is_cut, Row(kept, blank(self.action_space, count), *reset_values(count)), kept)
         discount = np.where(terminations, np.float32(0), np.float32(1))

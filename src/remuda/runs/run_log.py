@@ -99,7 +99,7 @@ class RunLog:
         step = resume_from.step if resume_from is not None else 0
         if self._saved is not None:
             with of_this_version():
-                step -= self._saved["is_owed"]  # also drop the metrics of this step: its line is written again
+                step -= self._saved["is_owed"]  # delete the line of this step, too: `begin` writes it again
         with ExitStack() as stack:
             stack.callback(self.terminal.close)
             stack.enter_context(warnings_go_to(self.log))
@@ -189,7 +189,7 @@ class RunLog:
         self.learner, self._is_whole = round.learner, round.is_whole
         is_last = round.progress.steps >= self.config.steps
         if is_last:
-            self.checkpoints.save(round, line_pending=True)  # save before the evaluation, in which an env may fail
+            self.checkpoints.save(round, line_pending=True)  # save first, because an env may fail in the evaluation
         try:
             mean_reward = self._evaluate_and_write(round.learner)
         except Interrupted:
@@ -230,16 +230,16 @@ class RunLog:
         self.checkpoints.save(round)
 
     def must_stop(self) -> bool:
-        """Return whether to stop within the current round. Also refresh the terminal, as this is called often."""
+        """Return whether to stop within the current round. Also refresh the terminal, as schemes call this often."""
         self.terminal.tick()
         return self.stop.must_end_now()
 
     def save_if_failed(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Save what was learned so far if a RemudaError ended the round; a signal's Interrupted is saved elsewhere.
+        """Save what was learned so far if a RemudaError ended the round. The arguments are those of `__exit__`.
 
-        The arguments are those of `__exit__`.
+        For Interrupted, which a signal causes, do nothing: `save_if_stopped` saves then.
         """
         if isinstance(error, RemudaError) and not isinstance(error, Interrupted):
             self.checkpoints.save_failed(self.learner, self.progress)

@@ -27,7 +27,8 @@ from remuda.runs.directory import SPACES
 
 ARRAYS = {"box": ("low", "high"), "multidiscrete": ("sizes", "starts")}  # names of the arrays of a space, by kind
 KINDS = ("box", "discrete", "multidiscrete", "multibinary", "dict", "tuple")
-# Maximum number of elements in both spaces together, and of values in a discrete space. No agent learns from more.
+# Maximum number of elements in both spaces together, and of values in a discrete space. Larger spaces are refused,
+# because no agent can learn in them.
 MAX_NUMBERS = 1 << 22
 MAX_BYTES = 1 << 26  # maximum size of the file
 MAX_DEPTH = 32

@@ -27,7 +27,7 @@ class StopConditions:
             self._by_callback = True
 
     def should_end(self) -> bool:
-        """Return whether the run ends with the round that has just ended."""
+        """Return whether the run stops now, at the end of a round."""
         return self._by_callback or self.is_requested()
 
     def signal_received(self) -> bool:

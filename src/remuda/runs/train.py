@@ -1,4 +1,4 @@
-"""Training from a configuration: build the parts of a run, train under the run's scheme, and write its directory.
+"""Train from a configuration: build what the run needs, train under its scheme, and write the run directory.
 
 The command `remuda train` and the function `remuda.train` both exhaust the generator `train`. The chain of calls from
 `train` to the loss is: `scheme.rounds` (schemes/synchronous.py), `learn` (schemes/learning_round.py),
@@ -86,7 +86,7 @@ def train(
                 found, scheme, recipe, config, spec, info, net, out, resume, callbacks, quiet, profile
             )
             return result
-        except DamagedReplay as error:  # not found earlier, because the replay reads its files only now
+        except DamagedReplay as error:  # raised late, because the replay reads its files only when training starts
             assert found is not None
             found = load_newest(found.path.parent, found.step, [*found.skipped, str(error)])
 
@@ -142,7 +142,7 @@ def train_from(
                     journal.last_round = round
                     yield journal
                 result = journal.finish()
-        except Interrupted as error:  # a signal arrived before the scheme was ready to train
+        except Interrupted as error:  # a signal arrived before training began
             if not resume:
                 directory.discard()
             stopped = Interrupted(f"stopped by {signals.name} before training began: nothing was kept.")

@@ -55,7 +55,7 @@ class Training:
             raise stopped from None
         self.path = self._log.directory.path
         Training._open = weakref.ref(self)
-        if self._log.progress.steps >= self._log.config.steps:  # a resumed run that was complete
+        if self._log.progress.steps >= self._log.config.steps:  # the run was complete before it was resumed
             self._finish()
 
     def __enter__(self) -> Self:
@@ -106,7 +106,7 @@ class Training:
         before = self._log.last_round
         self._advance()
         round = self._log.last_round
-        if round is None or round is before:  # a signal arrived since the caller asked whether the run is done
+        if round is None or round is before:  # no new round: a signal arrived after the caller had called `done`
             raise Interrupted(f"{self.result['status']}: there are no more rounds.")
         if round.is_last:
             self._finish()

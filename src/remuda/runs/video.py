@@ -160,7 +160,7 @@ class VideoWriter:
             target.parent.mkdir(parents=True, exist_ok=True)
             self._target, self._partial = target, target.with_name(f".writing-{target.name}")
             self._file = imageio.v3.imopen(self._partial, "w", plugin="pyav")
-        except OSError as error:  # imageio's own message names its plugins instead of the directory
+        except OSError as error:  # the message of imageio is about plugins, not about the directory
             raise unusable from error
         self._file.init_video_stream("libx264", fps=round(fps or DEFAULT_FPS), pixel_format="yuv420p")
 

@@ -1,4 +1,4 @@
-"""Contenders of `remuda bench envs|sampler|update`: processes that step, sample or learn for a given time.
+"""Contenders of `remuda bench envs|sampler|update`: processes that step envs, sample or learn for a given time.
 
     python -m remuda.bench.contenders '{"bench": "envs", "name": "pool", "env": "Hopper-v5", "envs": 8, "workers": 2}'
 
@@ -23,7 +23,7 @@ from remuda.envs import make_envs, resolve
 from remuda.errors import RemudaError
 from remuda.machine import usable_cores
 
-DRAWN = 1000  # number of random actions that are drawn in advance for each env, and used in rotation
+DRAWN = 1000  # random actions per env, drawn in advance and then used in rotation
 Turn = Callable[[], int]  # function that does a little work and returns the number of env steps or updates made
 
 
@@ -120,7 +120,7 @@ def sampler_turn(job: Mapping[str, Any]) -> Turn:
     settings = {"algo": "ppo", "env": job["env"], "scheme": scheme}
     setup = resolve_config(settings, any_net(options(complete(job["env"], own)), job["env"]))
     recipe = make_recipe(*setup)
-    torch.set_num_threads(recipe.num_threads or 1)  # as many threads as a run uses
+    torch.set_num_threads(recipe.num_threads or 1)  # the number of threads that a run uses
     learner = recipe.make_learner()
     agent = learner.algorithm.agent
     weights = recipe.make_weights(agent, 0)
@@ -161,7 +161,7 @@ def update_turn(job: Mapping[str, Any]) -> Turn:
 
 
 def any_net(groups: dict[str, Any], env: str) -> dict[str, Any]:
-    """Set the option `agent.net` to auto if `JOBS` has no entry for the env; return `groups`."""
+    """Set the option `agent.net` in `groups` to auto if `JOBS` has no entry for the env; return `groups`."""
     if settings_for(env) is None:
         groups["agent"] |= {"net": "auto"}
     return groups

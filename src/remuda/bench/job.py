@@ -134,7 +134,7 @@ def main() -> None:
     job = json.loads(given.job.read_text())
     watch = Stopwatch(job["warm_up"], job["steps"])
     scheme = {"name": job.get("scheme", "serial"), "threads": job["threads"]}
-    remuda.keep_memory()  # `remuda train` does the same
+    remuda.keep_memory()  # the command `remuda train` calls this, too
     with tempfile.TemporaryDirectory() as directory:
         remuda.train(
             "ppo",

@@ -1,4 +1,4 @@
-"""Contenders of a benchmark: processes that run in turns (slices), because the speed of a shared machine changes.
+"""Contenders of a benchmark: processes that take turns (slices), because the speed of a shared machine changes.
 
 contender = Contender([[sys.executable, __file__, "--serve", "pool"]])   # one or more commands, run simultaneously
 found, cpu = contender.slice(0.5)          # each process reads "0.5" and answers with one line of JSON
@@ -21,7 +21,7 @@ import numpy as np
 
 from remuda.errors import ConfigError, TrainingError
 
-REFUSAL = "cannot: "  # a contender that cannot run prints a line of this text and the reason
+REFUSAL = "cannot: "  # a contender that cannot run prints a line that consists of this text and the reason
 
 
 def serve(take: Callable[[float], dict[str, Any]]) -> None:

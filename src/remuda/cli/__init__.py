@@ -42,7 +42,7 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0, 1 (failed), 2 (wrong usage), or 128 + N if signal N stopped it."""
-    if "_ARGCOMPLETE" in os.environ and argv is None:  # the shell sets this while it completes a line
+    if "_ARGCOMPLETE" in os.environ and argv is None:  # the shell sets this variable to get completions
         from remuda.cli.completion import complete
 
         complete()
@@ -89,7 +89,7 @@ def run(arguments: list[str]) -> int:
         raise UsageError(f"{arguments[0]!r} is not a command: {nearest(arguments[0], COMMANDS)}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python` does, so that the user's own envs and nets can be imported
-    # Imported only now, because `remuda --help` must not wait for torch.
+    # The import is here, because `remuda --help` must not wait for torch.
     module = importlib.import_module(f"remuda.cli.{COMMANDS[arguments[0]][0]}")
     return int(module.run(arguments[0], arguments[1:]))
 

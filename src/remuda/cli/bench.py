@@ -1,4 +1,4 @@
-"""`remuda bench`: measure speed. The programs that are compared (contenders) take turns."""
+"""`remuda bench`: compare the speed of several programs (contenders), which take turns."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def measure_runs(found: argparse.Namespace) -> tuple[Turns, str]:
 
 
 def leave_out(only: str, error: ConfigError | TrainingError) -> None:
-    """Print why a contender is left out. If the user chose contenders by --only, raise the error instead."""
+    """Print `error`, the reason why a contender is left out. If the user chose contenders by --only, raise it."""
     if only:
         raise error
     print(f"  left out: {error}", file=sys.stderr)

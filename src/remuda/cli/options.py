@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 from remuda.config.fields import annotation_of
 from remuda.errors import ConfigError, nearest
 
-# Placeholders for values in help texts, by the type that a field declares.
+# Placeholders for values in help texts, by the declared type of the field.
 PLACEHOLDERS = {
     "int": "N",
     "float": "X",
@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
         settings.setdefault("formatter_class", Formatter)
         super().__init__(allow_abbrev=False, **settings)
         self._negative_number_matcher = NEGATIVE_NUMBER
-        self.elsewhere: dict[str, str] = {}  # maps options of other algorithms to phrases that name the algorithm
+        self.elsewhere: dict[str, str] = {}  # {option of another algorithm: phrase that names this algorithm}
         self.sections: dict[str, Section] = {}  # the section of each group of options
 
     def add_section(self, group: str, title: str) -> argparse._ArgumentGroup:

@@ -89,10 +89,10 @@ def list_ids() -> list[str]:
 
 def run(command: str, argv: Sequence[str]) -> int:
     if argv and not argv[0].startswith("-"):
-        find_algorithm(argv[0])  # report an unknown algorithm before unknown options
+        find_algorithm(argv[0])  # so that an unknown algorithm is reported before unknown options
     found = make_parser(command, argv).parse(argv)
 
-    # Imported here so that --help and misspelled options do not wait for torch.
+    # The imports are here so that --help and errors about misspelled options do not wait for torch.
     from remuda.config.resolve import resolve_config, resume_config
     from remuda.machine import keep_memory
     from remuda.runs.directory import RunDirectory
@@ -104,7 +104,7 @@ def run(command: str, argv: Sequence[str]) -> int:
     if found.resume is not None:
         if found.config is not None or found.out is not None:
             raise ConfigError("--resume continues in the run's own directory: leave out --config and --out.")
-        found.resume = RunDirectory.open(found.resume).path  # follow links now: runs/latest may change
+        found.resume = RunDirectory.open(found.resume).path  # follow links now, because runs/latest may change
         setup = resume_config(found.resume, settings, groups)
     else:
         setup = resolve_config(settings, groups, found.config)

@@ -85,7 +85,7 @@ def _overview(parser: Parser, formatter: argparse.HelpFormatter, algo: str | Non
     _add_section(formatter, "common options", [by_name[name] for name in COMMON])
     titles = {group: section.title for group, section in parser.sections.items() if section.actions}
     width = max(map(len, titles))
-    columns = shutil.get_terminal_size().columns - 2  # the width to which argparse wraps its own texts
+    columns = shutil.get_terminal_size().columns - 2  # argparse wraps its own texts to this width
     groups = "\n".join(
         textwrap.fill(title, columns, initial_indent=f"  {group:<{width}}  ", subsequent_indent=" " * (width + 4))
         for group, title in titles.items()

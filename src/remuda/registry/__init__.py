@@ -62,7 +62,7 @@ def register_algorithm(
     `algorithm` is the class of the algorithm, or the import path of the class. `options` is a dataclass derived from
     a class of `remuda.config.algo_options`. `presets` maps patterns of env ids to option values (config/presets.py),
     or is the import path of such a mapping. `builder` is the import path of the `remuda.build.algorithm.Builder` that
-    makes agent and algorithm. `description` is one line for `remuda algos`.
+    makes agent and algorithm. `description` is the line that `remuda algos` shows.
 
     Arguments that are left out are taken from the class attributes `Options`, `presets` and `builder` and from the
     docstring of the class. Without these attributes, options and presets are those of the registered algorithm from

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AlgorithmEntry:
-    """A registered algorithm. The import paths of class, presets and builder are resolved when these are used."""
+    """A registered algorithm. Its import paths are resolved when the class, presets or builder are used."""
 
     name: str
     algorithm: type[Any] | str  # the class, or its import path
@@ -84,7 +84,7 @@ def entry_for_class(
     Arguments that are not given are taken from the class attributes `Options`, `presets` and `builder`, which
     subclasses inherit, and from the docstring of the class. Without such attributes, options and presets come from
     the entry in `known` of the nearest base class (presets only if the options are derived from the options of that
-    entry), and the builder is that of the options.
+    entry), and the builder is `options.builder`.
     """
     if not isinstance(kind, type) or not _attribute(kind, "losses"):
         raise ConfigError(
@@ -125,7 +125,7 @@ def check_options(name: str, options: Any) -> None:
 
 
 def _base(kind: type[Any], known: Iterable[AlgorithmEntry]) -> AlgorithmEntry | None:
-    """Return the entry of `kind`, or else of its nearest base class that has an entry; None if there is no entry.
+    """Return the entry of class `kind` or of its nearest base class that has one; None if no class has an entry.
 
     If a class has several entries, the first one in `known` is returned.
     """

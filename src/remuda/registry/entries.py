@@ -34,8 +34,8 @@ class Registry(Generic[Entry]):
     """Entries of one kind by name: Remuda's own, those of entry points, and those registered at run time.
 
     Remuda's own entries are loaded at the first access. An entry point is loaded when `find` is called with its name,
-    or when `all` is called. In `all`, an entry point that fails to load is logged and left out, so that a broken
-    package does not hide the others.
+    or when `all` is called. If an entry point fails to load, `all` logs this and leaves the entry out, so that a
+    broken package does not hide the entries of other packages.
     """
 
     def __init__(self, kind: str, group: str, own: str, convert: Callable[[str, Any], Entry]) -> None:
@@ -155,7 +155,7 @@ class EnvBackendEntry:
     backend: Any  # an object or module with the members of `envs.backends.Backend`, or its import path
 
     def load(self) -> Backend:
-        """Return the backend; import it if the entry contains only its import path."""
+        """Return the backend, which is imported if `self.backend` is an import path."""
         found: Backend = load(self.backend) if isinstance(self.backend, str) else self.backend
         return found
 

@@ -107,7 +107,7 @@ class RowCounters(GroupCounters):
         self._is_paused = memory["is_paused"]
         self.pause_timeout = PAUSE_TIMEOUT
         self.while_paused: Callable[[], object] = lambda: None  # called repeatedly by a writer that is paused
-        # Held while writers are paused, and by `takeover`, so that nothing is written for a dead writer in a pause.
+        # Held during a pause and during a takeover, so that a takeover in another thread waits for the pause to end.
         self._pause_lock = threading.RLock()
         self._ignores_pause = False
         if is_new:
@@ -140,7 +140,7 @@ class RowCounters(GroupCounters):
         return max(0, int(self.begun[group]) - self.capacity + 1)
 
     def oldest_written(self, group: int) -> int:
-        """Return the row number of a group's oldest row during a pause, when `oldest` may briefly be too large."""
+        """Return the number of a group's oldest row during a pause; unlike `oldest`, it ignores announced rows."""
         return max(0, int(self.written[group]) - self.capacity + 1)
 
     def is_stored(self, row: Index, env: Index) -> NDArray[np.bool_]:
@@ -269,9 +269,8 @@ class ReplayCounters:
     - `observed`: number of rows of each group whose observations were passed on for a normalizer's statistics.
 
     Steps and credit are provisional until `commit`. A checkpoint in the middle of a round stores the rows of that
-    round as not counted, and the resumed run counts them.
-
-    With a ratio and `max_lead` above 0, writers wait once they are `max_lead` steps ahead of the draws.
+    round as not counted, and the resumed run counts them. With a ratio and `max_lead` above 0, writers wait once they
+    are `max_lead` steps ahead of the draws.
     """
 
     def __init__(
@@ -393,7 +392,7 @@ class ReplayCounters:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state after `start_here`; the ring must already hold the rows that were saved with this state."""
+        """Restore a state. First restore the rows that were saved with the state, and call `start_here`."""
         self.draws, self.steps, self.credit = state["draws"], state["steps"], state["credit"]
         self.wasted_draws, self.torn_rows = state["again"], state["redrawn"]
         self._counted -= state["unseen"]

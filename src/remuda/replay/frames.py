@@ -22,8 +22,9 @@ from remuda.errors import ConfigError
 from remuda.replay.counters import Index, Layout
 from remuda.replay.ring import Ring, Row, Span, unbroken
 
-# The first row of an episode adds a whole stack, so the ring has room for one extra frame per 64 rows. If many short
-# episodes need more room, the oldest rows lose their frames and can no longer be drawn.
+# A ring has room for one frame per row, and for one extra frame per 64 rows, because the first row of an episode adds
+# a whole stack. If many short episodes need more room, newer frames overwrite those of the oldest rows, which can
+# then no longer be drawn.
 ROWS_PER_EXTRA_FRAME = 64
 
 
@@ -45,9 +46,9 @@ class FrameCounters:
         return dict.fromkeys(("kept", "announced"), ((envs,), "int64"))
 
     def newest(self, columns: slice, begins: NDArray[np.bool_]) -> Index:
-        """Return, for each of the next rows [T, B], the number that its newest frame will have.
+        """Return the numbers [T, B] that the newest frames of the next T rows of B envs will have.
 
-        A row adds a whole stack where `begins` is True, and one frame elsewhere.
+        A row adds a whole stack where `begins` [T, B] is True, and one frame elsewhere.
         """
         newest: Index = self.kept[columns] - 1 + np.where(begins, self.frames, 1).cumsum(0)
         return newest
@@ -62,7 +63,10 @@ class FrameCounters:
         self.kept[columns] = newest + 1
 
     def skip_announced(self, columns: slice) -> None:
-        """Advance `kept` past all frames that a lost writer may have stored: reset rows may use these frames."""
+        """Advance `kept` past all frames that a lost writer may have stored.
+
+        The reset rows that `Ring.abandon` writes need some of these frames, which must therefore not be overwritten.
+        """
         self.kept[columns] = np.maximum(self.kept[columns] + self.frames, self.announced[columns])
 
     def oldest(self, env: Index | slice) -> Index:
@@ -149,7 +153,7 @@ class FrameRing(Ring):
         newest = self.frame_counters.newest(columns, begins)
         env = np.broadcast_to(np.arange(columns.start, columns.stop), (T, B))
         self.frame_counters.announce(columns, newest[-1])
-        gone = newest[-1] - self._room  # skip the frames up to this number: later frames would overwrite them
+        gone = newest[-1] - self._room  # frames up to this number are skipped: later stacks would overwrite them
         t, b = np.nonzero(newest > gone)
         self.images[env[t, b], newest[t, b] % self._room] = stacks[t, b, -1]
         for back in range(1, self.frames):
@@ -167,7 +171,7 @@ class FrameRing(Ring):
     # --- reading ---
 
     def observed(self, group: int, rows: range) -> Iterator[tuple[Tree, NDArray[np.bool_]]]:
-        """Yield a group's observations and masks [T, B]; nothing for integer images, which need no statistics."""
+        """Yield a group's observations and masks [T, B]; yield nothing for integers, which are not normalized."""
         if self.images.dtype.kind == "f":
             row, env = np.mgrid[rows.start : rows.stop, self.columns(group)].reshape(2, -1)
             shape = (len(rows), self.width)
@@ -197,11 +201,12 @@ class FrameRing(Ring):
         return {**super().layout(), "frames": self.frames, "room for frames": self._room, "stacks": stacks}
 
     def span(self, group: int, first: int, last: int) -> Span:
-        """Return the span of rows `first` to `last - 1` with all frames of their stacks; earlier rows added some."""
+        """Return the span of rows `first` to `last - 1`, including frames of their stacks that earlier rows added."""
         columns = self.columns(group)
         oldest = self.rows.obs[first % self.capacity, columns] - self.frames + 1
         end = self.rows.obs[(last - 1) % self.capacity, columns] + 1
-        # With many short episodes, some frames are overwritten before the rows that use them, and are left out here.
+        # After many short episodes, some frames are overwritten earlier than the rows that use them. The span leaves
+        # these frames out.
         begin = np.clip(self.frame_counters.oldest(columns), oldest, end)
         return Span(group, first, last, np.stack([begin, end], -1))
 
@@ -216,7 +221,7 @@ class FrameRing(Ring):
         return views
 
     def get_tail(self) -> dict[str, object]:
-        """Extend the result of `Ring.get_tail` with counters and the frames of observations after the newest rows."""
+        """Return the result of `Ring.get_tail`, frame counters, and the frames that no row has counted yet."""
         kept = self.frame_counters.kept
         env, place = self._uncounted(kept)
         frames = self.images[env, place]
@@ -230,9 +235,9 @@ class FrameRing(Ring):
         super().set_tail(tail)
 
     def _uncounted(self, kept: Index) -> tuple[Index, Index]:
-        """Return the indices (env, place in the ring) of the `self.frames` frames after the `kept` counted ones.
+        """Return the indices (env, place in the ring) of the next `self.frames` frames after the `kept` first frames.
 
-        `_write_obs` stores the observation after the newest row there, without counting its frames.
+        In these places, `_write_obs` stores the observation after the newest row, without counting its frames.
         """
         return np.arange(self.envs)[:, None], (kept[:, None] + np.arange(self.frames)) % self._room
 
@@ -243,7 +248,8 @@ class FrameRing(Ring):
     def _begin_empty(self) -> None:
         self.frame_counters.reset()
         self.begins[:] = True
-        # If a writer dies during its first append, its rows become reset rows, with the first stack as observation.
+        # If a writer dies during its first append, `abandon` writes reset rows with the frame number in row 0. Row 0
+        # therefore has a valid number from the start: that of the newest frame of the first stack.
         self.rows.obs[0] = self.frames - 1
 
     def close(self) -> None:

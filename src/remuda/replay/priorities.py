@@ -2,11 +2,11 @@
 
     tree = SumTree(1_000_000)
     tree[index] = priority                     # two arrays; if an index occurs twice, its last value is kept
-    index = tree.find(mass)                    # where the running sum passes each mass in [0, tree.total)
+    index = tree.find(mass)                    # where the running sum of priorities passes each mass
 
-A draw costs about the same for any number of priorities. The tree has three levels: groups of 16 priorities, blocks
-of 16 groups, and running sums over all blocks. A binary tree over a million priorities would have twenty levels. One
-numpy call takes two microseconds, as long as a thousand additions, so the number of calls matters most.
+One numpy call takes two microseconds, as long as a thousand additions, so the number of calls matters most. The tree
+therefore has only three levels: groups of 16 priorities, blocks of 16 groups, and running sums over all blocks. A
+binary tree over a million priorities would have twenty levels. These groups are not related to groups of envs.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class Priorities:
         self.ring, self.alpha, self.epsilon = ring, alpha, epsilon
         self.tree, self.largest = SumTree(ring.capacity * ring.envs), 1.0
         self.index = RingIndex(ring, is_shared)
-        self._last_draw = (RingIndex.NONE, RingIndex.NONE, b"")  # last draw: keys, places, and `ring.written`
+        # Keys and places of the last draw, and the bytes of `ring.written` at the time of the draw.
+        self._last_draw = (RingIndex.NONE, RingIndex.NONE, b"")
 
     def append(
         self,
@@ -142,7 +143,7 @@ class Priorities:
             key, overwritten = self.index.newest_keys(place)
             if len(overwritten) == 0:
                 break
-            self.tree.put(place[overwritten], 0.0)  # these rows or their frames were overwritten
+            self.tree.put(place[overwritten], 0.0)  # so that the next attempt does not draw these rows again
         self._last_draw = (key, place, self.ring.written.tobytes())
         return place, key, priority
 
@@ -185,7 +186,7 @@ class SumTree:
     """A sum tree over the priorities of `capacity` places; all priorities are 0 at first."""
 
     def __init__(self, capacity: int) -> None:
-        # There is one block more than needed. A search ends there if rounding puts its mass beyond the total.
+        # There is one more block than needed. A search ends in this block if rounding puts a mass beyond the total.
         blocks = -(-capacity // WIDTH**2) + 1
         self.capacity = capacity
         self._places, self._groups = _aligned_zeros(blocks * WIDTH**2), _aligned_zeros(blocks * WIDTH)
@@ -289,7 +290,7 @@ class SumTree:
 
 
 class _Search:
-    """A search in `count` rows of 16 numbers. It reuses its arrays: allocating takes as long as filling them."""
+    """A search in `count` rows of 16 numbers. Its arrays are reused, because allocating takes as long as filling."""
 
     def __init__(self, count: int) -> None:
         self.row = np.arange(0, count * WIDTH, WIDTH)
@@ -297,7 +298,10 @@ class _Search:
         self._first, self._flat, self._tensor = self._sums[:, 0], self._sums.reshape(-1), torch.from_numpy(self._sums)
 
     def pick(self, rows: Floats, row: Index, mass: Floats) -> Index:
-        """Return, for each of `rows[row]`, the first index where its running sum exceeds its `mass`, or else 15."""
+        """Return the first index at which the running sum of each row of `rows[row]` exceeds the row's `mass`.
+
+        Return 15 for rows whose sum never exceeds the mass.
+        """
         rows.take(row, 0, self._sums, "clip")
         # Subtracting the mass first and comparing with 0 is three times as fast as comparing the sums with masses.
         np.subtract(self._first, mass, self._first)
@@ -313,7 +317,8 @@ class _Search:
 def _count_flags() -> Index:
     """Return a table that maps 16 flags, packed into a uint16, to the number of flags that are set, at most 15.
 
-    Only patterns in which all set flags come first have an entry, because running sums never decrease.
+    Only patterns in which all set flags come first have an entry. A flag is set while a running sum is at most the
+    mass, and running sums never decrease.
     """
     flags = np.tril(np.ones((WIDTH + 1, WIDTH), bool), -1)
     numbers = np.zeros(1 << WIDTH, np.int64)

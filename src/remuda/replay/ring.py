@@ -1,7 +1,7 @@
 """The ring: the newest rows of every env in shared memory, where new rows overwrite the oldest ones.
 
     ring = Ring(example, capacity=100_000, envs=8)         # room for `capacity` - 1 rows of each env, like `example`
-    ring.append(steps, next_obs)                           # [T, B] for any T, and the observation after the last row
+    ring.append(rows, next_obs)                            # rows [T, B], and the observations [B] after the last row
     row, env = ring.counters.locate(np.array([17, 40]))    # rows 17 and 40 of all stored rows, oldest first
     found = ring.n_steps(row, env, n=3, gamma=0.99)        # return, product of discounts, row to bootstrap from
     obs = ring.obs(found.row, env)
@@ -9,15 +9,15 @@
 Rows are numbered in the order in which they are appended, and a number is never used again. A reset row (the masked
 row after the end of an episode) is stored like any other row, because a truncated episode bootstraps from the reset
 row's observation. The observation after the newest row is also stored, so that the newest row can be drawn at once.
-It takes the place of one row, so `capacity - 1` rows of each env remain.
+This observation takes the place of one row, so the ring holds `capacity - 1` rows of each env.
 
 The rows of each group of envs may be appended by a process of its own, independently of the other groups:
 
     attached = Ring(example, capacity=100_000, envs=8, groups=2, fds=ring.fds)    # the same memory
-    attached.append(steps, next_obs, group=1)
+    attached.append(rows, next_obs, group=1)
 
-A group has one writer and no lock. A reader copies rows and then checks that they are still stored (`is_stored`), or
-it pauses the writers. `RowCounters` describes the protocol.
+Each group has one writer, and there are no locks. A reader either pauses the writers, or it copies rows and then
+checks that they were not overwritten meanwhile (`is_stored`). `RowCounters` describes the protocol.
 """
 
 from __future__ import annotations
@@ -115,7 +115,10 @@ class Ring:
     # --- writing ---
 
     def append(self, rows: Row, next_obs: Tree, group: int = 0) -> None:
-        """Append rows [T, B] of a group's B envs and the next observations [B]; if not all fit, store the newest."""
+        """Append rows [T, B] of a group's B envs, and the observations [B] after them.
+
+        If T is larger than the ring, store only the newest rows.
+        """
         T, columns = len(rows.mask), self.columns(group)
         start = self.counters.begin(group, T)
         skipped = max(0, T - self.capacity + 1)
@@ -137,7 +140,7 @@ class Ring:
         return self.counters.append_each(env, rows.mask, write)
 
     def set_td_error(self, group: int, first: int, error: NDArray[np.float32]) -> None:
-        """Store the TD errors [T, B] of a group's rows from row number `first` on; NaN means not known."""
+        """Store the TD errors [T, B] of a group's rows from row number `first` on; NaN marks an unknown error."""
         assert self.td_error is not None
         self.td_error[np.arange(first, first + len(error)) % self.capacity, self.columns(group)] = error
         self.counters.publish_td_errors(group, first + len(error))
@@ -157,7 +160,8 @@ class Ring:
     def abandon(self, group: int) -> None:
         """Turn the rows that a lost writer has begun but not completed into reset rows, at which returns end.
 
-        The begun rows may have overwritten older rows, which are lost. Call this method inside `counters.takeover`.
+        Older rows whose places the begun rows have taken can no longer be drawn. Call this method inside
+        `counters.takeover`.
         """
         begun, columns = self.counters.begun_rows(group), self.columns(group)
         start, end = begun.start, begun.stop
@@ -179,7 +183,10 @@ class Ring:
         self.rows.obs[place, columns] = obs
 
     def _mark_gap(self, columns: slice) -> None:
-        """Record that rows are missing before the next row. Only rings whose rows need earlier rows override this."""
+        """Record that the rows just before the next row are missing.
+
+        Only rings whose observations need earlier rows override this method.
+        """
 
     # --- reading ---
 
@@ -200,7 +207,7 @@ class Ring:
         return taken
 
     def obs(self, row: Index, env: Index) -> Tree:
-        """Return copies of the observations of rows; row `written` gives the observation after the newest row."""
+        """Return copies of the observations of rows. Row number `written` stands for the one after the newest row."""
         place = self.place(row, env)
         return map_tree(lambda x: x.take(place, 0), self.flat_rows.obs)
 
@@ -215,10 +222,10 @@ class Ring:
         return place
 
     def n_steps(self, row: Index, env: Index, n: int, gamma: float, end: Index | None = None) -> NSteps:
-        """Return n-step returns of real rows, with fewer than n rewards where the episode or the written rows end.
+        """Return n-step returns of real rows (rows with mask True).
 
-        A row is real if its mask is True. `end` holds, for each row, the number of rows written to its group; None
-        reads the current numbers.
+        A return has fewer than n rewards if the episode or the written rows end earlier. `end` holds, for each row,
+        the number of rows written to the row's group; None reads the current numbers.
         """
         reward, discount = np.zeros(len(row), np.float32), np.ones(len(row), np.float32)
         end = self.counters.published(env // self.width) if end is None else end
@@ -264,7 +271,7 @@ class Ring:
         return {"written": self.written.copy(), "obs": seen}
 
     def set_tail(self, tail: Mapping[str, Any]) -> None:
-        """Restore the result of `get_tail` once rows are restored; raise ValueError if it does not fit the ring."""
+        """Restore the result of `get_tail`, after all rows were restored; raise ValueError if it is not valid."""
         if (tail["written"] < 0).any():
             raise ValueError("rows cannot be fewer than none")
         place = np.repeat(tail["written"] % self.capacity, self.width)
@@ -312,8 +319,9 @@ class RingIndex:
         age = place - oldest
         age %= self._num_places
         key = self._key(age + oldest)
-        # If no process writes meanwhile, a plain Ring lacks only the oldest of the last `capacity` rows, so a check
-        # is needed only if that row was drawn. Using argmin takes a third of the time of min.
+        # Of the last `capacity` rows of an env, a plain Ring lacks the oldest: its place holds the observation after
+        # the newest row. If no other process writes, a check is needed only if such a row (age < envs) was drawn.
+        # Using argmin takes a third of the time of min.
         is_quick = self._loses_rows_only and not self.is_shared
         return key, self.NONE if is_quick and age[age.argmin()] >= ring.envs else self.overwritten(key)
 
@@ -332,7 +340,7 @@ class RingIndex:
         return number % self._num_places, self._key(number)
 
     def _key(self, number: Index) -> Index:
-        """Return the keys of rows, given as row * envs + env. Each column of the result is contiguous in memory."""
+        """Return the keys of rows, where `number` is row * envs + env. Each column of the keys is contiguous."""
         key = np.empty((2, len(number)), np.int64)
         np.divmod(number, self._envs, key[0], key[1])
         return key.T

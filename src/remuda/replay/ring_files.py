@@ -4,7 +4,7 @@
     state = saved.write(ring)             # writes the rows since the last call; the small state names all files
     checkpoint.save(..., blobs={"replay": pack(state)}, files=saved.files)
 
-    saved.read(ring, state)               # restores the rows; the next write adds to these files
+    saved.read(ring, state)               # restores the rows; the next `write` keeps the files and adds new ones
 
 A file holds consecutive rows of a group in their memory layout, in parts that begin at a disk block. The state holds
 a checksum of every part. It does not name files whose rows the ring has overwritten. When old checkpoints are

@@ -93,9 +93,9 @@ class RingReplay(ABC):
 
     @abstractmethod
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state, after the rows saved with it were restored, so that the next draws are the same."""
+        """Restore a state, so that later draws are those of the saved replay. Restore the rows of the ring first."""
 
-    # --- what is due ---
+    # --- counting steps, and drawing the batches that are due ---
 
     def add(self, batch: Batch) -> None:
         self.count_steps(*self.append(batch))
@@ -116,8 +116,8 @@ class RingReplay(ABC):
     def set_part(self, part: int, parts: int) -> None:
         """Let this replay store part number `part` of a run with `parts` parts; call this before the first draw.
 
-        Draws then use random numbers of this part. Steps of all parts earn credit, and every part draws a batch when
-        one is due, so each batch of this replay costs `parts` times as much credit.
+        Draws then use random numbers of this part. Steps of all parts earn credit, and all parts draw at the same
+        time, so each batch of this replay costs `parts` times as much credit.
         """
         self.counters.rows_per_batch *= parts
         self.part = part
@@ -165,7 +165,7 @@ class RingReplay(ABC):
             except NothingToDraw:
                 if not self.is_shared:
                     raise
-                return  # all rows were overwritten since `is_due` was read
+                return  # all rows that could be drawn were overwritten after the check of `is_due`
             self.counters.spend()
             yield batch if returns is None else replace(batch, returns=returns)
 
@@ -198,7 +198,7 @@ class RingReplay(ABC):
                 obs, mask = map_tree(torch.from_numpy, parts)
                 yield Rollout(Steps(obs, None, None, None, mask, None, None), None)
 
-    # --- writers that are restarted ---
+    # --- ending episodes whose envs or writers are replaced ---
 
     def cut(self) -> None:
         """End all episodes as truncations, because the envs start new episodes. A second call changes nothing."""
@@ -225,7 +225,7 @@ class RingReplay(ABC):
     # --- checkpoints ---
 
     def save(self, directory: Path) -> dict[str, object]:
-        """Write all rows that no file holds yet; return the remaining state and the names of all files."""
+        """Write all rows that no file holds yet; return the names of all files and the state besides rows."""
         if self._files is None or self._files.directory != directory:
             self._files = RingFiles(directory)
         with self.ring.counters.pause_writers():
@@ -246,9 +246,8 @@ class RingReplay(ABC):
 def return_range(ring: Ring, gamma: float) -> tuple[float, float, float]:
     """Return the smallest and largest discounted return of all stored real rows, and the return of the mean reward.
 
-    The smallest return is at most 0, the largest at least 0. Returns end with the episode or with the newest row,
-    without a bootstrap. The return of the mean reward is its discounted sum over infinitely many steps, or 0 if gamma
-    is 1.
+    The range always includes 0. Returns end with the episode or with the newest row, without a bootstrap. The return
+    of the mean reward is the discounted sum of this reward over infinitely many steps, or 0 if gamma is 1.
     """
     low, high, total, count = 0.0, 0.0, 0.0, 0
     for group in range(ring.groups):

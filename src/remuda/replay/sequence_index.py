@@ -56,8 +56,8 @@ class RecurrentStates:
         sequence (`set_td_error`).
         """
         self.ring, self.interval = ring, interval
-        # There is room for every state whose following row can be in the ring, and for one more, because a state is
-        # stored before that row. When a state is overwritten, the row that follows it was overwritten before.
+        # There is room for every state whose following row can be in the ring. There is room for one more state,
+        # because a state is stored before its following row. This row is therefore overwritten before the state.
         self.room = -(-(ring.capacity - 1) // interval) + 1
         layout: Layout = {
             f"state.{path}": ((self.room, ring.envs, *x.shape[1:]), str(np.asarray(x).dtype))
@@ -92,7 +92,7 @@ class RecurrentStates:
         self.counters.publish(group, number + 1)
 
     def set_td_error(self, group: int, number: int, error: NDArray[np.float32] | float) -> None:
-        """Store the TD errors [B] of the sequences of a group that begin at state `number`; NaN means not known."""
+        """Store the TD errors [B] of a group's B sequences that begin at state `number`; NaN means unknown."""
         assert self.td_error is not None
         self.td_error[number % self.room, self.ring.columns(group)] = error
         self.counters.publish_td_errors(group, number + 1)
@@ -104,7 +104,7 @@ class RecurrentStates:
                 self.set_td_error(group, number, np.nan)
 
     def get_state(self) -> StatesState:
-        """Return a copy of all states. Counters are copied first, so as not to count states stored meanwhile."""
+        """Return a copy of all states. Counters are copied first, so that they count no state that was not copied."""
         stored = self.counters.written.copy()
         self.counters.fence()
         row = self.row.copy()
@@ -128,9 +128,9 @@ class SequenceIndex:
         number, env, probability = index.draw(uniform)
 
     A sequence is identified by an env and the number of the state at which it begins. The `length` rows after the
-    burn-in are its learned rows. The sequence can be drawn from the time when its last learned row is written (and,
-    if writers compute TD errors, its TD error) until its first row is overwritten. A sequence whose learned rows are
-    all reset rows is never drawn.
+    burn-in are its learned rows. A sequence can be drawn once its last learned row is written, until its first row is
+    overwritten. If writers compute TD errors, it can be drawn only after its TD error is stored. A sequence whose
+    learned rows are all reset rows is never drawn.
     """
 
     def __init__(self, states: RecurrentStates, burn_in: int, length: int, priority_of: PriorityFunction) -> None:
@@ -181,8 +181,9 @@ class SequenceIndex:
     def _drop_overwritten(self) -> None:
         """Remove the sequences whose first row is overwritten.
 
-        The oldest rows and frames are overwritten first, so a sequence is intact as long as its first row is intact,
-        and the sequences of an env are lost in order. An env may lose frames, and thus sequences, before other envs.
+        The oldest rows and frames are overwritten first. A sequence is therefore intact as long as its first row is
+        intact, and the oldest sequence of an env is overwritten first. Frames of some envs may be overwritten before
+        those of other envs in the same group, so every env has its own `first`.
         """
         group = np.arange(self.ring.envs) // self.ring.width
         while True:

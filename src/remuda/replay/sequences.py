@@ -11,11 +11,11 @@
 
 Each of the S sequences of a batch has R = burn_in + length + n_step rows:
 
-    0 .. burn_in                 update the state that was stored before row 0, and are not learned from
-    burn_in .. burn_in + length  are learned from; for each of these rows, `targets` [length, S] hold the n-step
-                                 return, the index (in R) of the row to bootstrap from, and the factor of its value
-    the last n_step              serve as bootstraps; rows that are not written yet have the observation after the
-                                 newest row, mask False, and zeros in all other fields
+    the first burn_in rows    update the state that was stored before row 0, and are not learned from
+    the next length rows      are learned from; for each of these rows, `targets` [length, S] hold the n-step return,
+                              the index (in R) of the row to bootstrap from, and the factor of that row's value
+    the last n_step rows      serve as bootstraps; a row that is not written yet has the observation after the newest
+                              row, mask False, and zeros in all other fields
 
 States are stored at most once per rollout, so sequences begin where rollouts began. A draw is a function of (seed,
 number of the draw), so no random state has to be saved to resume.
@@ -59,8 +59,8 @@ class SequenceReplay(RingReplay):
     for a rollout that begins less than `interval` rows after the newest stored state. `priorities` is the power alpha
     of arXiv 1511.05952; with None, all sequences are equally likely.
 
-    Steps of the warm-up earn no updates, and neither do steps that are counted while nothing can be drawn. Otherwise
-    updates would accumulate and then come all at once.
+    Steps of the warm-up earn no updates, and neither do steps that are counted while no sequence can be drawn.
+    Otherwise updates would accumulate, and many would be due at once.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class SequenceReplay(RingReplay):
 
 
 class SequencePriority:
-    """TD errors of the sequences of one group, computed by the process that writes their rows."""
+    """Computes TD errors of the sequences of one group, in the process that writes their rows."""
 
     def __init__(
         self,

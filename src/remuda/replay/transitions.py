@@ -86,7 +86,7 @@ class TransitionReplay(RingReplay):
 
     def append(self, batch: Batch) -> tuple[int, bool]:
         rows, next_obs = map_tree(lambda x: x.numpy(), (as_row(batch.steps), batch.next_obs))
-        if self.priorities is not None:  # before the ring, which must not change if this raises an error
+        if self.priorities is not None:  # first, because the ring must not change if this raises an error
             is_given = batch.targets is not None and "priority" in batch.targets
             given = batch.targets.priority.detach().numpy() if is_given else None
             self.priorities.append(int(self.ring.written[0]), rows.mask, td_error=given)
@@ -116,8 +116,8 @@ class TransitionReplay(RingReplay):
     def can_draw(self) -> bool:
         """Return whether there is a row to draw; without `is_shared`, always return True.
 
-        `add` stores rows before it counts their steps, so there are rows by the time a batch is due. Drawing from a
-        replay that is still empty raises NothingToDraw.
+        Without `is_shared`, `add` stores rows before it counts their steps, so the replay has rows when a batch is
+        due. Drawing from an empty replay raises NothingToDraw.
         """
         if not self.is_shared:
             return True
@@ -172,7 +172,7 @@ class TransitionReplay(RingReplay):
 
 
 class TransitionPriority:
-    """TD errors of the rows of one group, computed by the process that writes these rows.
+    """Computes TD errors of the rows of one group, in the process that writes these rows.
 
         priority = TransitionPriority(ring, group=1, n_step=3, gamma=0.99, td_error=algorithm.td_error)
         ring.append(rows, next_obs, group=1)
@@ -223,7 +223,7 @@ def batch_of_rows(
     discount = rows.discount.take(place)
     reward = torch.from_numpy(rows.reward.take(place))
     steps = Steps(obs, action, reward, torch.from_numpy(discount), mask, None, None)
-    if n_step == 1:  # the rows hold their 1-step returns; calling n_steps would take 60 us
+    if n_step == 1:  # the reward of a row is its 1-step return, and calling n_steps would take 60 us
         targets = Returns(reward, torch.from_numpy(discount * gamma))
         row, place = row + 1, place + ring.envs
     else:
